@@ -1,0 +1,55 @@
+# Two commands matter: `make up` and `make test`. Both work from a fresh clone on Debian or Ubuntu with a Rust toolchain,
+# and again. The others are their parts.
+
+.DEFAULT_GOAL := help
+.PHONY: help up test setup libtorch stack build torch-free lint demo base sqlx
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+SPRINGTIDE := $(TARGET)/debug/springtide
+# Queries were checked against the schema when .sqlx was written; building needs no database.
+export SQLX_OFFLINE := true
+# Two OpenMP threads beside another busy process are many times slower than one.
+export OMP_NUM_THREADS := 1
+
+help: ## show this
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+up: build ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C
+	$(SPRINGTIDE) up --demo
+
+test: build lint torch-free ## format, lints, floor plan, all tests, against a real Postgres and Kafka
+	$(SPRINGTIDE) stack fetch
+	cargo test --locked --workspace
+
+setup: ## install missing distribution packages (asks for root or sudo for those alone)
+	@scripts/setup.sh
+
+libtorch: setup ## fetch libtorch for the CPU into .libtorch
+	@[ -n "$$LIBTORCH" ] || scripts/libtorch.sh .libtorch
+
+build: libtorch ## build the binary
+	cargo build --locked --package springtide
+
+stack: build ## fetch Postgres, Kafka and, if need be, a Java into .stack
+	$(SPRINGTIDE) stack fetch
+
+torch-free: libtorch ## build the binary without libtorch, put aside for the tests
+	cargo build --locked --package springtide --no-default-features
+	@mkdir -p $(TARGET)/torch-free && cp $(SPRINGTIDE) $(TARGET)/torch-free/springtide
+	@cargo build --locked --quiet --package springtide # the whole one takes its place again
+
+lint: libtorch ## format check, clippy, floor plan
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	@scripts/floor-plan.sh
+
+demo: build ## replay developers against a running stack; ARGS='--minutes 2'
+	$(SPRINGTIDE) demo $(ARGS)
+
+base: build ## train the demo's base model again, into .springtide/base (about half an hour on two idle cores)
+	$(SPRINGTIDE) corpus build --out .springtide/base
+	$(SPRINGTIDE) train sft --data .springtide/base --out .springtide/base/model
+	$(SPRINGTIDE) corpus evaluate --model .springtide/base/model
+
+sqlx: ## after a change of a query or a migration: write .sqlx anew, against a Postgres of its own
+	$(SPRINGTIDE) stack test-env -- scripts/sqlx.sh $$($(SPRINGTIDE) stack fetch | awk '/^Postgres/ { print $$2 }')/bin/psql

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Checks that the tree still has the floor plan of docs/ARCHITECTURE.md: who may depend on whom, and who writes which table.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failed=0
+fail() { echo "floor plan: $*" >&2; failed=1; }
+
+# Every package that `crate` is built from, with `features`; names only.
+tree() { # crate [features]
+  cargo tree --locked --offline --quiet --edges normal --prefix none --package "$1" --features "${2:-}" --format '{p}' | cut -d' ' -f1 | sort -u
+}
+forbid() { # crate, features, packages…
+  local crate=$1 features=$2 package
+  local names; names=$(tree "$crate" "$features")
+  shift 2
+  for package in "$@"; do
+    if grep -qx -- "$package" <<<"$names"; then fail "$crate${features:+ with $features} is built from $package"; fi
+  done
+}
+
+forbid edge    ""    tch torch-sys ingest policy trainer serving
+forbid ingest  ""    tch torch-sys policy trainer serving
+forbid policy  torch sqlx axum rdkafka edge ingest trainer serving
+forbid policy  ""    tch torch-sys
+forbid trainer torch serving
+forbid serving torch trainer
+forbid trainer ""    tch torch-sys
+forbid serving ""    tch torch-sys
+
+# Each table has one writing crate.
+writer() {
+  case $1 in
+    tenant | api_key) echo edge ;;
+    event_key | generation | open_generation | feedback | reward_definition | trajectory | consumer_offset) echo ingest ;;
+    run | run_event | step | version | line | disposition | baseline | task) echo trainer ;;
+    assignment | release | transition | replica | swap) echo serving ;;
+    *) echo nobody ;;
+  esac
+}
+tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '_default$' | sort -u)
+for table in $tables; do
+  [ "$(writer "$table")" != nobody ] || fail "scripts/floor-plan.sh does not say who writes the table $table"
+done
+for place in edge ingest policy trainer serving src; do
+  files=$(find "$place" \( -name '*.rs' -o -name '*.sql' \) -not -path '*/tests/*' -not -path '*/target/*')
+  # Statements may break a line anywhere, so each file is read as one.
+  # shellcheck disable=SC2086
+  written=$(python3 - $files <<'PY'
+import re, sys
+statement = re.compile(r"\b(?:insert\s+into|update|delete\s+from|truncate(?:\s+table)?)\s+([a-z_]+)\b", re.I)
+for path in sys.argv[1:]:
+    text = open(path, encoding="utf-8").read()
+    text = re.split(r"#\[cfg\(test\)\]\s*mod ", text)[0]   # tests may set a scene
+    text = re.sub(r"^\s*//.*$", "", text, flags=re.M)
+    text = re.sub(r'\\\s*\n\s*', ' ', text)
+    for match in statement.finditer(text):
+        print(match.group(1).lower())
+PY
+  )
+  for table in $(sort -u <<<"$written"); do
+    grep -qx "$table" <<<"$tables" || continue
+    owner=$(writer "$table")
+    [ "$owner" = "$place" ] || fail "$place writes the table $table, which is $owner's"
+  done
+done
+
+[ "$failed" = 0 ] && echo "floor plan: in order"
+exit "$failed"
