@@ -1,0 +1,273 @@
+//! Who calls: an API key in `Authorization: Bearer`, checked against `api_key` by its BLAKE3 digest. Deliberately no
+//! sessions, no users and no passwords: a key belongs to a service or to a person's tool, and has one role.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use axum::Router;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::{HeaderMap, header, request::Parts};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use rand::TryRngCore;
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+
+use crate::problem::Problem;
+
+/// How long a looked-up key is believed: a revoked key may work for this much longer.
+const CACHE_FOR: Duration = Duration::from_secs(30);
+/// Keys remembered at once, known and unknown ones together.
+const CACHE_ENTRIES_MAX: usize = 10_000;
+const SECRET_PREFIX: &str = "spring_";
+
+/// What a key may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Ask for completions, log generations, give feedback.
+    Serving,
+    /// Schedule and read training runs.
+    Research,
+    /// Move versions to users.
+    Release,
+    /// Everything.
+    Admin,
+}
+
+impl Role {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Research => "research",
+            Self::Release => "release",
+            Self::Admin => "admin",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::Serving, Self::Research, Self::Release, Self::Admin]
+            .into_iter()
+            .find(|role| role.as_str() == text)
+    }
+}
+
+/// Who may call.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuthOptions {
+    /// Whether every call must carry a key. Without, every caller is the operator of the tenant `default`, and only
+    /// loopback may be bound. Default: false.
+    pub required: bool,
+}
+
+/// The caller of a request; an extension of every request behind [`Auth::protect`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Principal {
+    pub tenant: String,
+    pub role: Role,
+    /// For people and audits: who holds the key.
+    pub label: String,
+}
+
+impl Principal {
+    fn operator() -> Self {
+        Self {
+            tenant: "default".to_owned(),
+            role: Role::Admin,
+            label: "operator".to_owned(),
+        }
+    }
+
+    /// Refuses a caller whose role is none of `allowed`; an admin may do everything.
+    pub fn require(&self, allowed: &[Role]) -> Result<(), Problem> {
+        if self.role == Role::Admin || allowed.contains(&self.role) {
+            return Ok(());
+        }
+        let allowed: Vec<_> = allowed.iter().map(|role| role.as_str()).collect();
+        Err(Problem::forbidden(format!(
+            "this needs one of the roles {}, the key has {}",
+            allowed.join(", "),
+            self.role.as_str()
+        )))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Principal {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let principal = parts.extensions.get::<Self>().cloned();
+        principal.ok_or_else(|| Problem::internal("a route that needs a caller is not protected"))
+    }
+}
+
+/// Checks keys. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Auth {
+    options: AuthOptions,
+    pool: PgPool,
+    cache: Arc<Mutex<HashMap<[u8; 32], Looked>>>,
+}
+
+#[derive(Debug, Clone)]
+struct Looked {
+    at: Instant,
+    principal: Option<Principal>,
+}
+
+impl Auth {
+    pub fn new(options: AuthOptions, pool: PgPool) -> Self {
+        Self {
+            options,
+            pool,
+            cache: Arc::default(),
+        }
+    }
+
+    pub fn required(&self) -> bool {
+        self.options.required
+    }
+
+    /// Puts every route of `router` behind the check; handlers take a [`Principal`] and call [`Principal::require`].
+    pub fn protect(&self, router: Router) -> Router {
+        router.layer(middleware::from_fn_with_state(self.clone(), check))
+    }
+
+    /// Who sent these headers.
+    pub async fn principal(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
+        if !self.options.required {
+            return Ok(Principal::operator());
+        }
+        let secret =
+            bearer(headers).ok_or_else(|| Problem::unauthorized("send the key as `Authorization: Bearer <key>`"))?;
+        let digest = *blake3::hash(secret.as_bytes()).as_bytes();
+        let principal = match self.cached(&digest) {
+            Some(looked) => looked,
+            None => {
+                let found = look_up(&self.pool, &digest).await.map_err(|error| {
+                    tracing::warn!(error = %format!("{error:#}"), "API key could not be checked");
+                    Problem::unavailable("keys cannot be checked right now", 2)
+                })?;
+                self.remember(digest, found.clone());
+                found
+            }
+        };
+        principal.ok_or_else(|| Problem::unauthorized("the key is unknown or revoked"))
+    }
+
+    /// The outer `None`: not looked up lately. The inner one: looked up, and unknown.
+    fn cached(&self, digest: &[u8; 32]) -> Option<Option<Principal>> {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let looked = cache.get(digest)?;
+        (looked.at.elapsed() < CACHE_FOR).then(|| looked.principal.clone())
+    }
+
+    fn remember(&self, digest: [u8; 32], principal: Option<Principal>) {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() >= CACHE_ENTRIES_MAX {
+            cache.retain(|_, looked| looked.at.elapsed() < CACHE_FOR);
+        }
+        if cache.len() < CACHE_ENTRIES_MAX {
+            let at = Instant::now();
+            cache.insert(digest, Looked { at, principal });
+        }
+    }
+}
+
+/// Makes a key of `role` for `tenant` and returns its secret, which is stored nowhere. The tenant is created if new.
+pub async fn create_key(pool: &PgPool, tenant: &str, role: Role, label: &str) -> anyhow::Result<String> {
+    let mut random = [0_u8; 32];
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut random)
+        .context("draw random bytes")?;
+    let secret = format!("{SECRET_PREFIX}{}", hex::encode(random));
+    let digest = blake3::hash(secret.as_bytes());
+    let mut transaction = pool.begin().await.context("begin")?;
+    sqlx::query!("insert into tenant (id) values ($1) on conflict do nothing", tenant)
+        .execute(&mut *transaction)
+        .await
+        .context("create tenant")?;
+    sqlx::query!(
+        "insert into api_key (tenant_id, role, digest, label) values ($1, $2, $3, $4)",
+        tenant,
+        role.as_str(),
+        digest.as_bytes().as_slice(),
+        label
+    )
+    .execute(&mut *transaction)
+    .await
+    .context("store key")?;
+    transaction.commit().await.context("commit")?;
+    Ok(secret)
+}
+
+async fn check(State(auth): State<Auth>, mut request: Request, next: Next) -> Result<Response, Problem> {
+    let principal = auth.principal(request.headers()).await?;
+    request.extensions_mut().insert(principal);
+    Ok(next.run(request).await)
+}
+
+async fn look_up(pool: &PgPool, digest: &[u8; 32]) -> anyhow::Result<Option<Principal>> {
+    let row = sqlx::query!(
+        "select tenant_id, role, label from api_key where digest = $1 and revoked_at is null",
+        digest.as_slice()
+    )
+    .fetch_optional(pool)
+    .await
+    .context("look up key")?;
+    row.map(|row| {
+        let role =
+            Role::parse(&row.role).with_context(|| format!("role {:?} is not known to this program", row.role))?;
+        Ok(Principal {
+            tenant: row.tenant_id,
+            role,
+            label: row.label,
+        })
+    })
+    .transpose()
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, secret) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bearer_key_is_read_whatever_the_case_of_its_scheme() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, "bearer spring_1".parse().unwrap());
+        assert_eq!(bearer(&headers), Some("spring_1"));
+        headers.insert(header::AUTHORIZATION, "Basic spring_1".parse().unwrap());
+        assert_eq!(bearer(&headers), None);
+    }
+
+    #[test]
+    fn a_role_may_do_its_own_work_and_an_admin_everything() {
+        let research = Principal {
+            role: Role::Research,
+            ..Principal::operator()
+        };
+        assert!(research.require(&[Role::Research, Role::Release]).is_ok());
+        assert_eq!(
+            research.require(&[Role::Release]).unwrap_err().status,
+            axum::http::StatusCode::FORBIDDEN
+        );
+        assert!(Principal::operator().require(&[Role::Release]).is_ok());
+    }
+
+    #[test]
+    fn every_role_survives_its_text() {
+        for role in [Role::Serving, Role::Research, Role::Release, Role::Admin] {
+            assert_eq!(Role::parse(role.as_str()), Some(role));
+        }
+        assert_eq!(Role::parse("root"), None);
+    }
+}

@@ -1,0 +1,142 @@
+//! One way to serve: the caller binds, the server spans, counts and drains. A panic in a handler becomes a problem
+//! document and the process goes on.
+
+use std::any::Any;
+use std::future::IntoFuture;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use axum::Router;
+use axum::extract::{MatchedPath, Request};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tower_http::catch_panic::CatchPanicLayer;
+use tracing::Instrument;
+
+use crate::problem::Problem;
+use crate::trace;
+
+/// How long open requests may still take once a stop was asked for.
+const DRAIN_SECONDS_MAX: u64 = 20;
+
+/// Serves `router` until `shutdown`, then takes no new connection and waits for open requests, 20 s at most.
+pub async fn run(listener: TcpListener, router: Router, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let address = listener.local_addr().context("read listening address")?;
+    let router = router
+        .fallback(|| async { Problem::not_found("no such path") })
+        .layer(CatchPanicLayer::custom(on_panic))
+        .layer(middleware::from_fn(observe));
+    tracing::info!(%address, "listening");
+    let served = axum::serve(listener, router)
+        .with_graceful_shutdown(shutdown.clone().cancelled_owned())
+        .into_future();
+    let overtime = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(Duration::from_secs(DRAIN_SECONDS_MAX)).await;
+    };
+    tokio::select! {
+        result = served => result.context("serve HTTP"),
+        () = overtime => {
+            tracing::warn!(%address, seconds = DRAIN_SECONDS_MAX, "requests still open after draining");
+            Ok(())
+        }
+    }
+}
+
+/// A span with the caller's trace as parent, and two metrics per route.
+async fn observe(request: Request, next: Next) -> Response {
+    let method = request.method().as_str().to_owned();
+    // Only known routes become label values, so their number is bounded.
+    let route = match request.extensions().get::<MatchedPath>() {
+        Some(path) => path.as_str().to_owned(),
+        None => "unknown".to_owned(),
+    };
+    let span = tracing::info_span!(
+        "http.request",
+        otel.name = format!("{method} {route}"),
+        otel.kind = "server",
+        http.request.method = method,
+        http.route = route,
+        http.response.status_code = tracing::field::Empty,
+    );
+    trace::set_parent(&span, trace::extract_http(request.headers()));
+    let started = Instant::now();
+    let response = next.run(request).instrument(span.clone()).await;
+    let status = response.status().as_u16();
+    span.record("http.response.status_code", status);
+    let labels = [("route", route), ("method", method)];
+    metrics::histogram!("springtide_http_request_seconds", &labels).record(started.elapsed().as_secs_f64());
+    let [route, method] = labels;
+    metrics::counter!(
+        "springtide_http_requests_total",
+        &[route, method, ("status", status.to_string())]
+    )
+    .increment(1);
+    response
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the layer hands over the box")]
+fn on_panic(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let message = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned());
+    Problem::internal(format_args!("a handler panicked: {message}")).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+    use axum::http::StatusCode;
+    use axum::routing::get;
+    use tower::ServiceExt;
+
+    #[tokio::test]
+    async fn a_panicking_handler_answers_500_as_a_problem() {
+        async fn handler() -> &'static str {
+            panic!("on purpose")
+        }
+        let router = Router::new()
+            .route("/", get(handler))
+            .layer(CatchPanicLayer::custom(on_panic));
+        let request = Request::builder().uri("/").body(Body::empty()).unwrap();
+        let response = router.oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(response.headers()["content-type"], "application/problem+json");
+    }
+
+    #[tokio::test]
+    async fn a_stop_lets_an_open_request_finish() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let stop = shutdown.clone();
+        let router = Router::new().route(
+            "/",
+            get(move || async move {
+                stop.cancel();
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                "done"
+            }),
+        );
+        let server = tokio::spawn(run(listener, router, shutdown));
+        let answer = tokio::task::spawn_blocking(move || {
+            use std::io::{Read, Write};
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            stream
+                .write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                .unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        })
+        .await
+        .unwrap();
+        assert!(answer.ends_with("done"), "{answer}");
+        server.await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,92 @@
+//! W3C `traceparent` across a process boundary: out of the current span into headers, and back into a span's parent.
+//! Deliberately does not configure any exporter: without an OpenTelemetry layer nothing is injected.
+
+use std::collections::HashMap;
+
+use axum::http::HeaderMap;
+use opentelemetry::Context;
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::trace::TraceContextExt;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+/// The current span as headers (`traceparent`, `tracestate`); empty where no trace is recorded.
+pub fn inject() -> Vec<(String, String)> {
+    let context = tracing::Span::current().context();
+    if !context.span().span_context().is_valid() {
+        return Vec::new();
+    }
+    let mut carrier = HashMap::new();
+    TraceContextPropagator::new().inject_context(&context, &mut carrier);
+    carrier.into_iter().filter(|(_, value)| !value.is_empty()).collect()
+}
+
+/// The remote span that a record's headers name; an empty context if they name none.
+pub fn extract(headers: &[(String, String)]) -> Context {
+    TraceContextPropagator::new().extract(&Pairs(headers))
+}
+
+/// The remote span that an HTTP request's headers name; an empty context if they name none.
+pub fn extract_http(headers: &HeaderMap) -> Context {
+    TraceContextPropagator::new().extract(&Http(headers))
+}
+
+/// Makes `parent` the parent of a span that was not entered yet. Without a recorded trace this does nothing.
+pub fn set_parent(span: &tracing::Span, parent: Context) {
+    if parent.span().span_context().is_valid() {
+        // A disabled span cannot have a parent; that is no error.
+        span.set_parent(parent).ok();
+    }
+}
+
+struct Pairs<'a>(&'a [(String, String)]);
+
+impl Extractor for Pairs<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        let pair = self.0.iter().find(|(name, _)| name.eq_ignore_ascii_case(key));
+        pair.map(|(_, value)| value.as_str())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.iter().map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+struct Http<'a>(&'a HeaderMap);
+
+impl Extractor for Http<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).and_then(|value| value.to_str().ok())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(axum::http::HeaderName::as_str).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    #[test]
+    fn a_traceparent_is_read_from_record_headers() {
+        let context = extract(&[("Traceparent".to_owned(), PARENT.to_owned())]);
+        assert_eq!(
+            context.span().span_context().trace_id().to_string(),
+            "0af7651916cd43dd8448eb211c80319c"
+        );
+    }
+
+    #[test]
+    fn a_broken_traceparent_is_no_parent() {
+        let context = extract(&[("traceparent".to_owned(), "00-nonsense".to_owned())]);
+        assert!(!context.span().span_context().is_valid());
+    }
+
+    #[test]
+    fn without_a_recorded_trace_nothing_is_injected() {
+        assert!(inject().is_empty());
+    }
+}
