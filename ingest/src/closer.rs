@@ -1,0 +1,193 @@
+//! Closes what has waited long enough: every generation whose horizon has passed becomes a trajectory, rewarded or
+//! censored. Event time decides, and only as far as the tables are known to hold everything: behind a lagging or stopped
+//! sink nothing closes, so a lag never turns an accept into a censored sample.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
+use sqlx::PgPool;
+use time::OffsetDateTime;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::event::{Purpose, Value};
+use crate::reward::stored::Surfaces;
+use crate::reward::{Closing, Outcome, Signal, score};
+use crate::sink;
+
+const INTERVAL: Duration = Duration::from_millis(100);
+const ERROR_PAUSE: Duration = Duration::from_secs(2);
+/// Generations closed in one transaction.
+const BATCH_MAX: i64 = 500;
+
+pub(crate) struct Closer {
+    pub pool: PgPool,
+    pub cluster_id: String,
+    /// The event topics.
+    pub topics: Vec<String>,
+    pub surfaces: std::sync::Arc<Surfaces>,
+    /// How long after a horizon feedback may still be on its way to the log.
+    pub grace: time::Duration,
+    pub shutdown: CancellationToken,
+}
+
+impl Closer {
+    /// Closes until the stop. Several closers may run: each takes what no other holds.
+    pub(crate) async fn run(self) {
+        while !self.shutdown.is_cancelled() {
+            let pause = match self.round().await {
+                Ok(closed) if closed == BATCH_MAX => continue,
+                Ok(_) => INTERVAL,
+                Err(error) => {
+                    tracing::warn!(error = %format!("{error:#}"), "nothing closed, will be tried again");
+                    ERROR_PAUSE
+                }
+            };
+            tokio::select! {
+                () = self.shutdown.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn round(&self) -> anyhow::Result<i64> {
+        let known = sink::caught_up_to(&self.pool, &self.cluster_id, &self.topics).await;
+        match known.context("read progress")? {
+            Some(known) => self.close(known - self.grace).await,
+            None => Ok(0),
+        }
+    }
+
+    /// Closes up to [`BATCH_MAX`] generations whose horizon ended at `until` or before; returns how many.
+    async fn close(&self, until: OffsetDateTime) -> anyhow::Result<i64> {
+        let mut transaction = self.pool.begin().await.context("begin")?;
+        let due = sqlx::query!(
+            "select o.generation_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent \
+             from open_generation o join generation g on g.id = o.generation_id \
+             where o.closes_at <= $1 order by o.closes_at limit $2 for update of o skip locked",
+            until,
+            BATCH_MAX
+        )
+        .fetch_all(&mut *transaction)
+        .await
+        .context("find what is due")?;
+        if due.is_empty() {
+            return Ok(0);
+        }
+        let ids: Vec<Uuid> = due.iter().map(|row| row.generation_id).collect();
+        let signals = signals(&mut transaction, &ids).await?;
+        let mut closed = Closed::default();
+        for row in &due {
+            let closing = Closing {
+                purpose: purpose(&row.purpose)?,
+                declined: row.declined,
+                consent: row.consent,
+                closes_at: row.closes_at,
+            };
+            let (version, definition) = self.surfaces.get(&row.surface).unzip();
+            let about = signals.get(&row.generation_id).map_or(&[][..], Vec::as_slice);
+            let outcome = score(definition, &closing, about);
+            closed.push(row.generation_id, &row.surface, version.unwrap_or(0), &outcome);
+        }
+        closed.insert(&mut transaction).await.context("store trajectories")?;
+        sqlx::query!("delete from open_generation where generation_id = any($1)", &ids)
+            .execute(&mut *transaction)
+            .await
+            .context("close")?;
+        transaction.commit().await.context("commit")?;
+        closed.count();
+        let late = (OffsetDateTime::now_utc() - due[0].closes_at).as_seconds_f64();
+        metrics::histogram!("springtide_ingest_close_delay_seconds").record(late.max(0.0));
+        Ok(i64::try_from(due.len()).unwrap_or(BATCH_MAX))
+    }
+}
+
+/// All feedback about these generations, directly or through their episode, of their own tenant.
+async fn signals(connection: &mut sqlx::PgConnection, ids: &[Uuid]) -> anyhow::Result<BTreeMap<Uuid, Vec<Signal>>> {
+    let rows = sqlx::query_file!("src/closer/signals.sql", ids)
+        .fetch_all(connection)
+        .await
+        .context("read feedback")?;
+    let mut signals: BTreeMap<Uuid, Vec<Signal>> = BTreeMap::new();
+    for row in rows {
+        let value = match (row.value_bool, row.value_float, row.value_text) {
+            (Some(value), _, _) => Value::Bool(value),
+            (_, Some(value), _) => Value::Float(value),
+            (_, _, value) => Value::Text(value.unwrap_or_default()),
+        };
+        let signal = Signal {
+            id: row.id,
+            metric: row.metric_name,
+            value,
+            given_at: row.given_at,
+        };
+        signals.entry(row.generation_id).or_default().push(signal);
+    }
+    Ok(signals)
+}
+
+fn purpose(text: &str) -> anyhow::Result<Purpose> {
+    [Purpose::Production, Purpose::Rollout, Purpose::Evaluation]
+        .into_iter()
+        .find(|purpose| purpose.as_str() == text)
+        .with_context(|| format!("purpose {text:?} is not known to this program"))
+}
+
+/// Trajectories as columns.
+#[derive(Default)]
+struct Closed {
+    ids: Vec<Uuid>,
+    surfaces: Vec<String>,
+    versions: Vec<i32>,
+    rewards: Vec<Option<f64>>,
+    codes: Vec<Option<String>>,
+    signals: Vec<Option<String>>,
+    feedback_at: Vec<Option<OffsetDateTime>>,
+}
+
+impl Closed {
+    fn push(&mut self, id: Uuid, surface: &str, version: i32, outcome: &Outcome) {
+        self.ids.push(id);
+        self.surfaces.push(surface.to_owned());
+        self.versions.push(version);
+        let (reward, code, signal, feedback_at) = match outcome {
+            Outcome::Rewarded {
+                reward,
+                signal,
+                feedback_at,
+            } => (Some(*reward), None, Some((*signal).to_owned()), *feedback_at),
+            Outcome::Censored { code } => (None, Some((*code).to_owned()), None, None),
+        };
+        self.rewards.push(reward);
+        self.codes.push(code);
+        self.signals.push(signal);
+        self.feedback_at.push(feedback_at);
+    }
+
+    async fn insert(&self, connection: &mut sqlx::PgConnection) -> sqlx::Result<()> {
+        sqlx::query!(
+            "insert into trajectory (generation_id, surface, reward_definition, reward, censor_code, signal, feedback_at) \
+             select * from unnest($1::uuid[], $2::text[], $3::int[], $4::double precision[], $5::text[], $6::text[], \
+                                  $7::timestamptz[])",
+            &self.ids,
+            &self.surfaces,
+            &self.versions,
+            &self.rewards as _,
+            &self.codes as _,
+            &self.signals as _,
+            &self.feedback_at as _
+        )
+        .execute(connection)
+        .await?;
+        Ok(())
+    }
+
+    fn count(&self) {
+        let signals = self.signals.iter().zip(&self.codes);
+        for (signal, code) in signals {
+            let outcome = signal.as_ref().or(code.as_ref()).cloned().unwrap_or_default();
+            metrics::counter!("springtide_ingest_trajectories_total", "outcome" => outcome).increment(1);
+        }
+    }
+}

@@ -1,0 +1,11 @@
+select g.id as "generation_id!", f.id as "id!", f.metric_name as "metric_name!",
+       f.value_bool, f.value_float, f.value_text, f.given_at as "given_at!"
+from generation g
+cross join lateral (
+    select id, metric_name, value_bool, value_float, value_text, given_at
+    from feedback where generation_id = g.id and tenant_id = g.tenant_id
+    union all
+    select id, metric_name, value_bool, value_float, value_text, given_at
+    from feedback where episode_id = g.episode_id and tenant_id = g.tenant_id
+) f
+where g.id = any($1)

@@ -1,0 +1,310 @@
+//! The canonical events: plain Rust types that every wire form (Protobuf, JSON) converts into, and the rules that all of
+//! them keep. What is written to a table has passed [`Event::check`].
+//!
+//! JSON speaks the names of the Protobuf schema: ids as UUID strings, digests as hexadecimal, times as RFC 3339.
+
+mod check;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+pub use check::{
+    Invalid, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX,
+};
+pub use wire::Undecodable;
+
+/// One thing that happened. `(tenant, source, id)` identifies it, as in CloudEvents.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    pub tenant: String,
+    /// Who produced it, a URI reference: `springtide/serve/replica-1`.
+    pub source: String,
+    /// Unique within tenant and source.
+    pub id: String,
+    /// When it happened, to the microsecond. Of a generation: when its last token was sampled.
+    #[serde(with = "time::serde::rfc3339")]
+    pub time: OffsetDateTime,
+    #[serde(flatten)]
+    pub body: Body,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "events are few at a time and mostly generations"
+)]
+pub enum Body {
+    Generation(Generation),
+    Feedback(Feedback),
+}
+
+/// Why a generation was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// A user waits for it.
+    Production,
+    /// Produced for training.
+    Rollout,
+    /// Produced for a measurement, never trained on.
+    Evaluation,
+}
+
+impl Purpose {
+    /// As in the column `generation.purpose`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Production => "production",
+            Self::Rollout => "rollout",
+            Self::Evaluation => "evaluation",
+        }
+    }
+}
+
+/// Why sampling ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// A stop token or stop string.
+    Stop,
+    /// `max_tokens` or the context was reached.
+    Length,
+    /// The caller went away.
+    Abort,
+}
+
+impl FinishReason {
+    /// As in the column `generation.finish_reason`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+        }
+    }
+}
+
+/// Consecutive sampled tokens that one version sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionSpan {
+    /// Serial.
+    pub version: i64,
+    /// BLAKE3 root digest of that version.
+    #[serde(with = "hex")]
+    pub root: [u8; 32],
+    /// How many tokens, at least 1.
+    pub tokens: u32,
+}
+
+/// The leading prompt tokens shared with the parent generation, not repeated in `prompt_ids`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prefix {
+    /// Tokens, at least 1.
+    pub length: u32,
+    /// BLAKE3 of the shared token ids as u32 little-endian.
+    #[serde(with = "hex")]
+    pub hash: [u8; 32],
+}
+
+/// Bytes kept in the object store because they are too large for a record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PayloadRef {
+    /// BLAKE3.
+    #[serde(with = "hex")]
+    pub digest: [u8; 32],
+    pub size_bytes: u64,
+    pub media_type: String,
+}
+
+/// One sampled completion (one choice).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Generation {
+    /// UUIDv7; its time is the moment of the first sampled token.
+    #[serde(rename = "generation_id")]
+    pub id: Uuid,
+    /// A single completion is an episode of its own.
+    pub episode_id: Uuid,
+    #[serde(default)]
+    pub segment: u32,
+    #[serde(default)]
+    pub turn: u32,
+    #[serde(default, rename = "parent_generation_id")]
+    pub parent_id: Option<Uuid>,
+    pub policy: String,
+    pub line: String,
+    /// In token order; together they cover `token_ids` exactly.
+    pub versions: Vec<VersionSpan>,
+    pub replica: String,
+    pub purpose: Purpose,
+    #[serde(default)]
+    pub run_id: Option<Uuid>,
+    #[serde(default)]
+    pub task_id: Option<String>,
+    #[serde(default)]
+    pub group_id: Option<String>,
+    pub surface: String,
+    /// Opaque to Springtide; never a name or an address.
+    pub user_key: String,
+    /// Alias that answered.
+    pub arm: String,
+    /// With which this user was put in that arm, (0, 1].
+    pub arm_probability: f32,
+    #[serde(default)]
+    pub prompt_prefix: Option<Prefix>,
+    /// After the shared prefix.
+    pub prompt_ids: Vec<u32>,
+    /// Sampled, the stop token included.
+    pub token_ids: Vec<u32>,
+    /// Nats, one per sampled token, under the distribution actually sampled from.
+    pub logprobs: Vec<f32>,
+    /// One per sampled token; absent: every sampled token is trained on.
+    #[serde(default)]
+    pub train_mask: Option<Vec<bool>>,
+    /// The prompt by reference.
+    #[serde(default)]
+    pub payload: Option<PayloadRef>,
+    pub temperature: f32,
+    pub top_p: f32,
+    #[serde(default)]
+    pub seed: Option<u64>,
+    pub finish_reason: FinishReason,
+    /// The policy chose to show nothing.
+    #[serde(default)]
+    pub declined: bool,
+    /// Absent: the surface did not say.
+    #[serde(default)]
+    pub shown: Option<bool>,
+    /// False: logged, never trained on.
+    #[serde(default = "yes")]
+    pub consent: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Generation {
+    /// The event of this generation, which happened now; the generation's id is the event's.
+    pub fn into_event(self, tenant: impl Into<String>, source: impl Into<String>) -> Event {
+        Event {
+            tenant: tenant.into(),
+            source: source.into(),
+            id: self.id.to_string(),
+            time: now(),
+            body: Body::Generation(self),
+        }
+    }
+}
+
+/// What a feedback says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Value {
+    Bool(bool),
+    Float(f64),
+    Text(String),
+}
+
+impl Value {
+    /// For error messages.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Bool(_) => "boolean",
+            Self::Float(_) => "float",
+            Self::Text(_) => "text",
+        }
+    }
+}
+
+/// What a feedback is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Target {
+    #[serde(rename = "generation_id")]
+    Generation(Uuid),
+    #[serde(rename = "episode_id")]
+    Episode(Uuid),
+}
+
+/// A signal about a generation or an episode.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Feedback {
+    /// UUIDv7.
+    #[serde(rename = "feedback_id")]
+    pub id: Uuid,
+    #[serde(flatten)]
+    pub target: Target,
+    pub metric_name: String,
+    pub value: Value,
+    #[serde(default)]
+    pub tags: BTreeMap<String, String>,
+}
+
+impl Feedback {
+    /// The event of this feedback, given at `time`; the feedback's id is the event's.
+    pub fn into_event(self, tenant: impl Into<String>, source: impl Into<String>, time: OffsetDateTime) -> Event {
+        Event {
+            tenant: tenant.into(),
+            source: source.into(),
+            id: self.id.to_string(),
+            time: to_microseconds(time),
+            body: Body::Feedback(self),
+        }
+    }
+}
+
+impl Event {
+    /// BLAKE3 of the canonical body. The envelope's time is not part of it: a repeated request whose time was filled in on
+    /// arrival is still the same event.
+    pub fn digest(&self) -> [u8; 32] {
+        wire::body_digest(&self.body)
+    }
+
+    /// The key of the event's record: what belongs to one episode stays in order. A feedback that names only its
+    /// generation is keyed by that; a single completion's episode id is its generation id.
+    pub fn key(&self) -> [u8; 16] {
+        let id = match &self.body {
+            Body::Generation(generation) => generation.episode_id,
+            Body::Feedback(feedback) => match feedback.target {
+                Target::Generation(id) | Target::Episode(id) => id,
+            },
+        };
+        *id.as_bytes()
+    }
+
+    /// CloudEvents type: `springtide.generation.v1`, `springtide.feedback.v1`.
+    pub fn kind(&self) -> &'static str {
+        match self.body {
+            Body::Generation(_) => "springtide.generation.v1",
+            Body::Feedback(_) => "springtide.feedback.v1",
+        }
+    }
+}
+
+/// The time in a UUIDv7, to the millisecond; `None` for any other UUID.
+pub fn time_of(id: Uuid) -> Option<OffsetDateTime> {
+    if id.get_version_num() != 7 {
+        return None;
+    }
+    let (seconds, nanoseconds) = id.get_timestamp()?.to_unix();
+    let nanoseconds = i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds / 1_000_000 * 1_000_000);
+    OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).ok()
+}
+
+/// The current time, to the microsecond.
+pub fn now() -> OffsetDateTime {
+    to_microseconds(OffsetDateTime::now_utc())
+}
+
+/// Cut to the microsecond, which is what the wire and the database keep.
+pub fn to_microseconds(time: OffsetDateTime) -> OffsetDateTime {
+    let over = time.nanosecond() % 1_000;
+    time - time::Duration::nanoseconds(i64::from(over))
+}

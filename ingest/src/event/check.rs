@@ -1,0 +1,212 @@
+//! The rules of an event, each checked once, before it enters the log and again before it enters the database. Errors
+//! name the field and the rule.
+
+use time::OffsetDateTime;
+
+use super::{Body, Event, Feedback, Generation, Target, Value, time_of};
+
+/// Bytes of a name: tenant, source, id, policy, line, surface, metric, tag.
+pub const NAME_BYTES_MAX: usize = 256;
+/// Bytes of a comment or demonstration.
+pub const TEXT_BYTES_MAX: usize = 64 * 1024;
+pub const TAGS_MAX: usize = 32;
+/// Prompt ids in one record; longer prompts go by reference or share a prefix with their parent.
+pub const PROMPT_TOKENS_MAX: usize = 128 * 1024;
+pub const SAMPLED_TOKENS_MAX: usize = 64 * 1024;
+/// How far above 0 a logged logprob may be through rounding, nats.
+pub const LOGPROBS_TOLERANCE: f32 = 1e-3;
+/// Token ids are stored as signed 32-bit integers.
+const TOKEN_ID_MAX: u32 = i32::MAX as u32;
+/// 2020-01-01; nothing that Springtide hears of happened earlier.
+const TIME_UNIX_SECONDS_MIN: i64 = 1_577_836_800;
+/// 2200-01-01.
+const TIME_UNIX_SECONDS_MAX: i64 = 7_258_118_400;
+
+/// A rule that an event breaks.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {rule}")]
+pub struct Invalid {
+    pub field: &'static str,
+    pub rule: String,
+}
+
+impl Invalid {
+    pub fn new(field: &'static str, rule: impl Into<String>) -> Self {
+        Self {
+            field,
+            rule: rule.into(),
+        }
+    }
+}
+
+impl Event {
+    /// Every rule that holds without looking at anything but the event.
+    pub fn check(&self) -> Result<(), Invalid> {
+        name("tenant", &self.tenant)?;
+        name("source", &self.source)?;
+        name("id", &self.id)?;
+        time("time", self.time)?;
+        match &self.body {
+            Body::Generation(generation) => check_generation(generation),
+            Body::Feedback(feedback) => check_feedback(feedback),
+        }
+    }
+}
+
+fn check_generation(generation: &Generation) -> Result<(), Invalid> {
+    let sampled_at = time_of(generation.id).ok_or_else(|| Invalid::new("generation_id", "is not a UUIDv7"))?;
+    time("generation_id", sampled_at)?;
+    for (field, value) in [
+        ("policy", &generation.policy),
+        ("line", &generation.line),
+        ("replica", &generation.replica),
+        ("surface", &generation.surface),
+        ("user_key", &generation.user_key),
+        ("arm", &generation.arm),
+    ] {
+        name(field, value)?;
+    }
+    for (field, value) in [("task_id", &generation.task_id), ("group_id", &generation.group_id)] {
+        value.as_deref().map_or(Ok(()), |value| name(field, value))?;
+    }
+    ordinal("segment", generation.segment)?;
+    ordinal("turn", generation.turn)?;
+    if let Some(prefix) = generation.prompt_prefix {
+        ensure(prefix.length > 0, "prompt_prefix", "has no tokens")?;
+        ordinal("prompt_prefix", prefix.length)?;
+        let parent = generation.parent_id.is_some();
+        ensure(parent, "prompt_prefix", "is shared with no parent")?;
+    }
+    check_tokens(generation)?;
+    check_spans(generation)?;
+    check_sampling(generation)
+}
+
+fn check_tokens(generation: &Generation) -> Result<(), Invalid> {
+    let prompt = generation.prompt_ids.len();
+    let sampled = generation.token_ids.len();
+    ensure(
+        prompt <= PROMPT_TOKENS_MAX,
+        "prompt_ids",
+        format!("{prompt} tokens are more than {PROMPT_TOKENS_MAX}; send them by reference"),
+    )?;
+    ensure(sampled > 0, "token_ids", "is empty")?;
+    ensure(
+        sampled <= SAMPLED_TOKENS_MAX,
+        "token_ids",
+        format!("{sampled} tokens are more than {SAMPLED_TOKENS_MAX}"),
+    )?;
+    for (field, ids) in [
+        ("prompt_ids", &generation.prompt_ids),
+        ("token_ids", &generation.token_ids),
+    ] {
+        let small = ids.iter().all(|id| *id <= TOKEN_ID_MAX);
+        ensure(small, field, format!("a token id is above {TOKEN_ID_MAX}"))?;
+    }
+    ensure(
+        generation.logprobs.len() == sampled,
+        "logprobs",
+        format!("{} for {sampled} sampled tokens", generation.logprobs.len()),
+    )?;
+    let valid = |logprob: &f32| logprob.is_finite() && *logprob <= LOGPROBS_TOLERANCE;
+    ensure(
+        generation.logprobs.iter().all(valid),
+        "logprobs",
+        "a logprob is above 0 or not finite",
+    )?;
+    let masked = generation.train_mask.as_ref().map_or(sampled, Vec::len);
+    ensure(
+        masked == sampled,
+        "train_mask",
+        format!("{masked} entries for {sampled} sampled tokens"),
+    )
+}
+
+fn check_spans(generation: &Generation) -> Result<(), Invalid> {
+    let mut covered: u64 = 0;
+    for span in &generation.versions {
+        ensure(span.version > 0, "versions", "a serial is not positive")?;
+        ensure(span.tokens > 0, "versions", "a span has no tokens")?;
+        covered += u64::from(span.tokens);
+    }
+    let sampled = generation.token_ids.len();
+    ensure(
+        covered == sampled as u64,
+        "versions",
+        format!("spans cover {covered} of {sampled} sampled tokens"),
+    )
+}
+
+fn check_sampling(generation: &Generation) -> Result<(), Invalid> {
+    let probability = generation.arm_probability;
+    ensure(
+        probability > 0.0 && probability <= 1.0,
+        "arm_probability",
+        "is not in (0, 1]",
+    )?;
+    let temperature = generation.temperature;
+    ensure(
+        temperature.is_finite() && temperature >= 0.0,
+        "temperature",
+        "is negative or not finite",
+    )?;
+    let top_p = generation.top_p;
+    ensure(top_p > 0.0 && top_p <= 1.0, "top_p", "is not in (0, 1]")
+}
+
+fn check_feedback(feedback: &Feedback) -> Result<(), Invalid> {
+    let id = time_of(feedback.id).ok_or_else(|| Invalid::new("feedback_id", "is not a UUIDv7"))?;
+    time("feedback_id", id)?;
+    if let Target::Generation(id) = feedback.target {
+        ensure(time_of(id).is_some(), "generation_id", "is not a UUIDv7")?;
+    }
+    name("metric_name", &feedback.metric_name)?;
+    let reserved = ["comment", "demonstration"].contains(&feedback.metric_name.as_str());
+    match &feedback.value {
+        Value::Text(value) => text("value", value, TEXT_BYTES_MAX)?,
+        Value::Float(value) => {
+            ensure(value.is_finite(), "value", "is not finite")?;
+            ensure(!reserved, "value", "a comment or demonstration is a text")?;
+        }
+        Value::Bool(_) => ensure(!reserved, "value", "a comment or demonstration is a text")?,
+    }
+    let tags = feedback.tags.len();
+    ensure(tags <= TAGS_MAX, "tags", format!("{tags} are more than {TAGS_MAX}"))?;
+    for (key, value) in &feedback.tags {
+        name("tags", key)?;
+        text("tags", value, NAME_BYTES_MAX)?;
+    }
+    Ok(())
+}
+
+fn ensure(holds: bool, field: &'static str, rule: impl Into<String>) -> Result<(), Invalid> {
+    if holds { Ok(()) } else { Err(Invalid::new(field, rule)) }
+}
+
+fn name(field: &'static str, value: &str) -> Result<(), Invalid> {
+    ensure(!value.is_empty(), field, "is empty")?;
+    text(field, value, NAME_BYTES_MAX)
+}
+
+fn text(field: &'static str, value: &str, bytes_max: usize) -> Result<(), Invalid> {
+    ensure(
+        value.len() <= bytes_max,
+        field,
+        format!("is longer than {bytes_max} bytes"),
+    )?;
+    // Postgres has no way to store it.
+    ensure(!value.contains('\0'), field, "contains a NUL character")
+}
+
+fn time(field: &'static str, time: OffsetDateTime) -> Result<(), Invalid> {
+    let seconds = time.unix_timestamp();
+    ensure(
+        (TIME_UNIX_SECONDS_MIN..TIME_UNIX_SECONDS_MAX).contains(&seconds),
+        field,
+        "lies before 2020 or after 2199",
+    )
+}
+
+fn ordinal(field: &'static str, value: u32) -> Result<(), Invalid> {
+    ensure(i32::try_from(value).is_ok(), field, "does not fit in 31 bits")
+}

@@ -1,0 +1,280 @@
+//! The wire: version 1 as it was first written must read the same for ever. The fixtures are bytes, not code, so that no
+//! change of the code can change them along.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use prost::Message;
+use time::macros::datetime;
+use uuid::Uuid;
+
+use super::*;
+use crate::proto;
+
+const GENERATION_V1: &str = include_str!("../../fixtures/generation-v1.hex");
+const FEEDBACK_V1: &str = include_str!("../../fixtures/feedback-v1.hex");
+
+fn id(text: &str) -> Uuid {
+    Uuid::parse_str(text).unwrap()
+}
+
+fn generation() -> Generation {
+    Generation {
+        id: id("019aa5e6-2f40-7abc-8def-0123456789ab"),
+        episode_id: id("019aa5e6-2f40-7abc-8def-0123456789ab"),
+        segment: 1,
+        turn: 2,
+        parent_id: Some(id("019aa5e6-0000-7000-8000-000000000001")),
+        policy: "demo".to_owned(),
+        line: "realtime".to_owned(),
+        versions: vec![
+            VersionSpan {
+                version: 7,
+                root: [0xa1; 32],
+                tokens: 2,
+            },
+            VersionSpan {
+                version: 9,
+                root: [0xb2; 32],
+                tokens: 1,
+            },
+        ],
+        replica: "replica-1".to_owned(),
+        purpose: Purpose::Rollout,
+        run_id: Some(id("019aa5e6-0000-7000-8000-000000000002")),
+        task_id: Some("task-1".to_owned()),
+        group_id: Some("group-1".to_owned()),
+        surface: "completion".to_owned(),
+        user_key: "user-42".to_owned(),
+        arm: "champion".to_owned(),
+        arm_probability: 0.6,
+        prompt_prefix: Some(Prefix {
+            length: 300,
+            hash: [0xc3; 32],
+        }),
+        prompt_ids: vec![1, 300, 70_000],
+        token_ids: vec![5, 6, 2],
+        logprobs: vec![-0.25, -1.5, -0.0078125],
+        train_mask: Some(vec![true, false, true]),
+        payload: Some(PayloadRef {
+            digest: [0xd4; 32],
+            size_bytes: 1_234_567,
+            media_type: "application/octet-stream".to_owned(),
+        }),
+        temperature: 0.8,
+        top_p: 0.95,
+        seed: Some(u64::MAX),
+        finish_reason: FinishReason::Stop,
+        declined: true,
+        shown: Some(false),
+        consent: false,
+    }
+}
+
+fn generation_event() -> Event {
+    Event {
+        tenant: "default".to_owned(),
+        source: "springtide/serve/replica-1".to_owned(),
+        id: "019aa5e6-2f40-7abc-8def-0123456789ab".to_owned(),
+        time: datetime!(2025-11-21 13:37:00.123456 UTC),
+        body: Body::Generation(generation()),
+    }
+}
+
+fn feedback_event() -> Event {
+    let feedback = Feedback {
+        id: id("019aa5e6-3f40-7abc-8def-0123456789ab"),
+        target: Target::Episode(id("019aa5e6-2f40-7abc-8def-0123456789ab")),
+        metric_name: "rating".to_owned(),
+        value: Value::Float(4.5),
+        tags: BTreeMap::from([
+            ("editor".to_owned(), "vim".to_owned()),
+            ("app".to_owned(), "x".to_owned()),
+        ]),
+    };
+    feedback.into_event("default", "app", datetime!(2025-11-21 13:37:04 UTC))
+}
+
+fn bytes(fixture: &str) -> Vec<u8> {
+    hex::decode(fixture.split_whitespace().collect::<String>()).unwrap()
+}
+
+#[test]
+fn version_1_of_a_generation_still_reads_the_same() {
+    assert_eq!(Event::decode(&bytes(GENERATION_V1)).unwrap(), generation_event());
+}
+
+#[test]
+fn version_1_of_a_feedback_still_reads_the_same() {
+    assert_eq!(Event::decode(&bytes(FEEDBACK_V1)).unwrap(), feedback_event());
+}
+
+#[test]
+fn the_same_event_is_written_as_the_same_bytes() {
+    assert_eq!(
+        hex::encode(generation_event().encode()),
+        hex::encode(bytes(GENERATION_V1))
+    );
+    assert_eq!(hex::encode(feedback_event().encode()), hex::encode(bytes(FEEDBACK_V1)));
+}
+
+#[test]
+fn fields_of_a_later_version_are_ignored_in_the_envelope_and_in_the_body() {
+    // Field 1000, length-delimited, "new".
+    let unknown = [0xc2, 0x3e, 3, b'n', b'e', b'w'];
+    let mut envelope = bytes(FEEDBACK_V1);
+    envelope.extend(unknown);
+    assert_eq!(Event::decode(&envelope).unwrap(), feedback_event());
+
+    let wire = proto::Event::from(&feedback_event());
+    let Some(proto::event::Body::Feedback(feedback)) = &wire.body else {
+        panic!("a feedback");
+    };
+    let mut body = feedback.encode_to_vec();
+    body.extend(unknown);
+    let mut event = proto::Event {
+        body: None,
+        ..wire.clone()
+    }
+    .encode_to_vec();
+    event.push(11 << 3 | 2);
+    prost::encoding::encode_varint(body.len() as u64, &mut event);
+    event.extend(body);
+    let read = Event::decode(&event).unwrap();
+    assert_eq!(read, feedback_event());
+    assert_eq!(read.digest(), feedback_event().digest());
+}
+
+#[test]
+fn absent_fields_mean_what_the_schema_says() {
+    let plain = Generation {
+        parent_id: None,
+        run_id: None,
+        task_id: None,
+        group_id: None,
+        prompt_prefix: None,
+        train_mask: None,
+        payload: None,
+        seed: None,
+        shown: None,
+        consent: true,
+        declined: false,
+        ..generation()
+    };
+    let wire = proto::Generation::from(&plain);
+    assert_eq!(wire.consent, None);
+    assert_eq!(Generation::try_from(wire).unwrap(), plain);
+}
+
+#[test]
+fn what_the_schema_reserves_is_refused_with_a_reason() {
+    let retraction = proto::Event {
+        body: Some(proto::event::Body::Retraction(proto::Retraction::default())),
+        ..proto::Event::from(&feedback_event())
+    };
+    let error = Event::decode(&retraction.encode_to_vec()).unwrap_err();
+    assert_eq!(error.to_string(), "body: retractions are not supported yet");
+}
+
+#[test]
+fn json_speaks_the_names_of_the_schema() {
+    let json = serde_json::to_value(generation_event()).unwrap();
+    assert_eq!(
+        json["generation"]["generation_id"],
+        "019aa5e6-2f40-7abc-8def-0123456789ab"
+    );
+    assert_eq!(json["generation"]["purpose"], "rollout");
+    assert_eq!(json["generation"]["versions"][0]["root"], "a1".repeat(32));
+    assert_eq!(json["time"], "2025-11-21T13:37:00.123456Z");
+    let json = serde_json::to_value(feedback_event()).unwrap();
+    assert_eq!(json["feedback"]["episode_id"], "019aa5e6-2f40-7abc-8def-0123456789ab");
+    assert_eq!(json["feedback"]["value"], 4.5);
+}
+
+#[test]
+fn json_and_protobuf_are_the_same_event_with_the_same_digest() {
+    for event in [generation_event(), feedback_event()] {
+        let json = serde_json::to_vec(&event).unwrap();
+        let read = Event::decode_json(&json).unwrap();
+        assert_eq!(read, event);
+        assert_eq!(read.digest(), Event::decode(&event.encode()).unwrap().digest());
+    }
+}
+
+#[test]
+fn the_digest_covers_the_body_and_not_the_time() {
+    let mut later = feedback_event();
+    later.time += time::Duration::seconds(1);
+    assert_eq!(later.digest(), feedback_event().digest());
+    let Body::Feedback(feedback) = &mut later.body else {
+        panic!("a feedback");
+    };
+    feedback.value = Value::Float(4.0);
+    assert_ne!(later.digest(), feedback_event().digest());
+}
+
+#[test]
+fn each_broken_rule_names_its_field() {
+    let broken = |change: fn(&mut Generation)| {
+        let mut generation = generation();
+        change(&mut generation);
+        let mut event = generation_event();
+        event.body = Body::Generation(generation);
+        event.check().unwrap_err().field
+    };
+    assert_eq!(broken(|g| g.id = Uuid::from_u128(1)), "generation_id");
+    assert_eq!(broken(|g| g.policy.clear()), "policy");
+    assert_eq!(broken(|g| g.user_key = "a\0b".to_owned()), "user_key");
+    assert_eq!(broken(|g| g.versions[0].tokens = 3), "versions");
+    assert_eq!(broken(|g| g.versions.clear()), "versions");
+    assert_eq!(broken(|g| g.token_ids.clear()), "token_ids");
+    assert_eq!(broken(|g| g.token_ids[0] = u32::MAX), "token_ids");
+    assert_eq!(broken(|g| g.logprobs[1] = 0.5), "logprobs");
+    assert_eq!(broken(|g| g.logprobs[1] = f32::NAN), "logprobs");
+    assert_eq!(broken(|g| g.train_mask = Some(vec![true])), "train_mask");
+    assert_eq!(broken(|g| g.arm_probability = 0.0), "arm_probability");
+    assert_eq!(broken(|g| g.top_p = f32::NAN), "top_p");
+    assert_eq!(broken(|g| g.parent_id = None), "prompt_prefix");
+}
+
+#[test]
+fn a_uuidv7_tells_its_millisecond_and_no_other_uuid_does() {
+    let time = time_of(id("019aa5e6-2f40-7abc-8def-0123456789ab")).unwrap();
+    assert_eq!(time.unix_timestamp_nanos(), 0x019a_a5e6_2f40 * 1_000_000);
+    assert_eq!(time_of(id("c0a80101-0000-4000-8000-000000000000")), None);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused_and_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let _ = Event::decode(&bytes);
+        let _ = Event::decode_json(&bytes);
+    }
+
+    #[test]
+    fn a_damaged_event_never_panics(at in 0_usize..300, with in any::<u8>()) {
+        let mut bytes = bytes(GENERATION_V1);
+        let at = at % bytes.len();
+        bytes[at] = with;
+        let _ = Event::decode(&bytes);
+    }
+
+    #[test]
+    fn tokens_and_logprobs_survive_both_forms_to_the_last_bit(
+        sampled in proptest::collection::vec((0_u32..=i32::MAX as u32, -100.0_f32..=0.0), 1..50),
+    ) {
+        let (token_ids, logprobs): (Vec<u32>, Vec<f32>) = sampled.into_iter().unzip();
+        let tokens = u32::try_from(token_ids.len()).unwrap();
+        let mut event = generation_event();
+        event.body = Body::Generation(Generation {
+            versions: vec![VersionSpan { version: 1, root: [1; 32], tokens }],
+            token_ids,
+            logprobs,
+            train_mask: None,
+            ..generation()
+        });
+        prop_assert_eq!(&Event::decode(&event.encode()).unwrap(), &event);
+        let json = serde_json::to_vec(&event).unwrap();
+        prop_assert_eq!(&Event::decode_json(&json).unwrap(), &event);
+    }
+}

@@ -1,0 +1,155 @@
+//! The way to the broker: which cluster, which topics, how they are made. What is written and read is next door
+//! ([`crate::log`], the sink).
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::{Client, ClientContext, DefaultClientContext};
+use rdkafka::config::ClientConfig;
+use rdkafka::error::RDKafkaErrorCode;
+use serde::{Deserialize, Serialize};
+
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(15);
+const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
+const READABLE_POLL: Duration = Duration::from_millis(50);
+
+/// Which cluster and which topics.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClientOptions {
+    /// `host:port`, comma-separated. Default: 127.0.0.1:9092.
+    pub brokers: String,
+    /// First part of every topic's and consumer group's name. Default: springtide.
+    pub topic_prefix: String,
+    /// Any librdkafka setting, handed through; wins over Springtide's own. Default: none.
+    pub librdkafka: BTreeMap<String, String>,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            brokers: "127.0.0.1:9092".to_owned(),
+            topic_prefix: "springtide".to_owned(),
+            librdkafka: BTreeMap::new(),
+        }
+    }
+}
+
+/// The names of the topics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topics {
+    pub generation: String,
+    pub feedback: String,
+    pub version: String,
+    pub dlq: String,
+}
+
+impl ClientOptions {
+    pub fn topics(&self) -> Topics {
+        let name = |topic: &str| format!("{}.{topic}.v1", self.topic_prefix);
+        Topics {
+            generation: name("generation"),
+            feedback: name("feedback"),
+            version: name("version"),
+            dlq: name("dlq"),
+        }
+    }
+
+    /// Springtide's settings of a client, with the operator's over them.
+    pub(crate) fn config(&self, settings: &[(&str, &str)]) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers);
+        config.set("client.id", "springtide");
+        for (key, value) in settings {
+            config.set(*key, *value);
+        }
+        for (key, value) in &self.librdkafka {
+            config.set(key, value);
+        }
+        config
+    }
+}
+
+/// Makes the topics that do not exist yet, with the broker's default replication, and waits until all of them can be
+/// read. Events get `partitions` partitions; announcements and dead letters one. Topics that exist are left as they are.
+pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::Result<()> {
+    let admin: AdminClient<DefaultClientContext> = options.config(&[]).create().context("create admin client")?;
+    let names = options.topics();
+    let topic = |name, partitions| NewTopic::new(name, partitions, TopicReplication::Fixed(-1));
+    let wanted = [
+        topic(&names.generation, partitions),
+        topic(&names.feedback, partitions),
+        topic(&names.version, 1),
+        topic(&names.dlq, 1),
+    ];
+    let deadline = AdminOptions::new()
+        .request_timeout(Some(ADMIN_TIMEOUT))
+        .operation_timeout(Some(ADMIN_TIMEOUT));
+    let results = admin
+        .create_topics(&wanted, &deadline)
+        .await
+        .with_context(|| format!("create topics at {}", options.brokers))?;
+    for result in results {
+        match result {
+            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err((name, code)) => bail!("create topic {name}: {code}"),
+        }
+    }
+    let names = vec![names.generation, names.feedback, names.version, names.dlq];
+    let wait = move || wait_until_readable(admin.inner(), &names);
+    tokio::task::spawn_blocking(wait).await.context("join")?
+}
+
+/// A cluster says that a topic was created before its brokers all know of it and lead its partitions.
+fn wait_until_readable(client: &Client<DefaultClientContext>, topics: &[String]) -> anyhow::Result<()> {
+    let started = Instant::now();
+    for topic in topics {
+        while let Err(error) = partitions(client, topic) {
+            ensure!(started.elapsed() < ADMIN_TIMEOUT, "{error:#}");
+            std::thread::sleep(READABLE_POLL);
+        }
+    }
+    Ok(())
+}
+
+/// The partitions of a topic, each with its first offset. Blocks.
+pub(crate) fn partitions<C: ClientContext>(client: &Client<C>, topic: &str) -> anyhow::Result<BTreeMap<i32, i64>> {
+    let metadata = client
+        .fetch_metadata(Some(topic), METADATA_TIMEOUT)
+        .with_context(|| format!("look up topic {topic}"))?;
+    let mut partitions = BTreeMap::new();
+    for partition in metadata.topics().iter().flat_map(|topic| topic.partitions()) {
+        let (first, _) = client
+            .fetch_watermarks(topic, partition.id(), METADATA_TIMEOUT)
+            .with_context(|| format!("look up the start of {topic}/{}", partition.id()))?;
+        partitions.insert(partition.id(), first);
+    }
+    ensure!(!partitions.is_empty(), "topic {topic} does not exist");
+    Ok(partitions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topics_carry_the_prefix_and_the_version_of_their_schema() {
+        let options = ClientOptions {
+            topic_prefix: "blue".to_owned(),
+            ..ClientOptions::default()
+        };
+        assert_eq!(options.topics().generation, "blue.generation.v1");
+        assert_eq!(options.topics().dlq, "blue.dlq.v1");
+    }
+
+    #[test]
+    fn the_operators_settings_win() {
+        let options = ClientOptions {
+            librdkafka: BTreeMap::from([("acks".to_owned(), "1".to_owned())]),
+            ..ClientOptions::default()
+        };
+        assert_eq!(options.config(&[("acks", "all")]).get("acks"), Some("1"));
+    }
+}

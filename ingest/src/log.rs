@@ -1,0 +1,31 @@
+//! Into the log and out of it again as a listener: the producer of events, dead letters and announcements, and the
+//! stream of announcements. The sink, which reads events, has a consumer of its own.
+
+mod announcements;
+mod dead_letter;
+mod producer;
+
+pub use announcements::Announcements;
+pub use dead_letter::{DeadLetter, Position, Reason};
+pub use producer::Producer;
+
+pub use crate::proto::Announcement;
+
+use crate::event::Invalid;
+
+/// Why something did not enter the log.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The event breaks a rule; it will never be accepted.
+    #[error("the event is not valid")]
+    Invalid(#[from] Invalid),
+    /// Larger than the broker takes.
+    #[error("the record is too large: {size_bytes} bytes")]
+    TooLarge { size_bytes: usize },
+    /// As much as allowed is waiting for acknowledgement already.
+    #[error("too many records wait for the log")]
+    Full,
+    /// Not acknowledged in time, or refused by the broker. It may still arrive: the same event again is a duplicate.
+    #[error("the log did not acknowledge")]
+    Unavailable(#[source] rdkafka::error::KafkaError),
+}

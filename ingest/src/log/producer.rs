@@ -1,0 +1,160 @@
+//! The one way into the log: idempotent, acknowledged by all in-sync replicas, bounded.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
+use time::format_description::well_known::Rfc3339;
+
+use super::{Announcement, DeadLetter, Error};
+use crate::event::{Body, Event};
+use crate::kafka::{ClientOptions, Topics};
+
+const SETTINGS: &[(&str, &str)] = &[
+    ("enable.idempotence", "true"),
+    ("acks", "all"),
+    ("linger.ms", "1"),
+    ("message.timeout.ms", "5000"),
+    // What may wait for acknowledgement at once.
+    ("queue.buffering.max.messages", "50000"),
+    ("queue.buffering.max.kbytes", "65536"),
+];
+/// How long a stop waits for what is still on its way.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// Writes to the log. Cheap to clone; all clones share one connection and one bound.
+#[derive(Clone)]
+pub struct Producer {
+    options: Arc<ClientOptions>,
+    topics: Arc<Topics>,
+    inner: Arc<RwLock<FutureProducer>>,
+}
+
+impl Producer {
+    /// Connects in the background: a broker that is away shows in the first send.
+    pub fn new(options: &ClientOptions) -> Result<Self, Error> {
+        Ok(Self {
+            topics: Arc::new(options.topics()),
+            inner: Arc::new(RwLock::new(connect(options)?)),
+            options: Arc::new(options.clone()),
+        })
+    }
+
+    /// Resolves when the log has acknowledged the event (`acks=all`), 5 s later at most. The current span travels along.
+    pub async fn send_event(&self, event: &Event) -> Result<(), Error> {
+        event.check()?;
+        let topic = match event.body {
+            Body::Generation(_) => &self.topics.generation,
+            Body::Feedback(_) => &self.topics.feedback,
+        };
+        let time = event.time.format(&Rfc3339).unwrap_or_default();
+        let mut headers = Headers::new();
+        headers.set("ce_specversion", "1.0");
+        headers.set("ce_id", &event.id);
+        headers.set("ce_source", &event.source);
+        headers.set("ce_type", event.kind());
+        headers.set("ce_time", &time);
+        headers.set("content-type", "application/protobuf");
+        for (key, value) in edge::trace::inject() {
+            headers.set(&key, &value);
+        }
+        self.send(topic, &event.key(), &event.encode(), headers.0).await
+    }
+
+    /// Tells followers that there is a new object to look at. May be repeated, may be lost.
+    pub async fn send_announcement(&self, announcement: &Announcement) -> Result<(), Error> {
+        let mut headers = Headers::new();
+        headers.set("ce_type", "springtide.announcement.v1");
+        headers.set("content-type", "application/protobuf");
+        let value = prost::Message::encode_to_vec(announcement);
+        let key = announcement.policy.as_bytes();
+        self.send(&self.topics.version, key, &value, headers.0).await
+    }
+
+    /// Puts a record where people look at what could not be used, with the reason.
+    pub async fn send_dead_letter(&self, letter: &DeadLetter) -> Result<(), Error> {
+        metrics::counter!("springtide_ingest_dead_letters_total", "reason" => letter.reason.as_str()).increment(1);
+        let headers = letter.headers();
+        self.send(&self.topics.dlq, &letter.key, &letter.value, headers).await
+    }
+
+    async fn send(&self, topic: &str, key: &[u8], value: &[u8], headers: OwnedHeaders) -> Result<(), Error> {
+        let started = Instant::now();
+        let record = FutureRecord::to(topic).key(key).payload(value).headers(headers);
+        let queued = {
+            let producer = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+            producer.send_result(record).map_err(|(error, _)| error)
+        };
+        let result = match queued {
+            Ok(delivery) => match delivery.await {
+                Ok(Ok(_)) => Ok(()),
+                Ok(Err((error, _))) => Err(error),
+                // The producer was replaced while the record was on its way.
+                Err(_) => Err(KafkaError::Canceled),
+            },
+            Err(error) => Err(error),
+        };
+        let outcome = if result.is_ok() { "acknowledged" } else { "failed" };
+        metrics::counter!("springtide_log_records_total", "outcome" => outcome).increment(1);
+        metrics::histogram!("springtide_log_acknowledge_seconds").record(started.elapsed().as_secs_f64());
+        result.map_err(|error| {
+            self.replace_if_broken();
+            into_error(error, value.len())
+        })
+    }
+
+    /// An idempotent producer that lost its place (the broker forgot it) refuses everything from then on. A new one
+    /// starts over; duplicates that this can cause are caught by the events' identity.
+    fn replace_if_broken(&self) {
+        let mut producer = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let Some((code, reason)) = producer.client().fatal_error() else {
+            return;
+        };
+        match connect(&self.options) {
+            Ok(fresh) => {
+                tracing::warn!(%code, reason, "producer replaced after a fatal error");
+                *producer = fresh;
+            }
+            Err(error) => tracing::error!(%code, reason, %error, "producer cannot be replaced"),
+        }
+    }
+
+    /// Waits for what is still on its way; blocks, for the end of a process.
+    pub fn flush(&self) {
+        let producer = self.inner.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Err(error) = producer.flush(FLUSH_TIMEOUT) {
+            tracing::warn!(%error, "records still on their way at the end");
+        }
+    }
+}
+
+fn connect(options: &ClientOptions) -> Result<FutureProducer, Error> {
+    options.config(SETTINGS).create().map_err(Error::Unavailable)
+}
+
+fn into_error(error: KafkaError, size_bytes: usize) -> Error {
+    match error.rdkafka_error_code() {
+        Some(RDKafkaErrorCode::QueueFull) => Error::Full,
+        Some(RDKafkaErrorCode::MessageSizeTooLarge) => Error::TooLarge { size_bytes },
+        _ => Error::Unavailable(error),
+    }
+}
+
+/// Record headers, built up in place.
+pub(super) struct Headers(pub OwnedHeaders);
+
+impl Headers {
+    pub(super) fn new() -> Self {
+        Self(OwnedHeaders::new_with_capacity(10))
+    }
+
+    pub(super) fn set(&mut self, key: &str, value: &str) {
+        let headers = std::mem::replace(&mut self.0, OwnedHeaders::new_with_capacity(0));
+        self.0 = headers.insert(Header {
+            key,
+            value: Some(value),
+        });
+    }
+}

@@ -1,0 +1,134 @@
+//! What an operator sets of ingest, and the contradictions that are refused before anything starts.
+
+use serde::{Deserialize, Serialize};
+
+use crate::reward::{Definition, MetricType};
+
+/// `[ingest]` of the configuration file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// `[[ingest.surface]]`: how each surface turns signals into rewards. Default: `completion`. The surface `rollout`,
+    /// whose reward is the float that a grader gives, always exists; one of that name here replaces it.
+    pub surface: Vec<Definition>,
+    /// Partitions of the event topics where they are made. Default: 4.
+    pub partitions: i32,
+    /// How long feedback may wait for its generation before a copy goes to the dead letters, seconds. Default: 600.
+    pub orphan_ttl_seconds: f64,
+    /// How long after a horizon feedback may still be on its way to the log, seconds. Default: 0.25.
+    pub close_grace_seconds: f64,
+    /// How far ahead of this machine's clock an event may claim to have happened, seconds. Default: 300.
+    pub clock_skew_seconds_max: f64,
+    /// Records written in one transaction at most. Default: 500.
+    pub batch_records_max: usize,
+    /// How long the first record of a batch waits for more, milliseconds. Default: 10.
+    pub batch_wait_ms: u64,
+    /// Go on although the log is not the one that the tables were filled from (another cluster, a recreated topic,
+    /// records removed by retention before they were read). What the old log still held is lost. Default: false.
+    pub accept_other_log: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            surface: vec![Definition::completion()],
+            partitions: 4,
+            orphan_ttl_seconds: 600.0,
+            close_grace_seconds: 0.25,
+            clock_skew_seconds_max: 300.0,
+            batch_records_max: 500,
+            batch_wait_ms: 10,
+            accept_other_log: false,
+        }
+    }
+}
+
+impl Options {
+    /// Every surface in force, the built-in one included.
+    pub fn surfaces(&self) -> Vec<Definition> {
+        let mut surfaces = self.surface.clone();
+        if !surfaces.iter().any(|surface| surface.name == "rollout") {
+            surfaces.push(Definition::rollout());
+        }
+        surfaces
+    }
+
+    /// Refuses values out of range and surfaces that contradict each other.
+    pub fn check(&self) -> anyhow::Result<()> {
+        use anyhow::ensure;
+        let positive = |value: f64| value.is_finite() && value > 0.0;
+        ensure!(self.partitions > 0, "ingest.partitions must be at least 1");
+        ensure!(
+            positive(self.orphan_ttl_seconds),
+            "ingest.orphan_ttl_seconds must be positive"
+        );
+        ensure!(
+            self.close_grace_seconds.is_finite() && self.close_grace_seconds >= 0.0,
+            "ingest.close_grace_seconds must not be negative"
+        );
+        ensure!(
+            positive(self.clock_skew_seconds_max),
+            "ingest.clock_skew_seconds_max must be positive"
+        );
+        ensure!(
+            (1..=10_000).contains(&self.batch_records_max),
+            "ingest.batch_records_max must be between 1 and 10000"
+        );
+        ensure!(self.batch_wait_ms <= 1_000, "ingest.batch_wait_ms must be at most 1000");
+        let surfaces = self.surfaces();
+        let mut metrics: std::collections::BTreeMap<&str, MetricType> = Default::default();
+        for (index, surface) in surfaces.iter().enumerate() {
+            surface.check()?;
+            ensure!(
+                !surfaces[..index].iter().any(|other| other.name == surface.name),
+                "ingest.surface {:?} is there twice",
+                surface.name
+            );
+            let known = metrics.entry(&surface.metric).or_insert(surface.metric_type);
+            ensure!(
+                *known == surface.metric_type,
+                "ingest.surface {:?}: metric {:?} has another type on another surface",
+                surface.name,
+                surface.metric
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_in_order() {
+        Options::default().check().unwrap();
+        let names: Vec<_> = Options::default()
+            .surfaces()
+            .into_iter()
+            .map(|surface| surface.name)
+            .collect();
+        assert_eq!(names, ["completion", "rollout"]);
+    }
+
+    #[test]
+    fn a_metric_has_one_type_everywhere() {
+        let mut options = Options::default();
+        options.surface.push(Definition {
+            name: "chat".to_owned(),
+            metric_type: MetricType::Float,
+            ..Definition::completion()
+        });
+        let error = options.check().unwrap_err().to_string();
+        assert!(error.contains("another type"), "{error}");
+    }
+
+    #[test]
+    fn a_surface_is_defined_once() {
+        let options = Options {
+            surface: vec![Definition::completion(), Definition::completion()],
+            ..Options::default()
+        };
+        assert!(options.check().is_err());
+    }
+}

@@ -1,0 +1,70 @@
+//! Reward definitions in Postgres: a changed definition is a new version, old ones stay, so that every trajectory can
+//! name the rule that scored it.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use sqlx::PgPool;
+
+use super::Definition;
+
+/// The definitions in force, by surface, each with its stored version.
+#[derive(Debug, Clone, Default)]
+pub struct Surfaces(BTreeMap<String, (i32, Definition)>);
+
+impl Surfaces {
+    pub fn get(&self, surface: &str) -> Option<(i32, &Definition)> {
+        let (version, definition) = self.0.get(surface)?;
+        Some((*version, definition))
+    }
+
+    pub fn definitions(&self) -> impl Iterator<Item = &Definition> {
+        self.0.values().map(|(_, definition)| definition)
+    }
+}
+
+/// Stores what changed and returns everything that is in force.
+pub async fn store(pool: &PgPool, definitions: &[Definition]) -> anyhow::Result<Surfaces> {
+    let mut surfaces = BTreeMap::new();
+    for definition in definitions {
+        let version = store_one(pool, definition)
+            .await
+            .with_context(|| format!("store reward definition of {:?}", definition.name))?;
+        surfaces.insert(definition.name.clone(), (version, definition.clone()));
+    }
+    Ok(Surfaces(surfaces))
+}
+
+async fn store_one(pool: &PgPool, definition: &Definition) -> anyhow::Result<i32> {
+    let value = serde_json::to_value(definition)?;
+    // Another process may store the same change at the same moment: then this insert finds nothing to do, and the second
+    // look finds what the other one stored.
+    loop {
+        let latest = sqlx::query!(
+            "select version, definition from reward_definition where surface = $1 \
+             order by version desc limit 1",
+            definition.name
+        )
+        .fetch_optional(pool)
+        .await?;
+        let next = match latest {
+            // Compared as a definition: how a number is spelled is no change, and one of an older shape is.
+            Some(row) if same(&row.definition, definition) => return Ok(row.version),
+            Some(row) => row.version + 1,
+            None => 1,
+        };
+        sqlx::query!(
+            "insert into reward_definition (surface, version, definition) values ($1, $2, $3) \
+             on conflict do nothing",
+            definition.name,
+            next,
+            value
+        )
+        .execute(pool)
+        .await?;
+    }
+}
+
+fn same(stored: &serde_json::Value, definition: &Definition) -> bool {
+    serde::Deserialize::deserialize(stored).is_ok_and(|stored: Definition| stored == *definition)
+}

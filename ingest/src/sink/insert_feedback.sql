@@ -1,0 +1,28 @@
+-- Late: what it is about has closed. An episode has closed once none of its generations is open.
+insert into feedback (
+    id, tenant_id, generation_id, episode_id, metric_name, value_bool, value_float, value_text, tags, given_at, late
+)
+select
+    f.id, f.tenant_id, f.generation_id, f.episode_id, f.metric_name,
+    f.value_bool, f.value_float, f.value_text, f.tags, f.given_at,
+    case
+        when f.generation_id is not null then
+            exists (select 1 from trajectory t where t.generation_id = f.generation_id)
+        else
+            exists (
+                select 1 from generation g join trajectory t on t.generation_id = g.id
+                where g.episode_id = f.episode_id
+            )
+            and not exists (
+                select 1 from generation g join open_generation o on o.generation_id = g.id
+                where g.episode_id = f.episode_id
+            )
+    end
+from unnest(
+    $1::uuid[], $2::text[], $3::uuid[], $4::uuid[], $5::text[], $6::bool[], $7::double precision[], $8::text[],
+    $9::jsonb[], $10::timestamptz[]
+) as f (
+    id, tenant_id, generation_id, episode_id, metric_name, value_bool, value_float, value_text, tags, given_at
+)
+on conflict (id) do nothing
+returning id, late

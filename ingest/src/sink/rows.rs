@@ -1,0 +1,342 @@
+//! Events as rows: one statement per table and batch, each a `select … from unnest(columns)`.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::record::Record;
+use crate::event::{Event, Feedback, Generation, Target, Value, time_of};
+use crate::reward::stored::Surfaces;
+
+/// One event on its way into a table.
+pub(super) struct Row<'a, T> {
+    pub record: &'a Record,
+    pub event: &'a Event,
+    pub body: &'a T,
+}
+
+type Key<'a> = (&'a str, &'a str, &'a str);
+type OwnedKey = (String, String, String);
+
+/// Stores identities that are new; returns those.
+pub(super) async fn insert_keys<'a>(
+    connection: &mut PgConnection,
+    keys: &BTreeMap<Key<'a>, [u8; 32]>,
+) -> sqlx::Result<HashSet<Key<'a>>> {
+    let (tenants, sources, ids) = key_columns(keys.keys());
+    let digests: Vec<Vec<u8>> = keys.values().map(|digest| digest.to_vec()).collect();
+    let rows = sqlx::query!(
+        "insert into event_key (tenant_id, source, event_id, digest) \
+         select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[]) \
+         on conflict do nothing returning tenant_id, source, event_id",
+        &tenants,
+        &sources,
+        &ids,
+        &digests
+    )
+    .fetch_all(connection)
+    .await?;
+    let stored: HashSet<OwnedKey> = rows
+        .into_iter()
+        .map(|row| (row.tenant_id, row.source, row.event_id))
+        .collect();
+    let owned = |key: &Key<'_>| (key.0.to_owned(), key.1.to_owned(), key.2.to_owned());
+    Ok(keys
+        .keys()
+        .copied()
+        .filter(|key| stored.contains(&owned(key)))
+        .collect())
+}
+
+/// The digests under which these identities were stored.
+pub(super) async fn digests<'a>(
+    connection: &mut PgConnection,
+    keys: impl Iterator<Item = &'a Key<'a>>,
+) -> sqlx::Result<HashMap<OwnedKey, Vec<u8>>> {
+    let (tenants, sources, ids) = key_columns(keys);
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let rows = sqlx::query!(
+        "select tenant_id, source, event_id, digest from event_key \
+         where (tenant_id, source, event_id) in (select * from unnest($1::text[], $2::text[], $3::text[]))",
+        &tenants,
+        &sources,
+        &ids
+    )
+    .fetch_all(connection)
+    .await?;
+    let rows = rows.into_iter();
+    Ok(rows
+        .map(|row| ((row.tenant_id, row.source, row.event_id), row.digest))
+        .collect())
+}
+
+fn key_columns<'a>(keys: impl Iterator<Item = &'a Key<'a>>) -> (Vec<String>, Vec<String>, Vec<String>) {
+    let mut columns = (Vec::new(), Vec::new(), Vec::new());
+    for (tenant, source, id) in keys {
+        columns.0.push((*tenant).to_owned());
+        columns.1.push((*source).to_owned());
+        columns.2.push((*id).to_owned());
+    }
+    columns
+}
+
+/// Lists of lists as one flat column and the bounds of each list: `unnest` flattens arrays of arrays. Bounds count from 1
+/// and are inclusive, as SQL slices are; an empty list ends before it begins.
+#[derive(Default)]
+struct Slices<T> {
+    values: Vec<T>,
+    from: Vec<i32>,
+    until: Vec<i32>,
+}
+
+impl<T> Slices<T> {
+    fn push(&mut self, list: impl Iterator<Item = T>) {
+        // A batch is bounded by its bytes far below 2³¹ values.
+        self.from.push(bound(self.values.len() + 1));
+        self.values.extend(list);
+        self.until.push(bound(self.values.len()));
+    }
+}
+
+fn bound(value: usize) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+/// A value that [`Event::check`] found to fit in 31 bits.
+fn narrow(value: u32) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+/// Stores generations; returns the ids that were free.
+pub(super) async fn insert_generations(
+    connection: &mut PgConnection,
+    rows: &[Row<'_, Generation>],
+) -> sqlx::Result<HashSet<Uuid>> {
+    if rows.is_empty() {
+        return Ok(HashSet::new());
+    }
+    macro_rules! column {
+        ($row:ident => $value:expr) => {
+            &rows
+                .iter()
+                .map(|$row| $value)
+                .collect::<Vec<_>>()
+        };
+        ($field:ident) => {
+            column!(row => row.body.$field.clone())
+        };
+    }
+    let mut prompts = Slices::default();
+    let mut tokens = Slices::default();
+    let mut logprobs = Slices::default();
+    let mut masks = Slices::default();
+    for row in rows {
+        prompts.push(row.body.prompt_ids.iter().copied().map(narrow));
+        tokens.push(row.body.token_ids.iter().copied().map(narrow));
+        logprobs.push(row.body.logprobs.iter().copied());
+        masks.push(row.body.train_mask.iter().flatten().copied());
+    }
+    let stored = sqlx::query_file_scalar!(
+        "src/sink/insert_generations.sql",
+        column!(id),
+        column!(row => row.event.tenant.clone()),
+        column!(policy),
+        column!(row => row.body.versions.last().map_or(0, |span| span.version)),
+        column!(row => row.body.versions.iter().map(|span| span.version).min().unwrap_or(0)),
+        column!(row => spans(row.body)),
+        column!(row => row.body.versions.last().map_or_else(Vec::new, |span| span.root.to_vec())),
+        column!(line),
+        column!(replica),
+        column!(row => row.body.purpose.as_str().to_owned()),
+        column!(run_id) as _,
+        column!(task_id) as _,
+        column!(group_id) as _,
+        column!(surface),
+        column!(episode_id),
+        column!(row => narrow(row.body.segment)),
+        column!(row => narrow(row.body.turn)),
+        column!(parent_id) as _,
+        column!(user_key),
+        column!(arm),
+        column!(arm_probability),
+        column!(row => row.body.prompt_prefix.map_or(0, |prefix| narrow(prefix.length))),
+        column!(row => row.body.prompt_prefix.map(|prefix| prefix.hash.to_vec())) as _,
+        column!(row => row.body.train_mask.is_some()),
+        column!(row => row.body.payload.as_ref().map(|payload| payload.digest.to_vec())) as _,
+        column!(temperature),
+        column!(top_p),
+        // A seed is 64 bits without a sign; the column keeps the same bits.
+        column!(row => row.body.seed.map(u64::cast_signed)) as _,
+        column!(row => row.body.finish_reason.as_str().to_owned()),
+        column!(declined),
+        column!(shown) as _,
+        column!(consent),
+        column!(row => time_of(row.body.id).unwrap_or(row.event.time)),
+        &prompts.from,
+        &prompts.until,
+        &tokens.from,
+        &tokens.until,
+        &masks.from,
+        &masks.until,
+        &prompts.values,
+        &tokens.values,
+        &logprobs.values,
+        &masks.values,
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(stored.into_iter().collect())
+}
+
+fn spans(generation: &Generation) -> serde_json::Value {
+    let spans = generation.versions.iter();
+    spans
+        .map(|span| serde_json::json!([span.version, span.tokens]))
+        .collect()
+}
+
+/// Notes until when each stored generation waits. A surface that nobody defined waits for nothing.
+pub(super) async fn open(
+    connection: &mut PgConnection,
+    rows: &[Row<'_, Generation>],
+    surfaces: &Surfaces,
+) -> sqlx::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let mut ids = Vec::with_capacity(rows.len());
+    let mut names = Vec::with_capacity(rows.len());
+    let mut closes: Vec<OffsetDateTime> = Vec::with_capacity(rows.len());
+    for row in rows {
+        let sampled_at = time_of(row.body.id).unwrap_or(row.event.time);
+        let start = sampled_at.max(row.event.time);
+        let horizon = surfaces
+            .get(&row.body.surface)
+            .map_or(time::Duration::ZERO, |(_, definition)| definition.horizon());
+        ids.push(row.body.id);
+        names.push(row.body.surface.clone());
+        closes.push(start + horizon);
+    }
+    sqlx::query!(
+        "insert into open_generation (generation_id, surface, closes_at) \
+         select * from unnest($1::uuid[], $2::text[], $3::timestamptz[])",
+        &ids,
+        &names,
+        &closes
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Keeps the closer away from the generations that this feedback is about, until the commit. Without it, feedback could
+/// be stored as in time while the closer closes without having seen it.
+pub(super) async fn hold_open(connection: &mut PgConnection, rows: &[Row<'_, Feedback>]) -> sqlx::Result<()> {
+    let (generations, episodes) = targets(rows);
+    if !generations.is_empty() {
+        sqlx::query!(
+            "select from open_generation where generation_id = any($1) \
+             order by generation_id for share",
+            &generations
+        )
+        .execute(&mut *connection)
+        .await?;
+    }
+    if !episodes.is_empty() {
+        sqlx::query!(
+            "select from open_generation where generation_id in \
+                 (select id from generation where episode_id = any($1)) \
+             order by generation_id for share",
+            &episodes
+        )
+        .execute(connection)
+        .await?;
+    }
+    Ok(())
+}
+
+fn targets(rows: &[Row<'_, Feedback>]) -> (Vec<Uuid>, Vec<Uuid>) {
+    let mut generations = Vec::new();
+    let mut episodes = Vec::new();
+    for row in rows {
+        match row.body.target {
+            Target::Generation(id) => generations.push(id),
+            Target::Episode(id) => episodes.push(id),
+        }
+    }
+    (generations, episodes)
+}
+
+/// Stores feedback; returns the ids that were free, each with whether it came after its trajectory had closed.
+pub(super) async fn insert_feedback(
+    connection: &mut PgConnection,
+    rows: &[Row<'_, Feedback>],
+) -> sqlx::Result<HashMap<Uuid, bool>> {
+    if rows.is_empty() {
+        return Ok(HashMap::new());
+    }
+    macro_rules! column {
+        ($row:ident => $value:expr) => {
+            &rows.iter().map(|$row| $value).collect::<Vec<_>>()
+        };
+    }
+    let stored = sqlx::query_file!(
+        "src/sink/insert_feedback.sql",
+        column!(row => row.body.id),
+        column!(row => row.event.tenant.clone()),
+        column!(row => match row.body.target {
+            Target::Generation(id) => Some(id),
+            Target::Episode(_) => None,
+        }) as _,
+        column!(row => match row.body.target {
+            Target::Generation(_) => None,
+            Target::Episode(id) => Some(id),
+        }) as _,
+        column!(row => row.body.metric_name.clone()),
+        column!(row => match row.body.value {
+            Value::Bool(value) => Some(value),
+            _ => None,
+        }) as _,
+        column!(row => match row.body.value {
+            Value::Float(value) => Some(value),
+            _ => None,
+        }) as _,
+        column!(row => match &row.body.value {
+            Value::Text(value) => Some(value.clone()),
+            _ => None,
+        }) as _,
+        column!(row => serde_json::json!(row.body.tags)),
+        column!(row => row.event.time),
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(stored.into_iter().map(|row| (row.id, row.late)).collect())
+}
+
+/// On surfaces that do not wait for their horizon: what has its deciding feedback closes at that moment.
+pub(super) async fn close_early(
+    connection: &mut PgConnection,
+    generations: &[Row<'_, Generation>],
+    feedback: &[Row<'_, Feedback>],
+    surfaces: &Surfaces,
+) -> sqlx::Result<()> {
+    let early = || surfaces.definitions().filter(|surface| surface.close_on_feedback);
+    let names: Vec<String> = early().map(|surface| surface.name.clone()).collect();
+    let metrics: Vec<String> = early().map(|surface| surface.metric.clone()).collect();
+    let deciding = feedback.iter().any(|row| metrics.contains(&row.body.metric_name));
+    let opened = generations.iter().filter(|row| names.contains(&row.body.surface));
+    let mut ids: Vec<Uuid> = opened.map(|row| row.body.id).collect();
+    if ids.is_empty() && !deciding {
+        return Ok(());
+    }
+    let (targets, episodes) = targets(feedback);
+    ids.extend(targets);
+    sqlx::query_file!("src/sink/close_early.sql", &ids, &episodes, &names, &metrics)
+        .execute(connection)
+        .await?;
+    Ok(())
+}

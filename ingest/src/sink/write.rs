@@ -1,0 +1,238 @@
+//! One batch, one transaction: fence, identities, rows, dead letters, offsets.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use futures::future::try_join_all;
+use sqlx::PgConnection;
+
+use super::offset::{self, Fences, Next};
+use super::record::Record;
+use super::{Sink, rows};
+use crate::event::{Body, Event};
+use crate::log::{DeadLetter, Reason};
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// Someone else has claimed the partition since.
+    #[error("{topic}/{partition} was claimed by another sink")]
+    Fenced { topic: String, partition: i32 },
+    /// The database does not take one of the rows, and never will.
+    #[error("the database refused a row")]
+    Refused(#[source] sqlx::Error),
+    /// The database or the log is away; nothing was written.
+    #[error("a service is away")]
+    Away(#[source] anyhow::Error),
+    /// Asked to stop while waiting; nothing was written.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        // SQLSTATE classes: 22 data exception, 23 integrity constraint violation.
+        let refused = error
+            .as_database_error()
+            .and_then(|error| error.code())
+            .is_some_and(|code| code.starts_with("22") || code.starts_with("23"));
+        if refused {
+            Self::Refused(error)
+        } else {
+            Self::Away(error.into())
+        }
+    }
+}
+
+/// `(tenant, source, id)`.
+type Key<'a> = (&'a str, &'a str, &'a str);
+
+#[derive(Default)]
+struct Counts {
+    generations: u64,
+    feedback: u64,
+    late: u64,
+    duplicates: u64,
+}
+
+impl Sink {
+    /// Writes what the tables do not hold yet and moves the offsets. Dead letters are acknowledged by the log before the
+    /// commit: a crash in between repeats them, and loses none.
+    pub(super) async fn transaction(&self, fences: &Fences, records: &[Record]) -> Result<Next, Error> {
+        let started = std::time::Instant::now();
+        let mut transaction = self.pool.begin().await?;
+        let next = self.hold(&mut transaction, fences, records).await?;
+        let unread = |record: &&Record| {
+            let slot = (record.from.topic.clone(), record.from.partition);
+            next.get(&slot).is_some_and(|next| record.from.offset >= *next)
+        };
+        let records: Vec<&Record> = records.iter().filter(unread).collect();
+        let mut dead = Vec::new();
+        let counts = self.insert(&mut transaction, &records, &mut dead).await?;
+        let letters = dead.iter().map(|letter| self.producer.send_dead_letter(letter));
+        try_join_all(letters).await.map_err(|error| Error::Away(error.into()))?;
+        let mut moved = next;
+        for record in &records {
+            let slot = (record.from.topic.clone(), record.from.partition);
+            moved.insert(slot, record.from.offset + 1);
+        }
+        offset::advance(&mut transaction, &self.cluster_id, &moved).await?;
+        transaction.commit().await?;
+        count(&counts, &dead);
+        metrics::histogram!("springtide_ingest_batch_seconds").record(started.elapsed().as_secs_f64());
+        Ok(moved)
+    }
+
+    /// Locks the offsets of the batch's partitions and checks that they may still be moved.
+    async fn hold(&self, connection: &mut PgConnection, fences: &Fences, records: &[Record]) -> Result<Next, Error> {
+        let fenced = |(topic, partition): &offset::Slot| Error::Fenced {
+            topic: topic.clone(),
+            partition: *partition,
+        };
+        let mut wanted = Fences::new();
+        for record in records {
+            let slot = (record.from.topic.clone(), record.from.partition);
+            let fence = fences.get(&slot).ok_or_else(|| fenced(&slot))?;
+            wanted.insert(slot, *fence);
+        }
+        let held = offset::lock(connection, &self.cluster_id, &wanted).await?;
+        let mut next = Next::new();
+        for (slot, fence) in wanted {
+            match held.get(&slot) {
+                Some(claim) if claim.fence == fence => next.insert(slot, claim.next_offset),
+                _ => return Err(fenced(&slot)),
+            };
+        }
+        Ok(next)
+    }
+
+    async fn insert(
+        &self,
+        connection: &mut PgConnection,
+        records: &[&Record],
+        dead: &mut Vec<DeadLetter>,
+    ) -> Result<Counts, Error> {
+        let mut counts = Counts::default();
+        let mut usable = Vec::new();
+        for record in records {
+            match &record.event {
+                Ok(event) => usable.push((*record, event)),
+                Err(unusable) => dead.push(record.dead_letter(unusable.reason, &*unusable.detail)),
+            }
+        }
+        let fresh = identify(connection, usable, &mut counts, dead).await?;
+        let mut generations = Vec::new();
+        let mut feedback = Vec::new();
+        let mut ids = HashSet::new();
+        for (record, event) in fresh {
+            let id = match &event.body {
+                Body::Generation(generation) => generation.id,
+                Body::Feedback(feedback) => feedback.id,
+            };
+            if !ids.insert((event.kind(), id)) {
+                dead.push(record.dead_letter(Reason::Conflict, TAKEN));
+                continue;
+            }
+            match &event.body {
+                Body::Generation(body) => generations.push(rows::Row { record, event, body }),
+                Body::Feedback(body) => feedback.push(rows::Row { record, event, body }),
+            }
+        }
+        let stored = rows::insert_generations(connection, &generations).await?;
+        let rows = generations.iter().map(|row| (row.record, row.body.id));
+        dead.extend(taken(rows, &stored));
+        generations.retain(|row| stored.contains(&row.body.id));
+        rows::open(connection, &generations, &self.surfaces).await?;
+        rows::hold_open(connection, &feedback).await?;
+        let stored = rows::insert_feedback(connection, &feedback).await?;
+        counts.late = stored.values().filter(|late| **late).count() as u64;
+        let stored: HashSet<_> = stored.into_keys().collect();
+        let rows = feedback.iter().map(|row| (row.record, row.body.id));
+        dead.extend(taken(rows, &stored));
+        feedback.retain(|row| stored.contains(&row.body.id));
+        rows::close_early(connection, &generations, &feedback, &self.surfaces).await?;
+        counts.generations = generations.len() as u64;
+        counts.feedback = feedback.len() as u64;
+        Ok(counts)
+    }
+}
+
+const TAKEN: &str = "another event has this id";
+
+/// Letters for rows that were not stored because their id is another event's.
+fn taken<'a>(rows: impl Iterator<Item = (&'a Record, uuid::Uuid)>, stored: &HashSet<uuid::Uuid>) -> Vec<DeadLetter> {
+    rows.filter(|(_, id)| !stored.contains(id))
+        .map(|(record, _)| record.dead_letter(Reason::Conflict, TAKEN))
+        .collect()
+}
+
+/// Keeps the events that nobody has seen. The same event again is counted, another one under its name is a dead letter.
+async fn identify<'a>(
+    connection: &mut PgConnection,
+    usable: Vec<(&'a Record, &'a Event)>,
+    counts: &mut Counts,
+    dead: &mut Vec<DeadLetter>,
+) -> Result<Vec<(&'a Record, &'a Event)>, Error> {
+    // In key order, so that two sinks with the same events wait for each other instead of deadlocking.
+    let mut known: BTreeMap<Key<'a>, [u8; 32]> = BTreeMap::new();
+    let mut candidates = Vec::new();
+    let mut repeated = Vec::new();
+    for (record, event) in usable {
+        let key = key(event);
+        let digest = event.digest();
+        match known.get(&key) {
+            Some(first) => repeated.push((record, *first == digest)),
+            None => {
+                known.insert(key, digest);
+                candidates.push((record, event, digest));
+            }
+        }
+    }
+    let stored = rows::insert_keys(connection, &known).await?;
+    let older = rows::digests(connection, known.keys().filter(|key| !stored.contains(key))).await?;
+    let older: HashMap<Key<'_>, &[u8]> = older
+        .iter()
+        .map(|(key, digest)| ((&*key.0, &*key.1, &*key.2), digest.as_slice()))
+        .collect();
+    let mut fresh = Vec::new();
+    for (record, event, digest) in candidates {
+        match older.get(&key(event)) {
+            None => fresh.push((record, event)),
+            Some(first) => repeated.push((record, *first == digest)),
+        }
+    }
+    for (record, same) in repeated {
+        if same {
+            counts.duplicates += 1;
+        } else {
+            let detail = "the same tenant, source and id came with another body before";
+            dead.push(record.dead_letter(Reason::Conflict, detail));
+        }
+    }
+    Ok(fresh)
+}
+
+fn key(event: &Event) -> Key<'_> {
+    (&event.tenant, &event.source, &event.id)
+}
+
+fn count(counts: &Counts, dead: &[DeadLetter]) {
+    for (kind, number) in [
+        ("generation", counts.generations),
+        ("feedback", counts.feedback),
+        ("duplicate", counts.duplicates),
+        ("late", counts.late),
+        ("dead", dead.len() as u64),
+    ] {
+        metrics::counter!("springtide_ingest_records_total", "outcome" => kind).increment(number);
+    }
+    for letter in dead {
+        let from = letter.from.as_ref();
+        tracing::warn!(
+            reason = letter.reason.as_str(),
+            detail = letter.detail,
+            topic = from.map(|from| from.topic.as_str()),
+            partition = from.map(|from| from.partition),
+            offset = from.map(|from| from.offset),
+            "dead letter"
+        );
+    }
+}
