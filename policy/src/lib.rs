@@ -1,0 +1,18 @@
+//! What it is to be policy version N: its configuration, tokenizer, network, sampling maths, checkpoint image, delta,
+//! manifest and store. Knows no SQL, no HTTP server and no Kafka.
+
+pub mod assignment;
+mod atomic;
+pub mod config;
+pub mod delta;
+pub mod digest;
+pub mod folder;
+pub mod image;
+pub mod listing;
+pub mod manifest;
+#[cfg(feature = "torch")]
+pub mod network;
+pub mod sampling;
+pub mod sign;
+pub mod store;
+pub mod tokenizer;

@@ -1,0 +1,148 @@
+use super::*;
+use crate::image::Image;
+
+fn config(qk_norm: bool) -> ModelConfig {
+    ModelConfig {
+        vocab_size: 97,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 3,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 8,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        max_position_embeddings: 64,
+        tie_word_embeddings: qk_norm,
+        qk_norm,
+    }
+}
+
+/// Random weights large enough that the logits are far from uniform.
+fn image(config: &ModelConfig) -> Image {
+    let image = random_image(config, 3);
+    let network = Network::from_image(&image).unwrap();
+    let scaled: Parameters = network
+        .parameters()
+        .iter()
+        .map(|(n, t)| (n.clone(), if t.dim() == 2 { t * 8.0 } else { t.copy() }))
+        .collect();
+    image_from_f32(&image, &scaled).unwrap()
+}
+
+fn ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * 37 + 11) % 97).collect()
+}
+
+fn rows(network: &Network, ids: &[u32]) -> Vec<Vec<f32>> {
+    let wide: Vec<i64> = ids.iter().map(|&i| i64::from(i)).collect();
+    let _no_grad = tch::no_grad_guard();
+    let logits = network.logits(&Tensor::from_slice(&wide).unsqueeze(0));
+    (0..ids.len())
+        .map(|t| Vec::<f32>::try_from(&logits.get(0).get(t as i64)).unwrap())
+        .collect()
+}
+
+fn close(a: &[f32], b: &[f32]) {
+    assert_eq!(a.len(), b.len());
+    for (x, y) in a.iter().zip(b) {
+        assert!((x - y).abs() < 2e-4, "{x} against {y}");
+    }
+}
+
+#[test]
+fn cached_decoding_computes_what_the_whole_sequence_computes() {
+    for qk_norm in [true, false] {
+        let network = Network::from_image(&image(&config(qk_norm))).unwrap();
+        let sequence = ids(20);
+        let whole = rows(&network, &sequence);
+        let mut cache = KvCache::new(&network, 2, 64);
+        close(&network.prefill(&mut cache, 0, &sequence[..12]).unwrap(), &whole[11]);
+        for t in 12..20 {
+            let next = network.decode(&mut cache, &sequence[t..=t]).unwrap();
+            close(&next[0], &whole[t]);
+        }
+        assert_eq!(cache.len(0), 20);
+    }
+}
+
+#[test]
+fn sequences_of_different_lengths_decode_together_and_move_between_slots() {
+    let network = Network::from_image(&image(&config(true))).unwrap();
+    let (a, b): (Vec<u32>, Vec<u32>) = (ids(18), ids(30).into_iter().rev().collect());
+    let (whole_a, whole_b) = (rows(&network, &a), rows(&network, &b));
+    let mut cache = KvCache::new(&network, 3, 64);
+    network.prefill(&mut cache, 0, &a[..10]).unwrap();
+    network.prefill(&mut cache, 2, &b[..25]).unwrap();
+    cache.move_slot(2, 1);
+    for step in 0..3 {
+        let next = network.decode(&mut cache, &[a[10 + step], b[25 + step]]).unwrap();
+        close(&next[0], &whole_a[10 + step]);
+        close(&next[1], &whole_b[25 + step]);
+    }
+    cache.move_slot(1, 0);
+    let next = network.decode(&mut cache, &[b[28]]).unwrap();
+    close(&next[0], &whole_b[28]);
+}
+
+#[test]
+fn what_follows_a_position_never_changes_it() {
+    let network = Network::from_image(&image(&config(true))).unwrap();
+    let short = rows(&network, &ids(12));
+    let long = rows(&network, &ids(40));
+    for t in 0..12 {
+        close(&short[t], &long[t]);
+    }
+}
+
+#[test]
+fn an_image_survives_the_way_through_f32_bit_for_bit() {
+    let image = image(&config(true));
+    let network = Network::from_image(&image).unwrap();
+    let back = image_from_f32(&image, network.parameters()).unwrap();
+    assert_eq!(image.tensors, back.tensors);
+}
+
+#[test]
+fn gradients_reach_every_parameter() {
+    let image = image(&config(true));
+    let network = Network::from_image(&image).unwrap();
+    let leaves = require_grad(network.parameters());
+    let network = Network::from_parameters(network.config().clone(), leaves);
+    let wide: Vec<i64> = ids(16).iter().map(|&i| i64::from(i)).collect();
+    let x = Tensor::from_slice(&wide).unsqueeze(0);
+    let logits = network.logits(&x.narrow(1, 0, 15));
+    Network::token_logprobs(&logits, &x.narrow(1, 1, 15), 1.0)
+        .sum(Kind::Float)
+        .backward();
+    for (name, tensor) in network.parameters() {
+        let norm = tensor.grad().norm().double_value(&[]);
+        assert!(norm > 0.0 && norm.is_finite(), "{name}: gradient norm {norm}");
+    }
+}
+
+#[test]
+fn bad_ids_full_contexts_and_missing_tensors_are_errors() {
+    let mut image = image(&config(true));
+    let network = Network::from_image(&image).unwrap();
+    let mut cache = KvCache::new(&network, 1, 16);
+    assert!(matches!(
+        network.prefill(&mut cache, 0, &[97]),
+        Err(Error::TokenId { id: 97, .. })
+    ));
+    assert!(matches!(
+        network.prefill(&mut cache, 0, &ids(17)),
+        Err(Error::ContextFull {
+            wanted: 17,
+            context: 16
+        })
+    ));
+    network.prefill(&mut cache, 0, &ids(16)).unwrap();
+    assert!(matches!(
+        network.decode(&mut cache, &[1]),
+        Err(Error::ContextFull { .. })
+    ));
+    image.tensors.remove("model.norm.weight");
+    let error = Network::from_image(&image).unwrap_err().to_string();
+    assert!(error.contains("model.norm.weight"), "{error}");
+}
