@@ -1,0 +1,154 @@
+//! From rewards to advantages: pure f64 arithmetic, no tensors, no database.
+//!
+//! Production has one rollout per prompt, so a group has no mean to subtract: there a running baseline per class of
+//! request stands in. Offline runs sample groups. Every function scores with what was known *before* the rewards it is
+//! given were seen by the baseline, so that no sample pulls its own baseline towards itself.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How much of an exponential baseline one reward replaces: b ← 0.95 b + 0.05 R.
+pub const EMA_DECAY: f64 = 0.95;
+
+/// What one class of requests earns on average, and how many rewards say so. A class never seen is worth 0.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Baseline {
+    pub value: f64,
+    /// Rewards it has seen.
+    pub weight: f64,
+}
+
+/// Baselines by class of request.
+pub type Baselines = BTreeMap<String, Baseline>;
+
+/// Exponential moving average per class. All rewards of the cohort are scored with the values as they stand; then the
+/// values move, in the order given. `classes` and `rewards` have equal lengths.
+pub fn ema(baselines: &mut Baselines, classes: &[&str], rewards: &[f64]) -> Vec<f64> {
+    let advantages = classes
+        .iter()
+        .zip(rewards)
+        .map(|(&class, reward)| reward - baselines.get(class).copied().unwrap_or_default().value)
+        .collect();
+    for (&class, reward) in classes.iter().zip(rewards) {
+        let baseline = baselines.entry(class.to_string()).or_default();
+        baseline.value = EMA_DECAY * baseline.value + (1.0 - EMA_DECAY) * reward;
+        baseline.weight += 1.0;
+    }
+    advantages
+}
+
+/// No baseline: for rewards whose zero already means "nothing gained, nothing lost".
+pub fn zero(rewards: &[f64]) -> Vec<f64> {
+    rewards.to_vec()
+}
+
+/// (R − mean) / (std + 1e-6) within a group, std with one degree of freedom removed (Shao et al. 2024).
+pub fn grpo(rewards: &[f64]) -> Vec<f64> {
+    let mean = mean(rewards);
+    let std = std(rewards);
+    rewards.iter().map(|r| (r - mean) / (std + 1e-6)).collect()
+}
+
+/// R − mean within a group (Dr. GRPO, Liu et al. 2025): no division by the spread, which favours easy and hopeless tasks.
+pub fn dr_grpo(rewards: &[f64]) -> Vec<f64> {
+    let mean = mean(rewards);
+    rewards.iter().map(|r| r - mean).collect()
+}
+
+/// Leave-one-out: (R − mean) · G / (G − 1), the reward minus the mean of the *others* (Ahmadian et al. 2024). A group of
+/// one has no others and gets 0.
+pub fn rloo(rewards: &[f64]) -> Vec<f64> {
+    let n = rewards.len() as f64;
+    if rewards.len() < 2 {
+        return vec![0.0; rewards.len()];
+    }
+    dr_grpo(rewards).iter().map(|a| a * n / (n - 1.0)).collect()
+}
+
+/// All rewards of the group are the same: it says nothing about what to prefer.
+pub fn has_no_variance(rewards: &[f64]) -> bool {
+    rewards.windows(2).all(|pair| pair[0] == pair[1])
+}
+
+/// Arithmetic mean; 0 of nothing.
+pub fn mean(values: &[f64]) -> f64 {
+    if values.is_empty() {
+        return 0.0;
+    }
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Standard deviation with one degree of freedom removed; 0 for fewer than two values.
+pub fn std(values: &[f64]) -> f64 {
+    if values.len() < 2 {
+        return 0.0;
+    }
+    let mean = mean(values);
+    let square: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
+    (square / (values.len() - 1) as f64).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(got: &[f64], want: &[f64]) {
+        assert_eq!(got.len(), want.len());
+        for (g, w) in got.iter().zip(want) {
+            assert!((g - w).abs() < 1e-9, "{g} against {w}");
+        }
+    }
+
+    #[test]
+    fn a_class_never_seen_is_scored_against_zero() {
+        let mut baselines = Baselines::new();
+        close(&ema(&mut baselines, &["a"], &[0.75]), &[0.75]);
+        close(&[baselines["a"].value, baselines["a"].weight], &[0.0375, 1.0]);
+    }
+
+    #[test]
+    fn a_cohort_is_scored_with_the_value_before_it_and_then_moves_it() {
+        let mut baselines = Baselines::from([(
+            "a".into(),
+            Baseline {
+                value: 0.2,
+                weight: 9.0,
+            },
+        )]);
+        let advantages = ema(&mut baselines, &["a", "a", "b"], &[0.75, -0.25, 0.75]);
+        close(&advantages, &[0.55, -0.45, 0.75]);
+        // 0.95 · 0.2 + 0.05 · 0.75 = 0.2275; 0.95 · 0.2275 − 0.05 · 0.25 = 0.203625
+        close(&[baselines["a"].value, baselines["b"].value], &[0.203625, 0.0375]);
+        close(&[baselines["a"].weight, baselines["b"].weight], &[11.0, 1.0]);
+    }
+
+    #[test]
+    fn the_zero_baseline_leaves_rewards_alone() {
+        close(&zero(&[0.75, -0.25, 0.0]), &[0.75, -0.25, 0.0]);
+    }
+
+    #[test]
+    fn grpo_divides_by_the_spread_and_dr_grpo_does_not() {
+        // mean 0.25, deviations 0.75, −0.25 ×3, variance (0.5625 + 3 · 0.0625) / 3 = 0.25, std 0.5
+        let rewards = [1.0, 0.0, 0.0, 0.0];
+        close(&dr_grpo(&rewards), &[0.75, -0.25, -0.25, -0.25]);
+        let s = 0.5 + 1e-6;
+        close(&grpo(&rewards), &[0.75 / s, -0.25 / s, -0.25 / s, -0.25 / s]);
+    }
+
+    #[test]
+    fn rloo_subtracts_the_mean_of_the_others() {
+        // others of the first: (0 + 0 + 0)/3 = 0; of the second: (1 + 0 + 0)/3
+        let third = 1.0 / 3.0;
+        close(&rloo(&[1.0, 0.0, 0.0, 0.0]), &[1.0, -third, -third, -third]);
+        close(&rloo(&[1.0]), &[0.0]);
+    }
+
+    #[test]
+    fn equal_rewards_have_no_variance() {
+        assert!(has_no_variance(&[1.0, 1.0, 1.0]));
+        assert!(has_no_variance(&[0.5]));
+        assert!(!has_no_variance(&[1.0, 0.0]));
+        close(&grpo(&[1.0, 1.0]), &[0.0, 0.0]);
+    }
+}

@@ -1,0 +1,151 @@
+//! From samples to the arrays of a forward pass: padded ids, and the positions of the trained tokens.
+//!
+//! Everything after the network works on the trained tokens alone, packed into one dimension; masked tokens are simply
+//! not among them. Denominators are counted on the whole cohort before it is cut into micro-batches, so the cut changes
+//! nothing but the order of summation.
+
+use crate::sample::Sample;
+
+/// Rows that go through the network together, and their trained tokens.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct MicroBatch {
+    pub rows: usize,
+    /// Length of the padded rows.
+    pub width: usize,
+    /// `[rows × width]`, padded on the right with 0.
+    pub ids: Vec<i64>,
+    /// Flat position `row · width + t` whose logits predict the trained token.
+    pub positions: Vec<i64>,
+    /// The trained token itself.
+    pub targets: Vec<i64>,
+    /// Its logged log-probability, nats.
+    pub behaviour: Vec<f32>,
+    /// Its trajectory's advantage.
+    pub advantage: Vec<f32>,
+    /// The temperature it was sampled at.
+    pub temperature: Vec<f32>,
+}
+
+/// What a mean over the cohort divides by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    pub sequences: usize,
+    /// Trained tokens.
+    pub tokens: usize,
+}
+
+/// Counts of the whole cohort.
+pub fn count(samples: &[Sample]) -> Counts {
+    Counts {
+        sequences: samples.len(),
+        tokens: samples.iter().map(Sample::trained_tokens).sum(),
+    }
+}
+
+/// Cuts a cohort into micro-batches of at most `tokens_max` padded tokens (a longer row gets one of its own), similar
+/// lengths together. The result depends on nothing but the arguments.
+pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Vec<MicroBatch> {
+    let mut order: Vec<usize> = (0..samples.len()).collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(samples[i].input_len()), i));
+    let mut batches = Vec::new();
+    let mut rest = order.as_slice();
+    while let Some(&longest) = rest.first() {
+        let width = samples[longest].input_len();
+        let rows = (tokens_max / width.max(1)).clamp(1, rest.len());
+        let (now, later) = rest.split_at(rows);
+        batches.push(micro_batch(now, width, samples, advantages));
+        rest = later;
+    }
+    batches
+}
+
+fn micro_batch(rows: &[usize], width: usize, samples: &[Sample], advantages: &[f64]) -> MicroBatch {
+    let mut batch = MicroBatch {
+        rows: rows.len(),
+        width,
+        ids: vec![0; rows.len() * width],
+        ..MicroBatch::default()
+    };
+    for (row, &i) in rows.iter().enumerate() {
+        let sample = &samples[i];
+        let inputs = sample.prompt.iter().chain(&sample.tokens);
+        for (slot, &id) in batch.ids[row * width..].iter_mut().zip(inputs.take(sample.input_len())) {
+            *slot = i64::from(id);
+        }
+        for (j, &token) in sample.tokens.iter().enumerate().filter(|&(j, _)| sample.mask[j]) {
+            batch.positions.push((row * width + sample.prompt.len() - 1 + j) as i64);
+            batch.targets.push(i64::from(token));
+            batch.behaviour.push(sample.logprobs[j]);
+            batch.advantage.push(advantages[i] as f32);
+            batch.temperature.push(sample.temperature);
+        }
+    }
+    batch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    fn sample(prompt: &[u32], tokens: &[u32], mask: &[bool]) -> Sample {
+        Sample {
+            generation: Uuid::now_v7(),
+            class: "completion".into(),
+            group: None,
+            version: 1,
+            prompt: prompt.to_vec(),
+            tokens: tokens.to_vec(),
+            logprobs: tokens.iter().map(|&t| -(t as f32)).collect(),
+            mask: mask.to_vec(),
+            temperature: 1.0,
+            reward: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_sampled_token_is_predicted_by_the_position_before_it() {
+        let samples = [
+            sample(&[5, 6, 7], &[8, 9], &[true, true]),
+            sample(&[1], &[2, 3], &[true, false]),
+        ];
+        let batches = pack(&samples, &[0.5, -1.0], 100);
+        assert_eq!(batches.len(), 1);
+        let b = &batches[0];
+        assert_eq!((b.rows, b.width), (2, 4));
+        assert_eq!(b.ids, [5, 6, 7, 8, 1, 2, 0, 0]);
+        assert_eq!(b.positions, [2, 3, 4]); // 7→8, 8→9, and in the second row 1→2
+        assert_eq!(b.targets, [8, 9, 2]);
+        assert_eq!(b.behaviour, [-8.0, -9.0, -2.0]);
+        assert_eq!(b.advantage, [0.5, 0.5, -1.0]);
+        assert_eq!(
+            count(&samples),
+            Counts {
+                sequences: 2,
+                tokens: 3
+            }
+        );
+    }
+
+    #[test]
+    fn micro_batches_stay_under_their_budget_and_lose_nothing() {
+        let samples: Vec<Sample> = (1..20).map(|n| sample(&vec![3; n], &[4, 5], &[true, true])).collect();
+        let batches = pack(&samples, &vec![1.0; samples.len()], 40);
+        for b in &batches {
+            assert!(b.rows == 1 || b.rows * b.width <= 40);
+        }
+        assert_eq!(batches.iter().map(|b| b.rows).sum::<usize>(), samples.len());
+        assert_eq!(
+            batches.iter().map(|b| b.targets.len()).sum::<usize>(),
+            count(&samples).tokens
+        );
+    }
+
+    #[test]
+    fn a_row_longer_than_the_budget_goes_alone() {
+        let samples = [sample(&[1; 50], &[2], &[true]), sample(&[1], &[2], &[true])];
+        let batches = pack(&samples, &[0.0, 0.0], 10);
+        assert_eq!((batches[0].rows, batches[0].width), (1, 50));
+        assert_eq!(batches.len(), 2);
+    }
+}

@@ -1,0 +1,267 @@
+//! A run's private checkpoint: everything its next step needs and no version carries.
+//!
+//! One safetensors object per step, under `run/<run>/<step>-<serial>.safetensors` of the store's private part:
+//! ```text
+//! tensors   master.<name>, first.<name>, second.<name>     f32: master weights, Adam's moments
+//! metadata  format = springtide.checkpoint.v1
+//!           state  = JSON: the step's record, Adam's step count, the state of the random numbers
+//!           blake3 = of the state and of every tensor's name, shape and bytes
+//! ```
+//! The step's record is in it so that a restart which finds the manifest of a step that was never committed can commit
+//! exactly that step. Knows no libtorch: tensors are bytes here.
+
+use crate::advantage::Baseline;
+use bytes::Bytes;
+use policy::image::TensorData;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use uuid::Uuid;
+
+const FORMAT: &str = "springtide.checkpoint.v1";
+
+/// Why bytes are not a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("read checkpoint: {0}")]
+    Container(#[from] safetensors::SafeTensorError),
+    #[error("read checkpoint state: {0}")]
+    State(#[from] serde_json::Error),
+    #[error("the checkpoint is of format {0:?}, this reads {FORMAT}")]
+    Format(Option<String>),
+    #[error("the checkpoint's bytes do not have the digest that it states")]
+    Digest,
+    #[error("checkpoint tensor `{name}`: {why}")]
+    Tensor { name: String, why: &'static str },
+}
+
+/// What a step trained on and what came out, as the commit writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepRecord {
+    pub run: Uuid,
+    /// 1, 2, …
+    pub step: i64,
+    /// Generations trained on, in ascending order.
+    pub cohort: Vec<Uuid>,
+    /// Baselines that hold after this step.
+    pub baselines: BTreeMap<String, Baseline>,
+    /// Loss, gradient norm, KL, parity, mismatch, timings.
+    pub metrics: serde_json::Value,
+}
+
+impl StepRecord {
+    /// BLAKE3 of the sorted generation ids, 16 bytes each.
+    pub fn cohort_digest(&self) -> policy::digest::Digest {
+        let mut ids = self.cohort.clone();
+        ids.sort_unstable();
+        let mut hasher = blake3::Hasher::new();
+        for id in &ids {
+            hasher.update(id.as_bytes());
+        }
+        policy::digest::Digest(*hasher.finalize().as_bytes())
+    }
+}
+
+/// The state after a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    pub record: StepRecord,
+    /// Updates that the moments have seen.
+    pub optimiser_step: i64,
+    /// State of the run's random numbers (which tasks come next).
+    pub random: u64,
+    pub master: BTreeMap<String, TensorData>,
+    pub first: BTreeMap<String, TensorData>,
+    pub second: BTreeMap<String, TensorData>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    record: StepRecord,
+    optimiser_step: i64,
+    random: u64,
+}
+
+/// The key of a step's checkpoint below the store's private part.
+pub fn key(run: Uuid, step: i64, serial: i64) -> String {
+    format!("run/{run}/{step:010}-{serial:010}.safetensors")
+}
+
+impl Checkpoint {
+    pub fn to_bytes(&self) -> Result<Bytes, Error> {
+        let state = serde_json::to_string(&State {
+            record: self.record.clone(),
+            optimiser_step: self.optimiser_step,
+            random: self.random,
+        })?;
+        let tensors = self.named();
+        let metadata = HashMap::from([
+            ("format".to_string(), FORMAT.to_string()),
+            ("blake3".to_string(), digest(&state, &tensors)),
+            ("state".to_string(), state),
+        ]);
+        let views = tensors
+            .iter()
+            .map(|(name, t)| Ok((name.as_str(), TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?)))
+            .collect::<Result<Vec<_>, Error>>()?;
+        Ok(Bytes::from(safetensors::serialize(views, Some(metadata))?))
+    }
+
+    pub fn from_bytes(bytes: &Bytes) -> Result<Self, Error> {
+        let (_, header) = SafeTensors::read_metadata(bytes)?;
+        let file = SafeTensors::deserialize(bytes)?;
+        let metadata = header.metadata().clone().unwrap_or_default();
+        if metadata.get("format").map(String::as_str) != Some(FORMAT) {
+            return Err(Error::Format(metadata.get("format").cloned()));
+        }
+        let mut tensors = BTreeMap::new();
+        for (name, view) in file.iter() {
+            if view.dtype() != Dtype::F32 {
+                return Err(Error::Tensor {
+                    name: name.into(),
+                    why: "is not f32",
+                });
+            }
+            let data = TensorData {
+                dtype: Dtype::F32,
+                shape: view.shape().to_vec(),
+                bytes: bytes.slice_ref(view.data()),
+            };
+            tensors.insert(name.to_string(), data);
+        }
+        let text = metadata.get("state").map(String::as_str).unwrap_or_default();
+        if metadata.get("blake3") != Some(&digest(text, &tensors)) {
+            return Err(Error::Digest);
+        }
+        let state: State = serde_json::from_str(text)?;
+        let mut checkpoint = Checkpoint {
+            record: state.record,
+            optimiser_step: state.optimiser_step,
+            random: state.random,
+            master: BTreeMap::new(),
+            first: BTreeMap::new(),
+            second: BTreeMap::new(),
+        };
+        for (name, data) in tensors {
+            let (part, rest) = name.split_once('.').unwrap_or((&name, ""));
+            let map = match part {
+                "master" => &mut checkpoint.master,
+                "first" => &mut checkpoint.first,
+                "second" => &mut checkpoint.second,
+                _ => {
+                    return Err(Error::Tensor {
+                        name,
+                        why: "belongs to no part of a checkpoint",
+                    });
+                }
+            };
+            map.insert(rest.to_string(), data);
+        }
+        Ok(checkpoint)
+    }
+
+    fn named(&self) -> BTreeMap<String, &TensorData> {
+        [
+            ("master", &self.master),
+            ("first", &self.first),
+            ("second", &self.second),
+        ]
+        .into_iter()
+        .flat_map(|(part, map)| map.iter().map(move |(name, t)| (format!("{part}.{name}"), t)))
+        .collect()
+    }
+}
+
+fn digest<T: std::borrow::Borrow<TensorData>>(state: &str, tensors: &BTreeMap<String, T>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut field = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    field(state.as_bytes());
+    for (name, tensor) in tensors {
+        let tensor = tensor.borrow();
+        field(name.as_bytes());
+        let shape: Vec<u8> = tensor.shape.iter().flat_map(|&n| (n as u64).to_le_bytes()).collect();
+        field(&shape);
+        field(&tensor.bytes);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(values: &[f32]) -> TensorData {
+        TensorData {
+            dtype: Dtype::F32,
+            shape: vec![values.len()],
+            bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into(),
+        }
+    }
+
+    fn checkpoint() -> Checkpoint {
+        let of = |v: f32| BTreeMap::from([("model.norm.weight".to_string(), tensor(&[v, f32::MIN_POSITIVE]))]);
+        Checkpoint {
+            record: StepRecord {
+                run: Uuid::now_v7(),
+                step: 3,
+                cohort: vec![Uuid::now_v7(), Uuid::now_v7()],
+                baselines: BTreeMap::from([(
+                    "completion".into(),
+                    Baseline {
+                        value: 0.1 + 0.2,
+                        weight: 64.0,
+                    },
+                )]),
+                metrics: serde_json::json!({"loss": -0.25}),
+            },
+            optimiser_step: 3,
+            random: u64::MAX - 5,
+            master: of(1.0),
+            first: of(-0.1),
+            second: of(1e-30),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_to_the_last_bit() {
+        let before = checkpoint();
+        assert_eq!(Checkpoint::from_bytes(&before.to_bytes().unwrap()).unwrap(), before);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_refused_wherever_it_is() {
+        let bytes = checkpoint().to_bytes().unwrap();
+        for at in [bytes.len() - 1, bytes.len() - 20] {
+            let mut broken = bytes.to_vec();
+            broken[at] ^= 1;
+            assert!(matches!(Checkpoint::from_bytes(&broken.into()), Err(Error::Digest)));
+        }
+        assert!(Checkpoint::from_bytes(&bytes.slice(..bytes.len() / 2)).is_err());
+        assert!(Checkpoint::from_bytes(&Bytes::new()).is_err());
+    }
+
+    #[test]
+    fn another_safetensors_file_is_not_a_checkpoint() {
+        let view = TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap();
+        let other = safetensors::serialize([("w", view)], None).unwrap();
+        assert!(matches!(
+            Checkpoint::from_bytes(&other.into()),
+            Err(Error::Format(None))
+        ));
+    }
+
+    #[test]
+    fn the_cohort_digest_does_not_depend_on_order() {
+        let mut record = checkpoint().record;
+        let digest = record.cohort_digest();
+        record.cohort.reverse();
+        assert_eq!(record.cohort_digest(), digest);
+        record.cohort.pop();
+        assert_ne!(record.cohort_digest(), digest);
+    }
+}

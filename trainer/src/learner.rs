@@ -1,0 +1,323 @@
+//! The learner: one set of master weights, its optimiser, and the network that computes with the published values.
+//!
+//! The forward pass uses what is served (bf16 values held as f32), the gradient goes to the f32 master, and the next
+//! published values are the master rounded. A step is first *proposed*; the caller makes it durable and then *accepts*
+//! it, or *discards* it and everything is as before. Synchronous and single-threaded: see [`thread`] for the thread that
+//! it lives on. Knows no database, no store and no clock but its own timings.
+
+mod state;
+pub mod thread;
+
+use crate::batch::{self, Counts, MicroBatch};
+use crate::guards::{Breach, Limits};
+use crate::mismatch::{self, Mismatch};
+use crate::optim::{self, AdamW};
+use crate::sample::Sample;
+use crate::settings::StepSettings;
+use anyhow::{Context, ensure};
+use policy::image::Image;
+use policy::network::{Network, Parameters, image_from_f32, require_grad};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Instant;
+use tch::{Kind, Tensor};
+
+/// What one step measured. Nats and seconds.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Metrics {
+    pub loss: f64,
+    /// Global, before clipping.
+    pub gradient_norm: f64,
+    /// KL(old‖new) exact over the vocabulary, mean over trained tokens.
+    pub kl: f64,
+    /// Share of trained tokens that the loss cut.
+    pub clipped: f64,
+    /// Entropy of the old policy at the trained tokens, mean.
+    pub entropy: f64,
+    pub sequences: usize,
+    pub tokens: usize,
+    pub reward_mean: f64,
+    pub advantage_mean: f64,
+    pub advantage_std: f64,
+    /// Logged against recomputed log-probabilities: the parity of sampler and trainer.
+    pub mismatch: Mismatch,
+    /// Published values that differ from the parent's, of all.
+    pub changed_weights: u64,
+    pub total_weights: u64,
+    pub seconds: f64,
+}
+
+/// A step that passed its guards and waits to be accepted or discarded.
+#[derive(Debug, Clone)]
+pub struct Proposal {
+    pub parent_image: Arc<Image>,
+    pub image: Arc<Image>,
+    pub metrics: Metrics,
+}
+
+/// What came of a cohort.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    Proposed(Proposal),
+    /// Nothing has changed.
+    Refused {
+        breach: Breach,
+        metrics: Metrics,
+    },
+}
+
+/// Holds the weights of one line's head.
+#[derive(Debug)]
+pub struct Learner {
+    network: Network,
+    image: Arc<Image>,
+    master: Parameters,
+    optimiser: AdamW,
+    pending: Option<Pending>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    image: Arc<Image>,
+    master: Parameters,
+    optimiser: AdamW,
+}
+
+/// Distributions and log-probabilities of the trained tokens under one set of weights.
+struct Forward {
+    /// log-softmax at each trained position, `[n, V]`, without gradient.
+    distributions: Vec<Tensor>,
+    logged: Vec<f32>,
+    recomputed: Vec<f32>,
+    loss: f64,
+    clipped: f64,
+}
+
+impl Learner {
+    /// Starts from a version: the master is its published values, the optimiser is fresh.
+    pub fn from_image(image: Arc<Image>) -> anyhow::Result<Self> {
+        let network = Network::from_image(&image).context("build the network of the head")?;
+        let leaves = require_grad(network.parameters());
+        let network = Network::from_parameters(network.config().clone(), leaves);
+        let master: Parameters = network
+            .parameters()
+            .iter()
+            .map(|(name, tensor)| (name.clone(), tensor.detach().copy()))
+            .collect();
+        let optimiser = AdamW::new(&master);
+        Ok(Learner {
+            network,
+            image,
+            master,
+            optimiser,
+            pending: None,
+        })
+    }
+
+    /// Longest sequence the network can score, tokens.
+    pub fn context(&self) -> i64 {
+        self.network.config().max_position_embeddings
+    }
+
+    /// Token ids are below this.
+    pub fn vocabulary(&self) -> i64 {
+        self.network.config().vocab_size
+    }
+
+    /// The version this learner stands on.
+    pub fn image(&self) -> &Arc<Image> {
+        &self.image
+    }
+
+    /// Computes one optimiser step on a cohort. `advantages` has one value per sample.
+    pub fn propose(
+        &mut self,
+        samples: &[Sample],
+        advantages: &[f64],
+        settings: &StepSettings,
+        limits: &Limits,
+    ) -> anyhow::Result<Outcome> {
+        let started = Instant::now();
+        self.discard()?;
+        ensure!(samples.len() == advantages.len(), "one advantage per sample");
+        let vocabulary = self.network.config().vocab_size;
+        let known = |id: &u32| i64::from(*id) < vocabulary;
+        for sample in samples {
+            ensure!(
+                sample.prompt.iter().chain(&sample.tokens).all(known),
+                "generation {} has token ids outside the vocabulary of {vocabulary}",
+                sample.generation
+            );
+        }
+        let counts = batch::count(samples);
+        let batches = batch::pack(samples, advantages, settings.micro_batch_tokens);
+        let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
+        let mut metrics = Metrics {
+            sequences: counts.sequences,
+            tokens: counts.tokens,
+            reward_mean: crate::advantage::mean(&rewards),
+            advantage_mean: crate::advantage::mean(advantages),
+            advantage_std: crate::advantage::std(advantages),
+            ..Metrics::default()
+        };
+
+        let forward = self.forward_backward(&batches, counts, settings);
+        let mut gradients = self.take_gradients();
+        metrics.mismatch = mismatch::measure(&forward.logged, &forward.recomputed);
+        metrics.loss = forward.loss;
+        metrics.clipped = forward.clipped / counts.tokens.max(1) as f64;
+        metrics.entropy = entropy(&forward.distributions, counts.tokens);
+        metrics.gradient_norm = optim::norm(&gradients);
+        let checked = limits.before_update(metrics.loss, metrics.gradient_norm, metrics.mismatch.difference_max);
+        if let Err(breach) = checked {
+            metrics.seconds = started.elapsed().as_secs_f64();
+            return Ok(Outcome::Refused { breach, metrics });
+        }
+
+        optim::clip(&mut gradients, metrics.gradient_norm, settings.optimiser.clip_norm);
+        let (master, optimiser) = self.optimiser.updated(&self.master, &gradients, &settings.optimiser);
+        if let Some(name) = optim::first_not_finite(&master) {
+            metrics.seconds = started.elapsed().as_secs_f64();
+            return Ok(Outcome::Refused {
+                breach: Breach::Parameters(name.to_string()),
+                metrics,
+            });
+        }
+        let image = Arc::new(image_from_f32(&self.image, &master).context("round the master weights")?);
+        self.network.load_values(&image).context("try the new weights")?;
+        metrics.kl = self.divergence(&batches, &forward.distributions, counts.tokens);
+        if let Err(breach) = limits.after_update(metrics.kl) {
+            self.network
+                .load_values(&self.image)
+                .context("return to the old weights")?;
+            metrics.seconds = started.elapsed().as_secs_f64();
+            return Ok(Outcome::Refused { breach, metrics });
+        }
+        let changes = policy::delta::stats(&self.image, &image);
+        metrics.changed_weights = changes.changed_weights;
+        metrics.total_weights = changes.total_weights;
+        metrics.seconds = started.elapsed().as_secs_f64();
+        let proposal = Proposal {
+            parent_image: Arc::clone(&self.image),
+            image: Arc::clone(&image),
+            metrics,
+        };
+        self.pending = Some(Pending {
+            image,
+            master,
+            optimiser,
+        });
+        Ok(Outcome::Proposed(proposal))
+    }
+
+    /// The proposed step is durable: stand on it.
+    pub fn accept(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.image = pending.image;
+            self.master = pending.master;
+            self.optimiser = pending.optimiser;
+        }
+    }
+
+    /// Forgets a proposed step, if there is one.
+    pub fn discard(&mut self) -> anyhow::Result<()> {
+        if self.pending.take().is_some() {
+            self.network
+                .load_values(&self.image)
+                .context("return to the old weights")?;
+        }
+        Ok(())
+    }
+
+    /// Gradients of the cohort's loss gather in the network's leaves.
+    fn forward_backward(&self, batches: &[MicroBatch], counts: Counts, settings: &StepSettings) -> Forward {
+        let mut forward = Forward {
+            distributions: Vec::with_capacity(batches.len()),
+            logged: Vec::with_capacity(counts.tokens),
+            recomputed: Vec::with_capacity(counts.tokens),
+            loss: 0.0,
+            clipped: 0.0,
+        };
+        for batch in batches.iter().filter(|b| !b.targets.is_empty()) {
+            let distribution = self.distribution(batch);
+            let logp = at_targets(&distribution, batch);
+            let values = logp.detach();
+            let behaviour = Tensor::from_slice(&batch.behaviour);
+            let advantage = Tensor::from_slice(&batch.advantage);
+            let terms = settings.loss.terms(&logp, &behaviour, &values, &advantage);
+            let share = settings.aggregation.share(&terms.per_token, counts);
+            share.backward();
+            forward.loss += share.double_value(&[]);
+            forward.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
+            forward.logged.extend_from_slice(&batch.behaviour);
+            forward.recomputed.extend(to_vec(&values));
+            forward.distributions.push(distribution.detach());
+        }
+        forward
+    }
+
+    /// log-softmax at the trained positions of a micro-batch, at each token's temperature: `[n, V]`.
+    fn distribution(&self, batch: &MicroBatch) -> Tensor {
+        let ids = Tensor::from_slice(&batch.ids).view([batch.rows as i64, batch.width as i64]);
+        let hidden = self.network.hidden(&ids).flatten(0, 1);
+        let chosen = hidden.index_select(0, &Tensor::from_slice(&batch.positions));
+        let temperature = Tensor::from_slice(&batch.temperature).unsqueeze(1);
+        (self.network.project(&chosen) / temperature).log_softmax(-1, Kind::Float)
+    }
+
+    /// Takes the gradients out of the leaves and leaves none behind.
+    fn take_gradients(&mut self) -> Parameters {
+        self.network
+            .parameters()
+            .iter()
+            .map(|(name, leaf)| {
+                let gradient = leaf.grad();
+                let taken = if gradient.defined() {
+                    gradient.copy()
+                } else {
+                    leaf.zeros_like()
+                };
+                leaf.shallow_clone().zero_grad();
+                (name.clone(), taken)
+            })
+            .collect()
+    }
+
+    /// Mean KL(old‖new) over the trained tokens, with the network's present values as new.
+    fn divergence(&self, batches: &[MicroBatch], old: &[Tensor], tokens: usize) -> f64 {
+        let _no_grad = tch::no_grad_guard();
+        let sum: f64 = batches
+            .iter()
+            .filter(|b| !b.targets.is_empty())
+            .zip(old)
+            .map(|(batch, old)| {
+                let new = self.distribution(batch);
+                (old.exp() * (old - new)).sum(Kind::Double).double_value(&[])
+            })
+            .sum();
+        sum / tokens.max(1) as f64
+    }
+}
+
+fn at_targets(distribution: &Tensor, batch: &MicroBatch) -> Tensor {
+    let targets = Tensor::from_slice(&batch.targets).unsqueeze(1);
+    distribution.gather(1, &targets, false).squeeze_dim(1)
+}
+
+fn entropy(distributions: &[Tensor], tokens: usize) -> f64 {
+    let sum: f64 = distributions
+        .iter()
+        .map(|d| -(d.exp() * d).sum(Kind::Double).double_value(&[]))
+        .sum();
+    sum / tokens.max(1) as f64
+}
+
+fn to_vec(tensor: &Tensor) -> Vec<f32> {
+    let mut values = vec![0.0; tensor.numel()];
+    tensor.copy_data(&mut values, tensor.numel());
+    values
+}
+
+#[cfg(test)]
+mod tests;

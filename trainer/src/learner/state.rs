@@ -1,0 +1,93 @@
+//! A learner's state as bytes, and back to the last bit.
+
+use super::{Learner, to_vec};
+use crate::checkpoint::{Checkpoint, StepRecord};
+use crate::optim::AdamW;
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use policy::image::{Image, TensorData};
+use policy::network::{Parameters, image_from_f32};
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tch::Tensor;
+
+impl Learner {
+    /// The state after the proposed step, or the present one if none is proposed.
+    pub fn checkpoint(&self, record: StepRecord, random: u64) -> Checkpoint {
+        let (master, optimiser) = match &self.pending {
+            Some(pending) => (&pending.master, &pending.optimiser),
+            None => (&self.master, &self.optimiser),
+        };
+        Checkpoint {
+            record,
+            optimiser_step: optimiser.step,
+            random,
+            master: to_data(master),
+            first: to_data(&optimiser.first),
+            second: to_data(&optimiser.second),
+        }
+    }
+
+    /// Stands where the checkpoint's run stood. `image` is the version that its step made; a checkpoint that does not
+    /// round to exactly that image is refused.
+    pub fn restore(image: Arc<Image>, checkpoint: &Checkpoint) -> anyhow::Result<Self> {
+        let mut learner = Learner::from_image(image)?;
+        let master = of_data(&checkpoint.master, &learner.master).context("restore master weights")?;
+        learner.optimiser = AdamW {
+            step: checkpoint.optimiser_step,
+            first: of_data(&checkpoint.first, &master).context("restore first moments")?,
+            second: of_data(&checkpoint.second, &master).context("restore second moments")?,
+        };
+        let rounded = image_from_f32(&learner.image, &master).context("round the master weights")?;
+        ensure!(
+            rounded.tensors == learner.image.tensors,
+            "the checkpoint's master weights are not those of its version"
+        );
+        learner.master = master;
+        Ok(learner)
+    }
+}
+
+fn to_data(parameters: &Parameters) -> BTreeMap<String, TensorData> {
+    parameters
+        .iter()
+        .map(|(name, tensor)| {
+            let bytes: Vec<u8> = to_vec(tensor).iter().flat_map(|v| v.to_le_bytes()).collect();
+            let data = TensorData {
+                dtype: Dtype::F32,
+                shape: tensor.size().iter().map(|&n| n as usize).collect(),
+                bytes: Bytes::from(bytes),
+            };
+            (name.clone(), data)
+        })
+        .collect()
+}
+
+/// Tensors of `data`, which must have exactly the names and shapes of `like`.
+fn of_data(data: &BTreeMap<String, TensorData>, like: &Parameters) -> anyhow::Result<Parameters> {
+    ensure!(
+        data.len() == like.len(),
+        "{} tensors, expected {}",
+        data.len(),
+        like.len()
+    );
+    like.iter()
+        .map(|(name, model)| {
+            let stored = data.get(name).with_context(|| format!("`{name}` is missing"))?;
+            let shape: Vec<i64> = stored.shape.iter().map(|&n| n as i64).collect();
+            ensure!(
+                shape == model.size(),
+                "`{name}` has shape {shape:?}, expected {:?}",
+                model.size()
+            );
+            let values: Vec<f32> = stored
+                .bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect();
+            ensure!(values.len() == model.numel(), "`{name}` has {} values", values.len());
+            Ok((name.clone(), Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?))
+        })
+        .collect()
+}

@@ -1,0 +1,241 @@
+use super::*;
+use crate::checkpoint::{Checkpoint, StepRecord};
+use crate::settings::{Loss, Optimiser};
+use policy::config::ModelConfig;
+use policy::network::random_image;
+use uuid::Uuid;
+
+pub(crate) fn tiny() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 61,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 8,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        max_position_embeddings: 64,
+        tie_word_embeddings: true,
+        qk_norm: true,
+    }
+}
+
+fn learner(seed: u64) -> Learner {
+    Learner::from_image(Arc::new(random_image(&tiny(), seed))).unwrap()
+}
+
+/// Samples whose logged log-probabilities are those of the learner's own network.
+fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
+    let mut samples: Vec<Sample> = (0..n)
+        .map(|i| {
+            let id = |j: u32| (i * 17 + j * 7 + 3) % 61;
+            let tokens: Vec<u32> = (20..22 + i % 4).map(id).collect();
+            Sample {
+                generation: Uuid::from_u128(u128::from(i) + 1),
+                class: "completion".into(),
+                group: None,
+                version: 1,
+                prompt: (0..3 + i % 5).map(id).collect(),
+                logprobs: vec![0.0; tokens.len()],
+                mask: vec![true; tokens.len()],
+                tokens,
+                temperature: 0.8,
+                reward: if i % 3 == 0 { 0.75 } else { -0.25 },
+            }
+        })
+        .collect();
+    let _no_grad = tch::no_grad_guard();
+    for sample in &mut samples {
+        let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1);
+        sample.logprobs = to_vec(&at_targets(&learner.distribution(&single[0]), &single[0]));
+    }
+    samples
+}
+
+fn rewards(samples: &[Sample]) -> Vec<f64> {
+    samples.iter().map(|s| s.reward).collect()
+}
+
+fn propose(learner: &mut Learner, samples: &[Sample], settings: &StepSettings) -> Proposal {
+    match learner
+        .propose(samples, &rewards(samples), settings, &Limits::default())
+        .unwrap()
+    {
+        Outcome::Proposed(proposal) => proposal,
+        Outcome::Refused { breach, .. } => panic!("refused: {breach}"),
+    }
+}
+
+fn record() -> StepRecord {
+    StepRecord {
+        run: Uuid::nil(),
+        step: 1,
+        cohort: vec![],
+        baselines: Default::default(),
+        metrics: serde_json::Value::Null,
+    }
+}
+
+#[test]
+fn steps_raise_what_was_rewarded_and_lower_what_was_not() {
+    let mut learner = learner(1);
+    let samples = samples(&learner, 12);
+    let logp = |learner: &Learner, s: &Sample| {
+        let single = batch::pack(std::slice::from_ref(s), &[0.0], 1);
+        let _no_grad = tch::no_grad_guard();
+        at_targets(&learner.distribution(&single[0]), &single[0])
+            .sum(Kind::Double)
+            .double_value(&[])
+    };
+    let before: Vec<f64> = samples.iter().map(|s| logp(&learner, s)).collect();
+    let settings = StepSettings {
+        optimiser: Optimiser {
+            learning_rate: 1e-3,
+            ..Optimiser::default()
+        },
+        ..StepSettings::default()
+    };
+    let proposal = propose(&mut learner, &samples, &settings);
+    assert!(
+        proposal.metrics.mismatch.difference_max < 1e-5,
+        "{:?}",
+        proposal.metrics.mismatch
+    );
+    assert!(proposal.metrics.kl > 0.0 && proposal.metrics.changed_weights > 0);
+    learner.accept();
+    let gain: f64 = samples
+        .iter()
+        .zip(&before)
+        .map(|(s, before)| s.reward.signum() * (logp(&learner, s) - before))
+        .sum();
+    assert!(gain > 0.0, "{gain}");
+}
+
+#[test]
+fn the_cut_into_micro_batches_does_not_change_the_step() {
+    let settings = |tokens| StepSettings {
+        micro_batch_tokens: tokens,
+        ..StepSettings::default()
+    };
+    let (mut whole, mut cut) = (learner(2), learner(2));
+    let samples = samples(&whole, 9);
+    let a = propose(&mut whole, &samples, &settings(4096)).metrics;
+    let b = propose(&mut cut, &samples, &settings(16)).metrics;
+    assert!((a.loss - b.loss).abs() < 1e-5 * a.loss.abs().max(1.0));
+    assert!((a.gradient_norm - b.gradient_norm).abs() < 1e-4 * a.gradient_norm);
+    assert!((a.kl - b.kl).abs() < 1e-6);
+}
+
+#[test]
+fn a_discarded_step_leaves_no_trace() {
+    let (mut one, mut other) = (learner(3), learner(3));
+    let samples = samples(&one, 6);
+    let first = propose(&mut one, &samples, &StepSettings::default());
+    one.discard().unwrap();
+    assert_eq!(one.image().root(), first.parent_image.root());
+    let again = propose(&mut one, &samples, &StepSettings::default());
+    let straight = propose(&mut other, &samples, &StepSettings::default());
+    assert_eq!(again.image.root(), straight.image.root());
+}
+
+#[test]
+fn a_run_resumed_from_its_checkpoint_makes_the_same_bytes() {
+    let mut straight = learner(4);
+    let cohort = samples(&straight, 8);
+    propose(&mut straight, &cohort, &StepSettings::default());
+    let checkpoint = straight.checkpoint(record(), 7);
+    straight.accept();
+    let bytes = checkpoint.to_bytes().unwrap();
+    let mut resumed = Learner::restore(Arc::clone(straight.image()), &Checkpoint::from_bytes(&bytes).unwrap()).unwrap();
+    for _ in 0..2 {
+        let cohort = samples(&straight, 8);
+        let a = propose(&mut straight, &cohort, &StepSettings::default());
+        let b = propose(&mut resumed, &cohort, &StepSettings::default());
+        assert_eq!(a.image.root(), b.image.root());
+        straight.accept();
+        resumed.accept();
+    }
+    let (a, b) = (straight.checkpoint(record(), 7), resumed.checkpoint(record(), 7));
+    assert!(a == b, "master weights or moments differ");
+}
+
+#[test]
+fn a_checkpoint_of_another_version_is_refused() {
+    let mut one = learner(5);
+    let cohort = samples(&one, 6);
+    propose(&mut one, &cohort, &StepSettings::default());
+    let checkpoint = one.checkpoint(record(), 0);
+    let error = Learner::restore(Arc::new(random_image(&tiny(), 6)), &checkpoint).unwrap_err();
+    assert!(error.to_string().contains("not those of its version"));
+}
+
+#[test]
+fn a_breached_guard_leaves_everything_as_it_was() {
+    let mut learner = learner(7);
+    let cohort = samples(&learner, 6);
+    let root = learner.image().root();
+    let tight = Limits {
+        kl_max: 1e-12,
+        ..Limits::default()
+    };
+    let outcome = learner
+        .propose(&cohort, &rewards(&cohort), &StepSettings::default(), &tight)
+        .unwrap();
+    assert!(matches!(
+        outcome,
+        Outcome::Refused {
+            breach: Breach::Kl { .. },
+            ..
+        }
+    ));
+    let nan = vec![f64::NAN; cohort.len()];
+    let outcome = learner
+        .propose(&cohort, &nan, &StepSettings::default(), &Limits::default())
+        .unwrap();
+    assert!(matches!(
+        outcome,
+        Outcome::Refused {
+            breach: Breach::Loss(_),
+            ..
+        }
+    ));
+    assert_eq!(learner.image().root(), root);
+    propose(&mut learner, &cohort, &StepSettings::default()); // and the learner goes on
+}
+
+#[test]
+fn log_probabilities_of_other_weights_are_noticed() {
+    let mut one = learner(8);
+    let mut cohort = samples(&one, 6);
+    cohort[2].logprobs[0] -= 0.5;
+    let outcome = one
+        .propose(&cohort, &rewards(&cohort), &StepSettings::default(), &Limits::default())
+        .unwrap();
+    assert!(matches!(
+        outcome,
+        Outcome::Refused {
+            breach: Breach::Parity { .. },
+            ..
+        }
+    ));
+}
+
+#[test]
+fn ppo_on_policy_has_the_gradient_of_reinforce() {
+    // at the start of a step both ratios are 1, so the gradients agree
+    let ppo = StepSettings {
+        loss: Loss::PpoClip {
+            low: 0.2,
+            high: 0.2,
+            dual: 3.0,
+        },
+        ..StepSettings::default()
+    };
+    let (mut a, mut b) = (learner(9), learner(9));
+    let cohort = samples(&a, 6);
+    let x = propose(&mut a, &cohort, &ppo).metrics.gradient_norm;
+    let y = propose(&mut b, &cohort, &StepSettings::default()).metrics.gradient_norm;
+    assert!((x - y).abs() < 1e-4 * y, "{x} against {y}");
+}

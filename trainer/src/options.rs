@@ -1,0 +1,167 @@
+//! The trainer's part of `springtide.toml`. Every field has a default; contradictions are refused at load.
+
+use crate::guards::Limits;
+use crate::settings::StepSettings;
+use serde::{Deserialize, Serialize};
+
+/// `[trainer]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// The realtime run.
+    pub realtime: Realtime,
+    /// Offline runs.
+    pub offline: Offline,
+    /// Every this many steps a version is published as a whole image beside its delta; default 50.
+    pub image_every: i64,
+    /// Checkpoints kept per run, newest first; default 2.
+    pub checkpoints_kept: i64,
+    /// Threads of libtorch per learner; default 1. More helps on an idle machine and hurts badly beside busy processes.
+    pub threads: u16,
+    /// How long to sleep when there is nothing to do, milliseconds; default 200.
+    pub poll_ms: u64,
+    /// Key for the serving API, where it asks for one. Never printed.
+    #[serde(skip_serializing)]
+    pub api_key: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            realtime: Realtime::default(),
+            offline: Offline::default(),
+            image_every: 50,
+            checkpoints_kept: 2,
+            threads: 1,
+            poll_ms: 200,
+            api_key: None,
+        }
+    }
+}
+
+/// `[trainer.realtime]`: learning from production.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Realtime {
+    /// Whether this process runs it; default true.
+    pub enabled: bool,
+    /// The line it writes to; default `realtime`.
+    pub line: String,
+    /// The alias whose traffic it learns from, and whose moves it follows; default `champion`.
+    pub alias: String,
+    /// Trajectories of one step; default 32.
+    pub cohort_size: u32,
+    /// What a reward is compared with; default `ema`.
+    pub baseline: BaselineKind,
+    pub step: StepSettings,
+    pub guards: Limits,
+}
+
+impl Default for Realtime {
+    fn default() -> Self {
+        Realtime {
+            enabled: true,
+            line: "realtime".into(),
+            alias: "champion".into(),
+            cohort_size: 32,
+            baseline: BaselineKind::Ema,
+            step: StepSettings::default(),
+            guards: Limits::default(),
+        }
+    }
+}
+
+/// What a production reward is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BaselineKind {
+    /// The running mean of its class, before this step.
+    Ema,
+    /// Nothing.
+    Zero,
+}
+
+/// `[trainer.offline]`: what all offline runs share. What one run asks for is in its request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Offline {
+    /// Whether this process executes them; default true.
+    pub enabled: bool,
+    /// How long the fleet may take until it serves the run's head, seconds; default 120.
+    pub served_timeout_seconds: u64,
+    /// How long graded rollouts may take until they are trajectories in the database, seconds; default 60.
+    pub arrival_timeout_seconds: u64,
+    /// Rollout requests in flight at once; default 4.
+    pub requests_max: usize,
+    /// Draws of tasks in a row in which no group had different rewards, before the run fails; default 20.
+    pub empty_draws_max: u32,
+    pub guards: Limits,
+}
+
+impl Default for Offline {
+    fn default() -> Self {
+        Offline {
+            enabled: true,
+            served_timeout_seconds: 120,
+            arrival_timeout_seconds: 60,
+            requests_max: 4,
+            empty_draws_max: 20,
+            guards: Limits::default(),
+        }
+    }
+}
+
+impl Options {
+    /// Refuses values that cannot work together. The text names the field as the file spells it.
+    pub fn check(&self) -> Result<(), String> {
+        let positive = [
+            ("trainer.image_every", self.image_every >= 1),
+            ("trainer.checkpoints_kept", self.checkpoints_kept >= 1),
+            ("trainer.threads", self.threads >= 1),
+            ("trainer.poll_ms", self.poll_ms >= 1),
+            ("trainer.realtime.cohort_size", self.realtime.cohort_size >= 1),
+            ("trainer.offline.requests_max", self.offline.requests_max >= 1),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, holds)| !holds) {
+            return Err(format!("{name} must be at least 1"));
+        }
+        if self.realtime.line.is_empty() || self.realtime.line.starts_with("run-") {
+            return Err("trainer.realtime.line must be a name that does not start with `run-`".into());
+        }
+        self.realtime
+            .step
+            .check()
+            .map_err(|why| format!("trainer.realtime.step.{why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_hold_together() {
+        assert_eq!(Options::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn contradictions_are_named_as_the_file_spells_them() {
+        let mut options = Options::default();
+        options.realtime.cohort_size = 0;
+        assert!(options.check().unwrap_err().contains("trainer.realtime.cohort_size"));
+        let mut options = Options::default();
+        options.realtime.step.optimiser.learning_rate = -1.0;
+        assert!(
+            options
+                .check()
+                .unwrap_err()
+                .contains("trainer.realtime.step.optimiser.learning_rate")
+        );
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused() {
+        let error = serde_json::from_str::<Options>(r#"{"realtime": {"cohort": 3}}"#).unwrap_err();
+        assert!(error.to_string().contains("cohort"));
+    }
+}

@@ -1,0 +1,188 @@
+//! The database's side of publishing: the tables `version`, `line`, `step`, `baseline` and `disposition`.
+
+use super::{Error, Prepared};
+use policy::digest::Digest;
+use policy::manifest::Manifest;
+use sqlx::{PgConnection, PgPool};
+use uuid::Uuid;
+
+/// What the table knows of a version.
+#[derive(Debug, Clone)]
+pub(super) struct Version {
+    pub root: Digest,
+    pub line: String,
+    pub branch: i32,
+}
+
+/// Object key of a version's manifest in the policy store.
+pub(super) fn manifest_key(policy: &str, version: i64) -> String {
+    format!("policy/{policy}/version/{version:010}.json")
+}
+
+pub(super) async fn next_serial(pool: &PgPool) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(r#"select nextval('version_serial') as "serial!""#)
+        .fetch_one(pool)
+        .await
+}
+
+/// The newest serial that was ever given out.
+pub(super) async fn newest_serial(pool: &PgPool) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(r#"select last_value as "serial!" from version_serial"#)
+        .fetch_one(pool)
+        .await
+}
+
+/// Serials that were given out and that no version of the policy has, newest first.
+pub(super) async fn without_version(
+    pool: &PgPool,
+    policy: &str,
+    oldest: i64,
+    newest: i64,
+) -> Result<Vec<i64>, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"
+        select serial as "serial!"
+        from generate_series($2::bigint, $3::bigint) as given (serial)
+        where not exists (select from version v where v.policy = $1 and v.serial = given.serial)
+        order by serial desc
+        "#,
+        policy,
+        oldest,
+        newest
+    )
+    .fetch_all(pool)
+    .await
+}
+
+pub(super) async fn version(pool: &PgPool, policy: &str, serial: i64) -> Result<Version, Error> {
+    let row = sqlx::query!(
+        "select root, line, branch from version where policy = $1 and serial = $2",
+        policy,
+        serial
+    )
+    .fetch_optional(pool)
+    .await?
+    .ok_or(Error::NoSuchVersion(serial))?;
+    let root: [u8; 32] = row.root.try_into().map_err(|_| Error::NoSuchVersion(serial))?;
+    Ok(Version {
+        root: Digest(root),
+        line: row.line,
+        branch: row.branch,
+    })
+}
+
+pub(super) async fn checkpoint_key(pool: &PgPool, run: Uuid, step: i64) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "select checkpoint_key from step where run_id = $1 and step = $2",
+        run,
+        step
+    )
+    .fetch_optional(pool)
+    .await
+}
+
+/// Inserts the row of a version.
+pub(super) async fn insert_version(connection: &mut PgConnection, manifest: &Manifest) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        r#"
+        insert into version (policy, serial, root, parent, line, branch, run_id, step, manifest_key, delta_bytes, image_bytes)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+        "#,
+        manifest.policy,
+        manifest.version,
+        &manifest.root.0[..],
+        manifest.parent.as_ref().map(|p| p.version),
+        manifest.line,
+        manifest.branch,
+        manifest.run.as_ref().map(|r| r.run),
+        manifest.run.as_ref().map(|r| r.step),
+        manifest_key(&manifest.policy, manifest.version),
+        manifest.delta.as_ref().map(|d| d.size_bytes as i64),
+        manifest.tensor_bytes as i64
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Writes a whole step. The caller holds the fence and commits.
+pub(super) async fn commit(connection: &mut PgConnection, policy: &str, prepared: &Prepared) -> Result<(), Error> {
+    let Prepared {
+        manifest,
+        record,
+        checkpoint_key,
+    } = prepared;
+    let parent = manifest.parent.as_ref().map_or(0, |p| p.version);
+    insert_version(connection, manifest).await?;
+    let moved = sqlx::query!(
+        r#"
+        update line set head = $3, updated_at = now()
+        where policy = $1 and line = $2 and head = $4 and branch = $5
+        "#,
+        policy,
+        manifest.line,
+        manifest.version,
+        parent,
+        manifest.branch
+    )
+    .execute(&mut *connection)
+    .await?;
+    if moved.rows_affected() != 1 {
+        return Err(Error::LineMoved {
+            line: manifest.line.clone(),
+            parent,
+            branch: manifest.branch,
+        });
+    }
+    sqlx::query!(
+        r#"
+        insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key)
+        values ($1, $2, $3, $4, $5, $6, $7)
+        "#,
+        record.run,
+        record.step,
+        manifest.version,
+        parent,
+        &record.cohort_digest().0[..],
+        record.metrics,
+        checkpoint_key
+    )
+    .execute(&mut *connection)
+    .await?;
+    sqlx::query!(
+        r#"
+        insert into disposition (generation_id, kind, run_id, step)
+        select id, 'trained', $2, $3 from unnest($1::uuid[]) as cohort (id)
+        "#,
+        &record.cohort,
+        record.run,
+        record.step
+    )
+    .execute(&mut *connection)
+    .await
+    .map_err(|error| match error.as_database_error().and_then(|e| e.constraint()) {
+        Some("disposition_pkey") => Error::AlreadyDecided,
+        _ => error.into(),
+    })?;
+    let classes: Vec<String> = record.baselines.keys().cloned().collect();
+    let values: Vec<f64> = record.baselines.values().map(|b| b.value).collect();
+    let weights: Vec<f64> = record.baselines.values().map(|b| b.weight).collect();
+    sqlx::query!(
+        r#"
+        insert into baseline (run_id, class, step, value, weight)
+        select $1, class, $2, value, weight
+        from unnest($3::text[], $4::double precision[], $5::double precision[]) as after (class, value, weight)
+        "#,
+        record.run,
+        record.step,
+        &classes,
+        &values,
+        &weights
+    )
+    .execute(&mut *connection)
+    .await?;
+    sqlx::query!("update run set steps_done = $2 where id = $1", record.run, record.step)
+        .execute(connection)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! The realtime run: production's trajectories become versions of the line that `champion` follows.
+//!
+//! It is always on-policy: only what the head sampled is trained on. When a release moves the alias elsewhere, the line is
+//! re-based on the version that serves (a new branch, a fresh optimiser); when the alias is pinned, training would be off
+//! policy, so the run pauses visibly and goes on by itself once the alias follows again. A guard's breach or a person also
+//! pause it; those wait for a person.
+
+mod standing;
+
+use crate::advantage;
+use crate::claim::Fenced;
+use crate::execute::{Trainer, pause};
+use crate::learner::thread::Handle;
+use crate::options::BaselineKind;
+use crate::sample::Sample;
+use crate::select::{self, Rules};
+use crate::session::{Session, StepPlan, Stepped};
+use serde_json::json;
+use standing::Standing;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// How far back an ordinary look decides what is set aside; rows that arrive later than this wait for a full look.
+const RECENT: Duration = Duration::from_secs(15 * 60);
+const FULL_LOOK_EVERY: Duration = Duration::from_secs(60);
+const BACKOFF_MIN: Duration = Duration::from_millis(500);
+const BACKOFF_MAX: Duration = Duration::from_secs(15);
+/// How often a run that cannot go on is looked at again.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// Why a session ended without an error.
+enum End {
+    Shutdown,
+    /// Paused, or nothing to claim: look again later.
+    Idle,
+}
+
+/// Executes the realtime run until `shutdown`. Errors are logged, and the run is taken up again from the database.
+pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyhow::Result<()> {
+    if !trainer.options.realtime.enabled {
+        return Ok(());
+    }
+    let learner = Handle::spawn("learner-realtime", trainer.options.threads)?;
+    let mut backoff = BACKOFF_MIN;
+    loop {
+        let wait = match session(trainer, &learner, shutdown).await {
+            Ok(End::Shutdown) => return Ok(()),
+            Ok(End::Idle) => {
+                backoff = BACKOFF_MIN;
+                IDLE
+            }
+            Err(error) if error.chain().any(|cause| cause.is::<Fenced>()) => {
+                tracing::warn!("the realtime run was taken over or ended; looking again");
+                IDLE
+            }
+            Err(error) => {
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "the realtime run stumbled; taking it up again from the database"
+                );
+                backoff = (backoff * 2).min(BACKOFF_MAX);
+                backoff
+            }
+        };
+        if !pause(shutdown, wait).await {
+            return Ok(());
+        }
+    }
+}
+
+async fn session(trainer: &Trainer, learner: &Handle, shutdown: &CancellationToken) -> anyhow::Result<End> {
+    let options = &trainer.options.realtime;
+    let run = standing::ensure_run(trainer).await?;
+    if !standing::may_run(trainer, run).await? {
+        return Ok(End::Idle);
+    }
+    let Some(mut session) = Session::open(trainer, learner, run, &options.line).await? else {
+        return Ok(End::Idle);
+    };
+    trainer.publisher.announce(session.head).await;
+    let poll = Duration::from_millis(trainer.options.poll_ms);
+    let mut set_aside: BTreeMap<String, u64> = BTreeMap::new();
+    let mut full_look: Option<Instant> = None;
+    loop {
+        if shutdown.is_cancelled() {
+            return Ok(End::Shutdown);
+        }
+        if session.claim.requested(&trainer.pool).await?.is_some() {
+            session.release("paused", Some("paused by request")).await?;
+            return Ok(End::Idle);
+        }
+        match standing::of_alias(trainer, session.branch).await? {
+            Standing::Follows => {}
+            Standing::Away(reason) => {
+                session.release("paused", Some(&reason)).await?;
+                return Ok(End::Idle);
+            }
+            Standing::Rebase { branch, version } => {
+                rebase(&mut session, branch, version).await?;
+                full_look = None;
+                continue;
+            }
+        }
+        let whole = full_look.is_none_or(|at| at.elapsed() > FULL_LOOK_EVERY);
+        let rules = Rules {
+            policy: &trainer.policy,
+            alias: &options.alias,
+            head: session.head,
+            context: session.context,
+            vocabulary: session.vocabulary,
+            size: i64::from(options.cohort_size),
+        };
+        let selection = select::next(&trainer.pool, &session.claim, &rules, (!whole).then_some(RECENT)).await?;
+        if whole {
+            full_look = Some(Instant::now());
+        }
+        for (code, count) in selection.set_aside {
+            metrics::counter!("springtide_train_set_aside_total", "code" => code.clone()).increment(count);
+            *set_aside.entry(code).or_default() += count;
+        }
+        metrics::gauge!("springtide_train_ready_trajectories").set(selection.ready as f64);
+        let Some(cohort) = selection.cohort else {
+            if !pause(shutdown, poll).await {
+                return Ok(End::Shutdown);
+            }
+            continue;
+        };
+        let notes = json!({"set_aside": std::mem::take(&mut set_aside), "cohort": span(&cohort)});
+        if let Stepped::Refused = step(&mut session, cohort, notes).await? {
+            return Ok(End::Idle);
+        }
+    }
+}
+
+async fn step(session: &mut Session<'_>, cohort: Vec<Sample>, notes: serde_json::Value) -> anyhow::Result<Stepped> {
+    let options = &session.trainer.options.realtime;
+    let rewards: Vec<f64> = cohort.iter().map(|s| s.reward).collect();
+    let mut baselines = session.baselines.clone();
+    let advantages = match options.baseline {
+        BaselineKind::Ema => {
+            let classes: Vec<&str> = cohort.iter().map(|s| s.class.as_str()).collect();
+            advantage::ema(&mut baselines, &classes, &rewards)
+        }
+        BaselineKind::Zero => advantage::zero(&rewards),
+    };
+    let plan = StepPlan {
+        settings: options.step,
+        limits: options.guards,
+        baselines,
+        random: 0,
+        notes,
+    };
+    session.step(cohort, advantages, plan).await
+}
+
+/// The line stands where the alias stands; whatever other versions sampled will be dropped as stale.
+async fn rebase(session: &mut Session<'_>, branch: i32, version: i64) -> anyhow::Result<()> {
+    let from = session.head;
+    let message = format!(
+        "re-based: branch {branch} goes on from version {version} instead of {from}; the optimiser starts afresh"
+    );
+    tracing::warn!(run = %session.claim.run, from, version, branch, "re-basing the line on the version that serves");
+    let mut transaction = session.trainer.pool.begin().await?;
+    session.claim.hold(&mut transaction).await?;
+    session.move_line(&mut transaction, branch, version).await?;
+    let data = json!({"branch": branch, "from": from, "to": version});
+    crate::claim::event(&mut transaction, session.claim.run, "warn", &message, &data).await?;
+    transaction.commit().await?;
+    session.branch = branch;
+    session.head = version;
+    session.load().await
+}
+
+/// First and last generation of a cohort, for people who follow a sample.
+fn span(cohort: &[Sample]) -> serde_json::Value {
+    let id = |s: Option<&Sample>| s.map_or(Uuid::nil(), |s| s.generation);
+    json!({"first": id(cohort.first()), "last": id(cohort.last())})
+}

@@ -1,0 +1,38 @@
+//! One trajectory as the trainer sees it: exactly the ids and log-probabilities that were logged, never re-tokenised.
+
+use uuid::Uuid;
+
+/// A rewarded generation, ready to be trained on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    pub generation: Uuid,
+    /// Class of request that the baseline is kept for: the surface, for now.
+    pub class: String,
+    /// Group of rollouts of one task; production has none.
+    pub group: Option<String>,
+    /// Serial of the oldest version that sampled any of its tokens.
+    pub version: i64,
+    /// At least one id.
+    pub prompt: Vec<u32>,
+    /// Sampled ids, the stop token included; at least one.
+    pub tokens: Vec<u32>,
+    /// Nats, one per sampled token, under the distribution sampled from.
+    pub logprobs: Vec<f32>,
+    /// One per sampled token: whether it is trained on.
+    pub mask: Vec<bool>,
+    /// Above 0.
+    pub temperature: f32,
+    pub reward: f64,
+}
+
+impl Sample {
+    /// Tokens that a network reads to score the sampled ones: all but the last.
+    pub fn input_len(&self) -> usize {
+        self.prompt.len() + self.tokens.len() - 1
+    }
+
+    /// Sampled tokens that are trained on.
+    pub fn trained_tokens(&self) -> usize {
+        self.mask.iter().filter(|&&m| m).count()
+    }
+}

@@ -1,0 +1,178 @@
+//! Which trajectories a step trains on, and what becomes of the others: SQL, and nothing kept in memory.
+//!
+//! Every decision is a row of `disposition`, written once per generation. Rows that are merely not chosen yet stay queued.
+//! Nothing here computes an advantage or touches a tensor.
+
+use crate::claim::{self, Claim};
+use crate::sample::Sample;
+use sqlx::{PgConnection, PgPool};
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use uuid::Uuid;
+
+/// Rows decided by one statement.
+const DECIDED_AT_ONCE_MAX: i64 = 5_000;
+
+/// What production trajectories must match to be trained on.
+#[derive(Debug, Clone)]
+pub struct Rules<'a> {
+    pub policy: &'a str,
+    /// The learning arm.
+    pub alias: &'a str,
+    /// The line's head: the only version whose samples are on-policy.
+    pub head: i64,
+    /// The network's context, tokens.
+    pub context: i64,
+    /// Token ids are below this.
+    pub vocabulary: i64,
+    /// Trajectories of a cohort.
+    pub size: i64,
+}
+
+/// One look at the queue.
+#[derive(Debug, Default)]
+pub struct Selection {
+    /// The cohort, oldest first; `None` while fewer than its size are ready.
+    pub cohort: Option<Vec<Sample>>,
+    /// Trajectories ready now, at most the cohort's size.
+    pub ready: usize,
+    /// What was decided not to be trained on in this look: code → count.
+    pub set_aside: BTreeMap<String, u64>,
+}
+
+/// Decides what will never be trained on and picks the next cohort, in one fenced snapshot. `since`: how far back to look
+/// for rows to decide, `None` for everything.
+pub async fn next(
+    pool: &PgPool,
+    claim: &Claim,
+    rules: &Rules<'_>,
+    since: Option<Duration>,
+) -> Result<Selection, claim::Error> {
+    let mut transaction = pool.begin_with("begin isolation level repeatable read").await?;
+    claim.hold(&mut transaction).await?;
+    let mut selection = Selection::default();
+    let oldest = since.map_or(Uuid::nil(), first_id_of_the_last);
+    loop {
+        let decided = sqlx::query_file!(
+            "src/select/set_aside.sql",
+            rules.policy,
+            rules.alias,
+            rules.head,
+            i32::try_from(rules.context).unwrap_or(i32::MAX),
+            claim.run,
+            oldest,
+            DECIDED_AT_ONCE_MAX,
+            i32::try_from(rules.vocabulary).unwrap_or(i32::MAX)
+        )
+        .fetch_all(&mut *transaction)
+        .await?;
+        let full = decided.len() as i64 == DECIDED_AT_ONCE_MAX;
+        for row in decided {
+            *selection.set_aside.entry(row.code).or_default() += 1;
+        }
+        if !full {
+            break;
+        }
+    }
+    let rows = sqlx::query_file_as!(
+        Row,
+        "src/select/cohort.sql",
+        rules.policy,
+        rules.alias,
+        rules.head,
+        rules.size
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    selection.ready = rows.len();
+    if rows.len() as i64 >= rules.size {
+        selection.cohort = Some(rows.into_iter().map(Sample::from).collect());
+    }
+    Ok(selection)
+}
+
+/// The graded rollouts among `ids` that are trajectories by now.
+pub async fn rollouts(pool: &PgPool, run: Uuid, ids: &[Uuid]) -> Result<Vec<Sample>, sqlx::Error> {
+    let rows = sqlx::query_file_as!(Row, "src/select/rollouts.sql", run, ids)
+        .fetch_all(pool)
+        .await?;
+    Ok(rows.into_iter().map(Sample::from).collect())
+}
+
+/// Drops generations with a code, in the caller's fenced transaction. Those that are decided already stay as they are.
+pub async fn drop_all(connection: &mut PgConnection, run: Uuid, ids: &[Uuid], code: &str) -> Result<u64, sqlx::Error> {
+    let done = sqlx::query!(
+        r#"
+        insert into disposition (generation_id, kind, code, run_id)
+        select id, 'dropped', $2, $3 from unnest($1::uuid[]) as given (id)
+        on conflict (generation_id) do nothing
+        "#,
+        ids,
+        code,
+        run
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Drops what runs that have ended left queued. Returns how many.
+pub async fn sweep_abandoned(pool: &PgPool, policy: &str) -> Result<u64, sqlx::Error> {
+    let done = sqlx::query_file!("src/select/abandoned.sql", policy, DECIDED_AT_ONCE_MAX)
+        .execute(pool)
+        .await?;
+    Ok(done.rows_affected())
+}
+
+/// The smallest UUIDv7 of the last `span`.
+fn first_id_of_the_last(span: Duration) -> Uuid {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let milliseconds = now.saturating_sub(span).as_millis() as u64;
+    let mut bytes = [0u8; 16];
+    bytes[..6].copy_from_slice(&milliseconds.to_be_bytes()[2..]);
+    Uuid::from_bytes(bytes)
+}
+
+struct Row {
+    id: Uuid,
+    surface: String,
+    group_id: Option<String>,
+    version_oldest: i64,
+    prompt_ids: Vec<i32>,
+    token_ids: Vec<i32>,
+    logprobs: Vec<f32>,
+    train_mask: Option<Vec<bool>>,
+    temperature: f32,
+    reward: f64,
+}
+
+impl From<Row> for Sample {
+    fn from(row: Row) -> Self {
+        let ids = |v: Vec<i32>| v.into_iter().map(|id| id as u32).collect();
+        Sample {
+            generation: row.id,
+            class: row.surface,
+            group: row.group_id,
+            version: row.version_oldest,
+            prompt: ids(row.prompt_ids),
+            mask: row.train_mask.unwrap_or_else(|| vec![true; row.token_ids.len()]),
+            tokens: ids(row.token_ids),
+            logprobs: row.logprobs,
+            temperature: row.temperature,
+            reward: row.reward,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_the_last_minute_sort_after_its_first_id_and_older_ones_before() {
+        let first = first_id_of_the_last(Duration::from_secs(60));
+        assert!(Uuid::now_v7() > first);
+        assert!(first_id_of_the_last(Duration::from_secs(61)) < first);
+    }
+}

@@ -1,0 +1,24 @@
+-- The oldest trajectories that may be trained on, by the time they were generated, and none beyond the oldest generation
+-- that still waits for its horizon: choosing by the arrival of feedback would favour fast accepts. Runs right after
+-- set_aside.sql in the same snapshot, so what that would refuse is not here. Parameters: policy, learning alias, head,
+-- rows at most.
+select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
+       t.reward as "reward!"
+from generation g
+join trajectory t on t.generation_id = g.id
+where g.policy = $1
+  and g.purpose = 'production'
+  and g.arm = $2
+  and g.version = $3
+  and t.reward is not null
+  and not exists (select from disposition d where d.generation_id = g.id)
+  and g.id < coalesce(
+      (select o.generation_id
+       from open_generation o
+       join generation waiting on waiting.id = o.generation_id
+       where waiting.policy = $1 and waiting.purpose = 'production' and waiting.arm = $2
+       order by o.generation_id
+       limit 1),
+      'ffffffff-ffff-ffff-ffff-ffffffffffff')
+order by g.id
+limit $4

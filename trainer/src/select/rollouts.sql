@@ -1,0 +1,10 @@
+-- Graded rollouts of a run, by id. Parameters: run, generation ids.
+select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
+       t.reward as "reward!"
+from generation g
+join trajectory t on t.generation_id = g.id
+where g.run_id = $1
+  and g.id = any($2)
+  and t.reward is not null
+  and not exists (select from disposition d where d.generation_id = g.id)
+order by g.id

@@ -1,0 +1,35 @@
+-- Production trajectories that this run will never train on, with the reason. Parameters: policy, learning alias, head,
+-- context in tokens, run, oldest generation id to look at, rows at most, size of the vocabulary.
+with candidate as (
+    select g.id,
+           case
+               -- another arm: kept to compare with
+               when g.arm <> $2 then 'other_arm'
+               -- real-time runs admit staleness 0 only
+               when g.version_oldest <> $3 or g.version <> $3 then 'stale'
+               -- the probabilities of a truncated or greedy distribution cannot be recomputed from the logits alone
+               when g.top_p < 1 or g.temperature <= 0 then 'truncated_sampling'
+               when g.payload_digest is not null or g.prompt_prefix_len > 0 then 'payload_by_reference'
+               when cardinality(g.prompt_ids) = 0 or cardinality(g.token_ids) = 0 then 'empty'
+               when cardinality(g.train_mask) <> cardinality(g.token_ids) then 'malformed_mask'
+               when cardinality(g.prompt_ids) + cardinality(g.token_ids) > $4 then 'longer_than_context'
+               when exists (select from unnest(g.prompt_ids || g.token_ids) as id where id < 0 or id >= $8) then 'token_outside_vocabulary'
+               when t.reward in ('NaN', 'Infinity', '-Infinity') then 'reward_not_finite'
+               when g.logprobs && array['NaN', 'Infinity', '-Infinity']::real[] then 'logprob_not_finite'
+           end as why
+    from generation g
+    join trajectory t on t.generation_id = g.id
+    where g.policy = $1
+      and g.purpose = 'production'
+      and g.id >= $6
+      and t.reward is not null
+      and not exists (select from disposition d where d.generation_id = g.id)
+)
+insert into disposition (generation_id, kind, code, run_id)
+select id, case why when 'other_arm' then 'held_out' else 'dropped' end, why, $5
+from candidate
+where why is not null
+order by id
+limit $7
+on conflict (generation_id) do nothing
+returning kind, code as "code!"
