@@ -1,0 +1,493 @@
+//! The API over a real engine, with a model whose next token is known and a log that can be told to fail.
+
+use super::*;
+use crate::engine::model::Model;
+use crate::engine::{self, Version};
+use crate::routing::tests::assignment;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, StatusCode};
+use axum::response::Response;
+use bytes::Bytes;
+use edge::auth::Role;
+use ingest::event::{Body as EventBody, FinishReason, Generation, Purpose};
+use policy::digest::Digest;
+use policy::image::Image;
+use policy::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tower::ServiceExt;
+
+/// Characters 0..=25 are a..=z, then these.
+const NEWLINE: u32 = 26;
+const DECLINE: u32 = 27;
+const END: u32 = 28;
+const VOCAB: u32 = 29;
+
+/// Says the alphabet from the prompt's last letter on, and ends after z. After `x` in the prompt's first place it declines
+/// at its third token.
+struct Alphabet {
+    slots: Vec<Vec<u32>>,
+    pace: Duration,
+}
+
+impl Alphabet {
+    fn logits(&self, slot: usize) -> Vec<f32> {
+        let ids = &self.slots[slot];
+        let next = match ids.as_slice() {
+            [23, _, _, _] => DECLINE,
+            [.., 25] => END,
+            [.., last] => last + 1,
+            [] => 0,
+        };
+        (0..VOCAB).map(|id| if id == next { 60.0 } else { 0.0 }).collect()
+    }
+}
+
+impl Model for Alphabet {
+    fn slots(&self) -> usize {
+        self.slots.len()
+    }
+    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Vec<f32>> {
+        self.slots[slot] = ids.to_vec();
+        Ok(self.logits(slot))
+    }
+    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
+        std::thread::sleep(self.pace);
+        for (slot, token) in tokens.iter().enumerate() {
+            self.slots[slot].push(*token);
+        }
+        Ok((0..tokens.len()).map(|slot| self.logits(slot)).collect())
+    }
+    fn move_slot(&mut self, from: usize, to: usize) {
+        self.slots[to] = std::mem::take(&mut self.slots[from]);
+    }
+    fn clear(&mut self, slot: usize) {
+        self.slots[slot].clear();
+    }
+}
+
+fn tokenizer() -> Tokenizer {
+    let mut vocab: BTreeMap<String, u32> = ('a'..='z').map(|c| (c.to_string(), c as u32 - 'a' as u32)).collect();
+    vocab.insert("\n".into(), NEWLINE);
+    vocab.insert("<|decline|>".into(), DECLINE);
+    vocab.insert("<|end|>".into(), END);
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    };
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(DECLINE, "<|decline|>"), special(END, "<|end|>")],
+        "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Fuse"},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                  "vocab": vocab, "merges": []}
+    });
+    let generation = json!({"eos_token_id": [END], "springtide_decline_token_id": DECLINE});
+    Tokenizer::from_image(&Image {
+        tensors: BTreeMap::new(),
+        files: BTreeMap::from([
+            ("tokenizer.json".to_string(), Bytes::from(json.to_string())),
+            (
+                "generation_config.json".to_string(),
+                Bytes::from(generation.to_string()),
+            ),
+            ("config.json".to_string(), Bytes::from("{}")),
+        ]),
+    })
+    .unwrap()
+}
+
+/// Remembers what it was told; can hold an acknowledgement back, or refuse.
+#[derive(Default)]
+struct Notebook {
+    events: Mutex<Vec<Event>>,
+    broken: AtomicBool,
+    held: Mutex<Option<tokio::sync::oneshot::Receiver<()>>>,
+}
+
+impl Log for Notebook {
+    fn append<'a>(&'a self, event: &'a Event) -> BoxFuture<'a, Result<(), log::Error>> {
+        Box::pin(async move {
+            let held = self.held.lock().unwrap().take();
+            if let Some(held) = held {
+                let _ = held.await;
+            }
+            if self.broken.load(Ordering::Relaxed) {
+                return Err(log::Error::Full);
+            }
+            event.check()?;
+            self.events.lock().unwrap().push(event.clone());
+            Ok(())
+        })
+    }
+}
+
+impl Notebook {
+    fn generations(&self) -> Vec<Generation> {
+        let events = self.events.lock().unwrap();
+        events
+            .iter()
+            .map(|event| match &event.body {
+                EventBody::Generation(generation) => generation.clone(),
+                EventBody::Feedback(_) => panic!("feedback from serving"),
+            })
+            .collect()
+    }
+}
+
+struct Stage {
+    router: Router,
+    log: Arc<Notebook>,
+    api: Arc<Api>,
+}
+
+async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
+    let engine = engine::spawn(engine::Config {
+        queue_choices_max: options.queue_choices_max,
+        prefills_per_step_max: 4,
+        slots_reserved_for_production: options.slots_reserved_for_production,
+    })
+    .unwrap()
+    .handle;
+    let tokenizer = tokenizer();
+    let mut versions = BTreeMap::new();
+    for serial in [1, 7] {
+        let version = Arc::new(Version {
+            serial,
+            root: Digest([serial as u8; 32]),
+            line: "realtime".into(),
+            context: 64,
+            vocab: VOCAB,
+            stop_ids: vec![END, DECLINE],
+            decline_id: Some(DECLINE),
+            tokenizer: Some(tokenizer.clone()),
+        });
+        let model = Alphabet {
+            slots: vec![Vec::new(); options.slots],
+            pace: Duration::from_millis(pace_ms),
+        };
+        engine.install(version.clone(), Box::new(model)).await.unwrap();
+        versions.insert(serial, version);
+    }
+    let routing = Arc::new(Routing::default());
+    routing.apply(
+        assignment(5, &[("champion", 7), ("base", 1)], &[("champion", 0.6), ("base", 0.4)]),
+        versions,
+    );
+    let log = Arc::new(Notebook::default());
+    let api = Arc::new(Api {
+        policy: "demo".into(),
+        options,
+        engine,
+        routing,
+        log: log.clone(),
+        choices: TaskTracker::new(),
+    });
+    let principal = Principal {
+        tenant: "default".into(),
+        role: Role::Admin,
+        label: "test".into(),
+    };
+    Stage {
+        router: router(api.clone())
+            .layer(axum::Extension(principal))
+            .merge(health(api.clone())),
+        log,
+        api,
+    }
+}
+
+async fn stage() -> Stage {
+    stage_with(0, ServeOptions::default()).await
+}
+
+impl Stage {
+    async fn post(&self, body: Value) -> Response {
+        let request = Request::post("/v1/completions")
+            .header("content-type", "application/json")
+            .body(Body::from(body.to_string()))
+            .unwrap();
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
+    async fn ask(&self, body: Value) -> (StatusCode, Value) {
+        let response = self.post(body).await;
+        let status = response.status();
+        (status, serde_json::from_str(&text(response).await).unwrap())
+    }
+
+    async fn get(&self, path: &str) -> (StatusCode, Value) {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let status = response.status();
+        (status, serde_json::from_str(&text(response).await).unwrap())
+    }
+}
+
+async fn text(response: Response) -> String {
+    String::from_utf8(to_bytes(response.into_body(), 1 << 20).await.unwrap().to_vec()).unwrap()
+}
+
+/// The data of each event of a stream.
+fn data(stream: &str) -> Vec<Value> {
+    stream
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|data| serde_json::from_str(data).unwrap_or_else(|_| json!(data)))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_completion_says_who_answered_and_is_in_the_log() {
+    let stage = stage().await;
+    let (status, answer) = stage
+        .ask(
+            json!({"model": "demo", "prompt": "ab", "max_tokens": 3, "temperature": 0.7, "seed": 11, "user": "u-1",
+                    "return_token_ids": true, "logprobs": 1}),
+        )
+        .await;
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    assert_eq!(
+        (choice["text"].as_str(), choice["finish_reason"].as_str()),
+        (Some("cde"), Some("length"))
+    );
+    assert_eq!(choice["token_ids"], json!([2, 3, 4]));
+    assert_eq!(choice["prompt_token_ids"], json!([0, 1]));
+    assert_eq!(choice["logprobs"]["tokens"], json!(["c", "d", "e"]));
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, 1, 2]));
+    assert_eq!(answer["usage"]["total_tokens"], 5);
+    let logged = &stage.log.generations()[0];
+    assert_eq!(choice["generation_id"], logged.id.to_string());
+    assert_eq!(choice["arm"], logged.arm);
+    assert_eq!(choice["version"], logged.versions[0].version);
+    assert_eq!(choice["root"], Digest(logged.versions[0].root).to_string());
+    assert_eq!(
+        (logged.token_ids.as_slice(), logged.prompt_ids.as_slice()),
+        (&[2, 3, 4][..], &[0, 1][..])
+    );
+    assert_eq!(
+        (logged.user_key.as_str(), logged.seed, logged.purpose),
+        ("u-1", Some(11), Purpose::Production)
+    );
+    assert_eq!(
+        (logged.episode_id, logged.shown, logged.finish_reason),
+        (logged.id, None, FinishReason::Length)
+    );
+    assert!(logged.logprobs.iter().all(|lp| *lp <= 0.0));
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_text_and_the_record_keeps_its_tokens() {
+    let stage = stage().await;
+    let (_, answer) = stage
+        .ask(json!({"model": "demo@champion", "prompt": "a", "max_tokens": 20, "stop": ["fg", "zz"]}))
+        .await;
+    let choice = &answer["choices"][0];
+    assert_eq!(
+        (choice["text"].as_str(), choice["stop_reason"].as_str()),
+        (Some("bcde"), Some("fg"))
+    );
+    assert_eq!(choice["finish_reason"], "stop");
+    assert_eq!(
+        (choice["version"].as_i64(), choice["arm"].as_str()),
+        (Some(7), Some("champion"))
+    );
+    assert_eq!(stage.log.generations()[0].token_ids, [1, 2, 3, 4, 5, 6]);
+}
+
+#[tokio::test]
+async fn a_stop_token_is_logged_and_not_shown() {
+    let stage = stage().await;
+    let (_, answer) = stage
+        .ask(json!({"model": "demo@1", "prompt": "x", "max_tokens": 20}))
+        .await;
+    let choice = &answer["choices"][0];
+    assert_eq!(
+        (choice["text"].as_str(), choice["stop_reason"].as_u64()),
+        (Some("yz"), Some(u64::from(END)))
+    );
+    assert_eq!(stage.log.generations()[0].token_ids, [24, 25, END]);
+}
+
+#[tokio::test]
+async fn a_declined_completion_shows_nothing() {
+    let stage = stage().await;
+    let (_, answer) = stage
+        .ask(json!({"model": "demo", "prompt": "xa", "max_tokens": 20}))
+        .await;
+    let choice = &answer["choices"][0];
+    assert_eq!(
+        (choice["text"].as_str(), choice["declined"].as_bool()),
+        (Some(""), Some(true))
+    );
+    let logged = &stage.log.generations()[0];
+    assert_eq!((logged.declined, logged.shown), (true, Some(false)));
+    assert_eq!(logged.token_ids, [1, 2, DECLINE]);
+}
+
+#[tokio::test]
+async fn several_choices_are_several_generations() {
+    let stage = stage().await;
+    let (_, answer) = stage
+        .ask(json!({"model": "demo", "prompt": [0], "max_tokens": 2, "n": 3, "seed": 5, "session_id": "s"}))
+        .await;
+    let indices: Vec<u64> = answer["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["index"].as_u64().unwrap())
+        .collect();
+    assert_eq!(indices, [0, 1, 2]);
+    let mut seeds: Vec<u64> = stage.log.generations().iter().map(|g| g.seed.unwrap()).collect();
+    seeds.dedup();
+    assert_eq!(seeds.len(), 3);
+    let episodes: Vec<_> = stage.log.generations().iter().map(|g| g.episode_id).collect();
+    assert!(episodes.iter().all(|id| *id == episodes[0]));
+}
+
+#[tokio::test]
+async fn a_stream_ends_only_after_the_log_has_it() {
+    let stage = stage().await;
+    let (acknowledge, held) = tokio::sync::oneshot::channel();
+    *stage.log.held.lock().unwrap() = Some(held);
+    let response = stage
+        .post(json!({"model": "demo", "prompt": "a", "max_tokens": 3, "stream": true,
+                     "stream_options": {"include_usage": true}}))
+        .await;
+    assert_eq!(response.status(), 200);
+    let whole = tokio::spawn(text(response));
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    assert!(!whole.is_finished(), "the stream ended before the acknowledgement");
+    acknowledge.send(()).unwrap();
+    let events = data(&whole.await.unwrap());
+    let texts: Vec<&str> = events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+    assert_eq!(texts, ["b", "c", "d", ""]);
+    let last = &events[3]["choices"][0];
+    assert_eq!(last["finish_reason"], "length");
+    assert_eq!(last["generation_id"], stage.log.generations()[0].id.to_string());
+    assert_eq!(events[2]["choices"][0]["finish_reason"], Value::Null);
+    assert_eq!(events[4]["usage"]["completion_tokens"], 3);
+    assert_eq!(events[5], "[DONE]");
+}
+
+#[tokio::test]
+async fn without_the_log_a_completion_is_withheld() {
+    let stage = stage().await;
+    stage.log.broken.store(true, Ordering::Relaxed);
+    let response = stage
+        .post(json!({"model": "demo", "prompt": "a", "max_tokens": 2}))
+        .await;
+    assert_eq!(response.status(), 503);
+    assert_eq!(response.headers()["retry-after"], "2");
+    let response = stage
+        .post(json!({"model": "demo", "prompt": "a", "max_tokens": 2, "stream": true}))
+        .await;
+    let stream = text(response).await;
+    assert!(stream.contains("event: error"), "{stream}");
+    assert!(!stream.contains("[DONE]"), "{stream}");
+    assert_eq!(data(&stream).last().unwrap()["status"], 503);
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_is_logged_as_aborted() {
+    let stage = stage_with(5, ServeOptions::default()).await;
+    let response = stage
+        .post(json!({"model": "demo", "prompt": "a", "max_tokens": 20, "stream": true}))
+        .await;
+    drop(response);
+    let waiting = stage.post(json!({"model": "demo", "prompt": "a", "max_tokens": 20}));
+    assert!(tokio::time::timeout(Duration::from_millis(30), waiting).await.is_err());
+    stage.api.choices.close();
+    stage.api.choices.wait().await;
+    let logged = stage.log.generations();
+    assert_eq!(logged.len(), 2);
+    for generation in logged {
+        assert_eq!(
+            (generation.finish_reason, generation.shown),
+            (FinishReason::Abort, Some(false))
+        );
+        assert!(generation.token_ids.len() < 20);
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_is_429_with_retry_after() {
+    let options = ServeOptions {
+        slots: 1,
+        slots_reserved_for_production: 0,
+        queue_choices_max: 2,
+        choices_max: 2,
+        ..ServeOptions::default()
+    };
+    let stage = stage_with(5, options).await;
+    let long = json!({"model": "demo@1", "prompt": "a", "max_tokens": 20, "stream": true});
+    let first = stage.post(long.clone()).await;
+    let (router, two) = (
+        stage.router.clone(),
+        json!({"model": "demo@1", "prompt": "a", "max_tokens": 20, "n": 2}),
+    );
+    let queued = tokio::spawn(
+        router.oneshot(
+            Request::post("/v1/completions")
+                .header("content-type", "application/json")
+                .body(Body::from(two.to_string()))
+                .unwrap(),
+        ),
+    );
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let refused = stage.post(long).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(refused.headers()["retry-after"], "1");
+    assert_eq!(refused.headers()["content-type"], "application/problem+json");
+    queued.abort();
+    drop(first);
+}
+
+#[tokio::test]
+async fn bad_requests_are_problems() {
+    let stage = stage().await;
+    for (body, status, said) in [
+        (json!({"model": "gpt-4", "prompt": "a"}), 404, "not served here"),
+        (json!({"model": "demo@9", "prompt": "a"}), 404, "not resident"),
+        (
+            json!({"model": "demo", "prompt": "a", "max_tokens": 64}),
+            400,
+            "at most 63 tokens",
+        ),
+        (json!({"model": "demo", "prompt": "a", "n": 0}), 400, "n is 0"),
+        (
+            json!({"model": "demo", "prompt": "a", "top_k": 5}),
+            400,
+            "unknown field `top_k`",
+        ),
+        (json!({"model": "demo"}), 400, "missing field `prompt`"),
+    ] {
+        let (got, problem) = stage.ask(body.clone()).await;
+        assert_eq!(got.as_u16(), status, "{body}: {problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(said), "{body}: {problem}");
+    }
+    assert_eq!(stage.log.generations().len(), 0);
+}
+
+#[tokio::test]
+async fn models_and_health_tell_what_serves() {
+    let stage = stage().await;
+    let (status, models) = stage.get("/v1/models").await;
+    assert_eq!(status, 200);
+    let ids: Vec<&str> = models["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| m["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(ids, ["demo", "demo@base", "demo@1", "demo@champion", "demo@7"]);
+    let (status, health) = stage.get("/health").await;
+    assert_eq!((status, health["epoch"].as_i64()), (StatusCode::OK, Some(5)));
+    assert_eq!(health["versions"], json!([1, 7]));
+}

@@ -1,0 +1,17 @@
+//! How a policy answers: the engine and its OpenAI-compatible API, the follower that brings new versions to it, and the
+//! release loop that decides which version an alias names. Never meets the trainer but through the policy store, the log,
+//! the database and the public API.
+//!
+//! Only `serve` and `engine::network` need libtorch (feature `torch`); scheduling, routing, following and releasing do not.
+
+pub mod api;
+pub mod engine;
+pub mod fleet;
+pub mod follow;
+pub mod options;
+pub mod release;
+pub mod routing;
+#[cfg(feature = "torch")]
+pub mod serve;
+
+pub use options::{ArmOptions, ReleaseOptions, ServeOptions};

@@ -1,0 +1,159 @@
+//! Between the tables and `plan::Books`; a change becomes rows of one epoch. One transaction reads, decides and writes,
+//! under a lock that every writer of assignments of the policy takes.
+
+use super::plan::{Alias, Books, Change, Line, Run};
+use sqlx::{PgConnection, Postgres, Transaction};
+use uuid::Uuid;
+
+/// First half of the advisory lock's key; the second is the policy's.
+const LOCK_CLASS: i32 = 0x5274_6173;
+
+/// Begins a transaction that alone may change the policy's assignments.
+pub async fn begin<'a>(connection: &'a mut PgConnection, policy: &str) -> sqlx::Result<Transaction<'a, Postgres>> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    sqlx::query!(
+        "select pg_advisory_xact_lock($1, hashtext($2)) as \"unit!: ()\"",
+        LOCK_CLASS,
+        policy
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    Ok(transaction)
+}
+
+/// Everything that releases are decided by.
+pub async fn read(connection: &mut PgConnection, policy: &str) -> sqlx::Result<Books> {
+    let aliases = sqlx::query_as!(
+        Alias,
+        r#"select alias as "alias!", version as "version!", follows, branch as "branch!", withdrawn as "withdrawn!",
+                  created_at as "created_at!"
+           from alias where policy = $1 order by alias"#,
+        policy
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let lines = sqlx::query_as!(
+        Line,
+        r#"select l.line, l.head, l.branch,
+                  (select min(v.serial) from version v where v.policy = l.policy and v.line = l.line) as "first!"
+           from line l where l.policy = $1
+           and exists (select from version v where v.policy = l.policy and v.line = l.line)
+           order by l.line"#,
+        policy
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    // runs that are over matter only while they may still leave something behind: an alias or a candidate
+    let runs = sqlx::query_as!(
+        Run,
+        r#"select id, kind, line, status, base_version, finished_at
+           from run r
+           where policy = $1 and kind <> 'realtime'
+           and (status in ('running', 'pausing', 'paused')
+                or exists (select from alias a where a.policy = r.policy and a.alias = r.line and not a.withdrawn)
+                or (status = 'succeeded'
+                    and finished_at > coalesce((select max(c.created_at) from alias c
+                                                where c.policy = r.policy and c.alias = 'candidate'
+                                                and not c.withdrawn), '-infinity')))
+           order by created_at"#,
+        policy
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(Books { aliases, lines, runs })
+}
+
+/// What the alias served before its current version.
+pub async fn served_before(connection: &mut PgConnection, policy: &str, alias: &str) -> sqlx::Result<Option<i64>> {
+    sqlx::query_scalar!(
+        r#"select a.version from assignment a
+           where a.policy = $1 and a.alias = $2
+           and a.version <> (select version from alias where policy = $1 and alias = $2)
+           order by a.epoch desc limit 1"#,
+        policy,
+        alias
+    )
+    .fetch_optional(connection)
+    .await
+}
+
+/// Writes `changes` as one new epoch; returns it with the id of each change's release.
+pub async fn write(
+    transaction: &mut Transaction<'_, Postgres>,
+    policy: &str,
+    kind: &str,
+    actor: &str,
+    changes: &[Change],
+) -> sqlx::Result<(i64, Vec<Uuid>)> {
+    let epoch = sqlx::query_scalar!(
+        r#"select coalesce(max(epoch), 0) + 1 as "epoch!" from assignment where policy = $1"#,
+        policy
+    )
+    .fetch_one(&mut **transaction)
+    .await?;
+    let mut releases = Vec::with_capacity(changes.len());
+    for change in changes {
+        sqlx::query!(
+            "insert into assignment (policy, epoch, alias, version, follows, branch, withdrawn)
+             values ($1, $2, $3, $4, $5, $6, $7)",
+            policy,
+            epoch,
+            change.alias,
+            change.to,
+            change.follows,
+            change.branch,
+            change.withdrawn
+        )
+        .execute(&mut **transaction)
+        .await?;
+        let release = record(transaction, policy, kind, actor, change, Some(epoch)).await?;
+        releases.push(release);
+    }
+    Ok((epoch, releases))
+}
+
+/// The audit of one decision: its release and its transition. Without an epoch it was refused.
+pub async fn record(
+    transaction: &mut Transaction<'_, Postgres>,
+    policy: &str,
+    kind: &str,
+    actor: &str,
+    change: &Change,
+    epoch: Option<i64>,
+) -> sqlx::Result<Uuid> {
+    let status = if epoch.is_some() { "done" } else { "refused" };
+    let release = sqlx::query_scalar!(
+        "insert into release (policy, alias, from_version, to_version, kind, status)
+         values ($1, $2, $3, $4, $5, $6) returning id",
+        policy,
+        change.alias,
+        change.from,
+        change.to,
+        kind,
+        status
+    )
+    .fetch_one(&mut **transaction)
+    .await?;
+    sqlx::query!(
+        "insert into transition (release_id, epoch, actor, reason) values ($1, $2, $3, $4)",
+        release,
+        epoch,
+        actor,
+        change.reason
+    )
+    .execute(&mut **transaction)
+    .await?;
+    Ok(release)
+}
+
+/// Whether the policy has this version.
+pub async fn has_version(connection: &mut PgConnection, policy: &str, serial: i64) -> sqlx::Result<bool> {
+    let found = sqlx::query_scalar!(
+        r#"select exists (select from version where policy = $1 and serial = $2) as "found!""#,
+        policy,
+        serial
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(found)
+}
