@@ -1,0 +1,154 @@
+//! `GET /v1/ledger`: what became of every generation. The counts come from one snapshot, so they can be added up.
+
+use axum::extract::{Query, State};
+use edge::Problem;
+use edge::auth::Principal;
+use edge::json::Json;
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+use time::OffsetDateTime;
+
+/// Which generations; without any field, all.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    policy: Option<String>,
+    /// `production`, `rollout` or `evaluation`.
+    purpose: Option<String>,
+    /// Only those sampled at or after this moment (RFC 3339).
+    #[serde(default, with = "time::serde::rfc3339::option")]
+    since: Option<OffsetDateTime>,
+}
+
+/// How many generations there are, and how many of each disposition.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Ledger {
+    generations: i64,
+    open: i64,
+    queued: i64,
+    trained: i64,
+    censored: i64,
+    dropped: i64,
+    held_out: i64,
+    erased: i64,
+    /// Whether the dispositions add up to the generations.
+    balanced: bool,
+    /// The same by code, where a disposition has one.
+    codes: Vec<Code>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Code {
+    disposition: String,
+    code: String,
+    generations: i64,
+}
+
+pub async fn counts(
+    State(pool): State<PgPool>,
+    _: Principal,
+    Query(asked): Query<Asked>,
+) -> Result<Json<Ledger>, Problem> {
+    let ledger = read(&pool, &asked).await;
+    ledger
+        .map(Json)
+        .map_err(|error| Problem::internal(format!("read the ledger: {error}")))
+}
+
+async fn read(pool: &PgPool, asked: &Asked) -> sqlx::Result<Ledger> {
+    let mut snapshot = pool
+        .begin_with("begin isolation level repeatable read read only")
+        .await?;
+    let generations = sqlx::query_scalar!(
+        r#"select count(*) as "count!" from generation
+           where ($1::text is null or policy = $1) and ($2::text is null or purpose = $2)
+             and ($3::timestamptz is null or sampled_at >= $3)"#,
+        asked.policy,
+        asked.purpose,
+        asked.since
+    )
+    .fetch_one(&mut *snapshot)
+    .await?;
+    let rows = sqlx::query!(
+        r#"select disposition as "disposition!", code, count(*) as "count!" from ledger
+           where ($1::text is null or policy = $1) and ($2::text is null or purpose = $2)
+             and ($3::timestamptz is null or sampled_at >= $3)
+           group by disposition, code order by disposition, code"#,
+        asked.policy,
+        asked.purpose,
+        asked.since
+    )
+    .fetch_all(&mut *snapshot)
+    .await?;
+    let rows = rows.into_iter().map(|row| (row.disposition, row.code, row.count));
+    Ok(add_up(generations, rows))
+}
+
+fn add_up(generations: i64, rows: impl IntoIterator<Item = (String, Option<String>, i64)>) -> Ledger {
+    let mut ledger = Ledger {
+        generations,
+        open: 0,
+        queued: 0,
+        trained: 0,
+        censored: 0,
+        dropped: 0,
+        held_out: 0,
+        erased: 0,
+        balanced: false,
+        codes: Vec::new(),
+    };
+    let mut known = 0;
+    for (disposition, code, count) in rows {
+        let place = match disposition.as_str() {
+            "open" => &mut ledger.open,
+            "queued" => &mut ledger.queued,
+            "trained" => &mut ledger.trained,
+            "censored" => &mut ledger.censored,
+            "dropped" => &mut ledger.dropped,
+            "held_out" => &mut ledger.held_out,
+            "erased" => &mut ledger.erased,
+            _ => continue, // unknown here: the sum shows it
+        };
+        *place += count;
+        known += count;
+        if let Some(code) = code {
+            ledger.codes.push(Code {
+                disposition,
+                code,
+                generations: count,
+            });
+        }
+    }
+    ledger.balanced = known == generations;
+    ledger
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(disposition: &str, code: Option<&str>, count: i64) -> (String, Option<String>, i64) {
+        (disposition.to_owned(), code.map(str::to_owned), count)
+    }
+
+    #[test]
+    fn dispositions_add_up_over_their_codes() {
+        let rows = [
+            row("censored", Some("no_feedback"), 3),
+            row("dropped", Some("stale"), 2),
+            row("dropped", Some("truncated_sampling"), 1),
+            row("trained", None, 4),
+        ];
+        let ledger = add_up(10, rows);
+        assert_eq!((ledger.censored, ledger.dropped, ledger.trained), (3, 3, 4));
+        assert!(ledger.balanced);
+        assert_eq!(ledger.codes.len(), 3);
+    }
+
+    #[test]
+    fn a_generation_without_a_known_disposition_unbalances_the_ledger() {
+        assert!(!add_up(5, [row("open", None, 4)]).balanced);
+        assert!(!add_up(5, [row("open", None, 4), row("mislaid", None, 1)]).balanced);
+        assert!(!add_up(5, [row("open", None, 6)]).balanced);
+    }
+}

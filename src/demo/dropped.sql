@@ -1,0 +1,7 @@
+-- Why generations of this run were dropped or censored.
+-- $1 policy, $2 when the run began
+select disposition as "disposition!", code as "code!", count(*) as "generations!"
+from ledger
+where policy = $1 and sampled_at >= $2 and code is not null and disposition in ('dropped', 'censored')
+group by disposition, code
+order by disposition, code

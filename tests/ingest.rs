@@ -1,0 +1,875 @@
+//! The arrow from an event to a trajectory: HTTP and Kafka in, rows and dead letters out, against a real broker and a real
+//! Postgres.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use edge::auth::{Auth, AuthOptions, Role, create_key};
+use ingest::event::{self, Event, Feedback, FinishReason, Generation, Purpose, Target, Value, VersionSpan};
+use ingest::log::Producer;
+use ingest::reward::Definition;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use serde_json::json;
+use sqlx::PgPool;
+use time::format_description::well_known::Rfc3339;
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use uuid::Uuid;
+
+use crate::support::{Stack, eventually};
+
+const SOON: Duration = Duration::from_secs(20);
+const SOURCE: &str = "tests/ingest";
+
+/// An ingest service of its own on a free port; also a failed test stops it.
+struct Service {
+    address: SocketAddr,
+    stop: DropGuard,
+    running: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Service {
+    async fn start(stack: &Stack) -> Self {
+        Self::start_with(stack, options()).await
+    }
+
+    async fn start_with(stack: &Stack, options: ingest::Options) -> Self {
+        Self::start_behind(stack, options, AuthOptions::default()).await
+    }
+
+    async fn start_behind(stack: &Stack, options: ingest::Options, auth: AuthOptions) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let service = ingest::run(
+            options,
+            stack.kafka.clone(),
+            stack.pool.clone(),
+            Auth::new(auth, stack.pool.clone()),
+            listener,
+            axum::Router::new(),
+            stop.clone(),
+        );
+        let running = tokio::spawn(async {
+            let result = service.await;
+            if let Err(error) = &result {
+                eprintln!("ingest ended: {error:#}");
+            }
+            result
+        });
+        Self {
+            address,
+            stop: stop.drop_guard(),
+            running,
+        }
+    }
+
+    async fn post(&self, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
+        let url = format!("http://{}{path}", self.address);
+        let request = reqwest::Client::new()
+            .post(url)
+            .header("content-type", "application/json")
+            .body(body.to_string());
+        let response = request.send().await.unwrap();
+        let status = response.status().as_u16();
+        let body = response.bytes().await.unwrap();
+        (status, serde_json::from_slice(&body).unwrap())
+    }
+
+    async fn stop(self) {
+        drop(self.stop);
+        self.running.await.unwrap().unwrap();
+    }
+}
+
+/// A horizon long enough to give feedback in, short enough to wait for.
+fn options() -> ingest::Options {
+    ingest::Options {
+        surface: vec![Definition {
+            horizon_seconds: 2.0,
+            ..Definition::completion()
+        }],
+        close_grace_seconds: 0.1,
+        ..ingest::Options::default()
+    }
+}
+
+fn generation() -> Generation {
+    let id = Uuid::now_v7();
+    Generation {
+        id,
+        episode_id: id,
+        segment: 0,
+        turn: 0,
+        parent_id: None,
+        policy: "demo".to_owned(),
+        line: "realtime".to_owned(),
+        versions: vec![
+            VersionSpan {
+                version: 3,
+                root: [3; 32],
+                tokens: 1,
+            },
+            VersionSpan {
+                version: 4,
+                root: [4; 32],
+                tokens: 2,
+            },
+        ],
+        replica: "replica-1".to_owned(),
+        purpose: Purpose::Production,
+        run_id: None,
+        task_id: None,
+        group_id: None,
+        surface: "completion".to_owned(),
+        user_key: "user-1".to_owned(),
+        arm: "champion".to_owned(),
+        arm_probability: 0.6,
+        prompt_prefix: None,
+        prompt_ids: vec![10, 11, 12, 13],
+        token_ids: vec![20, 21, 2],
+        logprobs: vec![-0.1, -2.5, -0.003],
+        train_mask: Some(vec![true, true, false]),
+        payload: None,
+        temperature: 1.0,
+        top_p: 1.0,
+        seed: Some(u64::MAX),
+        finish_reason: FinishReason::Stop,
+        declined: false,
+        shown: Some(true),
+        consent: true,
+    }
+}
+
+fn about(generation_id: Uuid, metric: &str, value: Value) -> Event {
+    let feedback = Feedback {
+        id: Uuid::now_v7(),
+        target: Target::Generation(generation_id),
+        metric_name: metric.to_owned(),
+        value,
+        tags: BTreeMap::new(),
+    };
+    feedback.into_event("default", SOURCE, event::now())
+}
+
+fn accept(generation_id: Uuid, accepted: bool) -> Event {
+    about(generation_id, "accept", Value::Bool(accepted))
+}
+
+async fn send(stack: &Stack, events: &[Event]) {
+    let producer = Producer::new(&stack.kafka).unwrap();
+    for event in events {
+        producer.send_event(event).await.unwrap();
+    }
+}
+
+/// Any bytes, as a foreign producer would send them.
+async fn send_raw(stack: &Stack, topic: &str, content_type: &str, value: &[u8]) -> (i32, i64) {
+    let producer: FutureProducer = ClientConfig::new()
+        .set("bootstrap.servers", &stack.kafka.brokers)
+        .create()
+        .unwrap();
+    let headers = OwnedHeaders::new().insert(Header {
+        key: "content-type",
+        value: Some(content_type),
+    });
+    let record = FutureRecord::to(topic).key("any").payload(value).headers(headers);
+    let delivery = producer.send(record, SOON).await.unwrap();
+    (delivery.partition, delivery.offset)
+}
+
+struct Letter {
+    headers: BTreeMap<String, String>,
+    value: Vec<u8>,
+}
+
+/// The dead letters, once there are `count` of them.
+async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
+    let kafka = stack.kafka.clone();
+    let read = move || {
+        let consumer: BaseConsumer = ClientConfig::new()
+            .set("bootstrap.servers", &kafka.brokers)
+            .set("group.id", "tests")
+            .set("enable.auto.commit", "false")
+            .create()
+            .unwrap();
+        let mut from_start = TopicPartitionList::new();
+        let topic = kafka.topics().dlq;
+        from_start.add_partition_offset(&topic, 0, Offset::Beginning).unwrap();
+        consumer.assign(&from_start).unwrap();
+        let started = std::time::Instant::now();
+        let mut letters = Vec::new();
+        while letters.len() < count {
+            assert!(started.elapsed() < SOON, "{} of {count} dead letters", letters.len());
+            let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) else {
+                continue;
+            };
+            let text = |value: &[u8]| String::from_utf8(value.to_vec()).unwrap();
+            let headers = message.headers().unwrap().iter();
+            letters.push(Letter {
+                headers: headers
+                    .map(|header| (header.key.to_owned(), text(header.value.unwrap())))
+                    .collect(),
+                value: message.payload().unwrap().to_vec(),
+            });
+        }
+        letters
+    };
+    tokio::task::spawn_blocking(read).await.unwrap()
+}
+
+async fn no_dead_letters(stack: &Stack) {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", &stack.kafka.brokers)
+        .create()
+        .unwrap();
+    let topic = stack.kafka.topics().dlq;
+    let (low, high) = consumer.fetch_watermarks(&topic, 0, SOON).unwrap();
+    assert_eq!(high - low, 0, "there are dead letters");
+}
+
+#[derive(Debug, PartialEq, sqlx::FromRow)]
+struct Trajectory {
+    reward: Option<f64>,
+    censor_code: Option<String>,
+    signal: Option<String>,
+}
+
+impl Trajectory {
+    fn rewarded(reward: f64, signal: &str) -> Self {
+        Self {
+            reward: Some(reward),
+            censor_code: None,
+            signal: Some(signal.to_owned()),
+        }
+    }
+
+    fn censored(code: &str) -> Self {
+        Self {
+            reward: None,
+            censor_code: Some(code.to_owned()),
+            signal: None,
+        }
+    }
+}
+
+async fn trajectory(pool: &PgPool, id: Uuid) -> Trajectory {
+    eventually("the trajectory closes", SOON, async || {
+        sqlx::query_as("select reward, censor_code, signal from trajectory where generation_id = $1")
+            .bind(id)
+            .fetch_optional(pool)
+            .await
+            .unwrap()
+    })
+    .await
+}
+
+async fn count(pool: &PgPool, query: &'static str) -> i64 {
+    sqlx::query_scalar(query).fetch_one(pool).await.unwrap()
+}
+
+/// Waits until the tables hold `records` records of the log.
+async fn stored(pool: &PgPool, records: i64) {
+    let query = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset where consumer = 'sink'";
+    eventually("the sink catches up", SOON, async || {
+        let reached = count(pool, query).await;
+        assert!(reached <= records, "{reached} records, not {records}");
+        (reached == records).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_accepted_generation_becomes_a_rewarded_trajectory() {
+    let stack = Stack::start("accepted").await;
+    let service = Service::start(&stack).await;
+    let generation = generation();
+    let event = generation.clone().into_event("default", SOURCE);
+    let given_at = (event.time + time::Duration::milliseconds(1_234))
+        .format(&Rfc3339)
+        .unwrap();
+    send(&stack, &[event]).await;
+    let body = json!({
+        "generation_id": generation.id,
+        "metric_name": "accept",
+        "value": true,
+        "tags": {"editor": "vim"},
+        "time": given_at,
+    });
+    let (status, answer) = service.post("/v1/feedback", &body).await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(
+        trajectory(&stack.pool, generation.id).await,
+        Trajectory::rewarded(0.75, "accept")
+    );
+
+    type Row = (
+        i64,
+        i64,
+        serde_json::Value,
+        Vec<u8>,
+        Vec<i32>,
+        Vec<i32>,
+        Vec<f32>,
+        Option<Vec<bool>>,
+        i64,
+    );
+    let row: Row = sqlx::query_as(
+        "select version, version_oldest, version_spans, root, prompt_ids, token_ids, logprobs, train_mask, seed \
+         from generation where id = $1",
+    )
+    .bind(generation.id)
+    .fetch_one(&stack.pool)
+    .await
+    .unwrap();
+    assert_eq!((row.0, row.1), (4, 3));
+    assert_eq!(row.2, json!([[3, 1], [4, 2]]));
+    assert_eq!(row.3, [4; 32]);
+    assert_eq!((row.4, row.5), (vec![10, 11, 12, 13], vec![20, 21, 2]));
+    assert_eq!(row.6, generation.logprobs);
+    assert_eq!(row.7, Some(vec![true, true, false]));
+    assert_eq!(row.8.cast_unsigned(), u64::MAX);
+    let partition: String = sqlx::query_scalar("select tableoid::regclass::text from generation")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert_ne!(partition, "generation_default", "a partition was made ahead of time");
+    assert_eq!(count(&stack.pool, "select count(*) from open_generation").await, 0);
+    let tags: serde_json::Value = sqlx::query_scalar("select tags from feedback")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(tags, json!({"editor": "vim"}));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_event_again_changes_nothing() {
+    let stack = Stack::start("duplicate").await;
+    let service = Service::start(&stack).await;
+    let generation = generation().into_event("default", SOURCE);
+    let feedback = accept(Uuid::parse_str(&generation.id).unwrap(), true);
+    let events = [generation.clone(), generation.clone(), feedback.clone(), feedback];
+    send(&stack, &events).await;
+    stored(&stack.pool, 4).await;
+    send(&stack, &events).await;
+    stored(&stack.pool, 8).await;
+
+    let id = Uuid::now_v7();
+    let body = json!({"id": id, "generation_id": generation.id, "metric_name": "stars", "value": 4});
+    let first = service.post("/v1/feedback", &body).await;
+    stored(&stack.pool, 9).await;
+    let again = service.post("/v1/feedback", &body).await;
+    assert_eq!(first, (200, json!({"feedback_id": id})));
+    assert_eq!(again, first);
+
+    assert_eq!(count(&stack.pool, "select count(*) from generation").await, 1);
+    assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 2);
+    assert_eq!(count(&stack.pool, "select count(*) from event_key").await, 3);
+    no_dead_letters(&stack).await;
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_id_with_another_body_is_a_409_over_http_and_a_dead_letter_from_kafka() {
+    let stack = Stack::start("conflict").await;
+    let service = Service::start(&stack).await;
+    let first = generation().into_event("default", SOURCE);
+    let mut second = first.clone();
+    let event::Body::Generation(body) = &mut second.body else {
+        panic!("a generation");
+    };
+    body.user_key = "someone-else".to_owned();
+    send(&stack, std::slice::from_ref(&first)).await;
+    stored(&stack.pool, 1).await;
+    send(&stack, &[second]).await;
+    let letters = dead_letters(&stack, 1).await;
+    assert_eq!(letters[0].headers["reason"], "conflict");
+    assert_eq!(letters[0].headers["offset"], "1");
+
+    let id = Uuid::now_v7();
+    let mut body = json!({"id": id, "generation_id": first.id, "metric_name": "accept", "value": true});
+    assert_eq!(service.post("/v1/feedback", &body).await.0, 200);
+    stored(&stack.pool, 3).await;
+    body["value"] = false.into();
+    let (status, problem) = service.post("/v1/feedback", &body).await;
+    assert_eq!((status, &problem["type"]), (409, &json!("/problems/conflict")));
+
+    // Another source may use the same event id, but not the same feedback id.
+    body["source"] = "elsewhere".into();
+    assert_eq!(service.post("/v1/feedback", &body).await.0, 200);
+    let letters = dead_letters(&stack, 2).await;
+    assert_eq!(letters[1].headers["reason"], "conflict");
+    let user: String = sqlx::query_scalar("select user_key from generation")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(user, "user-1");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn feedback_that_comes_before_its_generation_still_counts() {
+    let stack = Stack::start("early").await;
+    let service = Service::start(&stack).await;
+    let generation = generation();
+    send(&stack, &[accept(generation.id, false)]).await;
+    stored(&stack.pool, 1).await;
+    let id = generation.id;
+    send(&stack, &[generation.into_event("default", SOURCE)]).await;
+    assert_eq!(trajectory(&stack.pool, id).await, Trajectory::rewarded(-0.25, "reject"));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn feedback_about_an_episode_counts_for_its_generations() {
+    let stack = Stack::start("episode").await;
+    let service = Service::start(&stack).await;
+    let episode_id = Uuid::now_v7();
+    let [first, second] = [(); 2].map(|()| Generation {
+        episode_id,
+        ..generation()
+    });
+    let ids = [first.id, second.id];
+    let mut feedback = accept(episode_id, true);
+    let event::Body::Feedback(body) = &mut feedback.body else {
+        panic!("a feedback");
+    };
+    body.target = Target::Episode(episode_id);
+    let events = [first, second].map(|generation| generation.into_event("default", SOURCE));
+    send(&stack, &events).await;
+    send(&stack, &[feedback]).await;
+    for id in ids {
+        assert_eq!(trajectory(&stack.pool, id).await, Trajectory::rewarded(0.75, "accept"));
+    }
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn poison_goes_to_the_dead_letters_with_its_reason_and_the_partition_moves_on() {
+    let stack = Stack::start("poison").await;
+    let service = Service::start(&stack).await;
+    let topic = stack.kafka.topics().generation;
+    let protobuf = "application/protobuf";
+    let (partition, offset) = send_raw(&stack, &topic, protobuf, b"\xff\xff no event").await;
+    let mut broken = generation();
+    broken.logprobs.pop();
+    let broken = broken.into_event("default", SOURCE).encode();
+    send_raw(&stack, &topic, protobuf, &broken).await;
+    send_raw(&stack, &topic, "application/json", b"{\"tenant\": 1}").await;
+    let after = generation();
+    let json = serde_json::to_vec(&after.clone().into_event("default", SOURCE)).unwrap();
+    send_raw(&stack, &topic, "application/json; charset=utf-8", &json).await;
+    stored(&stack.pool, 4).await;
+
+    let letters = dead_letters(&stack, 3).await;
+    let headers = &letters[0].headers;
+    assert_eq!(headers["reason"], "undecodable");
+    assert_eq!(headers["topic"], topic);
+    assert_eq!(headers["partition"], partition.to_string());
+    assert_eq!(headers["offset"], offset.to_string());
+    assert_eq!(letters[0].value, b"\xff\xff no event");
+    assert_eq!(letters[1].headers["reason"], "invalid");
+    assert_eq!(letters[1].headers["detail"], "logprobs: 2 for 3 sampled tokens");
+    assert_eq!(letters[2].headers["reason"], "undecodable");
+    let ids: Vec<Uuid> = sqlx::query_scalar("select id from generation")
+        .fetch_all(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(ids, [after.id], "the record after the poison is in the tables");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_sink_fences_the_first_and_nothing_is_lost_or_doubled() {
+    const EVENTS: i64 = 400;
+    let stack = Stack::start("fence").await;
+    let first = Service::start(&stack).await;
+    let events: Vec<Event> = (0..EVENTS)
+        .map(|_| generation().into_event("default", SOURCE))
+        .collect();
+    let sending = {
+        let (kafka, events) = (stack.kafka.clone(), events.clone());
+        tokio::spawn(async move {
+            let producer = Producer::new(&kafka).unwrap();
+            for event in &events {
+                producer.send_event(event).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+    };
+    let offsets = "select count(*) from generation";
+    eventually("the first sink writes", SOON, async || {
+        (count(&stack.pool, offsets).await > 20).then_some(())
+    })
+    .await;
+
+    // Someone takes the partitions over without the first sink's knowledge: as a stalled process would find when it wakes.
+    let slots: Vec<(String, i32, String, i64)> =
+        sqlx::query_as("select topic, partition, cluster_id, fence from consumer_offset where consumer = 'sink'")
+            .fetch_all(&stack.pool)
+            .await
+            .unwrap();
+    let taken: Vec<(String, i32)> = slots.iter().map(|slot| (slot.0.clone(), slot.1)).collect();
+    let claims = ingest::sink::claim(&stack.pool, &slots[0].2, &taken).await.unwrap();
+    for (topic, partition, _, fence) in &slots {
+        assert_eq!(claims[&(topic.clone(), *partition)].fence, fence + 1);
+    }
+    eventually("the first sink notices and claims again", SOON, async || {
+        let again = "select count(*) from consumer_offset where consumer = 'sink' and fence >= 3";
+        (count(&stack.pool, again).await == slots.len() as i64).then_some(())
+    })
+    .await;
+
+    let second = Service::start(&stack).await;
+    sending.await.unwrap();
+    stored(&stack.pool, EVENTS).await;
+    first.stop().await;
+    send(&stack, &[generation().into_event("default", SOURCE)]).await;
+    stored(&stack.pool, EVENTS + 1).await;
+    assert_eq!(count(&stack.pool, offsets).await, EVENTS + 1);
+    no_dead_letters(&stack).await;
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_no_usable_signal_is_censored_and_a_decline_is_worth_nothing() {
+    let stack = Stack::start("censored").await;
+    let service = Service::start(&stack).await;
+    let silent = generation();
+    let refused = Generation {
+        consent: false,
+        ..generation()
+    };
+    let measured = Generation {
+        purpose: Purpose::Evaluation,
+        ..generation()
+    };
+    let declined = Generation {
+        declined: true,
+        ..generation()
+    };
+    let foreign = Generation {
+        surface: "nobody-defined-it".to_owned(),
+        ..generation()
+    };
+    let ids = [silent.id, refused.id, measured.id, declined.id, foreign.id];
+    let events =
+        [silent, refused, measured, declined, foreign].map(|generation| generation.into_event("default", SOURCE));
+    send(&stack, &events).await;
+    send(&stack, &[accept(ids[1], true), accept(ids[2], true)]).await;
+    let expected = [
+        Trajectory::censored("no_feedback"),
+        Trajectory::censored("no_consent"),
+        Trajectory::censored("evaluation"),
+        Trajectory::rewarded(0.0, "decline"),
+        Trajectory::censored("unknown_surface"),
+    ];
+    for (id, expected) in ids.into_iter().zip(expected) {
+        assert_eq!(trajectory(&stack.pool, id).await, expected);
+    }
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn late_feedback_is_kept_and_marked_and_changes_nothing() {
+    let stack = Stack::start("late").await;
+    let service = Service::start(&stack).await;
+    let generation = generation();
+    let id = generation.id;
+    send(&stack, &[generation.into_event("default", SOURCE)]).await;
+    let censored = Trajectory::censored("no_feedback");
+    assert_eq!(trajectory(&stack.pool, id).await, censored);
+    send(&stack, &[accept(id, true)]).await;
+    stored(&stack.pool, 2).await;
+    let late: bool = sqlx::query_scalar("select late from feedback")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert!(late);
+    assert_eq!(trajectory(&stack.pool, id).await, censored);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sink_that_was_away_past_the_horizon_censors_nothing_that_was_accepted_in_time() {
+    let stack = Stack::start("lag").await;
+    let generation = generation();
+    let id = generation.id;
+    send(&stack, &[generation.into_event("default", SOURCE), accept(id, true)]).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let service = Service::start(&stack).await;
+    assert_eq!(trajectory(&stack.pool, id).await, Trajectory::rewarded(0.75, "accept"));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollout_closes_when_its_grader_has_spoken() {
+    let stack = Stack::start("rollout").await;
+    let service = Service::start(&stack).await;
+    let rollout = || Generation {
+        surface: "rollout".to_owned(),
+        purpose: Purpose::Rollout,
+        run_id: Some(Uuid::now_v7()),
+        ..generation()
+    };
+    let [before, after] = [rollout(), rollout()];
+    let ids = [before.id, after.id];
+    let reward = |id| about(id, "reward", Value::Float(0.5));
+    send(&stack, &[before.into_event("default", SOURCE)]).await;
+    send(&stack, &[reward(ids[0]), reward(ids[1])]).await;
+    stored(&stack.pool, 3).await;
+    send(&stack, &[after.into_event("default", SOURCE)]).await;
+    for id in ids {
+        assert_eq!(trajectory(&stack.pool, id).await, Trajectory::rewarded(0.5, "value"));
+    }
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn feedback_about_nothing_becomes_a_dead_letter_and_still_finds_a_late_generation() {
+    let stack = Stack::start("orphan").await;
+    let service = Service::start_with(
+        &stack,
+        ingest::Options {
+            orphan_ttl_seconds: 1.0,
+            ..options()
+        },
+    )
+    .await;
+    let generation = generation();
+    let id = generation.id;
+    let orphan = accept(id, true);
+    send(&stack, std::slice::from_ref(&orphan)).await;
+    let letters = dead_letters(&stack, 1).await;
+    assert_eq!(letters[0].headers["reason"], "orphan");
+    let copy = Event::decode(&letters[0].value).unwrap();
+    assert_eq!(copy.body, orphan.body);
+    assert_eq!(copy.time, orphan.time);
+    eventually("the row is marked", SOON, async || {
+        let marked = "select count(*) from feedback where orphaned_at is not null";
+        (count(&stack.pool, marked).await == 1).then_some(())
+    })
+    .await;
+    send(&stack, &[generation.into_event("default", SOURCE)]).await;
+    assert_eq!(trajectory(&stack.pool, id).await, Trajectory::rewarded(0.75, "accept"));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_cluster_under_filled_tables_is_refused() {
+    let stack = Stack::start("cluster").await;
+    let service = Service::start(&stack).await;
+    send(&stack, &[generation().into_event("default", SOURCE)]).await;
+    stored(&stack.pool, 1).await;
+    service.stop().await;
+    sqlx::query("update consumer_offset set cluster_id = 'another' where consumer = 'sink'")
+        .execute(&stack.pool)
+        .await
+        .unwrap();
+    let refused = Service::start(&stack).await.running.await.unwrap();
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("Kafka cluster another"), "{error}");
+
+    let accepted = ingest::Options {
+        accept_other_log: true,
+        ..options()
+    };
+    let service = Service::start_with(&stack, accepted).await;
+    eventually("the log is read again, and known", SOON, async || {
+        let reached = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset \
+                 where consumer = 'sink' and cluster_id <> 'another'";
+        (count(&stack.pool, reached).await == 1).then_some(())
+    })
+    .await;
+    assert_eq!(count(&stack.pool, "select count(*) from generation").await, 1);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_breaks_a_rule_is_told_which() {
+    let stack = Stack::start("rules").await;
+    let service = Service::start(&stack).await;
+    let id = Uuid::now_v7();
+    let valid = json!({"generation_id": id, "metric_name": "accept", "value": true});
+    let mut dry = valid.clone();
+    dry["dryrun"] = true.into();
+    assert_eq!(service.post("/v1/feedback", &dry).await.0, 200);
+    for (change, value, field) in [
+        ("value", json!("yes"), "value"),
+        ("generation_id", json!(Uuid::from_u128(7)), "generation_id"),
+        ("metric_name", json!(""), "metric_name"),
+        ("time", json!("2199-01-01T00:00:00Z"), "time"),
+    ] {
+        let mut body = valid.clone();
+        body[change] = value;
+        let (status, problem) = service.post("/v1/feedback", &body).await;
+        assert_eq!((status, &problem["field"]), (400, &json!(field)), "{problem}");
+    }
+    let mut both = valid.clone();
+    both["episode_id"] = json!(id);
+    assert_eq!(service.post("/v1/feedback", &both).await.0, 400);
+    stored(&stack.pool, 0).await;
+
+    let generation = serde_json::to_value(generation()).unwrap();
+    let (status, answer) = service.post("/v1/generations", &generation).await;
+    assert_eq!((status, &answer["generation_id"]), (200, &generation["generation_id"]));
+    stored(&stack.pool, 1).await;
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_needed_where_keys_are_and_its_tenant_and_role_count() {
+    let stack = Stack::start("keys").await;
+    let service = Service::start_behind(&stack, options(), AuthOptions { required: true }).await;
+    let serving = create_key(&stack.pool, "acme", Role::Serving, "app").await.unwrap();
+    let release = create_key(&stack.pool, "acme", Role::Release, "ops").await.unwrap();
+    let body = json!({"generation_id": Uuid::now_v7(), "metric_name": "accept", "value": true}).to_string();
+    let url = format!("http://{}/v1/feedback", service.address);
+    for (key, status) in [
+        (None, 401),
+        (Some("spring_wrong"), 401),
+        (Some(&*release), 403),
+        (Some(&*serving), 200),
+    ] {
+        let mut request = reqwest::Client::new()
+            .post(&url)
+            .header("content-type", "application/json");
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let response = request.body(body.clone()).send().await.unwrap();
+        assert_eq!(response.status(), status);
+    }
+    let tenant = eventually("the feedback is stored", SOON, async || {
+        let tenant = sqlx::query_scalar("select tenant_id from feedback");
+        tenant.fetch_optional(&stack.pool).await.unwrap()
+    });
+    let tenant: String = tenant.await;
+    assert_eq!(tenant, "acme");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ledger_adds_up() {
+    let stack = Stack::start("ledger").await;
+    let service = Service::start(&stack).await;
+    let mut events = Vec::new();
+    for index in 0..60 {
+        let generation = Generation {
+            declined: index % 5 == 4,
+            ..generation()
+        };
+        let id = generation.id;
+        events.push(generation.into_event("default", SOURCE));
+        match index % 3 {
+            0 => events.push(accept(id, index % 2 == 0)),
+            1 => events.extend([accept(id, true), accept(id, false)]),
+            _ => {}
+        }
+    }
+    let rollout = Generation {
+        surface: "rollout".to_owned(),
+        ..generation()
+    };
+    events.push(rollout.into_event("default", SOURCE));
+    send(&stack, &events).await;
+    send(&stack, &events).await;
+    stored(&stack.pool, 2 * events.len() as i64).await;
+    eventually("every horizon passes", SOON, async || {
+        (count(&stack.pool, "select count(*) from open_generation").await == 1).then_some(())
+    })
+    .await;
+    let ledger: Vec<(String, Option<String>, i64)> =
+        sqlx::query_as("select disposition, code, count(*) from ledger group by 1, 2 order by 1, 2")
+            .fetch_all(&stack.pool)
+            .await
+            .unwrap();
+    // Of twenty that nobody answered, four were declined.
+    let expected = [
+        ("censored".to_owned(), Some("no_feedback".to_owned()), 16),
+        ("open".to_owned(), None, 1),
+        ("queued".to_owned(), None, 44),
+    ];
+    assert_eq!(ledger, expected);
+    assert_eq!(count(&stack.pool, "select count(*) from generation").await, 61);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_the_log_does_not_take_is_an_error_within_seconds() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let kafka = ingest::kafka::ClientOptions {
+        brokers: nobody.to_string(),
+        ..Default::default()
+    };
+    let producer = Producer::new(&kafka).unwrap();
+    let started = std::time::Instant::now();
+    let refused = producer.send_event(&accept(Uuid::now_v7(), true)).await;
+    assert!(
+        matches!(refused, Err(ingest::log::Error::Unavailable(_))),
+        "{refused:?}"
+    );
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+/// Keeps the spans of one trace.
+#[derive(Debug, Clone, Default)]
+struct Trace(Arc<Mutex<Vec<SpanData>>>);
+
+const TRACE_ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+
+impl SpanExporter for Trace {
+    async fn export(&self, spans: Vec<SpanData>) -> OTelSdkResult {
+        let mine = |span: &SpanData| span.span_context.trace_id().to_string() == TRACE_ID;
+        self.0.lock().unwrap().extend(spans.into_iter().filter(mine));
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_trace_goes_from_the_request_through_the_log_to_the_row() {
+    let trace = Trace::default();
+    let provider = SdkTracerProvider::builder().with_simple_exporter(trace.clone()).build();
+    let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("tests"));
+    // The sink has threads of its own, so the subscriber is the process's; no other test sets one.
+    let subscriber = tracing_subscriber::registry().with(layer.with_filter(LevelFilter::INFO));
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+
+    let stack = Stack::start("trace").await;
+    let service = Service::start(&stack).await;
+    let body = json!({"generation_id": Uuid::now_v7(), "metric_name": "accept", "value": true});
+    let response = reqwest::Client::new()
+        .post(format!("http://{}/v1/feedback", service.address))
+        .header("content-type", "application/json")
+        .header("traceparent", format!("00-{TRACE_ID}-00f067aa0ba902b7-01"))
+        .body(body.to_string())
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(response.status(), 200);
+    let spans = eventually("the row's span ends", SOON, async || {
+        let spans = trace.0.lock().unwrap().clone();
+        spans.iter().any(|span| span.name == "ingest.store").then_some(spans)
+    })
+    .await;
+    let find = |name: &str| spans.iter().find(|span| span.name == name).unwrap();
+    let (request, row) = (find("POST /v1/feedback"), find("ingest.store"));
+    assert_eq!(request.parent_span_id.to_string(), "00f067aa0ba902b7");
+    assert_eq!(row.parent_span_id, request.span_context.span_id());
+    service.stop().await;
+}

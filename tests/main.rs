@@ -1,0 +1,11 @@
+//! Springtide's integration tests: one binary, one module per arrow of the picture in `docs/ARCHITECTURE.md`. All of them run
+//! against a real Postgres and a real Apache Kafka that `support` starts once, on free ports.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[cfg(feature = "torch")]
+mod serving;
+mod support;
+#[cfg(feature = "torch")]
+mod trainer;
+mod up;

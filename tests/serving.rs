@@ -1,0 +1,476 @@
+//! policy store → serving, and back to an older version: a real engine with random weights follows signed assignments while
+//! callers ask, and every answer names the version that gave it.
+
+use crate::support::{Stack, eventually};
+use axum::Router;
+use edge::auth::{Auth, AuthOptions};
+use policy::config::ModelConfig;
+use policy::image::Image;
+use policy::manifest::{Manifest, Parent};
+use policy::network::random_image;
+use policy::sign::SigningKey;
+use policy::store::Store;
+use serde_json::{Value, json};
+use serving::release::{self, Desk};
+use serving::{ReleaseOptions, ServeOptions};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn tiny() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 61,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 16,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        max_position_embeddings: 64,
+        tie_word_embeddings: true,
+        qk_norm: true,
+    }
+}
+
+/// A policy whose versions a test publishes by hand, as the trainer would.
+struct Publisher<'a> {
+    stack: &'a Stack,
+    store: Store,
+    key: SigningKey,
+    images: BTreeMap<i64, Image>,
+}
+
+impl<'a> Publisher<'a> {
+    fn new(stack: &'a Stack) -> Self {
+        Publisher {
+            stack,
+            store: Store::open(&stack.store_url).unwrap(),
+            key: SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap(),
+            images: BTreeMap::new(),
+        }
+    }
+
+    /// Makes version `serial` the head of the realtime line: an image for the first, a delta for the others.
+    async fn publish(&mut self, serial: i64, parent: Option<i64>, branch: i32) {
+        let image = random_image(&tiny(), serial as u64);
+        let (mut whole, mut delta) = (None, None);
+        match parent {
+            None => {
+                let bytes = image.to_bytes().unwrap();
+                whole = Some(self.store.put_object("demo", &bytes).await.unwrap());
+            }
+            Some(parent) => {
+                let bytes = policy::delta::encode(&self.images[&parent], &image).unwrap();
+                delta = Some(self.store.put_object("demo", &bytes.into()).await.unwrap());
+            }
+        }
+        let manifest = Manifest {
+            policy: "demo".into(),
+            version: serial,
+            root: image.root(),
+            parent: parent.map(|version| Parent {
+                version,
+                root: self.images[&version].root(),
+            }),
+            line: "realtime".into(),
+            branch,
+            image: whole,
+            delta,
+            tensor_bytes: image.tensor_bytes(),
+            run: None,
+            fence: 0,
+            created_at: time::OffsetDateTime::now_utc(),
+        };
+        self.store.put_manifest(&manifest, &self.key).await.unwrap();
+        sqlx::query(
+            "insert into version (policy, serial, root, parent, line, branch, manifest_key, image_bytes)
+             values ('demo', $1, $2, $3, 'realtime', $4, '', 0)",
+        )
+        .bind(serial)
+        .bind(image.root().as_bytes().as_slice())
+        .bind(parent)
+        .bind(branch)
+        .execute(&self.stack.pool)
+        .await
+        .unwrap();
+        sqlx::query(
+            "insert into line (policy, line, head, branch) values ('demo', 'realtime', $1, $2)
+             on conflict (policy, line) do update set head = excluded.head, branch = excluded.branch",
+        )
+        .bind(serial)
+        .bind(branch)
+        .execute(&self.stack.pool)
+        .await
+        .unwrap();
+        self.images.insert(serial, image);
+    }
+}
+
+fn desk(stack: &Stack) -> Desk {
+    let log = ingest::log::Producer::new(&stack.kafka).unwrap();
+    Desk::new(
+        ReleaseOptions::default(),
+        "demo",
+        stack.pool.clone(),
+        Store::open(&stack.store_url).unwrap(),
+        &stack.keys_dir,
+        Some(log),
+    )
+    .unwrap()
+}
+
+/// A running role and its address.
+struct Role {
+    url: String,
+    stop: CancellationToken,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Role {
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+async fn control(stack: &Stack, desk: &Desk) -> Role {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let stop = CancellationToken::new();
+    let auth = Auth::new(AuthOptions::default(), stack.pool.clone());
+    let router = auth.protect(release::router(desk.clone()).merge(serving::fleet::router(stack.pool.clone())));
+    let task = tokio::spawn(edge::server::run(listener, router, stop.clone()));
+    Role { url, stop, task }
+}
+
+async fn serve(stack: &Stack, control_url: Option<String>, state_dir: PathBuf) -> Role {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let stop = CancellationToken::new();
+    let options = ServeOptions {
+        state_dir,
+        poll_interval_ms: 100,
+        heartbeat_interval_ms: 100,
+        ..ServeOptions::default()
+    };
+    let task = tokio::spawn(serving::serve::run(
+        options,
+        "demo".into(),
+        stack.kafka.clone(),
+        Store::open(&stack.store_url).unwrap(),
+        stack.keys_dir.clone(),
+        Auth::new(AuthOptions::default(), stack.pool.clone()),
+        control_url,
+        listener,
+        Router::new(),
+        stop.clone(),
+    ));
+    Role { url, stop, task }
+}
+
+async fn ask(url: &str, model: &str) -> (u16, Value) {
+    let body = json!({"model": model, "prompt": [5, 6, 7], "max_tokens": 6, "seed": 3, "return_token_ids": true});
+    let response = reqwest::Client::new()
+        .post(format!("{url}/v1/completions"))
+        .json(&body)
+        .send()
+        .await
+        .unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
+async fn get(url: &str) -> (u16, Value) {
+    let response = reqwest::get(url).await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
+async fn served(url: &str, model: &str) -> Option<i64> {
+    let (_, answer) = ask(url, model).await;
+    answer["choices"][0]["version"].as_i64()
+}
+
+async fn wait_for(url: &str, model: &str, version: i64) {
+    let what = format!("{model} answers with version {version}");
+    eventually(&what, SOON, async || {
+        (served(url, model).await == Some(version)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_version_reaches_users_without_an_error_and_a_rollback_needs_no_upload() {
+    let stack = Stack::start("swap").await;
+    let mut publisher = Publisher::new(&stack);
+    let desk = desk(&stack);
+    let control = control(&stack, &desk).await;
+    let replica = serve(&stack, Some(control.url.clone()), stack.dir.path().join("serve")).await;
+    assert_eq!(
+        get(&format!("{}/health", replica.url)).await.0,
+        503,
+        "nothing serves yet"
+    );
+    assert_eq!(ask(&replica.url, "demo").await.0, 503);
+
+    publisher.publish(1, None, 0).await;
+    assert_eq!(desk.round().await.unwrap().changes, 2, "champion and base");
+    wait_for(&replica.url, "demo@champion", 1).await;
+    assert_eq!(get(&format!("{}/health", replica.url)).await.0, 200);
+
+    // callers ask all the while
+    let stop = Arc::new(AtomicBool::new(false));
+    let callers: Vec<_> = (0..3)
+        .map(|_| {
+            let (stop, url) = (stop.clone(), replica.url.clone());
+            tokio::spawn(async move {
+                let mut answers = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    answers.push(ask(&url, "demo@champion").await);
+                }
+                answers
+            })
+        })
+        .collect();
+    for serial in 2..=4 {
+        publisher.publish(serial, Some(serial - 1), 0).await;
+        assert_eq!(desk.round().await.unwrap().changes, 1);
+        wait_for(&replica.url, "demo@champion", serial).await;
+    }
+    assert_eq!(served(&replica.url, "demo@base").await, Some(1), "the frozen arm stays");
+    stop.store(true, Ordering::Relaxed);
+    let mut by_version: BTreeMap<i64, Value> = BTreeMap::new();
+    for caller in callers {
+        for (status, answer) in caller.await.unwrap() {
+            assert_eq!(status, 200, "{answer}");
+            let choice = &answer["choices"][0];
+            let version = choice["version"].as_i64().unwrap();
+            assert_eq!(choice["root"], publisher.images[&version].root().to_string());
+            // one seed and one prompt: the tokens are a function of the version alone
+            let said = by_version.entry(version).or_insert_with(|| choice["token_ids"].clone());
+            assert_eq!(*said, choice["token_ids"], "version {version}");
+        }
+    }
+    assert!(by_version.len() >= 2, "{by_version:?}");
+
+    // back to what served before, by name only
+    let release = json!({"kind": "rollback", "alias": "champion", "reason": "worse"});
+    let response = reqwest::Client::new()
+        .post(format!("{}/v1/releases", control.url))
+        .json(&release)
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(response.status(), 201);
+    let done: Value = response.json().await.unwrap();
+    assert_eq!(
+        (done["from_version"].as_i64(), done["to_version"].as_i64()),
+        (Some(4), Some(3))
+    );
+    wait_for(&replica.url, "demo@champion", 3).await;
+    assert_eq!(
+        desk.round().await.unwrap().changes,
+        0,
+        "the abandoned head is not followed"
+    );
+    // the trainer re-bases: a new branch from what serves
+    publisher.publish(5, Some(3), 1).await;
+    assert_eq!(desk.round().await.unwrap().changes, 1);
+    wait_for(&replica.url, "demo@champion", 5).await;
+
+    // the fleet's answer
+    let replicas = eventually("the replica reports its epoch", SOON, async || {
+        let (_, replicas) = get(&format!("{}/v1/replicas", control.url)).await;
+        (replicas["replicas"][0]["epoch"] == 6).then_some(replicas)
+    })
+    .await;
+    assert_eq!(replicas["replicas"][0]["ready"], true);
+    let swaps = eventually("every swap is reported", SOON, async || {
+        let (_, swaps) = get(&format!("{}/v1/swaps", control.url)).await;
+        let swaps = swaps["swaps"].as_array().unwrap().clone();
+        (swaps.len() >= 5).then_some(swaps)
+    })
+    .await;
+    for swap in &swaps {
+        assert!(swap["pause_ms"].as_f64().unwrap() < 5.0, "{swap}");
+    }
+    let (_, releases) = get(&format!("{}/v1/releases?alias=champion", control.url)).await;
+    let kinds: Vec<&str> = releases["releases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["follow", "rollback", "follow", "follow", "follow", "follow"]);
+    replica.stop().await;
+    control.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_assignment_older_than_one_verified_before_is_never_served() {
+    let stack = Stack::start("epoch").await;
+    let mut publisher = Publisher::new(&stack);
+    publisher.publish(1, None, 0).await;
+    desk(&stack).round().await.unwrap();
+    let state_dir = stack.dir.path().join("serve");
+    std::fs::create_dir_all(&state_dir).unwrap();
+    std::fs::write(state_dir.join("follow-demo.json"), r#"{"policy":"demo","epoch":40}"#).unwrap();
+    let replica = serve(&stack, None, state_dir).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(get(&format!("{}/health", replica.url)).await.0, 503);
+    replica.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_signed_by_a_stranger_is_never_served_and_the_old_one_goes_on() {
+    let stack = Stack::start("stranger").await;
+    let mut publisher = Publisher::new(&stack);
+    publisher.publish(1, None, 0).await;
+    let desk = desk(&stack);
+    desk.round().await.unwrap();
+    let replica = serve(&stack, None, stack.dir.path().join("serve")).await;
+    wait_for(&replica.url, "demo@champion", 1).await;
+    publisher.key = SigningKey::load_or_create(&stack.dir.path().join("elsewhere"), "trainer").unwrap();
+    publisher.publish(2, Some(1), 0).await;
+    desk.round().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(served(&replica.url, "demo@champion").await, Some(1));
+    assert_eq!(ask(&replica.url, "demo@2").await.0, 404);
+    replica.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_document_that_a_crash_left_out_is_put_by_whoever_comes_next() {
+    let stack = Stack::start("crash").await;
+    let mut publisher = Publisher::new(&stack);
+    publisher.publish(1, None, 0).await;
+    desk(&stack).round().await.unwrap();
+    publisher.publish(2, Some(1), 0).await;
+    desk(&stack).round().await.unwrap();
+    let folder = stack.store_url.strip_prefix("file://").unwrap().to_string() + "/policy/demo/assignment";
+    std::fs::remove_file(format!("{folder}/0000000002.json")).unwrap();
+    let next = desk(&stack);
+    assert_eq!(next.round().await.unwrap(), release::Follow { epoch: 2, changes: 0 });
+    let keys = policy::sign::TrustedKeys::load(&stack.keys_dir).unwrap();
+    let assignment = publisher
+        .store
+        .latest_assignment("demo", 1, &keys)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!((assignment.epoch, assignment.aliases["champion"].version), (2, 2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_release_loops_one_leads_and_the_other_takes_over() {
+    let stack = Stack::start("leader").await;
+    let mut publisher = Publisher::new(&stack);
+    publisher.publish(1, None, 0).await;
+    let loops: Vec<(CancellationToken, JoinHandle<anyhow::Result<()>>)> = (0..2)
+        .map(|_| {
+            let stop = CancellationToken::new();
+            let task = tokio::spawn(release::follow(desk(&stack), stop.clone()));
+            (stop, task)
+        })
+        .collect();
+    let epochs = async || -> i64 {
+        sqlx::query_scalar("select coalesce(max(epoch), 0) from assignment")
+            .fetch_one(&stack.pool)
+            .await
+            .unwrap()
+    };
+    eventually("the first assignment", SOON, async || {
+        (epochs().await == 1).then_some(())
+    })
+    .await;
+    for (i, (stop, task)) in loops.into_iter().enumerate() {
+        let serial = 2 + i as i64;
+        publisher.publish(serial, Some(serial - 1), 0).await;
+        eventually("the head is followed", SOON, async || {
+            (epochs().await == serial).then_some(())
+        })
+        .await;
+        stop.cancel();
+        task.await.unwrap().unwrap();
+    }
+    let releases: i64 = sqlx::query_scalar("select count(*) from release")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(releases, 4, "champion and base, then two moves");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_makes_no_sense_is_refused_and_written_down() {
+    let stack = Stack::start("refuse").await;
+    let mut publisher = Publisher::new(&stack);
+    publisher.publish(1, None, 0).await;
+    let desk = desk(&stack);
+    desk.round().await.unwrap();
+    let control = control(&stack, &desk).await;
+    for (body, status, said) in [
+        (
+            json!({"kind": "promote", "alias": "champion", "version": 9}),
+            404,
+            "no version 9",
+        ),
+        (
+            json!({"kind": "rollback", "alias": "champion"}),
+            409,
+            "nothing to roll back to",
+        ),
+        (
+            json!({"kind": "promote", "alias": "champion"}),
+            400,
+            "promote needs `version`",
+        ),
+        (json!({"kind": "pin", "alias": "ghost"}), 404, "`ghost` does not exist"),
+        (json!({"kind": "ship", "alias": "champion"}), 400, "unknown variant"),
+    ] {
+        let url = format!("{}/v1/releases", control.url);
+        let response = reqwest::Client::new().post(url).json(&body).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), status, "{body}");
+        let problem: Value = response.json().await.unwrap();
+        assert!(problem["detail"].as_str().unwrap().contains(said), "{body}: {problem}");
+    }
+    let (_, releases) = get(&format!("{}/v1/releases", control.url)).await;
+    let refused = &releases["releases"][0];
+    assert_eq!(
+        (refused["status"].as_str(), refused["epoch"].is_null()),
+        (Some("refused"), true)
+    );
+    assert_eq!(refused["actor"], "operator");
+    control.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_log_nothing_is_served_and_the_caller_is_told_when_to_come_back() {
+    let mut stack = Stack::start("nolog").await;
+    let mut publisher = Publisher::new(&stack);
+    publisher.publish(1, None, 0).await;
+    let desk = desk(&stack);
+    desk.round().await.unwrap();
+    let real = std::mem::replace(&mut stack.kafka.brokers, "127.0.0.1:1".into());
+    stack.kafka.librdkafka.insert("message.timeout.ms".into(), "500".into());
+    let replica = serve(&stack, None, stack.dir.path().join("serve")).await;
+    let health = format!("{}/health", replica.url);
+    eventually("ready by looking at the store", SOON, async || {
+        (get(&health).await.0 == 200).then_some(())
+    })
+    .await;
+    let body = json!({"model": "demo", "prompt": [5], "max_tokens": 2});
+    let url = format!("{}/v1/completions", replica.url);
+    let response = reqwest::Client::new().post(url).json(&body).send().await.unwrap();
+    assert_eq!(response.status(), 503);
+    assert_eq!(response.headers()["retry-after"], "2");
+    replica.stop().await;
+    stack.kafka.brokers = real;
+    stack.kafka.librdkafka.clear();
+}

@@ -1,0 +1,258 @@
+//! The whole loop with every real part: the roles as processes of the real binary, the committed base policy, a broker and
+//! a database. Feedback becomes a version that serves; a kill of a busy role loses and doubles nothing; a rollback re-bases.
+
+use crate::support::{SPRINGTIDE, Stack, eventually, free_ports};
+use policy::sign::TrustedKeys;
+use policy::store::Store;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use uuid::Uuid;
+
+const SOON: Duration = Duration::from_secs(90);
+
+/// The four roles, each a process; killed with the value.
+struct Fleet {
+    config: PathBuf,
+    roles: BTreeMap<&'static str, Child>,
+    serve: String,
+    ingest: String,
+    control: String,
+    http: reqwest::Client,
+}
+
+impl Fleet {
+    fn start(stack: &Stack) -> Self {
+        let [serve, ingest, control, train] = free_ports();
+        let config = stack.dir.path().join("springtide.toml");
+        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-base");
+        let text = format!(
+            r#"
+            [policy]
+            base = {base:?}
+            store = {store:?}
+            keys = {keys:?}
+            [listen]
+            serve = "127.0.0.1:{serve}"
+            ingest = "127.0.0.1:{ingest}"
+            control = "127.0.0.1:{control}"
+            train = "127.0.0.1:{train}"
+            [postgres]
+            url = {database:?}
+            connections_max = 6
+            [kafka]
+            brokers = {brokers:?}
+            topic_prefix = {prefix:?}
+            [ingest]
+            partitions = 2
+            [[ingest.surface]]
+            name = "completion"
+            horizon_seconds = 1.0
+            [trainer.realtime]
+            cohort_size = 4
+            "#,
+            store = stack.store_url,
+            keys = stack.keys_dir,
+            database = stack.database_url,
+            brokers = stack.kafka.brokers,
+            prefix = stack.kafka.topic_prefix,
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut fleet = Fleet {
+            config,
+            roles: BTreeMap::new(),
+            serve: format!("http://127.0.0.1:{serve}"),
+            ingest: format!("http://127.0.0.1:{ingest}"),
+            control: format!("http://127.0.0.1:{control}"),
+            http: reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap(),
+        };
+        for role in ["ingest", "control", "train", "serve"] {
+            fleet.spawn(role);
+        }
+        fleet
+    }
+
+    fn spawn(&mut self, role: &'static str) {
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.config.with_file_name(format!("{role}.log")))
+            .unwrap();
+        let child = Command::new(SPRINGTIDE)
+            .arg("--config")
+            .arg(&self.config)
+            .arg(role)
+            .env("OMP_NUM_THREADS", "1")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        if let Some(mut old) = self.roles.insert(role, child) {
+            old.kill().ok();
+            old.wait().unwrap();
+        }
+    }
+
+    /// SIGKILL, and a fresh process in its place.
+    fn kill_and_restart(&mut self, role: &'static str) {
+        let child = self.roles.get_mut(role).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        self.spawn(role);
+    }
+
+    /// One choice of a completion; `None` while the fleet cannot answer.
+    async fn complete(&self, user: &str) -> Option<Value> {
+        let body = json!({
+            "model": "demo", "prompt": "fn main() {\n    let mut map = HashMap::<|cut|>", "max_tokens": 6, "user": user,
+        });
+        let response = self.http.post(format!("{}/v1/completions", self.serve)).json(&body).send().await.ok()?;
+        let ok = response.status().is_success();
+        let answer: Value = response.json().await.ok()?;
+        ok.then(|| answer["choices"][0].clone())
+    }
+
+    /// Feedback until it is acknowledged: the same id each time, as a careful client does.
+    async fn feedback(&self, generation: &str, accept: bool) {
+        let id = Uuid::now_v7();
+        let body = json!({"id": id, "generation_id": generation, "metric_name": "accept", "value": accept});
+        eventually("feedback is acknowledged", SOON, async || {
+            let sent = self.http.post(format!("{}/v1/feedback", self.ingest)).json(&body).send().await.ok()?;
+            sent.status().is_success().then_some(())
+        })
+        .await;
+    }
+
+    /// Users ask and answer until the champion serves a version above `version`; returns that choice.
+    async fn until_version_above(&self, version: i64, acknowledged: &mut Vec<Uuid>) -> Value {
+        let mut n = 0u32;
+        let user_of = |n: u32| format!("user-{}", n % 20);
+        eventually("a newer version serves", SOON, async || {
+            n += 1;
+            let choice = self.complete(&user_of(n)).await?;
+            let id = choice["generation_id"].as_str()?.to_string();
+            acknowledged.push(id.parse().ok()?);
+            if choice["declined"] != true {
+                self.feedback(&id, n % 3 == 0).await;
+            }
+            (choice["arm"] == "champion" && choice["version"].as_i64()? > version).then_some(choice)
+        })
+        .await
+    }
+
+    async fn champion(&self) -> Option<i64> {
+        let aliases: Value = self.http.get(format!("{}/v1/aliases", self.control)).send().await.ok()?.json().await.ok()?;
+        let all = aliases["aliases"].as_array()?;
+        all.iter().find(|a| a["alias"] == "champion")?["version"].as_i64()
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for (role, child) in &mut self.roles {
+            child.kill().ok();
+            child.wait().ok();
+            if std::thread::panicking() {
+                let log = std::fs::read_to_string(self.config.with_file_name(format!("{role}.log"))).unwrap_or_default();
+                let from = log.len().saturating_sub(3000);
+                eprintln!("--- the end of {role}'s log\n{}", log.get(from..).unwrap_or(&log));
+            }
+        }
+    }
+}
+
+/// Everything acknowledged is a row; every row has one disposition and no generation was trained twice.
+async fn check_ledger(stack: &Stack, acknowledged: &[Uuid]) {
+    let stored: i64 = eventually("every acknowledged generation is a row", SOON, async || {
+        let n: i64 = sqlx::query_scalar("select count(*) from generation where id = any($1)")
+            .bind(acknowledged)
+            .fetch_one(&stack.pool)
+            .await
+            .ok()?;
+        (n == acknowledged.len() as i64).then_some(n)
+    })
+    .await;
+    assert_eq!(stored, acknowledged.len() as i64);
+    let (rows, ids): (i64, i64) = sqlx::query_as("select count(*), count(distinct generation_id) from ledger")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(rows, ids, "a generation has more than one disposition");
+    let uneven: i64 = sqlx::query_scalar(
+        "select count(*) from (
+             select s.step from step s left join disposition d on d.run_id = s.run_id and d.step = s.step and d.kind = 'trained'
+             group by s.run_id, s.step having count(d.generation_id) <> 4) as t",
+    )
+    .fetch_one(&stack.pool)
+    .await
+    .unwrap();
+    assert_eq!(uneven, 0, "a committed step trained on other than its cohort of 4");
+}
+
+/// The bytes that the store gives for a version have the root that the choice, the database and the manifest name.
+async fn check_root(stack: &Stack, choice: &Value) {
+    let version = choice["version"].as_i64().unwrap();
+    let row: Vec<u8> = sqlx::query_scalar("select root from version where policy = 'demo' and serial = $1")
+        .bind(version)
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    let store = Store::open(&stack.store_url).unwrap();
+    let trusted = TrustedKeys::load(&stack.keys_dir).unwrap();
+    let got = store.materialise("demo", version, &trusted, &[]).await.unwrap();
+    assert_eq!(got.image.root().to_string(), choice["root"].as_str().unwrap());
+    assert_eq!(got.image.root().0.as_slice(), row.as_slice());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn feedback_becomes_a_version_that_serves_kills_lose_nothing_and_a_rollback_rebases() {
+    let stack = Stack::start("spine").await;
+    let mut fleet = Fleet::start(&stack);
+    let mut acknowledged = Vec::new();
+
+    let first = eventually("the fleet answers", SOON, async || fleet.complete("someone").await).await;
+    acknowledged.push(first["generation_id"].as_str().unwrap().parse().unwrap());
+    let base = first["version"].as_i64().unwrap();
+    let learnt = fleet.until_version_above(base, &mut acknowledged).await;
+    check_root(&stack, &learnt).await;
+
+    let parity: f64 = sqlx::query_scalar("select max((metrics ->> 'max_abs_logprob_diff')::float8) from step")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert!(parity <= 1e-5, "sampler and trainer differ by {parity}");
+
+    // each role dies while the others are busy
+    let mut version = learnt["version"].as_i64().unwrap();
+    for role in ["train", "ingest", "serve", "control"] {
+        fleet.kill_and_restart(role);
+        let next = fleet.until_version_above(version, &mut acknowledged).await;
+        version = next["version"].as_i64().unwrap();
+    }
+    check_ledger(&stack, &acknowledged).await;
+
+    // a release engineer goes back to the base; the line goes on from there
+    let undone = Command::new(SPRINGTIDE)
+        .arg("--config")
+        .arg(&fleet.config)
+        .args(["release", "rollback", "--to", &base.to_string(), "--reason", "worse"])
+        .output()
+        .unwrap();
+    assert!(undone.status.success(), "{}", String::from_utf8_lossy(&undone.stderr));
+    let after = fleet.until_version_above(version, &mut acknowledged).await;
+    let (branch, parent): (i32, Option<i64>) = sqlx::query_as(
+        "select v.branch, first.parent from version v
+         join version first on first.policy = v.policy and first.branch = v.branch and first.line = v.line
+         where v.serial = $1 order by first.serial limit 1",
+    )
+    .bind(after["version"].as_i64().unwrap())
+    .fetch_one(&stack.pool)
+    .await
+    .unwrap();
+    assert_eq!((branch, parent), (1, Some(base)), "the line was not re-based on the version that served");
+    assert!(fleet.champion().await.unwrap() > version);
+    check_root(&stack, &after).await;
+}

@@ -1,0 +1,169 @@
+//! What every test stands on: [`Stack::start`] gives it a migrated database, topics and folders that nobody else uses,
+//! and takes them away at the end. One Postgres and one broker serve the whole test binary; they are those that
+//! SPRINGTIDE_TEST_POSTGRES and SPRINGTIDE_TEST_KAFKA name, or else `springtide stack test-env` starts them at first need, and
+//! stops them when this process ends, in whatever way.
+
+#![allow(
+    dead_code,
+    reason = "not every test module uses every helper, and modules come and go"
+)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use ingest::kafka::ClientOptions;
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use serde::Deserialize;
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
+use tempfile::TempDir;
+
+/// The binary under test.
+pub const SPRINGTIDE: &str = env!("CARGO_BIN_EXE_springtide");
+/// Partitions of the event topics: more than one, so that order across partitions is not relied on.
+pub const PARTITIONS: i32 = 2;
+const CONNECTIONS_MAX: u32 = 8;
+
+/// Everything that one test may use as its own. Keep it until the end of the test.
+pub struct Stack {
+    /// A fresh database with all migrations.
+    pub pool: PgPool,
+    /// Its URL.
+    pub database_url: String,
+    /// A topic prefix of its own; the topics exist.
+    pub kafka: ClientOptions,
+    /// A policy store of its own, a `file://` URL.
+    pub store_url: String,
+    pub keys_dir: std::path::PathBuf,
+    /// Holds the store and the keys; room for more.
+    pub dir: TempDir,
+    database: String,
+}
+
+impl Stack {
+    /// `name` is for people who look at a database or a topic left by a killed test.
+    pub async fn start(name: &str) -> Self {
+        let servers = tokio::task::spawn_blocking(servers).await.unwrap();
+        let unique = format!("it_{name}_{}", uuid::Uuid::now_v7().simple());
+        let database = unique.replace('-', "_").to_lowercase();
+        let mut admin = PgConnection::connect(&servers.postgres).await.unwrap();
+        let create = format!("create database {database}");
+        admin.execute(AssertSqlSafe(create)).await.unwrap();
+        admin.close().await.unwrap();
+        let database_url = with_database(&servers.postgres, &database);
+        let pool = PgPoolOptions::new()
+            .max_connections(CONNECTIONS_MAX)
+            .connect(&database_url)
+            .await
+            .unwrap();
+        sqlx::migrate!().run(&pool).await.unwrap();
+        let kafka = ClientOptions {
+            brokers: servers.kafka.clone(),
+            topic_prefix: unique,
+            ..ClientOptions::default()
+        };
+        ingest::kafka::ensure_topics(&kafka, PARTITIONS).await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        Self {
+            pool,
+            database_url,
+            kafka,
+            store_url: format!("file://{}", dir.path().join("store").display()),
+            keys_dir: dir.path().join("keys"),
+            dir,
+            database,
+        }
+    }
+}
+
+impl Drop for Stack {
+    /// On a thread with a runtime of its own: a test may end anywhere, also in a panic.
+    fn drop(&mut self) {
+        let (kafka, database) = (self.kafka.clone(), self.database.clone());
+        let clean = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(remove(&kafka, &database))
+        };
+        let result = std::thread::spawn(clean).join();
+        if !matches!(result, Ok(Ok(()))) {
+            eprintln!("a test's database or topics could not be removed: {result:?}");
+        }
+    }
+}
+
+async fn remove(kafka: &ClientOptions, database: &str) -> anyhow::Result<()> {
+    let mut admin = PgConnection::connect(&servers().postgres).await?;
+    let drop = format!("drop database if exists {database} with (force)");
+    admin.execute(AssertSqlSafe(drop)).await?;
+    let client: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", &kafka.brokers).create()?;
+    let names = kafka.topics();
+    let names = [&names.generation, &names.feedback, &names.version, &names.dlq];
+    let names = names.map(String::as_str);
+    client.delete_topics(&names, &AdminOptions::new()).await?;
+    Ok(())
+}
+
+/// Asks again every 50 ms until the answer is `Some`; panics with `what` after `limit`.
+pub async fn eventually<T>(what: &str, limit: Duration, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// `n` loopback ports that nothing listens on right now.
+pub fn free_ports<const N: usize>() -> [u16; N] {
+    let held = [(); N].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    held.map(|listener| listener.local_addr().unwrap().port())
+}
+
+#[derive(Debug, Deserialize)]
+struct Servers {
+    postgres: String,
+    kafka: String,
+    /// Its standard input is the life line: it closes when this process ends.
+    #[serde(skip)]
+    _process: Option<Child>,
+}
+
+fn servers() -> &'static Servers {
+    static SERVERS: OnceLock<Servers> = OnceLock::new();
+    SERVERS.get_or_init(|| {
+        let variable = |name| std::env::var(name).ok();
+        let given = variable("SPRINGTIDE_TEST_POSTGRES").zip(variable("SPRINGTIDE_TEST_KAFKA"));
+        if let Some((postgres, kafka)) = given {
+            return Servers {
+                postgres,
+                kafka,
+                _process: None,
+            };
+        }
+        let mut process = Command::new(SPRINGTIDE)
+            .args(["stack", "test-env"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let output = process.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut line).unwrap();
+        let mut servers: Servers =
+            serde_json::from_str(&line).unwrap_or_else(|error| panic!("the stack did not start: {error}"));
+        servers._process = Some(process);
+        servers
+    })
+}
+
+fn with_database(url: &str, database: &str) -> String {
+    let (server, _) = url.rsplit_once('/').unwrap();
+    format!("{server}/{database}")
+}

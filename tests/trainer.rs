@@ -1,0 +1,260 @@
+//! From trajectories to versions: the realtime run against a real database, log and store. Trajectories are inserted as
+//! the sink would leave them, sampled by the very network that is trained.
+
+mod fleet;
+mod offline;
+mod world;
+
+use crate::support::eventually;
+use sqlx::Row;
+use std::time::Duration;
+use trainer::publish::Error;
+use world::{Sampled, World};
+
+const SOON: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cohort_is_trained_on_once_and_published_as_what_the_store_holds() {
+    let world = World::start("cohort").await;
+    world.follow(1, world.base, 0).await;
+    let cohort = world.sample(world.base, 8).await;
+    world.insert_all(&cohort, "champion").await;
+    world.insert_all(&world.sample(world.base, 3).await, "base").await;
+    let cut = Sampled {
+        top_p: 0.9,
+        ..world.sample(world.base, 1).await.remove(0)
+    };
+    world.insert(&cut, "champion").await;
+    let odd = Sampled {
+        tokens: vec![5_000],
+        logprobs: vec![-1.0],
+        ..cut.clone().renewed()
+    };
+    world.insert(&Sampled { top_p: 1.0, ..odd }, "champion").await;
+    let unanswered = Sampled {
+        reward: None,
+        ..cut.renewed()
+    };
+    world.insert(&unanswered, "champion").await;
+
+    let running = world.run(world.options());
+    let version = world.head_after(world.base).await;
+    let decided = || world.dispositions();
+    eventually("everything is decided", SOON, async || {
+        (decided().await.len() == 13).then_some(())
+    })
+    .await;
+    running.stop().await;
+
+    let dispositions = world.dispositions().await;
+    let count = |kind: &str, code: Option<&str>| {
+        dispositions
+            .iter()
+            .filter(|d| d.kind == kind && d.code.as_deref() == code)
+            .count()
+    };
+    assert_eq!(count("trained", None), 8);
+    assert_eq!(count("held_out", Some("other_arm")), 3);
+    assert_eq!(count("dropped", Some("truncated_sampling")), 1);
+    assert_eq!(count("dropped", Some("token_outside_vocabulary")), 1);
+    for sampled in &cohort {
+        assert!(dispositions.iter().any(|d| d.id == sampled.id && d.step == Some(1)));
+    }
+    let image = world.materialise(version).await;
+    assert_eq!(image.root().to_string(), world.root(version).await);
+    assert_ne!(image.root().to_string(), world.root(world.base).await);
+    let metrics = world.metrics(1).await;
+    let parity = metrics["mismatch"]["difference_max"].as_f64().unwrap();
+    assert!(parity <= 1e-5, "sampler and trainer differ by {parity}");
+    assert_eq!(metrics["notes"]["set_aside"]["other_arm"], 3);
+    assert_eq!(world.ledger("censored").await, 1);
+
+    // another process finds nothing to do, and trains nothing twice
+    let running = world.run(world.options());
+    world.settled().await;
+    running.stop().await;
+    assert_eq!(world.line().await, (version, 0));
+    assert_eq!(world.dispositions().await.len(), 13);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_still_waits_for_its_horizon_holds_the_cohort_back() {
+    let world = World::start("horizon").await;
+    world.follow(1, world.base, 0).await;
+    let early = world.sample(world.base, 4).await;
+    world.insert_all(&early, "champion").await;
+    let waiting = world.sample(world.base, 1).await.remove(0);
+    world.insert_open(&waiting, "champion").await;
+    let late = world.sample(world.base, 4).await;
+    world.insert_all(&late, "champion").await;
+    let running = world.run(world.options());
+    world.settled().await;
+    assert_eq!(
+        world.line().await,
+        (world.base, 0),
+        "only four are older than the one that waits"
+    );
+    world.close(&waiting, 0.75).await;
+    world.head_after(world.base).await;
+    running.stop().await;
+    let mut decided = world.dispositions().await;
+    decided.retain(|d| d.kind == "trained");
+    let trained: Vec<_> = decided.into_iter().map(|d| d.id).collect();
+    assert!(trained.contains(&waiting.id) && early.iter().all(|s| trained.contains(&s.id)));
+    assert_eq!(trained.len(), 8);
+    assert!(!trained.contains(&late[3].id), "the cohort is the eight oldest");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replaced_executor_cannot_commit() {
+    let world = World::start("zombie").await;
+    let cohort = world.sample(world.base, 4).await;
+    world.insert_all(&cohort, "champion").await;
+    let (run, zombie) = world.claimed_run().await;
+    let prepared = world.prepare(&zombie, run, &cohort).await;
+    let successor = trainer::claim::Claim::take(&world.stack.pool, run)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(successor.fence > zombie.fence);
+    let refused = world.publisher.commit(&zombie, &prepared).await;
+    assert!(matches!(refused, Err(Error::Fenced(_))), "{refused:?}");
+    assert_eq!(world.line().await, (world.base, 0));
+    assert!(world.dispositions().await.is_empty());
+    // the same step in the hands of the successor goes through, once
+    world.publisher.commit(&successor, &prepared).await.unwrap();
+    assert!(world.publisher.commit(&successor, &prepared).await.is_err());
+    assert_eq!(world.dispositions().await.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_generation_that_is_decided_already_stops_the_whole_commit() {
+    let world = World::start("twice").await;
+    let cohort = world.sample(world.base, 4).await;
+    world.insert_all(&cohort, "champion").await;
+    let (run, claim) = world.claimed_run().await;
+    let prepared = world.prepare(&claim, run, &cohort).await;
+    sqlx::query("insert into disposition (generation_id, kind, code) values ($1, 'dropped', 'stale')")
+        .bind(cohort[2].id)
+        .execute(&world.stack.pool)
+        .await
+        .unwrap();
+    let refused = world.publisher.commit(&claim, &prepared).await;
+    assert!(matches!(refused, Err(Error::AlreadyDecided)), "{refused:?}");
+    assert_eq!(world.line().await, (world.base, 0));
+    assert_eq!(world.dispositions().await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_prepared_before_a_crash_is_committed_by_the_next_process() {
+    let world = World::start("adopt").await;
+    world.follow(1, world.base, 0).await;
+    let cohort = world.sample(world.base, 8).await;
+    world.insert_all(&cohort, "champion").await;
+    let (run, claim) = world.claimed_run().await;
+    let prepared = world.prepare(&claim, run, &cohort).await;
+    drop(prepared.record);
+
+    let running = world.run(world.options());
+    let version = world.head_after(world.base).await;
+    world.settled().await;
+    running.stop().await;
+    assert_eq!(
+        version, prepared.manifest.version,
+        "the prepared version, not a new one"
+    );
+    assert_eq!(world.dispositions().await.len(), 8);
+    assert_eq!(world.steps().await, 1);
+    assert_eq!(
+        world.materialise(version).await.root().to_string(),
+        world.root(version).await
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_re_bases_the_line_and_drops_what_the_left_version_sampled() {
+    let world = World::start("rollback").await;
+    world.follow(1, world.base, 0).await;
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let running = world.run(world.options());
+    let second = world.head_after(world.base).await;
+    let left = world.sample(second, 5).await;
+
+    world.follow(2, world.base, 1).await;
+    eventually("the line is re-based", SOON, async || {
+        (world.line().await == (world.base, 1)).then_some(())
+    })
+    .await;
+    world.insert_all(&left, "champion").await;
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let third = world.head_after(world.base).await;
+    running.stop().await;
+
+    let row = sqlx::query("select parent, branch, step from version where serial = $1")
+        .bind(third)
+        .fetch_one(&world.stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(
+        (row.get::<i64, _>("parent"), row.get::<i32, _>("branch")),
+        (world.base, 1)
+    );
+    assert_eq!(row.get::<i64, _>("step"), 2);
+    let dispositions = world.dispositions().await;
+    let stale = dispositions
+        .iter()
+        .filter(|d| d.code.as_deref() == Some("stale"))
+        .count();
+    assert_eq!((stale, dispositions.len()), (5, 21));
+    assert!(world.events().await.iter().any(|e| e.contains("re-based")));
+    // the version that was left stays as it was: it can be released again
+    assert_eq!(
+        world.materialise(second).await.root().to_string(),
+        world.root(second).await
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pinned_champion_pauses_the_run_until_it_follows_again() {
+    let world = World::start("pin").await;
+    world.pin(1, world.base).await;
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let running = world.run(world.options());
+    let reason = eventually("the run pauses", SOON, async || {
+        let (status, reason) = world.status().await?;
+        (status == "paused").then_some(reason)
+    })
+    .await;
+    assert!(reason.unwrap().starts_with("champion is pinned to version"));
+    world.settled().await;
+    assert!(world.dispositions().await.is_empty(), "nothing is decided meanwhile");
+    world.follow(2, world.base, 0).await;
+    world.head_after(world.base).await;
+    running.stop().await;
+    assert_eq!(world.dispositions().await.len(), 8);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_breached_guard_publishes_nothing_and_says_why() {
+    let world = World::start("guard").await;
+    world.follow(1, world.base, 0).await;
+    let cohort = world.sample(world.base, 8).await;
+    world.insert_all(&cohort, "champion").await;
+    let mut options = world.options();
+    options.realtime.guards.kl_max = 1e-12;
+    let running = world.run(options);
+    let reason = eventually("the run pauses", SOON, async || {
+        let (status, reason) = world.status().await?;
+        (status == "paused").then_some(reason)
+    })
+    .await
+    .unwrap();
+    assert!(reason.contains("KL(old‖new)"), "{reason}");
+    world.settled().await;
+    running.stop().await;
+    assert_eq!((world.line().await, world.steps().await), ((world.base, 0), 0));
+    let dispositions = world.dispositions().await;
+    assert_eq!(dispositions.len(), 8);
+    assert!(dispositions.iter().all(|d| d.code.as_deref() == Some("guard_kl")));
+    assert_eq!(world.status().await.unwrap().0, "paused", "it waits for a person");
+}

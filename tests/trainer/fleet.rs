@@ -1,0 +1,151 @@
+//! A fleet of one handler: it answers completions for a line's head with that head's own network and logs what it sampled,
+//! as `springtide serve` does. The engine itself is tested elsewhere.
+
+use super::world::{POLICY, generate};
+use axum::Json;
+use axum::extract::State;
+use axum::routing::post;
+use ingest::event::{FinishReason, Generation, Purpose, VersionSpan};
+use ingest::log::Producer;
+use policy::network::Network;
+use policy::sign::TrustedKeys;
+use policy::store::Store;
+use serde_json::{Value, json};
+use sqlx::PgPool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use uuid::Uuid;
+
+#[derive(Clone)]
+pub struct Fleet {
+    pub pool: PgPool,
+    pub store: Store,
+    pub trusted: Arc<TrustedKeys>,
+    pub producer: Producer,
+    pub seeds: Arc<AtomicU64>,
+}
+
+impl Fleet {
+    /// Serves on a free port; its base URL.
+    pub async fn serve(self) -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = axum::Router::new()
+            .route("/v1/completions", post(complete))
+            .with_state(self);
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        format!("http://{address}")
+    }
+}
+
+async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Json<Value> {
+    let line = request["model"]
+        .as_str()
+        .unwrap()
+        .split_once('@')
+        .unwrap()
+        .1
+        .to_string();
+    let head: i64 = sqlx::query_scalar("select head from line where policy = $1 and line = $2")
+        .bind(POLICY)
+        .bind(&line)
+        .fetch_one(&fleet.pool)
+        .await
+        .unwrap();
+    let image = fleet
+        .store
+        .materialise(POLICY, head, &fleet.trusted, &[])
+        .await
+        .unwrap()
+        .image;
+    let root = image.root().0;
+    let prompt: Vec<u32> = request["prompt"]
+        .as_str()
+        .unwrap()
+        .bytes()
+        .map(|b| u32::from(b) % 61)
+        .collect();
+    let count = request["n"].as_u64().unwrap_or(1);
+    let first = fleet.seeds.fetch_add(count, Ordering::Relaxed);
+    let sampled = {
+        let prompt = prompt.clone();
+        let work = move || {
+            let network = Network::from_image(&image).unwrap();
+            (first..first + count)
+                .map(|seed| generate(&network, &prompt, seed))
+                .collect::<Vec<_>>()
+        };
+        tokio::task::spawn_blocking(work).await.unwrap()
+    };
+    let mut choices = Vec::new();
+    for (token_ids, logprobs) in sampled {
+        let text: String = token_ids.iter().map(|&id| char::from(b'a' + (id % 26) as u8)).collect();
+        let tokens = token_ids.len() as u32;
+        let generation = generation(
+            &request,
+            &line,
+            &prompt,
+            token_ids,
+            logprobs,
+            VersionSpan {
+                version: head,
+                root,
+                tokens,
+            },
+        );
+        choices.push(json!({"text": text, "generation_id": generation.id, "version": head}));
+        fleet
+            .producer
+            .send_event(&generation.into_event("default", "springtide/serve/test"))
+            .await
+            .unwrap();
+    }
+    Json(json!({"object": "text_completion", "choices": choices}))
+}
+
+fn generation(
+    request: &Value,
+    line: &str,
+    prompt: &[u32],
+    token_ids: Vec<u32>,
+    logprobs: Vec<f32>,
+    span: VersionSpan,
+) -> Generation {
+    let metadata = &request["metadata"];
+    let text = |value: &Value| value.as_str().map(String::from);
+    let rollout = metadata["purpose"] == "rollout";
+    assert!(!rollout || (request["surface"] == "rollout" && request["priority"] == 100));
+    let id = Uuid::now_v7();
+    Generation {
+        id,
+        episode_id: id,
+        segment: 0,
+        turn: 0,
+        parent_id: None,
+        policy: POLICY.into(),
+        line: line.into(),
+        versions: vec![span],
+        replica: "test".into(),
+        purpose: if rollout { Purpose::Rollout } else { Purpose::Evaluation },
+        run_id: text(&metadata["run_id"]).map(|id| id.parse().unwrap()),
+        task_id: text(&metadata["task_id"]),
+        group_id: text(&metadata["group_id"]),
+        surface: text(&request["surface"]).unwrap_or_else(|| "completion".into()),
+        user_key: text(&request["user"]).unwrap(),
+        arm: line.into(),
+        arm_probability: 1.0,
+        prompt_prefix: None,
+        prompt_ids: prompt.to_vec(),
+        token_ids,
+        logprobs,
+        train_mask: None,
+        payload: None,
+        temperature: 1.0,
+        top_p: 1.0,
+        seed: None,
+        finish_reason: FinishReason::Length,
+        declined: false,
+        shown: None,
+        consent: true,
+    }
+}

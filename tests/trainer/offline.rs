@@ -1,0 +1,197 @@
+//! An offline run from its request to its line: rollouts through the API, grades through the log, steps, the end.
+
+use super::fleet::Fleet;
+use super::world::{POLICY, World};
+use crate::support::eventually;
+use edge::auth::{Auth, AuthOptions};
+use ingest::log::Producer;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+const SOON: Duration = Duration::from_secs(90);
+
+/// The control API of a world's policy; its base URL.
+async fn control(world: &World) -> String {
+    let auth = Auth::new(AuthOptions::default(), world.stack.pool.clone());
+    let routes = trainer::runs::router(world.stack.pool.clone(), POLICY)
+        .merge(trainer::versions::router(world.stack.pool.clone(), POLICY));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, auth.protect(routes)).await });
+    format!("http://{address}")
+}
+
+async fn post(url: String, body: &Value) -> (u16, Value) {
+    let response = reqwest::Client::new().post(url).json(body).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
+async fn get(url: String) -> Value {
+    reqwest::get(url).await.unwrap().json().await.unwrap()
+}
+
+fn request() -> Value {
+    json!({
+        "kind": "grpo",
+        "tasks_jsonl": "{\"prompt\": \"one\", \"answer\": \"a\"}\n{\"prompt\": \"two\", \"answer\": \"b\"}\n{\"prompt\": \"three\", \"answer\": \"c\"}",
+        "grader": "contains",
+        "group_size": 16,
+        "tasks_per_step": 2,
+        "steps": 2,
+        "learning_rate": 1e-3,
+        "max_tokens": 5,
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grpo_run_goes_from_its_request_to_a_line_of_its_own() {
+    let world = World::start("grpo").await;
+    world.follow(1, world.base, 0).await;
+    let producer = Producer::new(&world.stack.kafka).unwrap();
+    let fleet = Fleet {
+        pool: world.stack.pool.clone(),
+        store: world.publisher.store.clone(),
+        trusted: Arc::clone(&world.publisher.trusted),
+        producer,
+        seeds: Arc::new(AtomicU64::new(1)),
+    };
+    let serve_url = fleet.serve().await;
+    let stop = CancellationToken::new();
+    let ingest = tokio::spawn(ingest::run(
+        ingest::Options::default(),
+        world.stack.kafka.clone(),
+        world.stack.pool.clone(),
+        Auth::new(AuthOptions::default(), world.stack.pool.clone()),
+        TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        axum::Router::new(),
+        stop.clone(),
+    ));
+    let control = control(&world).await;
+    let (status, created) = post(format!("{control}/v1/runs"), &request()).await;
+    assert_eq!((status, created["status"].as_str()), (201, Some("queued")), "{created}");
+    let run = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
+
+    let mut options = world.options();
+    options.offline.enabled = true;
+    options.realtime.enabled = false;
+    let running = world.run_against(options, &serve_url);
+    let ended = eventually("the run ends", SOON, async || {
+        let run = get(run.clone()).await;
+        run["finished_at"].is_string().then_some(run)
+    })
+    .await;
+    assert_eq!(ended["status"], "succeeded", "{ended}");
+    assert_eq!(ended["steps_done"], 2);
+
+    let line = created["line"].as_str().unwrap();
+    let versions = get(format!("{control}/v1/versions?line={line}")).await;
+    let serials: Vec<i64> = versions["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v["serial"].as_i64().unwrap())
+        .collect();
+    assert_eq!(serials.len(), 2);
+    assert_eq!(ended["head"], serials[0]);
+    assert_eq!(versions["data"][1]["parent"], world.base);
+    assert_eq!(world.line().await, (world.base, 0), "users' line has not moved");
+    let head = world.materialise(serials[0]).await;
+    assert_eq!(head.root().to_string(), world.root(serials[0]).await);
+    let checkpoints = get(format!("{run}/checkpoints")).await;
+    let parity = checkpoints["data"][0]["metrics"]["mismatch"]["difference_max"]
+        .as_f64()
+        .unwrap();
+    assert!(parity <= 1e-5, "{parity}");
+
+    // every rollout has exactly one disposition, and every probe is a censored evaluation
+    eventually("nothing is left open or queued", SOON, async || {
+        let left = world.ledger("open").await + world.ledger("queued").await;
+        (left == 0).then_some(())
+    })
+    .await;
+    let trained = world.ledger("trained").await;
+    let metrics = world.metrics(1).await;
+    assert!(trained >= 4, "{trained}");
+    assert_eq!(metrics["notes"]["rollouts"], 32);
+    let events = get(format!("{run}/events")).await;
+    assert!(
+        events["data"][0]["message"].as_str().unwrap().starts_with("succeeded"),
+        "{events}"
+    );
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_head_nobody_serves_fails_with_that_reason() {
+    let world = World::start("unserved").await;
+    let control = control(&world).await;
+    let (_, created) = post(format!("{control}/v1/runs"), &request()).await;
+    let run = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
+    let mut options = world.options();
+    options.offline.enabled = true;
+    options.offline.served_timeout_seconds = 1;
+    options.realtime.enabled = false;
+    let running = world.run(options);
+    let ended = eventually("the run ends", SOON, async || {
+        let run = get(run.clone()).await;
+        run["finished_at"].is_string().then_some(run)
+    })
+    .await;
+    running.stop().await;
+    assert_eq!(ended["status"], "failed");
+    assert!(
+        ended["reason"].as_str().unwrap().contains("did not serve version"),
+        "{ended}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_are_checked_listed_paused_and_cancelled_over_http() {
+    let world = World::start("runs").await;
+    let control = control(&world).await;
+    let runs = format!("{control}/v1/runs");
+    let mut lonely = request();
+    lonely["group_size"] = json!(1);
+    let (status, problem) = post(runs.clone(), &lonely).await;
+    assert_eq!(status, 400);
+    assert!(
+        problem["detail"].as_str().unwrap().starts_with("group_size"),
+        "{problem}"
+    );
+    let mut unknown = request();
+    unknown["base_version"] = json!(9_999);
+    assert_eq!(post(runs.clone(), &unknown).await.0, 404);
+    let mut misspelt = request();
+    misspelt["grop_size"] = json!(4);
+    let (status, problem) = post(runs.clone(), &misspelt).await;
+    assert_eq!(
+        status, 400,
+        "a field that is not known is refused, not ignored: {problem}"
+    );
+
+    let (_, created) = post(runs.clone(), &request()).await;
+    assert_eq!(created["base_version"], world.base);
+    let run = format!("{runs}/{}", created["id"].as_str().unwrap());
+    let (status, paused) = post(format!("{run}/pause"), &json!({})).await;
+    assert_eq!((status, paused["status"].as_str()), (200, Some("paused")));
+    let (_, resumed) = post(format!("{run}/resume"), &json!({})).await;
+    assert_eq!(resumed["status"], "queued");
+    let (_, cancelled) = post(format!("{run}/cancel"), &json!({})).await;
+    assert_eq!(cancelled["status"], "cancelled");
+    let (status, problem) = post(format!("{run}/resume"), &json!({})).await;
+    assert_eq!(status, 409);
+    assert!(
+        problem["detail"].as_str().unwrap().contains("is cancelled"),
+        "{problem}"
+    );
+    let list = get(format!("{runs}?status=cancelled&kind=grpo")).await;
+    assert_eq!(list["data"].as_array().unwrap().len(), 1);
+    let missing = uuid::Uuid::now_v7();
+    assert_eq!(get(format!("{runs}/{missing}")).await["status"], 404);
+}

@@ -1,0 +1,436 @@
+//! A policy with a base version, and trajectories that its own network sampled.
+
+use crate::support::{Stack, eventually};
+use policy::config::ModelConfig;
+use policy::image::Image;
+use policy::network::{KvCache, Network, random_image};
+use policy::sampling::{Params, Source, sample};
+use policy::sign::{SigningKey, TrustedKeys};
+use policy::store::Store;
+use sqlx::Row;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use trainer::checkpoint::StepRecord;
+use trainer::claim::Claim;
+use trainer::guards::Limits;
+use trainer::learner::{Learner, Outcome};
+use trainer::publish::{Draft, Prepared, Publisher, import_image};
+use trainer::sample::Sample;
+use trainer::settings::StepSettings;
+use trainer::{Environment, Options};
+use uuid::Uuid;
+
+pub const POLICY: &str = "demo";
+
+/// A policy in a stack of its own.
+pub struct World {
+    pub stack: Stack,
+    pub publisher: Publisher,
+    /// Serial of the imported version.
+    pub base: i64,
+    seeds: AtomicU64,
+}
+
+/// One generation and how it ended.
+#[derive(Debug, Clone)]
+pub struct Sampled {
+    pub id: Uuid,
+    pub version: i64,
+    pub prompt: Vec<u32>,
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<f32>,
+    pub top_p: f32,
+    /// `None`: censored.
+    pub reward: Option<f64>,
+}
+
+impl Sampled {
+    /// The same under a new id.
+    pub fn renewed(self) -> Self {
+        Sampled {
+            id: Uuid::now_v7(),
+            ..self
+        }
+    }
+}
+
+/// What training decided about a generation.
+#[derive(Debug)]
+pub struct Disposition {
+    pub id: Uuid,
+    pub kind: String,
+    pub code: Option<String>,
+    pub step: Option<i64>,
+}
+
+/// A trainer at work.
+pub struct Running {
+    shutdown: CancellationToken,
+    work: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Running {
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        self.work.await.unwrap().unwrap();
+    }
+}
+
+fn config() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 61,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 8,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        max_position_embeddings: 64,
+        tie_word_embeddings: true,
+        qk_norm: true,
+    }
+}
+
+impl World {
+    pub async fn start(name: &str) -> Self {
+        let stack = Stack::start(name).await;
+        let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
+        let publisher = Publisher {
+            pool: stack.pool.clone(),
+            store: Store::open(&stack.store_url).unwrap(),
+            trusted: Arc::new(TrustedKeys::load(&stack.keys_dir).unwrap()),
+            key: Arc::new(key),
+            announce: None,
+            policy: POLICY.into(),
+            image_every: 50,
+            checkpoints_kept: 2,
+        };
+        let image = Arc::new(random_image(&config(), 11));
+        let base = import_image(&publisher, image, "realtime").await.unwrap();
+        World {
+            stack,
+            publisher,
+            base,
+            seeds: AtomicU64::new(1),
+        }
+    }
+
+    pub fn options(&self) -> Options {
+        let mut options = Options {
+            poll_ms: 20,
+            ..Options::default()
+        };
+        options.realtime.cohort_size = 8;
+        options.offline.enabled = false;
+        options
+    }
+
+    /// Starts a trainer that has no fleet.
+    pub fn run(&self, options: Options) -> Running {
+        self.run_against(options, "http://127.0.0.1:9")
+    }
+
+    /// Starts a trainer whose rollouts come from `serve_url`.
+    pub fn run_against(&self, options: Options, serve_url: &str) -> Running {
+        let environment = Environment {
+            policy: POLICY.into(),
+            base_dir: None,
+            kafka: self.stack.kafka.clone(),
+            pool: self.stack.pool.clone(),
+            store: self.publisher.store.clone(),
+            keys_dir: self.stack.keys_dir.clone(),
+            serve_url: serve_url.into(),
+        };
+        let shutdown = CancellationToken::new();
+        let work = tokio::spawn(trainer::run(options, environment, shutdown.clone()));
+        Running { shutdown, work }
+    }
+
+    /// Lets the trainer look at the queue a few dozen times.
+    pub async fn settled(&self) {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+    }
+
+    pub async fn materialise(&self, version: i64) -> Arc<Image> {
+        let Publisher { store, trusted, .. } = &self.publisher;
+        store.materialise(POLICY, version, trusted, &[]).await.unwrap().image
+    }
+
+    /// Generations of `version`, newest ids last, with rewards of both signs.
+    pub async fn sample(&self, version: i64, count: usize) -> Vec<Sampled> {
+        let image = self.materialise(version).await;
+        let network = Network::from_image(&image).unwrap();
+        (0..count)
+            .map(|i| {
+                let seed = self.seeds.fetch_add(1, Ordering::Relaxed);
+                let prompt: Vec<u32> = (0..3 + seed % 5).map(|j| ((seed * 7 + j * 11) % 61) as u32).collect();
+                let (tokens, logprobs) = generate(&network, &prompt, seed);
+                Sampled {
+                    id: Uuid::now_v7(),
+                    version,
+                    prompt,
+                    tokens,
+                    logprobs,
+                    top_p: 1.0,
+                    reward: Some(if i % 3 == 0 { 0.75 } else { -0.25 }),
+                }
+            })
+            .collect()
+    }
+
+    pub async fn insert_all(&self, sampled: &[Sampled], arm: &str) {
+        for one in sampled {
+            self.insert(one, arm).await;
+        }
+    }
+
+    pub async fn insert(&self, sampled: &Sampled, arm: &str) {
+        self.insert_generation(sampled, arm).await;
+        self.insert_trajectory(sampled.id, sampled.reward).await;
+    }
+
+    /// A generation whose horizon has not passed.
+    pub async fn insert_open(&self, sampled: &Sampled, arm: &str) {
+        self.insert_generation(sampled, arm).await;
+        sqlx::query("insert into open_generation values ($1, 'completion', now() + interval '1 hour')")
+            .bind(sampled.id)
+            .execute(&self.stack.pool)
+            .await
+            .unwrap();
+    }
+
+    pub async fn close(&self, sampled: &Sampled, reward: f64) {
+        self.insert_trajectory(sampled.id, Some(reward)).await;
+        sqlx::query("delete from open_generation where generation_id = $1")
+            .bind(sampled.id)
+            .execute(&self.stack.pool)
+            .await
+            .unwrap();
+    }
+
+    async fn insert_trajectory(&self, id: Uuid, reward: Option<f64>) {
+        let censored = reward.is_none().then_some("no_feedback");
+        sqlx::query(
+            "insert into trajectory (generation_id, surface, reward_definition, reward, censor_code)
+             values ($1, 'completion', 1, $2, $3)",
+        )
+        .bind(id)
+        .bind(reward)
+        .bind(censored)
+        .execute(&self.stack.pool)
+        .await
+        .unwrap();
+    }
+
+    async fn insert_generation(&self, sampled: &Sampled, arm: &str) {
+        let ids = |ids: &[u32]| ids.iter().map(|&id| id as i32).collect::<Vec<i32>>();
+        sqlx::query(
+            "insert into generation
+                 (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
+                  episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
+                  finish_reason, declined, sampled_at)
+             values ($1, 'default', $2, $3, $3, '[]', '', 'realtime', 'r', 'production', 'completion',
+                     $1, 'u', $4, 1, $5, $6, $7, 1, $8, 'stop', false, now())",
+        )
+        .bind(sampled.id)
+        .bind(POLICY)
+        .bind(sampled.version)
+        .bind(arm)
+        .bind(ids(&sampled.prompt))
+        .bind(ids(&sampled.tokens))
+        .bind(&sampled.logprobs)
+        .bind(sampled.top_p)
+        .execute(&self.stack.pool)
+        .await
+        .unwrap();
+    }
+
+    /// `champion` serves `version` and follows the realtime line.
+    pub async fn follow(&self, epoch: i64, version: i64, branch: i32) {
+        self.assign(epoch, version, Some("realtime"), branch).await;
+    }
+
+    pub async fn pin(&self, epoch: i64, version: i64) {
+        self.assign(epoch, version, None, 0).await;
+    }
+
+    async fn assign(&self, epoch: i64, version: i64, follows: Option<&str>, branch: i32) {
+        sqlx::query(
+            "insert into assignment (policy, epoch, alias, version, follows, branch) values ($1, $2, 'champion', $3, $4, $5)",
+        )
+        .bind(POLICY)
+        .bind(epoch)
+        .bind(version)
+        .bind(follows)
+        .bind(branch)
+        .execute(&self.stack.pool)
+        .await
+        .unwrap();
+    }
+
+    /// Head and branch of the realtime line.
+    pub async fn line(&self) -> (i64, i32) {
+        sqlx::query_as("select head, branch from line where policy = $1 and line = 'realtime'")
+            .bind(POLICY)
+            .fetch_one(&self.stack.pool)
+            .await
+            .unwrap()
+    }
+
+    /// Waits until the realtime line has left `version`; its new head.
+    pub async fn head_after(&self, version: i64) -> i64 {
+        eventually("a version is published", Duration::from_secs(60), async || {
+            let (head, _) = self.line().await;
+            (head != version).then_some(head)
+        })
+        .await
+    }
+
+    pub async fn root(&self, version: i64) -> String {
+        sqlx::query_scalar("select encode(root, 'hex') from version where serial = $1")
+            .bind(version)
+            .fetch_one(&self.stack.pool)
+            .await
+            .unwrap()
+    }
+
+    pub async fn dispositions(&self) -> Vec<Disposition> {
+        let rows = sqlx::query("select generation_id, kind, code, step from disposition order by generation_id")
+            .fetch_all(&self.stack.pool)
+            .await
+            .unwrap();
+        let read = |row: sqlx::postgres::PgRow| Disposition {
+            id: row.get(0),
+            kind: row.get(1),
+            code: row.get(2),
+            step: row.get(3),
+        };
+        rows.into_iter().map(read).collect()
+    }
+
+    pub async fn ledger(&self, disposition: &str) -> i64 {
+        sqlx::query_scalar("select count(*) from ledger where disposition = $1")
+            .bind(disposition)
+            .fetch_one(&self.stack.pool)
+            .await
+            .unwrap()
+    }
+
+    pub async fn steps(&self) -> i64 {
+        sqlx::query_scalar("select count(*) from step")
+            .fetch_one(&self.stack.pool)
+            .await
+            .unwrap()
+    }
+
+    pub async fn metrics(&self, step: i64) -> serde_json::Value {
+        sqlx::query_scalar("select metrics from step where step = $1")
+            .bind(step)
+            .fetch_one(&self.stack.pool)
+            .await
+            .unwrap()
+    }
+
+    /// Status and reason of the realtime run, once it exists.
+    pub async fn status(&self) -> Option<(String, Option<String>)> {
+        sqlx::query_as("select status, reason from run where kind = 'realtime'")
+            .fetch_optional(&self.stack.pool)
+            .await
+            .unwrap()
+    }
+
+    pub async fn events(&self) -> Vec<String> {
+        sqlx::query_scalar("select message from run_event order by id")
+            .fetch_all(&self.stack.pool)
+            .await
+            .unwrap()
+    }
+
+    /// A realtime run that this test executes itself.
+    pub async fn claimed_run(&self) -> (Uuid, Claim) {
+        let run = Uuid::now_v7();
+        sqlx::query(
+            "insert into run (id, kind, policy, line, status, config) values ($1, 'realtime', $2, 'realtime', 'queued', '{}')",
+        )
+        .bind(run)
+        .bind(POLICY)
+        .execute(&self.stack.pool)
+        .await
+        .unwrap();
+        let claim = Claim::take(&self.stack.pool, run).await.unwrap().unwrap();
+        (run, claim)
+    }
+
+    /// The first step of `run` on `cohort`, up to its manifest.
+    pub async fn prepare(&self, claim: &Claim, run: Uuid, cohort: &[Sampled]) -> Prepared {
+        let image = self.materialise(self.base).await;
+        let record = StepRecord {
+            run,
+            step: 1,
+            cohort: cohort.iter().map(|s| s.id).collect(),
+            baselines: Default::default(),
+            metrics: serde_json::json!({}),
+        };
+        let samples: Vec<Sample> = cohort.iter().map(to_sample).collect();
+        let draft = draft(image, &samples, record, self.base);
+        self.publisher.prepare(claim, draft).await.unwrap()
+    }
+}
+
+fn draft(image: Arc<Image>, samples: &[Sample], record: StepRecord, parent: i64) -> Draft {
+    let mut learner = Learner::from_image(image).unwrap();
+    let advantages: Vec<f64> = samples.iter().map(|s| s.reward).collect();
+    let outcome = learner
+        .propose(samples, &advantages, &StepSettings::default(), &Limits::default())
+        .unwrap();
+    let Outcome::Proposed(proposal) = outcome else {
+        panic!("a guard refused: {outcome:?}")
+    };
+    Draft {
+        line: "realtime".into(),
+        branch: 0,
+        parent,
+        parent_image: proposal.parent_image,
+        image: proposal.image,
+        checkpoint: learner.checkpoint(record.clone(), 0).to_bytes().unwrap(),
+        record,
+    }
+}
+
+fn to_sample(sampled: &Sampled) -> Sample {
+    Sample {
+        generation: sampled.id,
+        class: "completion".into(),
+        group: None,
+        version: sampled.version,
+        prompt: sampled.prompt.clone(),
+        tokens: sampled.tokens.clone(),
+        logprobs: sampled.logprobs.clone(),
+        mask: vec![true; sampled.tokens.len()],
+        temperature: 1.0,
+        reward: sampled.reward.unwrap(),
+    }
+}
+
+/// Samples five tokens through the KV cache, as serving does.
+pub fn generate(network: &Network, prompt: &[u32], seed: u64) -> (Vec<u32>, Vec<f32>) {
+    let mut cache = KvCache::new(network, 1, 64);
+    let mut source = Source::new(seed);
+    let params = Params {
+        temperature: 1.0,
+        top_p: 1.0,
+    };
+    let mut logits = network.prefill(&mut cache, 0, prompt).unwrap();
+    let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        let (token, logprob) = sample(&logits, &params, &mut source);
+        tokens.push(token);
+        logprobs.push(logprob);
+        logits = network.decode(&mut cache, &[token]).unwrap().remove(0);
+    }
+    (tokens, logprobs)
+}

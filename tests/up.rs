@@ -1,0 +1,339 @@
+//! The supervisor: what it starts comes back when it dies, and goes when it goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use sqlx::{Connection, Executor, PgConnection};
+use tempfile::TempDir;
+
+use crate::support::{SPRINGTIDE, Stack, eventually, free_ports};
+
+const START: Duration = Duration::from_secs(120);
+const RETURN: Duration = Duration::from_secs(60);
+const END: Duration = Duration::from_secs(30);
+const ROLES: [&str; 4] = ["control", "train", "ingest", "serve"];
+
+/// A folder with a configuration of its own.
+struct Place {
+    dir: TempDir,
+    ports: [u16; 7],
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self {
+            dir: tempfile::tempdir().unwrap(),
+            ports: free_ports(),
+        };
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let [serve, ingest, control, train, postgres, kafka, controller] = place.ports;
+        let config = format!(
+            "policy.base = '{root}/models/demo-base'\n\
+             stack.cache = '{root}/.stack'\n\
+             listen.serve = '127.0.0.1:{serve}'\n\
+             listen.ingest = '127.0.0.1:{ingest}'\n\
+             listen.control = '127.0.0.1:{control}'\n\
+             listen.train = '127.0.0.1:{train}'\n\
+             postgres.port = {postgres}\n\
+             kafka.port = {kafka}\n\
+             kafka.controller_port = {controller}\n",
+            root = root.display()
+        );
+        fs::write(place.dir.path().join("springtide.toml"), config).unwrap();
+        place
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(SPRINGTIDE);
+        command.current_dir(self.dir.path()).args(args);
+        command
+    }
+
+    fn start(&self, args: &[&str]) -> Supervisor<'_> {
+        let log = fs::File::create(self.dir.path().join("terminal.log")).unwrap();
+        let process = self
+            .command(args)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Supervisor { process, place: self }
+    }
+
+    fn state(&self, name: &str) -> PathBuf {
+        self.dir.path().join(".springtide").join(name)
+    }
+
+    /// What the supervisor wrote to its terminal, and the end of every log file.
+    fn story(&self) -> String {
+        let mut story = fs::read_to_string(self.dir.path().join("terminal.log")).unwrap();
+        for entry in fs::read_dir(self.state("log")).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let lines: Vec<_> = text.lines().collect();
+            let end = lines[lines.len().saturating_sub(20)..].join("\n");
+            story += &format!("\n--- {}\n{end}", path.display());
+        }
+        story
+    }
+
+    fn database_url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/springtide", self.ports[4])
+    }
+}
+
+/// A running `springtide up` or `springtide stack start`.
+struct Supervisor<'a> {
+    process: Child,
+    place: &'a Place,
+}
+
+impl Supervisor<'_> {
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.process.id()).unwrap())
+    }
+
+    /// Waits until every line of `lines` was said.
+    async fn says(&mut self, lines: &[&str], limit: Duration) {
+        let started = std::time::Instant::now();
+        loop {
+            let said = fs::read_to_string(self.place.dir.path().join("terminal.log")).unwrap();
+            if lines.iter().all(|line| said.contains(line)) {
+                return;
+            }
+            let ended = self.process.try_wait().unwrap();
+            assert!(
+                ended.is_none() && started.elapsed() < limit,
+                "not said within {limit:?} ({ended:?}): {lines:?}\n{}",
+                self.place.story()
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Process of every part, by name.
+    fn parts(&self) -> BTreeMap<String, Pid> {
+        let note: BTreeMap<String, serde_json::Value> =
+            serde_json::from_slice(&fs::read(self.place.state("up.json")).unwrap()).unwrap();
+        let pid = |process: &serde_json::Value| i32::try_from(process["pid"].as_i64().unwrap()).unwrap();
+        note.iter()
+            .map(|(name, process)| (name.clone(), Pid::from_raw(pid(process))))
+            .collect()
+    }
+
+    /// The supervisor and everything that descends from it.
+    fn family(&self) -> BTreeSet<i32> {
+        let mut parents = BTreeMap::new();
+        for entry in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
+            let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+            if let Some((pid, rest)) = stat.split_once(' ')
+                && let Some((_, fields)) = rest.rsplit_once(") ")
+                && let Some(parent) = fields.split(' ').nth(1)
+            {
+                parents.insert(pid.parse::<i32>().unwrap(), parent.parse::<i32>().unwrap());
+            }
+        }
+        let mut family = BTreeSet::from([self.pid().as_raw()]);
+        loop {
+            let known = family.clone();
+            family.extend(
+                parents
+                    .iter()
+                    .filter(|(_, parent)| known.contains(parent))
+                    .map(|(pid, _)| *pid),
+            );
+            if family.len() == known.len() {
+                return family;
+            }
+        }
+    }
+}
+
+impl Drop for Supervisor<'_> {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// Whether a process runs; one that only waits to be reaped does not.
+fn runs(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, fields)| !fields.starts_with('Z'))
+}
+
+async fn all_gone(family: &BTreeSet<i32>, place: &Place) {
+    let started = std::time::Instant::now();
+    loop {
+        let left: Vec<_> = family.iter().filter(|pid| runs(**pid)).collect();
+        if left.is_empty() {
+            return;
+        }
+        assert!(started.elapsed() < END, "still there: {left:?}\n{}", place.story());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn healthy(port: u16) -> bool {
+    let answer = reqwest::get(format!("http://127.0.0.1:{port}/health")).await;
+    answer.is_ok_and(|answer| answer.status().is_success())
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_role_comes_up_comes_back_when_killed_and_dies_with_the_supervisor() {
+    let place = Place::new();
+    let mut up = place.start(&["up"]);
+    up.says(&["Springtide is up."], START).await;
+    for port in &place.ports[..4] {
+        assert!(healthy(*port).await, "{}", place.story());
+    }
+    let metrics = reqwest::get(format!("http://127.0.0.1:{}/metrics", place.ports[3]))
+        .await
+        .unwrap();
+    assert!(metrics.status().is_success());
+
+    let before = up.parts();
+    for role in ROLES {
+        kill(before[role], Signal::SIGKILL).unwrap();
+    }
+    let back = ROLES.map(|role| format!("{role} is back"));
+    up.says(&back.each_ref().map(String::as_str), RETURN).await;
+    let after = up.parts();
+    assert!(ROLES.iter().all(|role| after[*role] != before[*role]));
+    assert_eq!(
+        (before["postgres"], before["kafka"]),
+        (after["postgres"], after["kafka"])
+    );
+
+    let family = up.family();
+    assert!(family.len() > 6, "{family:?}");
+    kill(up.pid(), Signal::SIGKILL).unwrap();
+    all_gone(&family, &place).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_database_outlives_a_killed_server_a_killed_supervisor_and_an_orderly_stop() {
+    let place = Place::new();
+    let start = ["stack", "start"];
+    let ready = ["postgres ready", "kafka    ready", "Kafka:"];
+    let mut first = place.start(&start);
+    first.says(&ready, START).await;
+    let mut connection = PgConnection::connect(&place.database_url()).await.unwrap();
+    connection
+        .execute("create table kept (n int); insert into kept values (41)")
+        .await
+        .unwrap();
+
+    let parts = first.parts();
+    kill(parts["postgres"], Signal::SIGKILL).unwrap();
+    kill(parts["kafka"], Signal::SIGKILL).unwrap();
+    first.says(&["postgres is back", "kafka is back"], RETURN).await;
+    let family = first.family();
+    kill(first.pid(), Signal::SIGKILL).unwrap();
+    all_gone(&family, &place).await;
+
+    let mut second = place.start(&start);
+    second.says(&ready, START).await;
+    let mut connection = PgConnection::connect(&place.database_url()).await.unwrap();
+    connection.execute("update kept set n = n + 1").await.unwrap();
+    let family = second.family();
+    kill(second.pid(), Signal::SIGINT).unwrap();
+    all_gone(&family, &place).await;
+    assert!(second.process.wait().unwrap().success(), "{}", place.story());
+    assert!(
+        place.story().contains("database system is shut down"),
+        "{}",
+        place.story()
+    );
+
+    let mut third = place.start(&start);
+    third.says(&ready, START).await;
+    let mut connection = PgConnection::connect(&place.database_url()).await.unwrap();
+    let kept: i32 = sqlx::query_scalar("select n from kept")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    assert_eq!(kept, 42);
+
+    let refused = place.command(&start).output().unwrap();
+    assert!(!refused.status.success());
+    assert!(text(&refused).contains("already runs"), "{}", text(&refused));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_binary_without_libtorch_takes_events_in() {
+    let binary = Path::new(SPRINGTIDE).with_file_name("../torch-free/springtide");
+    assert!(binary.exists(), "run `make torch-free` first: {}", binary.display());
+    let libraries = Command::new("ldd").arg(&binary).output().unwrap();
+    assert!(!text(&libraries).contains("torch"), "{}", text(&libraries));
+
+    let stack = Stack::start("torch_free").await;
+    let [port] = free_ports();
+    let mut process = Command::new(binary)
+        .arg("ingest")
+        .current_dir(stack.dir.path())
+        .env("SPRINGTIDE__LISTEN__INGEST", format!("127.0.0.1:{port}"))
+        .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
+        .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
+        .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+        .spawn()
+        .unwrap();
+    eventually("its ingest answers /health", START, async || {
+        healthy(port).await.then_some(())
+    })
+    .await;
+    kill(Pid::from_raw(i32::try_from(process.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert!(process.wait().unwrap().success());
+}
+
+#[test]
+fn a_configuration_that_contradicts_itself_is_refused_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |config: &str| {
+        fs::write(dir.path().join("springtide.toml"), config).unwrap();
+        Command::new(SPRINGTIDE)
+            .args(["config", "check"])
+            .current_dir(dir.path())
+            .output()
+            .unwrap()
+    };
+    assert!(check("state_dir = 'x'").status.success());
+    let refused = check("listen.serve = '0.0.0.0:8000'");
+    assert!(!refused.status.success());
+    assert!(text(&refused).contains("auth.required = true"), "{}", text(&refused));
+    let refused = check("[kafka]\nbroker = 'x:1'");
+    assert!(
+        !refused.status.success() && text(&refused).contains("broker"),
+        "{}",
+        text(&refused)
+    );
+}
+
+#[test]
+fn the_environment_wins_over_the_file_and_secrets_are_not_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(
+        dir.path().join("springtide.toml"),
+        "policy.name = 'a'\n[postgres]\nurl = 'postgres://u:secret@h/d'",
+    )
+    .unwrap();
+    let shown = Command::new(SPRINGTIDE)
+        .args(["config", "show"])
+        .current_dir(dir.path())
+        .env("SPRINGTIDE__POLICY__NAME", "b")
+        .output()
+        .unwrap();
+    let shown = text(&shown);
+    assert!(shown.contains("name = \"b\"") && !shown.contains("secret"), "{shown}");
+}
