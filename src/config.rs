@@ -342,9 +342,10 @@ mod tests {
         collect_names(&table, &mut names);
         for name in names {
             let there = documented.lines().any(|line| {
-                let line = line.trim_start_matches(['#', ' ']);
-                line.strip_prefix(&name)
-                    .is_some_and(|rest| rest.trim_start().starts_with('='))
+                // alone on its line, or inside an inline table
+                line.split(['#', '{', ','])
+                    .filter_map(|part| part.split_once('='))
+                    .any(|(field, _)| field.trim() == name)
             });
             assert!(there, "springtide.toml does not mention {name}");
         }

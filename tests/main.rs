@@ -3,8 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod ingest;
 #[cfg(feature = "torch")]
 mod serving;
+#[cfg(feature = "torch")]
+mod spine;
 mod support;
 #[cfg(feature = "torch")]
 mod trainer;

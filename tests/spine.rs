@@ -66,7 +66,10 @@ impl Fleet {
             serve: format!("http://127.0.0.1:{serve}"),
             ingest: format!("http://127.0.0.1:{ingest}"),
             control: format!("http://127.0.0.1:{control}"),
-            http: reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap(),
+            http: reqwest::Client::builder()
+                .timeout(Duration::from_secs(20))
+                .build()
+                .unwrap(),
         };
         for role in ["ingest", "control", "train", "serve"] {
             fleet.spawn(role);
@@ -109,7 +112,13 @@ impl Fleet {
         let body = json!({
             "model": "demo", "prompt": "fn main() {\n    let mut map = HashMap::<|cut|>", "max_tokens": 6, "user": user,
         });
-        let response = self.http.post(format!("{}/v1/completions", self.serve)).json(&body).send().await.ok()?;
+        let response = self
+            .http
+            .post(format!("{}/v1/completions", self.serve))
+            .json(&body)
+            .send()
+            .await
+            .ok()?;
         let ok = response.status().is_success();
         let answer: Value = response.json().await.ok()?;
         ok.then(|| answer["choices"][0].clone())
@@ -120,7 +129,13 @@ impl Fleet {
         let id = Uuid::now_v7();
         let body = json!({"id": id, "generation_id": generation, "metric_name": "accept", "value": accept});
         eventually("feedback is acknowledged", SOON, async || {
-            let sent = self.http.post(format!("{}/v1/feedback", self.ingest)).json(&body).send().await.ok()?;
+            let sent = self
+                .http
+                .post(format!("{}/v1/feedback", self.ingest))
+                .json(&body)
+                .send()
+                .await
+                .ok()?;
             sent.status().is_success().then_some(())
         })
         .await;
@@ -144,7 +159,15 @@ impl Fleet {
     }
 
     async fn champion(&self) -> Option<i64> {
-        let aliases: Value = self.http.get(format!("{}/v1/aliases", self.control)).send().await.ok()?.json().await.ok()?;
+        let aliases: Value = self
+            .http
+            .get(format!("{}/v1/aliases", self.control))
+            .send()
+            .await
+            .ok()?
+            .json()
+            .await
+            .ok()?;
         let all = aliases["aliases"].as_array()?;
         all.iter().find(|a| a["alias"] == "champion")?["version"].as_i64()
     }
@@ -156,7 +179,8 @@ impl Drop for Fleet {
             child.kill().ok();
             child.wait().ok();
             if std::thread::panicking() {
-                let log = std::fs::read_to_string(self.config.with_file_name(format!("{role}.log"))).unwrap_or_default();
+                let log =
+                    std::fs::read_to_string(self.config.with_file_name(format!("{role}.log"))).unwrap_or_default();
                 let from = log.len().saturating_sub(3000);
                 eprintln!("--- the end of {role}'s log\n{}", log.get(from..).unwrap_or(&log));
             }
@@ -219,7 +243,7 @@ async fn feedback_becomes_a_version_that_serves_kills_lose_nothing_and_a_rollbac
     let learnt = fleet.until_version_above(base, &mut acknowledged).await;
     check_root(&stack, &learnt).await;
 
-    let parity: f64 = sqlx::query_scalar("select max((metrics ->> 'max_abs_logprob_diff')::float8) from step")
+    let parity: f64 = sqlx::query_scalar("select max((metrics #>> '{mismatch,difference_max}')::float8) from step")
         .fetch_one(&stack.pool)
         .await
         .unwrap();
@@ -238,7 +262,7 @@ async fn feedback_becomes_a_version_that_serves_kills_lose_nothing_and_a_rollbac
     let undone = Command::new(SPRINGTIDE)
         .arg("--config")
         .arg(&fleet.config)
-        .args(["release", "rollback", "--to", &base.to_string(), "--reason", "worse"])
+        .args(["release", "rollback", "--version", &base.to_string(), "--reason", "worse"])
         .output()
         .unwrap();
     assert!(undone.status.success(), "{}", String::from_utf8_lossy(&undone.stderr));
@@ -252,7 +276,11 @@ async fn feedback_becomes_a_version_that_serves_kills_lose_nothing_and_a_rollbac
     .fetch_one(&stack.pool)
     .await
     .unwrap();
-    assert_eq!((branch, parent), (1, Some(base)), "the line was not re-based on the version that served");
+    assert_eq!(
+        (branch, parent),
+        (1, Some(base)),
+        "the line was not re-based on the version that served"
+    );
     assert!(fleet.champion().await.unwrap() > version);
     check_root(&stack, &after).await;
 }

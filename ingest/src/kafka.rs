@@ -1,7 +1,8 @@
 //! The way to the broker: which cluster, which topics, how they are made. What is written and read is next door
 //! ([`crate::log`], the sink).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -11,9 +12,10 @@ use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode;
 use serde::{Deserialize, Serialize};
 
-const ADMIN_TIMEOUT: Duration = Duration::from_secs(15);
+const TOPICS_TIMEOUT: Duration = Duration::from_secs(30);
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(5);
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
-const READABLE_POLL: Duration = Duration::from_millis(50);
+const TOPICS_POLL: Duration = Duration::from_millis(50);
 
 /// Which cluster and which topics.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,44 +76,71 @@ impl ClientOptions {
 
 /// Makes the topics that do not exist yet, with the broker's default replication, and waits until all of them can be
 /// read. Events get `partitions` partitions; announcements and dead letters one. Topics that exist are left as they are.
+/// A cluster that is just starting, or changing its controller, is waited for.
 pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::Result<()> {
     let admin: AdminClient<DefaultClientContext> = options.config(&[]).create().context("create admin client")?;
+    let admin = Arc::new(admin);
     let names = options.topics();
-    let topic = |name, partitions| NewTopic::new(name, partitions, TopicReplication::Fixed(-1));
-    let wanted = [
-        topic(&names.generation, partitions),
-        topic(&names.feedback, partitions),
-        topic(&names.version, 1),
-        topic(&names.dlq, 1),
+    let wanted = vec![
+        (names.generation, partitions),
+        (names.feedback, partitions),
+        (names.version, 1),
+        (names.dlq, 1),
     ];
-    let deadline = AdminOptions::new()
-        .request_timeout(Some(ADMIN_TIMEOUT))
-        .operation_timeout(Some(ADMIN_TIMEOUT));
-    let results = admin
-        .create_topics(&wanted, &deadline)
-        .await
-        .with_context(|| format!("create topics at {}", options.brokers))?;
-    for result in results {
-        match result {
-            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
-            Err((name, code)) => bail!("create topic {name}: {code}"),
+    let started = Instant::now();
+    loop {
+        match make_missing(&admin, &wanted).await {
+            Ok(()) => return Ok(()),
+            Err(error) if started.elapsed() >= TOPICS_TIMEOUT => {
+                return Err(error.context(format!("make topics at {}", options.brokers)));
+            }
+            Err(error) => tracing::debug!(error = %format!("{error:#}"), "topics not ready yet"),
         }
+        tokio::time::sleep(TOPICS_POLL).await;
     }
-    let names = vec![names.generation, names.feedback, names.version, names.dlq];
-    let wait = move || wait_until_readable(admin.inner(), &names);
-    tokio::task::spawn_blocking(wait).await.context("join")?
 }
 
-/// A cluster says that a topic was created before its brokers all know of it and lead its partitions.
-fn wait_until_readable(client: &Client<DefaultClientContext>, topics: &[String]) -> anyhow::Result<()> {
-    let started = Instant::now();
-    for topic in topics {
-        while let Err(error) = partitions(client, topic) {
-            ensure!(started.elapsed() < ADMIN_TIMEOUT, "{error:#}");
-            std::thread::sleep(READABLE_POLL);
+/// An error also while a topic is made already but not known to, or not led by, every broker that it needs.
+async fn make_missing(admin: &Arc<AdminClient<DefaultClientContext>>, wanted: &[(String, i32)]) -> anyhow::Result<()> {
+    let client = admin.clone();
+    let existing = tokio::task::spawn_blocking(move || topics(client.inner()))
+        .await
+        .context("join")??;
+    let topic = |name, partitions| NewTopic::new(name, partitions, TopicReplication::Fixed(-1));
+    let missing: Vec<_> = wanted
+        .iter()
+        .filter(|(name, _)| !existing.contains(name))
+        .map(|(name, partitions)| topic(name, *partitions))
+        .collect();
+    if !missing.is_empty() {
+        let deadline = AdminOptions::new()
+            .request_timeout(Some(ADMIN_TIMEOUT))
+            .operation_timeout(Some(ADMIN_TIMEOUT));
+        for result in admin
+            .create_topics(&missing, &deadline)
+            .await
+            .context("create topics")?
+        {
+            match result {
+                Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+                Err((name, code)) => bail!("create topic {name}: {code}"),
+            }
         }
     }
-    Ok(())
+    let client = admin.clone();
+    let names: Vec<String> = wanted.iter().map(|(name, _)| name.clone()).collect();
+    let read = move || {
+        names
+            .iter()
+            .try_for_each(|name| partitions(client.inner(), name).map(drop))
+    };
+    tokio::task::spawn_blocking(read).await.context("join")?
+}
+
+/// The names of all topics. Blocks. Asking for one by name could make it, with the broker's idea of its partitions.
+fn topics<C: ClientContext>(client: &Client<C>) -> anyhow::Result<BTreeSet<String>> {
+    let metadata = client.fetch_metadata(None, METADATA_TIMEOUT).context("list topics")?;
+    Ok(metadata.topics().iter().map(|topic| topic.name().to_owned()).collect())
 }
 
 /// The partitions of a topic, each with its first offset. Blocks.

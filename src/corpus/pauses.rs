@@ -40,16 +40,14 @@ pub fn lines(text: &str) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// The end of the file so far, cut on a line boundary so that at most `chars_max` bytes of whole lines precede the pause's
-/// own line: what a prompt shows of the file.
+/// The end of the file so far: at most `bytes_max` bytes before `at`, beginning at the start of a line if one starts in them.
 pub fn tail(text: &str, at: usize, bytes_max: usize) -> &str {
     let mut from = at.saturating_sub(bytes_max);
     while !text.is_char_boundary(from) {
         from += 1;
     }
-    if from > 0
-        && let Some(newline) = text[from..at].find('\n')
-    {
+    let starts_a_line = from == 0 || text.as_bytes()[from - 1] == b'\n';
+    if !starts_a_line && let Some(newline) = text[from..at].find('\n') {
         from += newline + 1;
     }
     &text[from..at]

@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn a_closed_parent_is_noticed() {
-        let temp = tempfile::tempdir().unwrap(); // mode 0700
+        let temp = tempfile::tempdir().unwrap();
+        fs::set_permissions(temp.path(), Permissions::from_mode(0o700)).unwrap();
         assert!(!open_to_all(temp.path()).unwrap());
         fs::set_permissions(temp.path(), Permissions::from_mode(0o755)).unwrap();
         let inner = temp.path().join("inner");

@@ -396,13 +396,14 @@ async fn without_the_log_a_completion_is_withheld() {
 
 #[tokio::test]
 async fn a_caller_that_goes_away_is_logged_as_aborted() {
-    let stage = stage_with(5, ServeOptions::default()).await;
+    // a whole answer takes 2 s
+    let stage = stage_with(100, ServeOptions::default()).await;
     let response = stage
         .post(json!({"model": "demo", "prompt": "a", "max_tokens": 20, "stream": true}))
         .await;
     drop(response);
     let waiting = stage.post(json!({"model": "demo", "prompt": "a", "max_tokens": 20}));
-    assert!(tokio::time::timeout(Duration::from_millis(30), waiting).await.is_err());
+    assert!(tokio::time::timeout(Duration::from_millis(500), waiting).await.is_err());
     stage.api.choices.close();
     stage.api.choices.wait().await;
     let logged = stage.log.generations();
@@ -425,7 +426,7 @@ async fn a_full_queue_is_429_with_retry_after() {
         choices_max: 2,
         ..ServeOptions::default()
     };
-    let stage = stage_with(5, options).await;
+    let stage = stage_with(100, options).await;
     let long = json!({"model": "demo@1", "prompt": "a", "max_tokens": 20, "stream": true});
     let first = stage.post(long.clone()).await;
     let (router, two) = (
@@ -440,7 +441,7 @@ async fn a_full_queue_is_429_with_retry_after() {
                 .unwrap(),
         ),
     );
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
     let refused = stage.post(long).await;
     assert_eq!(refused.status(), 429);
     assert_eq!(refused.headers()["retry-after"], "1");
