@@ -341,11 +341,10 @@ mod tests {
         let mut names = Vec::new();
         collect_names(&table, &mut names);
         for name in names {
-            let there = documented.lines().any(|line| {
-                // alone on its line, or inside an inline table
-                line.split(['#', '{', ','])
-                    .filter_map(|part| part.split_once('='))
-                    .any(|(field, _)| field.trim() == name)
+            let there = documented.match_indices(&name).any(|(at, _)| {
+                let before = documented[..at].chars().next_back();
+                let after = documented[at + name.len()..].trim_start();
+                after.starts_with('=') && !before.is_some_and(|c| c.is_alphanumeric() || c == '_')
             });
             assert!(there, "springtide.toml does not mention {name}");
         }

@@ -119,6 +119,7 @@ impl Sink {
             }
             if progress_at.elapsed() >= PROGRESS_INTERVAL {
                 progress_at = Instant::now();
+                consumer.context().check_membership()?;
                 consumer::observe_progress(&consumer)?;
             }
         }

@@ -3,11 +3,6 @@
 //! SPRINGTIDE_TEST_POSTGRES and SPRINGTIDE_TEST_KAFKA name, or else `springtide stack test-env` starts them at first need, and
 //! stops them when this process ends, in whatever way.
 
-#![allow(
-    dead_code,
-    reason = "not every test module uses every helper, and modules come and go"
-)]
-
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;

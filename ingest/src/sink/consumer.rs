@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -17,6 +17,9 @@ use super::offset::{self, Claim, Fences, Next, Progress, Slot};
 use crate::event;
 
 const WATERMARK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the group may take to say which partitions are ours, after it took them or after we joined. A client that lost
+/// its session to a stalled broker has been seen never to join again; a fresh one joins at once.
+const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Why reading ended before the stop.
 pub(super) enum Failure {
@@ -37,6 +40,8 @@ pub(super) struct Assigner {
 
 #[derive(Default)]
 struct State {
+    /// Since when the group owes an answer; an answer may be "none".
+    waiting_since: Option<Instant>,
     owned: BTreeMap<Slot, Owned>,
     /// Counts rebalances.
     assignment: u64,
@@ -62,7 +67,20 @@ impl Assigner {
             pool,
             cluster_id,
             accept_other_log,
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                waiting_since: Some(Instant::now()),
+                ..State::default()
+            }),
+        }
+    }
+
+    /// Fails once the group has been silent for too long.
+    pub(super) fn check_membership(&self) -> Result<(), Failure> {
+        match self.state().waiting_since {
+            Some(since) if since.elapsed() > ASSIGNMENT_TIMEOUT => Err(Failure::Lost(anyhow::anyhow!(
+                "the consumer group has assigned nothing for {ASSIGNMENT_TIMEOUT:?}"
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -165,17 +183,15 @@ impl ClientContext for Assigner {}
 
 impl ConsumerContext for Assigner {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, event: RDKafkaRespErr, partitions: &mut TopicPartitionList) {
+        let given = event == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
         {
             let mut state = self.state();
             state.assignment += 1;
             state.owned.clear();
+            state.waiting_since = (!given).then(Instant::now);
         }
-        let result = if event == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
-            self.take_over(consumer, partitions)
-        } else {
-            Ok(())
-        };
-        let taken = event == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS && result.is_ok();
+        let result = if given { self.take_over(consumer, partitions) } else { Ok(()) };
+        let taken = given && result.is_ok();
         if !taken && let Err(error) = consumer.unassign() {
             tracing::warn!(%error, "partitions could not be given back");
         }
