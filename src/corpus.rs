@@ -5,7 +5,7 @@
 //! demo or held-out crate, nor of a sibling by the same authors, was trained on.
 
 mod build;
-mod pauses;
+pub mod pauses;
 mod sources;
 mod tokenizer;
 

@@ -151,7 +151,7 @@ impl Fleet {
             let id = choice["generation_id"].as_str()?.to_string();
             acknowledged.push(id.parse().ok()?);
             if choice["declined"] != true {
-                self.feedback(&id, n % 3 == 0).await;
+                self.feedback(&id, n.is_multiple_of(3)).await;
             }
             (choice["arm"] == "champion" && choice["version"].as_i64()? > version).then_some(choice)
         })
@@ -262,7 +262,14 @@ async fn feedback_becomes_a_version_that_serves_kills_lose_nothing_and_a_rollbac
     let undone = Command::new(SPRINGTIDE)
         .arg("--config")
         .arg(&fleet.config)
-        .args(["release", "rollback", "--version", &base.to_string(), "--reason", "worse"])
+        .args([
+            "release",
+            "rollback",
+            "--version",
+            &base.to_string(),
+            "--reason",
+            "worse",
+        ])
         .output()
         .unwrap();
     assert!(undone.status.success(), "{}", String::from_utf8_lossy(&undone.stderr));

@@ -12,17 +12,20 @@ pub struct Pause {
     pub end: usize,
 }
 
-/// A pause on the line `line` of `text` (byte range without its newline), at a uniformly random column from the end of its
-/// indentation to its last non-blank character; `None` on a blank line.
+/// Where one can pause on `line` of `text` (a byte range without its newline): every character from the end of the
+/// indentation, since editors indent by themselves, to the last one that is not blank. Empty on a blank line.
+pub fn columns(text: &str, line: Range<usize>) -> Vec<usize> {
+    let typed = text[line.clone()].trim_end();
+    let indentation = typed.len() - typed.trim_start().len();
+    let from = line.start + indentation;
+    typed[indentation..].char_indices().map(|(at, _)| from + at).collect()
+}
+
+/// A pause at a uniformly random column of a line; `None` on a blank one.
 pub fn on_line(text: &str, line: Range<usize>, rng: &mut impl Rng) -> Option<Pause> {
-    let body = &text[line.clone()];
-    let end = line.start + body.trim_end().len();
-    let start = line.start + (body.len() - body.trim_start().len());
-    if start >= end {
-        return None;
-    }
-    let columns: Vec<usize> = text[start..end].char_indices().map(|(i, _)| start + i).collect();
-    Some(Pause {
+    let columns = columns(text, line.clone());
+    let end = line.start + text[line].trim_end().len();
+    (!columns.is_empty()).then(|| Pause {
         at: columns[rng.random_range(0..columns.len())],
         end,
     })
@@ -40,17 +43,21 @@ pub fn lines(text: &str) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// The end of the file so far: at most `bytes_max` bytes before `at`, beginning at the start of a line if one starts in them.
-pub fn tail(text: &str, at: usize, bytes_max: usize) -> &str {
-    let mut from = at.saturating_sub(bytes_max);
-    while !text.is_char_boundary(from) {
-        from += 1;
+/// The end of the file so far, which is what a prompt shows of it: at most the last `chars` characters before byte `at`, from
+/// the start of a line unless the cursor's own line is longer than that.
+pub fn tail(text: &str, at: usize, chars: usize) -> &str {
+    let before = &text[..at];
+    let nth_last = before.char_indices().rev().nth(chars.saturating_sub(1));
+    let Some((first, _)) = nth_last.filter(|(at, _)| *at > 0) else {
+        return before;
+    };
+    if before.as_bytes()[first - 1] == b'\n' {
+        return &before[first..];
     }
-    let starts_a_line = from == 0 || text.as_bytes()[from - 1] == b'\n';
-    if !starts_a_line && let Some(newline) = text[from..at].find('\n') {
-        from += newline + 1;
+    match before[first..].find('\n') {
+        Some(line_end) => &before[first + line_end + 1..],
+        None => &before[first..],
     }
-    &text[from..at]
 }
 
 /// `springtide corpus evaluate`: how often a model's greedy suggestion is exactly what was typed.
@@ -88,7 +95,7 @@ pub fn evaluate(args: &EvaluateArgs) -> anyhow::Result<()> {
             continue;
         };
         asked += 1;
-        let prefix = tail(&file.text, pause.at, 640);
+        let prefix = tail(&file.text, pause.at, CONTEXT_CHARS);
         let mut ids = tokens.encode(&format!("{prefix}{}", tokenizer::CUT))?;
         let room = cache.context() - SUGGESTION_TOKENS_MAX;
         if ids.len() > room {
@@ -128,6 +135,8 @@ pub fn evaluate(args: &EvaluateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What the evaluation shows of a file, in characters; what does not fit the context is cut on the left.
+const CONTEXT_CHARS: usize = 640;
 /// A suggestion is at most this long, in tokens.
 pub const SUGGESTION_TOKENS_MAX: usize = 16;
 
@@ -159,5 +168,6 @@ mod tests {
         assert_eq!(tail(text, 17, 9), "three\nfou");
         assert_eq!(tail(text, 17, 100), "one\ntwo\nthree\nfou");
         assert_eq!(tail("äöü\nxyz", 9, 4), "xy");
+        assert_eq!(tail("äöüxyz", 9, 4), "üxyz");
     }
 }

@@ -22,7 +22,7 @@ const SHORTENINGS_MAX: u32 = 4;
 /// How the server names the kind of problem that less context solves.
 const TOO_LONG: &str = "context-too-long";
 /// Longest suggestion, in tokens.
-const SUGGESTION_TOKENS_MAX: u32 = 16;
+const SUGGESTION_TOKENS_MAX: u32 = crate::corpus::pauses::SUGGESTION_TOKENS_MAX as u32;
 /// The token between what is typed and what is asked for.
 const CUT: &str = "<|cut|>";
 const SURFACE: &str = "completion";

@@ -6,6 +6,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use anyhow::ensure;
 
 use super::draw::Draws;
+use crate::corpus::pauses;
 
 /// Share of developers' pauses after which no answer is given, whatever was shown.
 pub const SILENT_SHARE: f64 = 0.2;
@@ -112,13 +113,8 @@ pub fn pause(desks: &[Desk], seed: u64, user: usize, nth: u64) -> Option<Pause> 
         None => true,
     })?;
     let range = desk.lines[line].clone();
-    let typed = desk.text[range.clone()].trim_end();
-    let indentation = typed.len() - typed.trim_start().len();
-    let columns = typed[indentation..]
-        .char_indices()
-        .map(|(at, _)| at)
-        .collect::<Vec<_>>();
-    let cursor = range.start + indentation + columns[draws.below(columns.len())];
+    let columns = pauses::columns(&desk.text, range.clone());
+    let cursor = columns[draws.below(columns.len())];
     Some(Pause {
         text: Arc::clone(&desk.text),
         file: desk.file,
@@ -133,22 +129,7 @@ impl Pause {
     /// The file up to the cursor: at most the last `chars` characters, from the start of a line unless the cursor's own
     /// line is longer than that.
     pub fn context(&self, chars: usize) -> &str {
-        let before = &self.text[..self.cursor];
-        let Some((first, _)) = before
-            .char_indices()
-            .rev()
-            .nth(chars.saturating_sub(1))
-            .filter(|(at, _)| *at > 0)
-        else {
-            return before;
-        };
-        if before.as_bytes()[first - 1] == b'\n' {
-            return &before[first..];
-        }
-        match before[first..].find('\n') {
-            Some(line_end) => &before[first + line_end + 1..],
-            None => &before[first..],
-        }
+        pauses::tail(&self.text, self.cursor, chars)
     }
 
     /// What was really typed next, to the end of the line.
