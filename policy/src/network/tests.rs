@@ -146,3 +146,69 @@ fn bad_ids_full_contexts_and_missing_tensors_are_errors() {
     let error = Network::from_image(&image).unwrap_err().to_string();
     assert!(error.contains("model.norm.weight"), "{error}");
 }
+
+/// Largest |Δ log p| between what the sampler logs (prefill, then cached decoding in a batch of `rows`) and what the trainer
+/// recomputes over the whole sequences, on the committed base policy.
+fn largest_difference(network: &Network, rows: usize) -> f32 {
+    let vocab = network.config().vocab_size as u32;
+    let sequences: Vec<Vec<u32>> = (0..rows as u32)
+        .map(|row| {
+            let n = 120 + 13 * row % 100;
+            (0..n)
+                .map(|i| (i * 2_654_435 + row * 7919) % 997 * 31 % vocab)
+                .collect()
+        })
+        .collect();
+    let logprob = |logits: &[f32], id: u32| {
+        let max = logits.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
+        (f64::from(logits[id as usize] - max) - sum.ln()) as f32
+    };
+    let mut cache = KvCache::new(network, rows, 256);
+    let mut next: Vec<Vec<f32>> = sequences
+        .iter()
+        .enumerate()
+        .map(|(slot, ids)| network.prefill(&mut cache, slot, &ids[..ids.len() - 10]).unwrap())
+        .collect();
+    let mut logged = vec![Vec::new(); rows];
+    for step in 0..10 {
+        let tokens: Vec<u32> = sequences.iter().map(|s| s[s.len() - 10 + step]).collect();
+        for row in 0..rows {
+            logged[row].push(logprob(&next[row], tokens[row]));
+        }
+        next = network.decode(&mut cache, &tokens).unwrap();
+    }
+    let longest = sequences.iter().map(Vec::len).max().unwrap();
+    let padded: Vec<i64> = sequences
+        .iter()
+        .flat_map(|s| {
+            let ids = s.iter().map(|&id| i64::from(id));
+            ids.chain(std::iter::repeat_n(0, longest - s.len())).collect::<Vec<_>>()
+        })
+        .collect();
+    let _no_grad = tch::no_grad_guard();
+    let ids = Tensor::from_slice(&padded).view([rows as i64, longest as i64]);
+    let t = longest as i64 - 1;
+    let recomputed = Network::token_logprobs(&network.logits(&ids.narrow(1, 0, t)), &ids.narrow(1, 1, t), 1.0);
+    let mut worst = 0f32;
+    for (row, sequence) in sequences.iter().enumerate() {
+        for (step, logged) in logged[row].iter().enumerate() {
+            let at = (sequence.len() - 11 + step) as i64;
+            let again = recomputed.get(row as i64).get(at).double_value(&[]) as f32;
+            worst = worst.max((logged - again).abs());
+        }
+    }
+    worst
+}
+
+#[test]
+fn on_the_real_base_sampler_and_trainer_agree_to_a_hundred_thousandth() {
+    set_threads(1);
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-base");
+    let network = Network::from_image(&Image::read_dir(&dir).unwrap()).unwrap();
+    for rows in [1, 2, 3, 5, 8] {
+        let worst = largest_difference(&network, rows);
+        println!("batch of {rows}: largest difference {worst:e}");
+        assert!(worst <= 1e-5, "batch of {rows}: {worst:e}");
+    }
+}
