@@ -180,6 +180,8 @@ fn check_jars(dir: &Path, list: &str) -> anyhow::Result<()> {
         .args(["--check", "--quiet", "--strict", "-"])
         .current_dir(dir)
         .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .context("run sha256sum")?;
     if let Some(mut input) = sum.stdin.take() {
