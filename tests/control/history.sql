@@ -1,0 +1,28 @@
+-- Of the policy `traced`: version 1 was imported, a step made version 2 out of one generation of version 1's.
+insert into version (policy, serial, root, parent, line, branch, manifest_key, image_bytes)
+values ('traced', 1, '\x01', null, 'realtime', 0, 'policy/traced/version/0000000001.json', 100);
+
+insert into run (id, kind, policy, line, status, config)
+values ('01980000-0000-7000-8000-0000000000aa', 'realtime', 'traced', 'realtime', 'running', '{}');
+
+insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key)
+values ('01980000-0000-7000-8000-0000000000aa', 1, 2, 1, '\xcc', '{}', 'private/1');
+
+insert into version (policy, serial, root, parent, line, branch, run_id, step, manifest_key, delta_bytes, image_bytes)
+values ('traced', 2, '\x02', 1, 'realtime', 0, '01980000-0000-7000-8000-0000000000aa', 1,
+        'policy/traced/version/0000000002.json', 10, 100);
+
+insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose,
+                        surface, episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs,
+                        temperature, top_p, finish_reason, declined, sampled_at)
+select id::uuid, 'default', 'traced', version, version, jsonb_build_array(jsonb_build_array(version, 2)), root::bytea,
+       'realtime', 'replica-1', 'production', 'completion', id::uuid, 'ada', 'champion', 0.6, '{5}', '{6,7}', '{-1,-1}',
+       1, 1, 'stop', false, now()
+from (values ('01980000-0000-7000-8000-000000000001', 1, '\x01'),
+             ('01980000-0000-7000-8000-000000000002', 2, '\x02')) as sampled (id, version, root);
+
+insert into trajectory (generation_id, surface, reward_definition, reward, signal)
+values ('01980000-0000-7000-8000-000000000001', 'completion', 1, 0.75, 'accept');
+
+insert into disposition (generation_id, kind, run_id, step)
+values ('01980000-0000-7000-8000-000000000001', 'trained', '01980000-0000-7000-8000-0000000000aa', 1);
