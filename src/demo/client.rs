@@ -17,8 +17,8 @@ use super::Endpoints;
 /// suggestion. Its tokens hold 2.7 characters of Rust on average, so about four in five such contexts fit; a server that
 /// refuses one (at no cost: before any inference) is sent three quarters of it.
 pub const CONTEXT_CHARS_MAX: usize = 560;
-/// How often a refused prompt is shortened. After that, 177 characters are left.
-const SHORTENINGS_MAX: u32 = 4;
+/// How often a refused prompt is shortened. After that, 56 characters are left: few enough even where each is three tokens.
+const SHORTENINGS_MAX: u32 = 8;
 /// How the server names the kind of problem that less context solves.
 const TOO_LONG: &str = "context-too-long";
 /// Longest suggestion, in tokens.
