@@ -21,7 +21,7 @@ test: build lint torch-free ## format, lints, floor plan, all tests, against a r
 	$(SPRINGTIDE) stack fetch
 	cargo test --locked --workspace
 
-setup: ## install missing distribution packages (asks for root or sudo for those alone)
+setup: ## install missing distribution packages (uses root or sudo for those alone)
 	@scripts/setup.sh
 
 libtorch: setup ## fetch libtorch for the CPU into .libtorch
@@ -46,7 +46,7 @@ lint: libtorch ## format check, clippy, floor plan
 demo: build ## replay developers against a running stack; ARGS='--minutes 2'
 	$(SPRINGTIDE) demo $(ARGS)
 
-base: build ## train the demo's base model again, into .springtide/base (about half an hour on two idle cores)
+base: build ## train the demo's base model again, into .springtide/base (about 45 minutes of one idle core)
 	$(SPRINGTIDE) corpus build --out .springtide/base
 	$(SPRINGTIDE) train sft --data .springtide/base --out .springtide/base/model
 	$(SPRINGTIDE) corpus evaluate --model .springtide/base/model

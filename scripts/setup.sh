@@ -20,6 +20,7 @@ has_pip() {
 
 has cc && has ld || need gcc "links every Rust program"
 has c++ || need g++ "compiles the shim over libtorch, and librdkafka"
+[ -e /usr/include/stdio.h ] || need libc6-dev "what every C compiler's output starts from"
 has make || need make "builds librdkafka"
 has python3 || need python3 "unpacks wheels"
 has_pip || need python3-pip "downloads wheels; nothing is installed with it"

@@ -229,6 +229,13 @@ impl Default for Stack {
 impl Config {
     /// What `file` (or `springtide.toml` here, if there is one) and the environment say, checked, with absolute paths.
     pub fn load(file: Option<&Path>) -> anyhow::Result<Self> {
+        let config = Self::load_to_make_keys(file)?;
+        config.check_auth().context("the configuration contradicts itself")?;
+        Ok(config)
+    }
+
+    /// As [`Config::load`], but keys that are not there yet are no contradiction: for the commands that make them.
+    pub fn load_to_make_keys(file: Option<&Path>) -> anyhow::Result<Self> {
         let here = std::env::current_dir().context("find the current folder")?;
         let file = match file {
             Some(file) if !file.is_file() => bail!("there is no file {}", file.display()),

@@ -126,7 +126,11 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     if let Command::Stack(stack::cli::Command::Exec(args)) = &cli.command {
         match stack::exec::run(args)? {}
     }
-    let mut config = Config::load(cli.config.as_deref())?;
+    let load = match &cli.command {
+        Command::Key(_) | Command::Migrate => Config::load_to_make_keys,
+        _ => Config::load,
+    };
+    let mut config = load(cli.config.as_deref())?;
     if let Some(format) = cli.log {
         config.telemetry.format = format;
     }

@@ -21,9 +21,9 @@ pub enum Command {
         #[arg(long, default_value_t = 5)]
         history: usize,
     },
-    /// Give an alias a version and let it follow its line from there.
+    /// Give an alias a version; `champion` follows the realtime line from there, any other alias stays.
     Promote(Move),
-    /// Give an alias the version it served before, or the one named; the line it follows goes on from there.
+    /// Give an alias the version it served before, or the one named; for `champion` the realtime line goes on from there.
     Rollback(Move),
     /// Hold an alias at a version: it follows nothing until it is promoted or rolled back.
     Pin(Move),
@@ -34,7 +34,7 @@ pub struct Move {
     /// The alias to move.
     #[arg(long, default_value = "champion")]
     alias: String,
-    /// Serial of the version; `rollback` can do without.
+    /// Serial of the version; `rollback` can do without (the one before), and so can `pin` (the one it serves).
     #[arg(long)]
     version: Option<i64>,
     /// For the audit: why.

@@ -1,5 +1,5 @@
 //! The arrow from an event to a trajectory: HTTP and Kafka in, rows and dead letters out, against a real broker and a real
-//! Postgres. Longer than 500 lines because every case reads against the same few helpers at its end: one service, one log,
+//! Postgres. Longer than 500 lines because every case reads against the same few functions at its end: one service, one log,
 //! one reader of dead letters.
 
 use std::collections::BTreeMap;

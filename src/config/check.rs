@@ -14,7 +14,6 @@ impl Config {
         self.release.check().map_err(|why| anyhow!(why))?;
         self.trainer.check().map_err(|why| anyhow!(why))?;
         self.check_ports()?;
-        self.check_auth()?;
         self.check_store()?;
         self.check_learning()?;
         ensure!(
@@ -59,7 +58,8 @@ impl Config {
         Ok(())
     }
 
-    fn check_auth(&self) -> anyhow::Result<()> {
+    /// What only commands other than `key` and `migrate` must satisfy: whoever asks for keys needs them first.
+    pub fn check_auth(&self) -> anyhow::Result<()> {
         let listen = &self.listen;
         for address in [listen.serve, listen.ingest, listen.control, listen.train] {
             edge::bind::check(address, self.auth.required)?;
@@ -72,7 +72,7 @@ impl Config {
                 ensure!(
                     key.is_some(),
                     "auth.required is true and {field} is not set, so that role could not call the others: \
-                     make a key with `springtide key create --role admin` and set it"
+                     make one with `springtide key create --role admin`, with Postgres running, and set it"
                 );
             }
         }
@@ -95,6 +95,14 @@ impl Config {
     }
 
     fn check_learning(&self) -> anyhow::Result<()> {
+        use serving::release::{CHAMPION, REALTIME};
+        let realtime = &self.trainer.realtime;
+        for (field, value, only) in [("line", &realtime.line, REALTIME), ("alias", &realtime.alias, CHAMPION)] {
+            ensure!(
+                value == only,
+                "trainer.realtime.{field} is {value:?}; the release loop follows only {only:?}, so leave it at that"
+            );
+        }
         let alias = &self.trainer.realtime.alias;
         let served = self.release.arms.iter().any(|arm| arm.alias == *alias);
         ensure!(
@@ -113,12 +121,17 @@ mod tests {
     fn refusal(change: impl FnOnce(&mut Config)) -> String {
         let mut config = Config::default();
         change(&mut config);
-        config.check().unwrap_err().to_string()
+        config
+            .check()
+            .and_then(|()| config.check_auth())
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]
     fn the_defaults_contradict_nothing() {
         Config::default().check().unwrap();
+        Config::default().check_auth().unwrap();
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::LocalSet;
 
@@ -43,6 +43,10 @@ pub struct Args {
 
 /// All of it. `file` is the configuration file that the roles are to read as well.
 pub async fn run(args: Args, config: &Config, file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    ensure!(
+        cfg!(feature = "torch"),
+        "this program was built without libtorch, so it cannot serve or train: run `springtide ingest` or `control`"
+    );
     let supervisor = Supervisor::new(config, file)?;
     let whole = async {
         supervisor.servers().await?;
@@ -65,7 +69,7 @@ pub async fn run_stack_only(config: &Config) -> anyhow::Result<ExitCode> {
     let supervisor = Supervisor::new(config, None)?;
     let whole = async {
         supervisor.servers().await?;
-        eprintln!("Postgres: {}", config.postgres_url());
+        eprintln!("Postgres: {}", parts::shown_postgres(config));
         eprintln!("Kafka:    {}", config.kafka_client().brokers);
         std::future::pending().await
     };

@@ -224,11 +224,11 @@ fn count(counts: &Counts, dead: &[DeadLetter]) {
     ] {
         metrics::counter!("springtide_ingest_records_total", "outcome" => kind).increment(number);
     }
+    // The detail may quote what was sent, so it is only in the dead letter itself.
     for letter in dead {
         let from = letter.from.as_ref();
         tracing::warn!(
             reason = letter.reason.as_str(),
-            detail = letter.detail,
             topic = from.map(|from| from.topic.as_str()),
             partition = from.map(|from| from.partition),
             offset = from.map(|from| from.offset),

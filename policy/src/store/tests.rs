@@ -239,7 +239,7 @@ async fn names_that_climb_or_hide_are_refused() {
     for key in ["", "/a", "a/", "../a", "a/../b", "a//b", "./a"] {
         assert!(f.store.put_private(key, &bytes).await.is_err(), "{key}");
     }
-    for url in ["", "file://", "http://x", "/tmp/x"] {
+    for url in ["", "file://", "http://x", "/srv/x"] {
         assert!(matches!(Store::open(url), Err(Error::Url { .. })), "{url}");
     }
 }

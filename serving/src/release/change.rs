@@ -21,9 +21,9 @@ pub struct Ask {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Serve this version, and follow its line from there.
+    /// Serve this version; `champion` follows the realtime line from there, any other alias stays.
     Promote,
-    /// Serve an older version, and follow the line once it continues from there.
+    /// Serve an older version; for `champion` the realtime line goes on from there.
     Rollback,
     /// Serve this version until told otherwise.
     Pin,
