@@ -158,8 +158,19 @@ mod tests {
 
     #[test]
     fn an_alias_to_learn_from_that_nobody_is_served_by_is_refused() {
+        let why = refusal(|config| {
+            config.release.arms.retain(|arm| arm.alias != "champion");
+            config.release.arms[0].weight = 1.0;
+        });
+        assert!(why.contains("no release.arm serves it"), "{why}");
+    }
+
+    #[test]
+    fn a_line_or_an_alias_that_the_release_loop_does_not_follow_is_refused() {
         let why = refusal(|config| config.trainer.realtime.alias = "champion2".to_owned());
-        assert!(why.contains("release.arm"), "{why}");
+        assert!(why.contains("trainer.realtime.alias"), "{why}");
+        let why = refusal(|config| config.trainer.realtime.line = "other".to_owned());
+        assert!(why.contains("trainer.realtime.line"), "{why}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use sqlx::PgPool;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
@@ -117,6 +117,11 @@ pub struct Endpoints {
 /// requests is no error: it is counted in the report.
 pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::Result<()> {
     if let Some(policy) = &args.policy {
+        ensure!(
+            !policy.contains('/'),
+            "--policy {policy}: this asks for a policy by name; to start a stack from a folder, use \
+             `springtide up --demo --policy {policy}`"
+        );
         endpoints.policy.clone_from(policy);
     }
     let (plan, files) = plan(&args).await?;

@@ -11,9 +11,11 @@ mod parts;
 mod prepare;
 mod service;
 
-use std::ffi::OsString;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::convert::Infallible;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -36,6 +38,9 @@ pub struct Args {
     /// With --demo: stop when it is over, with its exit code.
     #[arg(long, requires = "demo")]
     once: bool,
+    /// Start from this Hugging Face folder instead of `policy.base`, as a policy of its own that is named after the folder.
+    #[arg(long, value_name = "DIR")]
+    policy: Option<PathBuf>,
     /// Handed to `springtide demo`.
     #[arg(last = true, requires = "demo")]
     demo_args: Vec<OsString>,
@@ -47,6 +52,9 @@ pub async fn run(args: Args, config: &Config, file: Option<PathBuf>) -> anyhow::
         cfg!(feature = "torch"),
         "this program was built without libtorch, so it cannot serve or train: run `springtide ingest` or `control`"
     );
+    if let Some(dir) = &args.policy {
+        match as_policy(dir, &args, file.as_deref())? {}
+    }
     let supervisor = Supervisor::new(config, file)?;
     let whole = async {
         supervisor.servers().await?;
@@ -62,6 +70,34 @@ pub async fn run(args: Args, config: &Config, file: Option<PathBuf>) -> anyhow::
         std::future::pending().await
     };
     LocalSet::new().run_until(supervisor.until_stopped(whole)).await
+}
+
+/// Becomes the same command with the policy in its environment, where every role and the demo read it too.
+fn as_policy(dir: &Path, args: &Args, file: Option<&Path>) -> anyhow::Result<Infallible> {
+    let dir = dir
+        .canonicalize()
+        .with_context(|| format!("--policy {}: find the folder", dir.display()))?;
+    ensure!(
+        dir.join("config.json").is_file(),
+        "--policy {}: there is no config.json in it; give a Hugging Face folder",
+        dir.display()
+    );
+    let name = dir.file_name().unwrap_or_default();
+    let mut again = Command::new(std::env::current_exe().context("find this program")?);
+    again.arg("up");
+    again.args(
+        file.into_iter()
+            .flat_map(|file| [OsStr::new("--config"), file.as_os_str()]),
+    );
+    again.args(args.demo.then_some("--demo"));
+    again.args(args.once.then_some("--once"));
+    if !args.demo_args.is_empty() {
+        again.arg("--").args(&args.demo_args);
+    }
+    again
+        .env("SPRINGTIDE__POLICY__BASE", &dir)
+        .env("SPRINGTIDE__POLICY__NAME", name);
+    Err(again.exec()).context("start again with the policy")
 }
 
 /// Postgres and Kafka alone, under the same supervision.
