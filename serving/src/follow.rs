@@ -237,7 +237,10 @@ async fn subscribe(kafka: &ClientOptions) -> Pin<Box<Announcements>> {
         match Announcements::subscribe(kafka).await {
             Ok(announcements) => return Box::pin(announcements),
             Err(error) => {
-                tracing::debug!(error = format!("{error:#}"), "no announcements for now");
+                tracing::debug!(
+                    error = format!("{error:#}"),
+                    "no announcements; the store is looked at instead"
+                );
                 tokio::time::sleep(SUBSCRIBE_AGAIN).await;
             }
         }

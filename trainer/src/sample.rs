@@ -6,7 +6,7 @@ use uuid::Uuid;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     pub generation: Uuid,
-    /// Class of request that the baseline is kept for: the surface, for now.
+    /// Class of request that the baseline is kept for: its surface.
     pub class: String,
     /// Group of rollouts of one task; production has none.
     pub group: Option<String>,
