@@ -13,6 +13,7 @@ mod interval;
 mod live;
 mod records;
 mod replay;
+mod references;
 mod report;
 mod tally;
 
