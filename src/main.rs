@@ -73,7 +73,7 @@ enum Command {
     Corpus(CorpusCommand),
     /// Replay developers at work against a running stack.
     #[cfg(feature = "torch")]
-    Demo(demo::Args),
+    Demo(demo::Command),
     /// Which version serves whom, and how to change that.
     #[command(subcommand)]
     Release(release_cli::Command),
@@ -155,9 +155,11 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
         #[cfg(feature = "torch")]
         Command::Corpus(CorpusCommand::Evaluate(args)) => corpus::evaluate(&args).map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "torch")]
-        Command::Demo(args) => command_line(async {
+        Command::Demo(demo::Command { apart: Some(apart), .. }) => apart.run().map(|()| ExitCode::SUCCESS),
+        #[cfg(feature = "torch")]
+        Command::Demo(demo::Command { replay, .. }) => command_line(async {
             let pool = database::connect(config).await?;
-            demo::run(args, endpoints(config), pool).await
+            demo::run(replay, endpoints(config), pool).await
         }),
         Command::Release(command) => command_line(release_cli::run(command, config)),
         Command::Run(command) => command_line(run_cli::run(command, config)),
@@ -218,6 +220,9 @@ fn endpoints(config: &Config) -> demo::Endpoints {
         control: config.control_url(),
         api_key: config.client.api_key.clone(),
         policy: config.policy.name.clone(),
+        base: config.policy.base.clone(),
+        store: config.store_url(),
+        keys: config.keys_dir(),
         state_dir: config.state_dir.clone(),
     }
 }

@@ -9,12 +9,16 @@ mod arrivals;
 mod client;
 mod developer;
 mod draw;
+mod headroom;
+mod house;
 mod interval;
 mod live;
 mod records;
 mod replay;
 mod references;
+mod rehearse;
 mod report;
+mod suggester;
 mod tally;
 
 use std::{
@@ -24,6 +28,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use policy::image::Image;
 use sqlx::PgPool;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
@@ -32,7 +37,9 @@ use tokio_util::task::AbortOnDropHandle;
 use self::{
     arrivals::{Arrivals, Shape},
     client::Client,
+    developer::Desk,
     records::{Live, Scope},
+    references::{Headroom, Scale},
     replay::{Plan, Replayed},
     report::{Latency, Parameters, Report, SwapPause, Third},
     tally::Measure,
@@ -46,6 +53,76 @@ const SETTLE_PATIENCE: Duration = Duration::from_secs(60);
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
 const POLL_EVERY: Duration = Duration::from_secs(1);
 const QUERY_ATTEMPTS: u32 = 10;
+/// For this many developers that are replayed there is one other, on whom thresholds are chosen.
+const OTHERS_OF: usize = 3;
+
+/// `springtide demo`, and the two measurements beside it.
+#[derive(Debug, Clone, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Command {
+    #[command(subcommand)]
+    pub apart: Option<Apart>,
+    #[command(flatten)]
+    pub replay: Args,
+}
+
+/// What needs no running stack.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum Apart {
+    Headroom(headroom::Args),
+    Rehearse(rehearse::Args),
+}
+
+impl Apart {
+    pub fn run(&self) -> anyhow::Result<()> {
+        match self {
+            Apart::Headroom(args) => headroom::run(args),
+            Apart::Rehearse(args) => rehearse::run(args),
+        }
+    }
+}
+
+/// Whose code is replayed.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Corpus {
+    /// `house`: a team whose formatter is set up differently from what the base has seen. `plain`: files as they are.
+    #[arg(long, value_enum, default_value_t = Users::House)]
+    pub users: Users,
+    /// How many developers, at least 200.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(200..=100_000))]
+    pub developers: u32,
+    /// Folder of code to replay instead of the crates that this project's build has fetched.
+    #[arg(long, value_name = "DIR")]
+    pub corpus: Option<PathBuf>,
+    /// Crates kept for choosing parameters, instead of the demo's own.
+    #[arg(long, hide = true, conflicts_with = "corpus")]
+    pub development: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Users {
+    Plain,
+    House,
+}
+
+impl Corpus {
+    /// Name and text of every file, in the style of these users.
+    pub fn files(&self) -> anyhow::Result<Vec<(String, Arc<str>)>> {
+        let files = match self.development {
+            true => crate::corpus::development_files()?,
+            false => crate::corpus::demo_files(self.corpus.as_deref())?,
+        };
+        let restyled = files.into_iter().map(|file| {
+            let text = match self.users {
+                Users::House if file.path.ends_with(".rs") => house::restyle(&file.text),
+                _ => file.text,
+            };
+            (format!("{}/{}", file.krate, file.path), text.into())
+        });
+        Ok(restyled.collect())
+    }
+}
 
 /// Replays developers at work on real code, and reports how both arms served them.
 #[derive(Debug, Clone, clap::Args)]
@@ -59,12 +136,8 @@ pub struct Args {
     /// Everything random follows from it.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// How many developers, at least 200.
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(200..=100_000))]
-    pub users: u32,
-    /// Folder of code to replay instead of the crates that this project's build has fetched.
-    #[arg(long, value_name = "DIR")]
-    pub corpus: Option<PathBuf>,
+    #[command(flatten)]
+    pub corpus: Corpus,
     /// Where the report goes; `report.json` in the state folder if not given.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -77,6 +150,16 @@ pub struct Args {
     /// The surface's horizon, seconds.
     #[arg(long, default_value_t = 4.0, value_parser = positive)]
     pub horizon: f64,
+    /// Temperature that suggestions are sampled at, in both arms.
+    #[arg(long, default_value_t = 1.0, value_parser = positive_f32)]
+    pub temperature: f32,
+    /// Pauses of other users at which the base is tried beforehand, to know what is possible; 0 leaves all references out.
+    #[arg(long, default_value_t = 1500)]
+    pub reference_pauses: usize,
+}
+
+fn positive_f32(text: &str) -> Result<f32, String> {
+    positive(text).map(|value| value as f32)
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -108,6 +191,11 @@ pub struct Endpoints {
     /// Where the stack asks for one.
     pub api_key: Option<String>,
     pub policy: String,
+    /// Hugging Face folder of the base, for references.
+    pub base: PathBuf,
+    /// Where versions are, for the report's examples: the store's URL, and the folder of the trusted keys.
+    pub store: String,
+    pub keys: PathBuf,
     /// Where the report goes by default.
     pub state_dir: PathBuf,
 }
@@ -125,7 +213,8 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         );
         endpoints.policy.clone_from(policy);
     }
-    let (plan, files) = plan(&args).await?;
+    let (plan, others, files) = plan(&args).await?;
+    let desks = plan.desks.clone();
     let scope = Scope {
         policy: endpoints.policy.clone(),
         since: OffsetDateTime::now_utc(),
@@ -134,11 +223,12 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         .json
         .clone()
         .unwrap_or_else(|| endpoints.state_dir.join("report.json"));
-    let client = Client::new(endpoints)?;
+    let client = Client::new(endpoints.clone(), args.temperature)?;
     client.wait_until_ready(READY_PATIENCE).await?;
+    let scale = scale(&args, &endpoints.base, others).await?;
     eprintln!(
         "{} developers on {files} files, {} pauses a second for {} minutes, seed {}",
-        args.users, args.rate, args.minutes, args.seed
+        args.corpus.developers, args.rate, args.minutes, args.seed
     );
 
     let (live, watcher) = follow(pool.clone(), scope.policy.clone());
@@ -149,15 +239,21 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
     eprintln!("waiting for the last horizons to pass");
     tokio::time::sleep(Duration::from_secs_f64(args.horizon)).await;
     let settled = settle(&pool, &scope).await;
+    let headroom = match scale {
+        Some(scale) => Some(headroom_of(scale, &endpoints, &pool, &replayed, desks, &args).await?),
+        None => None,
+    };
 
     let parameters = Parameters {
         policy: scope.policy.clone(),
         seed: args.seed,
         minutes: args.minutes,
         rate: args.rate,
-        users: args.users as usize,
+        temperature: args.temperature,
+        users: args.corpus.users,
+        developers: args.corpus.developers as usize,
         files,
-        corpus: args.corpus,
+        corpus: args.corpus.corpus,
         tau: args.tau,
         horizon_seconds: args.horizon,
         silent_share: developer::SILENT_SHARE,
@@ -165,33 +261,78 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         delay_sigma: developer::DELAY_SIGMA,
         completions_in_flight_max: replay::COMPLETIONS_IN_FLIGHT_MAX,
     };
-    let report = report(&pool, &scope, replayed, parameters, seconds, settled).await?;
+    let mut report = report(&pool, &scope, replayed, parameters, seconds, settled).await?;
+    report.headroom = headroom;
     println!("{}", report.table());
+    if let Some(headroom) = &report.headroom {
+        println!("{}", headroom.table());
+    }
     write(&report, &json)?;
     println!("report: {}", json.display());
     Ok(())
 }
 
-/// Reads the corpus and deals it out. Returns the number of files too.
-async fn plan(args: &Args) -> anyhow::Result<(Plan, usize)> {
+/// Tries the base on users who are not replayed. None: not wanted.
+async fn scale(args: &Args, base: &Path, others: Vec<Vec<Desk>>) -> anyhow::Result<Option<Scale>> {
+    if args.reference_pauses == 0 {
+        return Ok(None);
+    }
+    eprintln!("what is possible: the base at {} pauses of other users", args.reference_pauses);
+    let image = Arc::new(Image::read_dir(base)?);
+    let first = args.corpus.developers as usize;
+    let (pauses, temperature, tau, seed) = (args.reference_pauses, args.temperature, args.tau, args.seed);
+    let measured = tokio::task::spawn_blocking(move || {
+        Scale::measure(image, (&others, first), pauses, temperature, tau, seed)
+    });
+    let scale = measured.await.context("measure the references")??;
+    eprint!("{}", scale.table());
+    Ok(Some(scale))
+}
+
+/// The references on the learning arm's own pauses, after the run.
+async fn headroom_of(
+    scale: Scale,
+    endpoints: &Endpoints,
+    pool: &PgPool,
+    replayed: &Replayed,
+    desks: Vec<Vec<Desk>>,
+    args: &Args,
+) -> anyhow::Result<Headroom> {
+    eprintln!("what was possible: the base at the learning arm's pauses (a minute or two)");
+    let learning = replayed.outcomes.iter().filter(|outcome| outcome.arm == tally::LEARNING);
+    let latest = match learning.map(|outcome| outcome.version).max() {
+        Some(serial) => {
+            let store = policy::store::Store::open(&endpoints.store)?;
+            let keys = policy::sign::TrustedKeys::load(&endpoints.keys)?;
+            let version = store.materialise(&endpoints.policy, serial, &keys, &[]).await;
+            Some((serial, version.with_context(|| format!("read version {serial}"))?.image))
+        }
+        None => None,
+    };
+    let outcomes = replayed.outcomes.clone();
+    let third = 60.0 * args.minutes / 3.0;
+    let compared = tokio::task::spawn_blocking(move || scale.headroom(&outcomes, &desks, &[third, 2.0 * third], latest));
+    compared.await.context("compare with the references")?
+}
+
+/// Reads the corpus and deals it out, to the users that are replayed and to others. Returns the number of files too.
+async fn plan(args: &Args) -> anyhow::Result<(Plan, Vec<Vec<Desk>>, usize)> {
     let corpus = args.corpus.clone();
-    let files = tokio::task::spawn_blocking(move || crate::corpus::demo_files(corpus.as_deref()))
+    let files = tokio::task::spawn_blocking(move || corpus.files())
         .await
         .context("read the corpus")??;
-    let files = files
-        .into_iter()
-        .map(|file| (format!("{}/{}", file.krate, file.path), file.text.into()));
-    let files = files.collect::<Vec<(String, Arc<str>)>>();
-    let users = args.users as usize;
+    let users = args.corpus.developers as usize;
     let length = Duration::from_secs_f64(60.0 * args.minutes);
+    let mut desks = developer::deal(&files, users + users / OTHERS_OF)?;
+    let others = desks.split_off(users);
     let plan = Plan {
         arrivals: Arrivals::new(&Shape::azure_code_2023()?, args.seed, args.rate, length, users),
         length,
-        desks: developer::deal(&files, users)?,
+        desks,
         seed: args.seed,
         tau: args.tau,
     };
-    Ok((plan, files.len()))
+    Ok((plan, others, files.len()))
 }
 
 /// Looks at the tables every so often, beside the replay, so that a slow query delays no arrival.
@@ -290,6 +431,7 @@ async fn report(
         ledger: patiently(|| records::ledger(pool, scope, &ids)).await?,
         settled,
         trajectories: patiently(|| records::trajectories(pool, &scored)).await?,
+        headroom: None,
         completion_latency_ms: Latency {
             p50: tally::quantile(latencies.clone(), 0.5),
             p95: tally::quantile(latencies, 0.95),

@@ -43,6 +43,8 @@ pub struct Report {
     /// The trajectory table's view of the same pauses, to hold against `arms.*.recorded`.
     pub trajectories: BTreeMap<String, Recorded>,
     pub completion_latency_ms: Latency,
+    /// What other policies would have earned; None: not measured.
+    pub headroom: Option<super::references::Headroom>,
     pub counts: Counts,
 }
 
@@ -52,7 +54,9 @@ pub struct Parameters {
     pub seed: u64,
     pub minutes: f64,
     pub rate: f64,
-    pub users: usize,
+    pub temperature: f32,
+    pub users: super::Users,
+    pub developers: usize,
     pub files: usize,
     /// None: the demo split of the crates that this build fetched.
     pub corpus: Option<PathBuf>,
@@ -228,7 +232,9 @@ mod tests {
                 seed: 1,
                 minutes: 10.0,
                 rate: 8.0,
-                users: 300,
+                temperature: 1.0,
+                users: crate::demo::Users::Plain,
+                developers: 300,
                 files: 400,
                 corpus: None,
                 tau: 0.25,
@@ -269,6 +275,7 @@ mod tests {
                 p50: Some(50.0),
                 p95: Some(60.0),
             },
+            headroom: None,
             counts: Counts::default(),
         }
     }
