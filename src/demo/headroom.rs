@@ -280,3 +280,65 @@ pub fn table(references: &[Reference]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn judged(right: bool, declined: bool, log_prob: f64) -> Judged {
+        Judged {
+            right,
+            declined,
+            log_prob,
+        }
+    }
+
+    pub fn asked(user: usize, sampled: Judged, greedy: Judged) -> Asked {
+        Asked {
+            user,
+            answers: true,
+            sampled,
+            greedy,
+        }
+    }
+
+    #[test]
+    fn the_threshold_is_the_one_that_earns_most() {
+        // By falling log-probability: +0.75, −0.25, +0.75, −0.25: the sum is largest after the third, at −3.
+        let all = [
+            judged(true, false, -1.0),
+            judged(false, false, -2.0),
+            judged(true, false, -3.0),
+            judged(false, false, -4.0),
+            judged(true, true, -0.1),
+        ];
+        let asked: Vec<Asked> = all.iter().map(|&one| asked(1, one, judged(false, false, -1.0))).collect();
+        let thresholds = Thresholds::choose(&asked, 0.25);
+        assert_eq!(thresholds.sampled, -3.0);
+        assert_eq!(thresholds.greedy, f64::INFINITY, "nothing is right: show nothing");
+        let shown = |kind: Kind| {
+            let verdicts = asked.iter().map(|asked| kind.verdict(asked, &thresholds));
+            verdicts.filter(|verdict| *verdict != Verdict::Declined).count()
+        };
+        assert_eq!(
+            KINDS.map(shown),
+            [4, 5, 3, 0, 0],
+            "sampled, greedy, both with a threshold, oracle"
+        );
+    }
+
+    #[test]
+    fn the_oracle_earns_what_the_greedy_suggestion_gets_right() {
+        let asked = [
+            asked(1, judged(false, true, -1.0), judged(true, true, -1.0)),
+            asked(2, judged(false, false, -1.0), judged(false, false, -1.0)),
+        ];
+        let thresholds = Thresholds::choose(&asked, 0.25);
+        let rewards: Vec<Option<f64>> = references(&asked, &thresholds, 1.0, 0.25)
+            .iter()
+            .map(|reference| reference.figures.reward_mean)
+            .collect();
+        assert_eq!(rewards[4], Some(0.375));
+        assert_eq!(rewards[0], Some(-0.125), "one declined, one wrong");
+    }
+}

@@ -240,7 +240,7 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
     tokio::time::sleep(Duration::from_secs_f64(args.horizon)).await;
     let settled = settle(&pool, &scope).await;
     let headroom = match scale {
-        Some(scale) => Some(headroom_of(scale, &endpoints, &pool, &replayed, desks, &args).await?),
+        Some(scale) => Some(headroom_of(scale, &endpoints, &replayed, desks, &args).await?),
         None => None,
     };
 
@@ -293,7 +293,6 @@ async fn scale(args: &Args, base: &Path, others: Vec<Vec<Desk>>) -> anyhow::Resu
 async fn headroom_of(
     scale: Scale,
     endpoints: &Endpoints,
-    pool: &PgPool,
     replayed: &Replayed,
     desks: Vec<Vec<Desk>>,
     args: &Args,

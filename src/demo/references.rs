@@ -246,3 +246,49 @@ fn last_lines(text: &str, n: usize) -> String {
     let start = text.rmatch_indices('\n').nth(n - 1).map_or(0, |(at, _)| at + 1);
     text[start..].to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::{
+        headroom::tests::{asked, judged},
+        tally::tests::outcome,
+    };
+
+    #[test]
+    fn the_comparison_is_of_the_same_pauses_and_clustered_by_user() {
+        let (right, wrong) = (judged(true, false, -1.0), judged(false, false, -9.0));
+        let asked = [asked(1, wrong, right), asked(1, right, right), asked(2, wrong, wrong)];
+        let outcomes = [
+            outcome(1, LEARNING, Verdict::Right, true),
+            outcome(1, LEARNING, Verdict::Right, true),
+            outcome(2, LEARNING, Verdict::Declined, true),
+        ];
+        let image = Image::default();
+        let scale = Scale {
+            image: Arc::new(image),
+            thresholds: Thresholds {
+                sampled: -2.0,
+                greedy: -2.0,
+            },
+            temperature: 1.0,
+            tau: 0.25,
+            seed: 1,
+            beforehand: Vec::new(),
+        };
+        let compare = |kind| scale.compare(kind, outcomes.iter().zip(&asked));
+        // Differences of reward: 0.75 − (−0.25), 0, 0 − (−0.25): 1.25 over three pauses.
+        let mean = compare(Kind::Sampled).reward.map(|interval| interval.mean);
+        assert!(mean.is_some_and(|mean| (mean - 1.25 / 3.0).abs() < 1e-9), "{mean:?}");
+        let accepts = compare(Kind::Sampled).accepts_per_100.map(|interval| interval.mean);
+        assert!(accepts.is_some_and(|mean| (mean - 100.0 / 3.0).abs() < 1e-9), "{accepts:?}");
+        // With the threshold the greedy base does what this arm did.
+        assert_eq!(compare(Kind::GreedyAbove).reward.map(|interval| interval.mean), Some(0.0));
+    }
+
+    #[test]
+    fn an_example_shows_the_last_lines_up_to_the_cursor() {
+        assert_eq!(last_lines("a\nb\nc\nlet x", 2), "c\nlet x");
+        assert_eq!(last_lines("let x", 2), "let x");
+    }
+}

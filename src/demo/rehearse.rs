@@ -67,8 +67,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut trained = 0;
     let mut printed = 0;
     println!(
-        "{:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
-        "trained", "reward", "accepts", "of shown", "shown", "entropy", "seconds"
+        "{:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
+        "trained", "reward", "accepts", "of shown", "shown", "entropy", "norm", "kl", "seconds"
     );
     let started = std::time::Instant::now();
     while trained < args.trained {
@@ -129,11 +129,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             other => bail!("--baseline {other}: zero or ema"),
         };
         trained += cohort.len();
-        let entropy = match learner.propose(&cohort, &advantages, &settings, &Limits::default())? {
+        let (entropy, norm, kl) = match learner.propose(&cohort, &advantages, &settings, &Limits::default())? {
             Stepped::Proposed(proposal) => {
                 learner.accept();
                 image = proposal.image;
-                proposal.metrics.entropy
+                let metrics = proposal.metrics;
+                (metrics.entropy, metrics.gradient_norm, metrics.kl)
             }
             Stepped::Refused { breach, .. } => bail!("a guard refused the step: {breach}"),
         };
@@ -143,7 +144,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             let figures = tally::figures(seen.iter(), args.tau);
             let number = |value: Option<f64>, digits| super::live::or_dash(value, digits);
             println!(
-                "{trained:>8} {:>8} {:>8} {:>8} {:>8} {entropy:>8.3} {:>8.0}",
+                "{trained:>8} {:>8} {:>8} {:>8} {:>8} {entropy:>8.3} {norm:>8.2} {kl:>8.4} {:>8.0}",
                 number(figures.reward_mean, 3),
                 number(figures.accepts_per_100, 1),
                 number(figures.accept_rate, 3),
