@@ -19,6 +19,13 @@ pub struct Cluster {
     pub n: f64,
 }
 
+impl Cluster {
+    pub fn add(&mut self, value: f64) {
+        self.sum += value;
+        self.n += 1.0;
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     pub mean: f64,

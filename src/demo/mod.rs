@@ -9,11 +9,13 @@ mod arrivals;
 mod client;
 mod developer;
 mod draw;
+mod history;
 mod interval;
 mod live;
+mod number;
 mod records;
-mod replay;
 mod references;
+mod replay;
 mod report;
 mod tally;
 
@@ -23,7 +25,8 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
+use reqwest::Url;
 use sqlx::PgPool;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
@@ -34,8 +37,8 @@ use self::{
     client::Client,
     records::{Live, Scope},
     replay::{Plan, Replayed},
-    report::{Latency, Parameters, Report, SwapPause, Third},
-    tally::Measure,
+    report::{Latency, Parameters, Report, Staleness, Stretch, SwapPause, Third},
+    tally::{Measure, Outcome},
 };
 
 /// How long to wait for the stack at the start.
@@ -45,7 +48,14 @@ const SETTLE_PATIENCE: Duration = Duration::from_secs(60);
 /// Queued rows that have not changed for this long are less than a cohort: no step will take them.
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
 const POLL_EVERY: Duration = Duration::from_secs(1);
+/// Looks at the tables for one count of the ledger.
+const LEDGER_EVERY: u64 = 5;
 const QUERY_ATTEMPTS: u32 = 10;
+/// Stretches of the run that the report's charts have.
+const STRETCHES: u32 = 20;
+/// Groups of versions that the report has at most, and answering developers that each has at least.
+const VERSION_GROUPS_MAX: usize = 12;
+const VERSION_GROUP_MIN: usize = 50;
 
 /// Replays developers at work on real code, and reports how both arms served them.
 #[derive(Debug, Clone, clap::Args)]
@@ -65,7 +75,7 @@ pub struct Args {
     /// Folder of code to replay instead of the crates that this project's build has fetched.
     #[arg(long, value_name = "DIR")]
     pub corpus: Option<PathBuf>,
-    /// Where the report goes; `report.json` in the state folder if not given.
+    /// Where the report goes, `report.json` in the state folder if not given; the page for people goes beside it.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Name of the policy to ask, if not the configured one.
@@ -112,7 +122,7 @@ pub struct Endpoints {
     pub state_dir: PathBuf,
 }
 
-/// Replays, waits until everything has come to its end, prints the table and writes the report.
+/// Replays, waits until everything has come to its end, prints the table and writes the report and its page.
 ///
 /// Errors when the stack is not up, the corpus is too small, or the report cannot be taken or written. Trouble with single
 /// requests is no error: it is counted in the report.
@@ -134,6 +144,12 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         .json
         .clone()
         .unwrap_or_else(|| endpoints.state_dir.join("report.json"));
+    let html = json.with_extension("html");
+    ensure!(
+        html != json,
+        "--json {}: the page goes there; give a name that ends in .json",
+        json.display()
+    );
     let client = Client::new(endpoints)?;
     client.wait_until_ready(READY_PATIENCE).await?;
     eprintln!(
@@ -141,7 +157,8 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         args.users, args.rate, args.minutes, args.seed
     );
 
-    let (live, watcher) = follow(pool.clone(), scope.policy.clone());
+    let (live, watcher) = follow(pool.clone(), scope.clone());
+    let began = OffsetDateTime::now_utc();
     let started = std::time::Instant::now();
     let replayed = replay::replay(client, plan, live).await;
     let seconds = started.elapsed().as_secs_f64();
@@ -165,10 +182,15 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         delay_sigma: developer::DELAY_SIGMA,
         completions_in_flight_max: replay::COMPLETIONS_IN_FLIGHT_MAX,
     };
-    let report = report(&pool, &scope, replayed, parameters, seconds, settled).await?;
+    let report = report(&pool, &scope, replayed, parameters, (began, seconds), settled).await?;
     println!("{}", report.table());
-    write(&report, &json)?;
-    println!("report: {}", json.display());
+    let mut text = serde_json::to_vec_pretty(&report).context("write the report as JSON")?;
+    text.push(b'\n');
+    write(&json, &text)?;
+    write(&html, report.page().as_bytes())?;
+    println!("{}", report.summary());
+    println!("report: {}", file_url(&html)?);
+    println!("        {}", json.display());
     Ok(())
 }
 
@@ -195,11 +217,11 @@ async fn plan(args: &Args) -> anyhow::Result<(Plan, usize)> {
 }
 
 /// Looks at the tables every so often, beside the replay, so that a slow query delays no arrival.
-fn follow(pool: PgPool, policy: String) -> (watch::Receiver<Live>, AbortOnDropHandle<()>) {
+fn follow(pool: PgPool, scope: Scope) -> (watch::Receiver<Live>, AbortOnDropHandle<()>) {
     let (sender, receiver) = watch::channel(Live::default());
     let task = tokio::spawn(async move {
-        loop {
-            match records::live(&pool, &policy).await {
+        for nth in 0_u64.. {
+            match look(&pool, &scope, nth, &sender).await {
                 Ok(live) => drop(sender.send_replace(live)),
                 Err(error) => tracing::debug!(%error, "the tables cannot be read just now"),
             }
@@ -207,6 +229,17 @@ fn follow(pool: PgPool, policy: String) -> (watch::Receiver<Live>, AbortOnDropHa
         }
     });
     (receiver, AbortOnDropHandle::new(task))
+}
+
+/// The `nth` look: the ledger is counted at some of them only, and is the last one's otherwise.
+async fn look(pool: &PgPool, scope: &Scope, nth: u64, last: &watch::Sender<Live>) -> sqlx::Result<Live> {
+    let ledger = if nth.is_multiple_of(LEDGER_EVERY) {
+        records::ledger(pool, scope, &[]).await?
+    } else {
+        last.borrow().ledger.clone()
+    };
+    let live = records::live(pool, scope).await?;
+    Ok(Live { ledger, ..live })
 }
 
 /// Waits until no generation is open and the queue of the learning arm is empty or stands still. False: it took too long.
@@ -237,7 +270,7 @@ async fn report(
     scope: &Scope,
     replayed: Replayed,
     parameters: Parameters,
-    seconds: f64,
+    (began, seconds): (OffsetDateTime, f64),
     settled: bool,
 ) -> anyhow::Result<Report> {
     let Replayed {
@@ -256,6 +289,21 @@ async fn report(
     let roots = patiently(|| records::roots(pool, &scope.policy, &serials)).await?;
     let the_loop = patiently(|| records::the_loop(pool, scope)).await?;
     let length = Duration::from_secs_f64(60.0 * parameters.minutes);
+    let timeline = timeline(
+        pool,
+        scope,
+        began,
+        &outcomes,
+        length.min(Duration::from_secs_f64(seconds)),
+        tau,
+    )
+    .await?;
+    let answering = outcomes
+        .iter()
+        .filter(|o| o.answers && o.arm == tally::LEARNING)
+        .count();
+    let group = answering.div_ceil(VERSION_GROUPS_MAX).max(VERSION_GROUP_MIN);
+    let by_version = tally::by_version(&outcomes, tally::LEARNING, group, tau);
     let latencies = outcomes
         .iter()
         .map(|outcome| 1e3 * outcome.latency.as_secs_f64())
@@ -296,7 +344,39 @@ async fn report(
         },
         parameters,
         counts,
+        headroom: None,
+        staleness: Staleness::of(tally::LEARNING, &timeline),
+        timeline,
+        by_version,
+        steps_taken: patiently(|| history::steps(pool, scope, began)).await?,
+        swaps: patiently(|| history::swaps(pool, scope, began)).await?,
+        feedback_to_serving_phases: Vec::new(),
     })
+}
+
+/// The run in stretches: the demo's own figures of each, beside those of the tables.
+async fn timeline(
+    pool: &PgPool,
+    scope: &Scope,
+    began: OffsetDateTime,
+    outcomes: &[Outcome],
+    length: Duration,
+    tau: f64,
+) -> anyhow::Result<Vec<Stretch>> {
+    let width = length.as_secs_f64() / f64::from(STRETCHES);
+    let traffic = patiently(|| history::traffic(pool, scope, began, width, STRETCHES)).await?;
+    let stretches = tally::timeline(outcomes, length, STRETCHES, tau)
+        .into_iter()
+        .zip(traffic);
+    Ok(stretches
+        .map(|(stretch, traffic)| Stretch {
+            from_seconds: stretch.from.as_secs_f64(),
+            until_seconds: stretch.until.as_secs_f64(),
+            arms: stretch.arms,
+            difference: stretch.difference,
+            traffic,
+        })
+        .collect())
 }
 
 /// Asks again while the database is away: a run must not lose its report to a restart of it.
@@ -311,11 +391,17 @@ async fn patiently<T, F: Future<Output = sqlx::Result<T>>>(query: impl Fn() -> F
     query().await.context("take the report's figures from the tables")
 }
 
-fn write(report: &Report, path: &Path) -> anyhow::Result<()> {
-    let mut json = serde_json::to_vec_pretty(report).context("write the report as JSON")?;
-    json.push(b'\n');
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     }
-    std::fs::write(path, json).with_context(|| format!("write {}", path.display()))
+    std::fs::write(path, bytes).with_context(|| format!("write {}", path.display()))
+}
+
+/// What a person opens in a browser.
+fn file_url(path: &Path) -> anyhow::Result<Url> {
+    let path = path
+        .canonicalize()
+        .with_context(|| format!("find {}", path.display()))?;
+    Url::from_file_path(&path).map_err(|()| anyhow!("{} has no URL", path.display()))
 }
