@@ -8,6 +8,7 @@ mod demo;
 
 mod client;
 mod config;
+mod console;
 mod control;
 mod key_cli;
 mod release_cli;
@@ -24,11 +25,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+#[cfg(feature = "torch")]
+use anyhow::bail;
 use clap::{Parser, Subcommand};
 use config::{Config, LogFormat};
 use nix::sys::signal::Signal;
 use roles::{Base, database};
 use tokio::runtime::Runtime;
+#[cfg(feature = "torch")]
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Which crates the build has fetched.
 #[cfg(feature = "torch")]
@@ -157,10 +162,10 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
         #[cfg(feature = "torch")]
         Command::Demo(demo::Command { apart: Some(apart), .. }) => apart.run().map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "torch")]
-        Command::Demo(demo::Command { replay, .. }) => command_line(async {
+        Command::Demo(demo::Command { replay, .. }) => command_line(unless_terminated(async {
             let pool = database::connect(config).await?;
             demo::run(replay, endpoints(config), pool).await
-        }),
+        })),
         Command::Release(command) => command_line(release_cli::run(command, config)),
         Command::Run(command) => command_line(run_cli::run(command, config)),
         Command::Key(command) => command_line(key_cli::run(command, config)),
@@ -200,6 +205,16 @@ fn command_line(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Resul
     let runtime = Runtime::new().context("start threads")?;
     runtime.block_on(Box::pin(work))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Drops the work on SIGTERM, so that a terminal which it has taken is given back.
+#[cfg(feature = "torch")]
+async fn unless_terminated(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    tokio::select! {
+        done = work => done,
+        _ = terminate.recv() => bail!("SIGTERM: ended before it was over"),
+    }
 }
 
 /// Work that starts processes: all of it on this thread, because they end with the thread that started them.

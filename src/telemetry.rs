@@ -16,6 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
 
 use crate::config::{self, LogFormat};
+use crate::console;
 
 /// Bounds of every `_seconds` histogram: 100 µs to a minute.
 const SECONDS: [f64; 18] = [
@@ -92,7 +93,7 @@ fn lines<S>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
 {
-    let lines = fmt::layer().with_writer(std::io::stderr);
+    let lines = fmt::layer().with_writer(|| console::Writer);
     match format {
         LogFormat::Human => {
             let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());

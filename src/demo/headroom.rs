@@ -6,12 +6,12 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
 use policy::image::Image;
 
 use super::{
-    Corpus,
     developer::{self, Desk, Pause},
     draw::Draws,
     references::Reference,
     suggester::{Draft, Suggester, Way},
     tally::{self, Figures, Outcome, Verdict},
+    users::Corpus,
 };
 
 /// Prints what the base would earn from these users under several ways of serving it.
@@ -268,7 +268,7 @@ pub fn table(references: &[Reference]) -> String {
             show_rate,
             ..
         } = figures;
-        let number = |value: &Option<f64>, digits| super::live::or_dash(*value, digits);
+        let number = |value: &Option<f64>, digits| super::number::or_dash(*value, digits);
         let interval = reward_ci95.map_or("–".to_owned(), |[low, high]| format!("{low:+.3} … {high:+.3}"));
         text += &format!(
             "{name:<34} {:>8} {interval:>18} {:>8} {:>8} {:>8}\n",

@@ -11,8 +11,10 @@ mod developer;
 mod draw;
 mod headroom;
 mod house;
+mod history;
 mod interval;
 mod live;
+mod number;
 mod records;
 mod references;
 mod rehearse;
@@ -20,6 +22,7 @@ mod replay;
 mod report;
 mod suggester;
 mod tally;
+mod users;
 
 use std::{
     path::{Path, PathBuf},
@@ -27,13 +30,15 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use policy::image::Image;
+use reqwest::Url;
 use sqlx::PgPool;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+pub use self::users::Users;
 use self::{
     arrivals::{Arrivals, Shape},
     client::Client,
@@ -41,8 +46,9 @@ use self::{
     records::{Live, Scope},
     references::{Headroom, Scale},
     replay::{Plan, Replayed},
-    report::{Latency, Parameters, Report, SwapPause, Third},
-    tally::Measure,
+    report::{Latency, Parameters, Report, Staleness, Stretch, SwapPause, Third},
+    tally::{Measure, Outcome},
+    users::Corpus,
 };
 
 /// How long to wait for the stack at the start.
@@ -52,9 +58,17 @@ const SETTLE_PATIENCE: Duration = Duration::from_secs(60);
 /// Queued rows that have not changed for this long are less than a cohort: no step will take them.
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
 const POLL_EVERY: Duration = Duration::from_secs(1);
+/// Looks at the tables for one count of the ledger.
+const LEDGER_EVERY: u64 = 5;
 const QUERY_ATTEMPTS: u32 = 10;
 /// For this many developers that are replayed there is one other, on whom thresholds are chosen.
 const OTHERS_OF: usize = 3;
+
+/// Stretches of the run that the report's charts have.
+const STRETCHES: u32 = 20;
+/// Groups of versions that the report has at most, and answering developers that each has at least.
+const VERSION_GROUPS_MAX: usize = 12;
+const VERSION_GROUP_MIN: usize = 50;
 
 /// `springtide demo`, and the two measurements beside it.
 #[derive(Debug, Clone, clap::Args)]
@@ -82,48 +96,6 @@ impl Apart {
     }
 }
 
-/// Whose code is replayed.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Corpus {
-    /// `house`: a team whose formatter is set up differently from what the base has seen. `plain`: files as they are.
-    #[arg(long, value_enum, default_value_t = Users::House)]
-    pub users: Users,
-    /// How many developers, at least 200.
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(200..=100_000))]
-    pub developers: u32,
-    /// Folder of code to replay instead of the crates that this project's build has fetched.
-    #[arg(long, value_name = "DIR")]
-    pub corpus: Option<PathBuf>,
-    /// Crates kept for choosing parameters, instead of the demo's own.
-    #[arg(long, hide = true, conflicts_with = "corpus")]
-    pub development: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Users {
-    Plain,
-    House,
-}
-
-impl Corpus {
-    /// Name and text of every file, in the style of these users.
-    pub fn files(&self) -> anyhow::Result<Vec<(String, Arc<str>)>> {
-        let files = match self.development {
-            true => crate::corpus::development_files()?,
-            false => crate::corpus::demo_files(self.corpus.as_deref())?,
-        };
-        let restyled = files.into_iter().map(|file| {
-            let text = match self.users {
-                Users::House if file.path.ends_with(".rs") => house::restyle(&file.text),
-                _ => file.text,
-            };
-            (format!("{}/{}", file.krate, file.path), text.into())
-        });
-        Ok(restyled.collect())
-    }
-}
-
 /// Replays developers at work on real code, and reports how both arms served them.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -131,14 +103,14 @@ pub struct Args {
     #[arg(long, default_value_t = 10.0, value_parser = positive)]
     pub minutes: f64,
     /// Mean pauses per second, over all users; half to twice that at any one time.
-    #[arg(long, default_value_t = 8.0, value_parser = positive)]
+    #[arg(long, default_value_t = 16.0, value_parser = positive)]
     pub rate: f64,
     /// Everything random follows from it.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]
     pub corpus: Corpus,
-    /// Where the report goes; `report.json` in the state folder if not given.
+    /// Where the report goes, `report.json` in the state folder if not given; the page for people goes beside it.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Name of the policy to ask, if not the configured one.
@@ -200,7 +172,7 @@ pub struct Endpoints {
     pub state_dir: PathBuf,
 }
 
-/// Replays, waits until everything has come to its end, prints the table and writes the report.
+/// Replays, waits until everything has come to its end, prints the table and writes the report and its page.
 ///
 /// Errors when the stack is not up, the corpus is too small, or the report cannot be taken or written. Trouble with single
 /// requests is no error: it is counted in the report.
@@ -223,6 +195,12 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         .json
         .clone()
         .unwrap_or_else(|| endpoints.state_dir.join("report.json"));
+    let html = json.with_extension("html");
+    ensure!(
+        html != json,
+        "--json {}: the page goes there; give a name that ends in .json",
+        json.display()
+    );
     let client = Client::new(endpoints.clone(), args.temperature)?;
     client.wait_until_ready(READY_PATIENCE).await?;
     let scale = scale(&args, &endpoints.base, others).await?;
@@ -231,7 +209,8 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         args.corpus.developers, args.rate, args.minutes, args.seed
     );
 
-    let (live, watcher) = follow(pool.clone(), scope.policy.clone());
+    let (live, watcher) = follow(pool.clone(), scope.clone());
+    let began = OffsetDateTime::now_utc();
     let started = std::time::Instant::now();
     let replayed = replay::replay(client, plan, live).await;
     let seconds = started.elapsed().as_secs_f64();
@@ -261,14 +240,19 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         delay_sigma: developer::DELAY_SIGMA,
         completions_in_flight_max: replay::COMPLETIONS_IN_FLIGHT_MAX,
     };
-    let mut report = report(&pool, &scope, replayed, parameters, seconds, settled).await?;
+    let mut report = report(&pool, &scope, replayed, parameters, (began, seconds), settled).await?;
     report.headroom = headroom;
     println!("{}", report.table());
     if let Some(headroom) = &report.headroom {
         println!("{}", headroom.table());
     }
-    write(&report, &json)?;
-    println!("report: {}", json.display());
+    let mut text = serde_json::to_vec_pretty(&report).context("write the report as JSON")?;
+    text.push(b'\n');
+    write(&json, &text)?;
+    write(&html, report.page().as_bytes())?;
+    println!("{}", report.summary());
+    println!("report: {}", file_url(&html)?);
+    println!("        {}", json.display());
     Ok(())
 }
 
@@ -335,11 +319,11 @@ async fn plan(args: &Args) -> anyhow::Result<(Plan, Vec<Vec<Desk>>, usize)> {
 }
 
 /// Looks at the tables every so often, beside the replay, so that a slow query delays no arrival.
-fn follow(pool: PgPool, policy: String) -> (watch::Receiver<Live>, AbortOnDropHandle<()>) {
+fn follow(pool: PgPool, scope: Scope) -> (watch::Receiver<Live>, AbortOnDropHandle<()>) {
     let (sender, receiver) = watch::channel(Live::default());
     let task = tokio::spawn(async move {
-        loop {
-            match records::live(&pool, &policy).await {
+        for nth in 0_u64.. {
+            match look(&pool, &scope, nth, &sender).await {
                 Ok(live) => drop(sender.send_replace(live)),
                 Err(error) => tracing::debug!(%error, "the tables cannot be read just now"),
             }
@@ -347,6 +331,17 @@ fn follow(pool: PgPool, policy: String) -> (watch::Receiver<Live>, AbortOnDropHa
         }
     });
     (receiver, AbortOnDropHandle::new(task))
+}
+
+/// The `nth` look: the ledger is counted at some of them only, and is the last one's otherwise.
+async fn look(pool: &PgPool, scope: &Scope, nth: u64, last: &watch::Sender<Live>) -> sqlx::Result<Live> {
+    let ledger = if nth.is_multiple_of(LEDGER_EVERY) {
+        records::ledger(pool, scope, &[]).await?
+    } else {
+        last.borrow().ledger.clone()
+    };
+    let live = records::live(pool, scope).await?;
+    Ok(Live { ledger, ..live })
 }
 
 /// Waits until no generation is open and the queue of the learning arm is empty or stands still. False: it took too long.
@@ -377,7 +372,7 @@ async fn report(
     scope: &Scope,
     replayed: Replayed,
     parameters: Parameters,
-    seconds: f64,
+    (began, seconds): (OffsetDateTime, f64),
     settled: bool,
 ) -> anyhow::Result<Report> {
     let Replayed {
@@ -396,6 +391,21 @@ async fn report(
     let roots = patiently(|| records::roots(pool, &scope.policy, &serials)).await?;
     let the_loop = patiently(|| records::the_loop(pool, scope)).await?;
     let length = Duration::from_secs_f64(60.0 * parameters.minutes);
+    let timeline = timeline(
+        pool,
+        scope,
+        began,
+        &outcomes,
+        length.min(Duration::from_secs_f64(seconds)),
+        tau,
+    )
+    .await?;
+    let answering = outcomes
+        .iter()
+        .filter(|o| o.answers && o.arm == tally::LEARNING)
+        .count();
+    let group = answering.div_ceil(VERSION_GROUPS_MAX).max(VERSION_GROUP_MIN);
+    let by_version = tally::by_version(&outcomes, tally::LEARNING, group, tau);
     let latencies = outcomes
         .iter()
         .map(|outcome| 1e3 * outcome.latency.as_secs_f64())
@@ -431,14 +441,44 @@ async fn report(
         ledger: patiently(|| records::ledger(pool, scope, &ids)).await?,
         settled,
         trajectories: patiently(|| records::trajectories(pool, &scored)).await?,
-        headroom: None,
         completion_latency_ms: Latency {
             p50: tally::quantile(latencies.clone(), 0.5),
             p95: tally::quantile(latencies, 0.95),
         },
         parameters,
         counts,
+        headroom: None,
+        staleness: Staleness::of(tally::LEARNING, &timeline),
+        timeline,
+        by_version,
+        steps_taken: patiently(|| history::steps(pool, scope, began)).await?,
+        swaps: patiently(|| history::swaps(pool, scope, began)).await?,
     })
+}
+
+/// The run in stretches: the demo's own figures of each, beside those of the tables.
+async fn timeline(
+    pool: &PgPool,
+    scope: &Scope,
+    began: OffsetDateTime,
+    outcomes: &[Outcome],
+    length: Duration,
+    tau: f64,
+) -> anyhow::Result<Vec<Stretch>> {
+    let width = length.as_secs_f64() / f64::from(STRETCHES);
+    let traffic = patiently(|| history::traffic(pool, scope, began, width, STRETCHES)).await?;
+    let stretches = tally::timeline(outcomes, length, STRETCHES, tau)
+        .into_iter()
+        .zip(traffic);
+    Ok(stretches
+        .map(|(stretch, traffic)| Stretch {
+            from_seconds: stretch.from.as_secs_f64(),
+            until_seconds: stretch.until.as_secs_f64(),
+            arms: stretch.arms,
+            difference: stretch.difference,
+            traffic,
+        })
+        .collect())
 }
 
 /// Asks again while the database is away: a run must not lose its report to a restart of it.
@@ -453,11 +493,17 @@ async fn patiently<T, F: Future<Output = sqlx::Result<T>>>(query: impl Fn() -> F
     query().await.context("take the report's figures from the tables")
 }
 
-fn write(report: &Report, path: &Path) -> anyhow::Result<()> {
-    let mut json = serde_json::to_vec_pretty(report).context("write the report as JSON")?;
-    json.push(b'\n');
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     }
-    std::fs::write(path, json).with_context(|| format!("write {}", path.display()))
+    std::fs::write(path, bytes).with_context(|| format!("write {}", path.display()))
+}
+
+/// What a person opens in a browser.
+fn file_url(path: &Path) -> anyhow::Result<Url> {
+    let path = path
+        .canonicalize()
+        .with_context(|| format!("find {}", path.display()))?;
+    Url::from_file_path(&path).map_err(|()| anyhow!("{} has no URL", path.display()))
 }

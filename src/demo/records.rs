@@ -1,4 +1,4 @@
-//! Read-only queries about a run: what the tables say of it, for the live line and the report. Writes nothing; each query
+//! Read-only queries about a run: what the tables say of it, for the live view and the report. Writes nothing; each query
 //! is in the `.sql` file of its name, with its reasons.
 
 use std::collections::BTreeMap;
@@ -31,10 +31,17 @@ pub struct Live {
     /// Bytes of the last delta, of all bytes of its version.
     pub delta_ratio: Option<f64>,
     pub swap_pause_ms: Option<f64>,
+    /// From an answer to serving, the median of the newest versions, seconds.
+    pub feedback_to_serving: Option<f64>,
+    pub ledger: Ledger,
 }
 
-pub async fn live(pool: &PgPool, policy: &str) -> sqlx::Result<Live> {
-    let row = sqlx::query_file!("src/demo/live.sql", policy).fetch_one(pool).await?;
+/// Everything but the ledger, which takes longer to count.
+pub async fn live(pool: &PgPool, scope: &Scope) -> sqlx::Result<Live> {
+    let row = sqlx::query_file!("src/demo/live.sql", scope.policy)
+        .fetch_one(pool)
+        .await?;
+    let wait = sqlx::query_file_scalar!("src/demo/live_wait.sql", scope.policy, scope.since);
     let halted = row.status.filter(|status| status != "running");
     Ok(Live {
         champion: row.champion,
@@ -46,6 +53,8 @@ pub async fn live(pool: &PgPool, policy: &str) -> sqlx::Result<Live> {
         lag_seconds: row.lag_seconds,
         delta_ratio: row.delta_ratio,
         swap_pause_ms: row.swap_pause_ms,
+        feedback_to_serving: wait.fetch_one(pool).await?,
+        ledger: Ledger::default(),
     })
 }
 

@@ -16,12 +16,12 @@ use trainer::{
 use uuid::Uuid;
 
 use super::{
-    Corpus,
     developer::{self, Pause},
     draw::Draws,
     headroom::Judged,
     suggester::{Suggester, Way},
     tally::{self, Outcome, Verdict},
+    users::Corpus,
 };
 
 /// Learns from simulated users as fast as this machine can, to choose parameters with.
@@ -125,7 +125,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let rewards: Vec<f64> = cohort.iter().map(|sample| sample.reward).collect();
         let advantages = match args.baseline.as_str() {
             "zero" => advantage::zero(&rewards),
-            "ema" => advantage::ema(&mut baselines, &vec!["completion"; rewards.len()], &rewards),
+            "ema" => {
+                let classes = vec!["completion"; rewards.len()];
+                let against = advantage::against(&baselines, &classes, &rewards);
+                advantage::observe(&mut baselines, &classes, &rewards);
+                against
+            }
             other => bail!("--baseline {other}: zero or ema"),
         };
         trained += cohort.len();
@@ -142,7 +147,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         if trained / args.every > printed {
             printed = trained / args.every;
             let figures = tally::figures(seen.iter(), args.tau);
-            let number = |value: Option<f64>, digits| super::live::or_dash(value, digits);
+            let number = |value: Option<f64>, digits| super::number::or_dash(value, digits);
             println!(
                 "{trained:>8} {:>8} {:>8} {:>8} {:>8} {entropy:>8.3} {norm:>8.2} {kl:>8.4} {:>8.0}",
                 number(figures.reward_mean, 3),

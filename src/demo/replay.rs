@@ -3,12 +3,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io::IsTerminal,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use time::OffsetDateTime;
 use tokio::{
@@ -22,16 +20,16 @@ use super::{
     arrivals::{Arrival, Arrivals},
     client::{Asker, Client, Failed, Told},
     developer::{self, Desk, Pause},
-    live,
+    live::{Asked, Board, Run},
     records::Live,
     tally::{Outcome, Verdict},
 };
+use crate::console;
 
 /// Completions asked for at one time. A pause beyond is shed and counted, as an editor that gives up.
 pub const COMPLETIONS_IN_FLIGHT_MAX: usize = 64;
 /// Developers at a pause at one time: asking, thinking, or waiting for their answer to be acknowledged.
 pub const PAUSES_OPEN_MAX: usize = 4096;
-const LIVE_LINE_EVERY: Duration = Duration::from_secs(3);
 
 /// What is replayed.
 #[derive(Debug)]
@@ -92,8 +90,14 @@ pub async fn replay(client: Client, plan: Plan, mut live: watch::Receiver<Live>)
     let mut sessions = HashMap::<(usize, usize), Uuid>::new();
     let mut pauses = JoinSet::<Ended>::new();
     let mut replayed = Replayed::default();
-    let mut screen = Screen::new(length);
-    let mut tick = interval(LIVE_LINE_EVERY);
+    let users = desks.len();
+    let mut board = Board::new(Run {
+        length,
+        users,
+        seed,
+        tau,
+    });
+    let mut tick = interval(board.every());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tick.tick().await;
 
@@ -129,19 +133,25 @@ pub async fn replay(client: Client, plan: Plan, mut live: watch::Receiver<Live>)
                     *replayed.counts.errors.entry("demo: task failed".to_owned()).or_default() += 1;
                 }
             },
-            _ = tick.tick() => screen.show(start.elapsed(), &replayed, &live.borrow_and_update(), tau),
+            _ = tick.tick() => board.show(start.elapsed(), &replayed, &live.borrow_and_update()),
+            asked = board.asked() => match asked {
+                Asked::Redraw => board.show(start.elapsed(), &replayed, &live.borrow_and_update()),
+                Asked::End if replayed.interrupted => break,
+                Asked::End => {
+                    (next, replayed.interrupted) = (None, true);
+                    board.show(start.elapsed(), &replayed, &live.borrow_and_update());
+                }
+            },
             interrupt = tokio::signal::ctrl_c() => {
                 if replayed.interrupted || interrupt.is_err() {
                     break;
                 }
-                replayed.interrupted = true;
-                next = None;
-                screen.say("no further pauses; waiting for the developers who are at one (Ctrl-C again to leave them)");
+                (next, replayed.interrupted) = (None, true);
+                console::say("no further pauses; waiting for the developers who are at one (Ctrl-C again to leave them)");
             }
         }
     }
-    screen.show(start.elapsed(), &replayed, &live.borrow_and_update(), tau);
-    screen.bar.finish_and_clear();
+    board.show(start.elapsed(), &replayed, &live.borrow_and_update());
     replayed
 }
 
@@ -218,53 +228,6 @@ fn count(replayed: &mut Replayed, ended: Ended) {
         Err(failed) => {
             counts.failed += 1;
             *counts.errors.entry(failed.to_string()).or_default() += 1;
-        }
-    }
-}
-
-/// A progress bar with the live line as its message where the output is a terminal, else a plain line each time.
-struct Screen {
-    bar: ProgressBar,
-    plain: bool,
-    length: Duration,
-    shown_at: Duration,
-    shown_due: u64,
-}
-
-impl Screen {
-    fn new(length: Duration) -> Self {
-        let plain = !std::io::stderr().is_terminal();
-        let target = if plain {
-            ProgressDrawTarget::hidden()
-        } else {
-            ProgressDrawTarget::stderr()
-        };
-        let bar = ProgressBar::with_draw_target(Some(length.as_secs()), target);
-        if let Ok(style) = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {eta}\n{msg}") {
-            bar.set_style(style);
-        }
-        Self {
-            bar,
-            plain,
-            length,
-            shown_at: Duration::ZERO,
-            shown_due: 0,
-        }
-    }
-
-    fn show(&mut self, elapsed: Duration, replayed: &Replayed, live: &Live, tau: f64) {
-        let seconds = (elapsed - self.shown_at).as_secs_f64();
-        let rate = (replayed.counts.due - self.shown_due) as f64 / seconds.max(0.1);
-        (self.shown_at, self.shown_due) = (elapsed, replayed.counts.due);
-        self.bar.set_position(elapsed.min(self.length).as_secs());
-        self.say(&live::line(elapsed, rate, replayed, live, tau));
-    }
-
-    fn say(&self, line: &str) {
-        if self.plain {
-            eprintln!("{line}");
-        } else {
-            self.bar.set_message(line.to_owned());
         }
     }
 }

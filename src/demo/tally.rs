@@ -93,10 +93,13 @@ pub struct Figures {
     pub reward_mean: Option<f64>,
     pub reward_ci95: Option<[f64; 2]>,
     pub accepts_per_100: Option<f64>,
+    pub accepts_per_100_ci95: Option<[f64; 2]>,
     /// Accepted, of what was shown to a developer who answers.
     pub accept_rate: Option<f64>,
+    pub accept_rate_ci95: Option<[f64; 2]>,
     /// Shown, of all pauses.
     pub show_rate: Option<f64>,
+    pub show_rate_ci95: Option<[f64; 2]>,
     pub recorded: Recorded,
 }
 
@@ -107,11 +110,39 @@ pub struct Recorded {
     pub reward_mean: Option<f64>,
 }
 
+/// What one user contributes to each mean.
+#[derive(Default)]
+struct User {
+    reward: Cluster,
+    accepts: Cluster,
+    accepts_of_shown: Cluster,
+    shown: Cluster,
+}
+
+impl User {
+    fn add(&mut self, outcome: &Outcome, tau: f64) {
+        let shown = outcome.verdict != Verdict::Declined;
+        let accepted = unit(outcome.verdict == Verdict::Right);
+        self.shown.add(unit(shown));
+        if outcome.answers {
+            self.reward.add(outcome.reward(tau));
+            self.accepts.add(100.0 * accepted);
+        }
+        if outcome.answers && shown {
+            self.accepts_of_shown.add(accepted);
+        }
+    }
+}
+
+fn unit(yes: bool) -> f64 {
+    f64::from(u8::from(yes))
+}
+
 /// The figures of one arm's outcomes.
 pub fn figures<'a>(outcomes: impl Iterator<Item = &'a Outcome>, tau: f64) -> Figures {
     let mut figures = Figures::default();
     let mut recorded_sum = 0.0;
-    let mut users = BTreeMap::<usize, Cluster>::new();
+    let mut users = BTreeMap::<usize, User>::new();
     for outcome in outcomes {
         figures.pauses += 1;
         match outcome.verdict {
@@ -124,19 +155,20 @@ pub fn figures<'a>(outcomes: impl Iterator<Item = &'a Outcome>, tau: f64) -> Fig
             figures.recorded.n += 1;
             recorded_sum += reward;
         }
-        let user = users.entry(outcome.user).or_default();
-        if outcome.answers {
-            user.n += 1.0;
-            user.sum += outcome.reward(tau);
-        }
+        users.entry(outcome.user).or_default().add(outcome, tau);
     }
-    let clusters = users.into_values().collect::<Vec<_>>();
-    let sum = clusters.iter().map(|cluster| cluster.sum).sum::<f64>();
-    figures.users = clusters.len();
+    let ci95 = |of: fn(&User) -> Cluster| {
+        let clusters = users.values().map(of).collect::<Vec<_>>();
+        interval::ratio(&clusters).map(|estimate| estimate.interval().ci95)
+    };
+    figures.reward_ci95 = ci95(|user| user.reward);
+    figures.accepts_per_100_ci95 = ci95(|user| user.accepts);
+    figures.accept_rate_ci95 = ci95(|user| user.accepts_of_shown);
+    figures.show_rate_ci95 = ci95(|user| user.shown);
+    figures.users = users.len();
     figures.shown = figures.pauses - figures.declined;
-    figures.n = clusters.iter().map(|cluster| cluster.n).sum::<f64>() as u64;
-    figures.reward_mean = share(sum, figures.n);
-    figures.reward_ci95 = interval::ratio(&clusters).map(|estimate| estimate.interval().ci95);
+    figures.n = users.values().map(|user| user.reward.n).sum::<f64>() as u64;
+    figures.reward_mean = share(users.values().map(|user| user.reward.sum).sum(), figures.n);
     figures.accepts_per_100 = share(100.0 * figures.accepted as f64, figures.n);
     figures.accept_rate = share(figures.accepted as f64, figures.accepted + figures.rejected);
     figures.show_rate = share(figures.shown as f64, figures.pauses);
@@ -171,6 +203,73 @@ pub fn thirds(outcomes: Vec<Outcome>, length: Duration) -> [Vec<Outcome>; 3] {
     thirds
 }
 
+/// A stretch of the run, and what both arms did in it.
+#[derive(Debug, Clone)]
+pub struct Stretch {
+    pub from: Duration,
+    pub until: Duration,
+    pub arms: BTreeMap<String, Figures>,
+    pub difference: Option<Interval>,
+}
+
+/// The first `length` of a run in `count` stretches of equal length, by the time of the pause. A pause at the very end, or
+/// later, counts in the last one.
+pub fn timeline(outcomes: &[Outcome], length: Duration, count: u32, tau: f64) -> Vec<Stretch> {
+    let width = length / count.max(1);
+    let mut stretches = vec![Vec::<&Outcome>::new(); count as usize];
+    for outcome in outcomes {
+        let nth = (outcome.at.as_secs_f64() / width.as_secs_f64()) as usize;
+        if let Some(stretch) = stretches.get_mut(nth.min(count.saturating_sub(1) as usize)) {
+            stretch.push(outcome);
+        }
+    }
+    let stretches = (0..count).zip(stretches);
+    stretches
+        .map(|(nth, outcomes)| Stretch {
+            from: width * nth,
+            until: width * (nth + 1),
+            arms: arms(outcomes.iter().copied(), tau),
+            difference: difference(outcomes, Measure::Reward, tau),
+        })
+        .collect()
+}
+
+/// Consecutive versions, and what they did together.
+#[derive(Debug, Clone, Serialize)]
+pub struct Versions {
+    pub first: i64,
+    pub last: i64,
+    pub figures: Figures,
+}
+
+/// One arm's versions in groups with at least `n_min` answering developers each: what is left at the end joins the last.
+pub fn by_version(outcomes: &[Outcome], arm: &str, n_min: usize, tau: f64) -> Vec<Versions> {
+    let mut by_version = BTreeMap::<i64, Vec<&Outcome>>::new();
+    for outcome in outcomes.iter().filter(|outcome| outcome.arm == arm) {
+        by_version.entry(outcome.version).or_default().push(outcome);
+    }
+    let answering = |outcomes: &[&Outcome]| outcomes.iter().filter(|outcome| outcome.answers).count();
+    let mut groups = Vec::<Vec<&Outcome>>::new();
+    for outcomes in by_version.into_values() {
+        match groups.last_mut() {
+            Some(group) if answering(group) < n_min => group.extend(outcomes),
+            _ => groups.push(outcomes),
+        }
+    }
+    if groups.len() > 1
+        && let Some(rest) = groups.pop_if(|group| answering(group) < n_min)
+        && let Some(last) = groups.last_mut()
+    {
+        last.extend(rest);
+    }
+    let versions = |group: Vec<&Outcome>| {
+        let (first, last) = (group.first()?.version, group.last()?.version);
+        let figures = figures(group.into_iter(), tau);
+        Some(Versions { first, last, figures })
+    };
+    groups.into_iter().filter_map(versions).collect()
+}
+
 /// What is compared between the arms, per pause whose developer answers.
 #[derive(Debug, Clone, Copy)]
 pub enum Measure {
@@ -182,16 +281,15 @@ pub enum Measure {
 /// Learning arm minus frozen arm, with its interval clustered by user. None with fewer than two users in either.
 ///
 /// A user who met both arms (the weights were changed during the run) counts in the arm they met first.
-pub fn difference(outcomes: &[Outcome], measure: Measure, tau: f64) -> Option<Interval> {
+pub fn difference<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>, measure: Measure, tau: f64) -> Option<Interval> {
     let mut users = BTreeMap::<usize, (&str, Cluster)>::new();
-    for outcome in outcomes.iter().filter(|outcome| outcome.answers) {
+    for outcome in outcomes.into_iter().filter(|outcome| outcome.answers) {
         let (arm, cluster) = users.entry(outcome.user).or_insert((&outcome.arm, Cluster::default()));
         if *arm == outcome.arm {
-            cluster.n += 1.0;
-            cluster.sum += match measure {
+            cluster.add(match measure {
                 Measure::Reward => outcome.reward(tau),
-                Measure::Accepts => f64::from(u8::from(outcome.verdict == Verdict::Right)) * 100.0,
-            };
+                Measure::Accepts => 100.0 * unit(outcome.verdict == Verdict::Right),
+            });
         }
     }
     let of_arm = |wanted: &str| {
@@ -343,6 +441,98 @@ pub mod tests {
             thirds(outcomes.to_vec(), Duration::from_secs(60)).map(|third| third.len()),
             [2, 2, 3]
         );
+    }
+
+    #[test]
+    fn every_rate_has_an_interval_by_user() {
+        use Verdict::{Declined, Right, Wrong};
+        let of = |user, verdicts: [Verdict; 4]| verdicts.map(|verdict| outcome(user, "base", verdict, true));
+        let outcomes = [
+            of(1, [Right, Right, Wrong, Declined]),
+            of(2, [Right, Wrong, Wrong, Wrong]),
+            of(3, [Right, Right, Declined, Declined]),
+        ];
+        let figures = figures(outcomes.as_flattened().iter(), 0.25);
+        // By hand, with t of 2 degrees of freedom. Accepts: R = 5/12; residuals 1/3, −2/3, 1/3; variance 3/2 · (2/3) / 144.
+        let half = |variance: f64| {
+            let [low, high] = interval::Estimate {
+                mean: 0.0,
+                variance,
+                freedom: 2.0,
+            }
+            .interval()
+            .ci95;
+            (high - low) / 2.0
+        };
+        let [low, high] = figures.accepts_per_100_ci95.unwrap();
+        assert!((low + high - 2.0 * 500.0 / 12.0).abs() < 1e-9);
+        assert!((high - low - 2.0 * 100.0 * half(1.0 / 144.0)).abs() < 1e-9);
+        // Of shown: R = 5/9; residuals 2 − 15/9, 1 − 20/9, 2 − 10/9 = 1/3, −11/9, 8/9; squares 9/81 + 121/81 + 64/81.
+        let [low, high] = figures.accept_rate_ci95.unwrap();
+        assert!((low + high - 2.0 * 5.0 / 9.0).abs() < 1e-9);
+        assert!((high - low - 2.0 * half(1.5 * 194.0 / 81.0 / 81.0)).abs() < 1e-9);
+        // Shown: R = 9/12; residuals 0, 1, −1.
+        let [low, high] = figures.show_rate_ci95.unwrap();
+        assert!((low + high - 1.5).abs() < 1e-9);
+        assert!((high - low - 2.0 * half(1.5 * 2.0 / 144.0)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_timeline_has_stretches_of_equal_length_and_loses_no_pause() {
+        let outcomes = [0.0, 9.9, 10.0, 25.0, 39.9, 40.0, 41.0].map(|second| Outcome {
+            at: Duration::from_secs_f64(second),
+            ..outcome(1, LEARNING, Verdict::Right, true)
+        });
+        let timeline = timeline(&outcomes, Duration::from_secs(40), 4, 0.25);
+        assert_eq!(
+            timeline
+                .iter()
+                .map(|stretch| stretch.arms[LEARNING].pauses)
+                .collect::<Vec<_>>(),
+            [2, 1, 1, 3]
+        );
+        assert_eq!(
+            (timeline[1].from, timeline[1].until),
+            (Duration::from_secs(10), Duration::from_secs(20))
+        );
+        assert_eq!(
+            timeline[1].arms[FROZEN].reward_mean, None,
+            "an arm that did nothing is there, without figures"
+        );
+    }
+
+    #[test]
+    fn versions_are_grouped_until_each_group_has_enough_answers() {
+        let of = |version, n: usize| {
+            let outcomes = (0..n).map(move |nth| Outcome {
+                version,
+                ..outcome(nth, LEARNING, Verdict::Right, true)
+            });
+            outcomes.collect::<Vec<_>>()
+        };
+        let groups = |sizes: &[usize]| {
+            let outcomes = (1..)
+                .zip(sizes)
+                .flat_map(|(version, n)| of(version, *n))
+                .collect::<Vec<_>>();
+            by_version(&outcomes, LEARNING, 10, 0.25)
+                .iter()
+                .map(|group| (group.first, group.last, group.figures.pauses))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(groups(&[12, 4, 3, 5, 10]), [(1, 1, 12), (2, 4, 12), (5, 5, 10)]);
+        assert_eq!(
+            groups(&[12, 4, 3]),
+            [(1, 3, 19)],
+            "too few at the end join the group before"
+        );
+        assert_eq!(groups(&[3]), [(1, 1, 3)], "a single group may be small");
+        assert_eq!(groups(&[]), []);
+        let silent = [
+            outcome(1, LEARNING, Verdict::Right, false),
+            outcome(2, FROZEN, Verdict::Right, true),
+        ];
+        assert_eq!(by_version(&silent, LEARNING, 10, 0.25)[0].figures.pauses, 1);
     }
 
     #[test]

@@ -22,7 +22,12 @@ pub async fn run(base: Base) -> anyhow::Result<()> {
     )?;
     let router = base
         .auth
-        .protect(control::router(&base.pool, &config.policy.name, desk.clone()))
+        .protect(control::router(
+            &base.pool,
+            &config.policy.name,
+            desk.clone(),
+            config.state_dir.join("report.html"),
+        ))
         .merge(base.metrics)
         .route("/health", get(|| async { "ok" }));
     let server = edge::server::run(listener, router, base.shutdown.clone());

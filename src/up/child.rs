@@ -17,22 +17,34 @@ const STOP_SECONDS_MAX: u64 = 30;
 /// A running child. Dropped without [`Child::stop`], it is killed.
 pub struct Child(tokio::process::Child);
 
-/// A subcommand of this binary as a process that ends when this one does.
+/// A subcommand of this binary as a process that ends when this one does, out of the terminal's reach.
 pub fn own(config: Option<&Path>, subcommand: &str) -> anyhow::Result<Command> {
+    let mut command = own_here(config, subcommand)?;
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    Ok(command)
+}
+
+/// The same in the terminal's foreground, where its keys and signals go.
+pub fn own_here(config: Option<&Path>, subcommand: &str) -> anyhow::Result<Command> {
     let mut command = exec::own_binary()?;
     if let Some(config) = config {
         command.arg("--config").arg(config);
     }
     command.arg("--die-with").arg(std::process::id().to_string());
     command.arg(subcommand);
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
     Ok(command)
 }
 
 impl Child {
-    pub fn spawn(command: Command) -> anyhow::Result<Self> {
+    pub fn spawn(mut command: Command) -> anyhow::Result<Self> {
+        command.stdin(std::process::Stdio::null());
+        Self::spawn_here(command)
+    }
+
+    /// With the input of this process.
+    pub fn spawn_here(command: Command) -> anyhow::Result<Self> {
         let mut command = tokio::process::Command::from(command);
-        command.stdin(std::process::Stdio::null()).kill_on_drop(true);
+        command.kill_on_drop(true);
         Ok(Self(command.spawn().context("start process")?))
     }
 

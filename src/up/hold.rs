@@ -15,6 +15,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+use crate::console;
+
 const LOCK: &str = "up.lock";
 const NOTE: &str = "up.json";
 /// A leftover has this long to end before it is killed.
@@ -115,7 +117,9 @@ impl Hold {
             .map_err(anyhow::Error::from)
             .and_then(|note| replace(&self.0.note, &note));
         if let Err(error) = written {
-            eprintln!("the note of running processes could not be written: {error:#}");
+            console::say(&format!(
+                "the note of running processes could not be written: {error:#}"
+            ));
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod child;
 mod hold;
+mod lent;
 mod parts;
 mod prepare;
 mod service;
@@ -24,6 +25,7 @@ use tokio::task::LocalSet;
 
 use crate::config::Config;
 use hold::Hold;
+use lent::Lent;
 use service::{Running, Service, State};
 
 /// How often a part that is not ready yet is mentioned again.
@@ -66,6 +68,7 @@ pub async fn run(args: Args, config: &Config, file: Option<PathBuf>) -> anyhow::
                 return Ok(status);
             }
             eprintln!("the demo is over; Springtide goes on serving. Ctrl-C stops it.");
+            eprintln!("  report       {}/report", config.control_url());
         }
         std::future::pending().await
     };
@@ -209,10 +212,12 @@ impl<'a> Supervisor<'a> {
 
     /// Runs the demo with this terminal as its own. A broken demo is no reason to stop serving.
     async fn demo(&self, args: &[OsString]) -> anyhow::Result<ExitCode> {
-        let mut command = child::own(self.file.as_deref(), "demo")?;
+        let mut command = child::own_here(self.file.as_deref(), "demo")?;
         command.args(args);
-        let mut demo = child::Child::spawn(command).context("start the demo")?;
+        let lent = Lent::new();
+        let mut demo = child::Child::spawn_here(command).context("start the demo")?;
         let status = demo.wait().await?;
+        lent.back(status);
         if status.success() {
             return Ok(ExitCode::SUCCESS);
         }

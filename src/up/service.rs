@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::child::Child;
 use super::hold::Hold;
+use crate::console;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
@@ -124,7 +125,7 @@ impl Supervision {
                 return;
             }
             let delay = backoff(tries);
-            eprintln!("{name} ended ({why}); again in {:.1} s", delay.as_secs_f64());
+            console::say(&format!("{name} ended ({why}); again in {:.1} s", delay.as_secs_f64()));
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
                 () = self.stop.cancelled() => return,
@@ -164,7 +165,7 @@ impl Supervision {
         let again = matches!(self.tell.send_replace(State::Ready), State::Ready);
         if again {
             let (name, seconds) = (self.service.name, born.elapsed().as_secs_f64());
-            eprintln!("{name} is back, ready after {seconds:.1} s");
+            console::say(&format!("{name} is back, ready after {seconds:.1} s"));
         }
         std::future::pending().await
     }

@@ -1,8 +1,9 @@
-//! The live line: what the run and the loop look like right now, in one line of text. Pure.
+//! What the run and the loop look like right now in one line of text, for output that is no terminal. Pure.
 
 use std::time::Duration;
 
-use super::{
+use crate::demo::{
+    number::{or_dash, signed},
     records::Live,
     replay::Replayed,
     tally::{self, Figures},
@@ -33,13 +34,8 @@ pub fn line(elapsed: Duration, rate: f64, replayed: &Replayed, live: &Live, tau:
 
 fn arm(name: &str, figures: Option<&Figures>) -> String {
     let (reward, show, pauses) = figures.map_or((None, None, 0), |f| (f.reward_mean, f.show_rate, f.pauses));
-    let reward = reward.map_or("–".to_owned(), |reward| format!("{reward:+.3}"));
+    let reward = signed(reward, 3);
     format!("{name} {reward} show {} of {pauses}", or_dash(show, 2))
-}
-
-/// With `digits` after the point, or a dash where there is nothing to say.
-pub fn or_dash(value: Option<f64>, digits: usize) -> String {
-    value.map_or("–".to_owned(), |value| format!("{value:.digits$}"))
 }
 
 fn integer(value: Option<i64>) -> String {
@@ -68,7 +64,7 @@ mod tests {
             halted: None,
             lag_seconds: Some(0.44),
             delta_ratio: Some(0.031),
-            swap_pause_ms: None,
+            ..Live::default()
         };
         assert_eq!(
             line(Duration::from_secs(200), 8.06, &replayed, &live, 0.25),
