@@ -147,5 +147,7 @@ fn generation(
         declined: false,
         shown: None,
         consent: true,
+        decline_suppressed: false,
+        exploration_share: None,
     }
 }
