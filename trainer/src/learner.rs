@@ -9,6 +9,7 @@ mod state;
 pub mod thread;
 
 use crate::batch::{self, Counts, MicroBatch};
+use crate::explore;
 use crate::guards::{Breach, Limits};
 use crate::mismatch::{self, Mismatch};
 use crate::optim::{self, AdamW};
@@ -36,6 +37,8 @@ pub struct Metrics {
     /// Entropy of the old policy at the trained tokens, mean.
     pub entropy: f64,
     pub sequences: usize,
+    /// Of those, sampled with the decline token masked.
+    pub explored: usize,
     pub tokens: usize,
     pub reward_mean: f64,
     pub advantage_mean: f64,
@@ -72,6 +75,8 @@ pub enum Outcome {
 pub struct Learner {
     network: Network,
     image: Arc<Image>,
+    /// The id that says "show nothing".
+    decline: Option<u32>,
     master: Parameters,
     optimiser: AdamW,
     pending: Option<Pending>,
@@ -89,7 +94,10 @@ struct Forward {
     /// log-softmax at each trained position, `[n, V]`, without gradient.
     distributions: Vec<Tensor>,
     logged: Vec<f32>,
+    /// Under the distribution that sampled.
     recomputed: Vec<f32>,
+    /// Under the policy.
+    policy: Vec<f32>,
     loss: f64,
     clipped: f64,
 }
@@ -106,9 +114,12 @@ impl Learner {
             .map(|(name, tensor)| (name.clone(), tensor.detach().copy()))
             .collect();
         let optimiser = AdamW::new(&master);
+        let vocabulary = network.config().vocab_size;
+        let decline = policy::tokenizer::decline_id(&image).context("read the decline token")?;
         Ok(Learner {
             network,
             image,
+            decline: decline.filter(|&id| i64::from(id) < vocabulary),
             master,
             optimiser,
             pending: None,
@@ -155,6 +166,7 @@ impl Learner {
         let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
         let mut metrics = Metrics {
             sequences: counts.sequences,
+            explored: samples.iter().filter(|sample| sample.suppressed).count(),
             tokens: counts.tokens,
             reward_mean: crate::advantage::mean(&rewards),
             advantage_mean: crate::advantage::mean(advantages),
@@ -164,7 +176,7 @@ impl Learner {
 
         let forward = self.forward_backward(&batches, counts, settings);
         let mut gradients = self.take_gradients();
-        metrics.mismatch = mismatch::measure(&forward.logged, &forward.recomputed);
+        metrics.mismatch = mismatch::measure(&forward.logged, &forward.recomputed, &forward.policy);
         metrics.loss = forward.loss;
         metrics.clipped = forward.clipped / counts.tokens.max(1) as f64;
         metrics.entropy = entropy(&forward.distributions, counts.tokens);
@@ -236,6 +248,7 @@ impl Learner {
             distributions: Vec::with_capacity(batches.len()),
             logged: Vec::with_capacity(counts.tokens),
             recomputed: Vec::with_capacity(counts.tokens),
+            policy: Vec::with_capacity(counts.tokens),
             loss: 0.0,
             clipped: 0.0,
         };
@@ -251,7 +264,9 @@ impl Learner {
             forward.loss += share.double_value(&[]);
             forward.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
             forward.logged.extend_from_slice(&batch.behaviour);
-            forward.recomputed.extend(to_vec(&values));
+            let sampled_from = explore::log_behaviour(&distribution, &values, batch, self.decline);
+            forward.recomputed.extend(to_vec(&sampled_from));
+            forward.policy.extend(to_vec(&values));
             forward.distributions.push(distribution.detach());
         }
         forward

@@ -13,6 +13,7 @@ pub mod advantage;
 pub mod batch;
 pub mod checkpoint;
 pub mod claim;
+pub mod explore;
 pub mod grader;
 pub mod guards;
 pub mod mismatch;

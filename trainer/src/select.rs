@@ -4,6 +4,7 @@
 //! Nothing here computes an advantage or touches a tensor.
 
 use crate::claim::{self, Claim};
+use crate::explore;
 use crate::sample::Sample;
 use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeMap;
@@ -144,6 +145,9 @@ struct Row {
     logprobs: Vec<f32>,
     train_mask: Option<Vec<bool>>,
     temperature: f32,
+    declined: bool,
+    decline_suppressed: bool,
+    exploration_share: Option<f32>,
     reward: f64,
 }
 
@@ -161,6 +165,8 @@ impl From<Row> for Sample {
             logprobs: row.logprobs,
             temperature: row.temperature,
             reward: row.reward,
+            suppressed: row.decline_suppressed,
+            weight: explore::weight(row.declined, row.exploration_share),
         }
     }
 }

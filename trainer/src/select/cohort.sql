@@ -3,7 +3,7 @@
 -- set_aside.sql in the same snapshot, so what that would refuse is not here. Parameters: policy, learning alias, head,
 -- rows at most.
 select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
-       t.reward as "reward!"
+       g.declined, g.decline_suppressed, g.exploration_share, t.reward as "reward!"
 from generation g
 join trajectory t on t.generation_id = g.id
 where g.policy = $1
