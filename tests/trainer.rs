@@ -3,6 +3,7 @@
 
 mod fleet;
 mod offline;
+mod silence;
 mod world;
 
 use crate::support::eventually;

@@ -12,8 +12,8 @@ mod draw;
 mod interval;
 mod live;
 mod records;
-mod replay;
 mod references;
+mod replay;
 mod report;
 mod tally;
 

@@ -127,7 +127,7 @@ pub async fn sweep_abandoned(pool: &PgPool, policy: &str) -> Result<u64, sqlx::E
 }
 
 /// The smallest UUIDv7 of the last `span`.
-fn first_id_of_the_last(span: Duration) -> Uuid {
+pub(crate) fn first_id_of_the_last(span: Duration) -> Uuid {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let milliseconds = now.saturating_sub(span).as_millis() as u64;
     let mut bytes = [0u8; 16];
