@@ -279,6 +279,7 @@ async fn report(
             .all(|served| roots.get(&served.version) == Some(&served.root)),
         versions_served,
         feedback_to_serving_seconds: patiently(|| records::feedback_to_serving(pool, scope)).await?,
+        feedback_to_serving_phases: patiently(|| records::feedback_to_serving_phases(pool, scope)).await?,
         swap_pause_ms: SwapPause {
             p50: the_loop.swap_pause_ms_p50,
             max: the_loop.swap_pause_ms_max,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{
     interval::Interval,
     live::or_dash,
-    records::{FeedbackToServing, Ledger, Recorded},
+    records::{FeedbackToServing, Ledger, Phase, Recorded},
     replay::Counts,
     tally::{FROZEN, Figures, LEARNING, VersionServed},
 };
@@ -31,6 +31,8 @@ pub struct Report {
     /// Every root that an answer named is the one that the trainer committed under that serial.
     pub roots_agree: bool,
     pub feedback_to_serving_seconds: FeedbackToServing,
+    /// Its parts, one after the other.
+    pub feedback_to_serving_phases: Vec<Phase>,
     pub swap_pause_ms: SwapPause,
     /// Bytes of all deltas of the run, of the bytes of the versions that they made.
     pub delta_ratio: Option<f64>,
@@ -129,6 +131,13 @@ impl Report {
             self.versions_served.len(),
             if self.roots_agree { "agree" } else { "DISAGREE" },
         )?;
+        if !self.feedback_to_serving_phases.is_empty() {
+            let phases = self.feedback_to_serving_phases.iter();
+            let parts: Vec<String> = phases
+                .map(|p| format!("{} {:.1} ({:.1})", p.name, p.p50, p.p95))
+                .collect();
+            writeln!(out, "  of which p50 (p95) s: {}", parts.join(", "))?;
+        }
         writeln!(
             out,
             "swap pause: p50 {} ms, max {} ms; delta {} % of a version; parity max |Δ log p| {}",
@@ -155,6 +164,13 @@ impl Report {
         for (reason, generations) in &ledger.reasons {
             writeln!(out, "  {reason} {generations}")?;
         }
+        let lost = &ledger.lost_to_staleness;
+        writeln!(
+            out,
+            "lost to staleness 0: {} of {LEARNING}'s rewarded, {} %: sampled during a cohort's last horizons, its step and the swap",
+            lost.dropped,
+            or_dash(lost.share.map(|share| 100.0 * share), 1),
+        )?;
         let counts = &self.counts;
         writeln!(
             out,
@@ -214,6 +230,7 @@ fn interval(interval: Option<Interval>, digits: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::demo::records::Lost;
     use crate::demo::tally::{self, Measure, Verdict, tests::outcome};
 
     fn report() -> Report {
@@ -248,6 +265,11 @@ mod tests {
             versions_served: tally::versions_served(&outcomes),
             roots_agree: true,
             feedback_to_serving_seconds: FeedbackToServing::default(),
+            feedback_to_serving_phases: vec![Phase {
+                name: "horizon".to_owned(),
+                p50: 3.25,
+                p95: 4.0,
+            }],
             swap_pause_ms: SwapPause {
                 p50: Some(1.5),
                 max: Some(3.0),
@@ -261,6 +283,10 @@ mod tests {
                 trained: 2,
                 censored: 1,
                 balanced: true,
+                lost_to_staleness: Lost {
+                    dropped: 3,
+                    share: Some(0.6),
+                },
                 ..Ledger::default()
             },
             settled: true,
@@ -293,6 +319,8 @@ mod tests {
             "balanced",
         ];
         assert!(dispositions.iter().all(|member| json["ledger"].get(member).is_some()));
+        assert_eq!(json["feedback_to_serving_phases"][0]["name"], "horizon");
+        assert_eq!(json["ledger"]["lost_to_staleness"]["share"], 0.6);
         assert!(
             ["p50", "p95"]
                 .iter()
@@ -324,6 +352,11 @@ mod tests {
                 .contains("= 2 trained + 0 held out + 1 censored + 0 dropped + 0 queued + 0 open + 0 erased: balanced")
         );
         assert!(!table.contains("not settled"));
+        assert!(table.contains("of which p50 (p95) s: horizon 3.2 (4.0)"), "{table}");
+        assert!(
+            table.contains("lost to staleness 0: 3 of champion's rewarded, 60.0 %"),
+            "{table}"
+        );
         (report.settled, report.ledger.balanced) = (false, false);
         assert!(report.table().contains("NOT BALANCED") && report.table().contains("not settled"));
     }

@@ -29,6 +29,8 @@ pub mod silence;
 pub mod versions;
 
 #[cfg(feature = "torch")]
+mod coming;
+#[cfg(feature = "torch")]
 mod execute;
 #[cfg(feature = "torch")]
 mod grpo;
