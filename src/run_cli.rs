@@ -77,7 +77,7 @@ async fn ask(control: &Control, id: Uuid, what: &str) -> anyhow::Result<()> {
 
 fn list(page: &Value) {
     println!(
-        "{:<36}  {:<8}  {:<12}  {:<10}  {:>9}  reason",
+        "{:<36}  {:<8}  {:<12}  {:<10}  {:>9}  reason or alarm",
         "id", "kind", "line", "status", "steps"
     );
     for run in page["data"].as_array().into_iter().flatten() {
@@ -91,7 +91,7 @@ fn list(page: &Value) {
             text(run, "line"),
             text(run, "status"),
             format!("{}/{total}", run["steps_done"]),
-            text(run, "reason"),
+            run["reason"].as_str().unwrap_or_else(|| text(run, "alarm")),
         );
     }
 }

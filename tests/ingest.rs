@@ -150,6 +150,8 @@ fn generation() -> Generation {
         declined: false,
         shown: Some(true),
         consent: true,
+        decline_suppressed: true,
+        exploration_share: Some(0.02),
     }
 }
 
@@ -325,10 +327,12 @@ async fn an_accepted_generation_becomes_a_rewarded_trajectory() {
         Vec<f32>,
         Option<Vec<bool>>,
         i64,
+        bool,
+        Option<f32>,
     );
     let row: Row = sqlx::query_as(
-        "select version, version_oldest, version_spans, root, prompt_ids, token_ids, logprobs, train_mask, seed \
-         from generation where id = $1",
+        "select version, version_oldest, version_spans, root, prompt_ids, token_ids, logprobs, train_mask, seed, \
+         decline_suppressed, exploration_share from generation where id = $1",
     )
     .bind(generation.id)
     .fetch_one(&stack.pool)
@@ -341,6 +345,7 @@ async fn an_accepted_generation_becomes_a_rewarded_trajectory() {
     assert_eq!(row.6, generation.logprobs);
     assert_eq!(row.7, Some(vec![true, true, false]));
     assert_eq!(row.8.cast_unsigned(), u64::MAX);
+    assert_eq!((row.9, row.10), (true, Some(0.02)));
     let partition: String = sqlx::query_scalar("select tableoid::regclass::text from generation")
         .fetch_one(&stack.pool)
         .await
@@ -559,6 +564,7 @@ async fn what_has_no_usable_signal_is_censored_and_a_decline_is_worth_nothing() 
     };
     let declined = Generation {
         declined: true,
+        decline_suppressed: false,
         ..generation()
     };
     let foreign = Generation {

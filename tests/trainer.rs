@@ -3,6 +3,7 @@
 
 mod fleet;
 mod offline;
+mod silence;
 mod world;
 
 use crate::support::eventually;
@@ -67,6 +68,8 @@ async fn a_cohort_is_trained_on_once_and_published_as_what_the_store_holds() {
     let parity = metrics["mismatch"]["difference_max"].as_f64().unwrap();
     assert!(parity <= 1e-5, "sampler and trainer differ by {parity}");
     assert_eq!(metrics["notes"]["set_aside"]["other_arm"], 3);
+    // two of the eight were sampled without the decline token, and their logged values were found again
+    assert_eq!(metrics["explored"], 2);
     assert_eq!(world.ledger("censored").await, 1);
 
     // another process finds nothing to do, and trains nothing twice

@@ -185,6 +185,12 @@ pub struct Generation {
     /// False: logged, never trained on.
     #[serde(default = "yes")]
     pub consent: bool,
+    /// The policy was not allowed to decline: `logprobs` are of the distribution without the decline token.
+    #[serde(default)]
+    pub decline_suppressed: bool,
+    /// The probability with which a coin suppressed declining, (0, 1); absent: it was not tossed.
+    #[serde(default)]
+    pub exploration_share: Option<f32>,
 }
 
 fn yes() -> bool {

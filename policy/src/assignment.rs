@@ -16,6 +16,9 @@ pub const KIND: &str = "assignment";
 /// The alias that answers when no experiment is set up.
 pub const CHAMPION: &str = "champion";
 
+/// Beyond this, exploration would no longer be the exception.
+pub const EXPLORE_MAX: f64 = 0.5;
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
     pub policy: String,
@@ -39,6 +42,10 @@ pub struct Arm {
     pub alias: String,
     /// Share of users, relative to the sum of all arms' weights.
     pub weight: f64,
+    /// Share of the arm's requests for which declining is suppressed, in [0, [`EXPLORE_MAX`]]. Left out of the document
+    /// where it is 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub explore: f64,
 }
 
 /// Why an assignment contradicts itself.
@@ -56,6 +63,8 @@ pub enum Error {
     Weight(String, f64),
     #[error("the arms' weights do not sum to a positive finite number")]
     NoWeight,
+    #[error("the arm `{0}` explores {1} of its requests; a share is from 0 to {EXPLORE_MAX}")]
+    Explore(String, f64),
 }
 
 impl Assignment {
@@ -79,6 +88,9 @@ impl Assignment {
             }
             if !arm.weight.is_finite() || arm.weight < 0.0 {
                 return Err(Error::Weight(arm.alias.clone(), arm.weight));
+            }
+            if !(0.0..=EXPLORE_MAX).contains(&arm.explore) {
+                return Err(Error::Explore(arm.alias.clone(), arm.explore));
             }
         }
         let total = self.total_weight();
@@ -113,9 +125,20 @@ impl Assignment {
         }
     }
 
+    /// Share of an alias's requests that explore; an alias that is no arm does not.
+    pub fn explore_of(&self, alias: &str) -> f64 {
+        let arm = self.arms.iter().find(|arm| arm.alias == alias);
+        arm.map_or(0.0, |arm| arm.explore)
+    }
+
     fn total_weight(&self) -> f64 {
         self.arms.iter().map(|arm| arm.weight).sum()
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(share: &f64) -> bool {
+    *share == 0.0
 }
 
 /// Where a user falls in [0, 1).
@@ -143,6 +166,7 @@ pub(crate) mod tests {
         let arm = |alias: &str, weight| Arm {
             alias: alias.into(),
             weight,
+            explore: 0.0,
         };
         Assignment {
             policy: "demo".into(),
@@ -220,6 +244,9 @@ pub(crate) mod tests {
         ));
         assert!(matches!(with(&|a| a.arms[0].weight = -1.0), Error::Weight(..)));
         assert!(matches!(with(&|a| a.arms[0].weight = f64::NAN), Error::Weight(..)));
+        for share in [-0.1, 0.6, f64::NAN] {
+            assert!(matches!(with(&|a| a.arms[0].explore = share), Error::Explore(..)));
+        }
         assert_eq!(
             with(&|a| a.arms.iter_mut().for_each(|arm| arm.weight = 0.0)),
             Error::NoWeight
@@ -233,6 +260,15 @@ pub(crate) mod tests {
     #[test]
     fn the_json_form_is_read_back() {
         let json = serde_json::to_string(&sample()).unwrap();
+        assert!(!json.contains("explore"), "{json}");
         assert_eq!(serde_json::from_str::<Assignment>(&json).unwrap(), sample());
+        let mut exploring = sample();
+        exploring.arms[0].explore = 0.02;
+        let json = serde_json::to_string(&exploring).unwrap();
+        assert_eq!(serde_json::from_str::<Assignment>(&json).unwrap(), exploring);
+        assert_eq!(
+            (exploring.explore_of("champion"), exploring.explore_of("base")),
+            (0.02, 0.0)
+        );
     }
 }

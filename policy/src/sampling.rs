@@ -38,7 +38,7 @@ impl Source {
     }
 }
 
-/// Draws one token from `logits` (one value per vocabulary entry, finite). Returns its id and its log-probability in nats.
+/// Draws one token from `logits` (one value per vocabulary entry, finite or suppressed). Returns its id and its log-probability in nats.
 ///
 /// Greedy (`temperature` 0) is a point mass, whose log-probability would say nothing: there the value is that of the
 /// softmax at temperature 1, for people to read; such a token is never trained on.
@@ -68,6 +68,27 @@ pub fn sample(logits: &[f32], params: &Params, source: &mut Source) -> (u32, f32
     }
     let id = chosen.unwrap_or_else(|| argmax(logits));
     (id as u32, (weights[id] / total).ln() as f32)
+}
+
+/// Takes a token out of what can be drawn: [`sample`] then draws from the distribution over the others, and its
+/// log-probability is the one under that distribution.
+pub fn suppress(logits: &mut [f32], id: u32) {
+    if let Some(logit) = logits.get_mut(id as usize) {
+        *logit = f32::NEG_INFINITY;
+    }
+}
+
+/// The coin of exploration: whether a request with this seed is one of a `share` of all. Depends on nothing else, and is
+/// independent of the tokens that [`Source`] draws from the same seed. A coin is the first 8 bytes (little-endian) of
+/// BLAKE3(`"springtide explore 1\0" seed`) over 2^64, the seed as 8 bytes little-endian.
+pub fn explores(seed: u64, share: f64) -> bool {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"springtide explore 1\0");
+    hasher.update(&seed.to_le_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    // 53 bits: as many as a double holds exactly
+    ((u64::from_le_bytes(first) >> 11) as f64 / (1u64 << 53) as f64) < share
 }
 
 /// Log-probabilities of the `k` most probable tokens at temperature 1, most probable first.
@@ -181,6 +202,33 @@ mod tests {
         };
         assert_eq!(draw(5), draw(5));
         assert_ne!(draw(5), draw(6));
+    }
+
+    #[test]
+    fn without_the_suppressed_token_the_others_share_its_probability() {
+        // probabilities 0.5, 0.3, 0.2; without the first 0.6, 0.4
+        let mut logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
+        suppress(&mut logits, 0);
+        let mut source = Source::new(3);
+        let mut seconds = 0;
+        for _ in 0..20_000 {
+            let (id, lp) = sample(&logits, &Params::default(), &mut source);
+            let expected = [f64::NAN, 0.6, 0.4][id as usize].ln();
+            assert!((f64::from(lp) - expected).abs() < 1e-6);
+            seconds += usize::from(id == 1);
+        }
+        // 0.6 ± 5 standard deviations
+        assert!((11_654..12_346).contains(&seconds), "{seconds}");
+    }
+
+    #[test]
+    fn the_coin_falls_by_its_share_and_the_same_for_the_same_seed() {
+        let explored = (0..50_000).filter(|&seed| explores(seed, 0.02)).count();
+        // 1000 ± 5 standard deviations
+        assert!((843..1157).contains(&explored), "{explored}");
+        assert!((0..1000).all(|seed| !explores(seed, 0.0)));
+        // one that falls for a small share falls for every larger one
+        assert!((0..1000).all(|seed| !explores(seed, 0.1) || explores(seed, 0.3)));
     }
 
     #[test]

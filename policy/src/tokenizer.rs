@@ -52,8 +52,7 @@ impl Tokenizer {
         if stop_ids.is_empty() {
             stop_ids = ids(&config, "config.json", "eos_token_id")?;
         }
-        let field = "springtide_decline_token_id";
-        let decline_id = ids(&generation, "generation_config.json", field)?.first().copied();
+        let decline_id = decline_id(image)?;
         for &id in stop_ids.iter().chain(&decline_id) {
             if tokenizer.id_to_token(id).is_none() {
                 return Err(malformed(format!("it has no token {id}, which the model stops at")));
@@ -122,6 +121,13 @@ impl Tokenizer {
     pub fn vocab_size(&self) -> usize {
         self.0.tokenizer.get_vocab_size(true)
     }
+}
+
+/// The token by which a version chooses to show nothing, without reading the rest of its tokenizer.
+pub fn decline_id(image: &Image) -> Result<Option<u32>, Error> {
+    let file = "generation_config.json";
+    let ids = ids(&json(image, file)?, file, "springtide_decline_token_id")?;
+    Ok(ids.first().copied())
 }
 
 impl std::fmt::Debug for Tokenizer {

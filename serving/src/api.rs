@@ -7,6 +7,7 @@
 mod ask;
 mod choice;
 mod complete;
+mod explore;
 mod record;
 mod stop;
 mod wire;

@@ -59,6 +59,8 @@ pub struct Request {
     pub seed: u64,
     /// Ends the sequence like the version's own stop ids.
     pub stop_ids: Vec<u32>,
+    /// Never sampled; log-probabilities are of the distribution without it.
+    pub suppressed: Option<u32>,
     /// How many of the most probable tokens to report with each sampled one.
     pub top_logprobs: usize,
     pub class: Class,

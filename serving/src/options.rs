@@ -1,6 +1,7 @@
 //! What the serving role and the release loop can be told. Pure data: every field has a unit and a default, and
 //! contradictions are refused by `check` before anything starts.
 
+use policy::assignment::EXPLORE_MAX;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -120,16 +121,20 @@ pub struct ArmOptions {
     pub alias: String,
     /// Share of the users; all weights together are 1.
     pub weight: f64,
+    /// Share of the arm's requests in which the policy may not decline, so that it goes on earning answers; 0 to 0.5.
+    #[serde(default)]
+    pub explore: f64,
 }
 
 impl Default for ReleaseOptions {
     fn default() -> Self {
-        let arm = |alias: &str, weight| ArmOptions {
+        let arm = |alias: &str, weight, explore| ArmOptions {
             alias: alias.into(),
             weight,
+            explore,
         };
         ReleaseOptions {
-            arms: vec![arm("champion", 0.6), arm("base", 0.4)],
+            arms: vec![arm("champion", 0.6, 0.02), arm("base", 0.4, 0.0)],
             poll_interval_ms: 250,
         }
     }
@@ -151,6 +156,12 @@ impl ReleaseOptions {
         for (i, arm) in self.arms.iter().enumerate() {
             if self.arms[..i].iter().any(|other| other.alias == arm.alias) {
                 return Err(format!("release.arm names {:?} twice", arm.alias));
+            }
+            if !(0.0..=EXPLORE_MAX).contains(&arm.explore) {
+                return Err(format!(
+                    "release.arm {:?} has explore = {}; give 0 to {EXPLORE_MAX}",
+                    arm.alias, arm.explore
+                ));
             }
         }
         if self.poll_interval_ms == 0 {
@@ -188,5 +199,8 @@ mod tests {
         options.arms[0] = options.arms[1].clone();
         options.arms[0].weight = 0.6;
         assert!(options.check().unwrap_err().contains("twice"));
+        let mut options = ReleaseOptions::default();
+        options.arms[0].explore = 0.6;
+        assert!(options.check().unwrap_err().contains("explore = 0.6"));
     }
 }

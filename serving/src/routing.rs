@@ -25,6 +25,8 @@ pub struct Route {
     pub arm: String,
     /// With which this user was put in that arm, (0, 1].
     pub probability: f64,
+    /// Share of the arm's requests that explore.
+    pub explore: f64,
 }
 
 /// Why a request goes nowhere. Each says what to do.
@@ -98,6 +100,7 @@ impl Routing {
                     version: version.clone(),
                     arm: alias.into(),
                     probability,
+                    explore: assignment.explore_of(alias),
                 }),
                 None => Err(NoRoute::NotReady(policy.into())),
             };
@@ -130,6 +133,7 @@ impl Routing {
         };
         Ok(Route {
             version: version.clone(),
+            explore: assignment.explore_of(&arm),
             arm,
             probability: 1.0,
         })
@@ -204,6 +208,7 @@ pub(crate) mod tests {
                 .map(|(alias, weight)| Arm {
                     alias: alias.to_string(),
                     weight: *weight,
+                    explore: 0.0,
                 })
                 .collect(),
             created_at: datetime!(2026-11-21 10:00 UTC),
@@ -264,6 +269,20 @@ pub(crate) mod tests {
         assert_eq!(route("demo@base"), Ok((1, "base".into(), 1.0)));
         assert_eq!(route("demo@5"), Ok((5, "v5".into(), 1.0)));
         assert_eq!(route("demo@7"), Ok((7, "v7".into(), 1.0)));
+    }
+
+    #[test]
+    fn an_arm_explores_however_it_was_asked_for_and_a_version_by_its_serial_does_not() {
+        let routing = Routing::default();
+        let mut assignment = assignment(3, &[("champion", 7), ("base", 1)], &[("champion", 1.0), ("base", 0.0)]);
+        assignment.arms[0].explore = 0.02;
+        routing.apply(
+            assignment,
+            [1, 7].into_iter().map(|serial| (serial, version(serial))).collect(),
+        );
+        let explore = |model: &str| routing.route("demo", model, "u").unwrap().explore;
+        assert_eq!((explore("demo"), explore("demo@champion")), (0.02, 0.02));
+        assert_eq!((explore("demo@base"), explore("demo@7")), (0.0, 0.0));
     }
 
     #[test]

@@ -72,7 +72,7 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
         let work = move || {
             let network = Network::from_image(&image).unwrap();
             (first..first + count)
-                .map(|seed| generate(&network, &prompt, seed))
+                .map(|seed| generate(&network, &prompt, seed, None))
                 .collect::<Vec<_>>()
         };
         tokio::task::spawn_blocking(work).await.unwrap()
@@ -147,5 +147,7 @@ fn generation(
         declined: false,
         shown: None,
         consent: true,
+        decline_suppressed: false,
+        exploration_share: None,
     }
 }

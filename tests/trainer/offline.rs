@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 const SOON: Duration = Duration::from_secs(90);
 
 /// The control API of a world's policy; its base URL.
-async fn control(world: &World) -> String {
+pub async fn control(world: &World) -> String {
     let auth = Auth::new(AuthOptions::default(), world.stack.pool.clone());
     let routes = trainer::runs::router(world.stack.pool.clone(), POLICY)
         .merge(trainer::versions::router(world.stack.pool.clone(), POLICY));
@@ -30,7 +30,7 @@ async fn post(url: String, body: &Value) -> (u16, Value) {
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-async fn get(url: String) -> Value {
+pub async fn get(url: String) -> Value {
     reqwest::get(url).await.unwrap().json().await.unwrap()
 }
 

@@ -4,7 +4,7 @@ use crate::support::{Stack, eventually};
 use policy::config::ModelConfig;
 use policy::image::Image;
 use policy::network::{KvCache, Network, random_image};
-use policy::sampling::{Params, Source, sample};
+use policy::sampling::{Params, Source, sample, suppress};
 use policy::sign::{SigningKey, TrustedKeys};
 use policy::store::Store;
 use sqlx::Row;
@@ -23,6 +23,8 @@ use trainer::{Environment, Options};
 use uuid::Uuid;
 
 pub const POLICY: &str = "demo";
+/// The token by which the world's policy shows nothing.
+pub const DECLINE: u32 = 40;
 
 /// A policy in a stack of its own.
 pub struct World {
@@ -42,6 +44,8 @@ pub struct Sampled {
     pub tokens: Vec<u32>,
     pub logprobs: Vec<f32>,
     pub top_p: f32,
+    /// Sampled with the decline token masked.
+    pub suppressed: bool,
     /// `None`: censored.
     pub reward: Option<f64>,
 }
@@ -109,7 +113,12 @@ impl World {
             image_every: 50,
             checkpoints_kept: 2,
         };
-        let image = Arc::new(random_image(&config(), 11));
+        let mut image = random_image(&config(), 11);
+        let generation = serde_json::json!({"springtide_decline_token_id": DECLINE});
+        image
+            .files
+            .insert("generation_config.json".into(), generation.to_string().into());
+        let image = Arc::new(image);
         let base = import_image(&publisher, image, "realtime").await.unwrap();
         World {
             stack,
@@ -168,7 +177,8 @@ impl World {
             .map(|i| {
                 let seed = self.seeds.fetch_add(1, Ordering::Relaxed);
                 let prompt: Vec<u32> = (0..3 + seed % 5).map(|j| ((seed * 7 + j * 11) % 61) as u32).collect();
-                let (tokens, logprobs) = generate(&network, &prompt, seed);
+                let suppressed = seed % 4 == 1;
+                let (tokens, logprobs) = generate(&network, &prompt, seed, suppressed.then_some(DECLINE));
                 Sampled {
                     id: Uuid::now_v7(),
                     version,
@@ -176,6 +186,7 @@ impl World {
                     tokens,
                     logprobs,
                     top_p: 1.0,
+                    suppressed,
                     reward: Some(if i % 3 == 0 { 0.75 } else { -0.25 }),
                 }
             })
@@ -232,9 +243,9 @@ impl World {
             "insert into generation
                  (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
                   episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
-                  finish_reason, declined, sampled_at)
+                  finish_reason, declined, sampled_at, decline_suppressed, exploration_share)
              values ($1, 'default', $2, $3, $3, '[]', '', 'realtime', 'r', 'production', 'completion',
-                     $1, 'u', $4, 1, $5, $6, $7, 1, $8, 'stop', false, now())",
+                     $1, 'u', $4, 1, $5, $6, $7, 1, $8, 'stop', $9, now(), $10, 0.25)",
         )
         .bind(sampled.id)
         .bind(POLICY)
@@ -244,6 +255,8 @@ impl World {
         .bind(ids(&sampled.tokens))
         .bind(&sampled.logprobs)
         .bind(sampled.top_p)
+        .bind(sampled.tokens.contains(&DECLINE))
+        .bind(sampled.suppressed)
         .execute(&self.stack.pool)
         .await
         .unwrap();
@@ -413,11 +426,13 @@ fn to_sample(sampled: &Sampled) -> Sample {
         mask: vec![true; sampled.tokens.len()],
         temperature: 1.0,
         reward: sampled.reward.unwrap(),
+        suppressed: sampled.suppressed,
+        weight: trainer::explore::weight(sampled.tokens.contains(&DECLINE), Some(0.25)),
     }
 }
 
-/// Samples five tokens through the KV cache, as serving does.
-pub fn generate(network: &Network, prompt: &[u32], seed: u64) -> (Vec<u32>, Vec<f32>) {
+/// Samples five tokens through the KV cache, as serving does, without the one that is suppressed.
+pub fn generate(network: &Network, prompt: &[u32], seed: u64, suppressed: Option<u32>) -> (Vec<u32>, Vec<f32>) {
     let mut cache = KvCache::new(network, 1, 64);
     let mut source = Source::new(seed);
     let params = Params {
@@ -427,6 +442,9 @@ pub fn generate(network: &Network, prompt: &[u32], seed: u64) -> (Vec<u32>, Vec<
     let mut logits = network.prefill(&mut cache, 0, prompt).unwrap();
     let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
     for _ in 0..5 {
+        if let Some(id) = suppressed {
+            suppress(&mut logits, id);
+        }
         let (token, logprob) = sample(&logits, &params, &mut source);
         tokens.push(token);
         logprobs.push(logprob);

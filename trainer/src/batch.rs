@@ -20,10 +20,12 @@ pub struct MicroBatch {
     pub targets: Vec<i64>,
     /// Its logged log-probability, nats.
     pub behaviour: Vec<f32>,
-    /// Its trajectory's advantage.
+    /// Its trajectory's advantage, times the trajectory's weight.
     pub advantage: Vec<f32>,
     /// The temperature it was sampled at.
     pub temperature: Vec<f32>,
+    /// Which of the trained tokens were sampled with the decline token masked, ascending.
+    pub suppressed: Vec<i64>,
 }
 
 impl MicroBatch {
@@ -89,10 +91,13 @@ fn micro_batch(rows: &[usize], width: usize, samples: &[Sample], advantages: &[f
             *slot = i64::from(id);
         }
         for (j, &token) in sample.tokens.iter().enumerate().filter(|&(j, _)| sample.mask[j]) {
+            if sample.suppressed {
+                batch.suppressed.push(batch.targets.len() as i64);
+            }
             batch.positions.push((row * width + sample.prompt.len() - 1 + j) as i64);
             batch.targets.push(i64::from(token));
             batch.behaviour.push(sample.logprobs[j]);
-            batch.advantage.push(advantages[i] as f32);
+            batch.advantage.push((advantages[i] * sample.weight) as f32);
             batch.temperature.push(sample.temperature);
         }
     }
@@ -116,6 +121,8 @@ mod tests {
             mask: mask.to_vec(),
             temperature: 1.0,
             reward: 0.0,
+            suppressed: false,
+            weight: 1.0,
         }
     }
 
@@ -141,6 +148,20 @@ mod tests {
                 tokens: 3
             }
         );
+    }
+
+    #[test]
+    fn exploration_marks_its_tokens_and_weighs_the_advantage() {
+        let mut samples = [
+            sample(&[5, 6], &[7, 8], &[true, true]),
+            sample(&[1], &[2, 3], &[false, true]),
+        ];
+        samples[1].suppressed = true;
+        samples[0].weight = 1.25;
+        let batch = &pack(&samples, &[0.5, -1.0], 100)[0];
+        assert_eq!(batch.targets, [7, 8, 3]);
+        assert_eq!(batch.suppressed, [2]);
+        assert_eq!(batch.advantage, [0.625, 0.625, -1.0]);
     }
 
     #[test]

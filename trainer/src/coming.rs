@@ -102,6 +102,8 @@ mod tests {
             mask: vec![true],
             temperature: 1.0,
             reward,
+            suppressed: false,
+            weight: 1.0,
         }
     }
 

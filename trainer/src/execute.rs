@@ -5,7 +5,7 @@
 
 use crate::options::Options;
 use crate::publish::{self, Publisher};
-use crate::{claim, grpo, realtime};
+use crate::{claim, grpo, realtime, silence};
 use anyhow::{Context, bail};
 use ingest::kafka::ClientOptions;
 use ingest::log::Producer;
@@ -66,7 +66,14 @@ pub async fn run(options: Options, environment: Environment, shutdown: Cancellat
         );
     }
     tokio::select! {
-        done = async { tokio::try_join!(realtime::run(&trainer, &shutdown), grpo::run(&trainer, &shutdown)) } => {
+        done = async {
+            let watch = Box::pin(async {
+                let options = &trainer.options.realtime;
+                silence::watch(trainer.pool.clone(), &trainer.policy, options, &shutdown).await;
+                anyhow::Ok(())
+            });
+            tokio::try_join!(realtime::run(&trainer, &shutdown), grpo::run(&trainer, &shutdown), watch)
+        } => {
             done?;
         }
         lost = watch(&mut lease) => bail!("the lease of policy `{}` is lost: {lost}", trainer.policy),

@@ -40,6 +40,8 @@ pub struct Metrics {
     /// Entropy of the old policy at the trained tokens, mean.
     pub entropy: f64,
     pub sequences: usize,
+    /// Of those, sampled with the decline token masked.
+    pub explored: usize,
     pub tokens: usize,
     /// Sequences whose advantage is exactly 0: they count in every mean, and nothing is propagated back through them.
     pub without_gradient: usize,
@@ -81,6 +83,8 @@ pub enum Outcome {
 pub struct Learner {
     network: Network,
     image: Arc<Image>,
+    /// The id that says "show nothing".
+    decline: Option<u32>,
     master: Parameters,
     optimiser: AdamW,
     /// The coming step's; its gradients are in the network's leaves.
@@ -107,9 +111,12 @@ impl Learner {
             .map(|(name, tensor)| (name.clone(), tensor.detach().copy()))
             .collect();
         let optimiser = AdamW::new(&master);
+        let vocabulary = network.config().vocab_size;
+        let decline = policy::tokenizer::decline_id(&image).context("read the decline token")?;
         Ok(Learner {
             network,
             image,
+            decline: decline.filter(|&id| i64::from(id) < vocabulary),
             master,
             optimiser,
             sums: Sums::default(),
@@ -272,7 +279,7 @@ impl Learner {
         if backward {
             terms.per_token.sum(Kind::Float).backward();
         }
-        self.sums.add(batch, &distribution, &terms);
+        self.sums.add(batch, &distribution, &terms, self.decline);
     }
 
     /// log-softmax at the trained positions of a micro-batch, at each token's temperature: `[n, V]`.

@@ -6,6 +6,7 @@
 //!                     realtime: production, one run per policy          claim (fence) ─────────────┤
 //!                     grpo: rollouts through the public API, a line of its own                     ▼
 //!                     runs, versions: the same over HTTP, without libtorch                step, line, disposition
+//!                     silence: an alarm when the learning arm hardly shows anything       run_event
 //! ```
 //! Knows serving only as a URL, and who is served only through the view `alias`.
 
@@ -13,6 +14,7 @@ pub mod advantage;
 pub mod batch;
 pub mod checkpoint;
 pub mod claim;
+pub mod explore;
 pub mod grader;
 pub mod guards;
 pub mod mismatch;
@@ -23,6 +25,7 @@ pub mod runs;
 pub mod sample;
 pub mod select;
 pub mod settings;
+pub mod silence;
 pub mod versions;
 
 #[cfg(feature = "torch")]

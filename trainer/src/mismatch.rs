@@ -6,13 +6,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Differences between logged μ and recomputed π, with w = exp(log π − log μ). Nats unless said.
+/// Differences between logged and recomputed log μ, where μ is what sampled: the policy π, or π without the decline token
+/// where exploration masked it. v = recomputed / logged is 1 but for rounding; w = π / μ as logged is the loss's importance
+/// weight before its cut. Nats unless said.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Mismatch {
     pub tokens: usize,
-    /// mean(log μ − log π): the simple estimate of KL(μ‖π).
+    /// mean(−log v): the simple estimate of KL(logged‖recomputed).
     pub k1: f64,
-    /// mean(w − log w − 1): the same quantity, never negative per token.
+    /// mean(v − log v − 1): the same quantity, never negative per token.
     pub k3: f64,
     /// (Σw)² / (n Σw²): the share of the sample that counts, in (0, 1].
     pub ess: f64,
@@ -22,23 +24,24 @@ pub struct Mismatch {
     pub difference_max: f64,
 }
 
-/// `logged` and `recomputed` are log-probabilities of the same tokens, of equal lengths.
-pub fn measure(logged: &[f32], recomputed: &[f32]) -> Mismatch {
-    let n = logged.len().min(recomputed.len());
+/// log μ as logged and recomputed, and log π, of the same tokens: of equal lengths.
+pub fn measure(logged: &[f32], recomputed: &[f32], policy: &[f32]) -> Mismatch {
+    let n = logged.len().min(recomputed.len()).min(policy.len());
     if n == 0 {
         return Mismatch::default();
     }
     let (mut k1, mut k3, mut sum, mut squares, mut total) = (0.0, 0.0, 0.0, 0.0, 0.0);
     let mut differences = Vec::with_capacity(n);
-    for (&mu, &pi) in logged.iter().zip(recomputed) {
-        let log_w = (f64::from(pi) - f64::from(mu)).clamp(-20.0, 20.0);
-        let w = log_w.exp();
-        k1 -= log_w;
-        k3 += w - log_w - 1.0;
+    let cut = |log_ratio: f64| log_ratio.clamp(-20.0, 20.0);
+    for ((&logged, &recomputed), &pi) in logged.iter().zip(recomputed).zip(policy) {
+        let log_v = cut(f64::from(recomputed) - f64::from(logged));
+        let w = cut(f64::from(pi) - f64::from(logged)).exp();
+        k1 -= log_v;
+        k3 += log_v.exp() - log_v - 1.0;
         sum += w;
         squares += w * w;
-        total += log_w.abs();
-        differences.push((f64::from(pi) - f64::from(mu)).abs());
+        total += log_v.abs();
+        differences.push((f64::from(recomputed) - f64::from(logged)).abs());
     }
     differences.sort_by(f64::total_cmp);
     let count = n as f64;
@@ -58,9 +61,24 @@ pub fn measure(logged: &[f32], recomputed: &[f32]) -> Mismatch {
 mod tests {
     use super::*;
 
+    /// Without exploration: what sampled is the policy.
+    fn measure_free(logged: &[f32], recomputed: &[f32]) -> Mismatch {
+        measure(logged, recomputed, recomputed)
+    }
+
+    #[test]
+    fn what_exploration_masked_weighs_less_and_is_no_mismatch() {
+        // the second token was sampled without a decline of probability 1/2: w = 1/2
+        let ln2 = std::f32::consts::LN_2;
+        let m = measure(&[-1.0, -1.0], &[-1.0, -1.0], &[-1.0, -1.0 - ln2]);
+        assert_eq!((m.k1, m.k3, m.difference_max), (0.0, 0.0, 0.0));
+        assert!((m.weight_mean - 0.75).abs() < 1e-6);
+        assert!((m.ess - 1.5 * 1.5 / (2.0 * 1.25)).abs() < 1e-6);
+    }
+
     #[test]
     fn equal_log_probabilities_have_no_mismatch() {
-        let m = measure(&[-1.0, -2.0, -0.5], &[-1.0, -2.0, -0.5]);
+        let m = measure_free(&[-1.0, -2.0, -0.5], &[-1.0, -2.0, -0.5]);
         assert_eq!((m.k1, m.k3, m.ess, m.difference_max), (0.0, 0.0, 1.0, 0.0));
         assert_eq!((m.tokens, m.weight_mean), (3, 1.0));
     }
@@ -69,7 +87,7 @@ mod tests {
     fn the_measures_match_a_computation_by_hand() {
         // w = 2 and 1/2: log w = ±ln 2
         let ln2 = std::f32::consts::LN_2;
-        let m = measure(&[-2.0, -1.0], &[-2.0 + ln2, -1.0 - ln2]);
+        let m = measure_free(&[-2.0, -1.0], &[-2.0 + ln2, -1.0 - ln2]);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} against {b}");
         close(m.k1, 0.0);
         close(m.k3, (2.5 - 2.0) / 2.0); // (2 − ln2 − 1 + 0.5 + ln2 − 1) / 2
@@ -81,13 +99,13 @@ mod tests {
 
     #[test]
     fn an_infinite_logged_value_shows_as_an_infinite_difference() {
-        let m = measure(&[f32::NEG_INFINITY, -1.0], &[-1.0, -1.0]);
+        let m = measure_free(&[f32::NEG_INFINITY, -1.0], &[-1.0, -1.0]);
         assert_eq!(m.difference_max, f64::INFINITY);
         assert!(m.weight_mean.is_finite());
     }
 
     #[test]
     fn nothing_is_measured_on_nothing() {
-        assert_eq!(measure(&[], &[]), Mismatch::default());
+        assert_eq!(measure_free(&[], &[]), Mismatch::default());
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::guards::Limits;
 use crate::settings::{Optimiser, StepSettings};
+use crate::silence::GENERATIONS_MIN;
 use serde::{Deserialize, Serialize};
 
 /// `[trainer]`.
@@ -56,6 +57,27 @@ pub struct Realtime {
     /// As everywhere, but the optimiser's default step size is 4e-4.
     pub step: StepSettings,
     pub guards: Limits,
+    pub alarms: Alarms,
+}
+
+/// `[trainer.realtime.alarms]`: what people are told while the run goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Alarms {
+    /// Share of its generations that the learning arm should show, 0 to 1; default 0.1. A third of what the other arms show
+    /// is asked for in any case.
+    pub show_rate_min: f64,
+    /// Latest generations of an arm that its show rate is taken over, at least 100; default 500.
+    pub show_rate_window: u32,
+}
+
+impl Default for Alarms {
+    fn default() -> Self {
+        Alarms {
+            show_rate_min: 0.1,
+            show_rate_window: 500,
+        }
+    }
 }
 
 impl Default for Realtime {
@@ -74,6 +96,7 @@ impl Default for Realtime {
                 ..StepSettings::default()
             },
             guards: Limits::default(),
+            alarms: Alarms::default(),
         }
     }
 }
@@ -135,6 +158,15 @@ impl Options {
         if self.realtime.line.is_empty() || self.realtime.line.starts_with("run-") {
             return Err("trainer.realtime.line must be a name that does not start with `run-`".into());
         }
+        let alarms = &self.realtime.alarms;
+        if !(0.0..=1.0).contains(&alarms.show_rate_min) {
+            return Err("trainer.realtime.alarms.show_rate_min must be from 0 to 1".into());
+        }
+        if i64::from(alarms.show_rate_window) < GENERATIONS_MIN {
+            return Err(format!(
+                "trainer.realtime.alarms.show_rate_window must be at least {GENERATIONS_MIN}"
+            ));
+        }
         self.realtime
             .step
             .check()
@@ -164,6 +196,16 @@ mod tests {
                 .unwrap_err()
                 .contains("trainer.realtime.step.optimiser.learning_rate")
         );
+    }
+
+    #[test]
+    fn an_alarm_that_could_never_judge_is_refused() {
+        let mut options = Options::default();
+        options.realtime.alarms.show_rate_window = 99;
+        assert!(options.check().unwrap_err().contains("show_rate_window"));
+        options.realtime.alarms = Alarms::default();
+        options.realtime.alarms.show_rate_min = f64::NAN;
+        assert!(options.check().unwrap_err().contains("show_rate_min"));
     }
 
     #[test]

@@ -23,6 +23,10 @@ pub struct Sample {
     /// Above 0.
     pub temperature: f32,
     pub reward: f64,
+    /// It could not decline: `logprobs` are of the distribution without the decline token.
+    pub suppressed: bool,
+    /// What its advantage is multiplied with, see [`crate::explore`].
+    pub weight: f64,
 }
 
 impl Sample {

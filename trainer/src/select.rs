@@ -4,6 +4,7 @@
 //! Nothing here computes an advantage or touches a tensor.
 
 use crate::claim::{self, Claim};
+use crate::explore;
 use crate::sample::Sample;
 use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeMap;
@@ -124,7 +125,7 @@ pub async fn sweep_abandoned(pool: &PgPool, policy: &str) -> Result<u64, sqlx::E
 }
 
 /// The smallest UUIDv7 of the last `span`.
-fn first_id_of_the_last(span: Duration) -> Uuid {
+pub(crate) fn first_id_of_the_last(span: Duration) -> Uuid {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let milliseconds = now.saturating_sub(span).as_millis() as u64;
     let mut bytes = [0u8; 16];
@@ -142,6 +143,9 @@ struct Row {
     logprobs: Vec<f32>,
     train_mask: Option<Vec<bool>>,
     temperature: f32,
+    declined: bool,
+    decline_suppressed: bool,
+    exploration_share: Option<f32>,
     reward: f64,
 }
 
@@ -159,6 +163,8 @@ impl From<Row> for Sample {
             logprobs: row.logprobs,
             temperature: row.temperature,
             reward: row.reward,
+            suppressed: row.decline_suppressed,
+            weight: explore::weight(row.declined, row.exploration_share),
         }
     }
 }

@@ -151,7 +151,28 @@ fn check_sampling(generation: &Generation) -> Result<(), Invalid> {
         "is negative or not finite",
     )?;
     let top_p = generation.top_p;
-    ensure(top_p > 0.0 && top_p <= 1.0, "top_p", "is not in (0, 1]")
+    ensure(top_p > 0.0 && top_p <= 1.0, "top_p", "is not in (0, 1]")?;
+    check_exploration(generation)
+}
+
+fn check_exploration(generation: &Generation) -> Result<(), Invalid> {
+    let share = generation.exploration_share;
+    ensure(
+        share.is_none_or(|share| share > 0.0 && share < 1.0),
+        "exploration_share",
+        "is not in (0, 1)",
+    )?;
+    let suppressed = generation.decline_suppressed;
+    ensure(
+        share.is_some() || !suppressed,
+        "decline_suppressed",
+        "comes without exploration_share, the probability of it",
+    )?;
+    ensure(
+        !(suppressed && generation.declined),
+        "decline_suppressed",
+        "and it declined all the same",
+    )
 }
 
 fn check_feedback(feedback: &Feedback) -> Result<(), Invalid> {

@@ -68,6 +68,8 @@ fn generation() -> Generation {
         declined: true,
         shown: Some(false),
         consent: false,
+        decline_suppressed: false,
+        exploration_share: None,
     }
 }
 
@@ -167,6 +169,22 @@ fn absent_fields_mean_what_the_schema_says() {
 }
 
 #[test]
+fn exploration_is_told_in_both_forms_and_is_part_of_the_digest() {
+    let mut event = generation_event();
+    event.body = Body::Generation(Generation {
+        declined: false,
+        decline_suppressed: true,
+        exploration_share: Some(0.02),
+        ..generation()
+    });
+    assert_eq!(Event::decode(&event.encode()).unwrap(), event);
+    let json = serde_json::to_value(&event).unwrap();
+    assert_eq!(json["generation"]["decline_suppressed"], true);
+    assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
+    assert_ne!(event.digest(), generation_event().digest());
+}
+
+#[test]
 fn what_the_schema_reserves_is_refused_with_a_reason() {
     let retraction = proto::Event {
         body: Some(proto::event::Body::Retraction(proto::Retraction::default())),
@@ -235,6 +253,12 @@ fn each_broken_rule_names_its_field() {
     assert_eq!(broken(|g| g.arm_probability = 0.0), "arm_probability");
     assert_eq!(broken(|g| g.top_p = f32::NAN), "top_p");
     assert_eq!(broken(|g| g.parent_id = None), "prompt_prefix");
+    assert_eq!(broken(|g| g.exploration_share = Some(0.0)), "exploration_share");
+    assert_eq!(broken(|g| g.exploration_share = Some(1.0)), "exploration_share");
+    let untossed = |g: &mut Generation| (g.declined, g.decline_suppressed) = (false, true);
+    assert_eq!(broken(untossed), "decline_suppressed");
+    let declined = |g: &mut Generation| (g.decline_suppressed, g.exploration_share) = (true, Some(0.02));
+    assert_eq!(broken(declined), "decline_suppressed");
 }
 
 #[test]

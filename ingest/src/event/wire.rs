@@ -120,6 +120,8 @@ impl From<&Generation> for proto::Generation {
             declined: generation.declined,
             shown: generation.shown,
             consent: (!generation.consent).then_some(false),
+            decline_suppressed: generation.decline_suppressed,
+            exploration_share: generation.exploration_share,
         }
     }
 }
@@ -261,6 +263,8 @@ impl TryFrom<proto::Generation> for Generation {
             declined: generation.declined,
             shown: generation.shown,
             consent: generation.consent.unwrap_or(true),
+            decline_suppressed: generation.decline_suppressed,
+            exploration_share: generation.exploration_share,
         })
     }
 }

@@ -176,6 +176,8 @@ pub(super) async fn insert_generations(
         column!(shown) as _,
         column!(consent),
         column!(row => time_of(row.body.id).unwrap_or(row.event.time)),
+        column!(decline_suppressed),
+        column!(exploration_share) as _,
         &prompts.from,
         &prompts.until,
         &tokens.from,

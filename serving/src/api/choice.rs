@@ -2,6 +2,7 @@
 //! leaves a record of what was sampled and frees the slot.
 
 use super::ask::Ask;
+use super::explore::Toss;
 use super::stop::Matcher;
 use super::wire::StopReason;
 use super::{Api, record};
@@ -127,6 +128,8 @@ pub struct Choice {
     pub route: Route,
     pub prompt_ids: Arc<[u32]>,
     pub seed: u64,
+    /// How the coin of exploration fell, where it was tossed.
+    pub toss: Option<Toss>,
     pub events: mpsc::Receiver<Event>,
     pub submitted: Instant,
 }
@@ -219,6 +222,7 @@ impl Choice {
             &self.ask,
             &self.route,
             self.seed,
+            self.toss,
             finished,
         );
         let event = generation.into_event(self.tenant.as_str(), self.api.source());
@@ -228,6 +232,9 @@ impl Choice {
             "purpose" => self.ask.purpose.as_str()
         )
         .increment(1);
+        if self.toss.is_some_and(|toss| toss.suppressed.is_some()) {
+            metrics::counter!("springtide_choices_explored_total", "arm" => finished.arm.clone()).increment(1);
+        }
         metrics::counter!("springtide_sampled_tokens_total").increment(finished.tokens.len() as u64);
         metrics::counter!("springtide_prompt_tokens_total").increment(finished.prompt_ids.len() as u64);
         self.api.log.append(&event).await.map_err(|error| {

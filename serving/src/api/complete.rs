@@ -3,7 +3,7 @@
 use super::ask::Ask;
 use super::choice::{Choice, Finished, Frame, Outlet};
 use super::wire::{self, Completion, CompletionRequest, Usage};
-use super::{Api, no_route, record};
+use super::{Api, explore, no_route, record};
 use crate::engine::{Refused, Request};
 use crate::routing::Route;
 use axum::extract::State;
@@ -87,6 +87,7 @@ impl Begun {
             // every event of a sequence fits, so the engine never waits for a caller
             let (events, heard) = mpsc::channel(max_tokens + 1);
             let seed = record::seed_of(seed, index);
+            let toss = explore::toss(&ask, route, seed);
             requests.push(Request {
                 version: route.version.clone(),
                 prompt: prompt_ids.clone(),
@@ -94,6 +95,7 @@ impl Begun {
                 params: ask.params,
                 seed,
                 stop_ids: Vec::new(),
+                suppressed: toss.and_then(|toss| toss.suppressed),
                 top_logprobs: ask.logprobs.unwrap_or(0),
                 class: ask.class(),
                 priority: ask.priority,
@@ -107,6 +109,7 @@ impl Begun {
                 route: route.clone(),
                 prompt_ids: prompt_ids.clone(),
                 seed,
+                toss,
                 events: heard,
                 submitted,
             });

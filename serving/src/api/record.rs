@@ -2,11 +2,20 @@
 
 use super::ask::Ask;
 use super::choice::{Finished, TokenOut};
+use super::explore::Toss;
 use crate::routing::Route;
 use ingest::event::{FinishReason, Generation, VersionSpan};
 
 /// The generation of a choice that ended. Every sampled id is in it, the stop token included.
-pub fn generation(policy: &str, replica: &str, ask: &Ask, route: &Route, seed: u64, finished: &Finished) -> Generation {
+pub fn generation(
+    policy: &str,
+    replica: &str,
+    ask: &Ask,
+    route: &Route,
+    seed: u64,
+    toss: Option<Toss>,
+    finished: &Finished,
+) -> Generation {
     let ids: Vec<u32> = finished.tokens.iter().map(|token| token.id).collect();
     let logprobs = finished.tokens.iter().map(|token: &TokenOut| token.logprob).collect();
     let version = &route.version;
@@ -47,6 +56,8 @@ pub fn generation(policy: &str, replica: &str, ask: &Ask, route: &Route, seed: u
         // nobody saw what was declined or cut off; of the rest the surface may tell
         shown: (finished.declined || finished.reason == FinishReason::Abort).then_some(false),
         consent: ask.consent,
+        decline_suppressed: toss.is_some_and(|toss| toss.suppressed.is_some()),
+        exploration_share: toss.map(|toss| toss.share),
     }
 }
 

@@ -332,6 +332,37 @@ async fn a_declined_completion_shows_nothing() {
 }
 
 #[tokio::test]
+async fn an_explored_completion_shows_what_the_policy_would_have_kept_to_itself() {
+    let stage = stage().await;
+    let versions = stage.api.routing.residents().into_iter();
+    let versions = versions.map(|resident| (resident.version.serial, resident.version));
+    let mut exploring = assignment(6, &[("champion", 7), ("base", 1)], &[("champion", 1.0)]);
+    exploring.arms[0].explore = 0.5;
+    stage.api.routing.apply(exploring, versions.collect());
+    // the seeds of a heads and of a tails
+    let seed = |explored| {
+        (0..)
+            .find(|&seed| policy::sampling::explores(seed, 0.5) == explored)
+            .unwrap()
+    };
+    for explored in [true, false] {
+        let (_, answer) = stage
+            .ask(json!({"model": "demo", "prompt": "xa", "max_tokens": 4, "seed": seed(explored)}))
+            .await;
+        assert_eq!(answer["choices"][0]["declined"], !explored);
+    }
+    let logged = stage.log.generations();
+    assert_eq!((logged[0].declined, logged[0].decline_suppressed), (false, true));
+    assert_eq!(logged[0].token_ids.len(), 4);
+    assert!(!logged[0].token_ids.contains(&DECLINE));
+    // one of the 28 other tokens, all of them equally likely
+    assert!((logged[0].logprobs[2] + 28f32.ln()).abs() < 1e-4);
+    assert_eq!((logged[1].declined, logged[1].decline_suppressed), (true, false));
+    assert!(logged.iter().all(|one| one.exploration_share == Some(0.5)));
+    assert_eq!(logged[1].token_ids, [1, 2, DECLINE]);
+}
+
+#[tokio::test]
 async fn several_choices_are_several_generations() {
     let stage = stage().await;
     let (_, answer) = stage

@@ -57,7 +57,7 @@ impl Batch {
     /// Reads the prompt and samples the first token. There must be a free slot.
     pub fn admit(&mut self, request: Request) {
         let slot = self.running.len();
-        let logits = match self.model.prefill(slot, &request.prompt) {
+        let mut logits = match self.model.prefill(slot, &request.prompt) {
             Ok(logits) => logits,
             Err(error) => {
                 self.model.clear(slot);
@@ -73,7 +73,7 @@ impl Batch {
             last: 0,
             sampled: 0,
         });
-        if !self.running[slot].take(&logits) {
+        if !self.running[slot].take(&mut logits) {
             self.release(slot);
         }
     }
@@ -90,7 +90,7 @@ impl Batch {
             return;
         }
         let tokens: Vec<u32> = self.running.iter().map(|sequence| sequence.last).collect();
-        let rows = match self.model.decode(&tokens) {
+        let mut rows = match self.model.decode(&tokens) {
             Ok(rows) => rows,
             Err(error) => {
                 self.fail_all(&error);
@@ -99,7 +99,7 @@ impl Batch {
         };
         // from the back, so that the slots still to visit stay where they are
         for slot in (0..rows.len()).rev() {
-            if !self.running[slot].take(&rows[slot]) {
+            if !self.running[slot].take(&mut rows[slot]) {
                 self.release(slot);
             }
         }
@@ -125,8 +125,11 @@ impl Batch {
 
 impl Sequence {
     /// Samples from `logits` and tells the caller; false when that was the last token.
-    fn take(&mut self, logits: &[f32]) -> bool {
+    fn take(&mut self, logits: &mut [f32]) -> bool {
         let request = &self.request;
+        if let Some(id) = request.suppressed {
+            sampling::suppress(logits, id);
+        }
         let (id, logprob) = sampling::sample(logits, &request.params, &mut self.source);
         let top = match request.top_logprobs {
             0 => Vec::new(),

@@ -67,6 +67,7 @@ impl Desk {
             .map(|arm| Arm {
                 alias: arm.alias.clone(),
                 weight: arm.weight,
+                explore: arm.explore,
             })
             .collect()
     }

@@ -5,7 +5,7 @@ use super::{Metrics, at_targets, to_vec};
 use crate::batch::{Counts, MicroBatch};
 use crate::loss::Terms;
 use crate::sample::Sample;
-use crate::{advantage, mismatch};
+use crate::{advantage, explore, mismatch};
 use tch::{Kind, Tensor};
 
 /// One in this many sequences is kept to measure the update on: enough for a guard, and a quarter of its time, which
@@ -23,8 +23,12 @@ pub(super) struct Sums {
     pub seconds: f64,
     rewards: Vec<f64>,
     advantages: Vec<f64>,
+    explored: usize,
     logged: Vec<f32>,
+    /// Under the distribution that sampled.
     recomputed: Vec<f32>,
+    /// Under the policy.
+    policy: Vec<f32>,
     loss: f64,
     clipped: f64,
     entropy: f64,
@@ -38,15 +42,19 @@ impl Sums {
         self.counts += counts;
         self.rewards.extend(samples.iter().map(|s| s.reward));
         self.advantages.extend_from_slice(advantages);
+        self.explored += samples.iter().filter(|s| s.suppressed).count();
     }
 
-    /// A micro-batch of theirs has been computed.
-    pub fn add(&mut self, batch: MicroBatch, distribution: &Tensor, terms: &Terms) {
+    /// A micro-batch of theirs has been computed. `decline`: the version's decline token.
+    pub fn add(&mut self, batch: MicroBatch, distribution: &Tensor, terms: &Terms, decline: Option<u32>) {
         let distribution = distribution.detach();
         self.loss += terms.per_token.sum(Kind::Double).double_value(&[]);
         self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
         self.entropy -= (distribution.exp() * &distribution).sum(Kind::Double).double_value(&[]);
-        self.recomputed.extend(to_vec(&at_targets(&distribution, &batch)));
+        let policy = at_targets(&distribution, &batch);
+        let sampled_from = explore::log_behaviour(&distribution, &policy, &batch, decline);
+        self.recomputed.extend(to_vec(&sampled_from));
+        self.policy.extend(to_vec(&policy));
         self.logged.extend_from_slice(&batch.behaviour);
         self.rows += batch.rows;
         if self.rows_watched * WATCHED_ONE_IN < self.rows {
@@ -63,12 +71,13 @@ impl Sums {
             clipped: self.clipped / tokens,
             entropy: self.entropy / tokens,
             sequences: self.counts.sequences,
+            explored: self.explored,
             tokens: self.counts.tokens,
             without_gradient: self.advantages.iter().filter(|&&a| a == 0.0).count(),
             reward_mean: advantage::mean(&self.rewards),
             advantage_mean: advantage::mean(&self.advantages),
             advantage_std: advantage::std(&self.advantages),
-            mismatch: mismatch::measure(&self.logged, &self.recomputed),
+            mismatch: mismatch::measure(&self.logged, &self.recomputed, &self.policy),
             ..Metrics::default()
         }
     }

@@ -43,6 +43,8 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
                 tokens,
                 temperature: 0.8,
                 reward: if i % 3 == 0 { 0.75 } else { -0.25 },
+                suppressed: false,
+                weight: 1.0,
             }
         })
         .collect();
@@ -111,6 +113,57 @@ fn steps_raise_what_was_rewarded_and_lower_what_was_not() {
         .map(|(s, before)| s.reward.signum() * (logp(&learner, s) - before))
         .sum();
     assert!(gain > 0.0, "{gain}");
+}
+
+#[test]
+fn explored_samples_are_recomputed_with_the_mask_and_weigh_what_the_policy_would_have_shown() {
+    let mut image = random_image(&tiny(), 12);
+    let config = r#"{"springtide_decline_token_id": 9}"#;
+    image.files.insert("generation_config.json".into(), config.into());
+    let mut learner = Learner::from_image(Arc::new(image)).unwrap();
+    let mut cohort = samples(&learner, 6);
+    for sample in cohort.iter_mut().step_by(2) {
+        sample.suppressed = true;
+        sample.tokens.retain(|&id| id != 9);
+        sample.mask.truncate(sample.tokens.len());
+        let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1);
+        let _no_grad = tch::no_grad_guard();
+        let distribution = learner.distribution(&single[0]);
+        // log π(a) − log(1 − π(d)), worked out in f64
+        sample.logprobs = (0i64..)
+            .zip(&sample.tokens)
+            .map(|(row, &id)| {
+                let decline = distribution.double_value(&[row, 9]).exp();
+                (distribution.double_value(&[row, i64::from(id)]) - (1.0 - decline).ln()) as f32
+            })
+            .collect();
+    }
+    let metrics = propose(&mut learner, &cohort, &StepSettings::default()).metrics;
+    assert_eq!((metrics.sequences, metrics.explored), (6, 3));
+    assert!(metrics.mismatch.difference_max < 1e-5, "{:?}", metrics.mismatch);
+    // some of the mass was on declining
+    assert!(metrics.mismatch.weight_mean < 0.9999, "{:?}", metrics.mismatch);
+
+    // the same samples without saying so are noticed
+    cohort.iter_mut().for_each(|sample| sample.suppressed = false);
+    let outcome = learner
+        .propose(
+            &cohort,
+            &rewards(&cohort),
+            &StepSettings::default(),
+            &Limits {
+                difference_max: 1e-4,
+                ..Limits::default()
+            },
+        )
+        .unwrap();
+    assert!(matches!(
+        outcome,
+        Outcome::Refused {
+            breach: Breach::Parity { .. },
+            ..
+        }
+    ));
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub struct Run {
     pub status: String,
     /// Why it is paused, failed or cancelled.
     pub reason: Option<String>,
+    /// What is wrong while it runs: the alarm that has begun and not ended.
+    pub alarm: Option<String>,
     pub config: serde_json::Value,
     pub base_version: Option<i64>,
     /// Head of its line; absent until it has one.
@@ -88,7 +90,12 @@ pub(super) async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Pr
         Row,
         r#"
         select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
-               r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at
+               r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at,
+               (select case e.data ->> 'state' when 'began' then e.message end
+                from run_event e
+                where e.run_id = r.id and e.data ? 'alarm'
+                order by e.id desc
+                limit 1) as alarm
         from run r
         left join line l on l.policy = r.policy and l.line = r.line
         where r.policy = $1 and r.id = $2
@@ -121,7 +128,12 @@ pub(super) async fn list(
         Row,
         r#"
         select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
-               r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at
+               r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at,
+               (select case e.data ->> 'state' when 'began' then e.message end
+                from run_event e
+                where e.run_id = r.id and e.data ? 'alarm'
+                order by e.id desc
+                limit 1) as alarm
         from run r
         left join line l on l.policy = r.policy and l.line = r.line
         where r.policy = $1
@@ -245,6 +257,7 @@ struct Row {
     created_at: OffsetDateTime,
     started_at: Option<OffsetDateTime>,
     finished_at: Option<OffsetDateTime>,
+    alarm: Option<String>,
 }
 
 impl From<Row> for Run {
@@ -257,6 +270,7 @@ impl From<Row> for Run {
             line: row.line,
             status: row.status,
             reason: row.reason,
+            alarm: row.alarm,
             config: row.config,
             base_version: row.base_version,
             head: row.head,

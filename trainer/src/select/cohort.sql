@@ -4,7 +4,7 @@
 -- joined stays, and a row that appears later with a smaller id joins after it. Parameters: policy, learning alias, head,
 -- rows at most, generations that have joined.
 select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
-       t.reward as "reward!"
+       g.declined, g.decline_suppressed, g.exploration_share, t.reward as "reward!"
 from generation g
 join trajectory t on t.generation_id = g.id
 where g.policy = $1

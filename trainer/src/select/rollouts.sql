@@ -1,6 +1,6 @@
 -- Graded rollouts of a run, by id. Parameters: run, generation ids.
 select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
-       t.reward as "reward!"
+       g.declined, g.decline_suppressed, g.exploration_share, t.reward as "reward!"
 from generation g
 join trajectory t on t.generation_id = g.id
 where g.run_id = $1

@@ -111,6 +111,7 @@ fn request(version: &Arc<Version>, prompt: &[u32], max_tokens: usize) -> (Reques
         },
         seed: 1,
         stop_ids: Vec::new(),
+        suppressed: None,
         top_logprobs: 0,
         class: Class::Production,
         priority: 0,
@@ -164,6 +165,22 @@ async fn a_stop_id_of_the_request_ends_it_and_stays_in_it() {
     let (ids, last) = finish(heard).await;
     assert_eq!(ids, expected[..=cut]);
     assert_eq!(last, Some(Event::Finished(Finish::Stop(expected[4]))));
+}
+
+#[tokio::test]
+async fn a_suppressed_token_is_never_sampled_by_its_request_and_by_others_it_is() {
+    let handle = engine(8);
+    let v = version(1);
+    handle.install(v.clone(), model(2, 0)).await.unwrap();
+    let expected = continuation(&[1, 2], 6);
+    let (mut without, heard) = request(&v, &[1, 2], 6);
+    without.suppressed = Some(expected[2]);
+    let (with, heard_with) = request(&v, &[1, 2], 6);
+    handle.submit(vec![without, with]).unwrap();
+    let (ids, _) = finish(heard).await;
+    assert_eq!(ids[..2], expected[..2]);
+    assert!(!ids.contains(&expected[2]), "{ids:?}");
+    assert_eq!(finish(heard_with).await.0, expected);
 }
 
 #[tokio::test]

@@ -1,0 +1,13 @@
+-- What the version that a run started from showed at first. Parameters: policy, version, generations at most.
+with first as (
+    select declined
+    from generation
+    where policy = $1
+      and version = $2
+      and purpose = 'production'
+      and not decline_suppressed
+      and finish_reason <> 'abort'
+    order by id
+    limit $3
+)
+select count(*) as "generations!", count(*) filter (where not declined) as "shown!" from first

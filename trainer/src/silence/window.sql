@@ -1,0 +1,27 @@
+-- What each arm showed lately: of the newest $4 production generations since $2, at most the newest $3 of each arm. Left out
+-- are those that exploration made show and those whose caller went away: neither says what the policy chose. Parameters:
+-- policy, oldest generation id, generations per arm, rows at most.
+with newest as (
+    select id, arm, declined, exploration_share
+    from generation
+    where policy = $1
+      and purpose = 'production'
+      and id >= $2
+      and not decline_suppressed
+      and finish_reason <> 'abort'
+    order by id desc
+    limit $4
+),
+numbered as (
+    select *, row_number() over (partition by arm order by id desc) as nth from newest
+)
+select n.arm,
+       count(*) as "generations!",
+       count(*) filter (where not n.declined) as "shown!",
+       count(t.generation_id) filter (where not n.declined) as "closed!",
+       count(t.censor_code) filter (where not n.declined) as "unscored!",
+       coalesce(max(n.exploration_share), 0)::real as "explore!"
+from numbered n
+left join trajectory t on t.generation_id = n.id
+where n.nth <= $3
+group by n.arm
