@@ -12,4 +12,4 @@ mod tokenizer;
 pub use build::{BuildArgs, build};
 #[cfg(feature = "torch")]
 pub use pauses::{EvaluateArgs, evaluate};
-pub use sources::demo_files;
+pub use sources::{demo_files, development_files};

@@ -78,7 +78,7 @@ enum Command {
     Corpus(CorpusCommand),
     /// Replay developers at work against a running stack.
     #[cfg(feature = "torch")]
-    Demo(demo::Args),
+    Demo(demo::Command),
     /// Which version serves whom, and how to change that.
     #[command(subcommand)]
     Release(release_cli::Command),
@@ -160,9 +160,11 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
         #[cfg(feature = "torch")]
         Command::Corpus(CorpusCommand::Evaluate(args)) => corpus::evaluate(&args).map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "torch")]
-        Command::Demo(args) => command_line(unless_terminated(async {
+        Command::Demo(demo::Command { apart: Some(apart), .. }) => apart.run().map(|()| ExitCode::SUCCESS),
+        #[cfg(feature = "torch")]
+        Command::Demo(demo::Command { replay, .. }) => command_line(unless_terminated(async {
             let pool = database::connect(config).await?;
-            demo::run(args, endpoints(config), pool).await
+            demo::run(replay, endpoints(config), pool).await
         })),
         Command::Release(command) => command_line(release_cli::run(command, config)),
         Command::Run(command) => command_line(run_cli::run(command, config)),
@@ -233,6 +235,9 @@ fn endpoints(config: &Config) -> demo::Endpoints {
         control: config.control_url(),
         api_key: config.client.api_key.clone(),
         policy: config.policy.name.clone(),
+        base: config.policy.base.clone(),
+        store: config.store_url(),
+        keys: config.keys_dir(),
         state_dir: config.state_dir.clone(),
     }
 }

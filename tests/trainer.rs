@@ -106,6 +106,69 @@ async fn what_still_waits_for_its_horizon_holds_the_cohort_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_has_joined_a_cohort_stays_in_it() {
+    let world = World::start("joined").await;
+    world.follow(1, world.base, 0).await;
+    let early = world.sample(world.base, 4).await;
+    let late = world.sample(world.base, 5).await;
+    let running = world.run(world.options());
+    world.insert_all(&late, "champion").await;
+    world.settled().await; // accumulated by now
+    assert_eq!(world.steps().await, 0);
+    world.insert_all(&early, "champion").await;
+    world.head_after(world.base).await;
+    running.stop().await;
+    let mut decided = world.dispositions().await;
+    decided.retain(|d| d.kind == "trained");
+    let trained: Vec<_> = decided.into_iter().map(|d| d.id).collect();
+    assert_eq!(trained.len(), 8);
+    assert!(late.iter().chain(&early[..3]).all(|s| trained.contains(&s.id)));
+    let timings = &world.metrics(1).await["timings"];
+    for phase in [
+        "wait",
+        "collect",
+        "compute_tail",
+        "guard",
+        "checkpoint",
+        "encode",
+        "upload",
+    ] {
+        assert!(timings[phase].as_f64().is_some_and(|s| s >= 0.0), "{phase}: {timings}");
+    }
+    assert!(
+        timings["collect"].as_f64() > Some(0.1),
+        "the cohort filled for longer: {timings}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_accumulated_before_a_pause_is_accumulated_again() {
+    let world = World::start("afresh").await;
+    world.follow(1, world.base, 0).await;
+    let cohort = world.sample(world.base, 8).await;
+    let running = world.run(world.options());
+    world.insert_all(&cohort[..5], "champion").await;
+    world.settled().await;
+    world.pin(2, world.base).await;
+    eventually("the run pauses", SOON, async || {
+        world.status().await.filter(|(status, _)| status == "paused")
+    })
+    .await;
+    assert!(world.dispositions().await.is_empty(), "nothing was decided");
+    world.follow(3, world.base, 0).await;
+    world.insert_all(&cohort[5..], "champion").await;
+    world.head_after(world.base).await;
+    running.stop().await;
+    let metrics = world.metrics(1).await;
+    assert_eq!(
+        (&metrics["sequences"], &metrics["mismatch"]["tokens"]),
+        (&8.into(), &40.into())
+    );
+    let dispositions = world.dispositions().await;
+    assert!(dispositions.len() == 8 && dispositions.iter().all(|d| d.kind == "trained"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_replaced_executor_cannot_commit() {
     let world = World::start("zombie").await;
     let cohort = world.sample(world.base, 4).await;

@@ -16,7 +16,7 @@ use crate::reward::stored::Surfaces;
 use crate::reward::{Closing, Outcome, Signal, score};
 use crate::sink;
 
-const INTERVAL: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(50);
 const ERROR_PAUSE: Duration = Duration::from_secs(2);
 /// Generations closed in one transaction.
 const BATCH_MAX: i64 = 500;

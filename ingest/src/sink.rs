@@ -32,7 +32,7 @@ pub use offset::{Claim, caught_up_to, claim};
 pub(crate) use offset::{other_cluster, register};
 
 /// How often each partition's end is looked up, so that the closer knows how far the tables are.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long one poll waits where there is nothing to read; also how fast a stop is noticed.
 const IDLE_POLL: Duration = Duration::from_millis(50);
 const RESTART_PAUSE: Duration = Duration::from_secs(1);

@@ -81,6 +81,11 @@ pub fn top_logprobs(logits: &[f32], k: usize) -> Vec<(u32, f32)> {
         .collect()
 }
 
+/// Log-probability of token `id` at a temperature above 0, over the whole vocabulary; nats. `id` is below the vocabulary's size.
+pub fn log_prob(logits: &[f32], temperature: f32, id: u32) -> f32 {
+    log_softmax_at(logits, f64::from(temperature), id as usize)
+}
+
 fn log_softmax_at(logits: &[f32], t: f64, id: usize) -> f32 {
     (f64::from(logits[id]) / t - log_sum_exp(logits, t)) as f32
 }

@@ -53,6 +53,9 @@ pub struct Swap {
     pub stage_ms: f64,
     /// The engine did nothing else for this long.
     pub pause_ms: f64,
+    /// Since when users are routed to it; when this is heard, where a replica does not say.
+    #[serde(with = "time::serde::rfc3339", default = "OffsetDateTime::now_utc")]
+    pub at: OffsetDateTime,
 }
 
 /// The routes; the caller puts them behind `edge::auth`.
@@ -144,8 +147,8 @@ async fn replicas(State(pool): State<PgPool>, principal: Principal) -> Result<Js
 async fn swap(State(pool): State<PgPool>, principal: Principal, Json(swap): Json<Swap>) -> Result<StatusCode, Problem> {
     principal.require(&[Role::Serving])?;
     sqlx::query!(
-        "insert into swap (replica, policy, version, epoch, fetch_ms, verify_ms, stage_ms, pause_ms)
-         values ($1, $2, $3, $4, $5, $6, $7, $8)",
+        "insert into swap (replica, policy, version, epoch, fetch_ms, verify_ms, stage_ms, pause_ms, at)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
         swap.replica,
         swap.policy,
         swap.version,
@@ -153,7 +156,8 @@ async fn swap(State(pool): State<PgPool>, principal: Principal, Json(swap): Json
         swap.fetch_ms,
         swap.verify_ms,
         swap.stage_ms,
-        swap.pause_ms
+        swap.pause_ms,
+        swap.at
     )
     .execute(&pool)
     .await
@@ -183,8 +187,6 @@ struct SwapView {
     id: Uuid,
     #[serde(flatten)]
     swap: Swap,
-    #[serde(with = "time::serde::rfc3339")]
-    at: OffsetDateTime,
 }
 
 async fn swaps(
@@ -222,8 +224,8 @@ async fn swaps(
                 verify_ms: row.verify_ms,
                 stage_ms: row.stage_ms,
                 pause_ms: row.pause_ms,
+                at: row.at,
             },
-            at: row.at,
         })
         .collect();
     Ok(Json(Swaps { swaps }))

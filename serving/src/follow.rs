@@ -158,7 +158,7 @@ impl Follower {
     async fn apply(&mut self, assignment: Assignment, keys: &TrustedKeys) -> anyhow::Result<()> {
         let epoch = assignment.epoch;
         let mut versions: BTreeMap<i64, Arc<Version>> = BTreeMap::new();
-        let mut swaps = Vec::new();
+        let mut arrived = Vec::new();
         for (alias, target, required) in order(&assignment) {
             if versions.contains_key(&target.version) {
                 continue;
@@ -171,7 +171,7 @@ impl Follower {
             match ready {
                 Ok((version, brought)) => {
                     versions.insert(target.version, version);
-                    swaps.extend(brought.map(|brought| brought.swap(&self.options, target.version, epoch)));
+                    arrived.extend(brought.map(|brought| (target.version, brought)));
                 }
                 Err(error) if required => return Err(error),
                 // users are not served by it; those who ask for it are told that it is not here
@@ -188,7 +188,8 @@ impl Follower {
         self.routing.apply(assignment, versions);
         metrics::gauge!("springtide_assignment_epoch").set(epoch as f64);
         tracing::info!(epoch, "assignment in force");
-        for swap in swaps {
+        for (version, brought) in arrived {
+            let swap = brought.swap(&self.options, version, epoch);
             if self.swaps.try_send(swap).is_err() {
                 tracing::debug!("swap not reported: too many wait");
             }

@@ -43,6 +43,15 @@ pub fn demo_files(corpus: Option<&Path>) -> anyhow::Result<Vec<SourceFile>> {
     Ok(files)
 }
 
+/// The files that parameters are chosen on: neither trained on nor replayed by the demo.
+pub fn development_files() -> anyhow::Result<Vec<SourceFile>> {
+    let files = files_of(Split::HeldOut)?;
+    if files.is_empty() {
+        bail!("there are no held-out files; run `cargo fetch`");
+    }
+    Ok(files)
+}
+
 /// The files of one split, over all crates that Cargo.lock names and cargo has unpacked. A file that appears twice (same
 /// bytes, anywhere) is taken once, in the split that comes first.
 pub fn files_of(split: Split) -> anyhow::Result<Vec<SourceFile>> {

@@ -18,13 +18,13 @@ use super::Endpoints;
 /// refuses one (at no cost: before any inference) is sent three quarters of it.
 pub const CONTEXT_CHARS_MAX: usize = 560;
 /// How often a refused prompt is shortened. After that, 56 characters are left: few enough even where each is three tokens.
-const SHORTENINGS_MAX: u32 = 8;
+pub const SHORTENINGS_MAX: u32 = 8;
 /// How the server names the kind of problem that less context solves.
 const TOO_LONG: &str = "context-too-long";
 /// Longest suggestion, in tokens.
 const SUGGESTION_TOKENS_MAX: u32 = crate::corpus::pauses::SUGGESTION_TOKENS_MAX as u32;
 /// The token between what is typed and what is asked for.
-const CUT: &str = "<|cut|>";
+pub const CUT: &str = "<|cut|>";
 const SURFACE: &str = "completion";
 /// A developer's patience: later than this a completion has failed.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -107,16 +107,18 @@ pub struct Told {
 pub struct Client {
     http: reqwest::Client,
     endpoints: Endpoints,
+    temperature: f32,
 }
 
 impl Client {
-    pub fn new(mut endpoints: Endpoints) -> anyhow::Result<Self> {
+    pub fn new(mut endpoints: Endpoints, temperature: f32) -> anyhow::Result<Self> {
         for url in [&mut endpoints.serve, &mut endpoints.ingest, &mut endpoints.control] {
             url.truncate(url.trim_end_matches('/').len());
         }
         Ok(Self {
             http: reqwest::Client::builder().build().context("set up the HTTP client")?,
             endpoints,
+            temperature,
         })
     }
 
@@ -170,7 +172,7 @@ impl Client {
                 model: &self.endpoints.policy,
                 prompt: context(chars) + CUT,
                 max_tokens: SUGGESTION_TOKENS_MAX,
-                temperature: 1.0,
+                temperature: self.temperature,
                 user: &asker.user,
                 session_id: asker.session_id,
                 surface: SURFACE,
@@ -308,9 +310,12 @@ mod tests {
             control: url,
             api_key: None,
             policy: "demo".to_owned(),
+            base: std::path::PathBuf::new(),
+            store: String::new(),
+            keys: std::path::PathBuf::new(),
             state_dir: std::path::PathBuf::new(),
         };
-        (Client::new(endpoints).unwrap(), bodies)
+        (Client::new(endpoints, 1.0).unwrap(), bodies)
     }
 
     fn asker() -> Asker {

@@ -18,6 +18,8 @@ pub const DELAY_SIGMA: f64 = 0.5;
 /// A file, or a part of one, that belongs to one user: disjoint from every other user's.
 #[derive(Debug, Clone)]
 pub struct Desk {
+    /// Of the file.
+    pub name: Arc<str>,
     pub text: Arc<str>,
     /// Index of the file in the corpus.
     pub file: usize,
@@ -28,6 +30,8 @@ pub struct Desk {
 /// Where a developer stopped typing, and all they will do about a suggestion there.
 #[derive(Debug, Clone)]
 pub struct Pause {
+    /// Of the file.
+    pub name: Arc<str>,
     pub text: Arc<str>,
     pub file: usize,
     /// Byte offset of the cursor.
@@ -71,6 +75,7 @@ pub fn deal(files: &[(String, Arc<str>)], users: usize) -> anyhow::Result<Vec<Ve
             desks.push((
                 order,
                 Desk {
+                    name: name.as_str().into(),
                     text: Arc::clone(text),
                     file,
                     lines: lines.into(),
@@ -116,6 +121,7 @@ pub fn pause(desks: &[Desk], seed: u64, user: usize, nth: u64) -> Option<Pause> 
     let columns = pauses::columns(&desk.text, range.clone());
     let cursor = columns[draws.below(columns.len())];
     Some(Pause {
+        name: Arc::clone(&desk.name),
         text: Arc::clone(&desk.text),
         file: desk.file,
         cursor,
@@ -239,6 +245,7 @@ mod tests {
     fn at(text: &str, cursor: usize) -> Pause {
         let line_end = text[cursor..].find('\n').map_or(text.len(), |end| cursor + end);
         Pause {
+            name: "f".into(),
             text: text.into(),
             file: 0,
             cursor,

@@ -9,15 +9,20 @@ mod arrivals;
 mod client;
 mod developer;
 mod draw;
+mod headroom;
+mod house;
 mod history;
 mod interval;
 mod live;
 mod number;
 mod records;
 mod references;
+mod rehearse;
 mod replay;
 mod report;
+mod suggester;
 mod tally;
+mod users;
 
 use std::{
     path::{Path, PathBuf},
@@ -26,19 +31,24 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, ensure};
+use policy::image::Image;
 use reqwest::Url;
 use sqlx::PgPool;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+pub use self::users::Users;
 use self::{
     arrivals::{Arrivals, Shape},
     client::Client,
+    developer::Desk,
     records::{Live, Scope},
+    references::{Headroom, Scale},
     replay::{Plan, Replayed},
     report::{Latency, Parameters, Report, Staleness, Stretch, SwapPause, Third},
     tally::{Measure, Outcome},
+    users::Corpus,
 };
 
 /// How long to wait for the stack at the start.
@@ -51,11 +61,40 @@ const POLL_EVERY: Duration = Duration::from_secs(1);
 /// Looks at the tables for one count of the ledger.
 const LEDGER_EVERY: u64 = 5;
 const QUERY_ATTEMPTS: u32 = 10;
+/// For this many developers that are replayed there is one other, on whom thresholds are chosen.
+const OTHERS_OF: usize = 3;
+
 /// Stretches of the run that the report's charts have.
 const STRETCHES: u32 = 20;
 /// Groups of versions that the report has at most, and answering developers that each has at least.
 const VERSION_GROUPS_MAX: usize = 12;
 const VERSION_GROUP_MIN: usize = 50;
+
+/// `springtide demo`, and the two measurements beside it.
+#[derive(Debug, Clone, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Command {
+    #[command(subcommand)]
+    pub apart: Option<Apart>,
+    #[command(flatten)]
+    pub replay: Args,
+}
+
+/// What needs no running stack.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum Apart {
+    Headroom(headroom::Args),
+    Rehearse(rehearse::Args),
+}
+
+impl Apart {
+    pub fn run(&self) -> anyhow::Result<()> {
+        match self {
+            Apart::Headroom(args) => headroom::run(args),
+            Apart::Rehearse(args) => rehearse::run(args),
+        }
+    }
+}
 
 /// Replays developers at work on real code, and reports how both arms served them.
 #[derive(Debug, Clone, clap::Args)]
@@ -64,17 +103,13 @@ pub struct Args {
     #[arg(long, default_value_t = 10.0, value_parser = positive)]
     pub minutes: f64,
     /// Mean pauses per second, over all users; half to twice that at any one time.
-    #[arg(long, default_value_t = 8.0, value_parser = positive)]
+    #[arg(long, default_value_t = 16.0, value_parser = positive)]
     pub rate: f64,
     /// Everything random follows from it.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// How many developers, at least 200.
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(200..=100_000))]
-    pub users: u32,
-    /// Folder of code to replay instead of the crates that this project's build has fetched.
-    #[arg(long, value_name = "DIR")]
-    pub corpus: Option<PathBuf>,
+    #[command(flatten)]
+    pub corpus: Corpus,
     /// Where the report goes, `report.json` in the state folder if not given; the page for people goes beside it.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -87,6 +122,16 @@ pub struct Args {
     /// The surface's horizon, seconds.
     #[arg(long, default_value_t = 4.0, value_parser = positive)]
     pub horizon: f64,
+    /// Temperature that suggestions are sampled at, in both arms.
+    #[arg(long, default_value_t = 1.0, value_parser = positive_f32)]
+    pub temperature: f32,
+    /// Pauses of other users at which the base is tried beforehand, to know what is possible; 0 leaves all references out.
+    #[arg(long, default_value_t = 1500)]
+    pub reference_pauses: usize,
+}
+
+fn positive_f32(text: &str) -> Result<f32, String> {
+    positive(text).map(|value| value as f32)
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -118,6 +163,11 @@ pub struct Endpoints {
     /// Where the stack asks for one.
     pub api_key: Option<String>,
     pub policy: String,
+    /// Hugging Face folder of the base, for references.
+    pub base: PathBuf,
+    /// Where versions are, for the report's examples: the store's URL, and the folder of the trusted keys.
+    pub store: String,
+    pub keys: PathBuf,
     /// Where the report goes by default.
     pub state_dir: PathBuf,
 }
@@ -135,7 +185,8 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         );
         endpoints.policy.clone_from(policy);
     }
-    let (plan, files) = plan(&args).await?;
+    let (plan, others, files) = plan(&args).await?;
+    let desks = plan.desks.clone();
     let scope = Scope {
         policy: endpoints.policy.clone(),
         since: OffsetDateTime::now_utc(),
@@ -150,11 +201,12 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         "--json {}: the page goes there; give a name that ends in .json",
         json.display()
     );
-    let client = Client::new(endpoints)?;
+    let client = Client::new(endpoints.clone(), args.temperature)?;
     client.wait_until_ready(READY_PATIENCE).await?;
+    let scale = scale(&args, &endpoints.base, others).await?;
     eprintln!(
         "{} developers on {files} files, {} pauses a second for {} minutes, seed {}",
-        args.users, args.rate, args.minutes, args.seed
+        args.corpus.developers, args.rate, args.minutes, args.seed
     );
 
     let (live, watcher) = follow(pool.clone(), scope.clone());
@@ -166,15 +218,21 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
     eprintln!("waiting for the last horizons to pass");
     tokio::time::sleep(Duration::from_secs_f64(args.horizon)).await;
     let settled = settle(&pool, &scope).await;
+    let headroom = match scale {
+        Some(scale) => Some(headroom_of(scale, &endpoints, &replayed, desks, &args).await?),
+        None => None,
+    };
 
     let parameters = Parameters {
         policy: scope.policy.clone(),
         seed: args.seed,
         minutes: args.minutes,
         rate: args.rate,
-        users: args.users as usize,
+        temperature: args.temperature,
+        users: args.corpus.users,
+        developers: args.corpus.developers as usize,
         files,
-        corpus: args.corpus,
+        corpus: args.corpus.corpus,
         tau: args.tau,
         horizon_seconds: args.horizon,
         silent_share: developer::SILENT_SHARE,
@@ -182,8 +240,12 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         delay_sigma: developer::DELAY_SIGMA,
         completions_in_flight_max: replay::COMPLETIONS_IN_FLIGHT_MAX,
     };
-    let report = report(&pool, &scope, replayed, parameters, (began, seconds), settled).await?;
+    let mut report = report(&pool, &scope, replayed, parameters, (began, seconds), settled).await?;
+    report.headroom = headroom;
     println!("{}", report.table());
+    if let Some(headroom) = &report.headroom {
+        println!("{}", headroom.table());
+    }
     let mut text = serde_json::to_vec_pretty(&report).context("write the report as JSON")?;
     text.push(b'\n');
     write(&json, &text)?;
@@ -194,26 +256,66 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
     Ok(())
 }
 
-/// Reads the corpus and deals it out. Returns the number of files too.
-async fn plan(args: &Args) -> anyhow::Result<(Plan, usize)> {
+/// Tries the base on users who are not replayed. None: not wanted.
+async fn scale(args: &Args, base: &Path, others: Vec<Vec<Desk>>) -> anyhow::Result<Option<Scale>> {
+    if args.reference_pauses == 0 {
+        return Ok(None);
+    }
+    eprintln!("what is possible: the base at {} pauses of other users", args.reference_pauses);
+    let image = Arc::new(Image::read_dir(base)?);
+    let first = args.corpus.developers as usize;
+    let (pauses, temperature, tau, seed) = (args.reference_pauses, args.temperature, args.tau, args.seed);
+    let measured = tokio::task::spawn_blocking(move || {
+        Scale::measure(image, (&others, first), pauses, temperature, tau, seed)
+    });
+    let scale = measured.await.context("measure the references")??;
+    eprint!("{}", scale.table());
+    Ok(Some(scale))
+}
+
+/// The references on the learning arm's own pauses, after the run.
+async fn headroom_of(
+    scale: Scale,
+    endpoints: &Endpoints,
+    replayed: &Replayed,
+    desks: Vec<Vec<Desk>>,
+    args: &Args,
+) -> anyhow::Result<Headroom> {
+    eprintln!("what was possible: the base at the learning arm's pauses (a minute or two)");
+    let learning = replayed.outcomes.iter().filter(|outcome| outcome.arm == tally::LEARNING);
+    let latest = match learning.map(|outcome| outcome.version).max() {
+        Some(serial) => {
+            let store = policy::store::Store::open(&endpoints.store)?;
+            let keys = policy::sign::TrustedKeys::load(&endpoints.keys)?;
+            let version = store.materialise(&endpoints.policy, serial, &keys, &[]).await;
+            Some((serial, version.with_context(|| format!("read version {serial}"))?.image))
+        }
+        None => None,
+    };
+    let outcomes = replayed.outcomes.clone();
+    let third = 60.0 * args.minutes / 3.0;
+    let compared = tokio::task::spawn_blocking(move || scale.headroom(&outcomes, &desks, &[third, 2.0 * third], latest));
+    compared.await.context("compare with the references")?
+}
+
+/// Reads the corpus and deals it out, to the users that are replayed and to others. Returns the number of files too.
+async fn plan(args: &Args) -> anyhow::Result<(Plan, Vec<Vec<Desk>>, usize)> {
     let corpus = args.corpus.clone();
-    let files = tokio::task::spawn_blocking(move || crate::corpus::demo_files(corpus.as_deref()))
+    let files = tokio::task::spawn_blocking(move || corpus.files())
         .await
         .context("read the corpus")??;
-    let files = files
-        .into_iter()
-        .map(|file| (format!("{}/{}", file.krate, file.path), file.text.into()));
-    let files = files.collect::<Vec<(String, Arc<str>)>>();
-    let users = args.users as usize;
+    let users = args.corpus.developers as usize;
     let length = Duration::from_secs_f64(60.0 * args.minutes);
+    let mut desks = developer::deal(&files, users + users / OTHERS_OF)?;
+    let others = desks.split_off(users);
     let plan = Plan {
         arrivals: Arrivals::new(&Shape::azure_code_2023()?, args.seed, args.rate, length, users),
         length,
-        desks: developer::deal(&files, users)?,
+        desks,
         seed: args.seed,
         tau: args.tau,
     };
-    Ok((plan, files.len()))
+    Ok((plan, others, files.len()))
 }
 
 /// Looks at the tables every so often, beside the replay, so that a slow query delays no arrival.
@@ -327,6 +429,7 @@ async fn report(
             .all(|served| roots.get(&served.version) == Some(&served.root)),
         versions_served,
         feedback_to_serving_seconds: patiently(|| records::feedback_to_serving(pool, scope)).await?,
+        feedback_to_serving_phases: patiently(|| records::feedback_to_serving_phases(pool, scope)).await?,
         swap_pause_ms: SwapPause {
             p50: the_loop.swap_pause_ms_p50,
             max: the_loop.swap_pause_ms_max,
@@ -350,7 +453,6 @@ async fn report(
         by_version,
         steps_taken: patiently(|| history::steps(pool, scope, began)).await?,
         swaps: patiently(|| history::swaps(pool, scope, began)).await?,
-        feedback_to_serving_phases: Vec::new(),
     })
 }
 

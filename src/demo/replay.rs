@@ -183,6 +183,7 @@ async fn at_pause(
     let outcome = Outcome {
         at: arrival.at,
         user: arrival.user,
+        nth: arrival.nth,
         generation_id: suggestion.generation_id,
         arm: suggestion.arm,
         version: suggestion.version,

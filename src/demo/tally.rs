@@ -31,6 +31,8 @@ pub struct Outcome {
     /// When the pause was, since the start of the run.
     pub at: Duration,
     pub user: usize,
+    /// Which of the user's pauses.
+    pub nth: u64,
     pub generation_id: Uuid,
     pub arm: String,
     pub version: i64,
@@ -43,8 +45,24 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// What a policy that answers no request would have met at a pause.
+    pub fn of_reference(user: usize, answers: bool, verdict: Verdict) -> Self {
+        Self {
+            at: Duration::ZERO,
+            user,
+            nth: 0,
+            generation_id: Uuid::nil(),
+            arm: String::new(),
+            version: 0,
+            root: String::new(),
+            verdict,
+            answers,
+            latency: Duration::ZERO,
+        }
+    }
+
     /// Reward of this pause at the price `tau` of showing.
-    fn reward(&self, tau: f64) -> f64 {
+    pub fn reward(&self, tau: f64) -> f64 {
         match self.verdict {
             Verdict::Declined => 0.0,
             Verdict::Right => 1.0 - tau,
@@ -323,6 +341,7 @@ pub mod tests {
         Outcome {
             at: Duration::ZERO,
             user,
+            nth: 0,
             generation_id: Uuid::nil(),
             arm: arm.to_owned(),
             version: 1,

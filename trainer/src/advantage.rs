@@ -21,20 +21,21 @@ pub struct Baseline {
 /// Baselines by class of request.
 pub type Baselines = BTreeMap<String, Baseline>;
 
-/// Exponential moving average per class. All rewards of the cohort are scored with the values as they stand; then the
-/// values move, in the order given. `classes` and `rewards` have equal lengths.
-pub fn ema(baselines: &mut Baselines, classes: &[&str], rewards: &[f64]) -> Vec<f64> {
-    let advantages = classes
-        .iter()
-        .zip(rewards)
-        .map(|(&class, reward)| reward - baselines.get(class).copied().unwrap_or_default().value)
-        .collect();
+/// R − baseline of its class, with the values as they stand: what a trajectory is worth does not depend on the rest of its
+/// cohort. `classes` and `rewards` have equal lengths.
+pub fn against(baselines: &Baselines, classes: &[&str], rewards: &[f64]) -> Vec<f64> {
+    let value = |class: &str| baselines.get(class).copied().unwrap_or_default().value;
+    let pairs = classes.iter().zip(rewards);
+    pairs.map(|(&class, reward)| reward - value(class)).collect()
+}
+
+/// The baselines see a cohort's rewards, in the order given: exponential moving averages per class.
+pub fn observe(baselines: &mut Baselines, classes: &[&str], rewards: &[f64]) {
     for (&class, reward) in classes.iter().zip(rewards) {
         let baseline = baselines.entry(class.to_string()).or_default();
         baseline.value = EMA_DECAY * baseline.value + (1.0 - EMA_DECAY) * reward;
         baseline.weight += 1.0;
     }
-    advantages
 }
 
 /// No baseline: for rewards whose zero already means "nothing gained, nothing lost".
@@ -102,7 +103,8 @@ mod tests {
     #[test]
     fn a_class_never_seen_is_scored_against_zero() {
         let mut baselines = Baselines::new();
-        close(&ema(&mut baselines, &["a"], &[0.75]), &[0.75]);
+        close(&against(&baselines, &["a"], &[0.75]), &[0.75]);
+        observe(&mut baselines, &["a"], &[0.75]);
         close(&[baselines["a"].value, baselines["a"].weight], &[0.0375, 1.0]);
     }
 
@@ -115,8 +117,9 @@ mod tests {
                 weight: 9.0,
             },
         )]);
-        let advantages = ema(&mut baselines, &["a", "a", "b"], &[0.75, -0.25, 0.75]);
-        close(&advantages, &[0.55, -0.45, 0.75]);
+        let (classes, rewards) = (["a", "a", "b"], [0.75, -0.25, 0.75]);
+        close(&against(&baselines, &classes, &rewards), &[0.55, -0.45, 0.75]);
+        observe(&mut baselines, &classes, &rewards);
         // 0.95 · 0.2 + 0.05 · 0.75 = 0.2275; 0.95 · 0.2275 − 0.05 · 0.25 = 0.203625
         close(&[baselines["a"].value, baselines["b"].value], &[0.203625, 0.0375]);
         close(&[baselines["a"].weight, baselines["b"].weight], &[11.0, 1.0]);

@@ -1,8 +1,8 @@
 //! From samples to the arrays of a forward pass: padded ids, and the positions of the trained tokens.
 //!
 //! Everything after the network works on the trained tokens alone, packed into one dimension; masked tokens are simply
-//! not among them. Denominators are counted on the whole cohort before it is cut into micro-batches, so the cut changes
-//! nothing but the order of summation.
+//! not among them. Denominators are the whole cohort's, whatever it is cut into, so the cut changes nothing but the order
+//! of summation.
 
 use crate::sample::Sample;
 
@@ -26,15 +26,29 @@ pub struct MicroBatch {
     pub temperature: Vec<f32>,
 }
 
+impl MicroBatch {
+    /// Whether any of its tokens has a gradient; what is not finite has one, for a guard to find.
+    pub fn has_gradient(&self) -> bool {
+        self.advantage.iter().any(|&a| a != 0.0)
+    }
+}
+
 /// What a mean over the cohort divides by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     pub sequences: usize,
     /// Trained tokens.
     pub tokens: usize,
 }
 
-/// Counts of the whole cohort.
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.sequences += other.sequences;
+        self.tokens += other.tokens;
+    }
+}
+
+/// Counts of a cohort, or of a part of it.
 pub fn count(samples: &[Sample]) -> Counts {
     Counts {
         sequences: samples.len(),
@@ -42,19 +56,21 @@ pub fn count(samples: &[Sample]) -> Counts {
     }
 }
 
-/// Cuts a cohort into micro-batches of at most `tokens_max` padded tokens (a longer row gets one of its own), similar
-/// lengths together. The result depends on nothing but the arguments.
+/// Cuts samples into micro-batches of at most `tokens_max` padded tokens (a longer row gets one of its own), similar
+/// lengths together, and those without a gradient apart. The result depends on nothing but the arguments.
 pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Vec<MicroBatch> {
-    let mut order: Vec<usize> = (0..samples.len()).collect();
-    order.sort_by_key(|&i| (std::cmp::Reverse(samples[i].input_len()), i));
+    let (moving, still): (Vec<usize>, Vec<usize>) = (0..samples.len()).partition(|&i| advantages[i] != 0.0);
     let mut batches = Vec::new();
-    let mut rest = order.as_slice();
-    while let Some(&longest) = rest.first() {
-        let width = samples[longest].input_len();
-        let rows = (tokens_max / width.max(1)).clamp(1, rest.len());
-        let (now, later) = rest.split_at(rows);
-        batches.push(micro_batch(now, width, samples, advantages));
-        rest = later;
+    for mut order in [moving, still] {
+        order.sort_by_key(|&i| (std::cmp::Reverse(samples[i].input_len()), i));
+        let mut rest = order.as_slice();
+        while let Some(&longest) = rest.first() {
+            let width = samples[longest].input_len();
+            let rows = (tokens_max / width.max(1)).clamp(1, rest.len());
+            let (now, later) = rest.split_at(rows);
+            batches.push(micro_batch(now, width, samples, advantages));
+            rest = later;
+        }
     }
     batches
 }
@@ -139,6 +155,14 @@ mod tests {
             batches.iter().map(|b| b.targets.len()).sum::<usize>(),
             count(&samples).tokens
         );
+    }
+
+    #[test]
+    fn what_has_no_gradient_is_packed_apart() {
+        let samples: Vec<Sample> = (1..5).map(|n| sample(&vec![3; n], &[4], &[true])).collect();
+        let batches = pack(&samples, &[0.0, 0.5, f64::NAN, 0.0], 100);
+        let shape: Vec<_> = batches.iter().map(|b| (b.rows, b.width, b.has_gradient())).collect();
+        assert_eq!(shape, [(2, 3, true), (2, 4, false)]);
     }
 
     #[test]

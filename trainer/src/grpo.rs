@@ -183,7 +183,10 @@ async fn execute(trainer: &Trainer, learner: &Handle, id: Uuid, shutdown: &Cance
                 "rollout_seconds": started.elapsed().as_secs_f64(),
             }),
         };
-        if let Stepped::Refused = session.step(gathered.samples, gathered.advantages, plan).await? {
+        session
+            .accumulate(gathered.samples, gathered.advantages, plan.settings)
+            .await?;
+        if let Stepped::Refused = session.step(plan).await? {
             return Ok(());
         }
     }

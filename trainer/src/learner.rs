@@ -1,16 +1,19 @@
 //! The learner: one set of master weights, its optimiser, and the network that computes with the published values.
 //!
 //! The forward pass uses what is served (bf16 values held as f32), the gradient goes to the f32 master, and the next
-//! published values are the master rounded. A step is first *proposed*; the caller makes it durable and then *accepts*
-//! it, or *discards* it and everything is as before. Synchronous and single-threaded: see [`thread`] for the thread that
-//! it lives on. Knows no database, no store and no clock but its own timings.
+//! published values are the master rounded. Trajectories may *accumulate* while their cohort fills: a
+//! trajectory's gradient does not depend on the others', and what divides their sum is known at the end. A step is then
+//! *proposed*; the caller makes it durable and *accepts* it, or *discards* it and everything is as before. Synchronous and
+//! single-threaded: see [`thread`] for the thread that it lives on. Knows no database, no store and no clock but its own
+//! timings.
 
 mod state;
+mod sums;
 pub mod thread;
 
-use crate::batch::{self, Counts, MicroBatch};
+use crate::batch::{self, MicroBatch};
 use crate::guards::{Breach, Limits};
-use crate::mismatch::{self, Mismatch};
+use crate::mismatch::Mismatch;
 use crate::optim::{self, AdamW};
 use crate::sample::Sample;
 use crate::settings::StepSettings;
@@ -20,6 +23,7 @@ use policy::network::{Network, Parameters, image_from_f32, require_grad};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
+use sums::Sums;
 use tch::{Kind, Tensor};
 
 /// What one step measured. Nats and seconds.
@@ -29,7 +33,7 @@ pub struct Metrics {
     pub loss: f64,
     /// Global, before clipping.
     pub gradient_norm: f64,
-    /// KL(old‖new) exact over the vocabulary, mean over trained tokens.
+    /// KL(old‖new) exact over the vocabulary, mean over the trained tokens of at least a quarter of the sequences.
     pub kl: f64,
     /// Share of trained tokens that the loss cut.
     pub clipped: f64,
@@ -37,6 +41,8 @@ pub struct Metrics {
     pub entropy: f64,
     pub sequences: usize,
     pub tokens: usize,
+    /// Sequences whose advantage is exactly 0: they count in every mean, and nothing is propagated back through them.
+    pub without_gradient: usize,
     pub reward_mean: f64,
     pub advantage_mean: f64,
     pub advantage_std: f64,
@@ -45,7 +51,10 @@ pub struct Metrics {
     /// Published values that differ from the parent's, of all.
     pub changed_weights: u64,
     pub total_weights: u64,
+    /// All of the computing, whether or not the cohort was still filling.
     pub seconds: f64,
+    /// Of these, measuring the update before anything of it is published.
+    pub guard_seconds: f64,
 }
 
 /// A step that passed its guards and waits to be accepted or discarded.
@@ -74,6 +83,8 @@ pub struct Learner {
     image: Arc<Image>,
     master: Parameters,
     optimiser: AdamW,
+    /// The coming step's; its gradients are in the network's leaves.
+    sums: Sums,
     pending: Option<Pending>,
 }
 
@@ -82,16 +93,6 @@ struct Pending {
     image: Arc<Image>,
     master: Parameters,
     optimiser: AdamW,
-}
-
-/// Distributions and log-probabilities of the trained tokens under one set of weights.
-struct Forward {
-    /// log-softmax at each trained position, `[n, V]`, without gradient.
-    distributions: Vec<Tensor>,
-    logged: Vec<f32>,
-    recomputed: Vec<f32>,
-    loss: f64,
-    clipped: f64,
 }
 
 impl Learner {
@@ -111,6 +112,7 @@ impl Learner {
             image,
             master,
             optimiser,
+            sums: Sums::default(),
             pending: None,
         })
     }
@@ -130,7 +132,7 @@ impl Learner {
         &self.image
     }
 
-    /// Computes one optimiser step on a cohort. `advantages` has one value per sample.
+    /// Computes one optimiser step on a whole cohort at once. `advantages` has one value per sample.
     pub fn propose(
         &mut self,
         samples: &[Sample],
@@ -138,8 +140,24 @@ impl Learner {
         settings: &StepSettings,
         limits: &Limits,
     ) -> anyhow::Result<Outcome> {
-        let started = Instant::now();
         self.discard()?;
+        self.accumulate(samples, advantages, settings)?;
+        self.finish(settings, limits)
+    }
+
+    /// Adds samples to the coming step: their gradients are summed and nothing else changes. An advantage must not depend
+    /// on samples that come later. After an error the sums are to be discarded.
+    pub fn accumulate(
+        &mut self,
+        samples: &[Sample],
+        advantages: &[f64],
+        settings: &StepSettings,
+    ) -> anyhow::Result<()> {
+        let started = Instant::now();
+        ensure!(
+            self.pending.is_none(),
+            "the step before is neither accepted nor discarded"
+        );
         ensure!(samples.len() == advantages.len(), "one advantage per sample");
         let vocabulary = self.network.config().vocab_size;
         let known = |id: &u32| i64::from(*id) < vocabulary;
@@ -150,54 +168,58 @@ impl Learner {
                 sample.generation
             );
         }
-        let counts = batch::count(samples);
-        let batches = batch::pack(samples, advantages, settings.micro_batch_tokens);
-        let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
-        let mut metrics = Metrics {
-            sequences: counts.sequences,
-            tokens: counts.tokens,
-            reward_mean: crate::advantage::mean(&rewards),
-            advantage_mean: crate::advantage::mean(advantages),
-            advantage_std: crate::advantage::std(advantages),
-            ..Metrics::default()
-        };
+        self.sums.join(samples, advantages, batch::count(samples));
+        for batch in batch::pack(samples, advantages, settings.micro_batch_tokens) {
+            self.forward_backward(batch, settings);
+        }
+        self.sums.seconds += started.elapsed().as_secs_f64();
+        Ok(())
+    }
 
-        let forward = self.forward_backward(&batches, counts, settings);
-        let mut gradients = self.take_gradients();
-        metrics.mismatch = mismatch::measure(&forward.logged, &forward.recomputed);
-        metrics.loss = forward.loss;
-        metrics.clipped = forward.clipped / counts.tokens.max(1) as f64;
-        metrics.entropy = entropy(&forward.distributions, counts.tokens);
+    /// Ends the coming step with what has been gathered: division, clipping, update, guards.
+    pub fn finish(&mut self, settings: &StepSettings, limits: &Limits) -> anyhow::Result<Outcome> {
+        let started = Instant::now();
+        ensure!(
+            self.pending.is_none(),
+            "the step before is neither accepted nor discarded"
+        );
+        let sums = std::mem::take(&mut self.sums);
+        let seconds = |started: Instant| sums.seconds + started.elapsed().as_secs_f64();
+        let denominator = settings.aggregation.denominator(sums.counts);
+        let mut metrics = sums.metrics(denominator);
+        let mut gradients = self.take_gradients(denominator);
         metrics.gradient_norm = optim::norm(&gradients);
         let checked = limits.before_update(metrics.loss, metrics.gradient_norm, metrics.mismatch.difference_max);
         if let Err(breach) = checked {
-            metrics.seconds = started.elapsed().as_secs_f64();
+            metrics.seconds = seconds(started);
             return Ok(Outcome::Refused { breach, metrics });
         }
 
         optim::clip(&mut gradients, metrics.gradient_norm, settings.optimiser.clip_norm);
         let (master, optimiser) = self.optimiser.updated(&self.master, &gradients, &settings.optimiser);
         if let Some(name) = optim::first_not_finite(&master) {
-            metrics.seconds = started.elapsed().as_secs_f64();
+            metrics.seconds = seconds(started);
             return Ok(Outcome::Refused {
                 breach: Breach::Parameters(name.to_string()),
                 metrics,
             });
         }
         let image = Arc::new(image_from_f32(&self.image, &master).context("round the master weights")?);
+        let guarding = Instant::now();
         self.network.load_values(&image).context("try the new weights")?;
-        metrics.kl = self.divergence(&batches, &forward.distributions, counts.tokens);
+        metrics.kl = self.divergence(&sums.watched);
+        metrics.guard_seconds = guarding.elapsed().as_secs_f64();
         if let Err(breach) = limits.after_update(metrics.kl) {
             self.network
                 .load_values(&self.image)
                 .context("return to the old weights")?;
-            metrics.seconds = started.elapsed().as_secs_f64();
+            metrics.seconds = seconds(started);
             return Ok(Outcome::Refused { breach, metrics });
         }
         let changes = policy::delta::stats(&self.image, &image);
         metrics.changed_weights = changes.changed_weights;
         metrics.total_weights = changes.total_weights;
-        metrics.seconds = started.elapsed().as_secs_f64();
+        metrics.seconds = seconds(started);
         let proposal = Proposal {
             parent_image: Arc::clone(&self.image),
             image: Arc::clone(&image),
@@ -220,8 +242,12 @@ impl Learner {
         }
     }
 
-    /// Forgets a proposed step, if there is one.
+    /// Forgets a proposed step, or what the coming one has gathered.
     pub fn discard(&mut self) -> anyhow::Result<()> {
+        self.sums = Sums::default();
+        for leaf in self.network.parameters().values() {
+            leaf.shallow_clone().zero_grad();
+        }
         if self.pending.take().is_some() {
             self.network
                 .load_values(&self.image)
@@ -230,31 +256,23 @@ impl Learner {
         Ok(())
     }
 
-    /// Gradients of the cohort's loss gather in the network's leaves.
-    fn forward_backward(&self, batches: &[MicroBatch], counts: Counts, settings: &StepSettings) -> Forward {
-        let mut forward = Forward {
-            distributions: Vec::with_capacity(batches.len()),
-            logged: Vec::with_capacity(counts.tokens),
-            recomputed: Vec::with_capacity(counts.tokens),
-            loss: 0.0,
-            clipped: 0.0,
-        };
-        for batch in batches.iter().filter(|b| !b.targets.is_empty()) {
-            let distribution = self.distribution(batch);
-            let logp = at_targets(&distribution, batch);
-            let values = logp.detach();
-            let behaviour = Tensor::from_slice(&batch.behaviour);
-            let advantage = Tensor::from_slice(&batch.advantage);
-            let terms = settings.loss.terms(&logp, &behaviour, &values, &advantage);
-            let share = settings.aggregation.share(&terms.per_token, counts);
-            share.backward();
-            forward.loss += share.double_value(&[]);
-            forward.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
-            forward.logged.extend_from_slice(&batch.behaviour);
-            forward.recomputed.extend(to_vec(&values));
-            forward.distributions.push(distribution.detach());
+    /// Gradients of the loss's sum over the micro-batch gather in the network's leaves. Where every advantage is 0 there
+    /// are none: such a micro-batch is only run forward, a third of the work, so that parity holds for every token.
+    fn forward_backward(&mut self, batch: MicroBatch, settings: &StepSettings) {
+        if batch.targets.is_empty() {
+            return;
         }
-        forward
+        let backward = batch.has_gradient();
+        let _no_grad = (!backward).then(tch::no_grad_guard);
+        let distribution = self.distribution(&batch);
+        let logp = at_targets(&distribution, &batch);
+        let behaviour = Tensor::from_slice(&batch.behaviour);
+        let advantage = Tensor::from_slice(&batch.advantage);
+        let terms = settings.loss.terms(&logp, &behaviour, &logp.detach(), &advantage);
+        if backward {
+            terms.per_token.sum(Kind::Float).backward();
+        }
+        self.sums.add(batch, &distribution, &terms);
     }
 
     /// log-softmax at the trained positions of a micro-batch, at each token's temperature: `[n, V]`.
@@ -266,15 +284,16 @@ impl Learner {
         (self.network.project(&chosen) / temperature).log_softmax(-1, Kind::Float)
     }
 
-    /// Takes the gradients out of the leaves and leaves none behind.
-    fn take_gradients(&mut self) -> Parameters {
+    /// Takes the summed gradients out of the leaves, divided, and leaves none behind.
+    fn take_gradients(&mut self, denominator: f64) -> Parameters {
+        let _no_grad = tch::no_grad_guard();
         self.network
             .parameters()
             .iter()
             .map(|(name, leaf)| {
                 let gradient = leaf.grad();
                 let taken = if gradient.defined() {
-                    gradient.copy()
+                    gradient / denominator
                 } else {
                     leaf.zeros_like()
                 };
@@ -284,13 +303,12 @@ impl Learner {
             .collect()
     }
 
-    /// Mean KL(old‖new) over the trained tokens, with the network's present values as new.
-    fn divergence(&self, batches: &[MicroBatch], old: &[Tensor], tokens: usize) -> f64 {
+    /// Mean KL(old‖new) over the trained tokens that are watched, with the network's present values as new.
+    fn divergence(&self, watched: &[(MicroBatch, Tensor)]) -> f64 {
         let _no_grad = tch::no_grad_guard();
-        let sum: f64 = batches
+        let tokens: usize = watched.iter().map(|(batch, _)| batch.targets.len()).sum();
+        let sum: f64 = watched
             .iter()
-            .filter(|b| !b.targets.is_empty())
-            .zip(old)
             .map(|(batch, old)| {
                 let new = self.distribution(batch);
                 (old.exp() * (old - new)).sum(Kind::Double).double_value(&[])
@@ -303,14 +321,6 @@ impl Learner {
 fn at_targets(distribution: &Tensor, batch: &MicroBatch) -> Tensor {
     let targets = Tensor::from_slice(&batch.targets).unsqueeze(1);
     distribution.gather(1, &targets, false).squeeze_dim(1)
-}
-
-fn entropy(distributions: &[Tensor], tokens: usize) -> f64 {
-    let sum: f64 = distributions
-        .iter()
-        .map(|d| -(d.exp() * d).sum(Kind::Double).double_value(&[]))
-        .sum();
-    sum / tokens.max(1) as f64
 }
 
 fn to_vec(tensor: &Tensor) -> Vec<f32> {

@@ -26,6 +26,8 @@ pub mod settings;
 pub mod versions;
 
 #[cfg(feature = "torch")]
+mod coming;
+#[cfg(feature = "torch")]
 mod execute;
 #[cfg(feature = "torch")]
 mod grpo;

@@ -4,8 +4,7 @@
 //! log μ as logged; `proximal` = log π at the start of the step; `advantage` broadcast to tokens. Log-ratios are clamped
 //! to ±20 and weights carry no gradient. Nothing here knows of batches, networks or optimisers.
 
-use crate::batch::Counts;
-use crate::settings::{Aggregation, Loss};
+use crate::settings::Loss;
 use tch::Tensor;
 
 /// Log-ratios beyond this are cut before they are exponentiated, nats.
@@ -52,13 +51,6 @@ pub fn ppo_clip(logp: &Tensor, proximal: &Tensor, advantage: &Tensor, low: f64, 
 
 fn ratio(logp: &Tensor, reference: &Tensor) -> Tensor {
     (logp - reference).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
-}
-
-impl Aggregation {
-    /// One micro-batch's share of the cohort's loss: a scalar. Shares of all micro-batches add up to the loss.
-    pub fn share(self, per_token: &Tensor, counts: Counts) -> Tensor {
-        per_token.sum(tch::Kind::Float) / self.denominator(counts)
-    }
 }
 
 #[cfg(test)]
@@ -119,21 +111,5 @@ mod tests {
         let behaviour = constant(&[-200.0, 0.0]);
         let terms = reinforce_is(&logp, &behaviour, &constant(&[1.0, 1.0]), 2.0);
         assert!(terms.per_token.isfinite().all().int64_value(&[]) == 1);
-    }
-
-    #[test]
-    fn aggregation_divides_by_the_whole_cohort_however_it_is_cut() {
-        let counts = Counts {
-            sequences: 2,
-            tokens: 5,
-        };
-        let whole = constant(&[1.0, 2.0, 3.0, 4.0, 5.0]);
-        let share = |a: Aggregation, t: &Tensor| a.share(t, counts).double_value(&[]);
-        assert_eq!(share(Aggregation::SeqMeanTokenSum, &whole), 7.5);
-        assert_eq!(share(Aggregation::TokenMean, &whole), 3.0);
-        for a in [Aggregation::SeqMeanTokenSum, Aggregation::TokenMean] {
-            let cut = share(a, &whole.narrow(0, 0, 2)) + share(a, &whole.narrow(0, 2, 3));
-            assert!((cut - share(a, &whole)).abs() < 1e-6);
-        }
     }
 }

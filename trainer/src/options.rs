@@ -1,7 +1,7 @@
 //! The trainer's part of `springtide.toml`. Every field has a default; contradictions are refused at load.
 
 use crate::guards::Limits;
-use crate::settings::StepSettings;
+use crate::settings::{Optimiser, StepSettings};
 use serde::{Deserialize, Serialize};
 
 /// `[trainer]`.
@@ -51,8 +51,9 @@ pub struct Realtime {
     pub alias: String,
     /// Trajectories of one step; default 32.
     pub cohort_size: u32,
-    /// What a reward is compared with; default `ema`.
+    /// What a reward is compared with; default `zero`.
     pub baseline: BaselineKind,
+    /// As everywhere, but the optimiser's default step size is 4e-4.
     pub step: StepSettings,
     pub guards: Limits,
 }
@@ -64,8 +65,14 @@ impl Default for Realtime {
             line: "realtime".into(),
             alias: "champion".into(),
             cohort_size: 32,
-            baseline: BaselineKind::Ema,
-            step: StepSettings::default(),
+            baseline: BaselineKind::Zero,
+            step: StepSettings {
+                optimiser: Optimiser {
+                    learning_rate: 4e-4,
+                    ..Optimiser::default()
+                },
+                ..StepSettings::default()
+            },
             guards: Limits::default(),
         }
     }

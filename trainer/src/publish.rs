@@ -1,7 +1,8 @@
 //! The commit point of a step, the same for every kind of run.
 //!
 //! ```text
-//! serial from the sequence → objects and private checkpoint uploaded → manifest put if absent (run, step, cohort, fence)
+//! serial from the sequence → private checkpoint uploaded ┐
+//! delta encoded → objects uploaded                         ┴→ manifest put if absent (run, step, cohort, fence)
 //!   → one fenced Postgres transaction: version, head of the line, step, dispositions, baselines       = THE COMMIT
 //!   → announcement, repeatable
 //! ```
@@ -24,6 +25,7 @@ use policy::sign::{SigningKey, TrustedKeys};
 use policy::store::{self, PutOutcome, Store};
 use sqlx::PgPool;
 use std::sync::Arc;
+use std::time::Instant;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -118,30 +120,74 @@ pub struct Prepared {
     pub checkpoint_key: String,
 }
 
+/// A step that is committed.
+#[derive(Debug, Clone, Copy)]
+pub struct Published {
+    pub version: i64,
+    pub timings: Timings,
+}
+
+/// Where the time of a publication went, seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Timings {
+    /// Making the delta, and applying it once.
+    pub encode: f64,
+    /// Until objects, checkpoint and manifest were in the store, as far as it was not beside the encoding.
+    pub upload: f64,
+    /// The transaction.
+    pub commit: f64,
+}
+
+/// A serial of its own, and the checkpoint that lies under it already.
+struct Place {
+    serial: i64,
+    checkpoint_key: String,
+}
+
 impl Publisher {
-    /// Publishes a step: prepare, commit, announce, tidy up. Returns the new version's serial.
-    pub async fn publish(&self, claim: &Claim, draft: Draft) -> Result<i64, Error> {
-        let prepared = self.prepare(claim, draft).await?;
+    /// Publishes a step: prepare, commit, announce, tidy up. The step's metrics say where the time until its commit went.
+    pub async fn publish(&self, claim: &Claim, draft: Draft) -> Result<Published, Error> {
+        let (mut prepared, mut timings) = self.prepare_timed(claim, draft).await?;
+        let measured = &mut prepared.record.metrics["timings"];
+        measured["encode"] = timings.encode.into();
+        measured["upload"] = timings.upload.into();
+        let started = Instant::now();
         self.commit(claim, &prepared).await?;
+        timings.commit = started.elapsed().as_secs_f64();
         self.after_commit(&prepared).await;
-        Ok(prepared.manifest.version)
+        Ok(Published {
+            version: prepared.manifest.version,
+            timings,
+        })
     }
 
     /// Everything before the commit: serial, objects, checkpoint, manifest.
     pub async fn prepare(&self, claim: &Claim, draft: Draft) -> Result<Prepared, Error> {
+        Ok(self.prepare_timed(claim, draft).await?.0)
+    }
+
+    async fn prepare_timed(&self, claim: &Claim, draft: Draft) -> Result<(Prepared, Timings), Error> {
+        let started = Instant::now();
         let parent = record::version(&self.pool, &self.policy, draft.parent).await?;
         let step = draft.record.step;
         let image_due = step % self.image_every == 0 || parent.line != draft.line || parent.branch != draft.branch;
-        let bytes = encode(draft.parent_image, Arc::clone(&draft.image), image_due).await?;
-        let delta = Some(self.store.put_object(&self.policy, &bytes.delta).await?);
-        let image = match &bytes.image {
-            Some(bytes) => Some(self.store.put_object(&self.policy, bytes).await?),
-            None => None,
+        // the checkpoint is most of the bytes: it goes to the store while the delta is made
+        let checkpoint = Some((claim.run, step, &draft.checkpoint));
+        let objects = async {
+            let bytes = encode(draft.parent_image, Arc::clone(&draft.image), image_due).await?;
+            let encode = started.elapsed().as_secs_f64();
+            let delta = self.store.put_object(&self.policy, &bytes.delta).await?;
+            let image = match &bytes.image {
+                Some(bytes) => Some(self.store.put_object(&self.policy, bytes).await?),
+                None => None,
+            };
+            Ok((bytes.root, delta, image, encode))
         };
+        let ((root, delta, image, encode), place) = tokio::try_join!(objects, self.place(checkpoint))?;
         let mut manifest = Manifest {
             policy: self.policy.clone(),
-            version: 0,
-            root: bytes.root,
+            version: place.serial,
+            root,
             parent: Some(Parent {
                 version: draft.parent,
                 root: parent.root,
@@ -149,7 +195,7 @@ impl Publisher {
             line: draft.line,
             branch: draft.branch,
             image,
-            delta,
+            delta: Some(delta),
             tensor_bytes: draft.image.tensor_bytes(),
             run: Some(RunStep {
                 run: claim.run,
@@ -159,35 +205,49 @@ impl Publisher {
             fence: claim.fence,
             created_at: OffsetDateTime::now_utc(),
         };
-        let checkpoint_key = self
-            .put_manifest(&mut manifest, Some((claim.run, step, &draft.checkpoint)))
-            .await?;
-        Ok(Prepared {
+        let checkpoint_key = self.put_manifest(&mut manifest, place, checkpoint).await?;
+        let prepared = Prepared {
             manifest,
             record: draft.record,
             checkpoint_key,
-        })
+        };
+        let timings = Timings {
+            encode,
+            upload: started.elapsed().as_secs_f64() - encode,
+            commit: 0.0,
+        };
+        Ok((prepared, timings))
     }
 
-    /// Gives the manifest a serial of its own and puts it, after the checkpoint of its step. A serial that the store knows
-    /// already (a database restored from a backup) is skipped.
+    /// The next serial, with the checkpoint of its step in the store.
+    async fn place(&self, checkpoint: Option<(Uuid, i64, &Bytes)>) -> Result<Place, Error> {
+        let serial = record::next_serial(&self.pool).await?;
+        let mut checkpoint_key = String::new();
+        if let Some((run, step, bytes)) = checkpoint {
+            checkpoint_key = checkpoint::key(run, step, serial);
+            self.store.put_private(&checkpoint_key, bytes).await?;
+        }
+        Ok(Place { serial, checkpoint_key })
+    }
+
+    /// Puts the manifest under the serial of `place`; one that the store knows already (a database restored from a backup)
+    /// is skipped for the next. Returns the key of the checkpoint.
     async fn put_manifest(
         &self,
         manifest: &mut Manifest,
+        mut place: Place,
         checkpoint: Option<(Uuid, i64, &Bytes)>,
     ) -> Result<String, Error> {
         for _ in 0..SERIALS_TRIED_MAX {
-            manifest.version = record::next_serial(&self.pool).await?;
-            let mut checkpoint_key = String::new();
-            if let Some((run, step, bytes)) = checkpoint {
-                checkpoint_key = checkpoint::key(run, step, manifest.version);
-                self.store.put_private(&checkpoint_key, bytes).await?;
-            }
+            manifest.version = place.serial;
             match self.store.put_manifest(manifest, &self.key).await? {
-                PutOutcome::Created => return Ok(checkpoint_key),
-                PutOutcome::Exists(_) if checkpoint.is_some() => self.store.delete_private(&checkpoint_key).await?,
+                PutOutcome::Created => return Ok(place.checkpoint_key),
+                PutOutcome::Exists(_) if checkpoint.is_some() => {
+                    self.store.delete_private(&place.checkpoint_key).await?;
+                }
                 PutOutcome::Exists(_) => {}
             }
+            place = self.place(checkpoint).await?;
         }
         Err(Error::ForeignStore)
     }

@@ -4,6 +4,10 @@
 //! re-based on the version that serves (a new branch, a fresh optimiser); when the alias is pinned, training would be off
 //! policy, so the run pauses visibly and goes on by itself once the alias follows again. A guard's breach or a person also
 //! pause it; those wait for a person.
+//!
+//! Most of a step is computed while its cohort fills: what an advantage is compared with is known before the cohort is, so
+//! each trajectory's gradient is added as soon as the trajectory may join. A pause, a re-base or an error throws the sums
+//! away; the rows are as they were.
 
 mod standing;
 
@@ -15,12 +19,13 @@ use crate::options::BaselineKind;
 use crate::sample::Sample;
 use crate::select::{self, Rules};
 use crate::session::{Session, StepPlan, Stepped};
+use futures::FutureExt;
 use serde_json::json;
+use sqlx::postgres::PgListener;
 use standing::Standing;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 /// How far back an ordinary look decides what is set aside; rows that arrive later than this wait for a full look.
 const RECENT: Duration = Duration::from_secs(15 * 60);
@@ -29,6 +34,8 @@ const BACKOFF_MIN: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
 /// How often a run that cannot go on is looked at again.
 const IDLE: Duration = Duration::from_millis(500);
+/// On which the database says that trajectories have closed.
+const CLOSED: &str = "springtide_trajectory";
 
 /// Why a session ended without an error.
 enum End {
@@ -80,7 +87,10 @@ async fn session(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         return Ok(End::Idle);
     };
     trainer.publisher.announce(session.head).await;
+    let size = options.cohort_size as usize;
     let poll = Duration::from_millis(trainer.options.poll_ms);
+    let mut closed = PgListener::connect_with(&trainer.pool).await?;
+    closed.listen(CLOSED).await?;
     let mut set_aside: BTreeMap<String, u64> = BTreeMap::new();
     let mut full_look: Option<Instant> = None;
     loop {
@@ -104,13 +114,18 @@ async fn session(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             }
         }
         let whole = full_look.is_none_or(|at| at.elapsed() > FULL_LOOK_EVERY);
+        while let Some(news) = closed.recv().now_or_never() {
+            news?; // the look that follows sees what it was about
+        }
+        let joined = session.coming.generations();
         let rules = Rules {
             policy: &trainer.policy,
             alias: &options.alias,
             head: session.head,
             context: session.context,
             vocabulary: session.vocabulary,
-            size: i64::from(options.cohort_size),
+            room: size.saturating_sub(joined.len()) as i64,
+            joined: &joined,
         };
         let selection = select::next(&trainer.pool, &session.claim, &rules, (!whole).then_some(RECENT)).await?;
         if whole {
@@ -120,39 +135,56 @@ async fn session(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             metrics::counter!("springtide_train_set_aside_total", "code" => code.clone()).increment(count);
             *set_aside.entry(code).or_default() += count;
         }
-        metrics::gauge!("springtide_train_ready_trajectories").set(selection.ready as f64);
-        let Some(cohort) = selection.cohort else {
-            if !pause(shutdown, poll).await {
-                return Ok(End::Shutdown);
+        metrics::gauge!("springtide_train_ready_trajectories").set((joined.len() + selection.ready.len()) as f64);
+        if selection.ready.is_empty() {
+            tokio::select! {
+                () = shutdown.cancelled() => return Ok(End::Shutdown),
+                () = tokio::time::sleep(poll) => {}
+                news = closed.recv() => drop(news?),
             }
             continue;
-        };
-        let notes = json!({"set_aside": std::mem::take(&mut set_aside), "cohort": span(&cohort)});
-        if let Stepped::Refused = step(&mut session, cohort, notes).await? {
+        }
+        accumulate(&mut session, selection.ready).await?;
+        if session.coming.len() < size {
+            continue;
+        }
+        let set_aside = std::mem::take(&mut set_aside);
+        if let Stepped::Refused = step(&mut session, &set_aside).await? {
             return Ok(End::Idle);
         }
     }
 }
 
-async fn step(session: &mut Session<'_>, cohort: Vec<Sample>, notes: serde_json::Value) -> anyhow::Result<Stepped> {
+async fn accumulate(session: &mut Session<'_>, samples: Vec<Sample>) -> anyhow::Result<()> {
     let options = &session.trainer.options.realtime;
-    let rewards: Vec<f64> = cohort.iter().map(|s| s.reward).collect();
-    let mut baselines = session.baselines.clone();
+    let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
     let advantages = match options.baseline {
         BaselineKind::Ema => {
-            let classes: Vec<&str> = cohort.iter().map(|s| s.class.as_str()).collect();
-            advantage::ema(&mut baselines, &classes, &rewards)
+            let classes: Vec<&str> = samples.iter().map(|s| s.class.as_str()).collect();
+            advantage::against(&session.baselines, &classes, &rewards)
         }
         BaselineKind::Zero => advantage::zero(&rewards),
     };
+    session.accumulate(samples, advantages, options.step).await
+}
+
+async fn step(session: &mut Session<'_>, set_aside: &BTreeMap<String, u64>) -> anyhow::Result<Stepped> {
+    let options = &session.trainer.options.realtime;
+    let mut baselines = session.baselines.clone();
+    if options.baseline == BaselineKind::Ema {
+        let (classes, rewards) = session.coming.classes_and_rewards();
+        advantage::observe(&mut baselines, &classes, &rewards);
+    }
+    let cohort = session.coming.generations();
     let plan = StepPlan {
         settings: options.step,
         limits: options.guards,
         baselines,
         random: 0,
-        notes,
+        // first and last generation, for people who follow a sample
+        notes: json!({"set_aside": set_aside, "cohort": {"first": cohort.first(), "last": cohort.last()}}),
     };
-    session.step(cohort, advantages, plan).await
+    session.step(plan).await
 }
 
 /// The line stands where the alias stands; whatever other versions sampled will be dropped as stale.
@@ -171,10 +203,4 @@ async fn rebase(session: &mut Session<'_>, branch: i32, version: i64) -> anyhow:
     session.branch = branch;
     session.head = version;
     session.load().await
-}
-
-/// First and last generation of a cohort, for people who follow a sample.
-fn span(cohort: &[Sample]) -> serde_json::Value {
-    let id = |s: Option<&Sample>| s.map_or(Uuid::nil(), |s| s.generation);
-    json!({"first": id(cohort.first()), "last": id(cohort.last())})
 }

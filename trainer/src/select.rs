@@ -25,22 +25,22 @@ pub struct Rules<'a> {
     pub context: i64,
     /// Token ids are below this.
     pub vocabulary: i64,
-    /// Trajectories of a cohort.
-    pub size: i64,
+    /// Trajectories that may still join the cohort.
+    pub room: i64,
+    /// Generations that have joined it.
+    pub joined: &'a [Uuid],
 }
 
 /// One look at the queue.
 #[derive(Debug, Default)]
 pub struct Selection {
-    /// The cohort, oldest first; `None` while fewer than its size are ready.
-    pub cohort: Option<Vec<Sample>>,
-    /// Trajectories ready now, at most the cohort's size.
-    pub ready: usize,
+    /// What joins the cohort now, oldest first.
+    pub ready: Vec<Sample>,
     /// What was decided not to be trained on in this look: code → count.
     pub set_aside: BTreeMap<String, u64>,
 }
 
-/// Decides what will never be trained on and picks the next cohort, in one fenced snapshot. `since`: how far back to look
+/// Decides what will never be trained on and picks who joins the cohort next, in one fenced snapshot. `since`: how far back to look
 /// for rows to decide, `None` for everything.
 pub async fn next(
     pool: &PgPool,
@@ -80,15 +80,13 @@ pub async fn next(
         rules.policy,
         rules.alias,
         rules.head,
-        rules.size
+        rules.room,
+        rules.joined
     )
     .fetch_all(&mut *transaction)
     .await?;
     transaction.commit().await?;
-    selection.ready = rows.len();
-    if rows.len() as i64 >= rules.size {
-        selection.cohort = Some(rows.into_iter().map(Sample::from).collect());
-    }
+    selection.ready = rows.into_iter().map(Sample::from).collect();
     Ok(selection)
 }
 

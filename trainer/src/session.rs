@@ -6,6 +6,7 @@
 use crate::advantage::{Baseline, Baselines};
 use crate::checkpoint::{Checkpoint, StepRecord};
 use crate::claim::{self, Claim};
+use crate::coming::{Coming, Timings};
 use crate::execute::Trainer;
 use crate::guards::Limits;
 use crate::learner::thread::Handle;
@@ -18,6 +19,8 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use std::time::Instant;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 /// A claimed run, loaded at the head of its line.
@@ -30,6 +33,8 @@ pub(crate) struct Session<'a> {
     pub head: i64,
     pub steps_done: i64,
     pub baselines: Baselines,
+    /// The next step's cohort.
+    pub coming: Coming,
     /// State of the run's random numbers, if a checkpoint had it.
     pub random: Option<u64>,
     /// Of the network: tokens of the longest sequence, size of the vocabulary.
@@ -37,7 +42,7 @@ pub(crate) struct Session<'a> {
     pub vocabulary: i64,
 }
 
-/// What a step needs beside its samples.
+/// What a step needs beside its cohort.
 pub(crate) struct StepPlan {
     pub settings: StepSettings,
     pub limits: Limits,
@@ -85,6 +90,7 @@ impl<'a> Session<'a> {
             head: stand.head,
             steps_done: 0,
             baselines: Baselines::new(),
+            coming: Coming::new(),
             random: None,
             context: 0,
             vocabulary: 0,
@@ -112,7 +118,8 @@ impl<'a> Session<'a> {
         Ok(Some(session))
     }
 
-    /// Loads the head, with the optimiser's state if the last step made it. Baselines outlive a re-base.
+    /// Loads the head, with the optimiser's state if the last step made it. Baselines outlive a re-base; what was
+    /// accumulated for the next step does not.
     pub async fn load(&mut self) -> anyhow::Result<()> {
         let Trainer {
             pool,
@@ -146,6 +153,7 @@ impl<'a> Session<'a> {
             .with_context(|| format!("materialise version {}", self.head))?
             .image;
         self.random = None;
+        self.coming = Coming::new();
         let restored = match self.checkpoint().await {
             Ok(None) => false,
             Ok(Some(checkpoint)) => {
@@ -195,16 +203,21 @@ impl<'a> Session<'a> {
         Ok(false)
     }
 
-    /// Computes a step on `samples` and publishes it.
-    pub async fn step(
+    /// Samples join the next step's cohort, and their gradients its sums.
+    pub async fn accumulate(
         &mut self,
         samples: Vec<Sample>,
         advantages: Vec<f64>,
-        plan: StepPlan,
-    ) -> anyhow::Result<Stepped> {
-        let started = Instant::now();
-        let mut cohort: Vec<Uuid> = samples.iter().map(|s| s.generation).collect();
-        cohort.sort_unstable();
+        settings: StepSettings,
+    ) -> anyhow::Result<()> {
+        self.coming.join(&samples);
+        self.learner
+            .with(move |learner| learner.accumulate(&samples, &advantages, &settings))
+            .await
+    }
+
+    /// Computes the step of the cohort that has joined, and publishes it.
+    pub async fn step(&mut self, plan: StepPlan) -> anyhow::Result<Stepped> {
         let StepPlan {
             settings,
             limits,
@@ -214,8 +227,10 @@ impl<'a> Session<'a> {
         } = plan;
         let outcome = self
             .learner
-            .with(move |learner| learner.propose(&samples, &advantages, &settings, &limits))
+            .with(move |learner| learner.finish(&settings, &limits))
             .await?;
+        let coming = std::mem::replace(&mut self.coming, Coming::new());
+        let cohort = coming.generations();
         let proposal = match outcome {
             Outcome::Proposed(proposal) => proposal,
             Outcome::Refused { breach, metrics } => {
@@ -224,10 +239,12 @@ impl<'a> Session<'a> {
                 return Ok(Stepped::Refused);
             }
         };
-        let computed = started.elapsed().as_secs_f64();
+        let timings = coming.timings(proposal.metrics.guard_seconds);
         let mut metrics = serde_json::to_value(&proposal.metrics)?;
         metrics["notes"] = notes;
-        let record = StepRecord {
+        metrics["timings"] = serde_json::to_value(timings)?;
+        metrics["computed_at"] = OffsetDateTime::now_utc().format(&Rfc3339)?.into();
+        let mut record = StepRecord {
             run: self.claim.run,
             step: self.steps_done + 1,
             cohort,
@@ -235,10 +252,12 @@ impl<'a> Session<'a> {
             metrics,
         };
         let kept = record.clone();
+        let started = Instant::now();
         let checkpoint = self
             .learner
             .with(move |learner| Ok(learner.checkpoint(kept, random).to_bytes()?))
             .await?;
+        record.metrics["timings"]["checkpoint"] = started.elapsed().as_secs_f64().into();
         let draft = Draft {
             line: self.line.clone(),
             branch: self.branch,
@@ -248,7 +267,7 @@ impl<'a> Session<'a> {
             record,
             checkpoint,
         };
-        let version = self.trainer.publisher.publish(&self.claim, draft).await?;
+        let published = self.trainer.publisher.publish(&self.claim, draft).await?;
         self.learner
             .with(|learner| {
                 learner.accept();
@@ -256,14 +275,16 @@ impl<'a> Session<'a> {
             })
             .await?;
         self.steps_done += 1;
-        self.head = version;
+        self.head = published.version;
         self.baselines = baselines;
         self.random = Some(random);
-        observe(&self.line, &proposal.metrics, computed, started.elapsed().as_secs_f64());
+        let tail = timings.compute_tail + timings.guard + started.elapsed().as_secs_f64();
+        observe(&self.line, &proposal.metrics, timings, published.timings, tail);
         tracing::info!(
-            run = %self.claim.run, line = self.line, step = self.steps_done, version,
+            run = %self.claim.run, line = self.line, step = self.steps_done, version = published.version,
             loss = proposal.metrics.loss, kl = proposal.metrics.kl, reward = proposal.metrics.reward_mean,
-            parity = proposal.metrics.mismatch.difference_max, "published a version"
+            parity = proposal.metrics.mismatch.difference_max, ?timings, publish = ?published.timings,
+            "published a version"
         );
         Ok(Stepped::Published)
     }
@@ -332,13 +353,25 @@ fn finite(metrics: &Metrics) -> Value {
     serde_json::to_value(metrics).unwrap_or(Value::Null)
 }
 
-fn observe(line: &str, metrics: &Metrics, computed: f64, total: f64) {
+fn observe(line: &str, metrics: &Metrics, timings: Timings, publish: publish::Timings, tail: f64) {
     let line = line.to_string();
     metrics::counter!("springtide_train_steps_total", "line" => line.clone()).increment(1);
     metrics::counter!("springtide_train_trajectories_total", "line" => line.clone())
         .increment(metrics.sequences as u64);
-    metrics::histogram!("springtide_train_compute_seconds", "line" => line.clone()).record(computed);
-    metrics::histogram!("springtide_train_step_seconds", "line" => line.clone()).record(total);
+    metrics::histogram!("springtide_train_compute_seconds", "line" => line.clone()).record(metrics.seconds);
+    metrics::histogram!("springtide_train_step_seconds", "line" => line.clone()).record(tail);
+    let phases = [
+        ("wait", timings.wait),
+        ("collect", timings.collect),
+        ("compute_tail", timings.compute_tail),
+        ("guard", timings.guard),
+        ("encode", publish.encode),
+        ("upload", publish.upload),
+        ("commit", publish.commit),
+    ];
+    for (phase, seconds) in phases {
+        metrics::histogram!("springtide_train_phase_seconds", "line" => line.clone(), "phase" => phase).record(seconds);
+    }
     let gauges = [
         ("springtide_train_loss", metrics.loss),
         ("springtide_train_kl_nats", metrics.kl),

@@ -123,3 +123,19 @@ impl StepSettings {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_is_divided_by_the_whole_cohorts_tokens_or_sequences() {
+        let counts = Counts {
+            sequences: 2,
+            tokens: 5,
+        };
+        assert_eq!(Aggregation::TokenMean.denominator(counts), 5.0);
+        assert_eq!(Aggregation::SeqMeanTokenSum.denominator(counts), 2.0);
+        assert_eq!(Aggregation::TokenMean.denominator(Counts::default()), 1.0);
+    }
+}

@@ -232,18 +232,17 @@ pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), 
         let unmarked = state.owned.iter().filter(|(_, owned)| owned.mark.is_none());
         unmarked.map(|(slot, _)| slot.clone()).collect()
     };
-    for slot in unmarked {
-        let seen_at = event::now();
-        let end = match consumer.fetch_watermarks(&slot.0, slot.1, WATERMARK_TIMEOUT) {
-            Ok((_, end)) => end,
-            Err(error) => {
-                tracing::warn!(%error, topic = slot.0, partition = slot.1, "the log's end is unknown");
-                break;
+    let seen_at = event::now();
+    match ends(consumer, &unmarked) {
+        Ok(ends) => {
+            let mut state = context.state();
+            for (slot, end) in ends {
+                if let Some(owned) = state.owned.get_mut(&slot) {
+                    owned.mark = Some(Mark { seen_at, end });
+                }
             }
-        };
-        if let Some(owned) = context.state().owned.get_mut(&slot) {
-            owned.mark = Some(Mark { seen_at, end });
         }
+        Err(error) => tracing::warn!(error = format!("{error:#}"), "the log's ends are unknown"),
     }
     let progress = reached(&mut context.state());
     if progress.is_empty() {
@@ -258,6 +257,33 @@ pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), 
         Some(failure) => Err(failure),
         None => Ok(()),
     }
+}
+
+/// The offsets after the last record of each partition, in one request: every request waits for the fetch before it on
+/// the same connection.
+fn ends(consumer: &BaseConsumer<Assigner>, slots: &[Slot]) -> anyhow::Result<Next> {
+    if slots.is_empty() {
+        return Ok(Next::new());
+    }
+    let mut asked = TopicPartitionList::new();
+    for (topic, partition) in slots {
+        asked.add_partition_offset(topic, *partition, Offset::End)?;
+    }
+    let answer = consumer
+        .offsets_for_times(asked, WATERMARK_TIMEOUT)
+        .context("look up the ends")?;
+    let mut ends = Next::new();
+    for element in answer.elements() {
+        let slot = (element.topic().to_owned(), element.partition());
+        element
+            .error()
+            .with_context(|| format!("look up the end of {}/{}", slot.0, slot.1))?;
+        match element.offset() {
+            Offset::Offset(end) => ends.insert(slot, end),
+            other => bail!("the end of {}/{} is {other:?}", slot.0, slot.1),
+        };
+    }
+    Ok(ends)
 }
 
 fn reached(state: &mut State) -> Vec<Progress> {

@@ -60,6 +60,12 @@ impl KvCache {
         if from == to {
             return;
         }
+        self.copy_slot(from, to);
+        self.lengths[from] = 0;
+    }
+
+    /// Copies a sequence into another slot, which is overwritten: two continuations of one prompt read it once.
+    pub fn copy_slot(&mut self, from: usize, to: usize) {
         let n = self.lengths[from];
         for side in [&self.k, &self.v] {
             for layer in side {
@@ -68,7 +74,6 @@ impl KvCache {
             }
         }
         self.lengths[to] = n;
-        self.lengths[from] = 0;
     }
 
     pub(super) fn check_room(&self, held: usize, more: usize) -> Result<(), Error> {

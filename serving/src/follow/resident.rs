@@ -14,6 +14,7 @@ use policy::tokenizer::Tokenizer;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use time::OffsetDateTime;
 
 /// How long a required version waits for memory that leaving versions still hold.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
@@ -161,16 +162,27 @@ impl Residents {
 
     async fn build(&self, image: Arc<Image>) -> anyhow::Result<(Staged, Option<Tokenizer>)> {
         let stage = self.stage.clone();
+        let known = self.tokenizer_of(&image);
         tokio::task::spawn_blocking(move || {
-            let tokenizer = if image.files.contains_key("tokenizer.json") {
-                Some(Tokenizer::from_image(&image).context("read the tokenizer")?)
-            } else {
-                None
+            let tokenizer = match known {
+                Some(tokenizer) => Some(tokenizer),
+                None if image.files.contains_key("tokenizer.json") => {
+                    Some(Tokenizer::from_image(&image).context("read the tokenizer")?)
+                }
+                None => None,
             };
             Ok((stage(&image)?, tokenizer))
         })
         .await
         .context("the staging thread")?
+    }
+
+    /// That of a version with the very same files, as all of a line have.
+    fn tokenizer_of(&self, image: &Image) -> Option<Tokenizer> {
+        let alike = self.held.values().filter(|held| held.image.files == image.files);
+        alike
+            .filter_map(|held| held.version.upgrade())
+            .find_map(|version| version.tokenizer.clone())
     }
 
     /// Forgets versions that have left; waits for more to leave where that is needed.
@@ -194,6 +206,7 @@ impl Residents {
 }
 
 impl Brought {
+    /// What the fleet is told once users are routed to the version.
     pub(super) fn swap(self, options: &Options, version: i64, epoch: i64) -> Swap {
         Swap {
             replica: options.replica.clone(),
@@ -204,6 +217,7 @@ impl Brought {
             verify_ms: ms(self.verify),
             stage_ms: ms(self.stage),
             pause_ms: ms(self.pause),
+            at: OffsetDateTime::now_utc(),
         }
     }
 }

@@ -1,9 +1,10 @@
-//! The release loop: one leader at a time, elected by an advisory lock that lives and dies with its connection. Each round
-//! it publishes what is missing, asks `plan` what should change, and writes that as one epoch.
+//! The release loop: one leader at a time, elected by an advisory lock that lives and dies with its connection. A round is due
+//! when a line has moved, as the database says at once, and now and then without that. Each round it publishes what is missing, asks `plan` what should change, and writes that as one epoch.
 
 use super::{CHAMPION, Desk, books, plan};
 use anyhow::Context;
 use sqlx::PgConnection;
+use sqlx::postgres::PgListener;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -11,6 +12,8 @@ use tokio_util::sync::CancellationToken;
 const LEADER_CLASS: i32 = 0x5274_6c65;
 /// How often a stand-by asks for the lead, and how long an error is waited out.
 const STAND_BY: Duration = Duration::from_secs(1);
+/// On which the database says that a line has moved.
+const MOVED: &str = "springtide_line";
 
 /// What one round did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,10 +59,15 @@ async fn lead(desk: &Desk) -> anyhow::Result<()> {
     }
     tracing::info!(policy = inner.policy, "leading releases");
     restate_arms(desk, &mut connection).await?;
+    let mut moved = PgListener::connect_with(&inner.pool).await.context("listen")?;
+    moved.listen(MOVED).await.context("listen")?;
     let mut ticks = tokio::time::interval(Duration::from_millis(inner.options.poll_interval_ms));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        tokio::select! {
+            _ = ticks.tick() => {}
+            news = moved.recv() => drop(news.context("listen")?),
+        }
         round(desk, &mut connection).await?;
     }
 }

@@ -54,6 +54,13 @@ impl Report {
             self.versions_served.len(),
             if self.roots_agree { "agree" } else { "DISAGREE" },
         )?;
+        if !self.feedback_to_serving_phases.is_empty() {
+            let phases = self.feedback_to_serving_phases.iter();
+            let parts: Vec<String> = phases
+                .map(|p| format!("{} {:.1} ({:.1})", p.name, p.p50, p.p95))
+                .collect();
+            writeln!(out, "  of which p50 (p95) s: {}", parts.join(", "))?;
+        }
         writeln!(
             out,
             "swap pause: p50 {} ms, max {} ms; delta {} of a version; parity max |Δ log p| {}",

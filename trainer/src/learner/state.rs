@@ -1,6 +1,6 @@
 //! A learner's state as bytes, and back to the last bit.
 
-use super::{Learner, to_vec};
+use super::Learner;
 use crate::checkpoint::{Checkpoint, StepRecord};
 use crate::optim::AdamW;
 use anyhow::{Context, ensure};
@@ -53,7 +53,8 @@ fn to_data(parameters: &Parameters) -> BTreeMap<String, TensorData> {
     parameters
         .iter()
         .map(|(name, tensor)| {
-            let bytes: Vec<u8> = to_vec(tensor).iter().flat_map(|v| v.to_le_bytes()).collect();
+            let mut bytes = vec![0; 4 * tensor.numel()];
+            tensor.copy_data_u8(&mut bytes, tensor.numel()); // little-endian, as every machine that libtorch is fetched for
             let data = TensorData {
                 dtype: Dtype::F32,
                 shape: tensor.size().iter().map(|&n| n as usize).collect(),

@@ -45,7 +45,8 @@ pub async fn import_image(publisher: &Publisher, image: Arc<Image>, line: &str) 
         fence: 0,
         created_at: OffsetDateTime::now_utc(),
     };
-    publisher.put_manifest(&mut manifest, None).await?;
+    let place = publisher.place(None).await?;
+    publisher.put_manifest(&mut manifest, place, None).await?;
     let mut transaction = publisher.pool.begin().await?;
     record::insert_version(&mut transaction, &manifest).await?;
     let inserted = sqlx::query!(

@@ -1,7 +1,8 @@
 -- The oldest trajectories that may be trained on, by the time they were generated, and none beyond the oldest generation
 -- that still waits for its horizon: choosing by the arrival of feedback would favour fast accepts. Runs right after
--- set_aside.sql in the same snapshot, so what that would refuse is not here. Parameters: policy, learning alias, head,
--- rows at most.
+-- set_aside.sql in the same snapshot, so what that would refuse is not here. A cohort fills over several looks: who has
+-- joined stays, and a row that appears later with a smaller id joins after it. Parameters: policy, learning alias, head,
+-- rows at most, generations that have joined.
 select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
        t.reward as "reward!"
 from generation g
@@ -11,6 +12,7 @@ where g.policy = $1
   and g.arm = $2
   and g.version = $3
   and t.reward is not null
+  and g.id <> all ($5)
   and not exists (select from disposition d where d.generation_id = g.id)
   and g.id < coalesce(
       (select o.generation_id

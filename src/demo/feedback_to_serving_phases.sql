@@ -1,0 +1,49 @@
+-- Where the time of feedback_to_serving.sql goes: for the same trajectories, the way from the answer to the first token in
+-- the parts that follow one after the other. Moments are those of the machine that wrote them down.
+-- $1 policy, $2 when the run began
+with trained as (
+    select s.run_id, s.step, s.version, s.committed_at, t.feedback_at, t.closed_at,
+           coalesce((s.metrics ->> 'computed_at')::timestamptz, s.committed_at) as computed_at
+    from ledger l
+    join trajectory t on t.generation_id = l.generation_id
+    join step s on s.run_id = l.run_id and s.step = l.step
+    where l.policy = $1
+      and l.sampled_at >= $2
+      and l.disposition = 'trained'
+      and l.purpose = 'production'
+      and t.feedback_at is not null
+),
+-- A cohort is full when the last of it has closed, answered or not.
+cohort as (
+    select d.run_id, d.step, max(t.closed_at) as full_at
+    from (select distinct run_id, step from trained) made
+    join disposition d on d.run_id = made.run_id and d.step = made.step and d.kind = 'trained'
+    join trajectory t on t.generation_id = d.generation_id
+    group by d.run_id, d.step
+),
+first_swap as (
+    select version, min(at) as at from swap where policy = $1 group by version
+),
+first_answer as (
+    select made.version, min(g.sampled_at) as sampled_at
+    from (select distinct version from trained) made
+    join generation g on g.policy = $1 and g.version = made.version and g.purpose = 'production'
+    group by made.version
+)
+select phase.name as "name!",
+       percentile_cont(0.5) within group (order by extract(epoch from phase.took)::float8) as "p50!",
+       percentile_cont(0.95) within group (order by extract(epoch from phase.took)::float8) as "p95!"
+from trained
+join cohort on cohort.run_id = trained.run_id and cohort.step = trained.step
+join first_swap on first_swap.version = trained.version
+join first_answer on first_answer.version = trained.version
+cross join lateral (values
+    (1, 'horizon', trained.closed_at - trained.feedback_at),         -- until its trajectory closed
+    (2, 'collection', cohort.full_at - trained.closed_at),           -- until its cohort was full
+    (3, 'step', trained.computed_at - cohort.full_at),               -- until the update was computed and had passed its guards
+    (4, 'publish', trained.committed_at - trained.computed_at),      -- until the version was in the store and committed
+    (5, 'swap', first_swap.at - trained.committed_at),               -- until a replica served it
+    (6, 'first token', first_answer.sampled_at - first_swap.at)      -- until somebody asked
+) as phase (number, name, took)
+group by phase.number, phase.name
+order by phase.number
