@@ -261,14 +261,14 @@ fn px(value: f64) -> String {
 pub fn strip(axis: &Axis, class: &str, value: f64, ends: Option<[f64; 2]>) -> Markup {
     let at = |value: f64| format!("{:.2}%", 100.0 * axis.position(value));
     html! {
-        svg .strip class=(class) height="22" aria-hidden="true" {
+        svg .strip class=(class) height="30" aria-hidden="true" {
             @for (tick, _) in &axis.ticks {
-                line class=(if *tick == 0.0 { "rule zero" } else { "rule" }) x1=(at(*tick)) x2=(at(*tick)) y1="0" y2="22" {}
+                line class=(if *tick == 0.0 { "rule zero" } else { "rule" }) x1=(at(*tick)) x2=(at(*tick)) y1="0" y2="30" {}
             }
             @if let Some([low, high]) = ends {
-                line .whisker x1=(at(low)) x2=(at(high)) y1="11" y2="11" {}
+                line .whisker x1=(at(low)) x2=(at(high)) y1="15" y2="15" {}
             }
-            circle .dot cx=(at(value)) cy="11" r="4.5" {}
+            circle .dot cx=(at(value)) cy="15" r="4.5" {}
         }
     }
 }

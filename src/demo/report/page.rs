@@ -164,6 +164,15 @@ fn minus(text: &str) -> String {
     out
 }
 
+/// Along an axis of gains and losses.
+fn plus_minus(value: f64) -> String {
+    if value.abs() < 1e-9 {
+        "0".to_owned()
+    } else {
+        minus(&format!("{value:+.2}"))
+    }
+}
+
 /// A table of names and values.
 fn facts(rows: &[(&str, String)]) -> Markup {
     html! {

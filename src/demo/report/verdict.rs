@@ -121,16 +121,18 @@ impl Report {
     /// Reward is accepts less τ times what was shown, so a difference in reward has exactly these two parts.
     fn where_from(&self) -> Option<String> {
         let (reward, accepts) = (self.difference?, self.difference_accepts_per_100?);
-        let from_accepts = accepts.mean / 100.0;
-        let from_showing = reward.mean - from_accepts;
+        // Rounded first, so that the parts add up as they are written.
+        let [total, from_accepts] = [reward.mean, accepts.mean / 100.0].map(|part| (1e3 * part).round() / 1e3);
+        let from_showing = total - from_accepts;
         let parts = format!(
-            "Of {:+.3}, {from_accepts:+.3} comes from accepts and {from_showing:+.3} from showing {}.",
-            reward.mean,
+            "Of {total:+.3}, {from_accepts:+.3} comes from accepts and {from_showing:+.3} from showing {}.",
             if from_showing < 0.0 { "more" } else { "less" },
         );
-        let meaning = if fell(Some(accepts)) && reward.mean > 0.0 {
+        let meaning = if self.verdict() == Verdict::Quieter {
             "The gain is silence: accepted suggestions fell clearly, and what it earned more, it earned by not showing wrong \
              ones. It learned to be quiet rather than to be right."
+        } else if fell(Some(accepts)) && reward.mean > 0.0 {
+            "If there is a gain, it is silence: accepted suggestions fell clearly."
         } else if rose(Some(accepts)) {
             "Accepted suggestions rose clearly: it is right more often, not only quiet more often."
         } else if fell(Some(accepts)) {
@@ -193,7 +195,12 @@ mod tests {
         report.difference = interval(-0.01, 0.03);
         report.difference_accepts_per_100 = interval(-6.0, -2.0);
         assert_eq!(report.title(), "No clear difference");
-        assert!(report.sentences().join(" ").contains("The gain is silence"));
+        assert!(
+            report
+                .sentences()
+                .join(" ")
+                .contains("If there is a gain, it is silence")
+        );
     }
 
     #[test]

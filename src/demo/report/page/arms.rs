@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 
-use super::{minus, section};
+use super::{minus, plus_minus, section};
 use crate::demo::{
     number::{or_dash, percent, range, signed},
     report::{
@@ -27,7 +27,7 @@ const MEASURES: [Measure; 4] = [
         title: "Reward per pause",
         note: "over all pauses whose developer answers",
         of: |figures| (figures.reward_mean, figures.reward_ci95),
-        write: |value| minus(&format!("{value:+.2}")),
+        write: plus_minus,
     },
     Measure {
         title: "Accepts per 100 pauses",
@@ -38,16 +38,21 @@ const MEASURES: [Measure; 4] = [
     Measure {
         title: "Show rate",
         note: "pauses with a suggestion, of all",
-        of: |figures| (figures.show_rate, figures.show_rate_ci95),
+        of: |figures| (figures.show_rate, possible(figures.show_rate_ci95)),
         write: |value| percent(Some(value), 0),
     },
     Measure {
         title: "Accept rate of shown",
         note: "right, of what was shown and answered",
-        of: |figures| (figures.accept_rate, figures.accept_rate_ci95),
+        of: |figures| (figures.accept_rate, possible(figures.accept_rate_ci95)),
         write: |value| percent(Some(value), 0),
     },
 ];
+
+/// An interval of a share may reach beyond what a share can be; what is drawn does not.
+fn possible(ends: Option<[f64; 2]>) -> Option<[f64; 2]> {
+    ends.map(|ends| ends.map(|end| end.clamp(0.0, 1.0)))
+}
 
 /// Classes of both arms; the learning one is drawn last, on top.
 pub const ARMS: [(&str, &str); 2] = [(FROZEN, "frozen"), (LEARNING, "learning")];

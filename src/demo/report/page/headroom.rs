@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::{minus, section};
+use super::{minus, plus_minus, section};
 use crate::demo::{
     interval::Interval,
     number::{or_dash, percent, range, signed},
@@ -62,7 +62,7 @@ impl Report {
                 .into_iter()
                 .chain(row.figures.reward_ci95.into_iter().flatten())
         });
-        let axis = Axis::around(values.chain([0.0]), 6.0, |tick| minus(&format!("{tick:+.2}")));
+        let axis = Axis::around(values.chain([0.0]), 6.0, plus_minus);
         let groups = [
             ("on the learning arm's own pauses", own),
             ("beforehand, on other users' pauses", beforehand),

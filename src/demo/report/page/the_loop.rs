@@ -25,7 +25,7 @@ impl Report {
                 p { "An entropy that falls to nothing, or suggestions that shrink, say that the policy has stopped exploring." }
                 div .grid {
                     (self.by_step("Entropy", "nats a token, at each step", |step| step.entropy, |v| format!("{v:.2}")))
-                    (self.by_step("KL of each step", "nats a token, new from old", |step| step.kl, |v| format!("{v:.1e}")))
+                    (self.by_step("KL of each step", "nats a token, new from old", |step| step.kl, exponent))
                     (self.by_stretch("Length of suggestions", "tokens, the one that ends it included", length, |v| format!("{v:.1}")))
                     (self.by_stretch("Unscored", "closed without an answer, of all closed", unscored, |v| percent(Some(v), 0)))
                 }
@@ -171,6 +171,14 @@ impl Report {
             series,
         }
         .draw()
+    }
+}
+
+fn exponent(value: f64) -> String {
+    if value == 0.0 {
+        "0".to_owned()
+    } else {
+        format!("{value:.1e}")
     }
 }
 
