@@ -117,6 +117,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                         logprobs: draft.logprobs,
                         temperature: args.temperature,
                         reward,
+                        suppressed: false,
+                        weight: 1.0,
                     });
                 }
                 seen.push(outcome);
