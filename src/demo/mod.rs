@@ -7,6 +7,7 @@
 
 mod arrivals;
 mod client;
+mod control;
 mod developer;
 mod draw;
 mod headroom;
@@ -103,7 +104,7 @@ pub struct Args {
     #[arg(long, default_value_t = 10.0, value_parser = positive)]
     pub minutes: f64,
     /// Mean pauses per second, over all users; half to twice that at any one time.
-    #[arg(long, default_value_t = 16.0, value_parser = positive)]
+    #[arg(long, default_value_t = 12.0, value_parser = positive)]
     pub rate: f64,
     /// Everything random follows from it.
     #[arg(long, default_value_t = 1)]
@@ -122,6 +123,9 @@ pub struct Args {
     /// The surface's horizon, seconds.
     #[arg(long, default_value_t = 4.0, value_parser = positive)]
     pub horizon: f64,
+    /// Answers are permuted among what is shown, so that there is nothing to learn: the difference should be none.
+    #[arg(long)]
+    pub control: bool,
     /// Temperature that suggestions are sampled at, in both arms.
     #[arg(long, default_value_t = 1.0, value_parser = positive_f32)]
     pub temperature: f32,
@@ -229,6 +233,7 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         minutes: args.minutes,
         rate: args.rate,
         temperature: args.temperature,
+        control: args.control,
         users: args.corpus.users,
         developers: args.corpus.developers as usize,
         files,
@@ -314,6 +319,7 @@ async fn plan(args: &Args) -> anyhow::Result<(Plan, Vec<Vec<Desk>>, usize)> {
         desks,
         seed: args.seed,
         tau: args.tau,
+        control: args.control.then(|| control::Permutation::new(args.seed)),
     };
     Ok((plan, others, files.len()))
 }

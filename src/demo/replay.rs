@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::{
     arrivals::{Arrival, Arrivals},
     client::{Asker, Client, Failed, Told},
+    control::Permutation,
     developer::{self, Desk, Pause},
     live::{Asked, Board, Run},
     records::Live,
@@ -40,6 +41,8 @@ pub struct Plan {
     pub desks: Vec<Vec<Desk>>,
     pub seed: u64,
     pub tau: f64,
+    /// Permutes the answers, so that they say nothing.
+    pub control: Option<Permutation>,
 }
 
 /// Everything that was counted beside the outcomes.
@@ -85,7 +88,9 @@ pub async fn replay(client: Client, plan: Plan, mut live: watch::Receiver<Live>)
         desks,
         seed,
         tau,
+        control,
     } = plan;
+    let control = control.map(Arc::new);
     let in_flight = Arc::new(Semaphore::new(COMPLETIONS_IN_FLIGHT_MAX));
     let mut sessions = HashMap::<(usize, usize), Uuid>::new();
     let mut pauses = JoinSet::<Ended>::new();
@@ -124,7 +129,7 @@ pub async fn replay(client: Client, plan: Plan, mut live: watch::Receiver<Live>)
                 let session_id = *sessions.entry((arrival.user, pause.file)).or_insert_with(Uuid::now_v7);
                 // The seed is part of the name, so that another seed puts other people into the arms.
                 let asker = Asker { user: format!("s{seed}-u{:04}", arrival.user), session_id };
-                pauses.spawn(at_pause(Arc::clone(&client), asker, arrival, pause, permit));
+                pauses.spawn(at_pause(Arc::clone(&client), asker, arrival, pause, control.clone(), permit));
             }
             Some(ended) = pauses.join_next(), if !pauses.is_empty() => match ended {
                 Ok(ended) => count(&mut replayed, ended),
@@ -160,6 +165,7 @@ async fn at_pause(
     asker: Asker,
     arrival: Arrival,
     pause: Pause,
+    control: Option<Arc<Permutation>>,
     permit: OwnedSemaphorePermit,
 ) -> Ended {
     let asked = Instant::now();
@@ -179,6 +185,10 @@ async fn at_pause(
         true => Verdict::Declined,
         false if pause.is_right(&suggestion.text) => Verdict::Right,
         false => Verdict::Wrong,
+    };
+    let verdict = match control {
+        Some(control) if verdict != Verdict::Declined => control.swap(verdict),
+        _ => verdict,
     };
     let outcome = Outcome {
         at: arrival.at,

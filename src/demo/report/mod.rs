@@ -73,6 +73,8 @@ pub struct Parameters {
     pub minutes: f64,
     pub rate: f64,
     pub temperature: f32,
+    /// Answers were permuted: there was nothing to learn.
+    pub control: bool,
     pub users: super::Users,
     pub developers: usize,
     pub files: usize,
@@ -160,6 +162,7 @@ pub mod tests {
                 minutes: 10.0,
                 rate: 8.0,
                 temperature: 1.0,
+                control: false,
                 users: crate::demo::Users::Plain,
                 developers: 300,
                 files: 400,

@@ -254,6 +254,7 @@ fn parameters() -> Parameters {
         minutes: 10.0,
         rate: 8.0,
         temperature: 1.0,
+        control: false,
         users: crate::demo::Users::House,
         developers: USERS,
         files: 412,

@@ -69,6 +69,7 @@ impl Report {
                         ("pauses", format!("{} a second, mean over all users", p.rate)),
                         ("users", format!("{}, {} developers", p.users, p.developers)),
                         ("temperature", p.temperature.to_string()),
+                        ("answers", if p.control { "permuted: there was nothing to learn" } else { "the developers' own" }.to_owned()),
                         ("code", format!("{} files of {corpus}", p.files)),
                         ("price of showing, τ", p.tau.to_string()),
                         ("horizon", format!("{} s", p.horizon_seconds)),
