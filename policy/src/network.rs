@@ -113,9 +113,18 @@ impl Network {
         self.project(&hidden)
     }
 
-    /// Final hidden states `[B, T, D]` f32: what [`Network::project`] turns into logits. For callers that need logits at a
-    /// few positions only.
+    /// Final hidden states `[B, T, D]` f32: what [`Network::project`] turns into logits.
     pub fn hidden(&self, ids: &Tensor) -> Tensor {
+        self.walk(ids, None)
+    }
+
+    /// Final hidden states of flat positions `row · T + t` alone, `[n, D]` f32. What follows the last attention is computed
+    /// for these only: an eighth of the work saved, in both directions, when they are few.
+    pub fn hidden_at(&self, ids: &Tensor, positions: &Tensor) -> Tensor {
+        self.walk(ids, Some(positions))
+    }
+
+    fn walk(&self, ids: &Tensor, positions: Option<&Tensor>) -> Tensor {
         let (_, length) = ids.size2().unwrap_or((0, 0));
         let mut x = self.embed(ids);
         let (cos, sin) = self.rotary.range(0, length);
@@ -123,7 +132,10 @@ impl Network {
             let block = self.block(layer);
             let (q, k, v) = block.qkv(&x, &cos, &sin);
             let a = layers::attend_causal(&q, &k, &v);
-            x = block.finish(&x, &a);
+            x = match positions {
+                Some(positions) if layer + 1 == self.config.num_hidden_layers => block.finish_at(&x, &a, positions),
+                _ => block.finish(&x, &a),
+            };
         }
         self.final_norm(&x)
     }

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 pub struct Limits {
     /// Global gradient norm before clipping, in units of the loss; default 1000.
     pub gradient_norm_max: f64,
-    /// KL(old‖new), exact over the vocabulary, mean over the cohort's trained tokens; nats, default 0.5.
+    /// KL(old‖new), exact over the vocabulary, mean over the trained tokens of at least a quarter of the cohort's
+    /// sequences; nats, default 0.5.
     pub kl_max: f64,
     /// Largest |logged − recomputed| log-probability of any trained token; nats, default 0.01.
     pub difference_max: f64,

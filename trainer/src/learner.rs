@@ -285,8 +285,7 @@ impl Learner {
     /// log-softmax at the trained positions of a micro-batch, at each token's temperature: `[n, V]`.
     fn distribution(&self, batch: &MicroBatch) -> Tensor {
         let ids = Tensor::from_slice(&batch.ids).view([batch.rows as i64, batch.width as i64]);
-        let hidden = self.network.hidden(&ids).flatten(0, 1);
-        let chosen = hidden.index_select(0, &Tensor::from_slice(&batch.positions));
+        let chosen = self.network.hidden_at(&ids, &Tensor::from_slice(&batch.positions));
         let temperature = Tensor::from_slice(&batch.temperature).unsqueeze(1);
         (self.network.project(&chosen) / temperature).log_softmax(-1, Kind::Float)
     }

@@ -19,7 +19,7 @@ pub struct Options {
     pub checkpoints_kept: i64,
     /// Threads of libtorch per learner; default 1. More helps on an idle machine and hurts badly beside busy processes.
     pub threads: u16,
-    /// How long to sleep when there is nothing to do, milliseconds; default 200.
+    /// How long to sleep when there is nothing to do, milliseconds; default 200. Trajectories that close end the sleep.
     pub poll_ms: u64,
     /// Key for the serving API, where it asks for one. Never printed.
     #[serde(skip_serializing)]

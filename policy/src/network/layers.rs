@@ -98,9 +98,18 @@ impl Block<'_> {
 
     /// The rest of the block: output projection and SwiGLU, each added to the residual stream.
     pub fn finish(&self, x: &Tensor, attended: &Tensor) -> Tensor {
-        let size = x.size();
-        let a = attended.transpose(1, 2).reshape([size[0], size[1], -1]);
-        let x = x + linear(&a, self.weight("self_attn.o_proj"), self.compute);
+        self.rest(x, &attended.transpose(1, 2).flatten(2, 3))
+    }
+
+    /// [`finish`](Self::finish) at flat positions `row · T + t` alone: `[n, D]`.
+    pub fn finish_at(&self, x: &Tensor, attended: &Tensor, positions: &Tensor) -> Tensor {
+        let pick = |t: &Tensor| t.flatten(0, 1).index_select(0, positions);
+        self.rest(&pick(x), &pick(&attended.transpose(1, 2).flatten(2, 3)))
+    }
+
+    /// Both `[…, D]`.
+    fn rest(&self, x: &Tensor, attended: &Tensor) -> Tensor {
+        let x = x + linear(attended, self.weight("self_attn.o_proj"), self.compute);
         let h = rms_norm(&x, self.weight("post_attention_layernorm"), self.config.rms_norm_eps);
         let gate = linear(&h, self.weight("mlp.gate_proj"), self.compute).silu();
         let up = linear(&h, self.weight("mlp.up_proj"), self.compute);

@@ -122,6 +122,33 @@ fn gradients_reach_every_parameter() {
 }
 
 #[test]
+fn a_few_positions_have_the_values_and_gradients_that_they_have_among_all() {
+    let image = image(&config(true));
+    let wide: Vec<i64> = ids(24).iter().map(|&id| i64::from(id)).collect();
+    let wide = Tensor::from_slice(&wide).view([2, 12]);
+    let positions = Tensor::from_slice(&[3i64, 11, 12, 20]);
+    let run = |few: bool| {
+        let fresh = Network::from_image(&image).unwrap();
+        let network = Network::from_parameters(fresh.config().clone(), require_grad(fresh.parameters()));
+        let hidden = match few {
+            true => network.hidden_at(&wide, &positions),
+            false => network.hidden(&wide).flatten(0, 1).index_select(0, &positions),
+        };
+        hidden.square().sum(Kind::Float).backward();
+        let gradients = network.parameters().values().filter(|p| p.grad().defined());
+        let gradients: Vec<f32> = gradients
+            .flat_map(|p| Vec::<f32>::try_from(&p.grad().flatten(0, -1)).unwrap())
+            .collect();
+        let values = Vec::<f32>::try_from(&hidden.detach().flatten(0, -1)).unwrap();
+        (values, gradients)
+    };
+    let ((few, few_gradients), (all, all_gradients)) = (run(true), run(false));
+    close(&few, &all);
+    close(&few_gradients, &all_gradients);
+    assert!(few_gradients.iter().any(|g| g.abs() > 1e-2));
+}
+
+#[test]
 fn bad_ids_full_contexts_and_missing_tensors_are_errors() {
     let mut image = image(&config(true));
     let network = Network::from_image(&image).unwrap();
