@@ -54,7 +54,7 @@ pub struct Realtime {
     pub cohort_size: u32,
     /// What a reward is compared with; default `zero`.
     pub baseline: BaselineKind,
-    /// As everywhere, but the optimiser's default step size is 4e-4.
+    /// As everywhere, but the optimiser's default step size is 3e-4.
     pub step: StepSettings,
     pub guards: Limits,
     pub alarms: Alarms,
@@ -90,7 +90,7 @@ impl Default for Realtime {
             baseline: BaselineKind::Zero,
             step: StepSettings {
                 optimiser: Optimiser {
-                    learning_rate: 4e-4,
+                    learning_rate: 3e-4,
                     ..Optimiser::default()
                 },
                 ..StepSettings::default()
