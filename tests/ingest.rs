@@ -776,6 +776,7 @@ async fn the_ledger_adds_up() {
     for index in 0..60 {
         let generation = Generation {
             declined: index % 5 == 4,
+            decline_suppressed: index % 5 != 4,
             ..generation()
         };
         let id = generation.id;

@@ -52,6 +52,8 @@ impl Fleet {
             horizon_seconds = 1.0
             [trainer.realtime]
             cohort_size = 4
+            [trainer.realtime.step.optimiser]
+            learning_rate = 5e-5 # the first step of a cohort of four would move further than the guard allows
             "#,
             store = stack.store_url,
             keys = stack.keys_dir,
