@@ -27,7 +27,11 @@ impl Permutation {
         let (draws, pool) = &mut *state;
         pool.push(verdict);
         let at = draws.below(pool.len());
-        if pool.len() > POOL { pool.swap_remove(at) } else { pool[at] }
+        if pool.len() > POOL {
+            pool.swap_remove(at)
+        } else {
+            pool[at]
+        }
     }
 }
 

@@ -48,7 +48,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let theirs = ask(&image, &theirs, temperature, args.seed)?;
         for &tau in &args.tau {
             println!("\nT = {temperature}, τ = {tau}, {} pauses", ours.len());
-            print!("{}", table(&references(&ours, &Thresholds::choose(&theirs, tau), temperature, tau)));
+            print!(
+                "{}",
+                table(&references(&ours, &Thresholds::choose(&theirs, tau), temperature, tau))
+            );
         }
     }
     Ok(())
@@ -178,7 +181,10 @@ pub fn draw(desks: &[Vec<Desk>], first: usize, seed: u64, n: usize) -> Vec<(usiz
         let user = draws.below(desks.len());
         let count = nth.entry(user).or_default();
         *count += 1;
-        Some((first + user, developer::pause(&desks[user], seed, first + user, *count)?))
+        Some((
+            first + user,
+            developer::pause(&desks[user], seed, first + user, *count)?,
+        ))
     });
     pauses.collect()
 }
@@ -194,7 +200,10 @@ pub fn ask(image: &Image, pauses: &[(usize, Pause)], temperature: f32, seed: u64
         let mut suggester = Suggester::new(image)?;
         while let Some(&(index, chunk)) = chunks.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
             let answers = ask_some(&mut suggester, chunk, temperature, (seed, index as u64))?;
-            asked.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(index, answers);
+            asked
+                .lock()
+                .unwrap_or_else(|poisoned| poisoned.into_inner())
+                .insert(index, answers);
         }
         Ok(())
     };
@@ -312,7 +321,10 @@ pub mod tests {
             judged(false, false, -4.0),
             judged(true, true, -0.1),
         ];
-        let asked: Vec<Asked> = all.iter().map(|&one| asked(1, one, judged(false, false, -1.0))).collect();
+        let asked: Vec<Asked> = all
+            .iter()
+            .map(|&one| asked(1, one, judged(false, false, -1.0)))
+            .collect();
         let thresholds = Thresholds::choose(&asked, 0.25);
         assert_eq!(thresholds.sampled, -3.0);
         assert_eq!(thresholds.greedy, f64::INFINITY, "nothing is right: show nothing");

@@ -80,7 +80,9 @@ fn space_before_colons(code: &str) -> String {
 
 /// Whether what ends here can have a type or a value after a colon.
 fn names_something(before: &str) -> bool {
-    let word = before.rsplit(|c: char| !(c.is_alphanumeric() || c == '_' || c == '\'')).next();
+    let word = before
+        .rsplit(|c: char| !(c.is_alphanumeric() || c == '_' || c == '\''))
+        .next();
     let label = word.is_some_and(|word| word.starts_with('\'') && before.len() == word.len());
     !label && before.ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | ')' | ']' | '>' | '}'))
 }
@@ -105,7 +107,9 @@ fn opens_a_block(head: &str) -> bool {
         return true;
     }
     // `let x = match y`, `return if z`
-    let value = head.rsplit_once(" = ").map_or_else(|| head.strip_prefix("return "), |(_, value)| Some(value));
+    let value = head
+        .rsplit_once(" = ")
+        .map_or_else(|| head.strip_prefix("return "), |(_, value)| Some(value));
     value.is_some_and(|value| CONTROLS.contains(&value.split(' ').next().unwrap_or_default()))
 }
 
@@ -179,7 +183,13 @@ pub(crate) fn f(x : u32) -> u32
         }
         assert_eq!(restyle(") -> u32 {\n"), ") -> u32\n{\n");
         assert_eq!(restyle("    'a: loop {"), "    'a: loop\n    {");
-        assert_eq!(restyle("fn f<T: Copy>(x: T, y: &'a T)"), "fn f<T : Copy>(x : T, y : &'a T)");
-        assert_eq!(restyle("unsafe impl<T> Send for X<T> {\n"), "unsafe impl<T> Send for X<T>\n{\n");
+        assert_eq!(
+            restyle("fn f<T: Copy>(x: T, y: &'a T)"),
+            "fn f<T : Copy>(x : T, y : &'a T)"
+        );
+        assert_eq!(
+            restyle("unsafe impl<T> Send for X<T> {\n"),
+            "unsafe impl<T> Send for X<T>\n{\n"
+        );
     }
 }

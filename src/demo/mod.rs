@@ -11,8 +11,8 @@ mod control;
 mod developer;
 mod draw;
 mod headroom;
-mod house;
 mod history;
+mod house;
 mod interval;
 mod live;
 mod number;
@@ -266,13 +266,15 @@ async fn scale(args: &Args, base: &Path, others: Vec<Vec<Desk>>) -> anyhow::Resu
     if args.reference_pauses == 0 {
         return Ok(None);
     }
-    eprintln!("what is possible: the base at {} pauses of other users", args.reference_pauses);
+    eprintln!(
+        "what is possible: the base at {} pauses of other users",
+        args.reference_pauses
+    );
     let image = Arc::new(Image::read_dir(base)?);
     let first = args.corpus.developers as usize;
     let (pauses, temperature, tau, seed) = (args.reference_pauses, args.temperature, args.tau, args.seed);
-    let measured = tokio::task::spawn_blocking(move || {
-        Scale::measure(image, (&others, first), pauses, temperature, tau, seed)
-    });
+    let measured =
+        tokio::task::spawn_blocking(move || Scale::measure(image, (&others, first), pauses, temperature, tau, seed));
     let scale = measured.await.context("measure the references")??;
     eprint!("{}", scale.table());
     Ok(Some(scale))
@@ -287,7 +289,10 @@ async fn headroom_of(
     args: &Args,
 ) -> anyhow::Result<Headroom> {
     eprintln!("what was possible: the base at the learning arm's pauses (a minute or two)");
-    let learning = replayed.outcomes.iter().filter(|outcome| outcome.arm == tally::LEARNING);
+    let learning = replayed
+        .outcomes
+        .iter()
+        .filter(|outcome| outcome.arm == tally::LEARNING);
     let latest = match learning.map(|outcome| outcome.version).max() {
         Some(serial) => {
             let store = policy::store::Store::open(&endpoints.store)?;
@@ -299,7 +304,8 @@ async fn headroom_of(
     };
     let outcomes = replayed.outcomes.clone();
     let third = 60.0 * args.minutes / 3.0;
-    let compared = tokio::task::spawn_blocking(move || scale.headroom(&outcomes, &desks, &[third, 2.0 * third], latest));
+    let compared =
+        tokio::task::spawn_blocking(move || scale.headroom(&outcomes, &desks, &[third, 2.0 * third], latest));
     compared.await.context("compare with the references")?
 }
 

@@ -88,9 +88,13 @@ impl Headroom {
             "", "reward, whole run", "last third", "accepts, last third"
         );
         let written = |interval: Option<Interval>, digits: usize| {
-            interval.map_or("–".to_owned(), |Interval { mean, ci95: [low, high] }| {
-                format!("{mean:+.digits$} ({low:+.digits$} … {high:+.digits$})")
-            })
+            interval.map_or(
+                "–".to_owned(),
+                |Interval {
+                     mean,
+                     ci95: [low, high],
+                 }| { format!("{mean:+.digits$} ({low:+.digits$} … {high:+.digits$})") },
+            )
         };
         for shadow in &self.shadows {
             let last = shadow.thirds.last();
@@ -146,7 +150,13 @@ impl Scale {
 
     /// What the references would have earned on the learning arm's own pauses, and ten pauses before and after. Pauses whose
     /// developer never answers are left out, as everywhere.
-    pub fn headroom(self, outcomes: &[Outcome], desks: &[Vec<Desk>], thirds: &[f64; 2], latest: Option<(i64, Arc<Image>)>) -> anyhow::Result<Headroom> {
+    pub fn headroom(
+        self,
+        outcomes: &[Outcome],
+        desks: &[Vec<Desk>],
+        thirds: &[f64; 2],
+        latest: Option<(i64, Arc<Image>)>,
+    ) -> anyhow::Result<Headroom> {
         let own: Vec<(&Outcome, Pause)> = outcomes
             .iter()
             .filter(|outcome| outcome.arm == LEARNING && outcome.answers)
@@ -155,17 +165,28 @@ impl Scale {
                 Some((outcome, pause))
             })
             .collect();
-        let pauses: Vec<(usize, Pause)> = own.iter().map(|(outcome, pause)| (outcome.user, pause.clone())).collect();
+        let pauses: Vec<(usize, Pause)> = own
+            .iter()
+            .map(|(outcome, pause)| (outcome.user, pause.clone()))
+            .collect();
         let asked = headroom::ask(&self.image, &pauses, self.temperature, self.seed)?;
         // Every pause that the server answered fits, so the two lists are the same pauses in the same order.
-        anyhow::ensure!(asked.len() == own.len(), "a pause that was answered does not fit the base's context");
+        anyhow::ensure!(
+            asked.len() == own.len(),
+            "a pause that was answered does not fit the base's context"
+        );
         let pairs: Vec<(&Outcome, &Asked)> = own.iter().map(|(outcome, _)| *outcome).zip(&asked).collect();
         let third_of = |outcome: &Outcome| thirds.iter().filter(|&&end| outcome.at.as_secs_f64() >= end).count();
         let shadow = |kind: Kind| Shadow {
             name: kind.name(self.temperature),
             whole: self.compare(kind, pairs.iter().copied()),
             thirds: (0..3)
-                .map(|third| self.compare(kind, pairs.iter().copied().filter(|(outcome, _)| third_of(outcome) == third)))
+                .map(|third| {
+                    self.compare(
+                        kind,
+                        pairs.iter().copied().filter(|(outcome, _)| third_of(outcome) == third),
+                    )
+                })
                 .collect(),
         };
         let examples = match latest {
@@ -180,14 +201,21 @@ impl Scale {
     }
 
     fn compare<'a>(&self, kind: Kind, pairs: impl Iterator<Item = (&'a Outcome, &'a Asked)> + Clone) -> Comparison {
-        let reference = |asked: &Asked| Outcome::of_reference(asked.user, asked.answers, kind.verdict(asked, &self.thresholds));
+        let reference =
+            |asked: &Asked| Outcome::of_reference(asked.user, asked.answers, kind.verdict(asked, &self.thresholds));
         let references: Vec<Outcome> = pairs.clone().map(|(_, asked)| reference(asked)).collect();
         let mut rewards = BTreeMap::<usize, Cluster>::new();
         let mut accepts = BTreeMap::<usize, Cluster>::new();
         let accepted = |outcome: &Outcome| f64::from(u8::from(outcome.verdict == Verdict::Right)) * 100.0;
         for ((own, _), reference) in pairs.zip(&references) {
-            rewards.entry(own.user).or_default().add(own.reward(self.tau) - reference.reward(self.tau));
-            accepts.entry(own.user).or_default().add(accepted(own) - accepted(reference));
+            rewards
+                .entry(own.user)
+                .or_default()
+                .add(own.reward(self.tau) - reference.reward(self.tau));
+            accepts
+                .entry(own.user)
+                .or_default()
+                .add(accepted(own) - accepted(reference));
         }
         let mean = |users: BTreeMap<usize, Cluster>| {
             let clusters: Vec<Cluster> = users.into_values().collect();
@@ -212,7 +240,10 @@ impl Scale {
         let chosen: Vec<&Pause> = order.iter().map(|&index| &pauses[index].1).collect();
         let before = suggestions(&self.image, &chosen, 0)?;
         let after = suggestions(latest, &chosen, version)?;
-        let differing = chosen.iter().zip(before.into_iter().zip(after)).filter(|(_, (before, after))| before.text != after.text);
+        let differing = chosen
+            .iter()
+            .zip(before.into_iter().zip(after))
+            .filter(|(_, (before, after))| before.text != after.text);
         let examples = differing.take(EXAMPLES).map(|(pause, (before, after))| Example {
             file: pause.name.to_string(),
             context: last_lines(pause.context(super::client::CONTEXT_CHARS_MAX), EXAMPLE_LINES),
@@ -229,8 +260,13 @@ fn suggestions(image: &Image, pauses: &[&Pause], version: i64) -> anyhow::Result
     let mut suggester = Suggester::new(image)?;
     let mut all = Vec::new();
     for pause in pauses {
-        let ids = suggester.prompt(pause)?.context("a pause that was answered does not fit the context")?;
-        let draft = suggester.suggest(&[(&ids, vec![Way::Greedy])])?.swap_remove(0).swap_remove(0);
+        let ids = suggester
+            .prompt(pause)?
+            .context("a pause that was answered does not fit the context")?;
+        let draft = suggester
+            .suggest(&[(&ids, vec![Way::Greedy])])?
+            .swap_remove(0)
+            .swap_remove(0);
         let right = pause.is_right(&draft.text);
         all.push(Suggested {
             version,
@@ -281,9 +317,15 @@ mod tests {
         let mean = compare(Kind::Sampled).reward.map(|interval| interval.mean);
         assert!(mean.is_some_and(|mean| (mean - 1.25 / 3.0).abs() < 1e-9), "{mean:?}");
         let accepts = compare(Kind::Sampled).accepts_per_100.map(|interval| interval.mean);
-        assert!(accepts.is_some_and(|mean| (mean - 100.0 / 3.0).abs() < 1e-9), "{accepts:?}");
+        assert!(
+            accepts.is_some_and(|mean| (mean - 100.0 / 3.0).abs() < 1e-9),
+            "{accepts:?}"
+        );
         // With the threshold the greedy base does what this arm did.
-        assert_eq!(compare(Kind::GreedyAbove).reward.map(|interval| interval.mean), Some(0.0));
+        assert_eq!(
+            compare(Kind::GreedyAbove).reward.map(|interval| interval.mean),
+            Some(0.0)
+        );
     }
 
     #[test]
