@@ -12,7 +12,7 @@ use super::{
     headroom::{self, Asked, KINDS, Kind, Thresholds},
     interval::{self, Cluster, Interval},
     suggester::{Suggester, Way},
-    tally::{self, Figures, LEARNING, Outcome, Verdict},
+    tally::{self, FROZEN, Figures, LEARNING, Outcome, Verdict},
 };
 
 /// How many pauses show what two versions suggest.
@@ -189,8 +189,10 @@ impl Scale {
                 })
                 .collect(),
         };
+        let frozen = outcomes.iter().filter(|outcome| outcome.arm == FROZEN);
+        let base = frozen.map(|outcome| outcome.version).min().unwrap_or_default();
         let examples = match latest {
-            Some((version, image)) => self.examples(&pauses, version, &image)?,
+            Some((version, image)) => self.examples(&pauses, base, (version, &image))?,
             None => Vec::new(),
         };
         Ok(Headroom {
@@ -229,7 +231,12 @@ impl Scale {
     }
 
     /// The first pauses, in a fixed random order, at which the base and the latest version suggest different things.
-    fn examples(&self, pauses: &[(usize, Pause)], version: i64, latest: &Image) -> anyhow::Result<Vec<Example>> {
+    fn examples(
+        &self,
+        pauses: &[(usize, Pause)],
+        base: i64,
+        (version, latest): (i64, &Image),
+    ) -> anyhow::Result<Vec<Example>> {
         let mut order: Vec<usize> = (0..pauses.len()).collect();
         let mut draws = super::draw::Draws::new("springtide demo examples 1", &[self.seed]);
         for i in 0..order.len().min(EXAMPLE_PAUSES) {
@@ -238,7 +245,7 @@ impl Scale {
         }
         order.truncate(EXAMPLE_PAUSES);
         let chosen: Vec<&Pause> = order.iter().map(|&index| &pauses[index].1).collect();
-        let before = suggestions(&self.image, &chosen, 0)?;
+        let before = suggestions(&self.image, &chosen, base)?;
         let after = suggestions(latest, &chosen, version)?;
         let differing = chosen
             .iter()
