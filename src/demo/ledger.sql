@@ -1,5 +1,5 @@
 -- Every generation of the policy since the run began, by what became of it.
--- $1 policy, $2 when the run began, $3 the generations that the demo was answered with, $4 the learning arm
+-- $1 policy, $2 when the run began, $3 the generations that the demo was answered with
 select
     count(*) as "generations!",
     count(*) filter (where disposition = 'open') as "open!",
@@ -17,9 +17,6 @@ select
     count(*) filter (
         where disposition = 'trained'
           and version <> (select s.parent from step s where s.run_id = ledger.run_id and s.step = ledger.step)
-    ) as "trained_stale!",
-    -- What the learning arm earned, and what of it came too late for the version that had sampled it.
-    count(*) filter (where arm = $4 and purpose = 'production' and reward is not null) as "learnable!",
-    count(*) filter (where arm = $4 and purpose = 'production' and disposition = 'dropped' and code = 'stale') as "stale!"
+    ) as "trained_stale!"
 from ledger
 where policy = $1 and sampled_at >= $2

@@ -8,8 +8,6 @@ use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::tally::LEARNING;
-
 /// Which run is asked about.
 #[derive(Debug, Clone)]
 pub struct Scope {
@@ -91,25 +89,14 @@ pub struct Ledger {
     pub missing: i64,
     /// Trained by a step that did not start from the version that sampled it.
     pub trained_stale: i64,
-    pub lost_to_staleness: Lost,
     /// The dispositions add up to the generations, and none is missing.
     pub balanced: bool,
     /// Why generations were dropped or censored: `dropped: stale`, `censored: no_feedback`, …
     pub reasons: BTreeMap<String, i64>,
 }
 
-/// Rewarded traffic of the learning arm that no step could train on, because a new version had begun to serve by then: what
-/// was sampled while the last horizons of a cohort passed, its step was computed and published, and the version swapped in.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Lost {
-    /// Dropped as stale.
-    pub dropped: i64,
-    /// Of what was rewarded.
-    pub share: Option<f64>,
-}
-
 pub async fn ledger(pool: &PgPool, scope: &Scope, answered: &[Uuid]) -> sqlx::Result<Ledger> {
-    let query = sqlx::query_file!("src/demo/ledger.sql", scope.policy, scope.since, answered, LEARNING);
+    let query = sqlx::query_file!("src/demo/ledger.sql", scope.policy, scope.since, answered);
     let row = query.fetch_one(pool).await?;
     let reasons = sqlx::query_file!("src/demo/dropped.sql", scope.policy, scope.since)
         .fetch_all(pool)
@@ -134,10 +121,6 @@ pub async fn ledger(pool: &PgPool, scope: &Scope, answered: &[Uuid]) -> sqlx::Re
         erased: row.erased,
         missing: row.missing,
         trained_stale: row.trained_stale,
-        lost_to_staleness: Lost {
-            dropped: row.stale,
-            share: (row.learnable > 0).then(|| row.stale as f64 / row.learnable as f64),
-        },
         balanced: row.generations == ends.iter().sum::<i64>() && row.missing == 0,
         reasons: reasons
             .into_iter()

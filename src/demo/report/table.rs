@@ -87,6 +87,13 @@ impl Report {
         for (reason, generations) in &ledger.reasons {
             writeln!(out, "  {reason} {generations}")?;
         }
+        writeln!(
+            out,
+            "lost to staleness 0: {} of {LEARNING}'s {} generations ({}), sampled during a cohort's last horizons, its step and the swap",
+            self.staleness.dropped,
+            self.staleness.generations,
+            percent(self.staleness.share, 1),
+        )?;
         let counts = &self.counts;
         writeln!(
             out,
