@@ -14,11 +14,14 @@ use crate::demo::{
     tally::{FROZEN, Figures, LEARNING},
 };
 
+/// A figure and its 95% interval.
+type Estimated = (Option<f64>, Option<[f64; 2]>);
+
 /// One of the figures: its value, its interval, how it is written.
 struct Measure {
     title: &'static str,
     note: &'static str,
-    of: fn(&Figures) -> (Option<f64>, Option<[f64; 2]>),
+    of: fn(&Figures) -> Estimated,
     write: fn(f64) -> String,
 }
 
