@@ -164,7 +164,7 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
         #[cfg(feature = "torch")]
         Command::Demo(demo::Command { replay, .. }) => command_line(unless_terminated(async {
             let pool = database::connect(config).await?;
-            demo::run(replay, endpoints(config), pool).await
+            demo::run(replay, endpoints(config)?, pool).await
         })),
         Command::Release(command) => command_line(release_cli::run(command, config)),
         Command::Run(command) => command_line(run_cli::run(command, config)),
@@ -228,8 +228,19 @@ fn on_main_thread(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyho
 }
 
 #[cfg(feature = "torch")]
-fn endpoints(config: &Config) -> demo::Endpoints {
-    demo::Endpoints {
+fn endpoints(config: &Config) -> anyhow::Result<demo::Endpoints> {
+    let surface = config
+        .ingest
+        .surface
+        .iter()
+        .find(|surface| surface.name == demo::SURFACE);
+    let surface = surface.with_context(|| {
+        format!(
+            "the demo replays the surface {0:?}: add [[ingest.surface]] name = {0:?}",
+            demo::SURFACE
+        )
+    })?;
+    Ok(demo::Endpoints {
         serve: config.serve_url(),
         ingest: config.ingest_url(),
         control: config.control_url(),
@@ -238,6 +249,7 @@ fn endpoints(config: &Config) -> demo::Endpoints {
         base: config.policy.base.clone(),
         store: config.store_url(),
         keys: config.keys_dir(),
+        surface: surface.clone(),
         state_dir: config.state_dir.clone(),
-    }
+    })
 }

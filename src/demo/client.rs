@@ -25,7 +25,8 @@ const TOO_LONG: &str = "context-too-long";
 const SUGGESTION_TOKENS_MAX: u32 = crate::corpus::pauses::SUGGESTION_TOKENS_MAX as u32;
 /// The token between what is typed and what is asked for.
 pub const CUT: &str = "<|cut|>";
-const SURFACE: &str = "completion";
+/// The surface that the demo's product is.
+pub const SURFACE: &str = "completion";
 /// A developer's patience: later than this a completion has failed.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(10);
 const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -313,6 +314,7 @@ mod tests {
             base: std::path::PathBuf::new(),
             store: String::new(),
             keys: std::path::PathBuf::new(),
+            surface: ingest::reward::Definition::completion(),
             state_dir: std::path::PathBuf::new(),
         };
         (Client::new(endpoints, 1.0).unwrap(), bodies)

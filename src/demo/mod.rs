@@ -32,6 +32,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, ensure};
+use ingest::reward::{Definition, MetricType};
 use policy::image::Image;
 use reqwest::Url;
 use sqlx::PgPool;
@@ -39,7 +40,6 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use self::users::Users;
 use self::{
     arrivals::{Arrivals, Shape},
     client::Client,
@@ -51,6 +51,7 @@ use self::{
     tally::{Measure, Outcome},
     users::Corpus,
 };
+pub use self::{client::SURFACE, users::Users};
 
 /// How long to wait for the stack at the start.
 const READY_PATIENCE: Duration = Duration::from_secs(120);
@@ -117,12 +118,6 @@ pub struct Args {
     /// Name of the policy to ask, if not the configured one.
     #[arg(long, value_name = "NAME")]
     pub policy: Option<String>,
-    /// Price of showing a suggestion, as the surface's reward has it: accept 1 − τ, reject −τ, decline 0.
-    #[arg(long, default_value_t = 0.25, value_parser = share)]
-    pub tau: f64,
-    /// The surface's horizon, seconds.
-    #[arg(long, default_value_t = 4.0, value_parser = positive)]
-    pub horizon: f64,
     /// Answers are permuted among what is shown, so that there is nothing to learn: the difference should be none.
     #[arg(long)]
     pub control: bool,
@@ -147,14 +142,23 @@ fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    positive(text).and_then(|value| {
-        if value < 1.0 {
-            Ok(value)
-        } else {
-            Err("must be below 1".to_owned())
-        }
-    })
+/// What showing a suggestion costs: with this surface an accept earns 1 − τ, a reject −τ, and declining 0.
+///
+/// Errors when it rewards otherwise: the demo's figures would not be the trainer's.
+fn price(surface: &Definition) -> anyhow::Result<f64> {
+    let tau = -surface.reject;
+    let fits = surface.metric_type == MetricType::Boolean
+        && (surface.accept - (1.0 - tau)).abs() < 1e-9
+        && surface.decline == Some(0.0)
+        && 0.0 < tau
+        && tau < 1.0;
+    ensure!(
+        fits,
+        "[[ingest.surface]] {:?} does not reward as the demo's developers count: for a price of τ, 0 to 1, of showing a \
+         suggestion set accept = 1 − τ, reject = −τ and decline = 0 (such as 0.75, −0.25 and 0)",
+        surface.name
+    );
+    Ok(tau)
 }
 
 /// Where the stack is.
@@ -172,6 +176,8 @@ pub struct Endpoints {
     /// Where versions are, for the report's examples: the store's URL, and the folder of the trusted keys.
     pub store: String,
     pub keys: PathBuf,
+    /// How the stack rewards the surface that is replayed.
+    pub surface: Definition,
     /// Where the report goes by default.
     pub state_dir: PathBuf,
 }
@@ -189,7 +195,8 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         );
         endpoints.policy.clone_from(policy);
     }
-    let (plan, others, files) = plan(&args).await?;
+    let tau = price(&endpoints.surface)?;
+    let (plan, others, files) = plan(&args, tau).await?;
     let desks = plan.desks.clone();
     let scope = Scope {
         policy: endpoints.policy.clone(),
@@ -207,7 +214,7 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
     );
     let client = Client::new(endpoints.clone(), args.temperature)?;
     client.wait_until_ready(READY_PATIENCE).await?;
-    let scale = scale(&args, &endpoints.base, others).await?;
+    let scale = scale(&args, tau, &endpoints.base, others).await?;
     eprintln!(
         "{} developers on {files} files, {} pauses a second for {} minutes, seed {}",
         args.corpus.developers, args.rate, args.minutes, args.seed
@@ -220,7 +227,7 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
     let seconds = started.elapsed().as_secs_f64();
     drop(watcher);
     eprintln!("waiting for the last horizons to pass");
-    tokio::time::sleep(Duration::from_secs_f64(args.horizon)).await;
+    tokio::time::sleep(Duration::from_secs_f64(endpoints.surface.horizon_seconds)).await;
     let settled = settle(&pool, &scope).await;
     let headroom = match scale {
         Some(scale) => Some(headroom_of(scale, &endpoints, &replayed, desks, &args).await?),
@@ -238,8 +245,8 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         developers: args.corpus.developers as usize,
         files,
         corpus: args.corpus.corpus,
-        tau: args.tau,
-        horizon_seconds: args.horizon,
+        tau,
+        horizon_seconds: endpoints.surface.horizon_seconds,
         silent_share: developer::SILENT_SHARE,
         delay_median_seconds: developer::DELAY_MEDIAN_SECONDS,
         delay_sigma: developer::DELAY_SIGMA,
@@ -262,7 +269,7 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
 }
 
 /// Tries the base on users who are not replayed. None: not wanted.
-async fn scale(args: &Args, base: &Path, others: Vec<Vec<Desk>>) -> anyhow::Result<Option<Scale>> {
+async fn scale(args: &Args, tau: f64, base: &Path, others: Vec<Vec<Desk>>) -> anyhow::Result<Option<Scale>> {
     if args.reference_pauses == 0 {
         return Ok(None);
     }
@@ -272,7 +279,7 @@ async fn scale(args: &Args, base: &Path, others: Vec<Vec<Desk>>) -> anyhow::Resu
     );
     let image = Arc::new(Image::read_dir(base)?);
     let first = args.corpus.developers as usize;
-    let (pauses, temperature, tau, seed) = (args.reference_pauses, args.temperature, args.tau, args.seed);
+    let (pauses, temperature, tau, seed) = (args.reference_pauses, args.temperature, tau, args.seed);
     let measured =
         tokio::task::spawn_blocking(move || Scale::measure(image, (&others, first), pauses, temperature, tau, seed));
     let scale = measured.await.context("measure the references")??;
@@ -310,7 +317,7 @@ async fn headroom_of(
 }
 
 /// Reads the corpus and deals it out, to the users that are replayed and to others. Returns the number of files too.
-async fn plan(args: &Args) -> anyhow::Result<(Plan, Vec<Vec<Desk>>, usize)> {
+async fn plan(args: &Args, tau: f64) -> anyhow::Result<(Plan, Vec<Vec<Desk>>, usize)> {
     let corpus = args.corpus.clone();
     let files = tokio::task::spawn_blocking(move || corpus.files())
         .await
@@ -324,7 +331,7 @@ async fn plan(args: &Args) -> anyhow::Result<(Plan, Vec<Vec<Desk>>, usize)> {
         length,
         desks,
         seed: args.seed,
-        tau: args.tau,
+        tau,
         control: args.control.then(|| control::Permutation::new(args.seed)),
     };
     Ok((plan, others, files.len()))
@@ -518,4 +525,38 @@ fn file_url(path: &Path) -> anyhow::Result<Url> {
         .canonicalize()
         .with_context(|| format!("find {}", path.display()))?;
     Url::from_file_path(&path).map_err(|()| anyhow!("{} has no URL", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_price_of_showing_is_read_off_the_surface() {
+        let surface = Definition::completion();
+        assert_eq!(price(&surface).unwrap(), 0.25);
+        let dearer = Definition {
+            accept: 0.6,
+            reject: -0.4,
+            ..surface.clone()
+        };
+        assert_eq!(price(&dearer).unwrap(), 0.4);
+        for other in [
+            Definition {
+                accept: 1.0,
+                ..surface.clone()
+            },
+            Definition {
+                decline: None,
+                ..surface.clone()
+            },
+            Definition {
+                accept: 1.0,
+                reject: 0.0,
+                ..surface
+            },
+        ] {
+            assert!(price(&other).unwrap_err().to_string().contains("accept = 1 − τ"));
+        }
+    }
 }
