@@ -203,8 +203,9 @@ where
 fn command_line(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
     telemetry::init_warnings()?;
     let runtime = Runtime::new().context("start threads")?;
-    runtime.block_on(Box::pin(work))?;
-    Ok(ExitCode::SUCCESS)
+    let outcome = runtime.block_on(Box::pin(work));
+    runtime.shutdown_background();
+    outcome.map(|()| ExitCode::SUCCESS)
 }
 
 /// Drops the work on SIGTERM, so that a terminal which it has taken is given back.

@@ -66,8 +66,10 @@ const QUERY_ATTEMPTS: u32 = 10;
 /// For this many developers that are replayed there is one other, on whom thresholds are chosen.
 const OTHERS_OF: usize = 3;
 
-/// Stretches of the run that the report's charts have.
-const STRETCHES: u32 = 20;
+/// Stretches of the run that the report's charts have, and pauses that each has on average if there are more than the least.
+const STRETCHES_MIN: u32 = 4;
+const STRETCHES_MAX: u32 = 20;
+const STRETCH_PAUSES: u32 = 150;
 /// Groups of versions that the report has at most, and answering developers that each has at least.
 const VERSION_GROUPS_MAX: usize = 12;
 const VERSION_GROUP_MIN: usize = 50;
@@ -226,11 +228,14 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
     let replayed = replay::replay(client, plan, live).await;
     let seconds = started.elapsed().as_secs_f64();
     drop(watcher);
-    eprintln!("waiting for the last horizons to pass");
-    tokio::time::sleep(Duration::from_secs_f64(endpoints.surface.horizon_seconds)).await;
-    let settled = settle(&pool, &scope).await;
+    eprintln!("waiting for the last horizons to pass (Ctrl-C: no longer)");
+    let settled = unless_interrupted(async {
+        tokio::time::sleep(Duration::from_secs_f64(endpoints.surface.horizon_seconds)).await;
+        settle(&pool, &scope).await
+    });
+    let settled = settled.await.unwrap_or(false);
     let headroom = match scale {
-        Some(scale) => Some(headroom_of(scale, &endpoints, &replayed, desks, &args).await?),
+        Some(scale) => kept(unless_interrupted(headroom_of(scale, &endpoints, &replayed, desks, &args)).await),
         None => None,
     };
 
@@ -268,6 +273,29 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
     Ok(())
 }
 
+/// None: Ctrl-C came first. (The replay has taken it from the system, so nothing else would answer it.)
+async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        done = work => Some(done),
+        _ = tokio::signal::ctrl_c() => None,
+    }
+}
+
+/// A run must not lose its report to the scale.
+fn kept(headroom: Option<anyhow::Result<Headroom>>) -> Option<Headroom> {
+    match headroom {
+        Some(Ok(headroom)) => Some(headroom),
+        Some(Err(error)) => {
+            tracing::warn!(error = format!("{error:#}"), "the scale is not in the report");
+            None
+        }
+        None => {
+            eprintln!("the scale is left out of the report");
+            None
+        }
+    }
+}
+
 /// Tries the base on users who are not replayed. None: not wanted.
 async fn scale(args: &Args, tau: f64, base: &Path, others: Vec<Vec<Desk>>) -> anyhow::Result<Option<Scale>> {
     if args.reference_pauses == 0 {
@@ -295,7 +323,7 @@ async fn headroom_of(
     desks: Vec<Vec<Desk>>,
     args: &Args,
 ) -> anyhow::Result<Headroom> {
-    eprintln!("what was possible: the base at the learning arm's pauses (a minute or two)");
+    eprintln!("what was possible: the base at the learning arm's pauses (a minute or two; Ctrl-C: without)");
     let learning = replayed
         .outcomes
         .iter()
@@ -484,11 +512,11 @@ async fn timeline(
     length: Duration,
     tau: f64,
 ) -> anyhow::Result<Vec<Stretch>> {
-    let width = length.as_secs_f64() / f64::from(STRETCHES);
-    let traffic = patiently(|| history::traffic(pool, scope, began, width, STRETCHES)).await?;
-    let stretches = tally::timeline(outcomes, length, STRETCHES, tau)
-        .into_iter()
-        .zip(traffic);
+    let enough = u32::try_from(outcomes.len()).unwrap_or(u32::MAX) / STRETCH_PAUSES;
+    let count = enough.clamp(STRETCHES_MIN, STRETCHES_MAX);
+    let width = length.as_secs_f64() / f64::from(count);
+    let traffic = patiently(|| history::traffic(pool, scope, began, width, count)).await?;
+    let stretches = tally::timeline(outcomes, length, count, tau).into_iter().zip(traffic);
     Ok(stretches
         .map(|(stretch, traffic)| Stretch {
             from_seconds: stretch.from.as_secs_f64(),

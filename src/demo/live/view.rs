@@ -24,7 +24,7 @@ use crate::demo::{
 /// Lines of trouble and of the log that are shown at most.
 pub const SAID_MAX: usize = 3;
 /// Points of each arm's line.
-const STRETCHES: u32 = 20;
+const STRETCHES: u32 = 12;
 const LEARNING_COLOUR: Color = Color::Cyan;
 const FROZEN_COLOUR: Color = Color::Gray;
 
@@ -165,6 +165,7 @@ fn reward_over_time(frame: &mut Frame, area: Rect, scene: &Scene) {
         line(LEARNING, LEARNING_COLOUR, &learning),
     ])
     .block(panel(" Reward per pause over time ").title(legend()))
+    .legend_position(None)
     .x_axis(
         Axis::default()
             .bounds([0.0, minutes])
@@ -210,7 +211,7 @@ fn loop_panel(scene: &Scene) -> Paragraph<'static> {
         ),
         ("tables behind the log", format!("{} s", or_dash(live.lag_seconds, 1))),
         ("last delta", percent(live.delta_ratio, 2)),
-        ("last swap's pause", format!("{} ms", or_dash(live.swap_pause_ms, 2))),
+        ("last swap's pause", format!("{} ms", or_dash(live.swap_pause_ms, 3))),
     ];
     let lines = facts.map(|(name, value)| fact(name, &value));
     Paragraph::new(lines.to_vec()).block(panel(" The loop "))
@@ -365,7 +366,7 @@ mod tests {
             "v37",
             "8.4 s",
             "2.31%",
-            "0.21 ms",
+            "0.213 ms",
             "1152",
             "29",
             "training paused: the loss is not finite",

@@ -58,7 +58,7 @@ impl Report {
         html! {
             header class=(tone) {
                 p .kicker {
-                    "Springtide · policy " (self.parameters.policy) " · " (self.started_at) " · "
+                    "Springtide · policy " (self.parameters.policy) " · " (moment(&self.started_at)) " · "
                     (or_dash(Some(self.seconds / 60.0), 1)) " min · seed " (self.parameters.seed)
                 }
                 h1 { (self.title()) "." }
@@ -162,6 +162,12 @@ fn minus(text: &str) -> String {
         before = char;
     }
     out
+}
+
+/// RFC 3339 in UTC, to the second.
+fn moment(text: &str) -> String {
+    text.get(..19)
+        .map_or(text.to_owned(), |seconds| seconds.replace('T', " ") + " UTC")
 }
 
 /// Along an axis of gains and losses.

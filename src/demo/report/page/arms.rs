@@ -22,6 +22,8 @@ struct Measure {
     title: &'static str,
     note: &'static str,
     of: fn(&Figures) -> Estimated,
+    /// The least and the most that it can be at the price τ of showing: what is drawn ends there, as an interval may not.
+    possible: fn(f64) -> [f64; 2],
     write: fn(f64) -> String,
 }
 
@@ -30,31 +32,46 @@ const MEASURES: [Measure; 4] = [
         title: "Reward per pause",
         note: "over all pauses whose developer answers",
         of: |figures| (figures.reward_mean, figures.reward_ci95),
+        possible: |tau| [-tau, 1.0 - tau],
         write: plus_minus,
     },
     Measure {
         title: "Accepts per 100 pauses",
         note: "right, of everything",
         of: |figures| (figures.accepts_per_100, figures.accepts_per_100_ci95),
+        possible: |_| [0.0, 100.0],
         write: |value| format!("{value:.0}"),
     },
     Measure {
         title: "Show rate",
         note: "pauses with a suggestion, of all",
-        of: |figures| (figures.show_rate, possible(figures.show_rate_ci95)),
+        of: |figures| (figures.show_rate, figures.show_rate_ci95),
+        possible: |_| [0.0, 1.0],
         write: |value| percent(Some(value), 0),
     },
     Measure {
         title: "Accept rate of shown",
         note: "right, of what was shown and answered",
-        of: |figures| (figures.accept_rate, possible(figures.accept_rate_ci95)),
+        of: |figures| (figures.accept_rate, figures.accept_rate_ci95),
+        possible: |_| [0.0, 1.0],
         write: |value| percent(Some(value), 0),
     },
 ];
 
-/// An interval of a share may reach beyond what a share can be; what is drawn does not.
-fn possible(ends: Option<[f64; 2]>) -> Option<[f64; 2]> {
-    ends.map(|ends| ends.map(|end| end.clamp(0.0, 1.0)))
+impl Measure {
+    fn point(&self, figures: &Figures, tau: f64, x: f64, of: &str) -> Option<Point> {
+        let (y, ends) = (self.of)(figures);
+        let (y, [least, most]) = (y?, (self.possible)(tau));
+        let ends = ends.map(|ends| ends.map(|end| end.clamp(least, most)));
+        let written = ends.map(|ends| ends.map(self.write));
+        let written = written.map_or(String::new(), |[low, high]| format!(" (95% {low} … {high})"));
+        Some(Point {
+            x,
+            y,
+            ends,
+            says: format!("{of}: {}{written}", (self.write)(y)),
+        })
+    }
 }
 
 /// Classes of both arms; the learning one is drawn last, on top.
@@ -83,19 +100,9 @@ impl Report {
     fn over_time(&self, measure: &Measure) -> Markup {
         let series = ARMS.map(|(arm, class)| {
             let points = self.timeline.iter().filter_map(|stretch| {
-                let (y, ends) = (measure.of)(stretch.arms.get(arm)?);
-                let minutes = [stretch.from_seconds, stretch.until_seconds].map(|seconds| seconds / 60.0);
-                Some(Point {
-                    x: (stretch.from_seconds + stretch.until_seconds) / 2.0,
-                    y: y?,
-                    ends,
-                    says: format!(
-                        "{arm}, minutes {:.1} to {:.1}: {}",
-                        minutes[0],
-                        minutes[1],
-                        says(measure, y?, ends)
-                    ),
-                })
+                let [from, until] = [stretch.from_seconds, stretch.until_seconds];
+                let when = format!("{arm}, minutes {:.1} to {:.1}", from / 60.0, until / 60.0);
+                measure.point(stretch.arms.get(arm)?, self.parameters.tau, (from + until) / 2.0, &when)
             });
             Series {
                 class,
@@ -151,18 +158,9 @@ impl Report {
         let base = of(&self.arms, FROZEN);
         let charts = MEASURES.iter().take(2).map(|measure| {
             let points = self.by_version.iter().zip(0_u32..).filter_map(|(versions, nth)| {
-                let (y, ends) = (measure.of)(&versions.figures);
-                let says = says(measure, y?, ends);
-                Some(Point {
-                    x: f64::from(nth) + 0.5,
-                    y: y?,
-                    ends,
-                    says: format!(
-                        "{}, {} pauses: {says}",
-                        span(versions.first, versions.last),
-                        versions.figures.pauses
-                    ),
-                })
+                let figures = &versions.figures;
+                let which = format!("{}, {} pauses", span(versions.first, versions.last), figures.pauses);
+                measure.point(figures, self.parameters.tau, f64::from(nth) + 0.5, &which)
             });
             let names = self.by_version.iter().zip(0_u32..);
             Chart {
@@ -202,12 +200,6 @@ impl Report {
 
 fn of(arms: &BTreeMap<String, Figures>, arm: &str) -> Figures {
     arms.get(arm).cloned().unwrap_or_default()
-}
-
-fn says(measure: &Measure, value: f64, ends: Option<[f64; 2]>) -> String {
-    let write = measure.write;
-    let ends = ends.map(|[low, high]| format!(" (95% {} … {})", write(low), write(high)));
-    write(value) + &ends.unwrap_or_default()
 }
 
 fn span(first: i64, last: i64) -> String {

@@ -37,7 +37,7 @@ impl Report {
         let staleness = &self.staleness;
         let waits = &self.feedback_to_serving_seconds;
         let seconds = |value| format!("{} s", or_dash(value, 1));
-        let milliseconds = |value| format!("{} ms", or_dash(value, 2));
+        let milliseconds = |value| format!("{} ms", or_dash(value, 3));
         let stale = |traffic: &Traffic| Some(traffic.stale as f64);
         section(
             "The loop",
@@ -149,7 +149,7 @@ impl Report {
     }
 
     fn pauses(&self) -> Markup {
-        let write = |value: f64| format!("{value:.2} ms");
+        let write = |value: f64| format!("{value:.3} ms");
         let points = self.swaps.iter().map(|swap| Point {
             x: swap.at_seconds.clamp(0.0, self.time_axis().max),
             y: swap.pause_ms,
