@@ -5,11 +5,13 @@
 //! loop that replays, and read-only queries. It has no way into the stack but the API that any product would use, and it
 //! teaches nothing: that is the trainer's business.
 
+mod args;
 mod arrivals;
 mod client;
 mod control;
 mod developer;
 mod draw;
+mod figures;
 mod headroom;
 mod history;
 mod house;
@@ -36,10 +38,15 @@ use ingest::reward::{Definition, MetricType};
 use policy::image::Image;
 use reqwest::Url;
 use sqlx::PgPool;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::OffsetDateTime;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+pub use self::{
+    args::{Args, Command},
+    client::SURFACE,
+    users::Users,
+};
 use self::{
     arrivals::{Arrivals, Shape},
     client::Client,
@@ -47,11 +54,8 @@ use self::{
     records::{Live, Scope},
     references::{Headroom, Scale},
     replay::{Plan, Replayed},
-    report::{Latency, Parameters, Report, Staleness, Stretch, SwapPause, Third},
-    tally::{Measure, Outcome},
-    users::Corpus,
+    report::Parameters,
 };
-pub use self::{client::SURFACE, users::Users};
 
 /// How long to wait for the stack at the start.
 const READY_PATIENCE: Duration = Duration::from_secs(120);
@@ -62,87 +66,8 @@ const SETTLED_AFTER: Duration = Duration::from_secs(10);
 const POLL_EVERY: Duration = Duration::from_secs(1);
 /// Looks at the tables for one count of the ledger.
 const LEDGER_EVERY: u64 = 5;
-const QUERY_ATTEMPTS: u32 = 10;
 /// For this many developers that are replayed there is one other, on whom thresholds are chosen.
 const OTHERS_OF: usize = 3;
-
-/// Stretches of the run that the report's charts have, and pauses that each has on average if there are more than the least.
-const STRETCHES_MIN: u32 = 4;
-const STRETCHES_MAX: u32 = 20;
-const STRETCH_PAUSES: u32 = 150;
-/// Groups of versions that the report has at most, and answering developers that each has at least.
-const VERSION_GROUPS_MAX: usize = 12;
-const VERSION_GROUP_MIN: usize = 50;
-
-/// `springtide demo`, and the two measurements beside it.
-#[derive(Debug, Clone, clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
-pub struct Command {
-    #[command(subcommand)]
-    pub apart: Option<Apart>,
-    #[command(flatten)]
-    pub replay: Args,
-}
-
-/// What needs no running stack.
-#[derive(Debug, Clone, clap::Subcommand)]
-pub enum Apart {
-    Headroom(headroom::Args),
-    Rehearse(rehearse::Args),
-}
-
-impl Apart {
-    pub fn run(&self) -> anyhow::Result<()> {
-        match self {
-            Apart::Headroom(args) => headroom::run(args),
-            Apart::Rehearse(args) => rehearse::run(args),
-        }
-    }
-}
-
-/// Replays developers at work on real code, and reports how both arms served them.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Args {
-    /// How long to replay, minutes.
-    #[arg(long, default_value_t = 10.0, value_parser = positive)]
-    pub minutes: f64,
-    /// Mean pauses per second, over all users; half to twice that at any one time.
-    #[arg(long, default_value_t = 12.0, value_parser = positive)]
-    pub rate: f64,
-    /// Everything random follows from it.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    #[command(flatten)]
-    pub corpus: Corpus,
-    /// Where the report goes, `report.json` in the state folder if not given; the page for people goes beside it.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Name of the policy to ask, if not the configured one.
-    #[arg(long, value_name = "NAME")]
-    pub policy: Option<String>,
-    /// Answers are permuted among what is shown, so that there is nothing to learn: the difference should be none.
-    #[arg(long)]
-    pub control: bool,
-    /// Temperature that suggestions are sampled at, in both arms.
-    #[arg(long, default_value_t = 1.0, value_parser = positive_f32)]
-    pub temperature: f32,
-    /// Pauses of other users at which the base is tried beforehand, to know what is possible; 0 leaves all references out.
-    #[arg(long, default_value_t = 1500)]
-    pub reference_pauses: usize,
-}
-
-fn positive_f32(text: &str) -> Result<f32, String> {
-    positive(text).map(|value| value as f32)
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    let value = text.parse::<f64>().map_err(|error| error.to_string())?;
-    if value.is_finite() && value > 0.0 {
-        Ok(value)
-    } else {
-        Err("must be above 0".to_owned())
-    }
-}
 
 /// What showing a suggestion costs: with this surface an accept earns 1 − τ, a reject −τ, and declining 0.
 ///
@@ -257,7 +182,7 @@ pub async fn run(args: Args, mut endpoints: Endpoints, pool: PgPool) -> anyhow::
         delay_sigma: developer::DELAY_SIGMA,
         completions_in_flight_max: replay::COMPLETIONS_IN_FLIGHT_MAX,
     };
-    let mut report = report(&pool, &scope, replayed, parameters, (began, seconds), settled).await?;
+    let mut report = figures::report(&pool, &scope, replayed, parameters, (began, seconds), settled).await?;
     report.headroom = headroom;
     println!("{}", report.table());
     if let Some(headroom) = &report.headroom {
@@ -411,133 +336,6 @@ async fn settle(pool: &PgPool, scope: &Scope) -> bool {
         tokio::time::sleep(POLL_EVERY).await;
     }
     false
-}
-
-/// Takes all figures of the run together.
-async fn report(
-    pool: &PgPool,
-    scope: &Scope,
-    replayed: Replayed,
-    parameters: Parameters,
-    (began, seconds): (OffsetDateTime, f64),
-    settled: bool,
-) -> anyhow::Result<Report> {
-    let Replayed {
-        outcomes,
-        counts,
-        interrupted,
-    } = replayed;
-    let tau = parameters.tau;
-    let ids = outcomes.iter().map(|outcome| outcome.generation_id).collect::<Vec<_>>();
-    let scored = outcomes
-        .iter()
-        .map(|o| (o.generation_id, o.arm.clone(), o.recorded_reward(tau)))
-        .collect::<Vec<_>>();
-    let versions_served = tally::versions_served(&outcomes);
-    let serials = versions_served.iter().map(|served| served.version).collect::<Vec<_>>();
-    let roots = patiently(|| records::roots(pool, &scope.policy, &serials)).await?;
-    let the_loop = patiently(|| records::the_loop(pool, scope)).await?;
-    let length = Duration::from_secs_f64(60.0 * parameters.minutes);
-    let timeline = timeline(
-        pool,
-        scope,
-        began,
-        &outcomes,
-        length.min(Duration::from_secs_f64(seconds)),
-        tau,
-    )
-    .await?;
-    let answering = outcomes
-        .iter()
-        .filter(|o| o.answers && o.arm == tally::LEARNING)
-        .count();
-    let group = answering.div_ceil(VERSION_GROUPS_MAX).max(VERSION_GROUP_MIN);
-    let by_version = tally::by_version(&outcomes, tally::LEARNING, group, tau);
-    let latencies = outcomes
-        .iter()
-        .map(|outcome| 1e3 * outcome.latency.as_secs_f64())
-        .collect::<Vec<_>>();
-    Ok(Report {
-        started_at: scope.since.format(&Rfc3339).context("format the start of the run")?,
-        seconds,
-        interrupted,
-        arms: tally::arms(outcomes.iter(), tau),
-        difference: tally::difference(&outcomes, Measure::Reward, tau),
-        difference_accepts_per_100: tally::difference(&outcomes, Measure::Accepts, tau),
-        thirds: tally::thirds(outcomes, length)
-            .iter()
-            .map(|third| Third {
-                arms: tally::arms(third.iter(), tau),
-                difference: tally::difference(third, Measure::Reward, tau),
-            })
-            .collect(),
-        roots_agree: versions_served
-            .iter()
-            .all(|served| roots.get(&served.version) == Some(&served.root)),
-        versions_served,
-        feedback_to_serving_seconds: patiently(|| records::feedback_to_serving(pool, scope)).await?,
-        feedback_to_serving_phases: patiently(|| records::feedback_to_serving_phases(pool, scope)).await?,
-        swap_pause_ms: SwapPause {
-            p50: the_loop.swap_pause_ms_p50,
-            max: the_loop.swap_pause_ms_max,
-            n: the_loop.swaps,
-        },
-        delta_ratio: the_loop.delta_ratio,
-        steps: the_loop.steps,
-        parity_log_prob_difference_max: the_loop.parity_max,
-        ledger: patiently(|| records::ledger(pool, scope, &ids)).await?,
-        settled,
-        trajectories: patiently(|| records::trajectories(pool, &scored)).await?,
-        completion_latency_ms: Latency {
-            p50: tally::quantile(latencies.clone(), 0.5),
-            p95: tally::quantile(latencies, 0.95),
-        },
-        parameters,
-        counts,
-        headroom: None,
-        staleness: Staleness::of(tally::LEARNING, &timeline),
-        timeline,
-        by_version,
-        steps_taken: patiently(|| history::steps(pool, scope, began)).await?,
-        swaps: patiently(|| history::swaps(pool, scope, began)).await?,
-    })
-}
-
-/// The run in stretches: the demo's own figures of each, beside those of the tables.
-async fn timeline(
-    pool: &PgPool,
-    scope: &Scope,
-    began: OffsetDateTime,
-    outcomes: &[Outcome],
-    length: Duration,
-    tau: f64,
-) -> anyhow::Result<Vec<Stretch>> {
-    let enough = u32::try_from(outcomes.len()).unwrap_or(u32::MAX) / STRETCH_PAUSES;
-    let count = enough.clamp(STRETCHES_MIN, STRETCHES_MAX);
-    let width = length.as_secs_f64() / f64::from(count);
-    let traffic = patiently(|| history::traffic(pool, scope, began, width, count)).await?;
-    let stretches = tally::timeline(outcomes, length, count, tau).into_iter().zip(traffic);
-    Ok(stretches
-        .map(|(stretch, traffic)| Stretch {
-            from_seconds: stretch.from.as_secs_f64(),
-            until_seconds: stretch.until.as_secs_f64(),
-            arms: stretch.arms,
-            difference: stretch.difference,
-            traffic,
-        })
-        .collect())
-}
-
-/// Asks again while the database is away: a run must not lose its report to a restart of it.
-async fn patiently<T, F: Future<Output = sqlx::Result<T>>>(query: impl Fn() -> F) -> anyhow::Result<T> {
-    for _ in 1..QUERY_ATTEMPTS {
-        match query().await {
-            Ok(value) => return Ok(value),
-            Err(error) => tracing::warn!(%error, "the tables cannot be read just now"),
-        }
-        tokio::time::sleep(POLL_EVERY).await;
-    }
-    query().await.context("take the report's figures from the tables")
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
