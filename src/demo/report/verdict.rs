@@ -5,6 +5,7 @@ use super::Report;
 use crate::demo::{
     interval::Interval,
     number::{or_dash, percent, range},
+    references::Headroom,
     tally::{FROZEN, Figures, LEARNING},
 };
 
@@ -115,6 +116,7 @@ impl Report {
             percent(frozen.accept_rate, 0),
         ));
         sentences.extend(self.where_from());
+        sentences.extend(self.headroom.as_ref().and_then(placed));
         sentences
     }
 
@@ -147,6 +149,35 @@ impl Report {
     pub fn both(&self) -> [Figures; 2] {
         [LEARNING, FROZEN].map(|arm| self.arms.get(arm).cloned().unwrap_or_default())
     }
+}
+
+/// Where the learning arm ended on the scale: which references it beats on the last third of its own pauses, which beat it.
+/// The oracle beats everybody, so it is not named.
+fn placed(headroom: &Headroom) -> Option<String> {
+    let mut groups = [
+        ("more than", Vec::new()),
+        ("less than", Vec::new()),
+        ("neither more nor less than", Vec::new()),
+    ];
+    for shadow in headroom
+        .shadows
+        .iter()
+        .filter(|shadow| !shadow.name.starts_with("oracle"))
+    {
+        let [low, high] = shadow.thirds.last()?.reward?.ci95;
+        let group = if low > 0.0 {
+            0
+        } else if high < 0.0 {
+            1
+        } else {
+            2
+        };
+        groups[group].1.push(format!("“{}”", shadow.name));
+    }
+    let groups = groups.iter().filter(|(_, names)| !names.is_empty());
+    let groups = groups.map(|(how, names)| format!("{how} {}", names.join(" and ")));
+    let groups = groups.collect::<Vec<_>>().join(", ");
+    (!groups.is_empty()).then(|| format!("In the last third, on the very same pauses, it earned clearly {groups}."))
 }
 
 #[cfg(test)]
@@ -216,6 +247,40 @@ mod tests {
                 .summary()
                 .starts_with("It learned: +0.030 reward per pause over base")
         );
+    }
+
+    #[test]
+    fn the_place_on_the_scale_is_that_of_the_last_third() {
+        use crate::demo::references::{Comparison, Shadow};
+        let shadow = |name: &str, last: Option<Interval>| {
+            let comparison = |reward| Comparison {
+                reference: Figures::default(),
+                reward,
+                accepts_per_100: None,
+            };
+            Shadow {
+                name: name.to_owned(),
+                whole: comparison(None),
+                thirds: vec![comparison(interval(-0.5, -0.4)), comparison(last)],
+            }
+        };
+        let mut headroom = Headroom {
+            shadows: vec![
+                shadow("base, T = 1", interval(0.01, 0.02)),
+                shadow("base, greedy", interval(0.02, 0.03)),
+                shadow("base, best threshold", interval(-0.02, -0.01)),
+                shadow("another", interval(-0.01, 0.01)),
+                shadow("oracle", interval(-0.2, -0.1)),
+            ],
+            ..Headroom::default()
+        };
+        assert_eq!(
+            placed(&headroom).unwrap(),
+            "In the last third, on the very same pauses, it earned clearly more than “base, T = 1” and “base, greedy”, less than \
+             “base, best threshold”, neither more nor less than “another”."
+        );
+        headroom.shadows.clear();
+        assert_eq!(placed(&headroom), None);
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl Report {
                             ("completion latency, median", format!("{} ms", or_dash(self.completion_latency_ms.p50, 0))),
                             ("95% within", format!("{} ms", or_dash(self.completion_latency_ms.p95, 0))),
                             ("swap pause, median", milliseconds(self.swap_pause_ms.p50)),
-                            ("longest of all swaps", format!("{} of {}", milliseconds(self.swap_pause_ms.max), self.swap_pause_ms.n)),
+                            ("longest of all swaps", format!("{}, of {}", milliseconds(self.swap_pause_ms.max), self.swap_pause_ms.n)),
                         ]))
                     }
                     div .card {
