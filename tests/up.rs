@@ -272,6 +272,35 @@ async fn the_database_outlives_a_killed_server_a_killed_supervisor_and_an_orderl
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_short_demo_leaves_its_report_and_ends_the_stack() {
+    let place = Place::new();
+    let replay = ["--minutes", "0.25", "--rate", "8", "--reference-pauses", "40"];
+    let args = [&["up", "--demo", "--once", "--"][..], &replay].concat();
+    let mut supervisor = place.start(&args);
+    let ended = eventually("the demo ends", START * 2, async || {
+        supervisor.process.try_wait().unwrap()
+    })
+    .await;
+    assert!(ended.success(), "{}", place.story());
+
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(place.state("report.json")).unwrap()).unwrap();
+    assert_eq!(report["parameters"]["users"], "house");
+    assert!(report["arms"]["champion"]["pauses"].as_u64().unwrap() > 20, "{report}");
+    assert_eq!(report["ledger"]["balanced"], true, "{}", report["ledger"]);
+    assert_eq!(report["ledger"]["trained_stale"], 0);
+    let scale = &report["headroom"];
+    assert_eq!(scale["beforehand"].as_array().unwrap().len(), 5);
+    // The base as served, on the learning arm's own pauses that somebody answered.
+    let shadow = &scale["shadows"][0]["whole"]["reference"];
+    assert_eq!(shadow["n"], report["arms"]["champion"]["n"]);
+    let page = fs::read_to_string(place.state("report.html")).unwrap();
+    assert!(
+        page.contains("<svg") && page.contains("oracle"),
+        "the page has its charts and its scale"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_binary_without_libtorch_takes_events_in() {
     let binary = Path::new(SPRINGTIDE).with_file_name("../torch-free/springtide");
     assert!(binary.exists(), "run `make torch-free` first: {}", binary.display());
