@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint demo base sqlx
+.PHONY: help up test setup libtorch stack build torch-free lint demo learn base sqlx
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -45,6 +45,9 @@ lint: libtorch ## format check, clippy, floor plan
 
 demo: build ## replay developers against a running stack; ARGS='--minutes 2'
 	$(SPRINGTIDE) demo $(ARGS)
+
+learn: build ## the runs of docs/learning.md: 5 seeds, both kinds of users, 10 minutes each (about 2 hours); USERS= SEEDS= MINUTES= ARGS=
+	scripts/learn.sh $(SPRINGTIDE) "$(or $(USERS),house plain)" "$(or $(SEEDS),1 2 3 4 5)" $(or $(MINUTES),10) $(ARGS)
 
 base: build ## train the demo's base model again, into .springtide/base (about 45 minutes of one idle core)
 	$(SPRINGTIDE) corpus build --out .springtide/base
