@@ -20,17 +20,22 @@ impl Permutation {
         )))
     }
 
-    /// Takes in what a developer thinks of a suggestion and gives out what some developer thought of some suggestion. Every
-    /// verdict that goes in comes out once, but for the last ones; the first ones come out more than once.
+    /// Takes in what a developer thinks of a suggestion and gives out what one thought of an earlier suggestion. Every
+    /// verdict that goes in comes out once, but for the last ones; while the pool fills, copies come out, and the very first
+    /// is its own.
     pub fn swap(&self, verdict: Verdict) -> Verdict {
         let mut state = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (draws, pool) = &mut *state;
-        pool.push(verdict);
+        if pool.is_empty() {
+            pool.push(verdict);
+            return verdict;
+        }
         let at = draws.below(pool.len());
-        if pool.len() > POOL {
-            pool.swap_remove(at)
-        } else {
+        if pool.len() < POOL {
+            pool.push(verdict);
             pool[at]
+        } else {
+            std::mem::replace(&mut pool[at], verdict)
         }
     }
 }

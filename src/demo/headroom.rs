@@ -93,11 +93,7 @@ impl Judged {
     }
 
     fn reward(self, shown: bool, tau: f64) -> f64 {
-        match self.verdict(shown) {
-            Verdict::Declined => 0.0,
-            Verdict::Right => 1.0 - tau,
-            Verdict::Wrong => -tau,
-        }
+        self.verdict(shown).reward(tau)
     }
 }
 

@@ -27,8 +27,11 @@ pub fn restyle(text: &str) -> String {
         let newline = &line[code.len()..];
         let word = code.trim_start();
         let indent = &code[..code.len() - word.len()];
-        if word == "}" && arms.last() == Some(&indent.len()) {
+        let closed_an_arm = word.starts_with('}') && arms.last() == Some(&indent.len());
+        if closed_an_arm {
             arms.pop();
+        }
+        if word == "}" && closed_an_arm {
             out.push_str(code);
             out.push(',');
             out.push_str(newline);
@@ -165,6 +168,12 @@ pub(crate) fn f(x : u32) -> u32
 }
 ";
         assert_eq!(restyle(text), want);
+    }
+
+    #[test]
+    fn only_a_block_that_is_an_arm_gets_its_comma() {
+        let text = "macro_rules! m {\n    () => {\n        x\n    };\n}\nimpl T\n{\n    fn f()\n    {\n    }\n}\n";
+        assert_eq!(restyle(text), text);
     }
 
     #[test]

@@ -40,16 +40,24 @@ pub struct Args {
     pub tau: f64,
     #[arg(long, default_value_t = 1.0)]
     pub temperature: f32,
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value = "32", value_parser = at_least_one)]
     pub cohort: usize,
     #[arg(long, default_value_t = StepSettings::default().optimiser.learning_rate)]
     pub learning_rate: f64,
     /// What a reward is compared with: zero or ema.
-    #[arg(long, default_value = "zero")]
+    #[arg(long, default_value = "zero", value_parser = ["zero", "ema"])]
     pub baseline: String,
     /// Trajectories of one printed line.
-    #[arg(long, default_value_t = 500)]
+    #[arg(long, default_value = "500", value_parser = at_least_one)]
     pub every: usize,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(n) => Ok(n),
+        Err(error) => Err(format!("{error}")),
+    }
 }
 
 pub fn run(args: &Args) -> anyhow::Result<()> {

@@ -186,7 +186,7 @@ async fn at_pause(
         false if pause.is_right(&suggestion.text) => Verdict::Right,
         false => Verdict::Wrong,
     };
-    let verdict = match control {
+    let told = match control {
         Some(control) if verdict != Verdict::Declined => control.swap(verdict),
         _ => verdict,
     };
@@ -199,6 +199,7 @@ async fn at_pause(
         version: suggestion.version,
         root: suggestion.root,
         verdict,
+        told,
         answers: pause.answers,
         latency: asked.elapsed(),
     };
@@ -208,7 +209,7 @@ async fn at_pause(
             client
                 .tell(
                     outcome.generation_id,
-                    verdict == Verdict::Right,
+                    outcome.told == Verdict::Right,
                     OffsetDateTime::now_utc(),
                 )
                 .await,

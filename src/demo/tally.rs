@@ -25,6 +25,17 @@ pub enum Verdict {
     Wrong,
 }
 
+impl Verdict {
+    /// What it is worth at the price `tau` of showing.
+    pub fn reward(self, tau: f64) -> f64 {
+        match self {
+            Verdict::Declined => 0.0,
+            Verdict::Right => 1.0 - tau,
+            Verdict::Wrong => -tau,
+        }
+    }
+}
+
 /// One pause that the server answered.
 #[derive(Debug, Clone)]
 pub struct Outcome {
@@ -37,7 +48,10 @@ pub struct Outcome {
     pub arm: String,
     pub version: i64,
     pub root: String,
+    /// What the developer really thinks of it.
     pub verdict: Verdict,
+    /// What they say of it, if they answer: the same, but for a control.
+    pub told: Verdict,
     /// Whether this developer answers at this pause if something is shown.
     pub answers: bool,
     /// From asking to the whole answer.
@@ -56,6 +70,7 @@ impl Outcome {
             version: 0,
             root: String::new(),
             verdict,
+            told: verdict,
             answers,
             latency: Duration::ZERO,
         }
@@ -63,16 +78,12 @@ impl Outcome {
 
     /// Reward of this pause at the price `tau` of showing.
     pub fn reward(&self, tau: f64) -> f64 {
-        match self.verdict {
-            Verdict::Declined => 0.0,
-            Verdict::Right => 1.0 - tau,
-            Verdict::Wrong => -tau,
-        }
+        self.verdict.reward(tau)
     }
 
     /// The reward that the trajectory of this pause should carry; None: censored, for want of an answer.
     pub fn recorded_reward(&self, tau: f64) -> Option<f64> {
-        (self.answers || self.verdict == Verdict::Declined).then(|| self.reward(tau))
+        (self.answers || self.verdict == Verdict::Declined).then(|| self.told.reward(tau))
     }
 }
 
@@ -347,6 +358,7 @@ pub mod tests {
             version: 1,
             root: "aa".to_owned(),
             verdict,
+            told: verdict,
             answers,
             latency: Duration::from_millis(50),
         }

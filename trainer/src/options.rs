@@ -1,7 +1,7 @@
 //! The trainer's part of `springtide.toml`. Every field has a default; contradictions are refused at load.
 
 use crate::guards::Limits;
-use crate::settings::{Optimiser, StepSettings};
+use crate::settings::StepSettings;
 use crate::silence::GENERATIONS_MIN;
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,6 @@ pub struct Realtime {
     pub cohort_size: u32,
     /// What a reward is compared with; default `zero`.
     pub baseline: BaselineKind,
-    /// As everywhere, but the optimiser's default step size is 3e-4.
     pub step: StepSettings,
     pub guards: Limits,
     pub alarms: Alarms,
@@ -88,13 +87,7 @@ impl Default for Realtime {
             alias: "champion".into(),
             cohort_size: 32,
             baseline: BaselineKind::Zero,
-            step: StepSettings {
-                optimiser: Optimiser {
-                    learning_rate: 3e-4,
-                    ..Optimiser::default()
-                },
-                ..StepSettings::default()
-            },
+            step: StepSettings::default(),
             guards: Limits::default(),
             alarms: Alarms::default(),
         }

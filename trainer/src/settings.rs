@@ -40,7 +40,7 @@ impl Aggregation {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Optimiser {
-    /// Step size, default 2e-4.
+    /// Step size, default 3e-4.
     pub learning_rate: f64,
     /// Decay of the first moment, default 0.9.
     pub beta1: f64,
@@ -57,7 +57,7 @@ pub struct Optimiser {
 impl Default for Optimiser {
     fn default() -> Self {
         Optimiser {
-            learning_rate: 2e-4,
+            learning_rate: 3e-4,
             beta1: 0.9,
             beta2: 0.95,
             epsilon: 1e-8,

@@ -55,7 +55,8 @@ impl Report {
     pub fn title(&self) -> &'static str {
         match self.verdict() {
             Verdict::Unknown => "Too little happened to tell",
-            Verdict::Better => "It learned",
+            Verdict::Better if rose(self.difference_accepts_per_100) => "It learned",
+            Verdict::Better => "It earns more; whether it is right more often is not clear",
             Verdict::Quieter => "It learned to be quiet rather than to be right",
             Verdict::Unclear => "No clear difference",
             Verdict::Worse => "It got worse",
@@ -177,7 +178,7 @@ fn placed(headroom: &Headroom) -> Option<String> {
     let groups = groups.iter().filter(|(_, names)| !names.is_empty());
     let groups = groups.map(|(how, names)| format!("{how} {}", names.join(" and ")));
     let groups = groups.collect::<Vec<_>>().join(", ");
-    (!groups.is_empty()).then(|| format!("In the last third, on the very same pauses, it earned clearly {groups}."))
+    (!groups.is_empty()).then(|| format!("In the last third, on the very same pauses, it earned {groups}."))
 }
 
 #[cfg(test)]
