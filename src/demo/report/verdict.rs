@@ -156,9 +156,9 @@ impl Report {
 /// The oracle beats everybody, so it is not named.
 fn placed(headroom: &Headroom) -> Option<String> {
     let mut groups = [
-        ("more than", Vec::new()),
-        ("less than", Vec::new()),
-        ("neither more nor less than", Vec::new()),
+        ("clearly more than", Vec::new()),
+        ("clearly less than", Vec::new()),
+        ("not clearly more or less than", Vec::new()),
     ];
     for shadow in headroom
         .shadows
@@ -277,8 +277,8 @@ mod tests {
         };
         assert_eq!(
             placed(&headroom).unwrap(),
-            "In the last third, on the very same pauses, it earned clearly more than “base, T = 1” and “base, greedy”, less than \
-             “base, best threshold”, neither more nor less than “another”."
+            "In the last third, on the very same pauses, it earned clearly more than “base, T = 1” and “base, greedy”, \
+             clearly less than “base, best threshold”, not clearly more or less than “another”."
         );
         headroom.shadows.clear();
         assert_eq!(placed(&headroom), None);
