@@ -61,8 +61,16 @@ pub struct Args {
     pub reference_pauses: usize,
 }
 
-fn positive_f32(text: &str) -> Result<f32, String> {
+pub fn positive_f32(text: &str) -> Result<f32, String> {
     positive(text).map(|value| value as f32)
+}
+
+/// A price of showing: between 0 and 1.
+pub fn price(text: &str) -> Result<f64, String> {
+    positive(text).and_then(|value| match value < 1.0 {
+        true => Ok(value),
+        false => Err("must be below 1".to_owned()),
+    })
 }
 
 fn positive(text: &str) -> Result<f64, String> {

@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
 use policy::image::Image;
 
 use super::{
+    args::{positive_f32, price},
     developer::{self, Desk, Pause},
     draw::Draws,
     references::Reference,
@@ -28,10 +29,10 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Temperatures at which the base is served.
-    #[arg(long, value_delimiter = ',', default_value = "1.0")]
+    #[arg(long, value_delimiter = ',', default_value = "1.0", value_parser = positive_f32)]
     pub temperature: Vec<f32>,
     /// Prices of showing a suggestion.
-    #[arg(long, value_delimiter = ',', default_value = "0.25")]
+    #[arg(long, value_delimiter = ',', default_value = "0.25", value_parser = price)]
     pub tau: Vec<f64>,
 }
 

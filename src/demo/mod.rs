@@ -254,12 +254,17 @@ async fn headroom_of(
         .iter()
         .filter(|outcome| outcome.arm == tally::LEARNING);
     let latest = match learning.map(|outcome| outcome.version).max() {
-        Some(serial) => {
-            let store = policy::store::Store::open(&endpoints.store)?;
-            let keys = policy::sign::TrustedKeys::load(&endpoints.keys)?;
-            let version = store.materialise(&endpoints.policy, serial, &keys, &[]).await;
-            Some((serial, version.with_context(|| format!("read version {serial}"))?.image))
-        }
+        Some(serial) => match version(endpoints, serial).await {
+            Ok(image) => Some((serial, image)),
+            Err(error) => {
+                tracing::warn!(
+                    serial,
+                    error = format!("{error:#}"),
+                    "the report has no examples: no such version to ask"
+                );
+                None
+            }
+        },
         None => None,
     };
     let outcomes = replayed.outcomes.clone();
@@ -267,6 +272,14 @@ async fn headroom_of(
     let compared =
         tokio::task::spawn_blocking(move || scale.headroom(&outcomes, &desks, &[third, 2.0 * third], latest));
     compared.await.context("compare with the references")?
+}
+
+/// The weights of one version, from the store.
+async fn version(endpoints: &Endpoints, serial: i64) -> anyhow::Result<Arc<Image>> {
+    let store = policy::store::Store::open(&endpoints.store)?;
+    let keys = policy::sign::TrustedKeys::load(&endpoints.keys)?;
+    let version = store.materialise(&endpoints.policy, serial, &keys, &[]).await?;
+    Ok(version.image)
 }
 
 /// Reads the corpus and deals it out, to the users that are replayed and to others. Returns the number of files too.

@@ -16,6 +16,7 @@ use trainer::{
 use uuid::Uuid;
 
 use super::{
+    args::{positive_f32, price},
     developer::{self, Pause},
     draw::Draws,
     headroom::Judged,
@@ -36,9 +37,9 @@ pub struct Args {
     pub trained: usize,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    #[arg(long, default_value_t = 0.25)]
+    #[arg(long, default_value_t = 0.25, value_parser = price)]
     pub tau: f64,
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = positive_f32)]
     pub temperature: f32,
     #[arg(long, default_value = "32", value_parser = at_least_one)]
     pub cohort: usize,

@@ -4,7 +4,8 @@
 //! accepts per 100 pauses are taken over the pauses whose developer answers, declined ones included; the others are left
 //! out *whatever the policy did there*, and counted. (Leaving out only the unanswered suggestions would count declines
 //! 1.25 times and so favour the arm that declines more.) The show rate is over all pauses. `recorded` is the other
-//! reading, every reward that training also sees, for comparison with the trajectory table.
+//! reading, every reward that training also sees, for comparison with the trajectory table. (Half of this file is tests with
+//! figures counted by hand, which are read beside what they count.)
 
 use std::{collections::BTreeMap, time::Duration};
 

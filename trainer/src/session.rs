@@ -278,6 +278,7 @@ impl<'a> Session<'a> {
         self.head = published.version;
         self.baselines = baselines;
         self.random = Some(random);
+        self.coming = Coming::new(); // its wait begins now, with the version published
         let tail = timings.compute_tail + timings.guard + started.elapsed().as_secs_f64();
         observe(&self.line, &proposal.metrics, timings, published.timings, tail);
         tracing::info!(

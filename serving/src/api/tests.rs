@@ -1,4 +1,5 @@
-//! The API over a real engine, with a model whose next token is known and a log that can be told to fail.
+//! The API over a real engine, with a model whose next token is known and a log that can be told to fail. In one
+//! file because every test talks to the same small server and reads the same log.
 
 use super::*;
 use crate::engine::model::Model;
