@@ -3,10 +3,11 @@
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use edge::bind::free_ports;
 use serde_json::Value;
 use sqlx::Executor;
 
-use crate::support::{SPRINGTIDE, Stack, eventually, free_ports};
+use crate::support::{SPRINGTIDE, Stack, eventually};
 
 const START: Duration = Duration::from_secs(60);
 /// A step from version 1 to version 2 that was trained on one generation; another generation, by version 2, is open.
@@ -22,7 +23,7 @@ struct Control {
 
 impl Control {
     async fn start(stack: &Stack, more: &[(&'static str, &str)]) -> Self {
-        let [port] = free_ports();
+        let [port] = free_ports().unwrap();
         let mut variables = vec![
             ("SPRINGTIDE__LISTEN__CONTROL", format!("127.0.0.1:{port}")),
             ("SPRINGTIDE__POSTGRES__URL", stack.database_url.clone()),

@@ -1,7 +1,8 @@
 //! The whole loop with every real part: the roles as processes of the real binary, the committed base policy, a broker and
 //! a database. Feedback becomes a version that serves; a kill of a busy role loses and doubles nothing; a rollback re-bases.
 
-use crate::support::{SPRINGTIDE, Stack, eventually, free_ports};
+use crate::support::{SPRINGTIDE, Stack, eventually};
+use edge::bind::free_ports;
 use policy::sign::TrustedKeys;
 use policy::store::Store;
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ struct Fleet {
 
 impl Fleet {
     fn start(stack: &Stack) -> Self {
-        let [serve, ingest, control, train] = free_ports();
+        let [serve, ingest, control, train] = free_ports().unwrap();
         let config = stack.dir.path().join("springtide.toml");
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-base");
         let text = format!(

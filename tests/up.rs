@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use edge::bind::free_ports;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sqlx::{Connection, Executor, PgConnection};
 use tempfile::TempDir;
 
-use crate::support::{SPRINGTIDE, Stack, eventually, free_ports};
+use crate::support::{SPRINGTIDE, Stack, eventually};
 
 const START: Duration = Duration::from_secs(120);
 const RETURN: Duration = Duration::from_secs(60);
@@ -28,7 +29,7 @@ impl Place {
     fn new() -> Self {
         let place = Self {
             dir: tempfile::tempdir().unwrap(),
-            ports: free_ports(),
+            ports: free_ports().unwrap(),
         };
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let [serve, ingest, control, train, postgres, kafka, controller] = place.ports;
@@ -308,7 +309,7 @@ async fn the_binary_without_libtorch_takes_events_in() {
     assert!(!text(&libraries).contains("torch"), "{}", text(&libraries));
 
     let stack = Stack::start("torch_free").await;
-    let [port] = free_ports();
+    let [port] = free_ports().unwrap();
     let mut process = Command::new(binary)
         .arg("ingest")
         .current_dir(stack.dir.path())

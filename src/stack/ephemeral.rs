@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
+use super::fetch;
 use super::kafka::{self, Kafka};
 use super::postgres::{self, Postgres};
-use super::{fetch, free_ports};
 
 const PREFIX: &str = "springtide-stack-";
 const START_SECONDS_MAX: u64 = 60;
@@ -53,7 +53,7 @@ impl Ephemeral {
             .tempdir()
             .context("create temporary folder")?;
         let lock = lock(dir.path())?.context("lock own temporary folder")?;
-        let [port, kafka_port, controller_port] = free_ports()?;
+        let [port, kafka_port, controller_port] = edge::bind::free_ports()?;
         let postgres = Postgres {
             installation: parts.postgres,
             data: dir.path().join("postgres"),

@@ -115,12 +115,6 @@ pub async fn eventually<T>(what: &str, limit: Duration, mut ask: impl AsyncFnMut
     }
 }
 
-/// `n` loopback ports that nothing listens on right now.
-pub fn free_ports<const N: usize>() -> [u16; N] {
-    let held = [(); N].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-    held.map(|listener| listener.local_addr().unwrap().port())
-}
-
 #[derive(Debug, Deserialize)]
 struct Servers {
     postgres: String,
