@@ -157,25 +157,23 @@ impl Scale {
         thirds: &[f64; 2],
         latest: Option<(i64, Arc<Image>)>,
     ) -> anyhow::Result<Headroom> {
-        let own: Vec<(&Outcome, Pause)> = outcomes
+        let base = self.base(outcomes)?;
+        let pause_of = |outcome: &Outcome| {
+            let pause = developer::pause(&desks[outcome.user], self.seed, outcome.user, outcome.nth)?;
+            Some((outcome.user, pause))
+        };
+        let own: Vec<&Outcome> = outcomes
             .iter()
             .filter(|outcome| outcome.arm == LEARNING && outcome.answers)
-            .filter_map(|outcome| {
-                let pause = developer::pause(&desks[outcome.user], self.seed, outcome.user, outcome.nth)?;
-                Some((outcome, pause))
-            })
             .collect();
-        let pauses: Vec<(usize, Pause)> = own
-            .iter()
-            .map(|(outcome, pause)| (outcome.user, pause.clone()))
-            .collect();
+        let pauses: Vec<(usize, Pause)> = own.iter().filter_map(|outcome| pause_of(outcome)).collect();
         let asked = headroom::ask(&self.image, &pauses, self.temperature, self.seed)?;
-        // Every pause that the server answered fits, so the two lists are the same pauses in the same order.
+        // Every pause that the server answered exists and fits, so the two lists are the same pauses in the same order.
         anyhow::ensure!(
             asked.len() == own.len(),
             "a pause that was answered does not fit the base's context"
         );
-        let pairs: Vec<(&Outcome, &Asked)> = own.iter().map(|(outcome, _)| *outcome).zip(&asked).collect();
+        let pairs: Vec<(&Outcome, &Asked)> = own.into_iter().zip(&asked).collect();
         let third_of = |outcome: &Outcome| thirds.iter().filter(|&&end| outcome.at.as_secs_f64() >= end).count();
         let shadow = |kind: Kind| Shadow {
             name: kind.name(self.temperature),
@@ -189,10 +187,13 @@ impl Scale {
                 })
                 .collect(),
         };
-        let frozen = outcomes.iter().filter(|outcome| outcome.arm == FROZEN);
-        let base = frozen.map(|outcome| outcome.version).min().unwrap_or_default();
         let examples = match latest {
-            Some((version, image)) => self.examples(&pauses, base, (version, &image))?,
+            Some((version, image)) => {
+                // Of the frozen arm's users: none of them was trained on.
+                let frozen = outcomes.iter().filter(|outcome| outcome.arm == FROZEN);
+                let pauses: Vec<Pause> = frozen.filter_map(pause_of).map(|(_, pause)| pause).collect();
+                self.examples(&pauses, base, (version, &image))?
+            }
             None => Vec::new(),
         };
         Ok(Headroom {
@@ -200,6 +201,23 @@ impl Scale {
             beforehand: self.beforehand,
             examples,
         })
+    }
+
+    /// Serial of the frozen arm's version, which must be the weights that the references are computed with. 0: it answered
+    /// nothing.
+    fn base(&self, outcomes: &[Outcome]) -> anyhow::Result<i64> {
+        let mut frozen = outcomes.iter().filter(|outcome| outcome.arm == FROZEN);
+        let version = frozen.clone().map(|outcome| outcome.version).min().unwrap_or_default();
+        let root = self.image.root().to_string();
+        if let Some(other) = frozen.find(|outcome| outcome.root != root) {
+            anyhow::bail!(
+                "the frozen arm was answered by version {} with root {}, and the configured base has root {root}: \
+                 point `policy.base` at the folder of that version",
+                other.version,
+                other.root
+            );
+        }
+        Ok(version)
     }
 
     fn compare<'a>(&self, kind: Kind, pairs: impl Iterator<Item = (&'a Outcome, &'a Asked)> + Clone) -> Comparison {
@@ -231,12 +249,7 @@ impl Scale {
     }
 
     /// The first pauses, in a fixed random order, at which the base and the latest version suggest different things.
-    fn examples(
-        &self,
-        pauses: &[(usize, Pause)],
-        base: i64,
-        (version, latest): (i64, &Image),
-    ) -> anyhow::Result<Vec<Example>> {
+    fn examples(&self, pauses: &[Pause], base: i64, (version, latest): (i64, &Image)) -> anyhow::Result<Vec<Example>> {
         let mut order: Vec<usize> = (0..pauses.len()).collect();
         let mut draws = super::draw::Draws::new("springtide demo examples 1", &[self.seed]);
         for i in 0..order.len().min(EXAMPLE_PAUSES) {
@@ -244,7 +257,7 @@ impl Scale {
             order.swap(i, j);
         }
         order.truncate(EXAMPLE_PAUSES);
-        let chosen: Vec<&Pause> = order.iter().map(|&index| &pauses[index].1).collect();
+        let chosen: Vec<&Pause> = order.iter().map(|&index| &pauses[index]).collect();
         let before = suggestions(&self.image, &chosen, base)?;
         let after = suggestions(latest, &chosen, version)?;
         let differing = chosen

@@ -17,7 +17,7 @@ impl Report {
                 @if examples.is_empty() {
                     p { "This run kept no examples." }
                 } @else {
-                    p { "Pauses of the replay, and what the first and the last version suggest there, greedily." }
+                    p { "Pauses of users whom the frozen arm serves, so none was trained on: what the first and the last version suggest there, greedily." }
                     div .grid { @for example in examples { (figure(example)) } }
                 }
             },
