@@ -78,13 +78,13 @@ fn minus_one_quarter() -> f64 {
 }
 
 impl Definition {
-    /// A code completion: shown, then taken or not within 4 seconds.
+    /// A code completion: shown, then taken or not within 3 seconds.
     pub fn completion() -> Self {
         Self {
             name: "completion".to_owned(),
             metric: accept_metric(),
             metric_type: MetricType::Boolean,
-            horizon_seconds: 4.0,
+            horizon_seconds: 3.0,
             accept: 0.75,
             reject: -0.25,
             decline: Some(0.0),

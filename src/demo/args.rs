@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, default_value_t = 10.0, value_parser = positive)]
     pub minutes: f64,
     /// Mean pauses per second, over all users; half to twice that at any one time.
-    #[arg(long, default_value_t = 12.0, value_parser = positive)]
+    #[arg(long, default_value_t = 16.0, value_parser = positive)]
     pub rate: f64,
     /// Everything random follows from it.
     #[arg(long, default_value_t = 1)]

@@ -12,7 +12,7 @@ use crate::corpus::pauses;
 pub const SILENT_SHARE: f64 = 0.2;
 /// Median of the time from seeing a suggestion to answering it, seconds. The delay is lognormal.
 pub const DELAY_MEDIAN_SECONDS: f64 = 1.0;
-/// Standard deviation of the delay's logarithm: 95% of delays within 0.38 to 2.7 s, 0.3% beyond a horizon of 4 s.
+/// Standard deviation of the delay's logarithm: 95% of delays within 0.38 to 2.7 s, 1.4% beyond a horizon of 3 s.
 pub const DELAY_SIGMA: f64 = 0.5;
 
 /// A file, or a part of one, that belongs to one user: disjoint from every other user's.

@@ -168,7 +168,7 @@ pub mod tests {
                 files: 400,
                 corpus: None,
                 tau: 0.25,
-                horizon_seconds: 4.0,
+                horizon_seconds: 3.0,
                 silent_share: 0.2,
                 delay_median_seconds: 1.0,
                 delay_sigma: 0.5,

@@ -260,7 +260,7 @@ fn parameters() -> Parameters {
         files: 412,
         corpus: None,
         tau: TAU,
-        horizon_seconds: 4.0,
+        horizon_seconds: 3.0,
         silent_share: 0.2,
         delay_median_seconds: 1.0,
         delay_sigma: 0.5,
