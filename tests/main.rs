@@ -5,6 +5,8 @@
 
 mod control;
 mod ingest;
+mod ingest_order;
+mod ingest_revoke;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]

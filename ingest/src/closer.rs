@@ -63,8 +63,9 @@ impl Closer {
     async fn close(&self, until: OffsetDateTime) -> anyhow::Result<i64> {
         let mut transaction = self.pool.begin().await.context("begin")?;
         let due = sqlx::query!(
-            "select o.generation_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent \
+            "select o.generation_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent, e.ended_at as \"ended_at?\" \
              from open_generation o join generation g on g.id = o.generation_id \
+             left join episode_end e on e.tenant_id = g.tenant_id and e.episode_id = g.episode_id \
              where o.closes_at <= $1 order by o.closes_at limit $2 for update of o skip locked",
             until,
             BATCH_MAX
@@ -84,6 +85,7 @@ impl Closer {
                 declined: row.declined,
                 consent: row.consent,
                 closes_at: row.closes_at,
+                ended_at: row.ended_at,
             };
             let (version, definition) = self.surfaces.get(&row.surface).unzip();
             let about = signals.get(&row.generation_id).map_or(&[][..], Vec::as_slice);
@@ -121,6 +123,7 @@ async fn signals(connection: &mut sqlx::PgConnection, ids: &[Uuid]) -> anyhow::R
             metric: row.metric_name,
             value,
             given_at: row.given_at,
+            retracted_at: row.retracted_at,
         };
         signals.entry(row.generation_id).or_default().push(signal);
     }

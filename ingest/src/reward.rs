@@ -58,6 +58,10 @@ pub struct Definition {
     /// Reward of a declined generation. Absent: declining is no signal, feedback decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decline: Option<f64>,
+    /// Close when the episode ends instead of waiting for the horizon; feedback given after the end does not count. For
+    /// harnesses that know when they are done. Default: false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub close_on_episode_end: bool,
     /// Close as soon as the deciding feedback is there instead of waiting for the horizon. Where users give feedback this
     /// would favour the fast ones; for graders it saves the wait. Default: false.
     #[serde(default)]
@@ -88,6 +92,7 @@ impl Definition {
             accept: 0.75,
             reject: -0.25,
             decline: Some(0.0),
+            close_on_episode_end: false,
             close_on_feedback: false,
         }
     }
@@ -142,6 +147,8 @@ pub struct Closing {
     pub consent: bool,
     /// Event time at which the horizon has passed.
     pub closes_at: OffsetDateTime,
+    /// Event time at which the episode ended, if it did.
+    pub ended_at: Option<OffsetDateTime>,
 }
 
 /// One feedback about it.
@@ -151,6 +158,8 @@ pub struct Signal {
     pub metric: String,
     pub value: Value,
     pub given_at: OffsetDateTime,
+    /// Event time at which it was first taken back, if it was.
+    pub retracted_at: Option<OffsetDateTime>,
 }
 
 /// What a closed trajectory is.
@@ -169,7 +178,8 @@ pub enum Outcome {
 }
 
 /// Consent first, then purpose, then a decline; then the first feedback by event time (by id where two are equal) that
-/// was given within the horizon. What happened after the horizon does not count, however early it was stored.
+/// was given within the horizon and not taken back within it. What happened after the horizon does not count, however
+/// early it was stored.
 pub fn score(definition: Option<&Definition>, closing: &Closing, signals: &[Signal]) -> Outcome {
     let censored = |code| Outcome::Censored { code };
     if !closing.consent {
@@ -188,11 +198,16 @@ pub fn score(definition: Option<&Definition>, closing: &Closing, signals: &[Sign
             feedback_at: None,
         };
     }
-    let first = signals
+    let ended_at = closing.ended_at.filter(|_| definition.close_on_episode_end);
+    let closes_at = ended_at.map_or(closing.closes_at, |ended_at| ended_at.min(closing.closes_at));
+    let (retracted, standing): (Vec<_>, Vec<_>) = signals
         .iter()
         .filter(|signal| signal.metric == definition.metric)
-        .filter(|signal| signal.given_at <= closing.closes_at)
+        .filter(|signal| signal.given_at <= closes_at)
         .filter_map(|signal| Some((signal, definition.worth(&signal.value)?)))
+        .partition(|(signal, _)| signal.retracted_at.is_some_and(|at| at <= closes_at));
+    let first = standing
+        .into_iter()
         .min_by_key(|(signal, _)| (signal.given_at, signal.id));
     match first {
         Some((signal, (reward, name))) => Outcome::Rewarded {
@@ -200,6 +215,7 @@ pub fn score(definition: Option<&Definition>, closing: &Closing, signals: &[Sign
             signal: name,
             feedback_at: Some(signal.given_at),
         },
+        None if !retracted.is_empty() => censored("retracted"),
         None => censored("no_feedback"),
     }
 }
@@ -216,6 +232,7 @@ mod tests {
             declined: false,
             consent: true,
             closes_at: START + Duration::seconds(4),
+            ended_at: None,
         }
     }
 
@@ -225,6 +242,7 @@ mod tests {
             metric: "accept".to_owned(),
             value: Value::Bool(value),
             given_at: START + Duration::milliseconds(after_ms),
+            retracted_at: None,
         }
     }
 
@@ -264,6 +282,42 @@ mod tests {
         assert_eq!(reward(&on_the_edge), 0.75);
         let after = score(Some(&surface), &closing(), &[accept(1, true, 4_001)]);
         assert_eq!(after, Outcome::Censored { code: "no_feedback" });
+    }
+
+    fn retracted(after_ms: i64, signal: Signal) -> Signal {
+        Signal {
+            retracted_at: Some(START + Duration::milliseconds(after_ms)),
+            ..signal
+        }
+    }
+
+    #[test]
+    fn feedback_that_is_taken_back_within_the_horizon_never_counted() {
+        let surface = Definition::completion();
+        let taken_back = retracted(2_000, accept(1, true, 300));
+        let alone = score(Some(&surface), &closing(), std::slice::from_ref(&taken_back));
+        assert_eq!(alone, Outcome::Censored { code: "retracted" });
+        let next = score(Some(&surface), &closing(), &[taken_back, accept(2, false, 900)]);
+        assert_eq!(reward(&next), -0.25, "the next one decides");
+        let too_late = retracted(4_001, accept(1, true, 300));
+        assert_eq!(reward(&score(Some(&surface), &closing(), &[too_late])), 0.75);
+    }
+
+    #[test]
+    fn an_episode_that_ended_heard_everything_where_the_surface_says_so() {
+        let ended = Closing {
+            ended_at: Some(START + Duration::seconds(1)),
+            ..closing()
+        };
+        let signals = [accept(1, true, 1_500)];
+        let surface = Definition::completion();
+        assert_eq!(reward(&score(Some(&surface), &ended, &signals)), 0.75);
+        let closing_at_the_end = Definition {
+            close_on_episode_end: true,
+            ..surface
+        };
+        let outcome = score(Some(&closing_at_the_end), &ended, &signals);
+        assert_eq!(outcome, Outcome::Censored { code: "no_feedback" });
     }
 
     #[test]

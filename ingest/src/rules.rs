@@ -53,6 +53,7 @@ impl Rules {
                     return Err(Invalid::new("value", rule));
                 }
             }
+            Body::Retraction(_) | Body::EpisodeEnd(_) => {}
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ impl Producer {
         event.check()?;
         let topic = match event.body {
             Body::Generation(_) => &self.topics.generation,
-            Body::Feedback(_) => &self.topics.feedback,
+            Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => &self.topics.feedback,
         };
         let time = event.time.format(&Rfc3339).unwrap_or_default();
         let mut headers = Headers::new();
