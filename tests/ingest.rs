@@ -76,7 +76,7 @@ impl Service {
         }
     }
 
-    async fn post(&self, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
+    pub async fn post(&self, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
         let url = format!("http://{}{path}", self.address);
         let request = reqwest::Client::new()
             .post(url)

@@ -7,6 +7,7 @@ mod control;
 mod ingest;
 mod ingest_order;
 mod ingest_revoke;
+mod ingest_reward;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]

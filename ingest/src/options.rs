@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::reward::{Definition, MetricType};
+use crate::reward::{Definition, Metric, MetricType, Rule};
 
 /// `[ingest]` of the configuration file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -11,12 +11,17 @@ pub struct Options {
     /// `[[ingest.surface]]`: how each surface turns signals into rewards. Default: `completion`. The surface `rollout`,
     /// whose reward is the float that a grader gives, always exists; one of that name here replaces it.
     pub surface: Vec<Definition>,
+    /// `[[ingest.metric]]`: what feedback can be about beside the metrics that surfaces name, `comment` and
+    /// `demonstration`. Default: none.
+    pub metric: Vec<Metric>,
     /// Partitions of the event topics where they are made. Default: 4.
     pub partitions: i32,
     /// How long feedback may wait for its generation before a copy goes to the dead letters, seconds. Default: 600.
     pub orphan_ttl_seconds: f64,
     /// How long after a horizon feedback may still be on its way to the log, seconds. Default: 0.25.
     pub close_grace_seconds: f64,
+    /// Share of a surface's latest trajectories that may close without a usable signal before an alarm. Default: 0.9.
+    pub unscored_share_max: f64,
     /// How far ahead of this machine's clock an event may claim to have happened, seconds. Default: 300.
     pub clock_skew_seconds_max: f64,
     /// Records written in one transaction at most. Default: 500.
@@ -32,9 +37,11 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             surface: vec![Definition::completion()],
+            metric: Vec::new(),
             partitions: 4,
             orphan_ttl_seconds: 600.0,
             close_grace_seconds: 0.25,
+            unscored_share_max: 0.9,
             clock_skew_seconds_max: 300.0,
             batch_records_max: 500,
             batch_wait_ms: 10,
@@ -53,6 +60,44 @@ impl Options {
         surfaces
     }
 
+    /// Every metric in force: those declared, those that surfaces name, and the two that always exist.
+    pub fn metrics(&self) -> anyhow::Result<Vec<Metric>> {
+        let mut metrics = self.metric.clone();
+        for (index, metric) in metrics.iter().enumerate() {
+            let name = &metric.name;
+            anyhow::ensure!(!name.is_empty(), "ingest.metric: a name is empty");
+            let twice = metrics[..index].iter().any(|other| other.name == *name);
+            anyhow::ensure!(!twice, "ingest.metric {name:?} is there twice");
+        }
+        let surfaces = self.surfaces();
+        let named = surfaces
+            .iter()
+            .map(|surface| (surface.metric.as_str(), surface.metric_type));
+        let always = [
+            ("comment", MetricType::Comment),
+            ("demonstration", MetricType::Demonstration),
+        ];
+        for (name, metric_type) in named.chain(always) {
+            match metrics.iter().find(|metric| metric.name == name) {
+                Some(metric) => anyhow::ensure!(
+                    metric.metric_type == metric_type,
+                    "metric {name:?} is a {} in one place of [ingest] and a {} in another",
+                    metric.metric_type.as_str(),
+                    metric_type.as_str()
+                ),
+                None => metrics.push(Metric::new(name, metric_type)),
+            }
+        }
+        Ok(metrics)
+    }
+
+    /// How each surface scores. Refuses a reward expression that cannot be computed.
+    pub fn rules(&self) -> anyhow::Result<Vec<Rule>> {
+        let metrics = self.metrics()?;
+        let surfaces = self.surfaces().into_iter();
+        surfaces.map(|surface| Rule::new(surface, &metrics)).collect()
+    }
+
     /// Refuses values out of range and surfaces that contradict each other.
     pub fn check(&self) -> anyhow::Result<()> {
         use anyhow::ensure;
@@ -67,6 +112,10 @@ impl Options {
             "ingest.close_grace_seconds must not be negative"
         );
         ensure!(
+            (0.0..=1.0).contains(&self.unscored_share_max),
+            "ingest.unscored_share_max must be from 0 to 1"
+        );
+        ensure!(
             positive(self.clock_skew_seconds_max),
             "ingest.clock_skew_seconds_max must be positive"
         );
@@ -76,7 +125,6 @@ impl Options {
         );
         ensure!(self.batch_wait_ms <= 1_000, "ingest.batch_wait_ms must be at most 1000");
         let surfaces = self.surfaces();
-        let mut metrics: std::collections::BTreeMap<&str, MetricType> = Default::default();
         for (index, surface) in surfaces.iter().enumerate() {
             surface.check()?;
             ensure!(
@@ -84,15 +132,8 @@ impl Options {
                 "ingest.surface {:?} is there twice",
                 surface.name
             );
-            let known = metrics.entry(&surface.metric).or_insert(surface.metric_type);
-            ensure!(
-                *known == surface.metric_type,
-                "ingest.surface {:?}: metric {:?} has another type on another surface",
-                surface.name,
-                surface.metric
-            );
         }
-        Ok(())
+        self.rules().map(|_| ())
     }
 }
 
@@ -120,7 +161,7 @@ mod tests {
             ..Definition::completion()
         });
         let error = options.check().unwrap_err().to_string();
-        assert!(error.contains("another type"), "{error}");
+        assert!(error.contains("in another"), "{error}");
     }
 
     #[test]
