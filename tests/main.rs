@@ -5,6 +5,7 @@
 
 mod control;
 mod ingest;
+mod ingest_http;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]
