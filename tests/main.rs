@@ -5,6 +5,7 @@
 
 mod control;
 mod ingest;
+mod ingest_http;
 mod ingest_order;
 mod ingest_revoke;
 mod ingest_reward;

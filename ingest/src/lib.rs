@@ -17,6 +17,7 @@
 
 mod api;
 mod closer;
+mod dialect;
 pub mod event;
 pub mod kafka;
 pub mod log;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::api::REQUEST_BYTES;
 use crate::reward::{Definition, Metric, MetricType, Rule};
 
 /// `[ingest]` of the configuration file.
@@ -31,6 +32,24 @@ pub struct Options {
     /// Go on although the log is not the one that the tables were filled from (another cluster, a recreated topic,
     /// records removed by retention before they were read). What the old log still held is lost. Default: false.
     pub accept_other_log: bool,
+    /// Largest body of an HTTP request, and what a compressed one may grow to, bytes. Default: 8 MiB.
+    pub request_bytes_max: usize,
+    /// How long a body may take to arrive, seconds. Default: 30.
+    pub request_read_seconds_max: f64,
+    /// Events of one batch. Default: 500.
+    pub request_events_max: usize,
+    /// Events of one batch that wait for the log's acknowledgement at once. Default: 256.
+    pub request_sends_max: usize,
+    /// Bytes of bodies, decompressed, that this process holds at once; a request beyond it gets 429. What their events take
+    /// in memory is a small multiple. Default: 64 MiB.
+    pub in_flight_bytes_max: usize,
+    /// Largest share of it that one tenant may hold, alone; tenants that all want more get the same each, and one more
+    /// always finds room. Default: 0.5.
+    pub tenant_share_max: f64,
+    /// Sends in a row that the log does not acknowledge before further ones are refused at once. Default: 5.
+    pub log_failures_max: u32,
+    /// While they are refused: how often one is let through to see whether the log is back, seconds. Default: 1.
+    pub log_probe_seconds: f64,
 }
 
 impl Default for Options {
@@ -46,6 +65,14 @@ impl Default for Options {
             batch_records_max: 500,
             batch_wait_ms: 10,
             accept_other_log: false,
+            request_bytes_max: 8 * 1024 * 1024,
+            request_read_seconds_max: 30.0,
+            request_events_max: 500,
+            request_sends_max: 256,
+            in_flight_bytes_max: 64 * 1024 * 1024,
+            tenant_share_max: 0.5,
+            log_failures_max: 5,
+            log_probe_seconds: 1.0,
         }
     }
 }
@@ -124,6 +151,7 @@ impl Options {
             "ingest.batch_records_max must be between 1 and 10000"
         );
         ensure!(self.batch_wait_ms <= 1_000, "ingest.batch_wait_ms must be at most 1000");
+        self.check_requests()?;
         let surfaces = self.surfaces();
         for (index, surface) in surfaces.iter().enumerate() {
             surface.check()?;
@@ -134,6 +162,43 @@ impl Options {
             );
         }
         self.rules().map(|_| ())
+    }
+
+    fn check_requests(&self) -> anyhow::Result<()> {
+        use anyhow::ensure;
+        ensure!(
+            (1024..=1 << 30).contains(&self.request_bytes_max),
+            "ingest.request_bytes_max must be between 1024 and 1073741824"
+        );
+        ensure!(
+            self.request_read_seconds_max > 0.0 && self.request_read_seconds_max <= 3600.0,
+            "ingest.request_read_seconds_max must be above 0 and at most 3600"
+        );
+        ensure!(
+            (1..=10_000).contains(&self.request_events_max),
+            "ingest.request_events_max must be between 1 and 10000"
+        );
+        ensure!(
+            (1..=10_000).contains(&self.request_sends_max),
+            "ingest.request_sends_max must be between 1 and 10000"
+        );
+        ensure!(
+            self.tenant_share_max > 0.0 && self.tenant_share_max < 1.0,
+            "ingest.tenant_share_max must be between 0 and 1, and neither"
+        );
+        ensure!(self.log_failures_max > 0, "ingest.log_failures_max must be at least 1");
+        ensure!(
+            self.log_probe_seconds > 0.0 && self.log_probe_seconds <= 3600.0,
+            "ingest.log_probe_seconds must be above 0 and at most 3600"
+        );
+        // A request that can never be admitted would be told to come again for ever.
+        let needed = (self.request_bytes_max + REQUEST_BYTES) as f64 / self.tenant_share_max;
+        ensure!(
+            self.in_flight_bytes_max as f64 >= needed.ceil(),
+            "ingest.in_flight_bytes_max must be at least {needed:.0}: a request of request_bytes_max has to fit into one \
+             tenant's share"
+        );
+        Ok(())
     }
 }
 
@@ -162,6 +227,30 @@ mod tests {
         });
         let error = options.check().unwrap_err().to_string();
         assert!(error.contains("in another"), "{error}");
+    }
+
+    #[test]
+    fn the_largest_request_fits_into_one_tenants_share() {
+        let exactly = Options {
+            request_bytes_max: 1024 * 1024 - REQUEST_BYTES,
+            in_flight_bytes_max: 4 * 1024 * 1024,
+            tenant_share_max: 0.25,
+            ..Options::default()
+        };
+        exactly.check().unwrap();
+        let short = Options {
+            in_flight_bytes_max: exactly.in_flight_bytes_max - 1,
+            ..exactly
+        };
+        let error = short.check().unwrap_err().to_string();
+        assert!(error.contains("in_flight_bytes_max"), "{error}");
+        for share in [0.0, 1.0, f64::NAN] {
+            let odd = Options {
+                tenant_share_max: share,
+                ..Options::default()
+            };
+            assert!(odd.check().is_err(), "{share}");
+        }
     }
 
     #[test]

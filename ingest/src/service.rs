@@ -51,11 +51,7 @@ pub async fn run(
 
     let stop = shutdown.child_token();
     let mut parts: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    let api = Api {
-        pool: pool.clone(),
-        producer: producer.clone(),
-        rules: rules.clone(),
-    };
+    let api = Api::new(&options, pool.clone(), producer.clone(), rules.clone());
     let router = api.router(&auth).merge(extra);
     parts.spawn(edge::server::run(listener, router, stop.clone()));
     let sink = Sink {
