@@ -10,6 +10,7 @@ mod client;
 mod config;
 mod console;
 mod control;
+mod dlq_cli;
 mod key_cli;
 mod release_cli;
 mod roles;
@@ -85,6 +86,9 @@ enum Command {
     /// Training runs.
     #[command(subcommand)]
     Run(run_cli::Command),
+    /// Dead letters: what could not be stored, why, and how to put it back.
+    #[command(subcommand)]
+    Dlq(dlq_cli::Command),
     /// API keys.
     #[command(subcommand)]
     Key(key_cli::Command),
@@ -168,6 +172,7 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
         })),
         Command::Release(command) => command_line(release_cli::run(command, config)),
         Command::Run(command) => command_line(run_cli::run(command, config)),
+        Command::Dlq(command) => command_line(dlq_cli::run(command, config)),
         Command::Key(command) => command_line(key_cli::run(command, config)),
         Command::Config(ConfigCommand::Check) => {
             println!("the configuration is in order");

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod control;
+mod dlq;
 mod ingest;
 mod ingest_http;
 mod ingest_order;

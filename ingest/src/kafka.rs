@@ -12,6 +12,8 @@ use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode;
 use serde::{Deserialize, Serialize};
 
+use crate::event::{Body, Event};
+
 const TOPICS_TIMEOUT: Duration = Duration::from_secs(30);
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(5);
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,6 +48,16 @@ pub struct Topics {
     pub feedback: String,
     pub version: String,
     pub dlq: String,
+}
+
+impl Topics {
+    /// Where events of this kind go.
+    pub fn of(&self, event: &Event) -> &str {
+        match event.body {
+            Body::Generation(_) => &self.generation,
+            Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => &self.feedback,
+        }
+    }
 }
 
 impl ClientOptions {

@@ -1,12 +1,18 @@
-//! Into the log and out of it again as a listener: the producer of events, dead letters and announcements, and the
-//! stream of announcements. The sink, which reads events, has a consumer of its own.
+//! Into the log and out of it again as a listener: the producer of events, dead letters and announcements, the stream of
+//! announcements, and the dead letters as people read and replay them. The sink, which reads events, has a consumer of
+//! its own.
 
 mod announcements;
 mod dead_letter;
+mod letter;
+mod letters;
 mod producer;
+pub mod replay;
 
 pub use announcements::Announcements;
 pub use dead_letter::{DeadLetter, Position, Reason};
+pub use letter::{Entry, Identity, Letter, Place, Replayed};
+pub use letters::{Letters, Scan};
 pub use producer::Producer;
 
 pub use crate::proto::Announcement;

@@ -124,6 +124,7 @@ fn letter(event: &Event) -> DeadLetter {
         detail: "its generation never came".to_owned(),
         from: None,
         content_type: "application/protobuf".to_owned(),
+        trace: Vec::new(),
         key: event.key().to_vec(),
         value: event.encode(),
     }

@@ -148,12 +148,11 @@ pub(super) async fn take(
 
 /// Who may send what, as at the endpoints of single events.
 pub(super) fn allowed(principal: &Principal, event: Event) -> Result<Event, Problem> {
-    match event.body {
-        Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => {
-            principal.require(&[Role::Serving, Role::Research])?
-        }
-        Body::Generation(_) => principal.require(&[Role::Serving])?,
-    }
+    let roles: &[Role] = match event.body {
+        Body::Generation(_) => &[Role::Serving],
+        Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => &[Role::Serving, Role::Research],
+    };
+    principal.require(roles)?;
     Ok(event)
 }
 

@@ -48,6 +48,8 @@ pub struct DeadLetter {
     /// `None` for a letter that was made from a row, not from a record.
     pub from: Option<Position>,
     pub content_type: String,
+    /// `traceparent` and `tracestate` of the record, so that a replay stays in its trace.
+    pub trace: Vec<(String, String)>,
     pub key: Vec<u8>,
     pub value: Vec<u8>,
 }
@@ -62,6 +64,9 @@ impl DeadLetter {
             headers.set("topic", &from.topic);
             headers.set("partition", &from.partition.to_string());
             headers.set("offset", &from.offset.to_string());
+        }
+        for (key, value) in &self.trace {
+            headers.set(key, value);
         }
         headers.0
     }

@@ -8,8 +8,8 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use time::format_description::well_known::Rfc3339;
 
-use super::{Announcement, DeadLetter, Error};
-use crate::event::{Body, Event};
+use super::{Announcement, DeadLetter, Error, Position};
+use crate::event::Event;
 use crate::kafka::{ClientOptions, Topics};
 
 const SETTINGS: &[(&str, &str)] = &[
@@ -28,7 +28,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(6);
 #[derive(Clone)]
 pub struct Producer {
     options: Arc<ClientOptions>,
-    topics: Arc<Topics>,
+    pub(super) topics: Arc<Topics>,
     inner: Arc<RwLock<FutureProducer>>,
 }
 
@@ -45,22 +45,15 @@ impl Producer {
     /// Resolves when the log has acknowledged the event (`acks=all`), 5 s later at most. The current span travels along.
     pub async fn send_event(&self, event: &Event) -> Result<(), Error> {
         event.check()?;
-        let topic = match event.body {
-            Body::Generation(_) => &self.topics.generation,
-            Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => &self.topics.feedback,
-        };
-        let time = event.time.format(&Rfc3339).unwrap_or_default();
-        let mut headers = Headers::new();
-        headers.set("ce_specversion", "1.0");
-        headers.set("ce_id", &event.id);
-        headers.set("ce_source", &event.source);
-        headers.set("ce_type", event.kind());
-        headers.set("ce_time", &time);
+        let mut headers = Headers::of(event);
         headers.set("content-type", "application/protobuf");
         for (key, value) in edge::trace::inject() {
             headers.set(&key, &value);
         }
-        self.send(topic, &event.key(), &event.encode(), headers.0).await
+        let topic = self.topics.of(event);
+        self.send(topic, &event.key(), &event.encode(), headers.0)
+            .await
+            .map(drop)
     }
 
     /// Tells followers that there is a new object to look at. May be repeated, may be lost.
@@ -70,17 +63,26 @@ impl Producer {
         headers.set("content-type", "application/protobuf");
         let value = prost::Message::encode_to_vec(announcement);
         let key = announcement.policy.as_bytes();
-        self.send(&self.topics.version, key, &value, headers.0).await
+        self.send(&self.topics.version, key, &value, headers.0).await.map(drop)
     }
 
     /// Puts a record where people look at what could not be used, with the reason.
     pub async fn send_dead_letter(&self, letter: &DeadLetter) -> Result<(), Error> {
         metrics::counter!("springtide_ingest_dead_letters_total", "reason" => letter.reason.as_str()).increment(1);
         let headers = letter.headers();
-        self.send(&self.topics.dlq, &letter.key, &letter.value, headers).await
+        self.send(&self.topics.dlq, &letter.key, &letter.value, headers)
+            .await
+            .map(drop)
     }
 
-    async fn send(&self, topic: &str, key: &[u8], value: &[u8], headers: OwnedHeaders) -> Result<(), Error> {
+    /// Resolves when the log has acknowledged the record, with where it stands.
+    pub(super) async fn send(
+        &self,
+        topic: &str,
+        key: &[u8],
+        value: &[u8],
+        headers: OwnedHeaders,
+    ) -> Result<Position, Error> {
         let started = Instant::now();
         let record = FutureRecord::to(topic).key(key).payload(value).headers(headers);
         let queued = {
@@ -89,7 +91,11 @@ impl Producer {
         };
         let result = match queued {
             Ok(delivery) => match delivery.await {
-                Ok(Ok(_)) => Ok(()),
+                Ok(Ok(delivery)) => Ok(Position {
+                    topic: topic.to_owned(),
+                    partition: delivery.partition,
+                    offset: delivery.offset,
+                }),
                 Ok(Err((error, _))) => Err(error),
                 // The producer was replaced while the record was on its way.
                 Err(_) => Err(KafkaError::Canceled),
@@ -148,6 +154,18 @@ pub(super) struct Headers(pub OwnedHeaders);
 impl Headers {
     pub(super) fn new() -> Self {
         Self(OwnedHeaders::new_with_capacity(10))
+    }
+
+    /// The event's CloudEvents attributes.
+    pub(super) fn of(event: &Event) -> Self {
+        let time = event.time.format(&Rfc3339).unwrap_or_default();
+        let mut headers = Self::new();
+        headers.set("ce_specversion", "1.0");
+        headers.set("ce_id", &event.id);
+        headers.set("ce_source", &event.source);
+        headers.set("ce_type", event.kind());
+        headers.set("ce_time", &time);
+        headers
     }
 
     pub(super) fn set(&mut self, key: &str, value: &str) {

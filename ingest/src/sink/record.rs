@@ -16,6 +16,7 @@ pub(super) struct Record {
     key: Vec<u8>,
     value: Vec<u8>,
     content_type: String,
+    trace: Vec<(String, String)>,
 }
 
 pub(super) struct Unusable {
@@ -51,6 +52,7 @@ impl Record {
             from,
             value,
             content_type,
+            trace: trace_headers,
         }
     }
 
@@ -68,6 +70,7 @@ impl Record {
             detail: detail.into(),
             from: Some(self.from.clone()),
             content_type: self.content_type.clone(),
+            trace: self.trace.clone(),
             key: self.key.clone(),
             value: self.value.clone(),
         }

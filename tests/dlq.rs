@@ -1,0 +1,241 @@
+//! Dead letters as an operator meets them: `springtide dlq` against a real broker, with the ingest service that made the
+//! letters and stores what is put back.
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use edge::auth::{Auth, AuthOptions};
+use ingest::event::{self, Event, Feedback, Target, Value};
+use ingest::log::Producer;
+use ingest::reward::{Definition, MetricType};
+use rdkafka::ClientConfig;
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::process::Command;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+use crate::support::{SPRINGTIDE, Stack, eventually};
+
+const SOON: Duration = Duration::from_secs(20);
+const SECRET: &str = "what the user wrote";
+
+struct Service {
+    stop: DropGuard,
+    running: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Service {
+    async fn start(stack: &Stack, metric_type: MetricType) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stop = CancellationToken::new();
+        let options = ingest::Options {
+            surface: vec![Definition {
+                metric_type,
+                ..Definition::completion()
+            }],
+            orphan_ttl_seconds: 1.0,
+            ..ingest::Options::default()
+        };
+        let running = tokio::spawn(ingest::run(
+            options,
+            stack.kafka.clone(),
+            stack.pool.clone(),
+            Auth::new(AuthOptions::default(), stack.pool.clone()),
+            listener,
+            axum::Router::new(),
+            stop.clone(),
+        ));
+        Self {
+            stop: stop.drop_guard(),
+            running,
+        }
+    }
+
+    async fn stop(self) {
+        drop(self.stop);
+        self.running.await.unwrap().unwrap();
+    }
+}
+
+fn feedback(metric: &str, value: Value) -> Event {
+    let feedback = Feedback {
+        id: Uuid::now_v7(),
+        target: Target::Generation(Uuid::now_v7()),
+        metric_name: metric.to_owned(),
+        value,
+        tags: Default::default(),
+    };
+    feedback.into_event("default", "tests/dlq", event::now())
+}
+
+async fn send_raw(stack: &Stack, content_type: &str, value: &[u8]) {
+    let producer: FutureProducer = ClientConfig::new()
+        .set("bootstrap.servers", &stack.kafka.brokers)
+        .create()
+        .unwrap();
+    let headers = OwnedHeaders::new().insert(Header {
+        key: "content-type",
+        value: Some(content_type),
+    });
+    let topic = stack.kafka.topics().feedback;
+    let record = FutureRecord::to(&topic).key("any").payload(value).headers(headers);
+    producer.send(record, SOON).await.unwrap();
+}
+
+async fn dlq(stack: &Stack, words: &[&str]) -> Output {
+    Command::new(SPRINGTIDE)
+        .arg("dlq")
+        .args(words)
+        .current_dir(stack.dir.path())
+        .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
+        .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// What the command printed; it must have succeeded.
+async fn ok(stack: &Stack, words: &[&str]) -> String {
+    let output = dlq(stack, words).await;
+    assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// What the command complained about; it must have failed.
+async fn refused(stack: &Stack, words: &[&str]) -> String {
+    let output = dlq(stack, words).await;
+    assert!(!output.status.success(), "{words:?}: {}", text(&output.stdout));
+    text(&output.stderr)
+}
+
+/// The list, once it has `count` letters.
+async fn listed(stack: &Stack, words: &[&str], count: usize) -> Vec<serde_json::Value> {
+    let words = [&["list", "--json"], words].concat();
+    eventually("the letters are there", SOON, async || {
+        let lines = ok(stack, &words).await;
+        let rows: Vec<_> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        (rows.len() == count).then_some(rows)
+    })
+    .await
+}
+
+async fn rows(stack: &Stack) -> i64 {
+    sqlx::query_scalar("select count(*) from feedback")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_letter_whose_reason_is_gone_goes_back_as_it_was_and_twice_is_harmless() {
+    let stack = Stack::start("dlq_replay").await;
+    let service = Service::start(&stack, MetricType::Boolean).await;
+    let event = feedback("accept", Value::Float(0.5));
+    Producer::new(&stack.kafka).unwrap().send_event(&event).await.unwrap();
+    let letters = listed(&stack, &["--open", "--reason", "invalid", "--topic", "feedback"], 1).await;
+    let place = letters[0]["letter"].as_str().unwrap();
+    assert_eq!(letters[0]["id"], event.id);
+    assert_eq!(letters[0]["kind"], "feedback");
+    service.stop().await;
+
+    // The surface takes floats now.
+    let service = Service::start(&stack, MetricType::Float).await;
+    let unasked = refused(&stack, &["replay", "--reason", "invalid"]).await;
+    assert!(
+        unasked.contains("1 letters go back") && unasked.contains("--yes"),
+        "{unasked}"
+    );
+    let done = ok(&stack, &["replay", "--reason", "invalid", "--yes"]).await;
+    assert!(done.starts_with(place), "{done}");
+    eventually("the feedback is stored", SOON, async || {
+        (rows(&stack).await == 1).then_some(())
+    })
+    .await;
+    assert!(listed(&stack, &["--open", "--reason", "invalid"], 0).await.is_empty());
+    let replayed = listed(&stack, &["--reason", "invalid"], 1).await;
+    assert_eq!(replayed[0]["replayed"]["topic"], stack.kafka.topics().feedback);
+    assert_eq!(replayed[0]["replayed"]["edited"], false);
+
+    // By reason there is nothing left; by name it goes again, and changes nothing.
+    assert_eq!(ok(&stack, &["replay", "--reason", "invalid", "--yes"]).await, "");
+    ok(&stack, &["replay", place, "--yes"]).await;
+    ok(&stack, &["replay", place, "--yes"]).await;
+    let after = feedback("comment", Value::Text("last".to_owned()));
+    Producer::new(&stack.kafka).unwrap().send_event(&after).await.unwrap();
+    eventually("the sink has read on", SOON, async || {
+        (rows(&stack).await == 2).then_some(())
+    })
+    .await;
+    assert_eq!(listed(&stack, &["--reason", "conflict"], 0).await.len(), 0);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repaired_event_is_stored_in_the_letters_place() {
+    let stack = Stack::start("dlq_edit").await;
+    let service = Service::start(&stack, MetricType::Boolean).await;
+    let mut broken = serde_json::to_value(feedback("comment", Value::Text(SECRET.to_owned()))).unwrap();
+    broken["feedback"]["tags"] = json!(SECRET);
+    send_raw(&stack, "application/json", broken.to_string().as_bytes()).await;
+    let letters = listed(&stack, &[], 1).await;
+    let place = letters[0]["letter"].as_str().unwrap();
+    for words in [&["list"][..], &["list", "--json"]] {
+        let list = ok(&stack, words).await;
+        assert!(list.contains("undecodable") && !list.contains(SECRET), "{list}");
+    }
+
+    let shown = ok(&stack, &["show", place]).await;
+    let mut event: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(event, broken);
+    let raw = stack.dir.path().join("raw");
+    ok(&stack, &["show", place, "--raw", raw.to_str().unwrap()]).await;
+    assert_eq!(std::fs::read(&raw).unwrap(), broken.to_string().as_bytes());
+
+    let file = stack.dir.path().join("event.json");
+    let edit = ["replay", place, "--yes", "--edit", file.to_str().unwrap()];
+    std::fs::write(&file, "{").unwrap();
+    assert!(refused(&stack, &edit).await.contains("springtide dlq show"));
+    event["feedback"]["tags"] = json!({});
+    std::fs::write(&file, event.to_string()).unwrap();
+    ok(&stack, &edit).await;
+    eventually("the repaired feedback is stored", SOON, async || {
+        (rows(&stack).await == 1).then_some(())
+    })
+    .await;
+    let replayed = listed(&stack, &[], 1).await;
+    assert_eq!(replayed[0]["replayed"]["edited"], true);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_go_back_is_said_with_what_to_do() {
+    let stack = Stack::start("dlq_errors").await;
+    let empty = refused(&stack, &["show", "0/0"]).await;
+    assert!(empty.contains("holds no letters"), "{empty}");
+    assert_eq!(ok(&stack, &["list"]).await, "");
+
+    let service = Service::start(&stack, MetricType::Boolean).await;
+    let orphan = feedback("accept", Value::Bool(true));
+    Producer::new(&stack.kafka).unwrap().send_event(&orphan).await.unwrap();
+    let letters = listed(&stack, &["--reason", "orphan"], 1).await;
+    assert_eq!(letters[0]["topic"], serde_json::Value::Null);
+    let output = dlq(&stack, &["replay", "--reason", "orphan", "--yes"]).await;
+    let told = text(&output.stderr);
+    assert!(
+        output.status.success() && told.contains("send the generation"),
+        "{told}"
+    );
+    let unknown = refused(&stack, &["replay", "0/99", "--yes"]).await;
+    assert!(unknown.contains("no letter 0/99"), "{unknown}");
+    let unknown = refused(&stack, &["show", "7/0"]).await;
+    assert!(unknown.contains("no partition 7"), "{unknown}");
+    service.stop().await;
+}
