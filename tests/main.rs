@@ -10,6 +10,7 @@ mod ingest;
 mod serving;
 #[cfg(feature = "torch")]
 mod spine;
+mod spool;
 mod support;
 #[cfg(feature = "torch")]
 mod trainer;

@@ -16,9 +16,11 @@ use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::entrance::Entrance;
 use crate::event::{self, Event, Feedback, Generation, Invalid, Target, Value};
-use crate::log::{self, Producer};
+use crate::log;
 use crate::rules::Rules;
+use crate::spool;
 
 /// The source of events that name none.
 const SOURCE: &str = "springtide/api";
@@ -28,8 +30,9 @@ const LOOK_UP_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[derive(Clone)]
 pub(crate) struct Api {
-    pub pool: PgPool,
-    pub producer: Producer,
+    /// `None` in a collector.
+    pub pool: Option<PgPool>,
+    pub producer: Entrance,
     pub rules: Arc<Rules>,
 }
 
@@ -157,13 +160,14 @@ impl Api {
     /// The digest under which the tables hold this event. Not finding out in time counts as not knowing: the log takes
     /// events while the database is away, and the sink compares again.
     async fn known(&self, event: &Event) -> Option<Vec<u8>> {
+        let pool = self.pool.as_ref()?;
         let stored = sqlx::query_scalar!(
             "select digest from event_key where tenant_id = $1 and source = $2 and event_id = $3",
             event.tenant,
             event.source,
             event.id
         )
-        .fetch_optional(&self.pool);
+        .fetch_optional(pool);
         match tokio::time::timeout(LOOK_UP_TIMEOUT, stored).await {
             Ok(Ok(digest)) => digest,
             Ok(Err(error)) => {
@@ -187,6 +191,8 @@ fn unaccepted(error: log::Error) -> Problem {
         log::Error::Invalid(error) => invalid(&error),
         log::Error::TooLarge { .. } => Problem::too_large(error),
         log::Error::Full => Problem::too_many(error, 1),
+        log::Error::Spool(spool::Error::TooLarge) => Problem::too_large(error),
+        log::Error::Spool(cause) => Problem::unavailable(cause, cause.retry_after_seconds()),
         log::Error::Unavailable(cause) => {
             tracing::warn!(error = %cause, "event not acknowledged");
             Problem::unavailable("the log did not acknowledge; send the same event again", 1)

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
 use crate::closer::Closer;
+use crate::entrance::Entrance;
 use crate::kafka::{self, ClientOptions};
 use crate::log::Producer;
 use crate::options::Options;
@@ -52,8 +53,8 @@ pub async fn run(
     let stop = shutdown.child_token();
     let mut parts: JoinSet<anyhow::Result<()>> = JoinSet::new();
     let api = Api {
-        pool: pool.clone(),
-        producer: producer.clone(),
+        pool: Some(pool.clone()),
+        producer: Entrance::Log(producer.clone()),
         rules: rules.clone(),
     };
     let router = api.router(&auth).merge(extra);
@@ -97,13 +98,13 @@ pub async fn run(
 }
 
 /// A part that only ever ends because it was asked to.
-async fn until_stopped(part: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub(crate) async fn until_stopped(part: impl Future<Output = ()>) -> anyhow::Result<()> {
     part.await;
     Ok(())
 }
 
 /// Waits for all parts; the first that fails or ends early stops the others.
-async fn join(parts: &mut JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
+pub(crate) async fn join(parts: &mut JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
     let mut result = Ok(());
     while let Some(ended) = parts.join_next().await {
         let early = !stop.is_cancelled();
