@@ -55,7 +55,7 @@ impl Role {
 }
 
 /// Who may call.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AuthOptions {
     /// Whether every call must carry a key. Without, every caller is the operator of the tenant `default`, and only

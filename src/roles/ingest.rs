@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use tokio::net::TcpListener;
 
 use super::{Base, shutdown};
@@ -44,8 +44,11 @@ pub async fn collect(
     let upstream = upstream.or(config.spool.upstream.as_deref());
     let upstream = upstream.context("no upstream to forward to: give --upstream URL or set spool.upstream")?;
     let address = config.listen.ingest;
-    edge::bind::check(address, config.spool.caller_key.is_some())
-        .context("a collector asks for the key spool.caller_key instead of auth.required: set it")?;
+    ensure!(
+        edge::bind::check(address, config.spool.caller_key.is_some()).is_ok(),
+        "{address} can be reached from other machines, and no key is required: \
+         listen on 127.0.0.1 or set spool.caller_key"
+    );
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("listen on {address}"))?;

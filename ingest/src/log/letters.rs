@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use rdkafka::consumer::{Consumer, StreamConsumer};
-use rdkafka::error::KafkaError;
+use rdkafka::consumer::{Consumer, ConsumerContext, StreamConsumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message;
-use rdkafka::{Offset, TopicPartitionList};
+use rdkafka::{ClientContext, Offset, TopicPartitionList};
 
 use super::letter::{Entry, Letter, Place, Replayed};
 use crate::kafka::{self, ClientOptions};
@@ -29,16 +29,32 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 /// The topic of dead letters, as long as it was when it was opened.
 pub struct Letters {
-    consumer: StreamConsumer,
+    consumer: StreamConsumer<Quiet>,
     brokers: String,
     topic: String,
     /// By partition: its first offset, and the one after its last.
     ranges: BTreeMap<i32, (i64, i64)>,
 }
 
+/// The end of a partition is no error here.
+struct Quiet;
+
+impl ClientContext for Quiet {
+    fn error(&self, error: KafkaError, reason: &str) {
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
+            tracing::warn!(%error, reason, "the dead letters cannot be read right now");
+        }
+    }
+}
+
+impl ConsumerContext for Quiet {}
+
 impl Letters {
     pub async fn open(options: &ClientOptions) -> anyhow::Result<Self> {
-        let consumer: StreamConsumer = options.config(SETTINGS).create().context("create consumer")?;
+        let consumer: StreamConsumer<Quiet> = options
+            .config(SETTINGS)
+            .create_with_context(Quiet)
+            .context("create consumer")?;
         let (topic, brokers) = (options.topics().dlq, options.brokers.clone());
         let read = move || -> anyhow::Result<_> {
             let mut ranges = BTreeMap::new();
@@ -75,7 +91,7 @@ impl Letters {
 
     /// Everything on the topic, each partition in order. One scan at a time.
     pub fn scan(&self) -> anyhow::Result<Scan<'_>> {
-        self.read(self.ranges.clone())
+        self.read(&self.ranges)
     }
 
     /// The notes about replays, by letter; of several about one, the last.
@@ -94,7 +110,7 @@ impl Letters {
     pub async fn letter(&self, place: Place) -> anyhow::Result<Letter> {
         self.check(place)?;
         let only = BTreeMap::from([(place.partition, (place.offset, place.offset + 1))]);
-        match self.read(only)?.next().await? {
+        match self.read(&only)?.next().await? {
             Some(Entry::Letter(letter)) if letter.place == place => Ok(letter),
             Some(Entry::Replayed(note)) => bail!(
                 "{place} is no letter but the note that the letter {} was replayed",
@@ -123,7 +139,7 @@ impl Letters {
         Ok(())
     }
 
-    fn read(&self, ranges: BTreeMap<i32, (i64, i64)>) -> anyhow::Result<Scan<'_>> {
+    fn read(&self, ranges: &BTreeMap<i32, (i64, i64)>) -> anyhow::Result<Scan<'_>> {
         let ends: BTreeMap<i32, i64> = ranges
             .iter()
             .filter(|(_, (first, end))| first < end)

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -82,10 +82,7 @@ impl Writer {
                     break;
                 }
                 let left = deadline.saturating_duration_since(Instant::now());
-                next = match commands.recv_timeout(left) {
-                    Ok(command) => Some(command),
-                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-                };
+                next = commands.recv_timeout(left).ok();
             }
             if !batch.is_empty() {
                 self.commit(batch);
