@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint demo learn base sqlx
+.PHONY: help up test setup libtorch stack build torch-free lint property-order demo learn base sqlx
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -42,6 +42,9 @@ lint: libtorch ## format check, clippy, floor plan
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	@scripts/floor-plan.sh
+
+property-order: stack ## any order of the same events gives the same rows, at length; STORIES=100000
+	SPRINGTIDE_ORDER_STORIES=$(or $(STORIES),100000) cargo test --locked --test it any_order -- --nocapture
 
 demo: build ## replay developers against a running stack; ARGS='--minutes 2'
 	$(SPRINGTIDE) demo $(ARGS)

@@ -34,18 +34,18 @@ const SOON: Duration = Duration::from_secs(20);
 const SOURCE: &str = "tests/ingest";
 
 /// An ingest service of its own on a free port; also a failed test stops it.
-struct Service {
+pub struct Service {
     address: SocketAddr,
     stop: DropGuard,
     running: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
 
 impl Service {
-    async fn start(stack: &Stack) -> Self {
+    pub async fn start(stack: &Stack) -> Self {
         Self::start_with(stack, options()).await
     }
 
-    async fn start_with(stack: &Stack, options: ingest::Options) -> Self {
+    pub async fn start_with(stack: &Stack, options: ingest::Options) -> Self {
         Self::start_behind(stack, options, AuthOptions::default()).await
     }
 
@@ -76,7 +76,7 @@ impl Service {
         }
     }
 
-    async fn post(&self, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
+    pub async fn post(&self, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
         let url = format!("http://{}{path}", self.address);
         let request = reqwest::Client::new()
             .post(url)
@@ -88,14 +88,14 @@ impl Service {
         (status, serde_json::from_slice(&body).unwrap())
     }
 
-    async fn stop(self) {
+    pub async fn stop(self) {
         drop(self.stop);
         self.running.await.unwrap().unwrap();
     }
 }
 
 /// A horizon long enough to give feedback in, short enough to wait for.
-fn options() -> ingest::Options {
+pub fn options() -> ingest::Options {
     ingest::Options {
         surface: vec![Definition {
             horizon_seconds: 2.0,
@@ -106,7 +106,7 @@ fn options() -> ingest::Options {
     }
 }
 
-fn generation() -> Generation {
+pub fn generation() -> Generation {
     let id = Uuid::now_v7();
     Generation {
         id,
@@ -166,11 +166,11 @@ fn about(generation_id: Uuid, metric: &str, value: Value) -> Event {
     feedback.into_event("default", SOURCE, event::now())
 }
 
-fn accept(generation_id: Uuid, accepted: bool) -> Event {
+pub fn accept(generation_id: Uuid, accepted: bool) -> Event {
     about(generation_id, "accept", Value::Bool(accepted))
 }
 
-async fn send(stack: &Stack, events: &[Event]) {
+pub async fn send(stack: &Stack, events: &[Event]) {
     let producer = Producer::new(&stack.kafka).unwrap();
     for event in events {
         producer.send_event(event).await.unwrap();
@@ -243,14 +243,14 @@ async fn no_dead_letters(stack: &Stack) {
 }
 
 #[derive(Debug, PartialEq, sqlx::FromRow)]
-struct Trajectory {
+pub struct Trajectory {
     reward: Option<f64>,
     censor_code: Option<String>,
     signal: Option<String>,
 }
 
 impl Trajectory {
-    fn rewarded(reward: f64, signal: &str) -> Self {
+    pub fn rewarded(reward: f64, signal: &str) -> Self {
         Self {
             reward: Some(reward),
             censor_code: None,
@@ -258,7 +258,7 @@ impl Trajectory {
         }
     }
 
-    fn censored(code: &str) -> Self {
+    pub fn censored(code: &str) -> Self {
         Self {
             reward: None,
             censor_code: Some(code.to_owned()),
@@ -267,7 +267,7 @@ impl Trajectory {
     }
 }
 
-async fn trajectory(pool: &PgPool, id: Uuid) -> Trajectory {
+pub async fn trajectory(pool: &PgPool, id: Uuid) -> Trajectory {
     eventually("the trajectory closes", SOON, async || {
         sqlx::query_as("select reward, censor_code, signal from trajectory where generation_id = $1")
             .bind(id)
@@ -278,7 +278,7 @@ async fn trajectory(pool: &PgPool, id: Uuid) -> Trajectory {
     .await
 }
 
-async fn count(pool: &PgPool, query: &'static str) -> i64 {
+pub async fn count(pool: &PgPool, query: &'static str) -> i64 {
     sqlx::query_scalar(query).fetch_one(pool).await.unwrap()
 }
 

@@ -6,6 +6,10 @@
 mod control;
 mod dlq;
 mod ingest;
+mod ingest_http;
+mod ingest_order;
+mod ingest_revoke;
+mod ingest_reward;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]

@@ -1,5 +1,6 @@
-//! Who calls: an API key in `Authorization: Bearer`, checked against `api_key` by its BLAKE3 digest. Deliberately no
-//! sessions, no users and no passwords: a key belongs to a service or to a person's tool, and has one role.
+//! Who calls: an API key in `Authorization: Bearer`, or as the password of `Basic` for clients that know nothing else (those
+//! of Langfuse), checked against `api_key` by its BLAKE3 digest. Deliberately no sessions, no users and no passwords of
+//! people: a key belongs to a service or to a person's tool, and has one role.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +12,8 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::http::{HeaderMap, header, request::Parts};
 use axum::middleware::{self, Next};
 use axum::response::Response;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use rand::TryRngCore;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -164,8 +167,8 @@ impl Auth {
             return Ok(Principal::operator());
         }
         let secret =
-            bearer(headers).ok_or_else(|| Problem::unauthorized("send the key as `Authorization: Bearer <key>`"))?;
-        let digest = digest(secret);
+            secret(headers).ok_or_else(|| Problem::unauthorized("send the key as `Authorization: Bearer <key>`"))?;
+        let digest = digest(&secret);
         let principal = match &self.0 {
             Keys::Open => Some(Principal::operator()),
             // Of digests, how far two agree tells nothing about a key.
@@ -263,10 +266,20 @@ async fn look_up(pool: &PgPool, digest: &[u8; 32]) -> anyhow::Result<Option<Prin
     .transpose()
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+fn secret(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, secret) = value.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
+    let (scheme, credentials) = value.split_once(' ')?;
+    let credentials = credentials.trim();
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Some(credentials.to_owned());
+    }
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let pair = String::from_utf8(BASE64_STANDARD.decode(credentials).ok()?).ok()?;
+    // The user's name says nothing: the key knows its tenant.
+    let (_, password) = pair.split_once(':')?;
+    Some(password.to_owned())
 }
 
 #[cfg(test)]
@@ -274,12 +287,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bearer_key_is_read_whatever_the_case_of_its_scheme() {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::AUTHORIZATION, "bearer spring_1".parse().unwrap());
-        assert_eq!(bearer(&headers), Some("spring_1"));
-        headers.insert(header::AUTHORIZATION, "Basic spring_1".parse().unwrap());
-        assert_eq!(bearer(&headers), None);
+    fn a_key_is_read_as_bearer_or_as_basic_password_whatever_the_case_of_the_scheme() {
+        let read = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, value.parse().unwrap());
+            secret(&headers)
+        };
+        assert_eq!(read("bearer spring_1").as_deref(), Some("spring_1"));
+        // "anyone:spring_1"
+        assert_eq!(read("BASIC YW55b25lOnNwcmluZ18x").as_deref(), Some("spring_1"));
+        // "spring_1", no password; not Base64; another scheme.
+        for value in ["Basic c3ByaW5nXzE=", "Basic !", "Digest spring_1", "spring_1"] {
+            assert_eq!(read(value), None, "{value}");
+        }
     }
 
     #[test]

@@ -24,6 +24,9 @@ where
             Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
                 Err(Problem::too_large(rejection.body_text()))
             }
+            Err(rejection) if rejection.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+                Err(Problem::unsupported_media_type(rejection.body_text()))
+            }
             Err(rejection) => Err(Problem::bad_request(rejection.body_text())),
         }
     }

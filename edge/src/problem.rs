@@ -76,11 +76,31 @@ impl Problem {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The request is too large").detail(detail)
     }
 
+    /// 415: in a form or an encoding that is not understood.
+    pub fn unsupported_media_type(detail: impl Display) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported-media-type",
+            "The request's form is not understood",
+        )
+        .detail(detail)
+    }
+
     /// 429.
     pub fn too_many(detail: impl Display, retry_after_seconds: u32) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "Too much at once")
             .detail(detail)
             .retry_after(retry_after_seconds)
+    }
+
+    /// 501: never possible here.
+    pub fn not_implemented(detail: impl Display) -> Self {
+        Self::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "not-implemented",
+            "This place cannot do that",
+        )
+        .detail(detail)
     }
 
     /// 503: something this service needs is away; the same request may succeed later.

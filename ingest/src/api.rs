@@ -1,201 +1,130 @@
-//! The HTTP entrance: feedback and generations in JSON. An answer means that the log has acknowledged the event; the
-//! tables follow. A contradiction that the tables know already is a 409, one that shows later becomes a dead letter.
+//! The HTTP entrance: one event, a batch, CloudEvents, and the dialects of others. A 2xx means that the log has acknowledged
+//! every event of the request; the tables follow. A contradiction that the tables know already is a 409, one that shows
+//! later becomes a dead letter.
+//!
+//! ```text
+//!  auth ─► intake: decompress, limit, budget ─► a way in: request ─► canonical events ─► accept: check, look up, send
+//! ```
+//!
+//! Deliberately no queue: what cannot be taken now is refused with a `Retry-After`, and the caller keeps it.
 
-use std::collections::BTreeMap;
+mod accept;
+mod batch;
+mod body;
+mod budget;
+mod circuit;
+mod dryrun;
+mod events;
+mod feedback;
+mod generation;
+mod idempotency;
+mod intake;
+mod openapi;
+mod query;
+mod revoke;
+mod scores;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, State};
-use axum::routing::{get, post};
+use axum::routing::get;
 use axum::{Json as Answer, Router};
-use edge::auth::{Auth, Principal, Role};
-use edge::json::Json;
-use edge::problem::Problem;
-use serde::{Deserialize, Serialize};
+use edge::auth::Auth;
+use serde::Serialize;
 use sqlx::PgPool;
-use time::OffsetDateTime;
-use uuid::Uuid;
+use utoipa::openapi::OpenApi;
+use utoipa::{OpenApi as _, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::entrance::Entrance;
-use crate::event::{self, Event, Feedback, Generation, Invalid, Target, Value};
-use crate::log;
+use crate::options::Options;
 use crate::rules::Rules;
-use crate::spool;
+use circuit::Circuit;
+use intake::Intake;
+pub(crate) use intake::REQUEST_BYTES;
 
 /// The source of events that name none.
 const SOURCE: &str = "springtide/api";
-const BODY_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// How long the look for a known contradiction may take; the log is asked all the same.
-const LOOK_UP_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// What every handler works with. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Api {
     /// `None` in a collector.
-    pub pool: Option<PgPool>,
-    pub producer: Entrance,
-    pub rules: Arc<Rules>,
+    pool: Option<PgPool>,
+    entrance: Entrance,
+    rules: Arc<Rules>,
+    circuit: Arc<Circuit>,
+    intake: Intake,
+    /// Events of one request.
+    events_max: usize,
+    /// Events of one request that wait for acknowledgement at once.
+    sends_max: usize,
 }
 
 impl Api {
+    /// `pool`: `None` in a collector, which knows no tables.
+    pub(crate) fn new(options: &Options, pool: Option<PgPool>, entrance: Entrance, rules: Arc<Rules>) -> Self {
+        let probe_interval = Duration::from_secs_f64(options.log_probe_seconds);
+        Self {
+            pool,
+            entrance,
+            rules,
+            circuit: Arc::new(Circuit::new(options.log_failures_max, probe_interval)),
+            intake: Intake::new(options),
+            events_max: options.request_events_max,
+            sends_max: options.request_sends_max,
+        }
+    }
+
     pub(crate) fn router(self, auth: &Auth) -> Router {
-        let events = Router::new()
-            .route("/v1/feedback", post(feedback))
-            .route("/v1/generations", post(generation))
-            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-            .with_state(self);
-        auth.protect(events).route("/health", get(health))
+        let intake = self.intake.clone();
+        let (routes, document) = document();
+        let document = Arc::new(document);
+        let served = get(async move || Answer(document.as_ref().clone()));
+        auth.protect(intake.guard(routes.events.with_state(self)))
+            .merge(routes.open)
+            .route(openapi::PATH, served)
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FeedbackRequest {
-    /// UUIDv7. The same id again is the same feedback; absent: a new one.
-    id: Option<Uuid>,
-    generation_id: Option<Uuid>,
-    episode_id: Option<Uuid>,
-    metric_name: String,
-    value: Value,
-    #[serde(default)]
-    tags: BTreeMap<String, String>,
-    /// When it was given; absent: now.
-    #[serde(default, with = "time::serde::rfc3339::option")]
-    time: Option<OffsetDateTime>,
-    source: Option<String>,
-    /// Check it, and do nothing.
-    #[serde(default)]
-    dryrun: bool,
+struct Routes {
+    events: Router<Api>,
+    /// That need no key.
+    open: Router,
 }
 
-#[derive(Serialize)]
-struct FeedbackAnswer {
-    feedback_id: Uuid,
+/// All routes, and what describes them.
+fn document() -> (Routes, OpenApi) {
+    let (events, mut document) = ways_in().split_for_parts();
+    let (open, rest) = OpenApiRouter::new().routes(routes!(health)).split_for_parts();
+    document.merge(rest);
+    (Routes { events, open }, openapi::complete(document))
 }
 
-#[derive(Deserialize)]
-struct GenerationRequest {
-    #[serde(flatten)]
-    generation: Generation,
-    /// When its last token was sampled; absent: now.
-    #[serde(default, with = "time::serde::rfc3339::option")]
-    time: Option<OffsetDateTime>,
-    source: Option<String>,
+/// Every route that takes events.
+fn ways_in() -> OpenApiRouter<Api> {
+    OpenApiRouter::with_openapi(openapi::Base::openapi())
+        .routes(routes!(feedback::feedback))
+        .routes(routes!(generation::generation))
+        .routes(routes!(events::events))
+        .routes(routes!(batch::batch))
+        .routes(routes!(revoke::retraction))
+        .routes(routes!(revoke::episode_end))
+        .routes(routes!(scores::scores))
 }
 
-#[derive(Serialize)]
-struct GenerationAnswer {
-    generation_id: Uuid,
+#[derive(Serialize, ToSchema)]
+struct Health {
+    /// `ok`.
+    status: &'static str,
 }
 
-async fn feedback(
-    State(api): State<Api>,
-    principal: Principal,
-    Json(request): Json<FeedbackRequest>,
-) -> Result<Answer<FeedbackAnswer>, Problem> {
-    principal.require(&[Role::Serving, Role::Research])?;
-    let target = match (request.generation_id, request.episode_id) {
-        (Some(id), None) => Target::Generation(id),
-        (None, Some(id)) => Target::Episode(id),
-        _ => {
-            return Err(Problem::bad_request(
-                "exactly one of generation_id and episode_id is needed",
-            ));
-        }
-    };
-    let feedback_id = request.id.unwrap_or_else(Uuid::now_v7);
-    let feedback = Feedback {
-        id: feedback_id,
-        target,
-        metric_name: request.metric_name,
-        value: request.value,
-        tags: request.tags,
-    };
-    let source = request.source.unwrap_or_else(|| SOURCE.to_owned());
-    let time = request.time.unwrap_or_else(event::now);
-    let event = feedback.into_event(principal.tenant, source, time);
-    api.accept(&event, request.dryrun).await?;
-    Ok(Answer(FeedbackAnswer { feedback_id }))
+/// Whether the process answers.
+#[utoipa::path(get, path = "/health", tag = "operation", security(()), responses((status = 200, description = "it does", body = Health)))]
+async fn health() -> Answer<Health> {
+    Answer(Health { status: "ok" })
 }
 
-async fn generation(
-    State(api): State<Api>,
-    principal: Principal,
-    Json(request): Json<GenerationRequest>,
-) -> Result<Answer<GenerationAnswer>, Problem> {
-    principal.require(&[Role::Serving])?;
-    let generation_id = request.generation.id;
-    let source = request.source.unwrap_or_else(|| SOURCE.to_owned());
-    let mut event = request.generation.into_event(principal.tenant, source);
-    if let Some(time) = request.time {
-        event.time = event::to_microseconds(time);
-    }
-    api.accept(&event, false).await?;
-    Ok(Answer(GenerationAnswer { generation_id }))
-}
-
-async fn health() -> Answer<serde_json::Value> {
-    Answer(serde_json::json!({ "status": "ok" }))
-}
-
-impl Api {
-    async fn accept(&self, event: &Event, dryrun: bool) -> Result<(), Problem> {
-        let checked = event.check().and_then(|()| self.rules.check(event, event::now()));
-        checked.map_err(|error| invalid(&error))?;
-        match self.known(event).await {
-            Some(digest) if digest == event.digest() => return Ok(()),
-            Some(_) => {
-                return Err(Problem::conflict(format!(
-                    "the event {:?} of source {:?} came with another body before",
-                    event.id, event.source
-                )));
-            }
-            None => {}
-        }
-        if dryrun {
-            return Ok(());
-        }
-        self.producer.send_event(event).await.map_err(unaccepted)
-    }
-
-    /// The digest under which the tables hold this event. Not finding out in time counts as not knowing: the log takes
-    /// events while the database is away, and the sink compares again.
-    async fn known(&self, event: &Event) -> Option<Vec<u8>> {
-        let pool = self.pool.as_ref()?;
-        let stored = sqlx::query_scalar!(
-            "select digest from event_key where tenant_id = $1 and source = $2 and event_id = $3",
-            event.tenant,
-            event.source,
-            event.id
-        )
-        .fetch_optional(pool);
-        match tokio::time::timeout(LOOK_UP_TIMEOUT, stored).await {
-            Ok(Ok(digest)) => digest,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "duplicates cannot be looked up");
-                None
-            }
-            Err(_) => {
-                tracing::warn!("duplicates cannot be looked up in time");
-                None
-            }
-        }
-    }
-}
-
-fn invalid(error: &Invalid) -> Problem {
-    Problem::bad_request(error).with("field", error.field)
-}
-
-fn unaccepted(error: log::Error) -> Problem {
-    match error {
-        log::Error::Invalid(error) => invalid(&error),
-        log::Error::TooLarge { .. } => Problem::too_large(error),
-        log::Error::Full => Problem::too_many(error, 1),
-        log::Error::Spool(spool::Error::TooLarge) => Problem::too_large(error),
-        log::Error::Spool(cause) => Problem::unavailable(cause, cause.retry_after_seconds()),
-        log::Error::Unavailable(cause) => {
-            tracing::warn!(error = %cause, "event not acknowledged");
-            Problem::unavailable("the log did not acknowledge; send the same event again", 1)
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,8 @@
 //! censored. Event time decides, and only as far as the tables are known to hold everything: behind a lagging or stopped
 //! sink nothing closes, so a lag never turns an accept into a censored sample.
 
+mod unscored;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -15,6 +17,7 @@ use crate::event::{Purpose, Value};
 use crate::reward::stored::Surfaces;
 use crate::reward::{Closing, Outcome, Signal, score};
 use crate::sink;
+pub(crate) use unscored::Unscored;
 
 const INTERVAL: Duration = Duration::from_millis(50);
 const ERROR_PAUSE: Duration = Duration::from_secs(2);
@@ -29,12 +32,13 @@ pub(crate) struct Closer {
     pub surfaces: std::sync::Arc<Surfaces>,
     /// How long after a horizon feedback may still be on its way to the log.
     pub grace: time::Duration,
+    pub unscored: Unscored,
     pub shutdown: CancellationToken,
 }
 
 impl Closer {
     /// Closes until the stop. Several closers may run: each takes what no other holds.
-    pub(crate) async fn run(self) {
+    pub(crate) async fn run(mut self) {
         while !self.shutdown.is_cancelled() {
             let pause = match self.round().await {
                 Ok(closed) if closed == BATCH_MAX => continue,
@@ -51,7 +55,7 @@ impl Closer {
         }
     }
 
-    async fn round(&self) -> anyhow::Result<i64> {
+    async fn round(&mut self) -> anyhow::Result<i64> {
         let known = sink::caught_up_to(&self.pool, &self.cluster_id, &self.topics).await;
         match known.context("read progress")? {
             Some(known) => self.close(known - self.grace).await,
@@ -60,11 +64,13 @@ impl Closer {
     }
 
     /// Closes up to [`BATCH_MAX`] generations whose horizon ended at `until` or before; returns how many.
-    async fn close(&self, until: OffsetDateTime) -> anyhow::Result<i64> {
+    async fn close(&mut self, until: OffsetDateTime) -> anyhow::Result<i64> {
         let mut transaction = self.pool.begin().await.context("begin")?;
         let due = sqlx::query!(
-            "select o.generation_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent \
+            "select o.generation_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent, g.shown, \
+             cardinality(g.token_ids) as \"tokens!\", g.finish_reason, e.ended_at as \"ended_at?\" \
              from open_generation o join generation g on g.id = o.generation_id \
+             left join episode_end e on e.tenant_id = g.tenant_id and e.episode_id = g.episode_id \
              where o.closes_at <= $1 order by o.closes_at limit $2 for update of o skip locked",
             until,
             BATCH_MAX
@@ -78,17 +84,23 @@ impl Closer {
         let ids: Vec<Uuid> = due.iter().map(|row| row.generation_id).collect();
         let signals = signals(&mut transaction, &ids).await?;
         let mut closed = Closed::default();
+        let mut outcomes = Vec::new();
         for row in &due {
             let closing = Closing {
                 purpose: purpose(&row.purpose)?,
                 declined: row.declined,
                 consent: row.consent,
+                shown: row.shown,
+                tokens: row.tokens.unsigned_abs(),
+                finish_reason: row.finish_reason.clone(),
                 closes_at: row.closes_at,
+                ended_at: row.ended_at,
             };
-            let (version, definition) = self.surfaces.get(&row.surface).unzip();
+            let (version, rule) = self.surfaces.get(&row.surface).unzip();
             let about = signals.get(&row.generation_id).map_or(&[][..], Vec::as_slice);
-            let outcome = score(definition, &closing, about);
+            let outcome = score(rule, &closing, about);
             closed.push(row.generation_id, &row.surface, version.unwrap_or(0), &outcome);
+            outcomes.push((row.surface.as_str(), outcome));
         }
         closed.insert(&mut transaction).await.context("store trajectories")?;
         sqlx::query!("delete from open_generation where generation_id = any($1)", &ids)
@@ -97,6 +109,10 @@ impl Closer {
             .context("close")?;
         transaction.commit().await.context("commit")?;
         closed.count();
+        outcomes
+            .iter()
+            .for_each(|(surface, outcome)| self.unscored.note(surface, outcome));
+        self.unscored.tell();
         let late = (OffsetDateTime::now_utc() - due[0].closes_at).as_seconds_f64();
         metrics::histogram!("springtide_ingest_close_delay_seconds").record(late.max(0.0));
         Ok(i64::try_from(due.len()).unwrap_or(BATCH_MAX))
@@ -121,6 +137,7 @@ async fn signals(connection: &mut sqlx::PgConnection, ids: &[Uuid]) -> anyhow::R
             metric: row.metric_name,
             value,
             given_at: row.given_at,
+            retracted_at: row.retracted_at,
         };
         signals.entry(row.generation_id).or_default().push(signal);
     }

@@ -33,18 +33,14 @@ pub async fn run(
     spool.check()?;
     spool::check_upstream("the upstream", upstream)?;
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
-    let rules = Arc::new(Rules::new(&options.surfaces(), skew));
+    let rules = Arc::new(Rules::new(options.metrics()?, skew));
     let auth = Auth::fixed(spool.caller_key.as_deref());
     let (path, url) = (folder.to_owned(), upstream.to_owned());
     let open = move || spool::open(&path, &url, &spool);
     let opened = tokio::task::spawn_blocking(open).await.context("join")??;
 
     let stop = shutdown.child_token();
-    let api = Api {
-        pool: None,
-        producer: Entrance::Spool(opened.spool),
-        rules,
-    };
+    let api = Api::new(&options, None, Entrance::Spool(opened.spool), rules);
     let router = api
         .router(&auth)
         .layer(middleware::from_fn(entrance::say_spooled))

@@ -44,6 +44,8 @@ pub struct Event {
 pub enum Body {
     Generation(Generation),
     Feedback(Feedback),
+    Retraction(Retraction),
+    EpisodeEnd(EpisodeEnd),
 }
 
 /// Why a generation was asked for.
@@ -266,6 +268,50 @@ impl Feedback {
     }
 }
 
+/// Takes a feedback back: it never counted, if its trajectory is still open at that time. May arrive before its feedback.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retraction {
+    /// UUIDv7.
+    #[serde(rename = "retraction_id")]
+    pub id: Uuid,
+    pub feedback_id: Uuid,
+    /// In words, for people; may be empty.
+    #[serde(default)]
+    pub reason: String,
+}
+
+impl Retraction {
+    /// The event of this retraction, made at `time`; the retraction's id is the event's.
+    pub fn into_event(self, tenant: impl Into<String>, source: impl Into<String>, time: OffsetDateTime) -> Event {
+        Event {
+            tenant: tenant.into(),
+            source: source.into(),
+            id: self.id.to_string(),
+            time: to_microseconds(time),
+            body: Body::Retraction(self),
+        }
+    }
+}
+
+/// Nothing more will come for this episode. Where its surface says so, what is still open closes then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpisodeEnd {
+    pub episode_id: Uuid,
+}
+
+impl EpisodeEnd {
+    /// The event of this end, at `time`. An episode ends once, so its id is the event's.
+    pub fn into_event(self, tenant: impl Into<String>, source: impl Into<String>, time: OffsetDateTime) -> Event {
+        Event {
+            tenant: tenant.into(),
+            source: source.into(),
+            id: self.episode_id.to_string(),
+            time: to_microseconds(time),
+            body: Body::EpisodeEnd(self),
+        }
+    }
+}
+
 impl Event {
     /// BLAKE3 of the canonical body. The envelope's time is not part of it: a repeated request whose time was filled in on
     /// arrival is still the same event.
@@ -274,22 +320,27 @@ impl Event {
     }
 
     /// The key of the event's record: what belongs to one episode stays in order. A feedback that names only its
-    /// generation is keyed by that; a single completion's episode id is its generation id.
+    /// generation is keyed by that; a single completion's episode id is its generation id. A retraction may be anywhere.
     pub fn key(&self) -> [u8; 16] {
         let id = match &self.body {
             Body::Generation(generation) => generation.episode_id,
             Body::Feedback(feedback) => match feedback.target {
                 Target::Generation(id) | Target::Episode(id) => id,
             },
+            Body::Retraction(retraction) => retraction.feedback_id,
+            Body::EpisodeEnd(end) => end.episode_id,
         };
         *id.as_bytes()
     }
 
-    /// CloudEvents type: `springtide.generation.v1`, `springtide.feedback.v1`.
+    /// CloudEvents type: `springtide.generation.v1`, `springtide.feedback.v1`, `springtide.retraction.v1`,
+    /// `springtide.episode_end.v1`.
     pub fn kind(&self) -> &'static str {
         match self.body {
             Body::Generation(_) => "springtide.generation.v1",
             Body::Feedback(_) => "springtide.feedback.v1",
+            Body::Retraction(_) => "springtide.retraction.v1",
+            Body::EpisodeEnd(_) => "springtide.episode_end.v1",
         }
     }
 }

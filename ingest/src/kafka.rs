@@ -55,7 +55,7 @@ impl Topics {
     pub fn of(&self, event: &Event) -> &str {
         match event.body {
             Body::Generation(_) => &self.generation,
-            Body::Feedback(_) => &self.feedback,
+            Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => &self.feedback,
         }
     }
 }

@@ -20,6 +20,7 @@
 mod api;
 mod closer;
 pub mod collector;
+mod dialect;
 mod entrance;
 pub mod event;
 pub mod kafka;

@@ -1,39 +1,18 @@
 //! How a surface turns signals into a reward: pure. Storing definitions is next door, in [`stored`]; when a trajectory
 //! closes is the closer's business.
 
+mod expression;
+mod metric;
 pub mod stored;
 
 use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
+pub use expression::Expression;
+pub use metric::{Level, Metric, MetricType, Optimize};
+
 use crate::event::{Purpose, Value};
-
-/// What kind of value a metric takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MetricType {
-    /// True is worth `accept`, false is worth `reject`.
-    Boolean,
-    /// The value is the reward.
-    Float,
-}
-
-impl MetricType {
-    pub fn takes(self, value: &Value) -> bool {
-        matches!(
-            (self, value),
-            (Self::Boolean, Value::Bool(_)) | (Self::Float, Value::Float(_))
-        )
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Boolean => "boolean",
-            Self::Float => "float",
-        }
-    }
-}
 
 /// A surface: what decides, what it is worth, how long one waits for it. Stored as JSON in `reward_definition`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -58,6 +37,14 @@ pub struct Definition {
     /// Reward of a declined generation. Absent: declining is no signal, feedback decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decline: Option<f64>,
+    /// A CEL expression over all metrics that alone decides, instead of `accept`, `reject` and `decline`
+    /// ([`Expression`] says what it can name). Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward: Option<String>,
+    /// Close when the episode ends instead of waiting for the horizon; feedback given after the end does not count. For
+    /// harnesses that know when they are done. Default: false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub close_on_episode_end: bool,
     /// Close as soon as the deciding feedback is there instead of waiting for the horizon. Where users give feedback this
     /// would favour the fast ones; for graders it saves the wait. Default: false.
     #[serde(default)]
@@ -88,6 +75,8 @@ impl Definition {
             accept: 0.75,
             reject: -0.25,
             decline: Some(0.0),
+            reward: None,
+            close_on_episode_end: false,
             close_on_feedback: false,
         }
     }
@@ -118,6 +107,11 @@ impl Definition {
             self.horizon_seconds > 0.0 && self.horizon_seconds <= 31.0 * 86_400.0,
             "ingest.surface {name:?}: horizon_seconds must be between 0 and 31 days"
         );
+        anyhow::ensure!(
+            matches!(self.metric_type, MetricType::Boolean | MetricType::Float),
+            "ingest.surface {name:?}: metric_type must be boolean or float; a {} has no worth",
+            self.metric_type.as_str()
+        );
         for value in [self.accept, self.reject, self.decline.unwrap_or(0.0)] {
             anyhow::ensure!(value.is_finite(), "ingest.surface {name:?}: a reward is not finite");
         }
@@ -134,14 +128,63 @@ impl Definition {
     }
 }
 
+/// A definition that is ready to score.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    pub definition: Definition,
+    expression: Option<Expression>,
+}
+
+impl Rule {
+    /// `metrics`: all that there are. Refuses an expression that cannot be read or computed.
+    pub fn new(definition: Definition, metrics: &[Metric]) -> anyhow::Result<Self> {
+        use anyhow::Context;
+        let expression = definition.reward.as_deref();
+        let expression = expression.map(|text| Expression::new(text, metrics)).transpose();
+        let expression = expression.with_context(|| format!("ingest.surface {:?}: reward", definition.name))?;
+        Ok(Self { definition, expression })
+    }
+
+    /// Whether feedback about this metric can change the reward.
+    fn reads(&self, metric: &str) -> bool {
+        match &self.expression {
+            Some(expression) => expression.reads(metric),
+            None => metric == self.definition.metric,
+        }
+    }
+}
+
 /// A generation whose horizon has passed.
 #[derive(Debug, Clone)]
 pub struct Closing {
     pub purpose: Purpose,
     pub declined: bool,
     pub consent: bool,
+    /// Absent: the surface did not say.
+    pub shown: Option<bool>,
+    /// Sampled ones.
+    pub tokens: u32,
+    pub finish_reason: String,
     /// Event time at which the horizon has passed.
     pub closes_at: OffsetDateTime,
+    /// Event time at which the episode ended, if it did.
+    pub ended_at: Option<OffsetDateTime>,
+}
+
+impl Closing {
+    /// One that expressions are tried on.
+    fn example() -> Self {
+        Self {
+            purpose: Purpose::Production,
+            declined: false,
+            consent: true,
+            shown: None,
+            tokens: 1,
+            finish_reason: "stop".to_owned(),
+            closes_at: OffsetDateTime::UNIX_EPOCH,
+            ended_at: None,
+        }
+    }
 }
 
 /// One feedback about it.
@@ -151,6 +194,8 @@ pub struct Signal {
     pub metric: String,
     pub value: Value,
     pub given_at: OffsetDateTime,
+    /// Event time at which it was first taken back, if it was.
+    pub retracted_at: Option<OffsetDateTime>,
 }
 
 /// What a closed trajectory is.
@@ -158,9 +203,9 @@ pub struct Signal {
 pub enum Outcome {
     Rewarded {
         reward: f64,
-        /// What decided: `accept`, `reject`, `decline`, `value`.
+        /// What decided: `accept`, `reject`, `decline`, `value`, `expression`.
         signal: &'static str,
-        /// Event time of the deciding feedback.
+        /// Event time of the deciding feedback; of an expression, of the last one that it reads.
         feedback_at: Option<OffsetDateTime>,
     },
     Censored {
@@ -169,8 +214,9 @@ pub enum Outcome {
 }
 
 /// Consent first, then purpose, then a decline; then the first feedback by event time (by id where two are equal) that
-/// was given within the horizon. What happened after the horizon does not count, however early it was stored.
-pub fn score(definition: Option<&Definition>, closing: &Closing, signals: &[Signal]) -> Outcome {
+/// was given within the horizon and not taken back within it; or, of all that, what the expression makes of it. What
+/// happened after the horizon does not count, however early it was stored.
+pub fn score(rule: Option<&Rule>, closing: &Closing, signals: &[Signal]) -> Outcome {
     let censored = |code| Outcome::Censored { code };
     if !closing.consent {
         return censored("no_consent");
@@ -178,28 +224,38 @@ pub fn score(definition: Option<&Definition>, closing: &Closing, signals: &[Sign
     if closing.purpose == Purpose::Evaluation {
         return censored("evaluation");
     }
-    let Some(definition) = definition else {
+    let Some(rule) = rule else {
         return censored("unknown_surface");
     };
-    if let (true, Some(reward)) = (closing.declined, definition.decline) {
-        return Outcome::Rewarded {
-            reward,
-            signal: "decline",
-            feedback_at: None,
-        };
-    }
-    let first = signals
+    let definition = &rule.definition;
+    let ended_at = closing.ended_at.filter(|_| definition.close_on_episode_end);
+    let closes_at = ended_at.map_or(closing.closes_at, |ended_at| ended_at.min(closing.closes_at));
+    let (retracted, mut standing): (Vec<&Signal>, Vec<&Signal>) = signals
         .iter()
-        .filter(|signal| signal.metric == definition.metric)
-        .filter(|signal| signal.given_at <= closing.closes_at)
-        .filter_map(|signal| Some((signal, definition.worth(&signal.value)?)))
-        .min_by_key(|(signal, _)| (signal.given_at, signal.id));
-    match first {
-        Some((signal, (reward, name))) => Outcome::Rewarded {
-            reward,
-            signal: name,
-            feedback_at: Some(signal.given_at),
+        .filter(|signal| rule.reads(&signal.metric) && signal.given_at <= closes_at)
+        .partition(|signal| signal.retracted_at.is_some_and(|at| at <= closes_at));
+    standing.sort_by_key(|signal| (signal.given_at, signal.id));
+    let rewarded = match &rule.expression {
+        Some(expression) => match expression.reward(closing, &standing) {
+            Ok(reward) => reward.map(|reward| (reward, "expression", standing.last().map(|signal| signal.given_at))),
+            // What it could not compute may quote what a user wrote, so it is not logged: the code is counted.
+            Err(_) => return censored("reward_error"),
         },
+        None => match (closing.declined, definition.decline) {
+            (true, Some(reward)) => Some((reward, "decline", None)),
+            _ => standing.iter().find_map(|signal| {
+                let (reward, name) = definition.worth(&signal.value)?;
+                Some((reward, name, Some(signal.given_at)))
+            }),
+        },
+    };
+    match rewarded {
+        Some((reward, signal, feedback_at)) => Outcome::Rewarded {
+            reward,
+            signal,
+            feedback_at,
+        },
+        None if !retracted.is_empty() => censored("retracted"),
         None => censored("no_feedback"),
     }
 }
@@ -212,11 +268,17 @@ mod tests {
 
     fn closing() -> Closing {
         Closing {
-            purpose: Purpose::Production,
-            declined: false,
-            consent: true,
             closes_at: START + Duration::seconds(4),
+            ..Closing::example()
         }
+    }
+
+    fn rule(definition: Definition) -> Rule {
+        let metrics = [
+            Metric::new("accept", MetricType::Boolean),
+            Metric::new("kept", MetricType::Float),
+        ];
+        Rule::new(definition, &metrics).unwrap()
     }
 
     fn accept(id: u128, value: bool, after_ms: i64) -> Signal {
@@ -225,6 +287,7 @@ mod tests {
             metric: "accept".to_owned(),
             value: Value::Bool(value),
             given_at: START + Duration::milliseconds(after_ms),
+            retracted_at: None,
         }
     }
 
@@ -237,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_first_feedback_by_event_time_decides_whatever_the_order_of_arrival() {
-        let surface = Definition::completion();
+        let surface = rule(Definition::completion());
         let signals = [accept(1, false, 900), accept(2, true, 300)];
         let outcome = score(Some(&surface), &closing(), &signals);
         assert_eq!(
@@ -252,23 +315,59 @@ mod tests {
 
     #[test]
     fn of_two_at_the_same_moment_the_smaller_id_decides() {
-        let surface = Definition::completion();
+        let surface = rule(Definition::completion());
         let signals = [accept(2, true, 300), accept(1, false, 300)];
         assert_eq!(reward(&score(Some(&surface), &closing(), &signals)), -0.25);
     }
 
     #[test]
     fn feedback_after_the_horizon_is_no_signal() {
-        let surface = Definition::completion();
+        let surface = rule(Definition::completion());
         let on_the_edge = score(Some(&surface), &closing(), &[accept(1, true, 4_000)]);
         assert_eq!(reward(&on_the_edge), 0.75);
         let after = score(Some(&surface), &closing(), &[accept(1, true, 4_001)]);
         assert_eq!(after, Outcome::Censored { code: "no_feedback" });
     }
 
+    fn retracted(after_ms: i64, signal: Signal) -> Signal {
+        Signal {
+            retracted_at: Some(START + Duration::milliseconds(after_ms)),
+            ..signal
+        }
+    }
+
+    #[test]
+    fn feedback_that_is_taken_back_within_the_horizon_never_counted() {
+        let surface = rule(Definition::completion());
+        let taken_back = retracted(2_000, accept(1, true, 300));
+        let alone = score(Some(&surface), &closing(), std::slice::from_ref(&taken_back));
+        assert_eq!(alone, Outcome::Censored { code: "retracted" });
+        let next = score(Some(&surface), &closing(), &[taken_back, accept(2, false, 900)]);
+        assert_eq!(reward(&next), -0.25, "the next one decides");
+        let too_late = retracted(4_001, accept(1, true, 300));
+        assert_eq!(reward(&score(Some(&surface), &closing(), &[too_late])), 0.75);
+    }
+
+    #[test]
+    fn an_episode_that_ended_heard_everything_where_the_surface_says_so() {
+        let ended = Closing {
+            ended_at: Some(START + Duration::seconds(1)),
+            ..closing()
+        };
+        let signals = [accept(1, true, 1_500)];
+        let surface = rule(Definition::completion());
+        assert_eq!(reward(&score(Some(&surface), &ended, &signals)), 0.75);
+        let closing_at_the_end = rule(Definition {
+            close_on_episode_end: true,
+            ..Definition::completion()
+        });
+        let outcome = score(Some(&closing_at_the_end), &ended, &signals);
+        assert_eq!(outcome, Outcome::Censored { code: "no_feedback" });
+    }
+
     #[test]
     fn a_decline_is_rewarded_whatever_is_said_about_it() {
-        let surface = Definition::completion();
+        let surface = rule(Definition::completion());
         let declined = Closing {
             declined: true,
             ..closing()
@@ -288,7 +387,61 @@ mod tests {
             value: Value::Float(0.5),
             ..accept(1, true, 10)
         };
-        assert_eq!(reward(&score(Some(&Definition::rollout()), &declined, &[signal])), 0.5);
+        assert_eq!(
+            reward(&score(Some(&rule(Definition::rollout())), &declined, &[signal])),
+            0.5
+        );
+    }
+
+    #[test]
+    fn an_expression_decides_alone_by_event_time_and_without_what_was_taken_back() {
+        let surface = rule(Definition {
+            reward: Some("declined ? 0.1 : kept == null ? null : kept".to_owned()),
+            ..Definition::completion()
+        });
+        let kept = |value: f64, after_ms: i64| Signal {
+            metric: "kept".to_owned(),
+            value: Value::Float(value),
+            ..accept(after_ms as u128, true, after_ms)
+        };
+        let signals = [kept(0.9, 900), kept(0.3, 300), accept(7, false, 1), kept(0.5, 5_000)];
+        let outcome = score(Some(&surface), &closing(), &signals);
+        let last_read = Some(START + Duration::milliseconds(900));
+        assert_eq!(
+            outcome,
+            Outcome::Rewarded {
+                reward: 0.3,
+                signal: "expression",
+                feedback_at: last_read
+            }
+        );
+        let taken_back = [retracted(1_000, kept(0.3, 300)), accept(7, true, 1)];
+        let outcome = score(Some(&surface), &closing(), &taken_back);
+        assert_eq!(outcome, Outcome::Censored { code: "retracted" });
+        assert_eq!(
+            score(Some(&surface), &closing(), &[accept(7, true, 1)]),
+            Outcome::Censored { code: "no_feedback" }
+        );
+        let declined = Closing {
+            declined: true,
+            ..closing()
+        };
+        assert_eq!(reward(&score(Some(&surface), &declined, &[])), 0.1);
+    }
+
+    #[test]
+    fn an_expression_that_fails_censors_and_says_so() {
+        let surface = rule(Definition {
+            reward: Some("kept == null ? null : (kept < 2.0 ? 1.0 : 1.0 / (kept - kept))".to_owned()),
+            ..Definition::completion()
+        });
+        let signal = Signal {
+            metric: "kept".to_owned(),
+            value: Value::Float(3.0),
+            ..accept(1, true, 1)
+        };
+        let outcome = score(Some(&surface), &closing(), &[signal]);
+        assert_eq!(outcome, Outcome::Censored { code: "reward_error" });
     }
 
     #[test]
@@ -299,7 +452,7 @@ mod tests {
             purpose: Purpose::Evaluation,
             ..closing()
         };
-        let outcome = score(Some(&Definition::completion()), &refused, &[]);
+        let outcome = score(Some(&rule(Definition::completion())), &refused, &[]);
         assert_eq!(outcome, Outcome::Censored { code: "no_consent" });
     }
 
@@ -314,7 +467,7 @@ mod tests {
             value: Value::Float(1.0),
             ..accept(2, true, 2)
         };
-        let outcome = score(Some(&Definition::completion()), &closing(), &[comment, number]);
+        let outcome = score(Some(&rule(Definition::completion())), &closing(), &[comment, number]);
         assert_eq!(outcome, Outcome::Censored { code: "no_feedback" });
     }
 

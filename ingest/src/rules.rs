@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 use time::{Duration, OffsetDateTime};
 
 use crate::event::{Body, Event, Invalid, time_of};
-use crate::reward::{Definition, MetricType};
+use crate::reward::Metric;
 
 /// What an event must keep beside [`Event::check`].
 #[derive(Debug, Clone)]
 pub struct Rules {
-    metrics: BTreeMap<String, MetricType>,
+    metrics: BTreeMap<String, Metric>,
     clock_skew_max: Duration,
 }
 
 impl Rules {
-    pub fn new<'a>(definitions: impl IntoIterator<Item = &'a Definition>, clock_skew_max: Duration) -> Self {
-        let metrics = definitions
+    pub fn new(metrics: Vec<Metric>, clock_skew_max: Duration) -> Self {
+        let metrics = metrics
             .into_iter()
-            .map(|definition| (definition.metric.clone(), definition.metric_type))
+            .map(|metric| (metric.name.clone(), metric))
             .collect();
         Self {
             metrics,
@@ -26,7 +26,7 @@ impl Rules {
         }
     }
 
-    /// A metric that decides about rewards takes values of one type; any other name takes any value. Nothing happened in
+    /// A metric that is declared takes values of one type; any other name takes any value. Nothing happened in
     /// the future: it would stay open until then.
     pub fn check(&self, event: &Event, now: OffsetDateTime) -> Result<(), Invalid> {
         let latest = now + self.clock_skew_max;
@@ -41,18 +41,12 @@ impl Rules {
                 }
             }
             Body::Feedback(feedback) => {
-                if let Some(metric_type) = self.metrics.get(&feedback.metric_name)
-                    && !metric_type.takes(&feedback.value)
-                {
-                    let rule = format!(
-                        "metric {:?} takes a {}, not a {}",
-                        feedback.metric_name,
-                        metric_type.as_str(),
-                        feedback.value.kind()
-                    );
-                    return Err(Invalid::new("value", rule));
+                if let Some(metric) = self.metrics.get(&feedback.metric_name) {
+                    let checked = metric.check(feedback.target, &feedback.value);
+                    checked.map_err(|(field, rule)| Invalid::new(field, rule))?;
                 }
             }
+            Body::Retraction(_) | Body::EpisodeEnd(_) => {}
         }
         Ok(())
     }
@@ -62,6 +56,7 @@ impl Rules {
 mod tests {
     use super::*;
     use crate::event::{Feedback, Target, Value};
+    use crate::reward::MetricType;
     use uuid::Uuid;
 
     fn feedback(metric: &str, value: Value, time: OffsetDateTime) -> Event {
@@ -76,7 +71,7 @@ mod tests {
     }
 
     fn rules() -> Rules {
-        Rules::new([&Definition::completion()], Duration::minutes(5))
+        Rules::new(vec![Metric::new("accept", MetricType::Boolean)], Duration::minutes(5))
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
-use crate::closer::Closer;
+use crate::closer::{Closer, Unscored};
 use crate::entrance::Entrance;
 use crate::kafka::{self, ClientOptions};
 use crate::log::Producer;
@@ -45,18 +45,15 @@ pub async fn run(
     let topics = vec![names.generation, names.feedback];
     let cluster_id = enter_log(&options, &kafka, &pool, &topics).await?;
     partition::ensure(&pool, OffsetDateTime::now_utc()).await?;
-    let surfaces = Arc::new(stored::store(&pool, &options.surfaces()).await?);
+    let surfaces = Arc::new(stored::store(&pool, options.rules()?).await?);
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
-    let rules = Arc::new(Rules::new(surfaces.definitions(), skew));
+    let rules = Arc::new(Rules::new(options.metrics()?, skew));
     let producer = Producer::new(&kafka).context("create producer")?;
 
     let stop = shutdown.child_token();
     let mut parts: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    let api = Api {
-        pool: Some(pool.clone()),
-        producer: Entrance::Log(producer.clone()),
-        rules: rules.clone(),
-    };
+    let entrance = Entrance::Log(producer.clone());
+    let api = Api::new(&options, Some(pool.clone()), entrance, rules.clone());
     let router = api.router(&auth).merge(extra);
     parts.spawn(edge::server::run(listener, router, stop.clone()));
     let sink = Sink {
@@ -78,6 +75,7 @@ pub async fn run(
         topics,
         surfaces,
         grace: time::Duration::seconds_f64(options.close_grace_seconds),
+        unscored: Unscored::new(options.unscored_share_max),
         shutdown: stop.clone(),
     };
     parts.spawn(until_stopped(closer.run()));

@@ -8,6 +8,7 @@
 mod consumer;
 mod offset;
 mod record;
+mod revoke;
 mod rows;
 mod write;
 

@@ -1,5 +1,7 @@
+-- All feedback about these generations, directly or through their episode, and when each was first taken back.
 select g.id as "generation_id!", f.id as "id!", f.metric_name as "metric_name!",
-       f.value_bool, f.value_float, f.value_text, f.given_at as "given_at!"
+       f.value_bool, f.value_float, f.value_text, f.given_at as "given_at!",
+       (select min(r.given_at) from retraction r where r.feedback_id = f.id and r.tenant_id = g.tenant_id) as retracted_at
 from generation g
 cross join lateral (
     select id, metric_name, value_bool, value_float, value_text, given_at

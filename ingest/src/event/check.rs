@@ -3,7 +3,7 @@
 
 use time::OffsetDateTime;
 
-use super::{Body, Event, Feedback, Generation, Target, Value, time_of};
+use super::{Body, Event, Feedback, Generation, Retraction, Target, Value, time_of};
 
 /// Bytes of a name: tenant, source, id, policy, line, surface, metric, tag.
 pub const NAME_BYTES_MAX: usize = 256;
@@ -49,6 +49,8 @@ impl Event {
         match &self.body {
             Body::Generation(generation) => check_generation(generation),
             Body::Feedback(feedback) => check_feedback(feedback),
+            Body::Retraction(retraction) => check_retraction(retraction),
+            Body::EpisodeEnd(_) => Ok(()),
         }
     }
 }
@@ -198,6 +200,14 @@ fn check_feedback(feedback: &Feedback) -> Result<(), Invalid> {
         text("tags", value, NAME_BYTES_MAX)?;
     }
     Ok(())
+}
+
+fn check_retraction(retraction: &Retraction) -> Result<(), Invalid> {
+    let id = time_of(retraction.id).ok_or_else(|| Invalid::new("retraction_id", "is not a UUIDv7"))?;
+    time("retraction_id", id)?;
+    let feedback = time_of(retraction.feedback_id);
+    ensure(feedback.is_some(), "feedback_id", "is not a UUIDv7")?;
+    text("reason", &retraction.reason, TEXT_BYTES_MAX)
 }
 
 fn ensure(holds: bool, field: &'static str, rule: impl Into<String>) -> Result<(), Invalid> {

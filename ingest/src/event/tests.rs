@@ -13,6 +13,8 @@ use crate::proto;
 
 const GENERATION_V1: &str = include_str!("../../fixtures/generation-v1.hex");
 const FEEDBACK_V1: &str = include_str!("../../fixtures/feedback-v1.hex");
+const RETRACTION_V1: &str = include_str!("../../fixtures/retraction-v1.hex");
+const EPISODE_END_V1: &str = include_str!("../../fixtures/episode-end-v1.hex");
 
 fn id(text: &str) -> Uuid {
     Uuid::parse_str(text).unwrap()
@@ -97,6 +99,22 @@ fn feedback_event() -> Event {
     feedback.into_event("default", "app", datetime!(2025-11-21 13:37:04 UTC))
 }
 
+fn retraction_event() -> Event {
+    let retraction = Retraction {
+        id: id("019aa5e6-4f40-7abc-8def-0123456789ab"),
+        feedback_id: id("019aa5e6-3f40-7abc-8def-0123456789ab"),
+        reason: "pressed by mistake".to_owned(),
+    };
+    retraction.into_event("default", "app", datetime!(2025-11-21 13:37:05 UTC))
+}
+
+fn episode_end_event() -> Event {
+    let end = EpisodeEnd {
+        episode_id: id("019aa5e6-2f40-7abc-8def-0123456789ab"),
+    };
+    end.into_event("default", "app", datetime!(2025-11-21 13:37:06 UTC))
+}
+
 fn bytes(fixture: &str) -> Vec<u8> {
     hex::decode(fixture.split_whitespace().collect::<String>()).unwrap()
 }
@@ -112,7 +130,21 @@ fn version_1_of_a_feedback_still_reads_the_same() {
 }
 
 #[test]
+fn version_1_of_a_retraction_and_of_an_episode_end_still_read_the_same() {
+    assert_eq!(Event::decode(&bytes(RETRACTION_V1)).unwrap(), retraction_event());
+    assert_eq!(Event::decode(&bytes(EPISODE_END_V1)).unwrap(), episode_end_event());
+}
+
+#[test]
 fn the_same_event_is_written_as_the_same_bytes() {
+    assert_eq!(
+        hex::encode(retraction_event().encode()),
+        hex::encode(bytes(RETRACTION_V1))
+    );
+    assert_eq!(
+        hex::encode(episode_end_event().encode()),
+        hex::encode(bytes(EPISODE_END_V1))
+    );
     assert_eq!(
         hex::encode(generation_event().encode()),
         hex::encode(bytes(GENERATION_V1))
@@ -186,12 +218,41 @@ fn exploration_is_told_in_both_forms_and_is_part_of_the_digest() {
 
 #[test]
 fn what_the_schema_reserves_is_refused_with_a_reason() {
-    let retraction = proto::Event {
-        body: Some(proto::event::Body::Retraction(proto::Retraction::default())),
-        ..proto::Event::from(&feedback_event())
+    let mut generation = proto::Generation::from(&generation());
+    generation.experts = Some(proto::PayloadRef::default());
+    let event = proto::Event {
+        body: Some(proto::event::Body::Generation(generation)),
+        ..proto::Event::from(&generation_event())
     };
-    let error = Event::decode(&retraction.encode_to_vec()).unwrap_err();
-    assert_eq!(error.to_string(), "body: retractions are not supported yet");
+    let error = Event::decode(&event.encode_to_vec()).unwrap_err();
+    assert_eq!(error.to_string(), "experts: are not supported yet");
+}
+
+#[test]
+fn a_kind_of_event_that_this_version_does_not_know_is_refused_and_not_read_as_another() {
+    let mut event = proto::Event {
+        body: None,
+        ..proto::Event::from(&feedback_event())
+    }
+    .encode_to_vec();
+    event.extend([15 << 3 | 2, 0]); // a body with the next free number
+    let error = Event::decode(&event).unwrap_err();
+    assert_eq!(error.to_string(), "body: is missing or of an unknown kind");
+}
+
+#[test]
+fn a_retraction_names_itself_and_its_feedback() {
+    let broken = |change: fn(&mut Retraction)| {
+        let mut event = retraction_event();
+        let Body::Retraction(retraction) = &mut event.body else {
+            panic!("a retraction");
+        };
+        change(retraction);
+        event.check().unwrap_err().field
+    };
+    assert_eq!(broken(|r| r.id = Uuid::from_u128(1)), "retraction_id");
+    assert_eq!(broken(|r| r.feedback_id = Uuid::from_u128(1)), "feedback_id");
+    assert_eq!(broken(|r| r.reason = "a\0b".to_owned()), "reason");
 }
 
 #[test]
@@ -207,11 +268,26 @@ fn json_speaks_the_names_of_the_schema() {
     let json = serde_json::to_value(feedback_event()).unwrap();
     assert_eq!(json["feedback"]["episode_id"], "019aa5e6-2f40-7abc-8def-0123456789ab");
     assert_eq!(json["feedback"]["value"], 4.5);
+    let json = serde_json::to_value(retraction_event()).unwrap();
+    assert_eq!(
+        json["retraction"]["feedback_id"],
+        "019aa5e6-3f40-7abc-8def-0123456789ab"
+    );
+    let json = serde_json::to_value(episode_end_event()).unwrap();
+    assert_eq!(
+        json["episode_end"]["episode_id"],
+        "019aa5e6-2f40-7abc-8def-0123456789ab"
+    );
 }
 
 #[test]
 fn json_and_protobuf_are_the_same_event_with_the_same_digest() {
-    for event in [generation_event(), feedback_event()] {
+    for event in [
+        generation_event(),
+        feedback_event(),
+        retraction_event(),
+        episode_end_event(),
+    ] {
         let json = serde_json::to_vec(&event).unwrap();
         let read = Event::decode_json(&json).unwrap();
         assert_eq!(read, event);

@@ -6,7 +6,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    Body, Event, Feedback, FinishReason, Generation, Invalid, PayloadRef, Prefix, Purpose, Target, Value, VersionSpan,
+    Body, EpisodeEnd, Event, Feedback, FinishReason, Generation, Invalid, PayloadRef, Prefix, Purpose, Retraction,
+    Target, Value, VersionSpan,
 };
 use crate::proto;
 
@@ -69,6 +70,14 @@ impl From<&Body> for proto::event::Body {
         match body {
             Body::Generation(generation) => Self::Generation(generation.into()),
             Body::Feedback(feedback) => Self::Feedback(feedback.into()),
+            Body::Retraction(retraction) => Self::Retraction(proto::Retraction {
+                feedback_id: id_bytes(retraction.feedback_id),
+                reason: retraction.reason.clone(),
+                retraction_id: id_bytes(retraction.id),
+            }),
+            Body::EpisodeEnd(end) => Self::EpisodeEnd(proto::EpisodeEnd {
+                episode_id: id_bytes(end.episode_id),
+            }),
         }
     }
 }
@@ -176,12 +185,14 @@ impl TryFrom<proto::Event> for Event {
         let body = match event.body {
             Some(Wire::Generation(generation)) => Body::Generation(generation.try_into()?),
             Some(Wire::Feedback(feedback)) => Body::Feedback(feedback.try_into()?),
-            Some(Wire::Retraction(_)) => {
-                return Err(Invalid::new("body", "retractions are not supported yet"));
-            }
-            Some(Wire::EpisodeEnd(_)) => {
-                return Err(Invalid::new("body", "episode ends are not supported yet"));
-            }
+            Some(Wire::Retraction(retraction)) => Body::Retraction(Retraction {
+                id: id("retraction_id", &retraction.retraction_id)?,
+                feedback_id: id("feedback_id", &retraction.feedback_id)?,
+                reason: retraction.reason,
+            }),
+            Some(Wire::EpisodeEnd(end)) => Body::EpisodeEnd(EpisodeEnd {
+                episode_id: id("episode_id", &end.episode_id)?,
+            }),
             None => return Err(Invalid::new("body", "is missing or of an unknown kind")),
         };
         let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(event.time_unix_us) * 1_000);

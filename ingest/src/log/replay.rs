@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use super::letter::{EDITED, Letter, REPLAYED};
 use super::producer::{Headers, Producer};
 use super::{Error as LogError, Position};
-use crate::event::{Event, Undecodable};
+use crate::event::Event;
 use crate::kafka::Topics;
 use crate::options::Options;
 use crate::rules::Rules;
@@ -46,10 +46,10 @@ impl Letter {
 }
 
 /// A repaired event as a person wrote it, in the canonical JSON; under the rules that the sink will apply to it.
-pub fn repaired(options: &Options, json: &[u8], now: OffsetDateTime) -> Result<Event, Undecodable> {
+pub fn repaired(options: &Options, json: &[u8], now: OffsetDateTime) -> anyhow::Result<Event> {
     let event = Event::decode_json(json)?;
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
-    Rules::new(&options.surfaces(), skew).check(&event, now)?;
+    Rules::new(options.metrics()?, skew).check(&event, now)?;
     Ok(event)
 }
 

@@ -6,31 +6,32 @@ use std::collections::BTreeMap;
 use anyhow::Context;
 use sqlx::PgPool;
 
-use super::Definition;
+use super::{Definition, Rule};
 
-/// The definitions in force, by surface, each with its stored version.
+/// The rules in force, by surface, each with its definition's stored version.
 #[derive(Debug, Clone, Default)]
-pub struct Surfaces(BTreeMap<String, (i32, Definition)>);
+pub struct Surfaces(BTreeMap<String, (i32, Rule)>);
 
 impl Surfaces {
-    pub fn get(&self, surface: &str) -> Option<(i32, &Definition)> {
-        let (version, definition) = self.0.get(surface)?;
-        Some((*version, definition))
+    pub fn get(&self, surface: &str) -> Option<(i32, &Rule)> {
+        let (version, rule) = self.0.get(surface)?;
+        Some((*version, rule))
     }
 
     pub fn definitions(&self) -> impl Iterator<Item = &Definition> {
-        self.0.values().map(|(_, definition)| definition)
+        self.0.values().map(|(_, rule)| &rule.definition)
     }
 }
 
 /// Stores what changed and returns everything that is in force.
-pub async fn store(pool: &PgPool, definitions: &[Definition]) -> anyhow::Result<Surfaces> {
+pub async fn store(pool: &PgPool, rules: Vec<Rule>) -> anyhow::Result<Surfaces> {
     let mut surfaces = BTreeMap::new();
-    for definition in definitions {
+    for rule in rules {
+        let definition = &rule.definition;
         let version = store_one(pool, definition)
             .await
             .with_context(|| format!("store reward definition of {:?}", definition.name))?;
-        surfaces.insert(definition.name.clone(), (version, definition.clone()));
+        surfaces.insert(definition.name.clone(), (version, rule));
     }
     Ok(Surfaces(surfaces))
 }

@@ -218,7 +218,7 @@ pub(super) async fn open(
         let start = sampled_at.max(row.event.time);
         let horizon = surfaces
             .get(&row.body.surface)
-            .map_or(time::Duration::ZERO, |(_, definition)| definition.horizon());
+            .map_or(time::Duration::ZERO, |(_, rule)| rule.definition.horizon());
         ids.push(row.body.id);
         names.push(row.body.surface.clone());
         closes.push(start + horizon);

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 
 use super::offset::{self, Fences, Next};
 use super::record::Record;
-use super::{Sink, rows};
+use super::{Sink, revoke, rows};
 use crate::event::{Body, Event};
 use crate::log::{DeadLetter, Reason};
 
@@ -49,6 +49,8 @@ type Key<'a> = (&'a str, &'a str, &'a str);
 struct Counts {
     generations: u64,
     feedback: u64,
+    retractions: u64,
+    episode_ends: u64,
     late: u64,
     duplicates: u64,
 }
@@ -121,11 +123,19 @@ impl Sink {
         let fresh = identify(connection, usable, &mut counts, dead).await?;
         let mut generations = Vec::new();
         let mut feedback = Vec::new();
+        let mut retractions = Vec::new();
+        let mut ends = Vec::new();
         let mut ids = HashSet::new();
         for (record, event) in fresh {
             let id = match &event.body {
                 Body::Generation(generation) => generation.id,
                 Body::Feedback(feedback) => feedback.id,
+                Body::Retraction(retraction) => retraction.id,
+                // Several may say that an episode ended.
+                Body::EpisodeEnd(end) => {
+                    ends.push((event, end));
+                    continue;
+                }
             };
             if !ids.insert((event.kind(), id)) {
                 dead.push(record.dead_letter(Reason::Conflict, TAKEN));
@@ -134,6 +144,8 @@ impl Sink {
             match &event.body {
                 Body::Generation(body) => generations.push(rows::Row { record, event, body }),
                 Body::Feedback(body) => feedback.push(rows::Row { record, event, body }),
+                Body::Retraction(body) => retractions.push(rows::Row { record, event, body }),
+                Body::EpisodeEnd(_) => {}
             }
         }
         let stored = rows::insert_generations(connection, &generations).await?;
@@ -143,14 +155,25 @@ impl Sink {
         rows::open(connection, &generations, &self.surfaces).await?;
         rows::hold_open(connection, &feedback).await?;
         let stored = rows::insert_feedback(connection, &feedback).await?;
-        counts.late = stored.values().filter(|late| **late).count() as u64;
+        let late: Vec<_> = stored.iter().filter(|(_, late)| **late).map(|(id, _)| *id).collect();
+        revoke::mark_late(connection, &late).await?;
+        counts.late = late.len() as u64;
         let stored: HashSet<_> = stored.into_keys().collect();
         let rows = feedback.iter().map(|row| (row.record, row.body.id));
         dead.extend(taken(rows, &stored));
         feedback.retain(|row| stored.contains(&row.body.id));
+        let stored = revoke::insert_retractions(connection, &retractions).await?;
+        counts.late += stored.values().filter(|late| **late).count() as u64;
+        counts.retractions = stored.len() as u64;
+        let stored: HashSet<_> = stored.into_keys().collect();
+        let rows = retractions.iter().map(|row| (row.record, row.body.id));
+        dead.extend(taken(rows, &stored));
+        revoke::insert_episode_ends(connection, &ends).await?;
+        revoke::close_ended(connection, &generations, &ends, &self.surfaces).await?;
         rows::close_early(connection, &generations, &feedback, &self.surfaces).await?;
         counts.generations = generations.len() as u64;
         counts.feedback = feedback.len() as u64;
+        counts.episode_ends = ends.len() as u64;
         Ok(counts)
     }
 }
@@ -218,6 +241,8 @@ fn count(counts: &Counts, dead: &[DeadLetter]) {
     for (kind, number) in [
         ("generation", counts.generations),
         ("feedback", counts.feedback),
+        ("retraction", counts.retractions),
+        ("episode_end", counts.episode_ends),
         ("duplicate", counts.duplicates),
         ("late", counts.late),
         ("dead", dead.len() as u64),

@@ -1,67 +1,42 @@
-//! An event as a request to the upstream, such that the upstream makes the same event of it: the same source, id, time and
-//! body, and so the same digest. The tenant is that of the API key it is sent with.
+//! An event as a request to the upstream, such that the upstream makes the same event of it: a CloudEvent in structured mode,
+//! with the same source, id, time and body, and so the same digest. The tenant is that of the API key it is sent with.
 
 use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
 
-use crate::event::{Body, Event, Feedback, Generation, Invalid, Target};
+use crate::event::{Body, Event, Invalid};
+
+pub(crate) const PATH: &str = "/v1/events";
+pub(crate) const MEDIA_TYPE: &str = "application/cloudevents+json";
 
 /// One `POST`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Request {
-    pub path: &'static str,
     pub body: Value,
-    /// Field of the answer that names the event, and what it must say.
-    pub answer: (&'static str, String),
+    /// The id that the answer must name.
+    pub id: String,
 }
 
 impl Request {
     /// An error is an event that no request makes: it must not be acknowledged.
     pub(crate) fn of(event: &Event) -> Result<Self, Invalid> {
-        let (path, mut body, answer) = match &event.body {
-            Body::Feedback(feedback) => ("/v1/feedback", of_feedback(feedback)?, ("feedback_id", feedback.id)),
-            Body::Generation(generation) => (
-                "/v1/generations",
-                of_generation(generation)?,
-                ("generation_id", generation.id),
-            ),
+        // Through a `Value`, which writes a 32-bit float as the 64-bit one that equals it: rounding it back is exact.
+        let data = match &event.body {
+            Body::Generation(generation) => serde_json::to_value(generation),
+            Body::Feedback(feedback) => serde_json::to_value(feedback),
+            Body::Retraction(retraction) => serde_json::to_value(retraction),
+            Body::EpisodeEnd(end) => serde_json::to_value(end),
         };
-        let id = answer.1.to_string();
-        if event.id != id {
-            return Err(Invalid::new(
-                "id",
-                "is not that of the generation or feedback; a collector needs them equal",
-            ));
-        }
+        let data = data.map_err(|_| Invalid::new("data", "cannot be written as JSON"))?;
         let time = event.time.format(&Rfc3339);
-        body["time"] = time.map_err(|_| Invalid::new("time", "cannot be written"))?.into();
-        body["source"] = event.source.as_str().into();
+        let time = time.map_err(|_| Invalid::new("time", "cannot be written"))?;
         Ok(Self {
-            path,
-            body,
-            answer: (answer.0, id),
+            body: json!({
+                "specversion": "1.0", "type": event.kind(), "source": event.source, "id": event.id, "time": time, "data": data,
+            }),
+            id: event.id.clone(),
         })
     }
-}
-
-fn of_feedback(feedback: &Feedback) -> Result<Value, Invalid> {
-    let mut body = json!({
-        "id": feedback.id,
-        "metric_name": feedback.metric_name,
-        "tags": feedback.tags,
-    });
-    body["value"] = serde_json::to_value(&feedback.value).map_err(|_| Invalid::new("value", "cannot be written"))?;
-    let (field, id) = match feedback.target {
-        Target::Generation(id) => ("generation_id", id),
-        Target::Episode(id) => ("episode_id", id),
-    };
-    body[field] = id.to_string().into();
-    Ok(body)
-}
-
-/// Through a `Value`, which writes a 32-bit float as the 64-bit one that equals it: rounding it back is exact.
-fn of_generation(generation: &Generation) -> Result<Value, Invalid> {
-    serde_json::to_value(generation).map_err(|_| Invalid::new("generation", "cannot be written"))
 }
 
 #[cfg(test)]
@@ -70,7 +45,9 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::event::{self, FinishReason, Purpose, VersionSpan};
+    use crate::event::{
+        self, EpisodeEnd, Feedback, FinishReason, Generation, Purpose, Retraction, Target, VersionSpan,
+    };
 
     fn generation(logprobs: Vec<f32>) -> Generation {
         let id = Uuid::now_v7();
@@ -115,8 +92,28 @@ mod tests {
         }
     }
 
+    /// As the upstream reads it.
+    fn read(request: &Request) -> Event {
+        let body = &request.body;
+        let text = |name: &str| body[name].as_str().unwrap().to_owned();
+        let data = body["data"].clone();
+        Event {
+            tenant: "default".to_owned(),
+            source: text("source"),
+            id: text("id"),
+            time: time::OffsetDateTime::parse(&text("time"), &Rfc3339).unwrap(),
+            body: match body["type"].as_str().unwrap() {
+                "springtide.generation.v1" => Body::Generation(serde_json::from_value(data).unwrap()),
+                "springtide.feedback.v1" => Body::Feedback(serde_json::from_value(data).unwrap()),
+                "springtide.retraction.v1" => Body::Retraction(serde_json::from_value(data).unwrap()),
+                "springtide.episode_end.v1" => Body::EpisodeEnd(serde_json::from_value(data).unwrap()),
+                other => panic!("{other}"),
+            },
+        }
+    }
+
     #[test]
-    fn a_feedback_is_asked_for_as_it_was_given() {
+    fn every_kind_of_event_arrives_as_it_was() {
         let feedback = Feedback {
             id: Uuid::now_v7(),
             target: Target::Episode(Uuid::now_v7()),
@@ -124,25 +121,26 @@ mod tests {
             value: event::Value::Float(4.5),
             tags: [("app".to_owned(), "vim".to_owned())].into(),
         };
-        let event = feedback.clone().into_event("default", "app", event::now());
-        let request = Request::of(&event).unwrap();
-        assert_eq!(request.path, "/v1/feedback");
-        let time = event.time.format(&Rfc3339).unwrap();
-        let Target::Episode(episode) = feedback.target else {
-            panic!("an episode");
+        let retraction = Retraction {
+            id: Uuid::now_v7(),
+            feedback_id: feedback.id,
+            reason: "pressed by mistake".to_owned(),
         };
-        let expected = json!({
-            "id": feedback.id, "episode_id": episode, "metric_name": "rating", "value": 4.5, "tags": {"app": "vim"},
-            "time": time, "source": "app",
-        });
-        assert_eq!(request.body, expected);
-    }
-
-    #[test]
-    fn an_event_that_no_request_makes_is_refused() {
-        let mut event = generation(vec![-1.0]).into_event("default", "app");
-        event.id = "another".to_owned();
-        assert_eq!(Request::of(&event).unwrap_err().field, "id");
+        let end = EpisodeEnd {
+            episode_id: Uuid::now_v7(),
+        };
+        let mut renamed = feedback.clone().into_event("default", "app", event::now());
+        renamed.id = "a name of its own".to_owned();
+        for event in [
+            feedback.into_event("default", "app", event::now()),
+            retraction.into_event("default", "app", event::now()),
+            end.into_event("default", "app", event::now()),
+            renamed,
+        ] {
+            let request = Request::of(&event).unwrap();
+            assert_eq!(request.id, event.id);
+            assert_eq!(read(&request), event);
+        }
     }
 
     proptest! {
@@ -150,10 +148,9 @@ mod tests {
         fn a_generation_arrives_to_the_last_bit(logprobs in proptest::collection::vec(-100.0_f32..=0.0, 1..50)) {
             let event = generation(logprobs).into_event("default", "app");
             let request = Request::of(&event).unwrap();
-            let text = serde_json::to_vec(&request.body).unwrap();
-            let read: Generation = serde_json::from_slice(&text).unwrap();
-            let mut again = read.into_event("default", request.body["source"].as_str().unwrap());
-            again.time = event.time;
+            let text = serde_json::to_string(&request.body).unwrap();
+            let sent = Request { body: serde_json::from_str(&text).unwrap(), ..request };
+            let again = read(&sent);
             prop_assert_eq!(again.digest(), event.digest());
             prop_assert_eq!(again, event);
         }

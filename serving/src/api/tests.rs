@@ -135,7 +135,7 @@ impl Notebook {
             .iter()
             .map(|event| match &event.body {
                 EventBody::Generation(generation) => generation.clone(),
-                EventBody::Feedback(_) => panic!("feedback from serving"),
+                other => panic!("serving logs generations, not {other:?}"),
             })
             .collect()
     }

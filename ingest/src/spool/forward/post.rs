@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use reqwest::StatusCode;
-use reqwest::header::RETRY_AFTER;
+use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use serde_json::Value;
 
 use super::super::Options;
-use super::super::request::Request;
+use super::super::request::{MEDIA_TYPE, PATH, Request};
 
 /// Of an answer; problem documents are small.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
@@ -51,7 +51,8 @@ impl Upstream {
     pub(super) async fn post(&self, request: &Request) -> Outcome {
         let mut post = self
             .http
-            .post(format!("{}{}", self.url, request.path))
+            .post(format!("{}{PATH}", self.url))
+            .header(CONTENT_TYPE, MEDIA_TYPE)
             .json(&request.body);
         if let Some(key) = &self.api_key {
             post = post.bearer_auth(key);
@@ -78,11 +79,10 @@ impl Upstream {
                     .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&body).into_owned())),
             },
             status if status.is_success() => {
-                let (field, id) = &request.answer;
-                let named = serde_json::from_slice::<Value>(&body).is_ok_and(|answer| answer[*field] == id.as_str());
+                let named = serde_json::from_slice::<Value>(&body).is_ok_and(|answer| answer["id"] == *request.id);
                 if !named {
                     return self.later(
-                        &format!("{status} without the event's {field}: is the upstream's URL that of an ingest role?"),
+                        &format!("{status} without the event's id: is the upstream's URL that of an ingest role?"),
                         None,
                     );
                 }

@@ -52,7 +52,8 @@ impl Upstream {
 }
 
 async fn answer(State(upstream): State<Upstream>, uri: Uri, headers: HeaderMap, body: String) -> Response {
-    assert_eq!(uri.path(), "/v1/feedback");
+    assert_eq!(uri.path(), "/v1/events");
+    assert_eq!(headers["content-type"], "application/cloudevents+json");
     if let Some(key) = headers.get("authorization") {
         upstream.keys.lock().unwrap().insert(key.to_str().unwrap().to_owned());
     }
@@ -61,7 +62,7 @@ async fn answer(State(upstream): State<Upstream>, uri: Uri, headers: HeaderMap, 
     let take = || {
         let mut taken = upstream.taken.lock().unwrap();
         let episode = taken
-            .entry(body["episode_id"].as_str().unwrap().to_owned())
+            .entry(body["data"]["episode_id"].as_str().unwrap().to_owned())
             .or_default();
         let id = body["id"].as_str().unwrap().to_owned();
         if !episode.contains(&id) {
@@ -71,7 +72,7 @@ async fn answer(State(upstream): State<Upstream>, uri: Uri, headers: HeaderMap, 
     match mood {
         Mood::Take => {
             take();
-            axum::Json(json!({"feedback_id": body["id"]})).into_response()
+            axum::Json(json!({"source": body["source"], "id": body["id"]})).into_response()
         }
         Mood::TakeSilently => {
             take();

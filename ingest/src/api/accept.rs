@@ -1,0 +1,215 @@
+//! The one path of every event, whichever way it came: check, look up, send.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::time::{Duration, Instant};
+
+use edge::problem::Problem;
+use futures::StreamExt;
+use futures::stream;
+
+use super::Api;
+use super::dryrun::Outlook;
+use crate::event::{self, Event, Invalid};
+use crate::{log, spool};
+
+/// How long the look for a known contradiction may take; the log is asked all the same.
+const LOOK_UP_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// `(source, id)`; the tenant is the request's.
+type Key = (String, String);
+
+/// A valid event, and whether the same one is stored, or stands earlier in its request.
+#[derive(Debug)]
+pub(super) struct Examined {
+    pub event: Event,
+    pub duplicate: bool,
+}
+
+impl Api {
+    /// One event of one tenant: accepted, or forecast where it is a dry run.
+    pub(super) async fn take_one(&self, event: Event, dryrun: bool) -> Result<(Event, Option<Outlook>), Problem> {
+        if dryrun {
+            let (event, outlook) = self.forecast_one(event).await?;
+            return Ok((event, Some(outlook)));
+        }
+        let mut results = self.accept(vec![Ok(event)]).await;
+        let result = results.pop();
+        let event = result.unwrap_or_else(|| Err(Problem::internal("an event without a result")))?;
+        Ok((event, None))
+    }
+
+    /// Events of one tenant, each acknowledged by the log or with the reason why not, in order. What is a problem already
+    /// stays one.
+    pub(super) async fn accept(&self, events: Vec<Result<Event, Problem>>) -> Vec<Result<Event, Problem>> {
+        if self.circuit.look(Instant::now()).is_err() {
+            return events
+                .into_iter()
+                .map(|event| event.and_then(|_| Err(away())))
+                .collect();
+        }
+        let examined = self.examine(events).await;
+        // Made one after the other and first polled in order, so events of one episode enter the log as they were sent.
+        let sends = examined.into_iter().map(|examined| self.send(examined));
+        stream::iter(sends).buffered(self.sends_max).collect().await
+    }
+
+    async fn send(&self, examined: Result<Examined, Problem>) -> Result<Event, Problem> {
+        let Examined { event, duplicate } = examined?;
+        if duplicate {
+            return Ok(event);
+        }
+        self.circuit.pass(Instant::now()).map_err(|_| away())?;
+        match self.entrance.send_event(&event).await {
+            Ok(()) => self.circuit.acknowledged(),
+            Err(error) => {
+                // The other errors say nothing about the log.
+                if matches!(error, log::Error::Unavailable(_)) {
+                    self.circuit.failed(Instant::now());
+                }
+                return Err(unaccepted(error));
+            }
+        }
+        Ok(event)
+    }
+
+    /// Checks all events of one tenant, and compares them with each other and with the tables.
+    pub(super) async fn examine(&self, events: Vec<Result<Event, Problem>>) -> Vec<Result<Examined, Problem>> {
+        let now = event::now();
+        let checked: Vec<_> = events
+            .into_iter()
+            .map(|event| {
+                let event = event?;
+                let valid = event.check().and_then(|()| self.rules.check(&event, now));
+                valid.map_err(|error| invalid(&error))?;
+                Ok(event)
+            })
+            .collect();
+        let stored = self.stored(&checked).await;
+        compare(checked, stored)
+    }
+
+    /// The digests under which the tables hold these events. Not finding out in time counts as not knowing: the log takes
+    /// events while the database is away, and the sink compares again.
+    async fn stored(&self, events: &[Result<Event, Problem>]) -> HashMap<Key, [u8; 32]> {
+        let Some(pool) = &self.pool else {
+            return HashMap::new();
+        };
+        let valid = || events.iter().flatten();
+        let Some(tenant) = valid().map(|event| &event.tenant).next() else {
+            return HashMap::new();
+        };
+        let sources: Vec<String> = valid().map(|event| event.source.clone()).collect();
+        let ids: Vec<String> = valid().map(|event| event.id.clone()).collect();
+        let rows = sqlx::query!(
+            "select source, event_id, digest from event_key where tenant_id = $1 \
+             and (source, event_id) in (select * from unnest($2::text[], $3::text[]))",
+            tenant,
+            &sources,
+            &ids
+        )
+        .fetch_all(pool);
+        let rows = match tokio::time::timeout(LOOK_UP_TIMEOUT, rows).await {
+            Ok(Ok(rows)) => rows,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "duplicates cannot be looked up");
+                return HashMap::new();
+            }
+            Err(_) => {
+                tracing::warn!("duplicates cannot be looked up in time");
+                return HashMap::new();
+            }
+        };
+        rows.into_iter()
+            .filter_map(|row| Some(((row.source, row.event_id), row.digest.try_into().ok()?)))
+            .collect()
+    }
+}
+
+/// `known`: digests by identity; grows with the events of the request itself.
+fn compare(events: Vec<Result<Event, Problem>>, mut known: HashMap<Key, [u8; 32]>) -> Vec<Result<Examined, Problem>> {
+    let mut compare = |event: Event| {
+        let digest = event.digest();
+        let duplicate = match known.entry((event.source.clone(), event.id.clone())) {
+            Entry::Vacant(entry) => {
+                entry.insert(digest);
+                false
+            }
+            Entry::Occupied(entry) if *entry.get() == digest => true,
+            Entry::Occupied(_) => {
+                return Err(Problem::conflict(format!(
+                    "the event {:?} of source {:?} came with another body before",
+                    event.id, event.source
+                )));
+            }
+        };
+        Ok(Examined { event, duplicate })
+    };
+    events.into_iter().map(|event| compare(event?)).collect()
+}
+
+pub(super) fn invalid(error: &Invalid) -> Problem {
+    Problem::bad_request(error).with("field", error.field)
+}
+
+fn away() -> Problem {
+    metrics::counter!("springtide_ingest_refused_total", "reason" => "log").increment(1);
+    Problem::unavailable("the log is away; send the same event again", 1)
+}
+
+fn unaccepted(error: log::Error) -> Problem {
+    match error {
+        log::Error::Invalid(error) => invalid(&error),
+        log::Error::TooLarge { .. } => Problem::too_large(error),
+        log::Error::Full => Problem::too_many(error, 1),
+        log::Error::Spool(spool::Error::TooLarge) => Problem::too_large(error),
+        log::Error::Spool(cause) => Problem::unavailable(&cause, cause.retry_after_seconds()),
+        log::Error::Unavailable(cause) => {
+            tracing::warn!(error = %cause, "event not acknowledged");
+            Problem::unavailable("the log did not acknowledge; send the same event again", 1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Feedback, Target, Value};
+    use uuid::Uuid;
+
+    fn event(id: &str, value: bool) -> Event {
+        let feedback = Feedback {
+            id: Uuid::from_u128(7),
+            target: Target::Generation(Uuid::from_u128(8)),
+            metric_name: "accept".to_owned(),
+            value: Value::Bool(value),
+            tags: Default::default(),
+        };
+        Event {
+            id: id.to_owned(),
+            ..feedback.into_event("default", "test", event::now())
+        }
+    }
+
+    #[test]
+    fn the_same_event_twice_in_a_request_is_sent_once_and_another_body_conflicts() {
+        let known = HashMap::from([(("test".to_owned(), "old".to_owned()), event("old", true).digest())]);
+        let events = vec![
+            Ok(event("a", true)),
+            Ok(event("a", true)),
+            Ok(event("a", false)),
+            Ok(event("old", true)),
+            Ok(event("old", false)),
+            Err(Problem::bad_request("was one before")),
+        ];
+        let results = compare(events, known);
+        let summary: Vec<_> = results
+            .iter()
+            .map(|result| match result {
+                Ok(examined) => Ok(examined.duplicate),
+                Err(problem) => Err(problem.status.as_u16()),
+            })
+            .collect();
+        assert_eq!(summary, [Ok(false), Ok(true), Err(409), Ok(true), Err(409), Err(400)]);
+    }
+}

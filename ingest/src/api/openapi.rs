@@ -1,0 +1,353 @@
+//! `GET /openapi.json`: the OpenAPI 3.1 document of this role, made from the routes themselves. The shapes of canonical events
+//! are written out here, because `event` knows nothing of HTTP; tests hold them against the real types.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use time::OffsetDateTime;
+use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Components, ContentBuilder, InfoBuilder, ObjectBuilder, OpenApi, ResponseBuilder};
+use utoipa::{IntoResponses, ToSchema};
+use uuid::Uuid;
+
+/// What is only referred to in a circle, so that no route brings it along.
+#[derive(utoipa::OpenApi)]
+#[openapi(components(schemas(ProblemDocument)))]
+pub(super) struct Base;
+
+pub(super) const PATH: &str = "/openapi.json";
+
+/// What the routes cannot say of themselves.
+pub(super) fn complete(mut document: OpenApi) -> OpenApi {
+    document.info = InfoBuilder::new()
+        .title("Springtide ingest")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(
+            "Events in: generations and feedback about them. A 2xx means that the log has acknowledged.",
+        ))
+        .build();
+    let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    let basic = SecurityScheme::Http(Http::new(HttpAuthScheme::Basic));
+    let components = document.components.get_or_insert_with(Components::new);
+    components.add_security_scheme("bearer", bearer);
+    components.add_security_scheme("basic", basic);
+    let empty = || Vec::<String>::new();
+    document.security = Some(vec![
+        SecurityRequirement::new("bearer", empty()),
+        SecurityRequirement::new("basic", empty()),
+        // Where `auth.required` is false.
+        SecurityRequirement::default(),
+    ]);
+    document.paths.add_path_operation(PATH, vec![HttpMethod::Get], itself());
+    document
+}
+
+fn itself() -> Operation {
+    let json = ContentBuilder::new().schema(Some(ObjectBuilder::new())).build();
+    let response = ResponseBuilder::new()
+        .description("this document")
+        .content("application/json", json);
+    OperationBuilder::new()
+        .tag("operation")
+        .summary(Some("This document."))
+        .operation_id(Some("openapi"))
+        .security(SecurityRequirement::default())
+        .response("200", response)
+        .build()
+}
+
+/// RFC 9457.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ProblemDocument {
+    /// `/problems/` and a slug to branch on, such as `conflict`.
+    r#type: String,
+    title: String,
+    status: u16,
+    /// What to do about it.
+    detail: Option<String>,
+    /// Of an event that breaks a rule: which of its fields.
+    field: Option<String>,
+    /// Of a batch that is to be sent again: what became of each event.
+    results: Option<Vec<super::batch::Outcome>>,
+}
+
+/// Every way in can be refused in these ways.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) enum Refusal {
+    /// The request cannot be read or breaks a rule.
+    #[response(status = 400, content_type = "application/problem+json")]
+    BadRequest(ProblemDocument),
+    /// There is no key, or one that is not known.
+    #[response(status = 401, content_type = "application/problem+json")]
+    Unauthorized(ProblemDocument),
+    /// The key's role does not allow it.
+    #[response(status = 403, content_type = "application/problem+json")]
+    Forbidden(ProblemDocument),
+    /// The body did not arrive in time.
+    #[response(status = 408, content_type = "application/problem+json")]
+    TooSlow(ProblemDocument),
+    /// The same event came with another body before.
+    #[response(status = 409, content_type = "application/problem+json")]
+    Conflict(ProblemDocument),
+    /// More bytes, before or after decompression, or more events than allowed.
+    #[response(status = 413, content_type = "application/problem+json")]
+    TooLarge(ProblemDocument),
+    /// A content type or encoding that is not taken.
+    #[response(status = 415, content_type = "application/problem+json")]
+    UnsupportedMediaType(ProblemDocument),
+    /// Too much at once; `Retry-After` says when to come again.
+    #[response(status = 429, content_type = "application/problem+json")]
+    TooMany(ProblemDocument),
+    /// Something went wrong on this side.
+    #[response(status = 500, content_type = "application/problem+json")]
+    Internal(ProblemDocument),
+    /// The log did not acknowledge, or is known to be away; `Retry-After` says when to come again.
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(ProblemDocument),
+}
+
+/// What a feedback says: a boolean, a number, or a text of at most 64 KiB.
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) enum FeedbackValue {
+    Bool(bool),
+    Float(f64),
+    Text(String),
+}
+
+/// Consecutive sampled tokens that one version sampled.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+struct VersionSpan {
+    version: i64,
+    /// Root digest of that version, 64 hexadecimal digits.
+    root: String,
+    tokens: u32,
+}
+
+/// The leading prompt tokens shared with the parent generation, not repeated in `prompt_ids`.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+struct Prefix {
+    length: u32,
+    /// BLAKE3 of the shared token ids as u32 little-endian, 64 hexadecimal digits.
+    hash: String,
+}
+
+/// Bytes kept in the object store.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+struct PayloadRef {
+    /// BLAKE3, 64 hexadecimal digits.
+    digest: String,
+    size_bytes: u64,
+    media_type: String,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum Purpose {
+    Production,
+    Rollout,
+    Evaluation,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum FinishReason {
+    Stop,
+    Length,
+    Abort,
+}
+
+/// One sampled completion.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) struct Generation {
+    /// UUIDv7 of the moment of the first sampled token.
+    generation_id: Uuid,
+    /// A single completion is an episode of its own.
+    episode_id: Uuid,
+    #[serde(default)]
+    segment: u32,
+    #[serde(default)]
+    turn: u32,
+    parent_generation_id: Option<Uuid>,
+    policy: String,
+    line: String,
+    /// In token order; together they cover `token_ids` exactly.
+    versions: Vec<VersionSpan>,
+    replica: String,
+    purpose: Purpose,
+    run_id: Option<Uuid>,
+    task_id: Option<String>,
+    group_id: Option<String>,
+    surface: String,
+    /// Opaque; never a name or an address.
+    user_key: String,
+    arm: String,
+    /// (0, 1].
+    arm_probability: f32,
+    prompt_prefix: Option<Prefix>,
+    prompt_ids: Vec<u32>,
+    /// Sampled, the stop token included.
+    token_ids: Vec<u32>,
+    /// Nats, one per sampled token.
+    logprobs: Vec<f32>,
+    train_mask: Option<Vec<bool>>,
+    payload: Option<PayloadRef>,
+    temperature: f32,
+    top_p: f32,
+    seed: Option<u64>,
+    finish_reason: FinishReason,
+    #[serde(default)]
+    declined: bool,
+    shown: Option<bool>,
+    /// False: logged, never trained on. Absent: true.
+    #[serde(default)]
+    consent: bool,
+    #[serde(default)]
+    decline_suppressed: bool,
+    /// (0, 1).
+    exploration_share: Option<f32>,
+}
+
+/// A signal about a generation or an episode: exactly one of both.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) struct Feedback {
+    /// UUIDv7.
+    feedback_id: Uuid,
+    generation_id: Option<Uuid>,
+    episode_id: Option<Uuid>,
+    metric_name: String,
+    value: FeedbackValue,
+    #[serde(default)]
+    tags: BTreeMap<String, String>,
+}
+
+/// A generation, and what stands beside it.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) struct GenerationRequest {
+    #[serde(flatten)]
+    generation: Generation,
+    /// When its last token was sampled; absent: now.
+    #[serde(default, with = "time::serde::rfc3339::option")]
+    time: Option<OffsetDateTime>,
+    /// Who produced it; absent: `springtide/api`.
+    source: Option<String>,
+    /// Check and join, and write nothing; as the query parameter.
+    #[serde(default)]
+    dryrun: bool,
+}
+
+/// Takes a feedback back.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) struct Retraction {
+    /// UUIDv7.
+    retraction_id: Uuid,
+    feedback_id: Uuid,
+    #[serde(default)]
+    reason: String,
+}
+
+/// Nothing more will come for this episode.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) struct EpisodeEnd {
+    episode_id: Uuid,
+}
+
+/// An event without its tenant, which is the key's. Exactly one of its four bodies.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) struct CanonicalEvent {
+    source: String,
+    /// Unique within the source.
+    id: String,
+    #[serde(with = "time::serde::rfc3339")]
+    time: OffsetDateTime,
+    generation: Option<Generation>,
+    feedback: Option<Feedback>,
+    retraction: Option<Retraction>,
+    episode_end: Option<EpisodeEnd>,
+}
+
+/// The data of a CloudEvent.
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) enum Data {
+    Generation(Box<Generation>),
+    Feedback(Feedback),
+    Retraction(Retraction),
+    EpisodeEnd(EpisodeEnd),
+}
+
+/// CloudEvents 1.0, JSON format; other attributes are ignored.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) struct CloudEvent {
+    /// `1.0`.
+    specversion: String,
+    /// `springtide.generation.v1`, `springtide.feedback.v1`, `springtide.retraction.v1` or `springtide.episode_end.v1`.
+    r#type: String,
+    source: String,
+    id: String,
+    /// Absent: now.
+    #[serde(default, with = "time::serde::rfc3339::option")]
+    time: Option<OffsetDateTime>,
+    /// `application/json`, if anything.
+    datacontenttype: Option<String>,
+    data: Data,
+}
+
+/// What `/v1/events` answers: the event, or a result for each event of a batch.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) enum AcceptedEvents {
+    One(super::events::Accepted),
+    Batch(super::batch::Outcomes),
+}
+
+/// `CreateScoreRequest` of Langfuse's public API; other fields are ignored.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) struct LangfuseScore {
+    id: Option<String>,
+    /// The episode, where there is no `observationId`.
+    trace_id: Option<String>,
+    /// The generation.
+    observation_id: Option<String>,
+    name: String,
+    /// A number for NUMERIC, 0 or 1 for BOOLEAN, a text for the others.
+    value: LangfuseValue,
+    /// NUMERIC, BOOLEAN, CATEGORICAL or TEXT; absent: as the value is.
+    data_type: Option<String>,
+    comment: Option<String>,
+    environment: Option<String>,
+    config_id: Option<String>,
+    queue_id: Option<String>,
+    /// Scalars.
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Value>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its shape is used")]
+pub(super) enum LangfuseValue {
+    Number(f64),
+    Text(String),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+use serde_json::json;
+
+use super::super::tests::{generation, router};
+use super::*;
+use crate::event::{self, Event};
+
+fn document() -> Value {
+    let (_, document) = super::super::document();
+    serde_json::to_value(document).unwrap()
+}
+
+#[test]
+fn it_is_openapi_3_1_and_every_reference_leads_somewhere() {
+    fn references(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(members) => {
+                for (name, member) in members {
+                    match member {
+                        Value::String(target) if name == "$ref" => found.push(target.clone()),
+                        _ => references(member, found),
+                    }
+                }
+            }
+            Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+            _ => {}
+        }
+    }
+    let document = document();
+    assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
+    let mut found = Vec::new();
+    references(&document, &mut found);
+    assert!(found.len() > 20, "{found:?}");
+    for reference in found {
+        let pointer = reference.strip_prefix('#').unwrap();
+        assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
+    }
+}
+
+/// The router answers 404 to a path that it has not and 405 to a method that it has not. So every path of the source that
+/// looks like a route is asked for, and has to be in the document exactly if it is in the router.
+#[tokio::test]
+async fn every_route_is_in_the_document_and_nothing_else() {
+    use axum::body::Body;
+    use axum::http::{Method, Request};
+    use tower::ServiceExt;
+
+    let document = document();
+    let described = document["paths"].as_object().unwrap();
+    let paths = [
+        "/health",
+        "/openapi.json",
+        "/v1/feedback",
+        "/v1/generations",
+        "/v1/events",
+        "/v1/events:batch",
+        "/v1/retractions",
+        "/v1/episode-ends",
+        "/api/public/scores",
+    ];
+    assert_eq!(described.len(), paths.len(), "{:?}", described.keys());
+    let router = router();
+    for path in paths {
+        for method in [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+            let request = Request::builder()
+                .method(&method)
+                .uri(path)
+                .body(Body::empty())
+                .unwrap();
+            let status = router.clone().oneshot(request).await.unwrap().status().as_u16();
+            let name = method.as_str().to_lowercase();
+            assert_eq!(
+                status != 405,
+                described[path][&name].is_object(),
+                "{method} {path}: {status}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_way_in_describes_every_refusal() {
+    let document = document();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        let Some(operation) = item.get("post") else { continue };
+        for status in [
+            "200", "400", "401", "403", "408", "409", "413", "415", "429", "500", "503",
+        ] {
+            let response = &operation["responses"][status];
+            assert!(response.is_object(), "{path} does not describe {status}");
+            if status != "200" {
+                assert!(
+                    response["content"]["application/problem+json"].is_object(),
+                    "{path} {status}"
+                );
+            }
+        }
+    }
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
+}
+
+/// `example`: the real type, written with every field.
+fn assert_described<T: serde::de::DeserializeOwned>(schema: &str, example: &Value) {
+    let document = document();
+    let schema = &document["components"]["schemas"][schema];
+    assert_eq!(keys(&schema["properties"]), keys(example));
+    let required: Vec<_> = schema["required"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|name| name.as_str().unwrap())
+        .collect();
+    for name in keys(example) {
+        let mut without = example.clone();
+        without.as_object_mut().unwrap().remove(name);
+        let needed = serde_json::from_value::<T>(without).is_err();
+        assert_eq!(required.contains(&name), needed, "{name}");
+    }
+}
+
+#[test]
+fn a_generation_has_the_fields_that_are_described() {
+    let example = serde_json::to_value(generation()).unwrap();
+    assert_described::<event::Generation>("Generation", &example);
+}
+
+#[test]
+fn a_feedback_has_the_fields_that_are_described() {
+    let example = json!({
+        "feedback_id": Uuid::now_v7(), "generation_id": Uuid::now_v7(), "episode_id": Uuid::now_v7(),
+        "metric_name": "accept", "value": true, "tags": {},
+    });
+    let document = document();
+    let schema = &document["components"]["schemas"]["Feedback"];
+    assert_eq!(keys(&schema["properties"]), keys(&example));
+    let mut about_one = example;
+    about_one.as_object_mut().unwrap().remove("episode_id");
+    let feedback: event::Feedback = serde_json::from_value(about_one.clone()).unwrap();
+    assert_eq!(serde_json::to_value(feedback).unwrap(), about_one);
+}
+
+#[test]
+fn a_retraction_and_an_episode_end_have_the_fields_that_are_described() {
+    let retraction = json!({"retraction_id": Uuid::now_v7(), "feedback_id": Uuid::now_v7(), "reason": ""});
+    assert_described::<event::Retraction>("Retraction", &retraction);
+    assert_described::<event::EpisodeEnd>("EpisodeEnd", &json!({"episode_id": Uuid::now_v7()}));
+}
+
+#[test]
+fn an_event_has_the_fields_that_are_described() {
+    let document = document();
+    let schema = &document["components"]["schemas"]["CanonicalEvent"];
+    let event: Event = generation().into_event("default", "test");
+    let mut fields = keys(&schema["properties"]);
+    let event = serde_json::to_value(event).unwrap();
+    let mut real = keys(&event);
+    real.retain(|name| *name != "tenant");
+    real.extend(["feedback", "retraction", "episode_end"]);
+    real.sort_unstable();
+    fields.sort_unstable();
+    assert_eq!(fields, real);
+}

@@ -1,0 +1,417 @@
+//! The ways in over HTTP, against a real broker and a real Postgres: batches, names that repeat, compressed bodies,
+//! CloudEvents, scores and dry runs. What becomes of an event once it is in the log is next door (`ingest.rs`).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+use edge::auth::{Auth, AuthOptions, Role, create_key};
+use ingest::event::{FinishReason, Generation, Purpose, VersionSpan};
+use ingest::reward::Definition;
+use serde_json::{Value, json};
+use sqlx::PgPool;
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+use crate::support::{Stack, eventually};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// An ingest service of its own on a free port; also a failed test stops it.
+struct Service {
+    address: SocketAddr,
+    stop: DropGuard,
+    running: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Service {
+    async fn start(stack: &Stack) -> Self {
+        Self::start_with(stack, options(), AuthOptions::default()).await
+    }
+
+    async fn start_with(stack: &Stack, options: ingest::Options, auth: AuthOptions) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let service = ingest::run(
+            options,
+            stack.kafka.clone(),
+            stack.pool.clone(),
+            Auth::new(auth, stack.pool.clone()),
+            listener,
+            axum::Router::new(),
+            stop.clone(),
+        );
+        Self {
+            address,
+            stop: stop.drop_guard(),
+            running: tokio::spawn(service),
+        }
+    }
+
+    async fn post(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<reqwest::Body>,
+    ) -> (u16, HeaderMap, Value) {
+        let mut request = reqwest::Client::new().post(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = request.body(body).send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let body = response.bytes().await.unwrap();
+        (status, headers, serde_json::from_slice(&body).unwrap())
+    }
+
+    async fn post_json(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, _, answer) = self.post(path, &[JSON], body.to_string()).await;
+        (status, answer)
+    }
+
+    async fn stop(self) {
+        drop(self.stop);
+        self.running.await.unwrap().unwrap();
+    }
+}
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// A horizon that a test does not outlive.
+fn options() -> ingest::Options {
+    ingest::Options {
+        surface: vec![Definition {
+            horizon_seconds: 600.0,
+            ..Definition::completion()
+        }],
+        request_bytes_max: 1024 * 1024,
+        ..ingest::Options::default()
+    }
+}
+
+fn generation() -> Generation {
+    let id = Uuid::now_v7();
+    Generation {
+        id,
+        episode_id: id,
+        segment: 0,
+        turn: 0,
+        parent_id: None,
+        policy: "demo".to_owned(),
+        line: "realtime".to_owned(),
+        versions: vec![VersionSpan {
+            version: 4,
+            root: [4; 32],
+            tokens: 2,
+        }],
+        replica: "replica-1".to_owned(),
+        purpose: Purpose::Production,
+        run_id: None,
+        task_id: None,
+        group_id: None,
+        surface: "completion".to_owned(),
+        user_key: "user-1".to_owned(),
+        arm: "champion".to_owned(),
+        arm_probability: 0.6,
+        prompt_prefix: None,
+        prompt_ids: vec![10, 11],
+        token_ids: vec![20, 2],
+        logprobs: vec![-0.1, -2.5],
+        train_mask: None,
+        payload: None,
+        temperature: 1.0,
+        top_p: 1.0,
+        seed: None,
+        finish_reason: FinishReason::Stop,
+        declined: false,
+        shown: Some(true),
+        consent: true,
+        decline_suppressed: false,
+        exploration_share: None,
+    }
+}
+
+fn feedback_about(generation: Uuid) -> Value {
+    json!({
+        "feedback_id": Uuid::now_v7(), "generation_id": generation, "metric_name": "accept", "value": true,
+    })
+}
+
+fn canonical(id: &str, kind: &str, body: &Value) -> Value {
+    json!({"source": "app", "id": id, "time": "2026-01-01T00:00:00Z", kind: body})
+}
+
+async fn count(pool: &PgPool, query: &'static str) -> i64 {
+    sqlx::query_scalar(query).fetch_one(pool).await.unwrap()
+}
+
+/// Waits until the tables hold `records` records of the log.
+async fn stored(pool: &PgPool, records: i64) {
+    let query = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset where consumer = 'sink'";
+    eventually("the sink catches up", SOON, async || {
+        let reached = count(pool, query).await;
+        assert!(reached <= records, "{reached} records, not {records}");
+        (reached == records).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_is_stored_but_for_what_is_wrong_and_once_however_often_it_is_sent() {
+    let stack = Stack::start("batch").await;
+    let service = Service::start(&stack).await;
+    let generation = generation();
+    let mut items = vec![canonical(
+        "g",
+        "generation",
+        &serde_json::to_value(&generation).unwrap(),
+    )];
+    for index in 0..100 {
+        items.push(canonical(
+            &format!("f-{index}"),
+            "feedback",
+            &feedback_about(generation.id),
+        ));
+    }
+    let mut invalid = canonical("bad", "feedback", &feedback_about(generation.id));
+    invalid["feedback"]["value"] = json!("yes");
+    items.push(invalid);
+    let items = Value::Array(items);
+    let first = service.post_json("/v1/events:batch", &items).await;
+    assert_eq!(first.0, 207, "{}", first.1);
+    let results = first.1["results"].as_array().unwrap();
+    assert_eq!(results.len(), 102);
+    assert!(results[..101].iter().all(|result| result["status"] == 200));
+    assert_eq!(results[101]["problem"]["field"], "value");
+    stored(&stack.pool, 101).await;
+    assert_eq!(service.post_json("/v1/events:batch", &items).await, first);
+    assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 100);
+
+    let mut conflict = items[1].clone();
+    conflict["feedback"]["value"] = json!(false);
+    let (status, answer) = service.post_json("/v1/events:batch", &json!([conflict])).await;
+    assert_eq!(
+        (status, &answer["results"][0]["status"]),
+        (207, &json!(409)),
+        "{answer}"
+    );
+    stored(&stack.pool, 101).await;
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idempotency_key_is_one_feedback_and_another_body_under_it_a_409() {
+    let stack = Stack::start("idempotency").await;
+    let service = Service::start(&stack).await;
+    let body = json!({"generation_id": Uuid::now_v7(), "metric_name": "stars", "value": 4});
+    let keyed = [JSON, ("idempotency-key", "click-1")];
+    let (status, _, first) = service.post("/v1/feedback", &keyed, body.to_string()).await;
+    assert_eq!(status, 200, "{first}");
+    // Before and after the tables know it.
+    let (status, _, again) = service.post("/v1/feedback", &keyed, body.to_string()).await;
+    assert_eq!((status, &again), (200, &first));
+    eventually("it is stored", SOON, async || {
+        (count(&stack.pool, "select count(*) from feedback").await == 1).then_some(())
+    })
+    .await;
+    let (status, _, again) = service.post("/v1/feedback", &keyed, body.to_string()).await;
+    assert_eq!((status, &again), (200, &first));
+    for (field, value) in [("value", json!(5)), ("generation_id", json!(Uuid::now_v7()))] {
+        let mut other = body.clone();
+        other[field] = value;
+        let (status, _, problem) = service.post("/v1/feedback", &keyed, other.to_string()).await;
+        assert_eq!(status, 409, "{problem}");
+    }
+    assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 1);
+    service.stop().await;
+}
+
+/// `length` zeros as zstd, made by hand so that the test needs no encoder.
+fn zstd_zeros(length: usize) -> Vec<u8> {
+    // One frame: magic, no checksum, a window of 128 KiB, then blocks that each repeat one byte 128 KiB times.
+    const BLOCK: usize = 128 * 1024;
+    let mut frame = vec![0x28, 0xB5, 0x2F, 0xFD, 0x00, 0x38];
+    let blocks = length.div_ceil(BLOCK);
+    for index in 0..blocks {
+        let last = usize::from(index + 1 == blocks);
+        // Size, type 1 (a run), whether it is the last.
+        let header = (BLOCK << 3) | (1 << 1) | last;
+        frame.extend_from_slice(&header.to_le_bytes()[..3]);
+        frame.push(0);
+    }
+    frame
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bomb_is_a_413_and_the_service_goes_on() {
+    let stack = Stack::start("bomb").await;
+    let service = Service::start(&stack).await;
+    let bomb = zstd_zeros(1 << 30);
+    assert!(bomb.len() < 64 * 1024);
+    for _ in 0..10 {
+        let headers = [JSON, ("content-encoding", "zstd")];
+        let (status, _, problem) = service.post("/v1/events:batch", &headers, bomb.clone()).await;
+        assert_eq!(status, 413, "{problem}");
+    }
+    let (status, headers, _) = service
+        .post("/v1/feedback", &[JSON, ("content-encoding", "br")], "x")
+        .await;
+    assert_eq!(
+        (status, &headers["accept-encoding"]),
+        (415, &"gzip, zstd".parse().unwrap())
+    );
+    let body = json!({"generation_id": Uuid::now_v7(), "metric_name": "stars", "value": 4});
+    assert_eq!(service.post_json("/v1/feedback", &body).await.0, 200);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cloudevents_are_the_same_events() {
+    let stack = Stack::start("cloudevents").await;
+    let service = Service::start(&stack).await;
+    let generation = serde_json::to_value(generation()).unwrap();
+    let event = json!({
+        "specversion": "1.0", "type": "springtide.generation.v1", "source": "app", "id": "g",
+        "time": "2026-01-01T00:00:00Z", "data": generation,
+    });
+    let structured = [("content-type", "application/cloudevents+json")];
+    let (status, _, answer) = service.post("/v1/events", &structured, event.to_string()).await;
+    assert_eq!((status, answer), (200, json!({"source": "app", "id": "g"})));
+    stored(&stack.pool, 1).await;
+    let binary = [
+        JSON,
+        ("ce-specversion", "1.0"),
+        ("ce-type", "springtide.generation.v1"),
+        ("ce-source", "app"),
+        ("ce-id", "g"),
+    ];
+    assert_eq!(service.post("/v1/events", &binary, generation.to_string()).await.0, 200);
+    let batched = [("content-type", "application/cloudevents-batch+json")];
+    assert_eq!(
+        service
+            .post("/v1/events", &batched, json!([event, event]).to_string())
+            .await
+            .0,
+        200
+    );
+    let (status, _) = service
+        .post_json("/v1/events:batch", &json!([canonical("g", "generation", &generation)]))
+        .await;
+    assert_eq!(status, 200);
+    // All of them were known, so none went to the log again.
+    stored(&stack.pool, 1).await;
+    assert_eq!(count(&stack.pool, "select count(*) from generation").await, 1);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_score_becomes_feedback_of_the_keys_tenant_and_its_comment_too() {
+    let stack = Stack::start("scores").await;
+    let service = Service::start_with(&stack, options(), AuthOptions { required: true }).await;
+    let key = create_key(&stack.pool, "acme", Role::Serving, "langfuse")
+        .await
+        .unwrap();
+    let score = json!({
+        "id": "score-1", "observationId": Uuid::now_v7(), "traceId": "4bf92f3577b34da6a3ce929d0e0e4736",
+        "name": "accept", "value": 1, "dataType": "BOOLEAN", "comment": "as I would have written it",
+        "environment": "production",
+    });
+    let url = format!("http://{}/api/public/scores", service.address);
+    for _ in 0..2 {
+        let request = reqwest::Client::new().post(&url).basic_auth("pk-any", Some(&key));
+        let response = request
+            .header(JSON.0, JSON.1)
+            .body(score.to_string())
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(response.status(), 200);
+        let answer: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
+        assert_eq!(answer, json!({"id": "score-1"}));
+        eventually("both are stored", SOON, async || {
+            (count(&stack.pool, "select count(*) from feedback").await == 2).then_some(())
+        })
+        .await;
+    }
+    type Row = (String, String, Option<bool>, Option<String>, Value);
+    let rows: Vec<Row> = sqlx::query_as(
+        "select tenant_id, metric_name, value_bool, value_text, tags from feedback order by metric_name",
+    )
+    .fetch_all(&stack.pool)
+    .await
+    .unwrap();
+    let tags = json!({"environment": "production"});
+    let comment = Some("as I would have written it".to_owned());
+    assert_eq!(
+        rows[0],
+        ("acme".to_owned(), "accept".to_owned(), Some(true), None, tags.clone())
+    );
+    assert_eq!(rows[1], ("acme".to_owned(), "comment".to_owned(), None, comment, tags));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_says_what_feedback_would_do_and_writes_nothing() {
+    let stack = Stack::start("dryrun").await;
+    let service = Service::start(&stack).await;
+    let open = generation();
+    let body = json!({"generation_id": open.id, "metric_name": "accept", "value": true, "dryrun": true});
+    let (_, unknown) = service.post_json("/v1/feedback", &body).await;
+    assert_eq!(
+        unknown["dryrun"],
+        json!({"duplicate": false, "target": "unknown", "feedback_stored": 0, "feedback": "waits"})
+    );
+
+    let generation = serde_json::to_value(&open).unwrap();
+    let (_, dry) = service.post_json("/v1/generations?dryrun=true", &generation).await;
+    assert_eq!(dry["dryrun"]["target"], "unknown", "{dry}");
+    assert_eq!(service.post_json("/v1/generations", &generation).await.0, 200);
+    stored(&stack.pool, 1).await;
+    let (_, counts) = service.post_json("/v1/feedback", &body).await;
+    let fate = (&counts["dryrun"]["target"], &counts["dryrun"]["feedback"]);
+    assert_eq!(fate, (&json!("open"), &json!("counts")), "{counts}");
+    let mut after = body.clone();
+    after["generation_id"] = Value::Null;
+    after["episode_id"] = json!(open.episode_id);
+    let (_, counts) = service.post_json("/v1/feedback", &after).await;
+    assert_eq!(counts["dryrun"]["feedback"], "counts", "{counts}");
+    let (_, known) = service.post_json("/v1/generations?dryrun=true", &generation).await;
+    assert_eq!(
+        (&known["dryrun"]["duplicate"], &known["dryrun"]["target"]),
+        (&json!(true), &json!("open"))
+    );
+
+    // As if its horizon had passed.
+    sqlx::query("update open_generation set closes_at = now() - interval '1 minute'")
+        .execute(&stack.pool)
+        .await
+        .unwrap();
+    let items = json!([canonical("f", "feedback", &feedback_about(open.id)), {"id": "bad"}]);
+    let late = eventually("it is late", SOON, async || {
+        let (_, answer) = service.post_json("/v1/feedback", &body).await;
+        (answer["dryrun"]["feedback"] == "late" && answer["dryrun"]["target"] == "closed").then_some(answer)
+    })
+    .await;
+    assert_eq!(late["dryrun"]["feedback_stored"], 0);
+    let (status, answer) = service.post_json("/v1/events:batch?dryrun=true", &items).await;
+    assert_eq!(status, 207, "{answer}");
+    assert_eq!(answer["results"][0]["dryrun"]["feedback"], "late", "{answer}");
+    stored(&stack.pool, 1).await;
+    assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 0);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_openapi_document_is_served_without_a_key() {
+    let stack = Stack::start("openapi").await;
+    let service = Service::start_with(&stack, options(), AuthOptions { required: true }).await;
+    let url = format!("http://{}/openapi.json", service.address);
+    let response = reqwest::Client::new().get(url).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    let document: BTreeMap<String, Value> = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
+    assert!(document["paths"]["/v1/events:batch"]["post"].is_object());
+    service.stop().await;
+}

@@ -1,0 +1,367 @@
+//! Any order of the same events gives the same rows. Random small stories (an episode, what was said about it, what was taken
+//! back, its end) are told twice: once in order, once shuffled among all the others, with repetitions. Both must end alike.
+//!
+//! `SPRINGTIDE_ORDER_STORIES=100000` tells more of them (`make property-order`).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::future::try_join_all;
+use ingest::event::{EpisodeEnd, Event, Feedback, Generation, Retraction, Target, Value};
+use ingest::log::Producer;
+use ingest::reward::{Definition, MetricType};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use sqlx::PgPool;
+use time::OffsetDateTime;
+use uuid::{Builder, Uuid};
+
+use crate::ingest::{Service, generation};
+use crate::support::{Stack, eventually};
+
+const SEED: u64 = 20_261_121;
+/// Told in one go; the tables then hold a few ten thousand rows.
+const STORIES_AT_ONCE: usize = 2_000;
+const STORIES: usize = 300;
+const PATIENCE: Duration = Duration::from_secs(120);
+const SOURCE: &str = "tests/order";
+/// Events happen in the past, so that everything closes as soon as it may.
+const BEGIN: Duration = Duration::from_secs(60);
+
+/// What a story's people and things are called in it; each telling has ids of its own, in the same order.
+type Role = u16;
+
+#[derive(Debug, Clone)]
+struct Told {
+    /// Milliseconds after the story began.
+    at: i64,
+    what: What,
+}
+
+#[derive(Debug, Clone)]
+enum What {
+    Generation {
+        role: Role,
+        surface: &'static str,
+        declined: bool,
+    },
+    Feedback {
+        role: Role,
+        about: About,
+        metric: &'static str,
+        value: Value,
+    },
+    Retraction {
+        role: Role,
+        feedback: Role,
+    },
+    EpisodeEnd {
+        nth: u16,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+enum About {
+    Generation(Role),
+    Episode,
+}
+
+const EPISODE: Role = 0;
+
+/// One to three generations, and up to nine events about them; some point at nothing, some come after the horizon.
+fn story(rng: &mut StdRng) -> Vec<Told> {
+    let mut next: Role = EPISODE + 1;
+    let mut role = || {
+        next += 1;
+        next
+    };
+    let surface = *["waiting", "ending", "graded"].choose_from(rng);
+    let mut told = Vec::new();
+    let generations: Vec<Role> = (0..rng.random_range(1..=3)).map(|_| role()).collect();
+    for &role in &generations {
+        let declined = rng.random_bool(0.15);
+        let what = What::Generation {
+            role,
+            surface,
+            declined,
+        };
+        told.push(Told {
+            at: rng.random_range(0..500),
+            what,
+        });
+    }
+    let feedback: Vec<Role> = (0..rng.random_range(0..=4)).map(|_| role()).collect();
+    for &role in &feedback {
+        let about = match rng.random_bool(0.3) {
+            true => About::Episode,
+            false => About::Generation(*generations.choose_from(rng)),
+        };
+        let (metric, value) = match rng.random_range(0..4) {
+            0 => ("comment", Value::Text("well".to_owned())),
+            _ if surface == "graded" => ("score", Value::Float(f64::from(rng.random_range(0..5)))),
+            _ => ("accept", Value::Bool(rng.random_bool(0.5))),
+        };
+        // Few moments, so that some coincide.
+        let at = 500 + 250 * rng.random_range(0..10);
+        let what = What::Feedback {
+            role,
+            about,
+            metric,
+            value,
+        };
+        told.push(Told { at, what });
+    }
+    for _ in 0..rng.random_range(0..=2) {
+        let missing = feedback.is_empty() || rng.random_bool(0.1);
+        let feedback = if missing { role() } else { *feedback.choose_from(rng) };
+        let what = What::Retraction { role: role(), feedback };
+        told.push(Told {
+            at: 500 + 250 * rng.random_range(0..12),
+            what,
+        });
+    }
+    for nth in 0..rng.random_range(0..=2) {
+        told.push(Told {
+            at: 250 * rng.random_range(0..10),
+            what: What::EpisodeEnd { nth },
+        });
+    }
+    told
+}
+
+trait ChooseFrom<T> {
+    fn choose_from(&self, rng: &mut StdRng) -> &T;
+}
+
+impl<T> ChooseFrom<T> for [T] {
+    fn choose_from(&self, rng: &mut StdRng) -> &T {
+        &self[rng.random_range(0..self.len())]
+    }
+}
+
+/// One telling of a story: ids of its own.
+#[derive(Clone, Copy)]
+struct Telling {
+    begin: OffsetDateTime,
+    random: u64,
+}
+
+impl Telling {
+    /// UUIDv7s that differ between tellings and compare alike within each: time, then role, then the telling.
+    fn id(self, role: Role) -> Uuid {
+        let millis = u64::try_from(self.begin.unix_timestamp_nanos() / 1_000_000).unwrap();
+        let mut tail = [0; 10];
+        tail[..2].copy_from_slice(&role.to_be_bytes());
+        tail[2..].copy_from_slice(&self.random.to_be_bytes());
+        Builder::from_unix_timestamp_millis(millis, &tail).into_uuid()
+    }
+
+    fn event(self, told: &Told) -> Event {
+        let time = self.begin + time::Duration::milliseconds(told.at);
+        match &told.what {
+            What::Generation {
+                role,
+                surface,
+                declined,
+            } => {
+                let generation = Generation {
+                    id: self.id(*role),
+                    episode_id: self.id(EPISODE),
+                    surface: (*surface).to_owned(),
+                    declined: *declined,
+                    decline_suppressed: false,
+                    exploration_share: None,
+                    ..generation()
+                };
+                let mut event = generation.into_event("default", SOURCE);
+                event.time = time;
+                event
+            }
+            What::Feedback {
+                role,
+                about,
+                metric,
+                value,
+            } => Feedback {
+                id: self.id(*role),
+                target: match about {
+                    About::Generation(role) => Target::Generation(self.id(*role)),
+                    About::Episode => Target::Episode(self.id(EPISODE)),
+                },
+                metric_name: (*metric).to_owned(),
+                value: value.clone(),
+                tags: BTreeMap::new(),
+            }
+            .into_event("default", SOURCE, time),
+            What::Retraction { role, feedback } => Retraction {
+                id: self.id(*role),
+                feedback_id: self.id(*feedback),
+                reason: String::new(),
+            }
+            .into_event("default", SOURCE, time),
+            What::EpisodeEnd { nth } => {
+                let end = EpisodeEnd {
+                    episode_id: self.id(EPISODE),
+                };
+                end.into_event("default", format!("{SOURCE}/{nth}"), time)
+            }
+        }
+    }
+}
+
+/// Surfaces that close at their horizon, at the end of the episode, and with their grade.
+fn options() -> ingest::Options {
+    let named = |name: &str| Definition {
+        name: name.to_owned(),
+        horizon_seconds: 2.0,
+        ..Definition::completion()
+    };
+    ingest::Options {
+        surface: vec![
+            named("waiting"),
+            Definition {
+                close_on_episode_end: true,
+                ..named("ending")
+            },
+            Definition {
+                metric: "score".to_owned(),
+                metric_type: MetricType::Float,
+                decline: None,
+                close_on_feedback: true,
+                ..named("graded")
+            },
+        ],
+        close_grace_seconds: 0.0,
+        batch_records_max: 100,
+        ..ingest::Options::default()
+    }
+}
+
+/// Nothing closes while a partition is known that nobody has read.
+async fn hold_the_closer(pool: &PgPool, topic: &str) {
+    eventually("the service knows its partitions", PATIENCE, async || {
+        let made = sqlx::query(
+            "insert into consumer_offset (consumer, cluster_id, topic, partition) \
+             select distinct consumer, cluster_id, topic, 999 from consumer_offset \
+             where consumer = 'sink' and topic = $1",
+        );
+        let made = made.bind(topic).execute(pool).await.unwrap();
+        (made.rows_affected() == 1).then_some(())
+    })
+    .await;
+}
+
+async fn release_the_closer(pool: &PgPool) {
+    sqlx::query("delete from consumer_offset where partition = 999")
+        .execute(pool)
+        .await
+        .unwrap();
+}
+
+async fn number(pool: &PgPool, query: &'static str) -> i64 {
+    sqlx::query_scalar(query).fetch_one(pool).await.unwrap()
+}
+
+/// How a telling ended: its rows in words, without what differs between tellings.
+async fn endings(pool: &PgPool) -> BTreeMap<Uuid, String> {
+    let rows: Vec<(Uuid, String)> = sqlx::query_as(
+        "select g.id, concat_ws(' ', t.surface, t.reward, t.censor_code, t.signal, t.feedback_at, t.reward_definition) \
+         from generation g left join trajectory t on t.generation_id = g.id \
+         union all select id, concat_ws(' ', metric_name, late, orphaned_at) from feedback \
+         union all select id, concat_ws(' ', late) from retraction \
+         union all select episode_id, ended_at::text from episode_end",
+    )
+    .fetch_all(pool)
+    .await
+    .unwrap();
+    rows.into_iter().collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_order_of_the_same_events_gives_the_same_rows() {
+    let stories = match std::env::var("SPRINGTIDE_ORDER_STORIES") {
+        Ok(number) => number.parse().unwrap(),
+        Err(_) => STORIES,
+    };
+    let mut rng = StdRng::seed_from_u64(SEED);
+    let mut outcomes: BTreeMap<String, usize> = BTreeMap::new();
+    let mut left = stories;
+    while left > 0 {
+        let some = left.min(STORIES_AT_ONCE);
+        tell(some, &mut rng, &mut outcomes).await;
+        left -= some;
+    }
+    println!("{stories} stories, each told twice: {outcomes:?}");
+    for kind in ["accept", "reject", "decline", "value", "no_feedback", "retracted"] {
+        assert!(outcomes.contains_key(kind), "no story ended with {kind}: {outcomes:?}");
+    }
+}
+
+async fn tell(stories: usize, rng: &mut StdRng, outcomes: &mut BTreeMap<String, usize>) {
+    let stack = Stack::start("order").await;
+    let service = Service::start_with(&stack, options()).await;
+    hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;
+    let begin = OffsetDateTime::now_utc() - BEGIN;
+    let mut in_order = Vec::new();
+    let mut shuffled = Vec::new();
+    let mut pairs = Vec::new();
+    for _ in 0..stories {
+        let story = story(rng);
+        let [first, second] = [(); 2].map(|()| Telling {
+            begin,
+            random: rng.random(),
+        });
+        in_order.extend(story.iter().map(|told| first.event(told)));
+        shuffled.extend(story.iter().map(|told| second.event(told)));
+        let again: Vec<Told> = story.iter().filter(|_| rng.random_bool(0.3)).cloned().collect();
+        shuffled.extend(again.iter().map(|told| second.event(told)));
+        pairs.push((first, second, story));
+    }
+    shuffled.shuffle(rng);
+    let producer = Producer::new(&stack.kafka).unwrap();
+    for events in [&in_order, &shuffled] {
+        for some in events.chunks(500) {
+            try_join_all(some.iter().map(|event| producer.send_event(event)))
+                .await
+                .unwrap();
+        }
+    }
+    let sent = i64::try_from(in_order.len() + shuffled.len()).unwrap();
+    let read = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset where consumer = 'sink'";
+    eventually("the sink reads everything", PATIENCE, async || {
+        (number(&stack.pool, read).await == sent).then_some(())
+    })
+    .await;
+    assert_eq!(
+        number(&stack.pool, "select count(*) from trajectory").await,
+        0,
+        "the closer waits"
+    );
+    release_the_closer(&stack.pool).await;
+    eventually("everything closes", PATIENCE, async || {
+        (number(&stack.pool, "select count(*) from open_generation").await == 0).then_some(())
+    })
+    .await;
+    let endings = endings(&stack.pool).await;
+    for (first, second, story) in &pairs {
+        for told in story {
+            let role = match told.what {
+                What::Generation { role, .. } | What::Feedback { role, .. } | What::Retraction { role, .. } => role,
+                What::EpisodeEnd { .. } => EPISODE,
+            };
+            let [one, other] = [first, second].map(|telling| endings.get(&telling.id(role)));
+            assert!(one.is_some(), "{told:?} has no row: {story:#?}");
+            assert_eq!(one, other, "{told:?} of {story:#?}");
+        }
+    }
+    let kinds: Vec<(String, i64)> =
+        sqlx::query_as("select coalesce(signal, censor_code), count(*) from trajectory group by 1")
+            .fetch_all(&stack.pool)
+            .await
+            .unwrap();
+    for (kind, count) in kinds {
+        *outcomes.entry(kind).or_default() += usize::try_from(count).unwrap();
+    }
+    service.stop().await;
+}
