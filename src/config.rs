@@ -37,6 +37,7 @@ pub struct Config {
     pub serve: serving::ServeOptions,
     pub release: serving::ReleaseOptions,
     pub ingest: ingest::Options,
+    pub spool: ingest::spool::Options,
     pub trainer: trainer::Options,
 }
 
@@ -159,6 +160,7 @@ impl Default for Config {
             serve: serving::ServeOptions::default(),
             release: serving::ReleaseOptions::default(),
             ingest: ingest::Options::default(),
+            spool: ingest::spool::Options::default(),
             trainer: trainer::Options::default(),
         }
     }
@@ -425,6 +427,7 @@ mod tests {
     fn secrets_are_not_shown() {
         let text = "[postgres]\nurl = 'postgres://u:secret-1@h/d'\n[client]\napi_key = 'secret-2'\n\
                     [serve]\napi_key = 'secret-3'\n[trainer]\napi_key = 'secret-4'\n\
+                    [spool]\napi_key = 'secret-6'\ncaller_key = 'secret-7'\n\
                     [kafka.librdkafka]\n'sasl.password' = 'secret-5'";
         let shown = toml::to_string(&parse(text).unwrap()).unwrap();
         assert!(!shown.contains("secret"), "{shown}");

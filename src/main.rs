@@ -32,6 +32,7 @@ use clap::{Parser, Subcommand};
 use config::{Config, LogFormat};
 use nix::sys::signal::Signal;
 use roles::{Base, database};
+use telemetry::Telemetry;
 use tokio::runtime::Runtime;
 #[cfg(feature = "torch")]
 use tokio::signal::unix::{SignalKind, signal};
@@ -66,8 +67,8 @@ enum Command {
     /// Role: answer requests, follow new versions.
     #[cfg(feature = "torch")]
     Serve,
-    /// Role: take events in, close horizons.
-    Ingest,
+    /// Role: take events in, close horizons. Or collect them for an ingest elsewhere: `--spool DIR --upstream URL`.
+    Ingest(roles::ingest::Args),
     /// Role: one front for runs, versions, releases and the fleet.
     Control,
     /// Role: execute training runs. Or train a model here and now: `springtide train sft`.
@@ -137,6 +138,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
     let load = match &cli.command {
         Command::Key(_) | Command::Migrate => Config::load_to_make_keys,
+        // A collector calls none of the roles that need keys, and asks for a key of its own.
+        Command::Ingest(args) if args.spool.is_some() => Config::load_to_make_keys,
         _ => Config::load,
     };
     let mut config = load(cli.config.as_deref())?;
@@ -152,7 +155,12 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
         Command::Stack(command) => on_main_thread(stack::cli::run(command, config)),
         #[cfg(feature = "torch")]
         Command::Serve => role("serve", config, roles::serve::run),
-        Command::Ingest => role("ingest", config, roles::ingest::run),
+        Command::Ingest(args) => match args.spool {
+            None => role("ingest", config, roles::ingest::run),
+            Some(folder) => process("collector", config, async |telemetry| {
+                roles::ingest::collect(config, telemetry, &folder, args.upstream.as_deref()).await
+            }),
+        },
         Command::Control => role("control", config, roles::control::run),
         #[cfg(feature = "torch")]
         Command::Train(args) => match args.command {
@@ -191,10 +199,21 @@ fn role<F>(name: &'static str, config: &Config, work: impl FnOnce(Base) -> F) ->
 where
     F: Future<Output = anyhow::Result<()>>,
 {
+    process(name, config, async |telemetry| {
+        Box::pin(work(Base::new(config, telemetry).await?)).await
+    })
+}
+
+/// What tells about itself as roles do, with or without what they start from.
+fn process(
+    name: &'static str,
+    config: &Config,
+    work: impl AsyncFnOnce(&Telemetry) -> anyhow::Result<()>,
+) -> anyhow::Result<ExitCode> {
     // Set up before the runtime and dropped after it: the trace exporter blocks.
     let telemetry = telemetry::init(name, &config.telemetry)?;
     let runtime = Runtime::new().context("start threads")?;
-    let outcome = runtime.block_on(async { Box::pin(work(Base::new(config, &telemetry).await?)).await });
+    let outcome = runtime.block_on(Box::pin(work(&telemetry)));
     runtime.shutdown_timeout(LAST_WORK);
     if let Err(error) = outcome {
         tracing::error!(error = format!("{error:#}"), "the role ended");

@@ -150,7 +150,7 @@ async fn a_letter_whose_reason_is_gone_goes_back_as_it_was_and_twice_is_harmless
     let service = Service::start(&stack, MetricType::Float).await;
     let unasked = refused(&stack, &["replay", "--reason", "invalid"]).await;
     assert!(
-        unasked.contains("1 letters go back") && unasked.contains("--yes"),
+        unasked.contains("letters to put back: 1") && unasked.contains("--yes"),
         "{unasked}"
     );
     let done = ok(&stack, &["replay", "--reason", "invalid", "--yes"]).await;

@@ -14,6 +14,7 @@ mod ingest_reward;
 mod serving;
 #[cfg(feature = "torch")]
 mod spine;
+mod spool;
 mod support;
 #[cfg(feature = "torch")]
 mod trainer;

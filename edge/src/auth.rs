@@ -58,7 +58,7 @@ impl Role {
 }
 
 /// Who may call.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AuthOptions {
     /// Whether every call must carry a key. Without, every caller is the operator of the tenant `default`, and only
@@ -81,6 +81,15 @@ impl Principal {
             tenant: "default".to_owned(),
             role: Role::Admin,
             label: "operator".to_owned(),
+        }
+    }
+
+    /// Who holds a place's one key.
+    fn caller() -> Self {
+        Self {
+            role: Role::Serving,
+            label: "caller".to_owned(),
+            ..Self::operator()
         }
     }
 
@@ -109,10 +118,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Principal {
 
 /// Checks keys. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Auth {
-    options: AuthOptions,
-    pool: PgPool,
-    cache: Arc<Mutex<HashMap<[u8; 32], Looked>>>,
+pub struct Auth(Keys);
+
+#[derive(Debug, Clone)]
+enum Keys {
+    /// Every caller is the operator.
+    Open,
+    /// One key, known by its digest, with the role of a service that logs; for places without a database.
+    Fixed([u8; 32]),
+    /// Those of the table.
+    Table { pool: PgPool, cache: Arc<Cache> },
 }
 
 #[derive(Debug, Clone)]
@@ -123,15 +138,22 @@ struct Looked {
 
 impl Auth {
     pub fn new(options: AuthOptions, pool: PgPool) -> Self {
-        Self {
-            options,
+        if !options.required {
+            return Self(Keys::Open);
+        }
+        Self(Keys::Table {
             pool,
             cache: Arc::default(),
-        }
+        })
+    }
+
+    /// Asks for this one key; without, for none.
+    pub fn fixed(key: Option<&str>) -> Self {
+        Self(key.map_or(Keys::Open, |key| Keys::Fixed(digest(key))))
     }
 
     pub fn required(&self) -> bool {
-        self.options.required
+        !matches!(self.0, Keys::Open)
     }
 
     /// Puts every route of `router` behind the check; handlers take a [`Principal`] and call [`Principal::require`].
@@ -141,43 +163,54 @@ impl Auth {
 
     /// Who sent these headers.
     pub async fn principal(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
-        if !self.options.required {
+        if !self.required() {
             return Ok(Principal::operator());
         }
         let secret =
             secret(headers).ok_or_else(|| Problem::unauthorized("send the key as `Authorization: Bearer <key>`"))?;
-        let digest = *blake3::hash(secret.as_bytes()).as_bytes();
-        let principal = match self.cached(&digest) {
-            Some(looked) => looked,
-            None => {
-                let found = look_up(&self.pool, &digest).await.map_err(|error| {
-                    tracing::warn!(error = %format!("{error:#}"), "API key could not be checked");
-                    Problem::unavailable("keys cannot be checked right now", 2)
-                })?;
-                self.remember(digest, found.clone());
-                found
-            }
+        let digest = digest(&secret);
+        let principal = match &self.0 {
+            Keys::Open => Some(Principal::operator()),
+            // Of digests, how far two agree tells nothing about a key.
+            Keys::Fixed(only) => (digest == *only).then(Principal::caller),
+            Keys::Table { pool, cache } => match cached(cache, &digest) {
+                Some(looked) => looked,
+                None => {
+                    let found = look_up(pool, &digest).await.map_err(|error| {
+                        tracing::warn!(error = %format!("{error:#}"), "API key could not be checked");
+                        Problem::unavailable("keys cannot be checked right now", 2)
+                    })?;
+                    remember(cache, digest, found.clone());
+                    found
+                }
+            },
         };
         principal.ok_or_else(|| Problem::unauthorized("the key is unknown or revoked"))
     }
+}
 
-    /// The outer `None`: not looked up lately. The inner one: looked up, and unknown.
-    fn cached(&self, digest: &[u8; 32]) -> Option<Option<Principal>> {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let looked = cache.get(digest)?;
-        (looked.at.elapsed() < CACHE_FOR).then(|| looked.principal.clone())
-    }
+type Cache = Mutex<HashMap<[u8; 32], Looked>>;
 
-    fn remember(&self, digest: [u8; 32], principal: Option<Principal>) {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() >= CACHE_ENTRIES_MAX {
-            cache.retain(|_, looked| looked.at.elapsed() < CACHE_FOR);
-        }
-        if cache.len() < CACHE_ENTRIES_MAX {
-            let at = Instant::now();
-            cache.insert(digest, Looked { at, principal });
-        }
+/// The outer `None`: not looked up lately. The inner one: looked up, and unknown.
+fn cached(cache: &Cache, digest: &[u8; 32]) -> Option<Option<Principal>> {
+    let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    let looked = cache.get(digest)?;
+    (looked.at.elapsed() < CACHE_FOR).then(|| looked.principal.clone())
+}
+
+fn remember(cache: &Cache, digest: [u8; 32], principal: Option<Principal>) {
+    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    if cache.len() >= CACHE_ENTRIES_MAX {
+        cache.retain(|_, looked| looked.at.elapsed() < CACHE_FOR);
     }
+    if cache.len() < CACHE_ENTRIES_MAX {
+        let at = Instant::now();
+        cache.insert(digest, Looked { at, principal });
+    }
+}
+
+fn digest(key: &str) -> [u8; 32] {
+    *blake3::hash(key.as_bytes()).as_bytes()
 }
 
 /// Makes a key of `role` for `tenant` and returns its secret, which is stored nowhere. The tenant is created if new.
@@ -187,7 +220,7 @@ pub async fn create_key(pool: &PgPool, tenant: &str, role: Role, label: &str) ->
         .try_fill_bytes(&mut random)
         .context("draw random bytes")?;
     let secret = format!("{SECRET_PREFIX}{}", hex::encode(random));
-    let digest = blake3::hash(secret.as_bytes());
+    let digest = digest(&secret);
     let mut transaction = pool.begin().await.context("begin")?;
     sqlx::query!("insert into tenant (id) values ($1) on conflict do nothing", tenant)
         .execute(&mut *transaction)
@@ -197,7 +230,7 @@ pub async fn create_key(pool: &PgPool, tenant: &str, role: Role, label: &str) ->
         "insert into api_key (tenant_id, role, digest, label) values ($1, $2, $3, $4)",
         tenant,
         role.as_str(),
-        digest.as_bytes().as_slice(),
+        digest.as_slice(),
         label
     )
     .execute(&mut *transaction)
@@ -281,6 +314,25 @@ mod tests {
             axum::http::StatusCode::FORBIDDEN
         );
         assert!(Principal::operator().require(&[Role::Release]).is_ok());
+    }
+
+    #[tokio::test]
+    async fn one_fixed_key_opens_and_no_other() {
+        let auth = Auth::fixed(Some("spring_right"));
+        assert!(auth.required());
+        let mut headers = HeaderMap::new();
+        for (sent, role) in [
+            (None, None),
+            (Some("Bearer spring_wrong"), None),
+            (Some("Bearer spring_right"), Some(Role::Serving)),
+        ] {
+            if let Some(sent) = sent {
+                headers.insert(header::AUTHORIZATION, sent.parse().unwrap());
+            }
+            let principal = auth.principal(&headers).await.ok();
+            assert_eq!(principal.map(|principal| principal.role), role);
+        }
+        assert!(!Auth::fixed(None).required());
     }
 
     #[test]

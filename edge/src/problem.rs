@@ -93,6 +93,16 @@ impl Problem {
             .retry_after(retry_after_seconds)
     }
 
+    /// 501: never possible here.
+    pub fn not_implemented(detail: impl Display) -> Self {
+        Self::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "not-implemented",
+            "This place cannot do that",
+        )
+        .detail(detail)
+    }
+
     /// 503: something this service needs is away; the same request may succeed later.
     pub fn unavailable(detail: impl Display, retry_after_seconds: u32) -> Self {
         Self::new(

@@ -37,7 +37,7 @@ use utoipa::{OpenApi as _, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::log::Producer;
+use crate::entrance::Entrance;
 use crate::options::Options;
 use crate::rules::Rules;
 use circuit::Circuit;
@@ -50,8 +50,9 @@ const SOURCE: &str = "springtide/api";
 /// What every handler works with. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Api {
-    pool: PgPool,
-    producer: Producer,
+    /// `None` in a collector.
+    pool: Option<PgPool>,
+    entrance: Entrance,
     rules: Arc<Rules>,
     circuit: Arc<Circuit>,
     intake: Intake,
@@ -62,11 +63,12 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    pub(crate) fn new(options: &Options, pool: PgPool, producer: Producer, rules: Arc<Rules>) -> Self {
+    /// `pool`: `None` in a collector, which knows no tables.
+    pub(crate) fn new(options: &Options, pool: Option<PgPool>, entrance: Entrance, rules: Arc<Rules>) -> Self {
         let probe_interval = Duration::from_secs_f64(options.log_probe_seconds);
         Self {
             pool,
-            producer,
+            entrance,
             rules,
             circuit: Arc::new(Circuit::new(options.log_failures_max, probe_interval)),
             intake: Intake::new(options),

@@ -13,11 +13,15 @@
 //!      trajectory: rewarded, or censored with a code
 //! ```
 //!
+//! A collector has the same entrance in front of a spool on its own disk, which is forwarded to such an ingest.
+//!
 //! Knows no tensors and no policy bytes; what is trained on, and who is served, is decided elsewhere.
 
 mod api;
 mod closer;
+pub mod collector;
 mod dialect;
+mod entrance;
 pub mod event;
 pub mod kafka;
 pub mod log;
@@ -28,6 +32,7 @@ pub mod reward;
 mod rules;
 mod service;
 pub mod sink;
+pub mod spool;
 
 pub use options::Options;
 pub use service::run;

@@ -18,6 +18,7 @@ pub use producer::Producer;
 pub use crate::proto::Announcement;
 
 use crate::event::Invalid;
+use crate::spool;
 
 /// Why something did not enter the log.
 #[derive(Debug, thiserror::Error)]
@@ -34,4 +35,7 @@ pub enum Error {
     /// Not acknowledged in time, or refused by the broker. It may still arrive: the same event again is a duplicate.
     #[error("the log did not acknowledge")]
     Unavailable(#[source] rdkafka::error::KafkaError),
+    /// A collector's spool did not take it.
+    #[error(transparent)]
+    Spool(#[from] spool::Error),
 }

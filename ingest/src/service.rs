@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
 use crate::closer::{Closer, Unscored};
+use crate::entrance::Entrance;
 use crate::kafka::{self, ClientOptions};
 use crate::log::Producer;
 use crate::options::Options;
@@ -51,7 +52,8 @@ pub async fn run(
 
     let stop = shutdown.child_token();
     let mut parts: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    let api = Api::new(&options, pool.clone(), producer.clone(), rules.clone());
+    let entrance = Entrance::Log(producer.clone());
+    let api = Api::new(&options, Some(pool.clone()), entrance, rules.clone());
     let router = api.router(&auth).merge(extra);
     parts.spawn(edge::server::run(listener, router, stop.clone()));
     let sink = Sink {
@@ -94,13 +96,13 @@ pub async fn run(
 }
 
 /// A part that only ever ends because it was asked to.
-async fn until_stopped(part: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub(crate) async fn until_stopped(part: impl Future<Output = ()>) -> anyhow::Result<()> {
     part.await;
     Ok(())
 }
 
 /// Waits for all parts; the first that fails or ends early stops the others.
-async fn join(parts: &mut JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
+pub(crate) async fn join(parts: &mut JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
     let mut result = Ok(());
     while let Some(ended) = parts.join_next().await {
         let early = !stop.is_cancelled();

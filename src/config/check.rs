@@ -10,6 +10,7 @@ impl Config {
     /// Refuses what cannot work together.
     pub fn check(&self) -> anyhow::Result<()> {
         self.ingest.check()?;
+        self.spool.check()?;
         self.serve.check().map_err(|why| anyhow!(why))?;
         self.release.check().map_err(|why| anyhow!(why))?;
         self.trainer.check().map_err(|why| anyhow!(why))?;

@@ -55,7 +55,7 @@ pub async fn run(letters: &Letters, args: &Args, config: &Config) -> anyhow::Res
     let topics = config.kafka_client().topics();
     let plan = plan(letters, args, config, &topics).await?;
     for (why, count) in &plan.left {
-        eprintln!("{count} left where they are: {why}");
+        eprintln!("left where they are: {count}, for {why}");
     }
     if plan.chosen.is_empty() {
         eprintln!("nothing to put back");
@@ -154,7 +154,7 @@ impl Plan {
             again => format!(" ({again} of them not for the first time)"),
         };
         format!(
-            "{} letters go back{again}: {}. What the tables hold already stays as it is.",
+            "letters to put back: {}{again}, {}. What the tables hold already stays as it is.",
             self.chosen.len(),
             topics.join(", ")
         )
@@ -177,7 +177,7 @@ async fn repaired(letters: &Letters, place: Place, file: &Path, yes: bool, confi
         eprintln!("{warning}");
     }
     eprintln!(
-        "1 repaired letter goes to {}: {} {} {}",
+        "a repaired event goes to {}: {} {} {}",
         client.topics().of(&event),
         event.kind(),
         event.source,
@@ -262,7 +262,7 @@ mod tests {
         };
         let summary = plan.summary();
         assert!(
-            summary.starts_with("2 letters go back (1 of them not for the first time): 2 to t."),
+            summary.starts_with("letters to put back: 2 (1 of them not for the first time), 2 to t."),
             "{summary}"
         );
     }

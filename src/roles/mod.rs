@@ -45,7 +45,7 @@ impl Base {
         database::check_schema(&pool).await?;
         Ok(Self {
             config: config.clone(),
-            auth: Auth::new(config.auth.clone(), pool.clone()),
+            auth: Auth::new(config.auth, pool.clone()),
             pool,
             metrics: telemetry.router(),
             shutdown,

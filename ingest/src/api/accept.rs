@@ -11,7 +11,7 @@ use futures::stream;
 use super::Api;
 use super::dryrun::Outlook;
 use crate::event::{self, Event, Invalid};
-use crate::log;
+use crate::{log, spool};
 
 /// How long the look for a known contradiction may take; the log is asked all the same.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_millis(500);
@@ -60,7 +60,7 @@ impl Api {
             return Ok(event);
         }
         self.circuit.pass(Instant::now()).map_err(|_| away())?;
-        match self.producer.send_event(&event).await {
+        match self.entrance.send_event(&event).await {
             Ok(()) => self.circuit.acknowledged(),
             Err(error) => {
                 // The other errors say nothing about the log.
@@ -92,6 +92,9 @@ impl Api {
     /// The digests under which the tables hold these events. Not finding out in time counts as not knowing: the log takes
     /// events while the database is away, and the sink compares again.
     async fn stored(&self, events: &[Result<Event, Problem>]) -> HashMap<Key, [u8; 32]> {
+        let Some(pool) = &self.pool else {
+            return HashMap::new();
+        };
         let valid = || events.iter().flatten();
         let Some(tenant) = valid().map(|event| &event.tenant).next() else {
             return HashMap::new();
@@ -105,7 +108,7 @@ impl Api {
             &sources,
             &ids
         )
-        .fetch_all(&self.pool);
+        .fetch_all(pool);
         let rows = match tokio::time::timeout(LOOK_UP_TIMEOUT, rows).await {
             Ok(Ok(rows)) => rows,
             Ok(Err(error)) => {
@@ -159,6 +162,8 @@ fn unaccepted(error: log::Error) -> Problem {
         log::Error::Invalid(error) => invalid(&error),
         log::Error::TooLarge { .. } => Problem::too_large(error),
         log::Error::Full => Problem::too_many(error, 1),
+        log::Error::Spool(spool::Error::TooLarge) => Problem::too_large(error),
+        log::Error::Spool(cause) => Problem::unavailable(&cause, cause.retry_after_seconds()),
         log::Error::Unavailable(cause) => {
             tracing::warn!(error = %cause, "event not acknowledged");
             Problem::unavailable("the log did not acknowledge; send the same event again", 1)

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use edge::problem::Problem;
 use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
 use time::OffsetDateTime;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
@@ -104,7 +105,10 @@ impl Api {
     /// Events of one tenant, forecast in order.
     pub(super) async fn forecast(&self, events: Vec<Result<Event, Problem>>) -> Result<Vec<Forecast>, Problem> {
         let examined = self.examine(events).await;
-        let known = self.known(&examined).await.map_err(|error| {
+        let pool = self.pool.as_ref().ok_or_else(|| {
+            Problem::not_implemented("a collector has no tables to join with: send dry runs to its upstream")
+        })?;
+        let known = known_of(pool, &examined).await.map_err(|error| {
             tracing::warn!(%error, "a dry run cannot be joined");
             Problem::unavailable("a dry run needs the database, which does not answer", 1)
         })?;
@@ -124,31 +128,31 @@ impl Api {
         };
         Ok(examined.into_iter().map(|examined| examined.map(forecast)).collect())
     }
+}
 
-    async fn known(&self, examined: &[Result<Examined, Problem>]) -> sqlx::Result<HashMap<(Uuid, bool), Known>> {
-        let valid = || examined.iter().flatten().map(|examined| &examined.event);
-        let Some(tenant) = valid().map(|event| &event.tenant).next() else {
-            return Ok(HashMap::new());
+async fn known_of(pool: &PgPool, examined: &[Result<Examined, Problem>]) -> sqlx::Result<HashMap<(Uuid, bool), Known>> {
+    let valid = || examined.iter().flatten().map(|examined| &examined.event);
+    let Some(tenant) = valid().map(|event| &event.tenant).next() else {
+        return Ok(HashMap::new());
+    };
+    let mut wanted: Vec<(Uuid, bool)> = valid().map(about).collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let (ids, episodes): (Vec<Uuid>, Vec<bool>) = wanted.into_iter().unzip();
+    let rows = sqlx::query_file!("src/api/dryrun.sql", tenant, &ids, &episodes)
+        .fetch_all(pool)
+        .await?;
+    let mut known = HashMap::new();
+    for row in rows {
+        let found = Known {
+            generations: row.generations,
+            open: row.open,
+            closes_at: row.closes_at,
+            feedback: row.feedback,
         };
-        let mut wanted: Vec<(Uuid, bool)> = valid().map(about).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        let (ids, episodes): (Vec<Uuid>, Vec<bool>) = wanted.into_iter().unzip();
-        let rows = sqlx::query_file!("src/api/dryrun.sql", tenant, &ids, &episodes)
-            .fetch_all(&self.pool)
-            .await?;
-        let mut known = HashMap::new();
-        for row in rows {
-            let found = Known {
-                generations: row.generations,
-                open: row.open,
-                closes_at: row.closes_at,
-                feedback: row.feedback,
-            };
-            known.insert((row.id, row.episode), found);
-        }
-        Ok(known)
+        known.insert((row.id, row.episode), found);
     }
+    Ok(known)
 }
 
 /// What an event is about, and whether that is an episode.

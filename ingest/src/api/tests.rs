@@ -9,6 +9,7 @@ use tower::ServiceExt;
 use uuid::Uuid;
 
 use super::*;
+use crate::entrance::Entrance;
 use crate::event::{FinishReason, Generation, PayloadRef, Prefix, Purpose, VersionSpan};
 use crate::kafka::ClientOptions;
 
@@ -72,7 +73,7 @@ fn router_before(kafka: &ClientOptions, options: &Options) -> Router {
     let pool = no_database();
     let producer = Producer::new(kafka).unwrap();
     let rules = Rules::new(options.metrics().unwrap(), time::Duration::minutes(5));
-    let api = Api::new(options, pool.clone(), producer, Arc::new(rules));
+    let api = Api::new(options, Some(pool.clone()), Entrance::Log(producer), Arc::new(rules));
     api.router(&Auth::new(AuthOptions::default(), pool))
 }
 

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use rdkafka::consumer::{Consumer, StreamConsumer};
-use rdkafka::error::KafkaError;
+use rdkafka::consumer::{Consumer, ConsumerContext, StreamConsumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message;
-use rdkafka::{Offset, TopicPartitionList};
+use rdkafka::{ClientContext, Offset, TopicPartitionList};
 
 use super::letter::{Entry, Letter, Place, Replayed};
 use crate::kafka::{self, ClientOptions};
@@ -29,16 +29,32 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 /// The topic of dead letters, as long as it was when it was opened.
 pub struct Letters {
-    consumer: StreamConsumer,
+    consumer: StreamConsumer<Quiet>,
     brokers: String,
     topic: String,
     /// By partition: its first offset, and the one after its last.
     ranges: BTreeMap<i32, (i64, i64)>,
 }
 
+/// The end of a partition is no error here.
+struct Quiet;
+
+impl ClientContext for Quiet {
+    fn error(&self, error: KafkaError, reason: &str) {
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
+            tracing::warn!(%error, reason, "the dead letters cannot be read right now");
+        }
+    }
+}
+
+impl ConsumerContext for Quiet {}
+
 impl Letters {
     pub async fn open(options: &ClientOptions) -> anyhow::Result<Self> {
-        let consumer: StreamConsumer = options.config(SETTINGS).create().context("create consumer")?;
+        let consumer: StreamConsumer<Quiet> = options
+            .config(SETTINGS)
+            .create_with_context(Quiet)
+            .context("create consumer")?;
         let (topic, brokers) = (options.topics().dlq, options.brokers.clone());
         let read = move || -> anyhow::Result<_> {
             let mut ranges = BTreeMap::new();

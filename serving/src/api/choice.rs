@@ -242,7 +242,7 @@ impl Choice {
             metrics::counter!("springtide_choices_unlogged_total").increment(1);
             match error {
                 log::Error::Invalid(_) | log::Error::TooLarge { .. } => Problem::internal(error),
-                log::Error::Full | log::Error::Unavailable(_) => Problem::unavailable(
+                log::Error::Full | log::Error::Unavailable(_) | log::Error::Spool(_) => Problem::unavailable(
                     "the completion could not be logged, so it is withheld; ask again shortly",
                     2,
                 ),

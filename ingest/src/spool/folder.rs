@@ -1,0 +1,268 @@
+//! The spool's folder: who may use it, which segments it has, how much they take, and the files beside them. Blocks.
+//!
+//! ```text
+//!  lock                                   held by the one process that uses the folder
+//!  00000000000000000017.spool             a segment
+//!  00000000000000000016-4711.damaged      bytes of segment 16 from offset 4711 on that are no record
+//!  refused.jsonl                          events that the upstream will never take (see `refused`)
+//! ```
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use uuid::Uuid;
+
+use super::segment::{HEADER_BYTES, Header};
+use super::writer::{Storage, Tail};
+
+/// Events hold what users wrote: their owner's eyes only.
+pub(super) const FILE_MODE: u32 = 0o600;
+const FOLDER_MODE: u32 = 0o700;
+pub(super) const REFUSED: &str = "refused.jsonl";
+
+/// The folder, locked for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    _lock: File,
+}
+
+/// A segment as it was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Found {
+    pub number: u64,
+    pub length: u64,
+}
+
+/// What an earlier process left.
+#[derive(Debug)]
+pub(super) struct Contents {
+    /// In order.
+    pub segments: Vec<Found>,
+    /// Of the first segment that will be made. Never one that a file here was made from.
+    pub next_number: u64,
+    /// Bytes of everything that the spool's limit counts.
+    pub used: u64,
+}
+
+impl Folder {
+    /// Makes the folder if there is none, and takes it.
+    pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
+        let made = fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(path);
+        made.with_context(|| format!("make the spool's folder {}", path.display()))?;
+        let lock = path.join("lock");
+        let lock = File::create(&lock).with_context(|| format!("create {}", lock.display()))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!(
+                "another process uses the spool {}: give each collector a folder of its own",
+                path.display()
+            ),
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("lock the spool {}", path.display()));
+            }
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            _lock: lock,
+        })
+    }
+
+    /// What is there; cuts off what a crash left of the record that was on its way, which nobody was told about.
+    pub(super) fn recover(&self) -> anyhow::Result<Contents> {
+        let mut contents = Contents {
+            segments: Vec::new(),
+            next_number: 1,
+            used: 0,
+        };
+        let entries = fs::read_dir(&self.path).with_context(|| format!("read {}", self.path.display()))?;
+        for entry in entries {
+            let entry = entry.context("read the spool's folder")?;
+            let name = entry.file_name();
+            let Some((number, kind)) = name.to_str().and_then(parse) else {
+                continue;
+            };
+            let length = entry.metadata().context("read a segment's length")?.len();
+            contents.used += length;
+            contents.next_number = contents.next_number.max(number.saturating_add(1));
+            if kind == Kind::Segment {
+                contents.segments.push(Found { number, length });
+            }
+        }
+        contents.segments.sort_unstable_by_key(|found| found.number);
+        contents.used += fs::metadata(self.refused()).map_or(0, |refused| refused.len());
+        if let Some(last) = contents.segments.last_mut() {
+            let cut = self.cut_torn(*last).context("look at the last segment")?;
+            last.length -= cut;
+            contents.used -= cut;
+            if last.length == 0 {
+                contents.segments.pop();
+            }
+        }
+        Ok(contents)
+    }
+
+    /// How many bytes were cut off; a segment whose beginning was never written goes wholly.
+    fn cut_torn(&self, last: Found) -> anyhow::Result<u64> {
+        let bytes = self.read(last.number, 0, last.length)?;
+        if bytes.len() < HEADER_BYTES || bytes.iter().all(|byte| *byte == 0) {
+            self.remove(last.number)?;
+            return Ok(last.length);
+        }
+        let Some(header) = Header::decode(&bytes, last.number) else {
+            return Ok(0); // told when it is read
+        };
+        let scan = header.scan(HEADER_BYTES as u64, &bytes[HEADER_BYTES..]);
+        let Some(torn) = scan.torn else { return Ok(0) };
+        let torn = torn.len() as u64;
+        let path = self.segment(last.number);
+        let file = OpenOptions::new().write(true).open(&path);
+        let file = file.with_context(|| format!("open {}", path.display()))?;
+        file.set_len(last.length - torn).context("cut")?;
+        file.sync_all().context("flush")?;
+        tracing::info!(
+            segment = last.number,
+            bytes = torn,
+            "cut off an event that was on its way in a crash; it was not acknowledged"
+        );
+        Ok(torn)
+    }
+
+    pub(super) fn read(&self, number: u64, from: u64, to: u64) -> io::Result<Vec<u8>> {
+        let mut file = File::open(self.segment(number))?;
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.take(to.saturating_sub(from)).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    pub(super) fn remove(&self, number: u64) -> io::Result<()> {
+        fs::remove_file(self.segment(number))?;
+        self.flush()
+    }
+
+    /// Keeps bytes that are no record, for a person to look at. `None`: they are here already.
+    pub(super) fn keep_damaged(&self, number: u64, offset: u64, bytes: &[u8]) -> io::Result<Option<PathBuf>> {
+        let path = self.path.join(format!("{number:020}-{offset}.damaged"));
+        if fs::metadata(&path).is_ok_and(|there| there.len() == bytes.len() as u64) {
+            return Ok(None);
+        }
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(FILE_MODE)
+            .open(&path)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        self.flush()?;
+        Ok(Some(path))
+    }
+
+    pub(super) fn refused(&self) -> PathBuf {
+        self.path.join(REFUSED)
+    }
+
+    fn segment(&self, number: u64) -> PathBuf {
+        self.path.join(format!("{number:020}.spool"))
+    }
+
+    /// Makes new and removed names last.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+impl Storage for std::sync::Arc<Folder> {
+    fn create(&mut self, number: u64) -> io::Result<(Header, Box<dyn Tail>)> {
+        let header = Header {
+            number,
+            salt: Uuid::now_v7().into_bytes(),
+        };
+        let path = self.segment(number);
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(FILE_MODE)
+            .open(&path)?;
+        let written = file
+            .write_all(&header.encode())
+            .and_then(|()| file.sync_all())
+            .and_then(|()| self.flush());
+        if let Err(error) = written {
+            // An empty segment would only be passed over, so that failing to remove it harms nobody.
+            let _ = fs::remove_file(&path);
+            return Err(error);
+        }
+        Ok((header, Box::new(file)))
+    }
+}
+
+impl Tail for File {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn cut(&mut self, length: u64) -> io::Result<()> {
+        self.set_len(length)?;
+        self.sync_all()
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Kind {
+    Segment,
+    Damaged,
+}
+
+fn parse(name: &str) -> Option<(u64, Kind)> {
+    if let Some(number) = name.strip_suffix(".spool") {
+        return Some((number.parse().ok()?, Kind::Segment));
+    }
+    let (number, _) = name.strip_suffix(".damaged")?.split_once('-')?;
+    Some((number.parse().ok()?, Kind::Damaged))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_used_by_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Folder::open(dir.path()).unwrap();
+        let second = Folder::open(dir.path()).unwrap_err().to_string();
+        assert!(second.contains("folder of its own"), "{second}");
+        drop(first);
+        Folder::open(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn numbers_go_on_behind_everything_that_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        assert_eq!(folder.recover().unwrap().next_number, 1);
+        folder.keep_damaged(41, 40, b"xyz").unwrap().unwrap();
+        assert_eq!(folder.keep_damaged(41, 40, b"xyz").unwrap(), None);
+        let contents = folder.recover().unwrap();
+        assert_eq!((contents.next_number, contents.used), (42, 3));
+    }
+
+    #[test]
+    fn a_segment_without_a_beginning_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        fs::write(dir.path().join("00000000000000000003.spool"), b"SPTSP").unwrap();
+        let contents = folder.recover().unwrap();
+        assert_eq!((contents.segments, contents.next_number), (vec![], 4));
+        assert!(!dir.path().join("00000000000000000003.spool").exists());
+    }
+}
