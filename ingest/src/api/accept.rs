@@ -163,7 +163,10 @@ fn unaccepted(error: log::Error) -> Problem {
         log::Error::TooLarge { .. } => Problem::too_large(error),
         log::Error::Full => Problem::too_many(error, 1),
         log::Error::Spool(spool::Error::TooLarge) => Problem::too_large(error),
-        log::Error::Spool(cause) => Problem::unavailable(&cause, cause.retry_after_seconds()),
+        log::Error::Spool(cause) => {
+            let retry_after_seconds = cause.retry_after_seconds();
+            Problem::unavailable(cause, retry_after_seconds)
+        }
         log::Error::Unavailable(cause) => {
             tracing::warn!(error = %cause, "event not acknowledged");
             Problem::unavailable("the log did not acknowledge; send the same event again", 1)

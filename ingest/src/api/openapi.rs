@@ -8,7 +8,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Components, ContentBuilder, InfoBuilder, ObjectBuilder, OpenApi, ResponseBuilder};
+use utoipa::openapi::{Components, ContentBuilder, InfoBuilder, ObjectBuilder, OpenApi, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 use uuid::Uuid;
 
@@ -40,6 +40,14 @@ pub(super) fn complete(mut document: OpenApi) -> OpenApi {
         // Where `auth.required` is false.
         SecurityRequirement::default(),
     ]);
+    for item in document.paths.paths.values_mut() {
+        let Some(post) = &mut item.post else { continue };
+        if let Some(RefOr::T(taken)) = post.responses.responses.get("200") {
+            let mut spooled = taken.clone();
+            spooled.description = "by a collector: flushed to its disk, not in the log yet".to_owned();
+            post.responses.responses.insert("202".to_owned(), RefOr::T(spooled));
+        }
+    }
     document.paths.add_path_operation(PATH, vec![HttpMethod::Get], itself());
     document
 }
@@ -104,6 +112,9 @@ pub(super) enum Refusal {
     /// Something went wrong on this side.
     #[response(status = 500, content_type = "application/problem+json")]
     Internal(ProblemDocument),
+    /// A dry run at a collector, which has no tables to join with.
+    #[response(status = 501, content_type = "application/problem+json")]
+    NotImplemented(ProblemDocument),
     /// The log did not acknowledge, or is known to be away; `Retry-After` says when to come again.
     #[response(status = 503, content_type = "application/problem+json")]
     Unavailable(ProblemDocument),

@@ -12,6 +12,7 @@ use super::*;
 use crate::entrance::Entrance;
 use crate::event::{FinishReason, Generation, PayloadRef, Prefix, Purpose, VersionSpan};
 use crate::kafka::ClientOptions;
+use crate::log::Producer;
 
 /// With every field.
 pub(super) fn generation() -> Generation {
