@@ -32,10 +32,11 @@ use crate::support::{Stack, eventually};
 
 const SOON: Duration = Duration::from_secs(20);
 const SOURCE: &str = "tests/ingest";
+pub const JSON: (&str, &str) = ("content-type", "application/json");
 
 /// An ingest service of its own on a free port; also a failed test stops it.
 pub struct Service {
-    address: SocketAddr,
+    pub address: SocketAddr,
     stop: DropGuard,
     running: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
@@ -49,7 +50,7 @@ impl Service {
         Self::start_behind(stack, options, AuthOptions::default()).await
     }
 
-    async fn start_behind(stack: &Stack, options: ingest::Options, auth: AuthOptions) -> Self {
+    pub async fn start_behind(stack: &Stack, options: ingest::Options, auth: AuthOptions) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
@@ -77,15 +78,24 @@ impl Service {
     }
 
     pub async fn post(&self, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
-        let url = format!("http://{}{path}", self.address);
-        let request = reqwest::Client::new()
-            .post(url)
-            .header("content-type", "application/json")
-            .body(body.to_string());
-        let response = request.send().await.unwrap();
-        let status = response.status().as_u16();
+        let (status, _, answer) = self.post_with(path, &[JSON], body.to_string()).await;
+        (status, answer)
+    }
+
+    pub async fn post_with(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<reqwest::Body>,
+    ) -> (u16, axum::http::HeaderMap, serde_json::Value) {
+        let mut request = reqwest::Client::new().post(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = request.body(body).send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let body = response.bytes().await.unwrap();
-        (status, serde_json::from_slice(&body).unwrap())
+        (status, headers, serde_json::from_slice(&body).unwrap())
     }
 
     pub async fn stop(self) {
@@ -283,7 +293,7 @@ pub async fn count(pool: &PgPool, query: &'static str) -> i64 {
 }
 
 /// Waits until the tables hold `records` records of the log.
-async fn stored(pool: &PgPool, records: i64) {
+pub async fn stored(pool: &PgPool, records: i64) {
     let query = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset where consumer = 'sink'";
     eventually("the sink catches up", SOON, async || {
         let reached = count(pool, query).await;

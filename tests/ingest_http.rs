@@ -2,83 +2,17 @@
 //! CloudEvents, scores and dry runs. What becomes of an event once it is in the log is next door (`ingest.rs`).
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use axum::http::HeaderMap;
-use edge::auth::{Auth, AuthOptions, Role, create_key};
-use ingest::event::{FinishReason, Generation, Purpose, VersionSpan};
+use edge::auth::{AuthOptions, Role, create_key};
 use ingest::reward::Definition;
 use serde_json::{Value, json};
-use sqlx::PgPool;
-use tokio::net::TcpListener;
-use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
+use crate::ingest::{JSON, Service, count, generation, stored};
 use crate::support::{Stack, eventually};
 
 const SOON: Duration = Duration::from_secs(20);
-
-/// An ingest service of its own on a free port; also a failed test stops it.
-struct Service {
-    address: SocketAddr,
-    stop: DropGuard,
-    running: tokio::task::JoinHandle<anyhow::Result<()>>,
-}
-
-impl Service {
-    async fn start(stack: &Stack) -> Self {
-        Self::start_with(stack, options(), AuthOptions::default()).await
-    }
-
-    async fn start_with(stack: &Stack, options: ingest::Options, auth: AuthOptions) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let stop = CancellationToken::new();
-        let service = ingest::run(
-            options,
-            stack.kafka.clone(),
-            stack.pool.clone(),
-            Auth::new(auth, stack.pool.clone()),
-            listener,
-            axum::Router::new(),
-            stop.clone(),
-        );
-        Self {
-            address,
-            stop: stop.drop_guard(),
-            running: tokio::spawn(service),
-        }
-    }
-
-    async fn post(
-        &self,
-        path: &str,
-        headers: &[(&str, &str)],
-        body: impl Into<reqwest::Body>,
-    ) -> (u16, HeaderMap, Value) {
-        let mut request = reqwest::Client::new().post(format!("http://{}{path}", self.address));
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let response = request.body(body).send().await.unwrap();
-        let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        let body = response.bytes().await.unwrap();
-        (status, headers, serde_json::from_slice(&body).unwrap())
-    }
-
-    async fn post_json(&self, path: &str, body: &Value) -> (u16, Value) {
-        let (status, _, answer) = self.post(path, &[JSON], body.to_string()).await;
-        (status, answer)
-    }
-
-    async fn stop(self) {
-        drop(self.stop);
-        self.running.await.unwrap().unwrap();
-    }
-}
-
-const JSON: (&str, &str) = ("content-type", "application/json");
 
 /// A horizon that a test does not outlive.
 fn options() -> ingest::Options {
@@ -92,48 +26,6 @@ fn options() -> ingest::Options {
     }
 }
 
-fn generation() -> Generation {
-    let id = Uuid::now_v7();
-    Generation {
-        id,
-        episode_id: id,
-        segment: 0,
-        turn: 0,
-        parent_id: None,
-        policy: "demo".to_owned(),
-        line: "realtime".to_owned(),
-        versions: vec![VersionSpan {
-            version: 4,
-            root: [4; 32],
-            tokens: 2,
-        }],
-        replica: "replica-1".to_owned(),
-        purpose: Purpose::Production,
-        run_id: None,
-        task_id: None,
-        group_id: None,
-        surface: "completion".to_owned(),
-        user_key: "user-1".to_owned(),
-        arm: "champion".to_owned(),
-        arm_probability: 0.6,
-        prompt_prefix: None,
-        prompt_ids: vec![10, 11],
-        token_ids: vec![20, 2],
-        logprobs: vec![-0.1, -2.5],
-        train_mask: None,
-        payload: None,
-        temperature: 1.0,
-        top_p: 1.0,
-        seed: None,
-        finish_reason: FinishReason::Stop,
-        declined: false,
-        shown: Some(true),
-        consent: true,
-        decline_suppressed: false,
-        exploration_share: None,
-    }
-}
-
 fn feedback_about(generation: Uuid) -> Value {
     json!({
         "feedback_id": Uuid::now_v7(), "generation_id": generation, "metric_name": "accept", "value": true,
@@ -144,25 +36,10 @@ fn canonical(id: &str, kind: &str, body: &Value) -> Value {
     json!({"source": "app", "id": id, "time": "2026-01-01T00:00:00Z", kind: body})
 }
 
-async fn count(pool: &PgPool, query: &'static str) -> i64 {
-    sqlx::query_scalar(query).fetch_one(pool).await.unwrap()
-}
-
-/// Waits until the tables hold `records` records of the log.
-async fn stored(pool: &PgPool, records: i64) {
-    let query = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset where consumer = 'sink'";
-    eventually("the sink catches up", SOON, async || {
-        let reached = count(pool, query).await;
-        assert!(reached <= records, "{reached} records, not {records}");
-        (reached == records).then_some(())
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_is_stored_but_for_what_is_wrong_and_once_however_often_it_is_sent() {
     let stack = Stack::start("batch").await;
-    let service = Service::start(&stack).await;
+    let service = Service::start_with(&stack, options()).await;
     let generation = generation();
     let mut items = vec![canonical(
         "g",
@@ -180,19 +57,19 @@ async fn a_batch_is_stored_but_for_what_is_wrong_and_once_however_often_it_is_se
     invalid["feedback"]["value"] = json!("yes");
     items.push(invalid);
     let items = Value::Array(items);
-    let first = service.post_json("/v1/events:batch", &items).await;
+    let first = service.post("/v1/events:batch", &items).await;
     assert_eq!(first.0, 207, "{}", first.1);
     let results = first.1["results"].as_array().unwrap();
     assert_eq!(results.len(), 102);
     assert!(results[..101].iter().all(|result| result["status"] == 200));
     assert_eq!(results[101]["problem"]["field"], "value");
     stored(&stack.pool, 101).await;
-    assert_eq!(service.post_json("/v1/events:batch", &items).await, first);
+    assert_eq!(service.post("/v1/events:batch", &items).await, first);
     assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 100);
 
     let mut conflict = items[1].clone();
     conflict["feedback"]["value"] = json!(false);
-    let (status, answer) = service.post_json("/v1/events:batch", &json!([conflict])).await;
+    let (status, answer) = service.post("/v1/events:batch", &json!([conflict])).await;
     assert_eq!(
         (status, &answer["results"][0]["status"]),
         (207, &json!(409)),
@@ -205,24 +82,24 @@ async fn a_batch_is_stored_but_for_what_is_wrong_and_once_however_often_it_is_se
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idempotency_key_is_one_feedback_and_another_body_under_it_a_409() {
     let stack = Stack::start("idempotency").await;
-    let service = Service::start(&stack).await;
+    let service = Service::start_with(&stack, options()).await;
     let body = json!({"generation_id": Uuid::now_v7(), "metric_name": "stars", "value": 4});
     let keyed = [JSON, ("idempotency-key", "click-1")];
-    let (status, _, first) = service.post("/v1/feedback", &keyed, body.to_string()).await;
+    let (status, _, first) = service.post_with("/v1/feedback", &keyed, body.to_string()).await;
     assert_eq!(status, 200, "{first}");
     // Before and after the tables know it.
-    let (status, _, again) = service.post("/v1/feedback", &keyed, body.to_string()).await;
+    let (status, _, again) = service.post_with("/v1/feedback", &keyed, body.to_string()).await;
     assert_eq!((status, &again), (200, &first));
     eventually("it is stored", SOON, async || {
         (count(&stack.pool, "select count(*) from feedback").await == 1).then_some(())
     })
     .await;
-    let (status, _, again) = service.post("/v1/feedback", &keyed, body.to_string()).await;
+    let (status, _, again) = service.post_with("/v1/feedback", &keyed, body.to_string()).await;
     assert_eq!((status, &again), (200, &first));
     for (field, value) in [("value", json!(5)), ("generation_id", json!(Uuid::now_v7()))] {
         let mut other = body.clone();
         other[field] = value;
-        let (status, _, problem) = service.post("/v1/feedback", &keyed, other.to_string()).await;
+        let (status, _, problem) = service.post_with("/v1/feedback", &keyed, other.to_string()).await;
         assert_eq!(status, 409, "{problem}");
     }
     assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 1);
@@ -248,37 +125,37 @@ fn zstd_zeros(length: usize) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bomb_is_a_413_and_the_service_goes_on() {
     let stack = Stack::start("bomb").await;
-    let service = Service::start(&stack).await;
+    let service = Service::start_with(&stack, options()).await;
     let bomb = zstd_zeros(1 << 30);
     assert!(bomb.len() < 64 * 1024);
     for _ in 0..10 {
         let headers = [JSON, ("content-encoding", "zstd")];
-        let (status, _, problem) = service.post("/v1/events:batch", &headers, bomb.clone()).await;
+        let (status, _, problem) = service.post_with("/v1/events:batch", &headers, bomb.clone()).await;
         assert_eq!(status, 413, "{problem}");
     }
     let (status, headers, _) = service
-        .post("/v1/feedback", &[JSON, ("content-encoding", "br")], "x")
+        .post_with("/v1/feedback", &[JSON, ("content-encoding", "br")], "x")
         .await;
     assert_eq!(
         (status, &headers["accept-encoding"]),
         (415, &"gzip, zstd".parse().unwrap())
     );
     let body = json!({"generation_id": Uuid::now_v7(), "metric_name": "stars", "value": 4});
-    assert_eq!(service.post_json("/v1/feedback", &body).await.0, 200);
+    assert_eq!(service.post("/v1/feedback", &body).await.0, 200);
     service.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cloudevents_are_the_same_events() {
     let stack = Stack::start("cloudevents").await;
-    let service = Service::start(&stack).await;
+    let service = Service::start_with(&stack, options()).await;
     let generation = serde_json::to_value(generation()).unwrap();
     let event = json!({
         "specversion": "1.0", "type": "springtide.generation.v1", "source": "app", "id": "g",
         "time": "2026-01-01T00:00:00Z", "data": generation,
     });
     let structured = [("content-type", "application/cloudevents+json")];
-    let (status, _, answer) = service.post("/v1/events", &structured, event.to_string()).await;
+    let (status, _, answer) = service.post_with("/v1/events", &structured, event.to_string()).await;
     assert_eq!((status, answer), (200, json!({"source": "app", "id": "g"})));
     stored(&stack.pool, 1).await;
     let binary = [
@@ -288,17 +165,20 @@ async fn cloudevents_are_the_same_events() {
         ("ce-source", "app"),
         ("ce-id", "g"),
     ];
-    assert_eq!(service.post("/v1/events", &binary, generation.to_string()).await.0, 200);
+    assert_eq!(
+        service.post_with("/v1/events", &binary, generation.to_string()).await.0,
+        200
+    );
     let batched = [("content-type", "application/cloudevents-batch+json")];
     assert_eq!(
         service
-            .post("/v1/events", &batched, json!([event, event]).to_string())
+            .post_with("/v1/events", &batched, json!([event, event]).to_string())
             .await
             .0,
         200
     );
     let (status, _) = service
-        .post_json("/v1/events:batch", &json!([canonical("g", "generation", &generation)]))
+        .post("/v1/events:batch", &json!([canonical("g", "generation", &generation)]))
         .await;
     assert_eq!(status, 200);
     // All of them were known, so none went to the log again.
@@ -310,7 +190,7 @@ async fn cloudevents_are_the_same_events() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_score_becomes_feedback_of_the_keys_tenant_and_its_comment_too() {
     let stack = Stack::start("scores").await;
-    let service = Service::start_with(&stack, options(), AuthOptions { required: true }).await;
+    let service = Service::start_behind(&stack, options(), AuthOptions { required: true }).await;
     let key = create_key(&stack.pool, "acme", Role::Serving, "langfuse")
         .await
         .unwrap();
@@ -356,29 +236,29 @@ async fn a_score_becomes_feedback_of_the_keys_tenant_and_its_comment_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_says_what_feedback_would_do_and_writes_nothing() {
     let stack = Stack::start("dryrun").await;
-    let service = Service::start(&stack).await;
+    let service = Service::start_with(&stack, options()).await;
     let open = generation();
     let body = json!({"generation_id": open.id, "metric_name": "accept", "value": true, "dryrun": true});
-    let (_, unknown) = service.post_json("/v1/feedback", &body).await;
+    let (_, unknown) = service.post("/v1/feedback", &body).await;
     assert_eq!(
         unknown["dryrun"],
         json!({"duplicate": false, "target": "unknown", "feedback_stored": 0, "feedback": "waits"})
     );
 
     let generation = serde_json::to_value(&open).unwrap();
-    let (_, dry) = service.post_json("/v1/generations?dryrun=true", &generation).await;
+    let (_, dry) = service.post("/v1/generations?dryrun=true", &generation).await;
     assert_eq!(dry["dryrun"]["target"], "unknown", "{dry}");
-    assert_eq!(service.post_json("/v1/generations", &generation).await.0, 200);
+    assert_eq!(service.post("/v1/generations", &generation).await.0, 200);
     stored(&stack.pool, 1).await;
-    let (_, counts) = service.post_json("/v1/feedback", &body).await;
+    let (_, counts) = service.post("/v1/feedback", &body).await;
     let fate = (&counts["dryrun"]["target"], &counts["dryrun"]["feedback"]);
     assert_eq!(fate, (&json!("open"), &json!("counts")), "{counts}");
     let mut after = body.clone();
     after["generation_id"] = Value::Null;
     after["episode_id"] = json!(open.episode_id);
-    let (_, counts) = service.post_json("/v1/feedback", &after).await;
+    let (_, counts) = service.post("/v1/feedback", &after).await;
     assert_eq!(counts["dryrun"]["feedback"], "counts", "{counts}");
-    let (_, known) = service.post_json("/v1/generations?dryrun=true", &generation).await;
+    let (_, known) = service.post("/v1/generations?dryrun=true", &generation).await;
     assert_eq!(
         (&known["dryrun"]["duplicate"], &known["dryrun"]["target"]),
         (&json!(true), &json!("open"))
@@ -391,12 +271,12 @@ async fn a_dry_run_says_what_feedback_would_do_and_writes_nothing() {
         .unwrap();
     let items = json!([canonical("f", "feedback", &feedback_about(open.id)), {"id": "bad"}]);
     let late = eventually("it is late", SOON, async || {
-        let (_, answer) = service.post_json("/v1/feedback", &body).await;
+        let (_, answer) = service.post("/v1/feedback", &body).await;
         (answer["dryrun"]["feedback"] == "late" && answer["dryrun"]["target"] == "closed").then_some(answer)
     })
     .await;
     assert_eq!(late["dryrun"]["feedback_stored"], 0);
-    let (status, answer) = service.post_json("/v1/events:batch?dryrun=true", &items).await;
+    let (status, answer) = service.post("/v1/events:batch?dryrun=true", &items).await;
     assert_eq!(status, 207, "{answer}");
     assert_eq!(answer["results"][0]["dryrun"]["feedback"], "late", "{answer}");
     stored(&stack.pool, 1).await;
@@ -407,7 +287,7 @@ async fn a_dry_run_says_what_feedback_would_do_and_writes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_openapi_document_is_served_without_a_key() {
     let stack = Stack::start("openapi").await;
-    let service = Service::start_with(&stack, options(), AuthOptions { required: true }).await;
+    let service = Service::start_behind(&stack, options(), AuthOptions { required: true }).await;
     let url = format!("http://{}/openapi.json", service.address);
     let response = reqwest::Client::new().get(url).send().await.unwrap();
     assert_eq!(response.status(), 200);

@@ -20,7 +20,7 @@ use crate::event::{Purpose, Value};
 pub struct Definition {
     /// The surface.
     pub name: String,
-    /// The metric whose feedback decides. Default: accept.
+    /// The metric whose feedback decides; beside `reward`, whose feedback closes where `close_on_feedback`. Default: accept.
     #[serde(default = "accept_metric")]
     pub metric: String,
     /// `boolean` or `float`. Default: boolean.
