@@ -68,7 +68,7 @@ impl Closer {
         let mut transaction = self.pool.begin().await.context("begin")?;
         let due = sqlx::query!(
             "select o.generation_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent, g.shown, \
-             cardinality(g.token_ids) as \"tokens!\", g.finish_reason, e.ended_at as \"ended_at?\" \
+             g.version_spans, g.finish_reason, e.ended_at as \"ended_at?\" \
              from open_generation o join generation g on g.id = o.generation_id \
              left join episode_end e on e.tenant_id = g.tenant_id and e.episode_id = g.episode_id \
              where o.closes_at <= $1 order by o.closes_at limit $2 for update of o skip locked",
@@ -91,7 +91,7 @@ impl Closer {
                 declined: row.declined,
                 consent: row.consent,
                 shown: row.shown,
-                tokens: row.tokens.unsigned_abs(),
+                tokens: tokens(&row.version_spans),
                 finish_reason: row.finish_reason.clone(),
                 closes_at: row.closes_at,
                 ended_at: row.ended_at,
@@ -142,6 +142,13 @@ async fn signals(connection: &mut sqlx::PgConnection, ids: &[Uuid]) -> anyhow::R
         signals.entry(row.generation_id).or_default().push(signal);
     }
     Ok(signals)
+}
+
+/// The sampled length: reading the tokens to count them would fetch each list from where long values are kept.
+fn tokens(version_spans: &serde_json::Value) -> u32 {
+    let spans = version_spans.as_array().into_iter().flatten();
+    let tokens: u64 = spans.filter_map(|span| span.get(1)?.as_u64()).sum();
+    u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
 fn purpose(text: &str) -> anyhow::Result<Purpose> {

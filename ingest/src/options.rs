@@ -25,10 +25,12 @@ pub struct Options {
     pub unscored_share_max: f64,
     /// How far ahead of this machine's clock an event may claim to have happened, seconds. Default: 300.
     pub clock_skew_seconds_max: f64,
-    /// Records written in one transaction at most. Default: 500.
+    /// Records written together at most, shared out among the writers. Default: 500.
     pub batch_records_max: usize,
     /// How long the first record of a batch waits for more, milliseconds. Default: 10.
     pub batch_wait_ms: u64,
+    /// Transactions of a batch at once, the partitions divided among them; of each process. Default: 2.
+    pub writers: usize,
     /// Go on although the log is not the one that the tables were filled from (another cluster, a recreated topic,
     /// records removed by retention before they were read). What the old log still held is lost. Default: false.
     pub accept_other_log: bool,
@@ -64,6 +66,7 @@ impl Default for Options {
             clock_skew_seconds_max: 300.0,
             batch_records_max: 500,
             batch_wait_ms: 10,
+            writers: 2,
             accept_other_log: false,
             request_bytes_max: 8 * 1024 * 1024,
             request_read_seconds_max: 30.0,
@@ -151,6 +154,10 @@ impl Options {
             "ingest.batch_records_max must be between 1 and 10000"
         );
         ensure!(self.batch_wait_ms <= 1_000, "ingest.batch_wait_ms must be at most 1000");
+        ensure!(
+            (1..=64).contains(&self.writers),
+            "ingest.writers must be between 1 and 64"
+        );
         self.check_requests()?;
         let surfaces = self.surfaces();
         for (index, surface) in surfaces.iter().enumerate() {

@@ -65,6 +65,7 @@ pub async fn run(
         rules,
         batch_records_max: options.batch_records_max,
         batch_wait: Duration::from_millis(options.batch_wait_ms),
+        writers: options.writers,
         accept_other_log: options.accept_other_log,
         shutdown: stop.clone(),
     };

@@ -2,14 +2,17 @@
 //! reads which partition, and a fence in the database refuses whoever no longer does. Every record ends as a row, a known
 //! duplicate or a dead letter, and its partition moves on.
 //!
-//! Deliberately blocking and sequential on a thread of its own (poll, decode, write, again): a consumer that does one thing
-//! at a time has no state between its partitions to get wrong. More throughput is more processes.
+//! One thread reads. What it has read is one round: shared out among the writers by partition, each writer one transaction;
+//! while a round is written the next one is read, and it begins when all of the one before has ended. So the records of a
+//! partition are written in their order, and there is no state between rounds to get wrong.
 
 mod consumer;
 mod offset;
 mod record;
 mod revoke;
+mod round;
 mod rows;
+mod settle;
 mod write;
 
 use std::sync::Arc;
@@ -28,6 +31,7 @@ use crate::reward::stored::Surfaces;
 use crate::rules::Rules;
 use consumer::{Assigner, Failure};
 use record::Record;
+use round::Round;
 
 pub use offset::{Claim, caught_up_to, claim};
 pub(crate) use offset::{other_cluster, register};
@@ -36,10 +40,12 @@ pub(crate) use offset::{other_cluster, register};
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long one poll waits where there is nothing to read; also how fast a stop is noticed.
 const IDLE_POLL: Duration = Duration::from_millis(50);
+/// How long one poll waits while a round is being written; also how soon its end is noticed.
+const BUSY_POLL: Duration = Duration::from_millis(2);
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
-const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
 
-const SETTINGS: &[(&str, &str)] = &[
+/// Springtide's settings of the consumer, for whoever wants to compare with it; `[kafka.librdkafka]` wins over them.
+pub const CONSUMER_SETTINGS: &[(&str, &str)] = &[
     ("enable.auto.commit", "false"),
     // The database says where to go on; a log that does not reach there is an error and not a fresh start.
     ("auto.offset.reset", "error"),
@@ -61,6 +67,8 @@ pub struct Sink {
     pub rules: Arc<Rules>,
     pub batch_records_max: usize,
     pub batch_wait: Duration,
+    /// Transactions at once.
+    pub writers: usize,
     pub accept_other_log: bool,
     pub shutdown: CancellationToken,
 }
@@ -69,12 +77,13 @@ impl Sink {
     /// Reads until the stop. An error means that going on would lose or double events.
     pub async fn run(self) -> anyhow::Result<()> {
         let runtime = Handle::current();
-        tokio::task::spawn_blocking(move || self.run_blocking(&runtime))
+        let sink = Arc::new(self);
+        tokio::task::spawn_blocking(move || sink.run_blocking(&runtime))
             .await
             .context("join sink")?
     }
 
-    fn run_blocking(&self, runtime: &Handle) -> anyhow::Result<()> {
+    fn run_blocking(self: &Arc<Self>, runtime: &Handle) -> anyhow::Result<()> {
         while !self.shutdown.is_cancelled() {
             match self.consume(runtime) {
                 Ok(()) => return Ok(()),
@@ -90,7 +99,7 @@ impl Sink {
     }
 
     /// One membership of the consumer group, until the stop or until something is lost.
-    fn consume(&self, runtime: &Handle) -> Result<(), Failure> {
+    fn consume(self: &Arc<Self>, runtime: &Handle) -> Result<(), Failure> {
         let group = format!("{}.sink", self.kafka.topic_prefix);
         let topics = self.kafka.topics();
         let assigner = Assigner::new(
@@ -101,7 +110,7 @@ impl Sink {
         );
         let consumer: BaseConsumer<Assigner> = self
             .kafka
-            .config(SETTINGS)
+            .config(CONSUMER_SETTINGS)
             .set("group.id", &group)
             .create_with_context(assigner)
             .context("create consumer")
@@ -111,12 +120,15 @@ impl Sink {
             .context("subscribe")
             .map_err(Failure::Lost)?;
         let mut progress_at = Instant::now();
+        let mut round = Round::none(runtime);
         while !self.shutdown.is_cancelled() {
-            let records = self.gather(&consumer)?;
+            let records = self.gather(&consumer, &round)?;
+            // Without records: only if it has ended by itself.
+            if !records.is_empty() || !round.is_running() {
+                consumer.context().advance(&round.end()?);
+            }
             if !records.is_empty() {
-                let fences = consumer.context().fences();
-                let advanced = runtime.block_on(self.store(&fences, records))?;
-                consumer.context().advance(&advanced);
+                round = Round::begin(self, runtime, &consumer.context().fences(), records);
             }
             if progress_at.elapsed() >= PROGRESS_INTERVAL {
                 progress_at = Instant::now();
@@ -124,18 +136,20 @@ impl Sink {
                 consumer::observe_progress(&consumer)?;
             }
         }
-        Ok(())
+        round.end().map(drop)
     }
 
-    /// Waits for a record, and a little longer for more. What was read under an assignment that changed meanwhile is
-    /// forgotten: whoever has the partition now starts from the database's offset.
-    fn gather(&self, consumer: &BaseConsumer<Assigner>) -> Result<Vec<Record>, Failure> {
+    /// Waits for a record, and a little longer for more; longer still while the round before is being written. What was read
+    /// under an assignment that changed meanwhile is forgotten: whoever has the partition now starts from the database's
+    /// offset.
+    fn gather(&self, consumer: &BaseConsumer<Assigner>, before: &Round) -> Result<Vec<Record>, Failure> {
         let assignment = consumer.context().assignment();
         let mut records = Vec::new();
         let mut deadline = Instant::now() + IDLE_POLL;
         while records.len() < self.batch_records_max {
             let left = deadline.saturating_duration_since(Instant::now());
-            match consumer.poll(left) {
+            let busy = before.is_running() && !self.shutdown.is_cancelled();
+            match consumer.poll(if busy { BUSY_POLL } else { left }) {
                 Some(Ok(message)) => {
                     if records.is_empty() {
                         deadline = Instant::now() + self.batch_wait;
@@ -143,6 +157,7 @@ impl Sink {
                     records.push(Record::read(&message, &self.rules));
                 }
                 Some(Err(error)) => self.judge(consumer, error)?,
+                None if busy => {}
                 None => break,
             }
         }
@@ -177,44 +192,6 @@ impl Sink {
         Ok(())
     }
 
-    /// Writes a batch, waiting out a database that is away. A batch with a row that the database refuses is written one
-    /// by one, so that one such record never holds up a partition.
-    async fn store(&self, fences: &offset::Fences, records: Vec<Record>) -> Result<offset::Next, Failure> {
-        match self.write(fences, &records).await {
-            Err(write::Error::Refused(error)) => {
-                tracing::warn!(%error, records = records.len(), "a row was refused, writing one by one");
-            }
-            other => return into_failure(other),
-        }
-        let mut advanced = offset::Next::new();
-        for mut record in records {
-            let result = match self.write(fences, std::slice::from_ref(&record)).await {
-                Err(write::Error::Refused(error)) => {
-                    record.refuse(&error);
-                    self.write(fences, std::slice::from_ref(&record)).await
-                }
-                other => other,
-            };
-            advanced.extend(into_failure(result)?);
-        }
-        Ok(advanced)
-    }
-
-    async fn write(&self, fences: &offset::Fences, records: &[Record]) -> Result<offset::Next, write::Error> {
-        let mut pause = Duration::from_millis(100);
-        loop {
-            let error = match self.transaction(fences, records).await {
-                Err(write::Error::Away(error)) => error,
-                other => return other,
-            };
-            tracing::warn!(error = %format!("{error:#}"), "batch not written, will be tried again");
-            tokio::select! {
-                () = self.shutdown.cancelled() => return Err(write::Error::Stopped),
-                () = tokio::time::sleep(pause) => pause = (pause * 2).min(RETRY_PAUSE_MAX),
-            }
-        }
-    }
-
     fn pause(&self, runtime: &Handle, pause: Duration) {
         runtime.block_on(async {
             tokio::select! {
@@ -222,14 +199,5 @@ impl Sink {
                 () = tokio::time::sleep(pause) => {}
             }
         });
-    }
-}
-
-fn into_failure(result: Result<offset::Next, write::Error>) -> Result<offset::Next, Failure> {
-    match result {
-        Ok(next) => Ok(next),
-        // Nothing was written, and the stop is noticed by the loop.
-        Err(write::Error::Stopped) => Ok(offset::Next::new()),
-        Err(error) => Err(Failure::Lost(error.into())),
     }
 }

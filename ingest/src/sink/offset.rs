@@ -110,15 +110,21 @@ pub(super) async fn jump(
     Ok(())
 }
 
+/// A partition's row while it is locked: nobody moves it, nor says that more of it is in the tables.
+pub(super) struct Held {
+    pub claim: Claim,
+    pub caught_up_to: Option<OffsetDateTime>,
+}
+
 /// The rows of these partitions, held until the transaction ends, in an order that cannot deadlock.
 pub(super) async fn lock(
     connection: &mut PgConnection,
     cluster_id: &str,
     fences: &Fences,
-) -> sqlx::Result<BTreeMap<Slot, Claim>> {
+) -> sqlx::Result<BTreeMap<Slot, Held>> {
     let (topics, numbers) = columns(fences.keys());
     let rows = sqlx::query!(
-        "select topic, partition, next_offset, fence from consumer_offset \
+        "select topic, partition, next_offset, fence, caught_up_to from consumer_offset \
          where consumer = 'sink' and cluster_id = $1 \
            and (topic, partition) in (select * from unnest($2::text[], $3::int[])) \
          order by topic, partition for update",
@@ -128,14 +134,17 @@ pub(super) async fn lock(
     )
     .fetch_all(connection)
     .await?;
-    let claims = rows.into_iter().map(|row| {
-        let claim = Claim {
-            next_offset: row.next_offset,
-            fence: row.fence,
+    let held = rows.into_iter().map(|row| {
+        let held = Held {
+            claim: Claim {
+                next_offset: row.next_offset,
+                fence: row.fence,
+            },
+            caught_up_to: row.caught_up_to,
         };
-        ((row.topic, row.partition), claim)
+        ((row.topic, row.partition), held)
     });
-    Ok(claims.collect())
+    Ok(held.collect())
 }
 
 /// Moves locked partitions on.

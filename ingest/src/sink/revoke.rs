@@ -6,8 +6,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::rows::Row;
-use crate::event::{EpisodeEnd, Event, Generation, Retraction};
-use crate::reward::stored::Surfaces;
+use crate::event::{EpisodeEnd, Event, Retraction};
 
 /// Stores retractions; returns the ids that were free, each with whether it came after its trajectory had closed.
 pub(super) async fn insert_retractions(
@@ -34,20 +33,6 @@ pub(super) async fn insert_retractions(
     Ok(stored.into_iter().map(|row| (row.id, row.late)).collect())
 }
 
-/// Retractions that waited for feedback which came late are late as well, as if they had come after it.
-pub(super) async fn mark_late(connection: &mut PgConnection, late_feedback: &[Uuid]) -> sqlx::Result<()> {
-    if late_feedback.is_empty() {
-        return Ok(());
-    }
-    sqlx::query!(
-        "update retraction set late = true where feedback_id = any($1) and not late",
-        late_feedback
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
-}
-
 /// Stores the ends of episodes; of several for one episode the earliest counts.
 pub(super) async fn insert_episode_ends(
     connection: &mut PgConnection,
@@ -68,26 +53,5 @@ pub(super) async fn insert_episode_ends(
     )
     .execute(connection)
     .await?;
-    Ok(())
-}
-
-/// On surfaces that close when the episode ends: what is open closes at that moment.
-pub(super) async fn close_ended(
-    connection: &mut PgConnection,
-    generations: &[Row<'_, Generation>],
-    ends: &[(&Event, &EpisodeEnd)],
-    surfaces: &Surfaces,
-) -> sqlx::Result<()> {
-    let closing = surfaces.definitions().filter(|surface| surface.close_on_episode_end);
-    let names: Vec<String> = closing.map(|surface| surface.name.clone()).collect();
-    let opened = generations.iter().filter(|row| names.contains(&row.body.surface));
-    let ids: Vec<Uuid> = opened.map(|row| row.body.id).collect();
-    if names.is_empty() || (ids.is_empty() && ends.is_empty()) {
-        return Ok(());
-    }
-    let episodes: Vec<Uuid> = ends.iter().map(|(_, end)| end.episode_id).collect();
-    sqlx::query_file!("src/sink/close_ended.sql", &ids, &episodes, &names)
-        .execute(connection)
-        .await?;
     Ok(())
 }

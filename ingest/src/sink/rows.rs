@@ -20,56 +20,39 @@ pub(super) struct Row<'a, T> {
 type Key<'a> = (&'a str, &'a str, &'a str);
 type OwnedKey = (String, String, String);
 
-/// Stores identities that are new; returns those.
-pub(super) async fn insert_keys<'a>(
+/// Stores identities that are new; returns the digests under which the others were stored before.
+pub(super) async fn insert_keys(
     connection: &mut PgConnection,
-    keys: &BTreeMap<Key<'a>, [u8; 32]>,
-) -> sqlx::Result<HashSet<Key<'a>>> {
+    keys: &BTreeMap<Key<'_>, [u8; 32]>,
+) -> sqlx::Result<HashMap<OwnedKey, Vec<u8>>> {
     let (tenants, sources, ids) = key_columns(keys.keys());
     let digests: Vec<Vec<u8>> = keys.values().map(|digest| digest.to_vec()).collect();
-    let rows = sqlx::query!(
+    let inserted = sqlx::query!(
         "insert into event_key (tenant_id, source, event_id, digest) \
          select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[]) \
-         on conflict do nothing returning tenant_id, source, event_id",
+         on conflict do nothing",
         &tenants,
         &sources,
         &ids,
         &digests
     )
-    .fetch_all(connection)
+    .execute(&mut *connection)
     .await?;
-    let stored: HashSet<OwnedKey> = rows
-        .into_iter()
-        .map(|row| (row.tenant_id, row.source, row.event_id))
-        .collect();
-    let owned = |key: &Key<'_>| (key.0.to_owned(), key.1.to_owned(), key.2.to_owned());
-    Ok(keys
-        .keys()
-        .copied()
-        .filter(|key| stored.contains(&owned(key)))
-        .collect())
-}
-
-/// The digests under which these identities were stored.
-pub(super) async fn digests<'a>(
-    connection: &mut PgConnection,
-    keys: impl Iterator<Item = &'a Key<'a>>,
-) -> sqlx::Result<HashMap<OwnedKey, Vec<u8>>> {
-    let (tenants, sources, ids) = key_columns(keys);
-    if ids.is_empty() {
+    if inserted.rows_affected() == keys.len() as u64 {
         return Ok(HashMap::new());
     }
-    let rows = sqlx::query!(
+    let older = sqlx::query!(
         "select tenant_id, source, event_id, digest from event_key \
-         where (tenant_id, source, event_id) in (select * from unnest($1::text[], $2::text[], $3::text[]))",
+         where (tenant_id, source, event_id) in (select * from unnest($1::text[], $2::text[], $3::text[])) \
+           and xmin <> pg_current_xact_id()::xid",
         &tenants,
         &sources,
         &ids
     )
     .fetch_all(connection)
     .await?;
-    let rows = rows.into_iter();
-    Ok(rows
+    let older = older.into_iter();
+    Ok(older
         .map(|row| ((row.tenant_id, row.source, row.event_id), row.digest))
         .collect())
 }
@@ -236,14 +219,28 @@ pub(super) async fn open(
 }
 
 /// Keeps the closer away from the generations that this feedback is about, until the commit. Without it, feedback could
-/// be stored as in time while the closer closes without having seen it.
-pub(super) async fn hold_open(connection: &mut PgConnection, rows: &[Row<'_, Feedback>]) -> sqlx::Result<()> {
+/// be stored as in time while the closer closes without having seen it. Only those need it that the closer may close by
+/// then: what was due at `caught_up_to`, and what may become due at any moment.
+pub(super) async fn hold_open(
+    connection: &mut PgConnection,
+    rows: &[Row<'_, Feedback>],
+    caught_up_to: Option<OffsetDateTime>,
+    surfaces: &Surfaces,
+) -> sqlx::Result<()> {
     let (generations, episodes) = targets(rows);
+    let until = caught_up_to.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let early = surfaces
+        .definitions()
+        .filter(|surface| surface.close_on_feedback || surface.close_on_episode_end);
+    let early: Vec<String> = early.map(|surface| surface.name.clone()).collect();
     if !generations.is_empty() {
         sqlx::query!(
-            "select from open_generation where generation_id = any($1) \
+            "select from open_generation \
+             where generation_id = any($1) and (closes_at <= $2 or surface = any($3)) \
              order by generation_id for share",
-            &generations
+            &generations,
+            until,
+            &early
         )
         .execute(&mut *connection)
         .await?;
@@ -252,8 +249,11 @@ pub(super) async fn hold_open(connection: &mut PgConnection, rows: &[Row<'_, Fee
         sqlx::query!(
             "select from open_generation where generation_id in \
                  (select id from generation where episode_id = any($1)) \
+               and (closes_at <= $2 or surface = any($3)) \
              order by generation_id for share",
-            &episodes
+            &episodes,
+            until,
+            &early
         )
         .execute(connection)
         .await?;
@@ -317,28 +317,4 @@ pub(super) async fn insert_feedback(
     .fetch_all(connection)
     .await?;
     Ok(stored.into_iter().map(|row| (row.id, row.late)).collect())
-}
-
-/// On surfaces that do not wait for their horizon: what has its deciding feedback closes at that moment.
-pub(super) async fn close_early(
-    connection: &mut PgConnection,
-    generations: &[Row<'_, Generation>],
-    feedback: &[Row<'_, Feedback>],
-    surfaces: &Surfaces,
-) -> sqlx::Result<()> {
-    let early = || surfaces.definitions().filter(|surface| surface.close_on_feedback);
-    let names: Vec<String> = early().map(|surface| surface.name.clone()).collect();
-    let metrics: Vec<String> = early().map(|surface| surface.metric.clone()).collect();
-    let deciding = feedback.iter().any(|row| metrics.contains(&row.body.metric_name));
-    let opened = generations.iter().filter(|row| names.contains(&row.body.surface));
-    let mut ids: Vec<Uuid> = opened.map(|row| row.body.id).collect();
-    if ids.is_empty() && !deciding {
-        return Ok(());
-    }
-    let (targets, episodes) = targets(feedback);
-    ids.extend(targets);
-    sqlx::query_file!("src/sink/close_early.sql", &ids, &episodes, &names, &metrics)
-        .execute(connection)
-        .await?;
-    Ok(())
 }

@@ -1,12 +1,15 @@
 //! One batch, one transaction: fence, identities, rows, dead letters, offsets.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use futures::future::try_join_all;
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 
 use super::offset::{self, Fences, Next};
 use super::record::Record;
+use super::settle::{Touched, settle};
 use super::{Sink, revoke, rows};
 use crate::event::{Body, Event};
 use crate::log::{DeadLetter, Reason};
@@ -42,6 +45,8 @@ impl From<sqlx::Error> for Error {
     }
 }
 
+const SETTLE_PAUSE: Duration = Duration::from_millis(100);
+
 /// `(tenant, source, id)`.
 type Key<'a> = (&'a str, &'a str, &'a str);
 
@@ -61,14 +66,14 @@ impl Sink {
     pub(super) async fn transaction(&self, fences: &Fences, records: &[Record]) -> Result<Next, Error> {
         let started = std::time::Instant::now();
         let mut transaction = self.pool.begin().await?;
-        let next = self.hold(&mut transaction, fences, records).await?;
+        let (next, caught_up_to) = self.hold(&mut transaction, fences, records).await?;
         let unread = |record: &&Record| {
             let slot = (record.from.topic.clone(), record.from.partition);
             next.get(&slot).is_some_and(|next| record.from.offset >= *next)
         };
         let records: Vec<&Record> = records.iter().filter(unread).collect();
         let mut dead = Vec::new();
-        let counts = self.insert(&mut transaction, &records, &mut dead).await?;
+        let (counts, touched) = self.insert(&mut transaction, &records, caught_up_to, &mut dead).await?;
         let letters = dead.iter().map(|letter| self.producer.send_dead_letter(letter));
         try_join_all(letters).await.map_err(|error| Error::Away(error.into()))?;
         let mut moved = next;
@@ -78,13 +83,20 @@ impl Sink {
         }
         offset::advance(&mut transaction, &self.cluster_id, &moved).await?;
         transaction.commit().await?;
+        self.settle_committed(&touched).await;
         count(&counts, &dead);
         metrics::histogram!("springtide_ingest_batch_seconds").record(started.elapsed().as_secs_f64());
         Ok(moved)
     }
 
-    /// Locks the offsets of the batch's partitions and checks that they may still be moved.
-    async fn hold(&self, connection: &mut PgConnection, fences: &Fences, records: &[Record]) -> Result<Next, Error> {
+    /// Locks the offsets of the batch's partitions and checks that they may still be moved. Until the transaction ends, the
+    /// closer closes nothing after the returned moment: it waits for each of these partitions to be caught up.
+    async fn hold(
+        &self,
+        connection: &mut PgConnection,
+        fences: &Fences,
+        records: &[Record],
+    ) -> Result<(Next, Option<OffsetDateTime>), Error> {
         let fenced = |(topic, partition): &offset::Slot| Error::Fenced {
             topic: topic.clone(),
             partition: *partition,
@@ -99,19 +111,21 @@ impl Sink {
         let mut next = Next::new();
         for (slot, fence) in wanted {
             match held.get(&slot) {
-                Some(claim) if claim.fence == fence => next.insert(slot, claim.next_offset),
+                Some(held) if held.claim.fence == fence => next.insert(slot, held.claim.next_offset),
                 _ => return Err(fenced(&slot)),
             };
         }
-        Ok(next)
+        let caught_up_to = held.values().filter_map(|held| held.caught_up_to).max();
+        Ok((next, caught_up_to))
     }
 
     async fn insert(
         &self,
         connection: &mut PgConnection,
         records: &[&Record],
+        caught_up_to: Option<OffsetDateTime>,
         dead: &mut Vec<DeadLetter>,
-    ) -> Result<Counts, Error> {
+    ) -> Result<(Counts, Touched), Error> {
         let mut counts = Counts::default();
         let mut usable = Vec::new();
         for record in records {
@@ -153,10 +167,9 @@ impl Sink {
         dead.extend(taken(rows, &stored));
         generations.retain(|row| stored.contains(&row.body.id));
         rows::open(connection, &generations, &self.surfaces).await?;
-        rows::hold_open(connection, &feedback).await?;
+        rows::hold_open(connection, &feedback, caught_up_to, &self.surfaces).await?;
         let stored = rows::insert_feedback(connection, &feedback).await?;
         let late: Vec<_> = stored.iter().filter(|(_, late)| **late).map(|(id, _)| *id).collect();
-        revoke::mark_late(connection, &late).await?;
         counts.late = late.len() as u64;
         let stored: HashSet<_> = stored.into_keys().collect();
         let rows = feedback.iter().map(|row| (row.record, row.body.id));
@@ -169,12 +182,28 @@ impl Sink {
         let rows = retractions.iter().map(|row| (row.record, row.body.id));
         dead.extend(taken(rows, &stored));
         revoke::insert_episode_ends(connection, &ends).await?;
-        revoke::close_ended(connection, &generations, &ends, &self.surfaces).await?;
-        rows::close_early(connection, &generations, &feedback, &self.surfaces).await?;
+        let mut touched = Touched::of(&generations, &feedback, &ends, &self.surfaces);
+        touched.feedback = late;
+        touched
+            .feedback
+            .extend(retractions.iter().map(|row| row.body.feedback_id));
+        settle(connection, &touched, &self.surfaces).await?;
         counts.generations = generations.len() as u64;
         counts.feedback = feedback.len() as u64;
         counts.episode_ends = ends.len() as u64;
-        Ok(counts)
+        Ok((counts, touched))
+    }
+
+    /// Waits out a database that is away: what is committed is not written again.
+    async fn settle_committed(&self, touched: &Touched) {
+        while !touched.is_empty() && !self.shutdown.is_cancelled() {
+            let settled = async { settle(&mut *self.pool.acquire().await?, touched, &self.surfaces).await };
+            match settled.await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(%error, "committed rows not settled, will be tried again"),
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
     }
 }
 
@@ -209,8 +238,7 @@ async fn identify<'a>(
             }
         }
     }
-    let stored = rows::insert_keys(connection, &known).await?;
-    let older = rows::digests(connection, known.keys().filter(|key| !stored.contains(key))).await?;
+    let older = rows::insert_keys(connection, &known).await?;
     let older: HashMap<Key<'_>, &[u8]> = older
         .iter()
         .map(|(key, digest)| ((&*key.0, &*key.1, &*key.2), digest.as_slice()))
