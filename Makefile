@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order demo learn base sqlx
+.PHONY: help up test setup libtorch stack build torch-free lint property-order bench-ingest demo learn base sqlx
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -20,6 +20,8 @@ up: build ## install what is missing, build, start the stack, run the demo, serv
 test: build lint torch-free ## format, lints, floor plan, all tests, against a real Postgres and Kafka
 	$(SPRINGTIDE) stack fetch
 	cargo test --locked --workspace
+	cargo run --locked --quiet --package bench --bin bench-ingest -- --springtide $(SPRINGTIDE) --rate 200 --seconds 2 \
+		--single-rate 50 --capacity-events 2000 --json $(TARGET)/bench/ingest-small.json
 
 setup: ## install missing distribution packages (uses root or sudo for those alone)
 	@scripts/setup.sh
@@ -45,6 +47,10 @@ lint: libtorch ## format check, clippy, floor plan
 
 property-order: stack ## any order of the same events gives the same rows, at length; STORIES=100000
 	SPRINGTIDE_ORDER_STORIES=$(or $(STORIES),100000) cargo test --locked --test it any_order -- --nocapture
+
+bench-ingest: setup ## events/s and latency from HTTP to rows, beside a bare producer and sink; ARGS='--rate 5000 --seconds 60'
+	cargo build --locked --release --package springtide --no-default-features --package bench
+	$(TARGET)/release/bench-ingest --springtide $(TARGET)/release/springtide --json $(TARGET)/bench/ingest.json $(ARGS)
 
 demo: build ## replay developers against a running stack; ARGS='--minutes 2'
 	$(SPRINGTIDE) demo $(ARGS)

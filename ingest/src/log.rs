@@ -13,7 +13,7 @@ pub use announcements::Announcements;
 pub use dead_letter::{DeadLetter, Position, Reason};
 pub use letter::{Entry, Identity, Letter, Place, Replayed};
 pub use letters::{Letters, Scan};
-pub use producer::Producer;
+pub use producer::{PRODUCER_SETTINGS, Producer};
 
 pub use crate::proto::Announcement;
 

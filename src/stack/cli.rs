@@ -27,6 +27,9 @@ pub enum Command {
         /// Folder of the downloads, where it is not the configuration's.
         #[arg(long)]
         cache: Option<PathBuf>,
+        /// Postgres writes through to the disk, as it does outside of tests.
+        #[arg(long)]
+        durable: bool,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
@@ -45,9 +48,13 @@ pub async fn run(command: Command, config: &Config) -> anyhow::Result<ExitCode> 
             Ok(ExitCode::SUCCESS)
         }
         Command::Start => crate::up::run_stack_only(config).await,
-        Command::TestEnv { cache, command } => {
+        Command::TestEnv {
+            cache,
+            durable,
+            command,
+        } => {
             let cache = cache.unwrap_or_else(|| config.stack.cache.clone());
-            let stack = Ephemeral::start(&cache).await?;
+            let stack = Ephemeral::start(&cache, durable).await?;
             let outcome = occasion(&stack, command).await;
             stack.stop().await?;
             outcome

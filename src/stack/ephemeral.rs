@@ -43,8 +43,8 @@ pub struct Ephemeral {
 }
 
 impl Ephemeral {
-    /// Starts both and returns when both answer. Call it from a thread that outlives them (see [`super::exec`]).
-    pub async fn start(cache: &Path) -> anyhow::Result<Self> {
+    /// Starts both and returns when both answer. Unless it is `durable`, Postgres never waits for the disk. Call it from a thread that outlives them (see [`super::exec`]).
+    pub async fn start(cache: &Path, durable: bool) -> anyhow::Result<Self> {
         sweep();
         let parts = fetch::all(cache)?;
         let dir = tempfile::Builder::new()
@@ -58,7 +58,7 @@ impl Ephemeral {
             installation: parts.postgres,
             data: dir.path().join("postgres"),
             port,
-            durable: false,
+            durable,
         };
         let kafka = Kafka {
             java: parts.java,

@@ -12,7 +12,8 @@ use super::{Announcement, DeadLetter, Error, Position};
 use crate::event::Event;
 use crate::kafka::{ClientOptions, Topics};
 
-const SETTINGS: &[(&str, &str)] = &[
+/// Springtide's settings of the producer, for whoever wants to compare with it; `[kafka.librdkafka]` wins over them.
+pub const PRODUCER_SETTINGS: &[(&str, &str)] = &[
     ("enable.idempotence", "true"),
     ("acks", "all"),
     ("linger.ms", "1"),
@@ -137,7 +138,7 @@ impl Producer {
 }
 
 fn connect(options: &ClientOptions) -> Result<FutureProducer, Error> {
-    options.config(SETTINGS).create().map_err(Error::Unavailable)
+    options.config(PRODUCER_SETTINGS).create().map_err(Error::Unavailable)
 }
 
 fn into_error(error: KafkaError, size_bytes: usize) -> Error {

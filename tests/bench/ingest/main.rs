@@ -1,0 +1,230 @@
+//! `make bench-ingest`: how many events per second go durably from an HTTP request to rows in Postgres, how fast they are
+//! acknowledged, and what the same broker and the same Postgres take from a bare producer and a bare sink.
+
+mod events;
+mod floor;
+mod host;
+mod load;
+mod ways;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Parser;
+use serde::Serialize;
+use sqlx::PgPool;
+use tokio_util::sync::CancellationToken;
+
+use events::Events;
+use host::{Ingest, Meter, Room, Stack, Usage};
+use load::{ClosedLoop, OpenLoop, Way};
+use ways::{Bare, Http};
+
+const SENDERS: u64 = 16;
+
+#[derive(Debug, Clone, Parser, Serialize)]
+struct Args {
+    /// The binary that is measured, without libtorch as it is.
+    #[arg(long, default_value = "target/release/springtide")]
+    springtide: PathBuf,
+    /// Offered load, events per second; one in four is a generation.
+    #[arg(long, default_value_t = 5000.0)]
+    rate: f64,
+    /// How long it is offered, seconds.
+    #[arg(long, default_value_t = 60.0)]
+    seconds: f64,
+    /// Events of one request.
+    #[arg(long, default_value_t = 50)]
+    batch: u64,
+    /// Offered load where every request is one event, events per second; 0 leaves it out.
+    #[arg(long, default_value_t = 500.0)]
+    single_rate: f64,
+    /// Events that are sent as fast as they are taken.
+    #[arg(long, default_value_t = 150_000)]
+    capacity_events: u64,
+    /// Partitions of each topic.
+    #[arg(long, default_value_t = 4)]
+    partitions: i32,
+    #[arg(long, default_value = "target/bench/ingest.json")]
+    json: PathBuf,
+}
+
+/// One way's figures.
+#[derive(Debug, Serialize)]
+struct Figures {
+    capacity: ClosedLoop,
+    capacity_usage: BTreeMap<&'static str, Usage>,
+    open: OpenLoop,
+    open_usage: BTreeMap<&'static str, Usage>,
+    single: Option<OpenLoop>,
+    rows: BTreeMap<&'static str, i64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    args: Args,
+    mean_generation_bytes: usize,
+    mean_feedback_bytes: usize,
+    springtide: Figures,
+    floor: Figures,
+    /// Springtide's capacity over the floor's.
+    ratio: f64,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let springtide = args.springtide.canonicalize().with_context(|| {
+        format!(
+            "{}: build it first (`make bench-ingest` does)",
+            args.springtide.display()
+        )
+    })?;
+    let folder = tempfile::tempdir()?;
+    let stack = Stack::start(&springtide).await?;
+
+    let room = stack.room("floor", args.partitions).await?;
+    let stop = CancellationToken::new();
+    let sink = tokio::spawn(floor::run(
+        room.kafka.clone(),
+        args.partitions,
+        room.pool.clone(),
+        stop.clone(),
+    ));
+    let floor = measure(&args, &stack, None, &room, &Bare::new(&room.kafka)?).await?;
+    stop.cancel();
+    sink.await??;
+
+    let room = stack.room("springtide", args.partitions).await?;
+    let ingest = Ingest::start(&springtide, &room, folder.path(), args.partitions).await?;
+    let way = Http::new(&ingest.url)?;
+    let figures = measure(&args, &stack, Some(&ingest), &room, &way).await?;
+    ingest.stop().await?;
+    stack.stop().await?;
+
+    let (mean_generation_bytes, mean_feedback_bytes) = Events::new(1).mean_bytes();
+    let report = Report {
+        ratio: figures.capacity.events_per_s / floor.capacity.events_per_s,
+        args,
+        mean_generation_bytes,
+        mean_feedback_bytes,
+        springtide: figures,
+        floor,
+    };
+    print(&report);
+    if let Some(parent) = report.args.json.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::write(&report.args.json, serde_json::to_string_pretty(&report)?)?;
+    println!("{}", report.args.json.display());
+    Ok(())
+}
+
+async fn measure<W: Way>(
+    args: &Args,
+    stack: &Stack,
+    ingest: Option<&Ingest>,
+    room: &Room,
+    way: &W,
+) -> anyhow::Result<Figures> {
+    let events = Events::new(1);
+    // Connections, plans and topics' leaders are there before anything counts.
+    let (warm_up, events) = load::closed_loop(way, &room.pool, events, 5_000, args.batch, SENDERS).await?;
+    let meter = Meter::start(stack, ingest)?;
+    let (capacity, mut events) =
+        load::closed_loop(way, &room.pool, events, args.capacity_events, args.batch, SENDERS).await?;
+    let capacity_usage = meter.stop()?;
+    let duration = Duration::from_secs_f64(args.seconds);
+    let meter = Meter::start(stack, ingest)?;
+    let open = load::open_loop(way, &room.pool, &mut events, args.rate, duration, args.batch).await?;
+    let open_usage = meter.stop()?;
+    let single = match args.single_rate {
+        0.0 => None,
+        rate => Some(load::open_loop(way, &room.pool, &mut events, rate, duration / 2, 1).await?),
+    };
+    let acknowledged =
+        warm_up.events + capacity.events + open.acknowledged + single.as_ref().map_or(0, |single| single.acknowledged);
+    let rows = rows(&room.pool).await?;
+    let stored = rows["generation"] + rows["feedback"];
+    ensure!(
+        stored == i64::try_from(acknowledged)? && rows["event_key"] == stored,
+        "{acknowledged} events were acknowledged, and the tables hold {rows:?}"
+    );
+    Ok(Figures {
+        capacity,
+        capacity_usage,
+        open,
+        open_usage,
+        single,
+        rows,
+    })
+}
+
+async fn rows(pool: &PgPool) -> anyhow::Result<BTreeMap<&'static str, i64>> {
+    let counts = sqlx::query!(
+        r#"select (select count(*) from event_key) as "keys!", (select count(*) from generation) as "generations!",
+                  (select count(*) from feedback) as "feedback!""#
+    );
+    let counts = counts.fetch_one(pool).await?;
+    Ok(BTreeMap::from([
+        ("event_key", counts.keys),
+        ("generation", counts.generations),
+        ("feedback", counts.feedback),
+    ]))
+}
+
+fn print(report: &Report) {
+    println!(
+        "generations of {} bytes of JSON and feedback of {} on average, 1:3; {} events a request; {} partitions",
+        report.mean_generation_bytes, report.mean_feedback_bytes, report.args.batch, report.args.partitions
+    );
+    let ways = [("Springtide", &report.springtide), ("floor", &report.floor)];
+    println!("\nas fast as it is taken      events/s    acknowledged    stored");
+    for (name, figures) in ways {
+        let capacity = &figures.capacity;
+        println!(
+            "{name:<24} {:>11.0} {:>13.1} s {:>7.1} s   {}",
+            capacity.events_per_s,
+            capacity.acknowledge_seconds,
+            capacity.stored_seconds,
+            usage(&figures.capacity_usage)
+        );
+    }
+    println!("Springtide / floor       {:>11.2}", report.ratio);
+    println!(
+        "\nopen loop                  offered/s   acked    refused   ack p50, p99, p99.9, max ms        to the row p50, p99 ms"
+    );
+    for (name, figures) in ways {
+        let loads = [Some(&figures.open), figures.single.as_ref()];
+        for load in loads.into_iter().flatten() {
+            println!(
+                "{name:<10} {:>4} a request {:>9.0} {:>9} {:>8}   {:>7.1} {:>7.1} {:>7.1} {:>7.1}   {:>12.1} {:>7.1}",
+                load.batch_events,
+                load.offered_events_per_s,
+                load.acknowledged,
+                load.refused,
+                load.acknowledge.p50_ms,
+                load.acknowledge.p99_ms,
+                load.acknowledge.p999_ms,
+                load.acknowledge.max_ms,
+                load.end_to_end.p50_ms,
+                load.end_to_end.p99_ms,
+            );
+        }
+        println!("{:>26} {}", "", usage(&figures.open_usage));
+    }
+    println!(
+        "\nrows: every acknowledged event is there once, {:?}",
+        report.springtide.rows
+    );
+}
+
+fn usage(parts: &BTreeMap<&'static str, Usage>) -> String {
+    let parts = parts
+        .iter()
+        .map(|(part, usage)| format!("{part} {:.2} cores {:.0} MiB", usage.cores, usage.memory_mib));
+    parts.collect::<Vec<_>>().join(", ")
+}

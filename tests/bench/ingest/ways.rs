@@ -1,0 +1,108 @@
+//! The two ways that are compared: through the product's HTTP entrance, and a bare producer straight to the log.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures::future::try_join_all;
+use ingest::kafka::ClientOptions;
+use rdkafka::ClientConfig;
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use uuid::Uuid;
+
+use crate::events::Events;
+use crate::load::{Refused, Way};
+
+/// `POST /v1/events:batch`.
+#[derive(Clone)]
+pub struct Http {
+    client: reqwest::Client,
+    url: String,
+}
+
+impl Http {
+    pub fn new(base: &str) -> anyhow::Result<Self> {
+        let client = reqwest::Client::builder().timeout(Duration::from_secs(30)).build()?;
+        Ok(Self {
+            client,
+            url: format!("{base}/v1/events:batch"),
+        })
+    }
+}
+
+impl Way for Http {
+    type Batch = Vec<u8>;
+
+    fn make(&self, events: &mut Events, count: u64) -> (Vec<u8>, Uuid) {
+        let mut body = vec![b'['];
+        let mut last = Uuid::nil();
+        for index in 0..count {
+            if index > 0 {
+                body.push(b',');
+            }
+            last = events.append_json(&mut body);
+        }
+        body.push(b']');
+        (body, last)
+    }
+
+    async fn send(&self, batch: &Vec<u8>) -> Result<(), Refused> {
+        let request = self.client.post(&self.url).header("content-type", "application/json");
+        let answer = request.body(batch.clone()).send().await.map_err(|_| Refused)?;
+        let status = answer.status();
+        let body = answer.bytes().await.map_err(|_| Refused)?;
+        match status.as_u16() {
+            200 => Ok(()),
+            429 | 503 => Err(Refused),
+            // Anything else would be an error of this load, and no figure would mean anything.
+            other => panic!("{other}: {}", String::from_utf8_lossy(&body)),
+        }
+    }
+}
+
+/// A producer with the product's settings and nothing else.
+#[derive(Clone)]
+pub struct Bare {
+    producer: FutureProducer,
+    topics: Arc<ingest::kafka::Topics>,
+}
+
+impl Bare {
+    pub fn new(options: &ClientOptions) -> anyhow::Result<Self> {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &options.brokers);
+        for (key, value) in ingest::log::PRODUCER_SETTINGS {
+            config.set(*key, *value);
+        }
+        Ok(Self {
+            producer: config.create().context("create producer")?,
+            topics: Arc::new(options.topics()),
+        })
+    }
+}
+
+impl Way for Bare {
+    type Batch = Vec<(bool, [u8; 16], Vec<u8>)>;
+
+    fn make(&self, events: &mut Events, count: u64) -> (Self::Batch, Uuid) {
+        let mut last = Uuid::nil();
+        let batch = (0..count).map(|_| {
+            let (is_generation, key, value, id) = events.encode();
+            last = id;
+            (is_generation, key, value)
+        });
+        (batch.collect(), last)
+    }
+
+    async fn send(&self, batch: &Self::Batch) -> Result<(), Refused> {
+        let sends = batch.iter().map(|(is_generation, key, value)| {
+            let topic = match is_generation {
+                true => &self.topics.generation,
+                false => &self.topics.feedback,
+            };
+            let record = FutureRecord::to(topic).key(&key[..]).payload(&value[..]);
+            self.producer.send(record, Duration::ZERO)
+        });
+        try_join_all(sends).await.map(drop).map_err(|_| Refused)
+    }
+}
