@@ -6,6 +6,7 @@
 mod control;
 mod dlq;
 mod ingest;
+mod ingest_evolution;
 mod ingest_http;
 mod ingest_order;
 mod ingest_revoke;
