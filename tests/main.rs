@@ -11,6 +11,7 @@ mod ingest_http;
 mod ingest_order;
 mod ingest_revoke;
 mod ingest_reward;
+mod ingest_telemetry;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]

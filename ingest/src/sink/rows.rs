@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::record::Record;
 use crate::event::{Event, Feedback, Generation, Target, Value, time_of};
 use crate::reward::stored::Surfaces;
+use crate::transaction;
 
 /// One event on its way into a table.
 pub(super) struct Row<'a, T> {
@@ -238,15 +239,14 @@ pub(super) async fn open(
 /// Keeps the closer away from the generations that this feedback is about, until the commit. Without it, feedback could
 /// be stored as in time while the closer closes without having seen it.
 pub(super) async fn hold_open(connection: &mut PgConnection, rows: &[Row<'_, Feedback>]) -> sqlx::Result<()> {
-    let (generations, episodes) = targets(rows);
-    if !generations.is_empty() {
-        sqlx::query!(
-            "select from open_generation where generation_id = any($1) \
-             order by generation_id for share",
-            &generations
-        )
-        .execute(&mut *connection)
-        .await?;
+    let (mut generations, episodes) = targets(rows);
+    let open = hold_generations(&mut *connection, &generations).await?;
+    generations.retain(|id| !open.contains(id));
+    // What is not open is closed, or another sink is just storing it: it could open and close beside this transaction.
+    let unseen = [&*generations, &*episodes].concat();
+    if !unseen.is_empty() {
+        transaction::expect(&mut *connection, &unseen).await?;
+        hold_generations(&mut *connection, &generations).await?;
     }
     if !episodes.is_empty() {
         sqlx::query!(
@@ -259,6 +259,20 @@ pub(super) async fn hold_open(connection: &mut PgConnection, rows: &[Row<'_, Fee
         .await?;
     }
     Ok(())
+}
+
+/// Returns those that are open.
+async fn hold_generations(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<HashSet<Uuid>> {
+    if ids.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let open = sqlx::query_scalar!(
+        "select generation_id from open_generation where generation_id = any($1) order by generation_id for share",
+        ids
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(open.into_iter().collect())
 }
 
 fn targets(rows: &[Row<'_, Feedback>]) -> (Vec<Uuid>, Vec<Uuid>) {
