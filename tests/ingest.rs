@@ -188,7 +188,7 @@ pub async fn send(stack: &Stack, events: &[Event]) {
 }
 
 /// Any bytes, as a foreign producer would send them.
-async fn send_raw(stack: &Stack, topic: &str, content_type: &str, value: &[u8]) -> (i32, i64) {
+pub async fn send_raw(stack: &Stack, topic: &str, content_type: &str, value: &[u8]) -> (i32, i64) {
     let producer: FutureProducer = ClientConfig::new()
         .set("bootstrap.servers", &stack.kafka.brokers)
         .create()
@@ -202,13 +202,13 @@ async fn send_raw(stack: &Stack, topic: &str, content_type: &str, value: &[u8]) 
     (delivery.partition, delivery.offset)
 }
 
-struct Letter {
-    headers: BTreeMap<String, String>,
-    value: Vec<u8>,
+pub struct Letter {
+    pub headers: BTreeMap<String, String>,
+    pub value: Vec<u8>,
 }
 
 /// The dead letters, once there are `count` of them.
-async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
+pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
     let kafka = stack.kafka.clone();
     let read = move || {
         let consumer: BaseConsumer = ClientConfig::new()
@@ -234,7 +234,7 @@ async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
                 headers: headers
                     .map(|header| (header.key.to_owned(), text(header.value.unwrap())))
                     .collect(),
-                value: message.payload().unwrap().to_vec(),
+                value: message.payload().unwrap_or_default().to_vec(),
             });
         }
         letters

@@ -6,10 +6,12 @@
 mod control;
 mod dlq;
 mod ingest;
+mod ingest_evolution;
 mod ingest_http;
 mod ingest_order;
 mod ingest_revoke;
 mod ingest_reward;
+mod ingest_telemetry;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]

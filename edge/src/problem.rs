@@ -167,9 +167,14 @@ impl Display for Problem {
 
 impl std::error::Error for Problem {}
 
+/// The kind of a problem, as an extension of the response that tells it: for whoever counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kind(pub Cow<'static, str>);
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = (self.status, self.document().to_string()).into_response();
+        response.extensions_mut().insert(Kind(self.type_));
         let headers = response.headers_mut();
         headers.insert(
             header::CONTENT_TYPE,

@@ -23,12 +23,13 @@ mod openapi;
 mod query;
 mod revoke;
 mod scores;
+mod tally;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::routing::get;
-use axum::{Json as Answer, Router};
+use axum::{Json as Answer, Router, middleware};
 use edge::auth::Auth;
 use serde::Serialize;
 use sqlx::PgPool;
@@ -83,6 +84,7 @@ impl Api {
         let document = Arc::new(document);
         let served = get(async move || Answer(document.as_ref().clone()));
         auth.protect(intake.guard(routes.events.with_state(self)))
+            .layer(middleware::from_fn(tally::count_refusals))
             .merge(routes.open)
             .route(openapi::PATH, served)
     }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::event::{Purpose, Value};
 use crate::reward::stored::Surfaces;
 use crate::reward::{Closing, Outcome, Signal, score};
-use crate::sink;
+use crate::{sink, transaction};
 pub(crate) use unscored::Unscored;
 
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -65,9 +65,9 @@ impl Closer {
 
     /// Closes up to [`BATCH_MAX`] generations whose horizon ended at `until` or before; returns how many.
     async fn close(&mut self, until: OffsetDateTime) -> anyhow::Result<i64> {
-        let mut transaction = self.pool.begin().await.context("begin")?;
-        let due = sqlx::query!(
-            "select o.generation_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent, g.shown, \
+        let mut transaction = transaction::begin(&self.pool).await.context("begin")?;
+        let mut due = sqlx::query!(
+            "select o.generation_id, g.episode_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent, g.shown, \
              g.version_spans, g.finish_reason, e.ended_at as \"ended_at?\" \
              from open_generation o join generation g on g.id = o.generation_id \
              left join episode_end e on e.tenant_id = g.tenant_id and e.episode_id = g.episode_id \
@@ -81,8 +81,16 @@ impl Closer {
         if due.is_empty() {
             return Ok(0);
         }
+        // Feedback about them that is being stored just now is seen in the next round.
+        let ids: Vec<Uuid> = due.iter().flat_map(|row| [row.generation_id, row.episode_id]).collect();
+        let expected = transaction::expected(&mut transaction, &ids).await;
+        let expected = expected.context("look for feedback on its way")?;
+        due.retain(|row| !expected.contains(&row.generation_id) && !expected.contains(&row.episode_id));
+        if due.is_empty() {
+            return Ok(0);
+        }
         let ids: Vec<Uuid> = due.iter().map(|row| row.generation_id).collect();
-        let signals = signals(&mut transaction, &ids).await?;
+        let Joined { signals, waits } = signals(&mut transaction, &ids).await?;
         let mut closed = Closed::default();
         let mut outcomes = Vec::new();
         for row in &due {
@@ -109,6 +117,7 @@ impl Closer {
             .context("close")?;
         transaction.commit().await.context("commit")?;
         closed.count();
+        waits.iter().for_each(Wait::count);
         outcomes
             .iter()
             .for_each(|(surface, outcome)| self.unscored.note(surface, outcome));
@@ -119,19 +128,36 @@ impl Closer {
     }
 }
 
+struct Joined {
+    signals: BTreeMap<Uuid, Vec<Signal>>,
+    waits: Vec<Wait>,
+}
+
+/// How long after its generation a feedback was stored, seconds; negative: before.
+struct Wait(f64);
+
+impl Wait {
+    fn count(&self) {
+        let first = if self.0 < 0.0 { "feedback" } else { "generation" };
+        metrics::histogram!("springtide_ingest_join_seconds", "first" => first).record(self.0.abs());
+    }
+}
+
 /// All feedback about these generations, directly or through their episode, of their own tenant.
-async fn signals(connection: &mut sqlx::PgConnection, ids: &[Uuid]) -> anyhow::Result<BTreeMap<Uuid, Vec<Signal>>> {
+async fn signals(connection: &mut sqlx::PgConnection, ids: &[Uuid]) -> anyhow::Result<Joined> {
     let rows = sqlx::query_file!("src/closer/signals.sql", ids)
         .fetch_all(connection)
         .await
         .context("read feedback")?;
     let mut signals: BTreeMap<Uuid, Vec<Signal>> = BTreeMap::new();
+    let mut waits = Vec::new();
     for row in rows {
         let value = match (row.value_bool, row.value_float, row.value_text) {
             (Some(value), _, _) => Value::Bool(value),
             (_, Some(value), _) => Value::Float(value),
             (_, _, value) => Value::Text(value.unwrap_or_default()),
         };
+        waits.push(Wait(row.after_seconds));
         let signal = Signal {
             id: row.id,
             metric: row.metric_name,
@@ -141,7 +167,7 @@ async fn signals(connection: &mut sqlx::PgConnection, ids: &[Uuid]) -> anyhow::R
         };
         signals.entry(row.generation_id).or_default().push(signal);
     }
-    Ok(signals)
+    Ok(Joined { signals, waits })
 }
 
 /// The sampled length: reading the tokens to count them would fetch each list from where long values are kept.

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::{Client, ClientContext, DefaultClientContext};
 use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::{Offset, TopicPartitionList};
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Body, Event};
@@ -17,6 +19,7 @@ use crate::event::{Body, Event};
 const TOPICS_TIMEOUT: Duration = Duration::from_secs(30);
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(5);
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(15);
 const TOPICS_POLL: Duration = Duration::from_millis(50);
 
 /// Which cluster and which topics.
@@ -169,6 +172,52 @@ pub(crate) fn partitions<C: ClientContext>(client: &Client<C>, topic: &str) -> a
     }
     ensure!(!partitions.is_empty(), "topic {topic} does not exist");
     Ok(partitions)
+}
+
+/// What the cluster calls itself. Asked by a client of its own: one that lives answers what it heard before. Blocks.
+pub(crate) fn cluster_id(options: &ClientOptions) -> anyhow::Result<String> {
+    let client: BaseConsumer = options.config(&[]).create().context("create client")?;
+    let cluster_id = client.client().fetch_cluster_id(CLUSTER_TIMEOUT);
+    cluster_id.context("the broker does not tell its cluster's id")
+}
+
+/// Why reading must not go on, or begin.
+pub(crate) fn another_log(options: &ClientOptions, tables: &str, log: &str) -> anyhow::Error {
+    anyhow!(
+        "these tables were filled from the Kafka cluster {tables}, and the brokers {} are the cluster {log}: \
+         ingest.accept_other_log = true starts over with what this one holds",
+        options.brokers
+    )
+}
+
+/// The offsets after the last record of each partition, in one request: every request waits for the fetch before it on
+/// the same connection. Blocks.
+pub(crate) fn ends<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    partitions: &[(String, i32)],
+) -> anyhow::Result<BTreeMap<(String, i32), i64>> {
+    if partitions.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let mut asked = TopicPartitionList::new();
+    for (topic, partition) in partitions {
+        asked.add_partition_offset(topic, *partition, Offset::End)?;
+    }
+    let answer = consumer
+        .offsets_for_times(asked, METADATA_TIMEOUT)
+        .context("look up the ends")?;
+    let mut ends = BTreeMap::new();
+    for element in answer.elements() {
+        let (topic, partition) = (element.topic().to_owned(), element.partition());
+        element
+            .error()
+            .with_context(|| format!("look up the end of {topic}/{partition}"))?;
+        match element.offset() {
+            Offset::Offset(end) => ends.insert((topic, partition), end),
+            other => bail!("the end of {topic}/{partition} is {other:?}"),
+        };
+    }
+    Ok(ends)
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod dialect;
 mod entrance;
 pub mod event;
 pub mod kafka;
+mod lag;
 pub mod log;
 mod options;
 mod orphan;
@@ -33,6 +34,7 @@ mod rules;
 mod service;
 pub mod sink;
 pub mod spool;
+mod transaction;
 
 pub use options::Options;
 pub use service::run;

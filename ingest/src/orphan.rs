@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use futures::future::try_join_all;
 use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +15,7 @@ use uuid::Uuid;
 
 use crate::event::{Event, Feedback, Target, Value};
 use crate::log::{DeadLetter, Producer, Reason};
+use crate::transaction::begin;
 
 /// Feedback swept in one transaction.
 const BATCH_MAX: i64 = 500;
@@ -47,7 +49,7 @@ impl Sweep {
 
     /// Sweeps one batch; says whether there may be more.
     async fn round(&self) -> anyhow::Result<bool> {
-        let mut transaction = self.pool.begin().await.context("begin")?;
+        let mut transaction = begin(&self.pool).await.context("begin")?;
         let Some(from) = lease(&mut transaction).await.context("take the lease")? else {
             return Ok(false);
         };
@@ -60,6 +62,7 @@ impl Sweep {
         // A full batch ends in the middle of the stretch; its last row is looked at again and is marked by then.
         let reached = rows.last().filter(|_| more).map_or(until, |row| row.stored_at);
         let mut ids: Vec<Uuid> = Vec::new();
+        let mut letters = Vec::new();
         for row in rows {
             let target = match (row.generation_id, row.episode_id) {
                 (Some(id), _) => Target::Generation(id),
@@ -80,12 +83,12 @@ impl Sweep {
                 tags,
             };
             let event = feedback.into_event(row.tenant_id, SOURCE, row.given_at);
-            self.producer
-                .send_dead_letter(&letter(&event))
-                .await
-                .context("send dead letter")?;
+            letters.push(letter(&event));
             ids.push(row.id);
         }
+        // All at once: a transaction must not wait long.
+        let sends = letters.iter().map(|letter| self.producer.send_dead_letter(letter));
+        try_join_all(sends).await.context("send dead letters")?;
         sqlx::query!("update feedback set orphaned_at = now() where id = any($1)", &ids)
             .execute(&mut *transaction)
             .await

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use axum::Router;
 use edge::auth::Auth;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -18,6 +18,7 @@ use crate::api::Api;
 use crate::closer::{Closer, Unscored};
 use crate::entrance::Entrance;
 use crate::kafka::{self, ClientOptions};
+use crate::lag::Lag;
 use crate::log::Producer;
 use crate::options::Options;
 use crate::orphan::Sweep;
@@ -25,8 +26,6 @@ use crate::partition;
 use crate::reward::stored;
 use crate::rules::Rules;
 use crate::sink::{self, Sink};
-
-const METADATA_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Runs ingest until `shutdown`: `extra` is served beside its own routes. Returns early, with the reason, when going on
 /// would lose or double events.
@@ -56,6 +55,14 @@ pub async fn run(
     let api = Api::new(&options, Some(pool.clone()), entrance, rules.clone());
     let router = api.router(&auth).merge(extra);
     parts.spawn(edge::server::run(listener, router, stop.clone()));
+    let lag = Lag {
+        pool: pool.clone(),
+        kafka: kafka.clone(),
+        cluster_id: cluster_id.clone(),
+        topics: topics.clone(),
+        shutdown: stop.clone(),
+    };
+    parts.spawn(lag.run());
     let sink = Sink {
         pool: pool.clone(),
         producer: producer.clone(),
@@ -125,12 +132,10 @@ async fn enter_log(
     pool: &PgPool,
     topics: &[String],
 ) -> anyhow::Result<String> {
-    let config = client.config(&[]);
-    let wanted = topics.to_vec();
+    let (asked, wanted) = (client.clone(), topics.to_vec());
     let look = move || -> anyhow::Result<_> {
-        let consumer: BaseConsumer = config.create().context("create client")?;
-        let cluster_id = consumer.client().fetch_cluster_id(METADATA_TIMEOUT);
-        let cluster_id = cluster_id.context("the broker does not tell its cluster's id")?;
+        let cluster_id = kafka::cluster_id(&asked)?;
+        let consumer: BaseConsumer = asked.config(&[]).create().context("create client")?;
         let mut all = BTreeMap::new();
         for topic in wanted {
             for (partition, first) in kafka::partitions(consumer.client(), &topic)? {
@@ -145,11 +150,7 @@ async fn enter_log(
         .context("read offsets")?;
     if let Some(other) = other {
         if !options.accept_other_log {
-            bail!(
-                "these tables were filled from the Kafka cluster {other}, and the brokers {} are the cluster \
-                 {cluster_id}: ingest.accept_other_log = true starts over with what this one holds",
-                client.brokers
-            );
+            return Err(kafka::another_log(client, &other, &cluster_id));
         }
         tracing::error!(from = other, to = cluster_id, "another cluster, going on as configured");
     }

@@ -102,9 +102,11 @@ impl Sink {
     fn consume(self: &Arc<Self>, runtime: &Handle) -> Result<(), Failure> {
         let group = format!("{}.sink", self.kafka.topic_prefix);
         let topics = self.kafka.topics();
+        consumer::same_cluster(&self.kafka, &self.cluster_id)?;
         let assigner = Assigner::new(
             runtime.clone(),
             self.pool.clone(),
+            self.kafka.clone(),
             self.cluster_id.clone(),
             self.accept_other_log,
         );

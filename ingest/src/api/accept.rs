@@ -8,8 +8,8 @@ use edge::problem::Problem;
 use futures::StreamExt;
 use futures::stream;
 
-use super::Api;
 use super::dryrun::Outlook;
+use super::{Api, tally};
 use crate::event::{self, Event, Invalid};
 use crate::{log, spool};
 
@@ -51,7 +51,9 @@ impl Api {
         let examined = self.examine(events).await;
         // Made one after the other and first polled in order, so events of one episode enter the log as they were sent.
         let sends = examined.into_iter().map(|examined| self.send(examined));
-        stream::iter(sends).buffered(self.sends_max).collect().await
+        let results: Vec<Result<Event, Problem>> = stream::iter(sends).buffered(self.sends_max).collect().await;
+        results.iter().flatten().for_each(tally::accepted);
+        results
     }
 
     async fn send(&self, examined: Result<Examined, Problem>) -> Result<Event, Problem> {
@@ -153,7 +155,6 @@ pub(super) fn invalid(error: &Invalid) -> Problem {
 }
 
 fn away() -> Problem {
-    metrics::counter!("springtide_ingest_refused_total", "reason" => "log").increment(1);
     Problem::unavailable("the log is away; send the same event again", 1)
 }
 

@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use edge::auth::{Principal, Role};
-use edge::problem::Problem;
+use edge::problem::{Kind, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -22,6 +22,7 @@ use super::body::{self, JsonText};
 use super::dryrun::{self, Outlook};
 use super::openapi::Refusal;
 use super::query::Query;
+use super::tally;
 use crate::event::{self, Body, Event};
 
 /// An [`Event`] as JSON, without its tenant, which is the key's.
@@ -143,7 +144,11 @@ pub(super) async fn take(
         .map(|(result, item)| Outcome::new(result, item))
         .unzip();
     let problems: Vec<_> = problems.into_iter().flatten().collect();
-    Ok(answer(Outcomes { results }, &problems))
+    problems.iter().for_each(tally::refused);
+    let mut response = answer(Outcomes { results }, &problems);
+    // Its events are counted already.
+    response.extensions_mut().remove::<Kind>();
+    Ok(response)
 }
 
 /// Who may send what, as at the endpoints of single events.

@@ -140,7 +140,6 @@ fn unreadable(error: &axum::Error) -> Option<Problem> {
 }
 
 fn busy() -> Problem {
-    metrics::counter!("springtide_ingest_refused_total", "reason" => "budget").increment(1);
     Problem::too_many(
         "too many bytes of requests are in flight; send the same request again",
         1,

@@ -1,13 +1,15 @@
--- All feedback about these generations, directly or through their episode, and when each was first taken back.
+-- All feedback about these generations, directly or through their episode, when each was first taken back, and how long it
+-- was stored after its generation (negative: before).
 select g.id as "generation_id!", f.id as "id!", f.metric_name as "metric_name!",
        f.value_bool, f.value_float, f.value_text, f.given_at as "given_at!",
-       (select min(r.given_at) from retraction r where r.feedback_id = f.id and r.tenant_id = g.tenant_id) as retracted_at
+       (select min(r.given_at) from retraction r where r.feedback_id = f.id and r.tenant_id = g.tenant_id) as retracted_at,
+       extract(epoch from f.stored_at - g.stored_at)::double precision as "after_seconds!"
 from generation g
 cross join lateral (
-    select id, metric_name, value_bool, value_float, value_text, given_at
+    select id, metric_name, value_bool, value_float, value_text, given_at, stored_at
     from feedback where generation_id = g.id and tenant_id = g.tenant_id
     union all
-    select id, metric_name, value_bool, value_float, value_text, given_at
+    select id, metric_name, value_bool, value_float, value_text, given_at, stored_at
     from feedback where episode_id = g.episode_id and tenant_id = g.tenant_id
 ) f
 where g.id = any($1)

@@ -69,11 +69,10 @@ impl Producer {
 
     /// Puts a record where people look at what could not be used, with the reason.
     pub async fn send_dead_letter(&self, letter: &DeadLetter) -> Result<(), Error> {
-        metrics::counter!("springtide_ingest_dead_letters_total", "reason" => letter.reason.as_str()).increment(1);
         let headers = letter.headers();
-        self.send(&self.topics.dlq, &letter.key, &letter.value, headers)
-            .await
-            .map(drop)
+        self.send(&self.topics.dlq, &letter.key, &letter.value, headers).await?;
+        metrics::counter!("springtide_ingest_dead_letters_total", "reason" => letter.reason.as_str()).increment(1);
+        Ok(())
     }
 
     /// Resolves when the log has acknowledged the record, with where it stands.

@@ -1,5 +1,5 @@
 //! What happens when the group protocol gives or takes partitions: a claim in the database, then reading from the
-//! database's offset. Also watches how far the owned partitions are behind the log.
+//! database's offset. Also notes up to which moment the owned partitions are in the tables.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,8 @@ use time::OffsetDateTime;
 use tokio::runtime::Handle;
 
 use super::offset::{self, Claim, Fences, Next, Progress, Slot};
-use crate::event;
+use crate::kafka::ClientOptions;
+use crate::{event, kafka};
 
 const WATERMARK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the group may take to say which partitions are ours, after it took them or after we joined. A client that lost
@@ -33,6 +34,7 @@ pub(super) enum Failure {
 pub(super) struct Assigner {
     runtime: Handle,
     pool: PgPool,
+    kafka: ClientOptions,
     cluster_id: String,
     accept_other_log: bool,
     state: Mutex<State>,
@@ -61,10 +63,17 @@ struct Mark {
 }
 
 impl Assigner {
-    pub(super) fn new(runtime: Handle, pool: PgPool, cluster_id: String, accept_other_log: bool) -> Self {
+    pub(super) fn new(
+        runtime: Handle,
+        pool: PgPool,
+        kafka: ClientOptions,
+        cluster_id: String,
+        accept_other_log: bool,
+    ) -> Self {
         Self {
             runtime,
             pool,
+            kafka,
             cluster_id,
             accept_other_log,
             state: Mutex::new(State {
@@ -118,6 +127,8 @@ impl Assigner {
             .iter()
             .map(|element| (element.topic().to_owned(), element.partition()))
             .collect();
+        // A log of the same name may reach from before the tables' offset to after it, and be another.
+        same_cluster(&self.kafka, &self.cluster_id)?;
         let lost = |error: anyhow::Error| Failure::Lost(error.context("claim partitions"));
         let mut ranges = BTreeMap::new();
         for slot in &slots {
@@ -205,6 +216,15 @@ impl ConsumerContext for Assigner {
     }
 }
 
+/// Whether the brokers are still those of the log that is being read.
+pub(super) fn same_cluster(client: &ClientOptions, cluster_id: &str) -> Result<(), Failure> {
+    let found = kafka::cluster_id(client).map_err(Failure::Lost)?;
+    if found == cluster_id {
+        return Ok(());
+    }
+    Err(Failure::Fatal(kafka::another_log(client, cluster_id, &found)))
+}
+
 fn in_log((topic, partition): &Slot, next_offset: i64, low: i64, high: i64) -> anyhow::Result<()> {
     if next_offset > high {
         bail!(
@@ -233,7 +253,7 @@ pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), 
         unmarked.map(|(slot, _)| slot.clone()).collect()
     };
     let seen_at = event::now();
-    match ends(consumer, &unmarked) {
+    match kafka::ends(consumer, &unmarked) {
         Ok(ends) => {
             let mut state = context.state();
             for (slot, end) in ends {
@@ -259,41 +279,11 @@ pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), 
     }
 }
 
-/// The offsets after the last record of each partition, in one request: every request waits for the fetch before it on
-/// the same connection.
-fn ends(consumer: &BaseConsumer<Assigner>, slots: &[Slot]) -> anyhow::Result<Next> {
-    if slots.is_empty() {
-        return Ok(Next::new());
-    }
-    let mut asked = TopicPartitionList::new();
-    for (topic, partition) in slots {
-        asked.add_partition_offset(topic, *partition, Offset::End)?;
-    }
-    let answer = consumer
-        .offsets_for_times(asked, WATERMARK_TIMEOUT)
-        .context("look up the ends")?;
-    let mut ends = Next::new();
-    for element in answer.elements() {
-        let slot = (element.topic().to_owned(), element.partition());
-        element
-            .error()
-            .with_context(|| format!("look up the end of {}/{}", slot.0, slot.1))?;
-        match element.offset() {
-            Offset::Offset(end) => ends.insert(slot, end),
-            other => bail!("the end of {}/{} is {other:?}", slot.0, slot.1),
-        };
-    }
-    Ok(ends)
-}
-
 fn reached(state: &mut State) -> Vec<Progress> {
     let mut progress = Vec::new();
     for (slot, owned) in &mut state.owned {
         let Some(mark) = &owned.mark else { continue };
-        let behind = u32::try_from((mark.end - owned.next_offset).max(0)).unwrap_or(u32::MAX);
-        let labels = [("topic", slot.0.clone()), ("partition", slot.1.to_string())];
-        metrics::gauge!("springtide_ingest_lag_records", &labels).set(f64::from(behind));
-        if behind == 0 {
+        if owned.next_offset >= mark.end {
             progress.push(Progress {
                 slot: slot.clone(),
                 fence: owned.fence,

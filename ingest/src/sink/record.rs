@@ -8,11 +8,14 @@ use crate::event::{self, Event, Undecodable};
 use crate::log::{DeadLetter, Position, Reason};
 use crate::rules::Rules;
 
+/// Links of one span that exporters keep; the others still lead from the record to its transaction.
+const LINKS_MAX: usize = 128;
+
 pub(super) struct Record {
     pub from: Position,
     pub event: Result<Event, Unusable>,
     /// From reading to the commit; its parent is the span that sent the record. Disabled where no trace came along.
-    _span: Span,
+    pub span: Span,
     key: Vec<u8>,
     value: Vec<u8>,
     content_type: String,
@@ -45,9 +48,10 @@ impl Record {
             offset: message.offset(),
         };
         let value = message.payload().unwrap_or_default().to_vec();
+        let event = decode(&content_type, &value, rules);
         Self {
-            event: decode(&content_type, &value, rules),
-            _span: span(&from, &trace_headers),
+            span: span(&from, &trace_headers, event.as_ref().ok()),
+            event,
             key: message.key().unwrap_or_default().to_vec(),
             from,
             value,
@@ -65,6 +69,7 @@ impl Record {
     }
 
     pub(super) fn dead_letter(&self, reason: Reason, detail: impl Into<String>) -> DeadLetter {
+        self.span.record("springtide.outcome", reason.as_str());
         DeadLetter {
             reason,
             detail: detail.into(),
@@ -77,7 +82,8 @@ impl Record {
     }
 }
 
-fn span(from: &Position, trace_headers: &[(String, String)]) -> Span {
+/// The event's names are in it, so that a row leads to its trace; nothing that it holds is.
+fn span(from: &Position, trace_headers: &[(String, String)], event: Option<&Event>) -> Span {
     if trace_headers.is_empty() {
         return Span::none();
     }
@@ -88,8 +94,35 @@ fn span(from: &Position, trace_headers: &[(String, String)]) -> Span {
         messaging.destination.name = from.topic,
         messaging.destination.partition.id = from.partition,
         messaging.kafka.offset = from.offset,
+        cloudevents.event_id = event.map(|event| event.id.as_str()),
+        cloudevents.event_source = event.map(|event| event.source.as_str()),
+        cloudevents.event_type = event.map(Event::kind),
+        // Absent: stored.
+        springtide.outcome = tracing::field::Empty,
     );
     trace::set_parent(&span, trace::extract(trace_headers));
+    span
+}
+
+/// Of the transaction that writes these: each record's span and it link to each other. Disabled where none has a trace.
+pub(super) fn transaction_span(records: &[Record]) -> Span {
+    let traced = || records.iter().filter(|record| !record.span.is_disabled());
+    if traced().next().is_none() {
+        return Span::none();
+    }
+    let span = tracing::info_span!(
+        parent: None::<tracing::Id>,
+        "ingest.transaction",
+        otel.kind = "internal",
+        messaging.system = "kafka",
+        messaging.batch.message_count = records.len(),
+    );
+    for record in traced() {
+        record.span.follows_from(&span);
+    }
+    for record in traced().take(LINKS_MAX) {
+        span.follows_from(&record.span);
+    }
     span
 }
 

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::record::Record;
 use crate::event::{Event, Feedback, Generation, Target, Value, time_of};
 use crate::reward::stored::Surfaces;
+use crate::transaction;
 
 /// One event on its way into a table.
 pub(super) struct Row<'a, T> {
@@ -227,23 +228,19 @@ pub(super) async fn hold_open(
     caught_up_to: Option<OffsetDateTime>,
     surfaces: &Surfaces,
 ) -> sqlx::Result<()> {
-    let (generations, episodes) = targets(rows);
+    let (mut generations, episodes) = targets(rows);
     let until = caught_up_to.unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    let early = surfaces
+    let moving = surfaces
         .definitions()
         .filter(|surface| surface.close_on_feedback || surface.close_on_episode_end);
-    let early: Vec<String> = early.map(|surface| surface.name.clone()).collect();
-    if !generations.is_empty() {
-        sqlx::query!(
-            "select from open_generation \
-             where generation_id = any($1) and (closes_at <= $2 or surface = any($3)) \
-             order by generation_id for share",
-            &generations,
-            until,
-            &early
-        )
-        .execute(&mut *connection)
-        .await?;
+    let moving: Vec<String> = moving.map(|surface| surface.name.clone()).collect();
+    let open = hold_generations(&mut *connection, &generations, until, &moving).await?;
+    generations.retain(|id| !open.contains(id));
+    // What is not open is closed, or another sink is just storing it: it could open and close beside this transaction.
+    let unseen = [&*generations, &*episodes].concat();
+    if !unseen.is_empty() {
+        transaction::expect(&mut *connection, &unseen).await?;
+        hold_generations(&mut *connection, &generations, until, &moving).await?;
     }
     if !episodes.is_empty() {
         sqlx::query!(
@@ -253,12 +250,44 @@ pub(super) async fn hold_open(
              order by generation_id for share",
             &episodes,
             until,
-            &early
+            &moving
         )
         .execute(connection)
         .await?;
     }
     Ok(())
+}
+
+/// Holds those that are due at `until` or on a surface whose generations may become due sooner; returns all that are open.
+async fn hold_generations(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+    until: OffsetDateTime,
+    moving: &[String],
+) -> sqlx::Result<HashSet<Uuid>> {
+    if ids.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let open = sqlx::query!(
+        "select generation_id, closes_at <= $2 or surface = any($3) as \"closable!\" from open_generation \
+         where generation_id = any($1)",
+        ids,
+        until,
+        moving
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let closable = open.iter().filter(|row| row.closable);
+    let closable: Vec<Uuid> = closable.map(|row| row.generation_id).collect();
+    if !closable.is_empty() {
+        sqlx::query!(
+            "select from open_generation where generation_id = any($1) order by generation_id for share",
+            &closable
+        )
+        .execute(connection)
+        .await?;
+    }
+    Ok(open.into_iter().map(|row| row.generation_id).collect())
 }
 
 fn targets(rows: &[Row<'_, Feedback>]) -> (Vec<Uuid>, Vec<Uuid>) {

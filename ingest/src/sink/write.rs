@@ -6,13 +6,15 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
+use tracing::Instrument;
 
 use super::offset::{self, Fences, Next};
-use super::record::Record;
+use super::record::{Record, transaction_span};
 use super::settle::{Touched, settle};
 use super::{Sink, revoke, rows};
 use crate::event::{Body, Event};
 use crate::log::{DeadLetter, Reason};
+use crate::transaction::begin;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -64,8 +66,13 @@ impl Sink {
     /// Writes what the tables do not hold yet and moves the offsets. Dead letters are acknowledged by the log before the
     /// commit: a crash in between repeats them, and loses none.
     pub(super) async fn transaction(&self, fences: &Fences, records: &[Record]) -> Result<Next, Error> {
+        let span = transaction_span(records);
+        self.write_together(fences, records).instrument(span).await
+    }
+
+    async fn write_together(&self, fences: &Fences, records: &[Record]) -> Result<Next, Error> {
         let started = std::time::Instant::now();
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = begin(&self.pool).await?;
         let (next, caught_up_to) = self.hold(&mut transaction, fences, records).await?;
         let unread = |record: &&Record| {
             let slot = (record.from.topic.clone(), record.from.partition);
@@ -252,6 +259,7 @@ async fn identify<'a>(
     }
     for (record, same) in repeated {
         if same {
+            record.span.record("springtide.outcome", "duplicate");
             counts.duplicates += 1;
         } else {
             let detail = "the same tenant, source and id came with another body before";

@@ -1,0 +1,40 @@
+//! How this crate's transactions begin, and how sink and closer keep out of each other's way where there is no row to lock.
+
+use std::collections::HashSet;
+
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
+use uuid::Uuid;
+
+/// A transaction whose locks end soon after its process has stopped working on it: whoever was stopped, or lost its
+/// machine, in the middle would otherwise keep its partitions and generations from everybody else for as long as its
+/// connection lives. Longer than the log may take to acknowledge (5 s).
+pub(crate) async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
+    // One message to the server, as a bare `begin` is.
+    pool.begin_with("begin; set local idle_in_transaction_session_timeout = '10s'")
+        .await
+}
+
+/// Until its end, this transaction stores feedback about generations or episodes of which it sees nothing open.
+pub(crate) async fn expect(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "select pg_advisory_xact_lock_shared(hashtextextended(id::text, 0)) \
+         from (select unnest($1::uuid[]) as id order by 1) as ids",
+        ids
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Those that another transaction stores feedback about without having seen them; the others are this transaction's until
+/// its end. Waits for nobody.
+pub(crate) async fn expected(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<HashSet<Uuid>> {
+    let expected = sqlx::query_scalar!(
+        "select id as \"id!\" from unnest($1::uuid[]) as id \
+         where not pg_try_advisory_xact_lock(hashtextextended(id::text, 0))",
+        ids
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(expected.into_iter().collect())
+}
