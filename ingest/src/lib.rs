@@ -23,6 +23,8 @@ pub mod collector;
 mod dialect;
 mod entrance;
 pub mod event;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod kafka;
 pub mod log;
 mod options;
