@@ -4,12 +4,14 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod control;
+mod disk;
 mod dlq;
 mod ingest;
 mod ingest_http;
 mod ingest_order;
 mod ingest_revoke;
 mod ingest_reward;
+mod overload;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]
