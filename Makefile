@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order bench-ingest demo learn base sqlx
+.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks bench-ingest demo learn base sqlx
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -47,6 +47,19 @@ lint: libtorch ## format check, clippy, floor plan
 
 property-order: stack ## any order of the same events gives the same rows, at length; STORIES=100000
 	SPRINGTIDE_ORDER_STORIES=$(or $(STORIES),100000) cargo test --locked --test it any_order -- --nocapture
+
+fuzz-ingest: setup ## every decoder of ingest under libFuzzer, and what came of it; SECONDS=60 each, or RUNS=, TARGETS=
+	SECONDS_EACH=$(or $(SECONDS),60) RUNS=$(RUNS) TARGETS="$(TARGETS)" scripts/fuzz-ingest.sh
+
+schemathesis: stack ## the served OpenAPI document against the server, with Schemathesis (needs python3); EXAMPLES=200 SEED=1
+	$(SPRINGTIDE) stack test-env -- scripts/schemathesis.sh $(SPRINGTIDE) $(or $(EXAMPLES),200) $(or $(SEED),1)
+
+overload: stack ## ten times what ingest can take, under a memory limit, at length; SECONDS=30 of each of four parts, TIMES=10
+	SPRINGTIDE_OVERLOAD_SECONDS=$(or $(SECONDS),30) SPRINGTIDE_OVERLOAD_TIMES=$(or $(TIMES),10) \
+	  cargo test --locked --test it overload:: -- --nocapture
+
+full-disks: stack ## disks that fill under the spool, Postgres and the broker; FILLS=50 (as root, who may mount)
+	SPRINGTIDE_DISK_FILLS=$(or $(FILLS),50) cargo test --locked --test it disk:: -- --nocapture
 
 bench-ingest: setup ## events/s and latency from HTTP to rows, beside a bare producer and sink; ARGS='--rate 5000 --seconds 60'
 	cargo build --locked --release --package springtide --no-default-features --package bench

@@ -242,7 +242,7 @@ pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
     tokio::task::spawn_blocking(read).await.unwrap()
 }
 
-async fn no_dead_letters(stack: &Stack) {
+pub async fn no_dead_letters(stack: &Stack) {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", &stack.kafka.brokers)
         .create()

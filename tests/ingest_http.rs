@@ -107,7 +107,7 @@ async fn an_idempotency_key_is_one_feedback_and_another_body_under_it_a_409() {
 }
 
 /// `length` zeros as zstd, made by hand so that the test needs no encoder.
-fn zstd_zeros(length: usize) -> Vec<u8> {
+pub fn zstd_zeros(length: usize) -> Vec<u8> {
     // One frame: magic, no checksum, a window of 128 KiB, then blocks that each repeat one byte 128 KiB times.
     const BLOCK: usize = 128 * 1024;
     let mut frame = vec![0x28, 0xB5, 0x2F, 0xFD, 0x00, 0x38];

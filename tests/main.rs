@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod control;
+mod disk;
 mod dlq;
 mod ingest;
 mod ingest_evolution;
@@ -12,6 +13,7 @@ mod ingest_order;
 mod ingest_revoke;
 mod ingest_reward;
 mod ingest_telemetry;
+mod overload;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]

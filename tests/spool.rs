@@ -17,7 +17,7 @@ use crate::support::{SPRINGTIDE, Stack, eventually};
 const SOON: Duration = Duration::from_secs(30);
 
 /// An ingest role at `address`, until dropped.
-fn ingest(stack: &Stack, listener: TcpListener) -> DropGuard {
+pub fn ingest(stack: &Stack, listener: TcpListener) -> DropGuard {
     let stop = CancellationToken::new();
     tokio::spawn(ingest::run(
         ingest::Options::default(),
@@ -31,13 +31,13 @@ fn ingest(stack: &Stack, listener: TcpListener) -> DropGuard {
     stop.drop_guard()
 }
 
-struct Collector {
-    process: Child,
-    address: SocketAddr,
+pub struct Collector {
+    pub process: Child,
+    pub address: SocketAddr,
 }
 
 impl Collector {
-    async fn start(folder: &Path, upstream: SocketAddr, key: Option<&str>) -> Self {
+    pub async fn start(folder: &Path, upstream: SocketAddr, key: Option<&str>) -> Self {
         let [port] = edge::bind::free_ports().unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let mut command = Command::new(SPRINGTIDE);

@@ -61,6 +61,16 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "not-found", "There is no such thing").detail(detail)
     }
 
+    /// 405.
+    pub fn method_not_allowed(detail: impl Display) -> Self {
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "method-not-allowed",
+            "The path does not take this method",
+        )
+        .detail(detail)
+    }
+
     /// 409: contradicts what is already there.
     pub fn conflict(detail: impl Display) -> Self {
         Self::new(

@@ -26,6 +26,8 @@ pub async fn run(listener: TcpListener, router: Router, shutdown: CancellationTo
     let address = listener.local_addr().context("read listening address")?;
     let router = router
         .fallback(|| async { Problem::not_found("no such path") })
+        // Beside the `Allow` that the route knows.
+        .method_not_allowed_fallback(|| async { Problem::method_not_allowed("this path has other methods") })
         .layer(CatchPanicLayer::custom(on_panic))
         .layer(middleware::from_fn(observe));
     tracing::info!(%address, "listening");

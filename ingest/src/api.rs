@@ -78,6 +78,12 @@ impl Api {
         }
     }
 
+    /// Bytes of requests that are held now.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn held(&self) -> usize {
+        self.intake.held()
+    }
+
     pub(crate) fn router(self, auth: &Auth) -> Router {
         let intake = self.intake.clone();
         let (routes, document) = document();

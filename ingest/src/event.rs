@@ -4,6 +4,7 @@
 //! JSON speaks the names of the Protobuf schema: ids as UUID strings, digests as hexadecimal, times as RFC 3339.
 
 mod check;
+mod one;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -35,7 +36,7 @@ pub struct Event {
 }
 
 /// What happened.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(
     clippy::large_enum_variant,
@@ -233,7 +234,7 @@ impl Value {
 }
 
 /// What a feedback is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Target {
     #[serde(rename = "generation_id")]
     Generation(Uuid),

@@ -23,6 +23,8 @@ pub mod collector;
 mod dialect;
 mod entrance;
 pub mod event;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod kafka;
 mod lag;
 pub mod log;

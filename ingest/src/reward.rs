@@ -173,7 +173,7 @@ pub struct Closing {
 
 impl Closing {
     /// One that expressions are tried on.
-    fn example() -> Self {
+    pub(crate) fn example() -> Self {
         Self {
             purpose: Purpose::Production,
             declined: false,

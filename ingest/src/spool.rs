@@ -15,6 +15,13 @@
 
 mod folder;
 mod forward;
+#[cfg(any(test, feature = "fuzz"))]
+#[expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a broken property ends the run, as in a test"
+)]
+pub(crate) mod fuzz;
 mod options;
 mod queue;
 mod refused;

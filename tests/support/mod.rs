@@ -3,6 +3,11 @@
 //! SPRINGTIDE_TEST_POSTGRES and SPRINGTIDE_TEST_KAFKA name, or else `springtide stack test-env` starts them at first need, and
 //! stops them when this process ends, in whatever way.
 
+pub mod broker;
+pub mod disk;
+pub mod memory;
+pub mod process;
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;

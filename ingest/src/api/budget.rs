@@ -58,6 +58,11 @@ impl Budget {
         permit.grow(bytes)?;
         Ok(permit)
     }
+
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(super) fn held(&self) -> usize {
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner).bytes
+    }
 }
 
 impl Permit {

@@ -42,8 +42,8 @@ pub(super) struct Accepted {
     tag = "events",
     params(
         dryrun::Options,
-        ("ce-specversion" = Option<String>, Header, description = "binary mode: 1.0"),
-        ("ce-type" = Option<String>, Header, description = "binary mode: springtide.generation.v1, springtide.feedback.v1, springtide.retraction.v1 or springtide.episode_end.v1"),
+        ("ce-specversion" = Option<super::openapi::SpecVersion>, Header, description = "binary mode"),
+        ("ce-type" = Option<super::openapi::EventType>, Header, description = "binary mode: what the body is"),
         ("ce-source" = Option<String>, Header, description = "binary mode: who produced the event"),
         ("ce-id" = Option<String>, Header, description = "binary mode: unique within the source"),
         ("ce-time" = Option<String>, Header, description = "binary mode: when it happened, RFC 3339; absent: now"),

@@ -39,6 +39,11 @@ impl Intake {
         }
     }
 
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(super) fn held(&self) -> usize {
+        self.budget.held()
+    }
+
     /// Puts every route of `router` behind it. Needs a [`Principal`].
     pub(super) fn guard(self, router: Router) -> Router {
         router

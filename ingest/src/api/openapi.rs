@@ -279,8 +279,10 @@ pub(super) struct EpisodeEnd {
 #[derive(Deserialize, ToSchema)]
 #[expect(dead_code, reason = "only its shape is used")]
 pub(super) struct CanonicalEvent {
+    #[schema(min_length = 1, max_length = 256)]
     source: String,
     /// Unique within the source.
+    #[schema(min_length = 1, max_length = 256)]
     id: String,
     #[serde(with = "time::serde::rfc3339")]
     time: OffsetDateTime,
@@ -301,15 +303,35 @@ pub(super) enum Data {
     EpisodeEnd(EpisodeEnd),
 }
 
+#[derive(Deserialize, ToSchema)]
+pub(super) enum SpecVersion {
+    #[serde(rename = "1.0")]
+    One,
+}
+
+/// What kind of event its data is.
+#[derive(Deserialize, ToSchema)]
+pub(super) enum EventType {
+    #[serde(rename = "springtide.generation.v1")]
+    Generation,
+    #[serde(rename = "springtide.feedback.v1")]
+    Feedback,
+    #[serde(rename = "springtide.retraction.v1")]
+    Retraction,
+    #[serde(rename = "springtide.episode_end.v1")]
+    EpisodeEnd,
+}
+
 /// CloudEvents 1.0, JSON format; other attributes are ignored.
 #[derive(Deserialize, ToSchema)]
 #[expect(dead_code, reason = "only its shape is used")]
 pub(super) struct CloudEvent {
-    /// `1.0`.
-    specversion: String,
-    /// `springtide.generation.v1`, `springtide.feedback.v1`, `springtide.retraction.v1` or `springtide.episode_end.v1`.
-    r#type: String,
+    specversion: SpecVersion,
+    r#type: EventType,
+    #[schema(min_length = 1, max_length = 256)]
     source: String,
+    /// Unique within the source.
+    #[schema(min_length = 1, max_length = 256)]
     id: String,
     /// Absent: now.
     #[serde(default, with = "time::serde::rfc3339::option")]
@@ -341,8 +363,8 @@ pub(super) struct LangfuseScore {
     name: String,
     /// A number for NUMERIC, 0 or 1 for BOOLEAN, a text for the others.
     value: LangfuseValue,
-    /// NUMERIC, BOOLEAN, CATEGORICAL or TEXT; absent: as the value is.
-    data_type: Option<String>,
+    /// Absent: as the value is.
+    data_type: Option<LangfuseType>,
     comment: Option<String>,
     environment: Option<String>,
     config_id: Option<String>,
@@ -350,6 +372,15 @@ pub(super) struct LangfuseScore {
     /// Scalars.
     #[schema(value_type = Option<Object>)]
     metadata: Option<Value>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "UPPERCASE")]
+pub(super) enum LangfuseType {
+    Numeric,
+    Boolean,
+    Categorical,
+    Text,
 }
 
 #[derive(Deserialize, ToSchema)]

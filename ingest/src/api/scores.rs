@@ -55,6 +55,12 @@ pub(super) async fn scores(
     let id = score.id.clone();
     let signals = Signals::try_from(score).map_err(|error| invalid(&error))?;
     let events = events(&signals, name.as_deref(), &principal.tenant).map_err(|error| invalid(&error))?;
+    // Both or none: a score whose comment breaks a rule must not count under a 400.
+    let now = event::now();
+    for event in &events {
+        let valid = event.check().and_then(|()| api.rules.check(event, now));
+        valid.map_err(|error| invalid(&error))?;
+    }
     let id = id
         .or_else(|| events.first().map(|event| event.id.clone()))
         .unwrap_or_default();

@@ -55,7 +55,7 @@ pub struct DeadLetter {
 }
 
 impl DeadLetter {
-    pub(super) fn headers(&self) -> OwnedHeaders {
+    pub(crate) fn headers(&self) -> OwnedHeaders {
         let mut headers = Headers::new();
         headers.set("reason", self.reason.as_str());
         headers.set("detail", &self.detail);

@@ -96,7 +96,7 @@ pub struct Identity {
 }
 
 impl Entry {
-    pub(super) fn read(message: &impl Message) -> Self {
+    pub(crate) fn read(message: &impl Message) -> Self {
         let mut letter = Letter {
             place: Place {
                 partition: message.partition(),
@@ -181,7 +181,9 @@ impl Letter {
             }
             let named: Named = serde_json::from_slice(&self.value).ok()?;
             let kinds = ["generation", "feedback", "retraction", "episode_end"];
-            let kind = kinds.into_iter().find(|kind| named.rest.contains_key(*kind))?;
+            let kind = kinds
+                .into_iter()
+                .find(|kind| named.rest.get(*kind).is_some_and(|body| !body.is_null()))?;
             (kind, named.tenant, named.source, named.id)
         } else {
             let event = proto::Event::decode(&*self.value).ok()?;

@@ -224,11 +224,17 @@ enum Kind {
 }
 
 fn parse(name: &str) -> Option<(u64, Kind)> {
-    if let Some(number) = name.strip_suffix(".spool") {
-        return Some((number.parse().ok()?, Kind::Segment));
+    if let Some(text) = name.strip_suffix(".spool") {
+        return Some((number(text)?, Kind::Segment));
     }
-    let (number, _) = name.strip_suffix(".damaged")?.split_once('-')?;
-    Some((number.parse().ok()?, Kind::Damaged))
+    let (text, _) = name.strip_suffix(".damaged")?.split_once('-')?;
+    Some((number(text)?, Kind::Damaged))
+}
+
+/// As it is written here, and in no other way: a file of another name could not be found again.
+fn number(text: &str) -> Option<u64> {
+    let number = text.parse().ok()?;
+    (text == format!("{number:020}")).then_some(number)
 }
 
 #[cfg(test)]
@@ -254,6 +260,16 @@ mod tests {
         assert_eq!(folder.keep_damaged(41, 40, b"xyz").unwrap(), None);
         let contents = folder.recover().unwrap();
         assert_eq!((contents.next_number, contents.used), (42, 3));
+    }
+
+    #[test]
+    fn a_file_that_only_looks_like_a_segment_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["5.spool", "+0000000000000000005.spool", "5-40.damaged"] {
+            fs::write(dir.path().join(name), b"x").unwrap();
+        }
+        let contents = Folder::open(dir.path()).unwrap().recover().unwrap();
+        assert_eq!((contents.segments, contents.next_number, contents.used), (vec![], 1, 0));
     }
 
     #[test]

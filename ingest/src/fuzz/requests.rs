@@ -1,0 +1,222 @@
+//! The HTTP entrance as a whole, before a log that keeps what it is given: each way in with any body, any request at all, and
+//! bodies in any encoding. Every answer has to be one that the OpenAPI document names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, HeaderValue, Method, Request, Uri};
+use edge::auth::Auth;
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tower::ServiceExt as _;
+
+use super::events;
+use crate::api::Api;
+use crate::entrance::Entrance;
+use crate::event::Event;
+use crate::options::Options;
+use crate::rules::Rules;
+use crate::spool;
+
+pub(super) const JSON: &str = "application/json";
+pub(super) const STRUCTURED: &str = "application/cloudevents+json";
+pub(super) const BATCHED: &str = "application/cloudevents-batch+json";
+/// Small enough that mutation gets beyond it.
+const REQUEST_BYTES_MAX: usize = 64 * 1024;
+
+thread_local! {
+    static WORLD: World = World::new();
+}
+
+/// One entrance, and what it let in.
+struct World {
+    runtime: Runtime,
+    api: Api,
+    router: Router,
+    kept: Arc<Mutex<Vec<Event>>>,
+    /// Statuses by path and method.
+    documented: BTreeMap<(String, Method), BTreeSet<u16>>,
+}
+
+impl World {
+    fn new() -> Self {
+        let options = Options {
+            request_bytes_max: REQUEST_BYTES_MAX,
+            in_flight_bytes_max: 4 * REQUEST_BYTES_MAX,
+            ..Options::default()
+        };
+        options.check().unwrap();
+        let rules = Rules::new(options.metrics().unwrap(), time::Duration::minutes(5));
+        let kept = Arc::default();
+        let entrance = Entrance::Kept(Arc::clone(&kept));
+        let api = Api::new(&options, None, entrance, Arc::new(rules));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let mut world = Self {
+            runtime: runtime.unwrap(),
+            router: api.clone().router(&Auth::fixed(None)),
+            api,
+            kept,
+            documented: BTreeMap::new(),
+        };
+        world.documented = world.document();
+        world
+    }
+
+    fn document(&self) -> BTreeMap<(String, Method), BTreeSet<u16>> {
+        let (status, _, text) = self.send(Request::get("/openapi.json").body(Body::empty()).unwrap());
+        assert_eq!(status, 200);
+        let document: Value = serde_json::from_slice(&text).unwrap();
+        let mut documented = BTreeMap::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let method: Method = method.to_uppercase().parse().unwrap();
+                let statuses = operation["responses"].as_object().unwrap().keys();
+                let statuses = statuses.map(|status| status.parse().unwrap()).collect();
+                documented.insert((path.clone(), method), statuses);
+            }
+        }
+        documented
+    }
+
+    fn send(&self, request: Request<Body>) -> (u16, Option<HeaderValue>, Bytes) {
+        self.runtime.block_on(async {
+            let response = self.router.clone().oneshot(request).await.unwrap();
+            let status = response.status().as_u16();
+            let content_type = response.headers().get("content-type").cloned();
+            let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+            (status, content_type, body)
+        })
+    }
+
+    /// The events that the request brought in. `Err`: it was refused.
+    fn take(&self, request: Request<Body>) -> Result<Vec<Event>, u16> {
+        let route = (request.uri().path().to_owned(), request.method().clone());
+        let (status, content_type, body) = self.send(request);
+        let kept = std::mem::take(&mut *self.kept.lock().unwrap());
+        assert_eq!(self.api.held(), 0, "bytes are still held");
+        match self.documented.get(&route) {
+            Some(statuses) => assert!(statuses.contains(&status), "{route:?} does not tell of {status}"),
+            // A path or a method that is not there; how the request is encoded may be refused before that shows.
+            None => assert!(status < 500, "{route:?}: {status}"),
+        }
+        assert_ne!(status, 500, "{}", String::from_utf8_lossy(&body));
+        if status < 400 {
+            return Ok(kept);
+        }
+        assert_eq!(kept, [], "{status}, and it was taken");
+        if self.documented.contains_key(&route) {
+            assert_eq!(content_type.unwrap(), "application/problem+json");
+            let problem: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(problem["status"], status);
+        }
+        Err(status)
+    }
+
+    /// Whether it was taken, and if so rightly.
+    fn accepts(&self, request: Request<Body>, bytes: usize) -> bool {
+        let Ok(events) = self.take(request) else { return false };
+        for event in &events {
+            events::holds(event, bytes);
+            self.forwarded(event);
+        }
+        !events.is_empty()
+    }
+
+    /// A collector's request makes the same event of it.
+    fn forwarded(&self, event: &Event) {
+        let body = spool::Request::of(event)
+            .expect("what was accepted can be forwarded")
+            .body;
+        let body = body.to_string();
+        // The collector's limits are the upstream's.
+        if body.len() > REQUEST_BYTES_MAX || event.time > crate::event::now() {
+            return;
+        }
+        let taken = self.take(post("/v1/events", STRUCTURED, body.clone().into()));
+        let taken = taken.expect("what a collector forwards is taken");
+        let [taken] = &taken[..] else {
+            panic!("one event is one event: {body}");
+        };
+        // The tenant is the key's.
+        assert_eq!(
+            (&taken.source, &taken.id, taken.time),
+            (&event.source, &event.id, event.time)
+        );
+        assert_eq!(taken.digest(), event.digest(), "{body}");
+    }
+}
+
+fn post(path: &str, content_type: &str, body: Body) -> Request<Body> {
+    let request = Request::post(path).header("content-type", content_type);
+    request.body(body).unwrap()
+}
+
+/// The input as the body of one way in.
+pub(super) fn body(path: &str, content_type: &str, input: &[u8]) -> bool {
+    WORLD.with(|world| world.accepts(post(path, content_type, input.to_vec().into()), input.len()))
+}
+
+/// See [`World::forwarded`].
+pub(super) fn forwarded(event: &Event) {
+    WORLD.with(|world| {
+        // What else an entrance asks of an event is not the wire's matter.
+        let rules = Rules::new(Options::default().metrics().unwrap(), time::Duration::ZERO);
+        if rules.check(event, crate::event::now()).is_ok() {
+            world.forwarded(event);
+        }
+    });
+}
+
+/// A line with method and path, lines of headers, an empty line, the body.
+pub(super) fn request(input: &[u8]) -> bool {
+    let (lines, body) = split(input);
+    let line = lines.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let mut words = line.split(|byte| *byte == b' ');
+    let method = words.next().and_then(|word| Method::from_bytes(word).ok());
+    let target = words.next().and_then(|word| Uri::try_from(word).ok());
+    let (Some(method), Some(target)) = (method, target.filter(|uri| uri.path().starts_with('/'))) else {
+        return false;
+    };
+    let mut request = Request::new(Body::from(body.to_vec()));
+    (*request.method_mut(), *request.uri_mut()) = (method, target);
+    for (name, value) in headers(lines) {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+            request.headers_mut().append(name, value);
+        }
+    }
+    WORLD.with(|world| world.accepts(request, input.len()))
+}
+
+/// A byte that says which encoding, whether the length is told, and how the body is cut into pieces; then the body.
+pub(super) fn compressed(input: &[u8]) -> bool {
+    let Some((how, bytes)) = input.split_first() else {
+        return false;
+    };
+    let piece_bytes = 1 << (how >> 4);
+    let pieces: Vec<_> = bytes.chunks(piece_bytes).map(Bytes::copy_from_slice).collect();
+    let pieces = futures::stream::iter(pieces.into_iter().map(Ok::<_, std::convert::Infallible>));
+    let mut request = post("/v1/events:batch", JSON, Body::from_stream(pieces));
+    let encoding = ["gzip", "zstd", "identity", "br"][usize::from(how & 3)];
+    let headers = request.headers_mut();
+    headers.insert("content-encoding", HeaderValue::from_static(encoding));
+    if how & 4 != 0 {
+        headers.insert("content-length", HeaderValue::from(bytes.len()));
+    }
+    WORLD.with(|world| world.accepts(request, REQUEST_BYTES_MAX))
+}
+
+/// What stands before the first empty line, and what behind it.
+pub(super) fn split(input: &[u8]) -> (&[u8], &[u8]) {
+    let end = input.windows(2).position(|pair| pair == b"\n\n");
+    end.map_or((input, &[]), |end| (&input[..end], &input[end + 2..]))
+}
+
+/// `name: value` lines.
+pub(super) fn headers(lines: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    lines.split(|byte| *byte == b'\n').filter_map(|line| {
+        let colon = line.windows(2).position(|pair| pair == b": ")?;
+        Some((&line[..colon], &line[colon + 2..]))
+    })
+}

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# The decoders of ingest under libFuzzer, one after the other: each for SECONDS, or for RUNS inputs. Prints a table and writes
+# target/fuzz/ingest.json; fails where an input crashed, hung, or took too much memory, and says where that input is.
+# Coverage comes from LLVM's own pass, which the stable compiler has (`scripts/sancov.sh`); a C++ compiler builds libFuzzer.
+# Usage: [SECONDS=60 | RUNS=1000000] [TARGETS="event_json …"] scripts/fuzz-ingest.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dir=$(realpath -m "${CARGO_TARGET_DIR:-target}")/fuzz
+mkdir -p "$dir"
+
+build=(cargo build --locked --workspace --features ingest/fuzz --example fuzz)
+RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/sancov.sh "${build[@]}"
+program=$dir/../debug/examples/fuzz
+
+limit=(-max_total_time="${SECONDS_EACH:-60}")
+if [ -n "${RUNS:-}" ]; then limit=(-runs="$RUNS"); fi
+targets=${TARGETS:-$("$program")}
+export SPRINGTIDE_FUZZ_DIR=$dir
+failed=0
+rm -rf "$dir/counts" "$dir/logs"
+mkdir -p "$dir/logs" "$dir/counts"
+for target in $targets; do
+  corpus=$dir/corpus/$target seeds=$dir/seeds/$target crashes=$dir/crashes/$target
+  rm -rf "$crashes"
+  mkdir -p "$corpus" "$seeds" "$crashes"
+  echo "fuzz: $target" >&2
+  # A unit that takes 10 s, or a process beyond 1 GiB, is a finding like a panic.
+  SPRINGTIDE_FUZZ_TARGET=$target "$program" "$corpus" "$seeds" "${limit[@]}" -max_len=16384 -timeout=10 -rss_limit_mb=1024 \
+    -artifact_prefix="$crashes/" -print_final_stats=1 >"$dir/logs/$target" 2>&1 || failed=1
+done
+
+python3 - "$dir" $targets <<'PY'
+import json, os, re, sys
+dir, targets = sys.argv[1], sys.argv[2:]
+rows = []
+for target in targets:
+    log = open(f"{dir}/logs/{target}", errors="replace").read()
+    stat = lambda name: int((re.findall(rf"stat::{name}:\s+(\d+)", log) or [0])[-1])
+    try:
+        counted, accepted = map(int, open(f"{dir}/counts/{target}").read().split())
+    except FileNotFoundError:
+        counted, accepted = 0, 0
+    covered = re.findall(r"cov: (\d+)", log)
+    rows.append({
+        "target": target,
+        "executions": stat("number_of_executed_units"),
+        "executions_per_second": stat("average_exec_per_sec"),
+        "accepted_share": accepted / counted if counted else None,
+        "edges_covered": int(covered[-1]) if covered else None,
+        "rss_mib_peak": stat("peak_rss_mb"),
+        "crashes": len(os.listdir(f"{dir}/crashes/{target}")),
+    })
+print(f"{'target':24}{'executions':>12}{'per s':>8}{'accepted':>10}{'edges':>8}{'MiB':>6}{'crashes':>9}")
+for row in rows:
+    share = "" if row["accepted_share"] is None else f"{row['accepted_share']:.1%}"
+    print(f"{row['target']:24}{row['executions']:>12,}{row['executions_per_second']:>8,}{share:>10}"
+          f"{row['edges_covered'] or 0:>8,}{row['rss_mib_peak']:>6}{row['crashes']:>9}")
+total = sum(row["executions"] for row in rows)
+print(f"{'all':24}{total:>12,}{'':>32}{sum(row['crashes'] for row in rows):>9}")
+json.dump({"targets": rows, "executions": total}, open(f"{dir}/ingest.json", "w"), indent=1)
+PY
+if [ "$failed" != 0 ]; then
+  echo "fuzz: some target ended with an error; its input is below $dir/crashes, its last words in $dir/logs" >&2
+fi
+exit "$failed"

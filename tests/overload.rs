@@ -1,0 +1,310 @@
+//! Ten times what it can take, under a limit on its memory: `springtide ingest` as a process, before a broker that stops for a
+//! part of it. One tenant does what it likes (many connections, large batches at once and without a pause, bombs, bodies that
+//! never end), another one is quiet. SPRINGTIDE_OVERLOAD_SECONDS (of each of the four parts, default 3) and
+//! SPRINGTIDE_OVERLOAD_TIMES (default 10) give the size.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use edge::auth::{Role, create_key};
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::ingest::{JSON, no_dead_letters};
+use crate::ingest_http::zstd_zeros;
+use crate::support::broker::Broker;
+use crate::support::memory::Limit;
+use crate::support::{SPRINGTIDE, Stack, eventually, process};
+
+const LONG: Duration = Duration::from_secs(600);
+/// What the process may take: its bodies in flight (64 MiB), the producer's queue (64 MiB), what the sink has fetched (32 MiB),
+/// and their events.
+const MEMORY_MIB: u64 = 768;
+/// Callers whose batches fill a tenant's share of the budget, and are never refused.
+const FULL_LOAD_CALLERS: usize = 24;
+/// A batch of a little more than 1 MiB.
+const BATCH_EVENTS: usize = 18;
+const COMMENT_BYTES: usize = 60_000;
+const SLOW_BODIES: usize = 4;
+const BOMBERS: usize = 4;
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |number| number.parse().unwrap())
+}
+
+/// What one kind of caller was told.
+#[derive(Debug, Default)]
+struct Told {
+    answers: BTreeMap<u16, u64>,
+    /// Connections that ended without one.
+    broken: u64,
+    acknowledged: BTreeSet<Uuid>,
+}
+
+impl Told {
+    fn add(&mut self, other: Self) {
+        for (status, count) in other.answers {
+            *self.answers.entry(status).or_default() += count;
+        }
+        self.broken += other.broken;
+        self.acknowledged.extend(other.acknowledged);
+    }
+}
+
+/// Who calls: where, and with which key.
+#[derive(Clone)]
+struct Caller {
+    http: reqwest::Client,
+    address: SocketAddr,
+    key: String,
+}
+
+impl Caller {
+    async fn post(&self, path: &str, encoding: Option<&str>, body: Vec<u8>, told: &mut Told) -> Option<u16> {
+        let mut request = self.http.post(format!("http://{}{path}", self.address));
+        request = request.bearer_auth(&self.key).header(JSON.0, JSON.1);
+        if let Some(encoding) = encoding {
+            request = request.header("content-encoding", encoding);
+        }
+        let Ok(answer) = request.body(body).send().await else {
+            told.broken += 1;
+            return None;
+        };
+        let status = answer.status().as_u16();
+        if [429, 503].contains(&status) {
+            assert!(
+                answer.headers().contains_key("retry-after"),
+                "{status} without Retry-After"
+            );
+        }
+        *told.answers.entry(status).or_default() += 1;
+        Some(status)
+    }
+
+    /// Batches without a pause, whatever the answers ask for.
+    async fn batches(self, text: Arc<str>, stop: CancellationToken) -> Told {
+        let mut told = Told::default();
+        while !stop.is_cancelled() {
+            let mut ids = Vec::new();
+            let mut body = String::from("[");
+            for index in 0..BATCH_EVENTS {
+                let id = Uuid::now_v7();
+                let comma = if index == 0 { "" } else { "," };
+                body += &format!(
+                    r#"{comma}{{"source":"hostile","id":"{id}","time":"2026-01-01T00:00:00Z","feedback":{{"feedback_id":"{id}","generation_id":"{id}","metric_name":"comment","value":"{text}"}}}}"#
+                );
+                ids.push(id);
+            }
+            body.push(']');
+            if self.post("/v1/events:batch", None, body.into_bytes(), &mut told).await == Some(200) {
+                told.acknowledged.extend(ids);
+            }
+        }
+        told
+    }
+
+    async fn bombs(self, stop: CancellationToken) -> Told {
+        let mut told = Told::default();
+        let bomb = zstd_zeros(1 << 30);
+        while !stop.is_cancelled() {
+            self.post("/v1/events:batch", Some("zstd"), bomb.clone(), &mut told)
+                .await;
+        }
+        told
+    }
+
+    /// Says that 8 MiB will come, and sends a byte now and then.
+    async fn slow_body(self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            let Ok(mut stream) = TcpStream::connect(self.address).await else {
+                continue;
+            };
+            let head = format!(
+                "POST /v1/events:batch HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
+                 content-length: {}\r\n\r\n",
+                self.key,
+                8 << 20
+            );
+            let mut sent = stream.write_all(head.as_bytes()).await;
+            while sent.is_ok() && !stop.is_cancelled() {
+                sent = stream.write_all(b" ").await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+
+    /// One small feedback after the other, twenty a second, each sent once.
+    async fn quietly(self, stop: CancellationToken, taken: Arc<AtomicU64>) -> Told {
+        let mut told = Told::default();
+        while !stop.is_cancelled() {
+            let id = Uuid::now_v7();
+            let body = json!({"id": id, "generation_id": id, "metric_name": "accept", "value": true}).to_string();
+            if self.post("/v1/feedback", None, body.into_bytes(), &mut told).await == Some(200) {
+                told.acknowledged.insert(id);
+                taken.fetch_add(1, Ordering::Relaxed);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        told
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_times_the_load_under_a_memory_limit_is_refused_and_loses_nothing() {
+    let part = Duration::from_secs(number("SPRINGTIDE_OVERLOAD_SECONDS", 3));
+    let times = usize::try_from(number("SPRINGTIDE_OVERLOAD_TIMES", 10)).unwrap();
+    let mut stack = Stack::start("overload").await;
+    let shared = stack.kafka.brokers.clone();
+    let state = stack.dir.path().join("broker");
+    std::fs::create_dir(&state).unwrap();
+    let broker = Broker::start(&stack, &state).await;
+    stack.kafka.brokers = broker.address.clone();
+    let limit = Limit::new("overload", MEMORY_MIB << 20);
+    let [port] = edge::bind::free_ports().unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let mut command = std::process::Command::new(SPRINGTIDE);
+    command
+        .arg("ingest")
+        .current_dir(stack.dir.path())
+        .env("SPRINGTIDE__LISTEN__INGEST", address.to_string())
+        .env("SPRINGTIDE__AUTH__REQUIRED", "true")
+        .env("SPRINGTIDE__INGEST__ORPHAN_TTL_SECONDS", "86400")
+        .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
+        .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+        .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url);
+    let log = stack.dir.path().join("ingest.log");
+    let mut ingest = process::start(limit.hold(&command), address, &log).await;
+    let pid = ingest.id().unwrap();
+    let caller = async |tenant: &str| Caller {
+        http: reqwest::Client::new(),
+        address,
+        key: create_key(&stack.pool, tenant, Role::Serving, "test").await.unwrap(),
+    };
+    let (hostile, quiet) = (caller("hostile").await, caller("quiet").await);
+    let text: Arc<str> = "x".repeat(COMMENT_BYTES).into();
+    let idle_kib = process::rss_kib(pid);
+
+    // As much at once as is never refused.
+    let stop = CancellationToken::new();
+    let mut callers = JoinSet::new();
+    for _ in 0..FULL_LOAD_CALLERS {
+        callers.spawn(hostile.clone().batches(text.clone(), stop.clone()));
+    }
+    tokio::time::sleep(part * 2).await;
+    stop.cancel();
+    let mut normal = Told::default();
+    while let Some(told) = callers.join_next().await {
+        normal.add(told.unwrap());
+    }
+    let normal_kib = process::rss_peak_kib(pid);
+    assert_eq!(
+        normal.answers.keys().collect::<Vec<_>>(),
+        [&200],
+        "{:?}",
+        normal.answers
+    );
+
+    // Ten times that, and worse. The middle part is without a broker.
+    process::forget_peak(pid);
+    let stop = CancellationToken::new();
+    for _ in 0..FULL_LOAD_CALLERS * times {
+        callers.spawn(hostile.clone().batches(text.clone(), stop.clone()));
+    }
+    let mut bombs = JoinSet::new();
+    for _ in 0..BOMBERS {
+        bombs.spawn(hostile.clone().bombs(stop.clone()));
+    }
+    let mut slow = JoinSet::new();
+    for _ in 0..SLOW_BODIES {
+        slow.spawn(hostile.clone().slow_body(stop.clone()));
+    }
+    let taken = Arc::new(AtomicU64::new(0));
+    let patient = tokio::spawn(quiet.quietly(stop.clone(), taken.clone()));
+    // The quiet one gets through before and after.
+    let gets_through = async || {
+        let before = taken.load(Ordering::Relaxed);
+        tokio::time::sleep(part).await;
+        eventually("the quiet tenant gets through", LONG, async || {
+            (taken.load(Ordering::Relaxed) > before).then_some(())
+        })
+        .await;
+    };
+    gets_through().await;
+    broker.pause();
+    tokio::time::sleep(part).await;
+    broker.go_on();
+    gets_through().await;
+    stop.cancel();
+    let mut overload = Told::default();
+    while let Some(told) = callers.join_next().await {
+        overload.add(told.unwrap());
+    }
+    let mut bombed = Told::default();
+    while let Some(told) = bombs.join_next().await {
+        bombed.add(told.unwrap());
+    }
+    let quiet = patient.await.unwrap();
+    let overload_kib = process::rss_peak_kib(pid);
+
+    let mib = |kib: u64| kib as f64 / 1024.0;
+    let ratio = overload_kib as f64 / normal_kib as f64;
+    println!(
+        "overload: {times} x {FULL_LOAD_CALLERS} callers of {} KiB, four parts of {part:?}, limit {MEMORY_MIB} MiB by {}\n\
+         resident: idle {:.0} MiB, at full load {:.0} MiB, at overload {:.0} MiB, {ratio:.2} times\n\
+         full load {:?}\noverload  {:?}, {} broken\nbombs     {:?}, {} broken\nquiet     {:?}, {} broken",
+        BATCH_EVENTS * COMMENT_BYTES / 1024,
+        limit.kind(),
+        mib(idle_kib),
+        mib(normal_kib),
+        mib(overload_kib),
+        normal.answers,
+        overload.answers,
+        overload.broken,
+        bombed.answers,
+        bombed.broken,
+        quiet.answers,
+        quiet.broken
+    );
+    let allowed = |told: &Told, allowed: &[u16]| {
+        assert!(
+            told.answers.keys().all(|status| allowed.contains(status)),
+            "{:?}",
+            told.answers
+        );
+    };
+    allowed(&overload, &[200, 429, 503]);
+    allowed(&bombed, &[413, 429, 503]);
+    // There is always room for one who holds nothing: it is refused only while there is no log.
+    allowed(&quiet, &[200, 503]);
+    assert!(overload.answers.contains_key(&429), "it was no overload");
+    assert!(ingest.try_wait().unwrap().is_none(), "ingest is gone");
+    assert!(matches!(limit.kills(), None | Some(0)));
+
+    let mut acknowledged = normal.acknowledged;
+    acknowledged.extend(overload.acknowledged);
+    acknowledged.extend(quiet.acknowledged);
+    let started = Instant::now();
+    eventually("everything that was acknowledged is stored", LONG, async || {
+        let query = "select id from feedback";
+        let stored: Vec<Uuid> = sqlx::query_scalar(query).fetch_all(&stack.pool).await.unwrap();
+        let stored: BTreeSet<Uuid> = stored.into_iter().collect();
+        acknowledged.is_subset(&stored).then_some(())
+    })
+    .await;
+    no_dead_letters(&stack).await;
+    println!(
+        "{} events acknowledged, 0 lost; stored {:?} after the last",
+        acknowledged.len(),
+        started.elapsed()
+    );
+    ingest.kill().await.unwrap();
+    stack.kafka.brokers = shared;
+    drop((limit, broker));
+}

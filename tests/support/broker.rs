@@ -1,0 +1,83 @@
+//! A broker that one test may stop, or give a disk of its own: supervised as `springtide stack start` does it, beside the
+//! Postgres that all tests share.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{SPRINGTIDE, Stack, eventually, process};
+
+const LONG: Duration = Duration::from_secs(180);
+
+/// Ends with this value.
+pub struct Broker {
+    process: std::process::Child,
+    pub address: String,
+}
+
+impl Broker {
+    /// `state`: an empty folder, where its log will lie.
+    pub async fn start(stack: &Stack, state: &Path) -> Self {
+        // The supervisor looks at the ports of the roles too, which do not run here.
+        let [port, controller_port, roles @ ..] = edge::bind::free_ports::<6>().unwrap();
+        let log = std::fs::File::create(stack.dir.path().join("stack.log")).unwrap();
+        let mut command = Command::new(SPRINGTIDE);
+        for (role, port) in ["SERVE", "INGEST", "CONTROL", "TRAIN"].into_iter().zip(roles) {
+            command.env(format!("SPRINGTIDE__LISTEN__{role}"), format!("127.0.0.1:{port}"));
+        }
+        let process = command
+            .args(["stack", "start"])
+            .env("SPRINGTIDE__STATE_DIR", state)
+            .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
+            .env("SPRINGTIDE__KAFKA__PORT", port.to_string())
+            .env("SPRINGTIDE__KAFKA__CONTROLLER_PORT", controller_port.to_string())
+            .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+            .stdout(Stdio::null())
+            .stderr(Stdio::from(log))
+            .spawn()
+            .unwrap();
+        let mut broker = Self {
+            process,
+            address: format!("127.0.0.1:{port}"),
+        };
+        let log = stack.dir.path().join("stack.log");
+        eventually("the broker answers", LONG, async || {
+            let log = std::fs::read_to_string(&log).unwrap();
+            assert!(broker.process.try_wait().unwrap().is_none(), "{log}");
+            log.contains("Kafka:").then_some(())
+        })
+        .await;
+        broker
+    }
+
+    /// Stops it where it is, until [`Self::go_on`]: it holds its connections and answers nothing.
+    pub fn pause(&self) {
+        process::signal(&self.node(), Signal::SIGSTOP);
+    }
+
+    pub fn go_on(&self) {
+        process::signal(&self.node(), Signal::SIGCONT);
+    }
+
+    fn node(&self) -> Vec<Pid> {
+        let node = process::descendants(self.process.id(), "kafka.Kafka");
+        assert!(!node.is_empty(), "the broker does not run");
+        node
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        // One that is paused would not hear of its end; what has ended already does not matter.
+        for node in process::descendants(self.process.id(), "kafka.Kafka") {
+            let _ = kill(node, Signal::SIGCONT);
+        }
+        if let Ok(pid) = i32::try_from(self.process.id()) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        }
+        let _ = self.process.wait();
+    }
+}
