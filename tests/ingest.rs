@@ -153,6 +153,7 @@ pub fn generation() -> Generation {
         logprobs: vec![-0.1, -2.5, -0.003],
         train_mask: Some(vec![true, true, false]),
         payload: None,
+        experts: None,
         temperature: 1.0,
         top_p: 1.0,
         seed: Some(u64::MAX),
@@ -202,13 +203,13 @@ async fn send_raw(stack: &Stack, topic: &str, content_type: &str, value: &[u8]) 
     (delivery.partition, delivery.offset)
 }
 
-struct Letter {
-    headers: BTreeMap<String, String>,
+pub struct Letter {
+    pub headers: BTreeMap<String, String>,
     value: Vec<u8>,
 }
 
 /// The dead letters, once there are `count` of them.
-async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
+pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
     let kafka = stack.kafka.clone();
     let read = move || {
         let consumer: BaseConsumer = ClientConfig::new()

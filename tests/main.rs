@@ -8,8 +8,10 @@ mod dlq;
 mod ingest;
 mod ingest_http;
 mod ingest_order;
+mod ingest_retention;
 mod ingest_revoke;
 mod ingest_reward;
+mod ingest_session;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]

@@ -20,6 +20,7 @@ mod generation;
 mod idempotency;
 mod intake;
 mod openapi;
+mod payload;
 mod query;
 mod revoke;
 mod scores;
@@ -39,6 +40,8 @@ use utoipa_axum::routes;
 
 use crate::entrance::Entrance;
 use crate::options::Options;
+use crate::payload::Store;
+use crate::retention::Room;
 use crate::rules::Rules;
 use circuit::Circuit;
 use intake::Intake;
@@ -53,6 +56,9 @@ pub(crate) struct Api {
     /// `None` in a collector.
     pool: Option<PgPool>,
     entrance: Entrance,
+    /// `None` where none is configured, and in a collector.
+    payloads: Option<Store>,
+    room: Arc<Room>,
     rules: Arc<Rules>,
     circuit: Arc<Circuit>,
     intake: Intake,
@@ -69,12 +75,24 @@ impl Api {
         Self {
             pool,
             entrance,
+            payloads: None,
+            room: Arc::default(),
             rules,
             circuit: Arc::new(Circuit::new(options.log_failures_max, probe_interval)),
             intake: Intake::new(options),
             events_max: options.request_events_max,
             sends_max: options.request_sends_max,
         }
+    }
+
+    /// Where payloads by reference are.
+    pub(crate) fn with_payloads(self, payloads: Option<Store>) -> Self {
+        Self { payloads, ..self }
+    }
+
+    /// Whether the tables may grow.
+    pub(crate) fn with_room(self, room: Arc<Room>) -> Self {
+        Self { room, ..self }
     }
 
     pub(crate) fn router(self, auth: &Auth) -> Router {
@@ -111,6 +129,7 @@ fn ways_in() -> OpenApiRouter<Api> {
         .routes(routes!(batch::batch))
         .routes(routes!(revoke::retraction))
         .routes(routes!(revoke::episode_end))
+        .routes(routes!(payload::payload))
         .routes(routes!(scores::scores))
 }
 

@@ -8,6 +8,7 @@
 mod consumer;
 mod offset;
 mod record;
+mod references;
 mod revoke;
 mod rows;
 mod write;

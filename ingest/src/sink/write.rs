@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 
 use super::offset::{self, Fences, Next};
 use super::record::Record;
-use super::{Sink, revoke, rows};
+use super::{Sink, references, revoke, rows};
 use crate::event::{Body, Event};
 use crate::log::{DeadLetter, Reason};
 
@@ -152,6 +152,7 @@ impl Sink {
         let rows = generations.iter().map(|row| (row.record, row.body.id));
         dead.extend(taken(rows, &stored));
         generations.retain(|row| stored.contains(&row.body.id));
+        references::insert(connection, &generations).await?;
         rows::open(connection, &generations, &self.surfaces).await?;
         rows::hold_open(connection, &feedback).await?;
         let stored = rows::insert_feedback(connection, &feedback).await?;
