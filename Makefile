@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order demo learn base sqlx
+.PHONY: help up test setup libtorch stack build torch-free lint property-order plans demo learn base sqlx
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -45,6 +45,9 @@ lint: libtorch ## format check, clippy, floor plan
 
 property-order: stack ## any order of the same events gives the same rows, at length; STORIES=100000
 	SPRINGTIDE_ORDER_STORIES=$(or $(STORIES),100000) cargo test --locked --test it any_order -- --nocapture
+
+plans: stack ## the plans of the queries on many rows (10⁷: about an hour and 15 GB of disk); ROWS=1000000
+	SPRINGTIDE_PLANS_ROWS=$(or $(ROWS),10000000) cargo test --locked --test it plans:: -- --nocapture
 
 demo: build ## replay developers against a running stack; ARGS='--minutes 2'
 	$(SPRINGTIDE) demo $(ARGS)

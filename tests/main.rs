@@ -12,6 +12,7 @@ mod ingest_retention;
 mod ingest_revoke;
 mod ingest_reward;
 mod ingest_session;
+mod plans;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]
