@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks bench-ingest demo learn base sqlx
+.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans bench-ingest demo learn base sqlx
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -60,6 +60,9 @@ overload: stack ## ten times what ingest can take, under a memory limit, at leng
 
 full-disks: stack ## disks that fill under the spool, Postgres and the broker; FILLS=50 (as root, who may mount)
 	SPRINGTIDE_DISK_FILLS=$(or $(FILLS),50) cargo test --locked --test it disk:: -- --nocapture
+
+plans: stack ## the plans of the queries on many rows (10⁷: about an hour and 15 GB of disk); ROWS=1000000
+	SPRINGTIDE_PLANS_ROWS=$(or $(ROWS),10000000) cargo test --locked --test it plans:: -- --nocapture
 
 bench-ingest: setup ## events/s and latency from HTTP to rows, beside a bare producer and sink; ARGS='--rate 5000 --seconds 60'
 	cargo build --locked --release --package springtide --no-default-features --package bench

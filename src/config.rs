@@ -126,6 +126,12 @@ pub struct Kafka {
     pub brokers: Option<String>,
     /// First part of every topic's name. Default: `springtide`.
     pub topic_prefix: String,
+    /// How long topics that are made here keep events, hours. Default: 168.
+    pub log_retention_hours: u32,
+    /// Largest size of one of their partitions, bytes; 0: no bound. Default: 0.
+    pub log_bytes_max: u64,
+    /// How long dead letters are kept, days. Default: 90.
+    pub dead_letter_retention_days: u32,
     /// librdkafka settings, handed through as they are; they win over Springtide's own. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub librdkafka: BTreeMap<String, String>,
@@ -214,6 +220,9 @@ impl Default for Kafka {
         Self {
             brokers: None,
             topic_prefix: "springtide".to_owned(),
+            log_retention_hours: 168,
+            log_bytes_max: 0,
+            dead_letter_retention_days: 90,
             librdkafka: BTreeMap::new(),
             port: 19192,
             controller_port: 19193,
@@ -276,6 +285,8 @@ impl Config {
             *path = base.join(&*path);
         }
         self.policy.keys = self.policy.keys.take().map(|keys| base.join(keys));
+        let payloads = || format!("file://{}", self.state_dir.join("payloads").display());
+        self.ingest.payload_store.get_or_insert_with(payloads);
     }
 
     pub fn store_url(&self) -> String {
@@ -303,6 +314,9 @@ impl Config {
         ingest::kafka::ClientOptions {
             brokers: self.kafka.brokers.clone().unwrap_or_else(own),
             topic_prefix: self.kafka.topic_prefix.clone(),
+            log_retention_hours: self.kafka.log_retention_hours,
+            log_bytes_max: self.kafka.log_bytes_max,
+            dead_letter_retention_days: self.kafka.dead_letter_retention_days,
             librdkafka: self.kafka.librdkafka.clone(),
         }
     }
@@ -412,6 +426,10 @@ mod tests {
         config.resolve(Path::new("/srv"));
         assert_eq!(config.store_url(), "file:///srv/elsewhere/store");
         assert_eq!(config.keys_dir(), Path::new("/srv/elsewhere/keys"));
+        assert_eq!(
+            config.ingest.payload_store.as_deref(),
+            Some("file:///srv/elsewhere/payloads")
+        );
         assert_eq!(config.serve.state_dir, Path::new("/srv/elsewhere/serve"));
     }
 

@@ -153,6 +153,7 @@ pub fn generation() -> Generation {
         logprobs: vec![-0.1, -2.5, -0.003],
         train_mask: Some(vec![true, true, false]),
         payload: None,
+        experts: None,
         temperature: 1.0,
         top_p: 1.0,
         seed: Some(u64::MAX),

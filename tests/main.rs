@@ -10,10 +10,13 @@ mod ingest;
 mod ingest_evolution;
 mod ingest_http;
 mod ingest_order;
+mod ingest_retention;
 mod ingest_revoke;
 mod ingest_reward;
+mod ingest_session;
 mod ingest_telemetry;
 mod overload;
+mod plans;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]

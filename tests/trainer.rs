@@ -1,6 +1,7 @@
 //! From trajectories to versions: the realtime run against a real database, log and store. Trajectories are inserted as
 //! the sink would leave them, sampled by the very network that is trained.
 
+mod context;
 mod fleet;
 mod offline;
 mod silence;

@@ -20,6 +20,7 @@ mod generation;
 mod idempotency;
 mod intake;
 mod openapi;
+mod payload;
 mod query;
 mod revoke;
 mod scores;
@@ -40,6 +41,8 @@ use utoipa_axum::routes;
 
 use crate::entrance::Entrance;
 use crate::options::Options;
+use crate::payload::Store;
+use crate::retention::Room;
 use crate::rules::Rules;
 use circuit::Circuit;
 use intake::Intake;
@@ -54,6 +57,9 @@ pub(crate) struct Api {
     /// `None` in a collector.
     pool: Option<PgPool>,
     entrance: Entrance,
+    /// `None` where none is configured, and in a collector.
+    payloads: Option<Store>,
+    room: Arc<Room>,
     rules: Arc<Rules>,
     circuit: Arc<Circuit>,
     intake: Intake,
@@ -70,6 +76,8 @@ impl Api {
         Self {
             pool,
             entrance,
+            payloads: None,
+            room: Arc::default(),
             rules,
             circuit: Arc::new(Circuit::new(options.log_failures_max, probe_interval)),
             intake: Intake::new(options),
@@ -82,6 +90,16 @@ impl Api {
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn held(&self) -> usize {
         self.intake.held()
+    }
+
+    /// Where payloads by reference are.
+    pub(crate) fn with_payloads(self, payloads: Option<Store>) -> Self {
+        Self { payloads, ..self }
+    }
+
+    /// Whether the tables may grow.
+    pub(crate) fn with_room(self, room: Arc<Room>) -> Self {
+        Self { room, ..self }
     }
 
     pub(crate) fn router(self, auth: &Auth) -> Router {
@@ -119,6 +137,7 @@ fn ways_in() -> OpenApiRouter<Api> {
         .routes(routes!(batch::batch))
         .routes(routes!(revoke::retraction))
         .routes(routes!(revoke::episode_end))
+        .routes(routes!(payload::payload))
         .routes(routes!(scores::scores))
 }
 

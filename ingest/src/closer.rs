@@ -66,18 +66,10 @@ impl Closer {
     /// Closes up to [`BATCH_MAX`] generations whose horizon ended at `until` or before; returns how many.
     async fn close(&mut self, until: OffsetDateTime) -> anyhow::Result<i64> {
         let mut transaction = transaction::begin(&self.pool).await.context("begin")?;
-        let mut due = sqlx::query!(
-            "select o.generation_id, g.episode_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent, g.shown, \
-             g.version_spans, g.finish_reason, e.ended_at as \"ended_at?\" \
-             from open_generation o join generation g on g.id = o.generation_id \
-             left join episode_end e on e.tenant_id = g.tenant_id and e.episode_id = g.episode_id \
-             where o.closes_at <= $1 order by o.closes_at limit $2 for update of o skip locked",
-            until,
-            BATCH_MAX
-        )
-        .fetch_all(&mut *transaction)
-        .await
-        .context("find what is due")?;
+        let mut due = sqlx::query_file!("src/closer/due.sql", until, BATCH_MAX)
+            .fetch_all(&mut *transaction)
+            .await
+            .context("find what is due")?;
         if due.is_empty() {
             return Ok(0);
         }

@@ -16,7 +16,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 pub use check::{
-    Invalid, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX,
+    Invalid, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PROMPT_TOKENS_MAX, SAMPLED_TOKENS_MAX, TAGS_MAX,
+    TEXT_BYTES_MAX,
 };
 pub use wire::Undecodable;
 
@@ -107,7 +108,8 @@ pub struct VersionSpan {
     pub tokens: u32,
 }
 
-/// The leading prompt tokens shared with the parent generation, not repeated in `prompt_ids`.
+/// The leading prompt tokens shared with the parent generation, not repeated in `prompt_ids`: the first of the parent's own
+/// prompt and sampled tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prefix {
     /// Tokens, at least 1.
@@ -117,14 +119,27 @@ pub struct Prefix {
     pub hash: [u8; 32],
 }
 
-/// Bytes kept in the object store because they are too large for a record.
+/// Bytes kept in the object store because they are too large for a record: [`crate::payload`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PayloadRef {
     /// BLAKE3.
     #[serde(with = "hex")]
     pub digest: [u8; 32],
+    /// At least 1.
     pub size_bytes: u64,
+    /// How to read them: [`crate::payload::TOKEN_IDS`], [`crate::payload::EXPERTS`]; others are kept and not read.
     pub media_type: String,
+}
+
+impl PayloadRef {
+    /// What the log says of `bytes`.
+    pub fn of(bytes: &[u8], media_type: impl Into<String>) -> Self {
+        Self {
+            digest: *blake3::hash(bytes).as_bytes(),
+            size_bytes: bytes.len() as u64,
+            media_type: media_type.into(),
+        }
+    }
 }
 
 /// One sampled completion (one choice).
@@ -162,7 +177,7 @@ pub struct Generation {
     pub arm_probability: f32,
     #[serde(default)]
     pub prompt_prefix: Option<Prefix>,
-    /// After the shared prefix.
+    /// After the shared prefix and the payload.
     pub prompt_ids: Vec<u32>,
     /// Sampled, the stop token included.
     pub token_ids: Vec<u32>,
@@ -171,9 +186,12 @@ pub struct Generation {
     /// One per sampled token; absent: every sampled token is trained on.
     #[serde(default)]
     pub train_mask: Option<Vec<bool>>,
-    /// The prompt by reference.
+    /// Token ids by reference, between the shared prefix and `prompt_ids`.
     #[serde(default)]
     pub payload: Option<PayloadRef>,
+    /// Expert ids per token and layer, of a mixture of experts.
+    #[serde(default)]
+    pub experts: Option<PayloadRef>,
     pub temperature: f32,
     pub top_p: f32,
     #[serde(default)]

@@ -30,6 +30,12 @@ pub struct ClientOptions {
     pub brokers: String,
     /// First part of every topic's and consumer group's name. Default: springtide.
     pub topic_prefix: String,
+    /// How long topics that are made here keep events, hours. Default: 168.
+    pub log_retention_hours: u32,
+    /// Largest size of one of their partitions, bytes; 0: no bound. Default: 0.
+    pub log_bytes_max: u64,
+    /// How long dead letters are kept, days. Default: 90.
+    pub dead_letter_retention_days: u32,
     /// Any librdkafka setting, handed through; wins over Springtide's own. Default: none.
     pub librdkafka: BTreeMap<String, String>,
 }
@@ -39,6 +45,9 @@ impl Default for ClientOptions {
         Self {
             brokers: "127.0.0.1:9092".to_owned(),
             topic_prefix: "springtide".to_owned(),
+            log_retention_hours: 168,
+            log_bytes_max: 0,
+            dead_letter_retention_days: 90,
             librdkafka: BTreeMap::new(),
         }
     }
@@ -89,18 +98,48 @@ impl ClientOptions {
     }
 }
 
+/// How long a topic keeps its records.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    milliseconds: u64,
+    /// Of one partition; 0: no bound.
+    bytes_max: u64,
+}
+
+impl Kept {
+    /// `retention.ms` and `retention.bytes`.
+    fn settings(self) -> [String; 2] {
+        let bytes = match self.bytes_max {
+            0 => "-1".to_owned(),
+            bytes => bytes.to_string(),
+        };
+        [self.milliseconds.to_string(), bytes]
+    }
+}
+
 /// Makes the topics that do not exist yet, with the broker's default replication, and waits until all of them can be
-/// read. Events get `partitions` partitions; announcements and dead letters one. Topics that exist are left as they are.
+/// read. Events get `partitions` partitions; announcements and dead letters one. Topics that exist are left as they are,
+/// whatever they keep.
 /// A cluster that is just starting, or changing its controller, is waited for.
 pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::Result<()> {
     let admin: AdminClient<DefaultClientContext> = options.config(&[]).create().context("create admin client")?;
     let admin = Arc::new(admin);
     let names = options.topics();
+    let hours = |hours: u32| u64::from(hours) * 3_600_000;
+    let events = Kept {
+        milliseconds: hours(options.log_retention_hours),
+        bytes_max: options.log_bytes_max,
+    };
+    let letters = Kept {
+        milliseconds: hours(options.dead_letter_retention_days.saturating_mul(24)),
+        bytes_max: 0,
+    };
     let wanted = vec![
-        (names.generation, partitions),
-        (names.feedback, partitions),
-        (names.version, 1),
-        (names.dlq, 1),
+        (names.generation, partitions, events),
+        (names.feedback, partitions, events),
+        // Hints; what counts is in the store.
+        (names.version, 1, events),
+        (names.dlq, 1, letters),
     ];
     let started = Instant::now();
     loop {
@@ -116,16 +155,24 @@ pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::
 }
 
 /// An error also while a topic is made already but not known to, or not led by, every broker that it needs.
-async fn make_missing(admin: &Arc<AdminClient<DefaultClientContext>>, wanted: &[(String, i32)]) -> anyhow::Result<()> {
+async fn make_missing(
+    admin: &Arc<AdminClient<DefaultClientContext>>,
+    wanted: &[(String, i32, Kept)],
+) -> anyhow::Result<()> {
     let client = admin.clone();
     let existing = tokio::task::spawn_blocking(move || topics(client.inner()))
         .await
         .context("join")??;
-    let topic = |name, partitions| NewTopic::new(name, partitions, TopicReplication::Fixed(-1));
+    let settings: Vec<[String; 2]> = wanted.iter().map(|(.., kept)| kept.settings()).collect();
     let missing: Vec<_> = wanted
         .iter()
-        .filter(|(name, _)| !existing.contains(name))
-        .map(|(name, partitions)| topic(name, *partitions))
+        .zip(&settings)
+        .filter(|((name, ..), _)| !existing.contains(name))
+        .map(|((name, partitions, _), [milliseconds, bytes])| {
+            NewTopic::new(name, *partitions, TopicReplication::Fixed(-1))
+                .set("retention.ms", milliseconds)
+                .set("retention.bytes", bytes)
+        })
         .collect();
     if !missing.is_empty() {
         let deadline = AdminOptions::new()
@@ -143,7 +190,7 @@ async fn make_missing(admin: &Arc<AdminClient<DefaultClientContext>>, wanted: &[
         }
     }
     let client = admin.clone();
-    let names: Vec<String> = wanted.iter().map(|(name, _)| name.clone()).collect();
+    let names: Vec<String> = wanted.iter().map(|(name, ..)| name.clone()).collect();
     let read = move || {
         names
             .iter()

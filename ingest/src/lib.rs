@@ -20,6 +20,7 @@
 mod api;
 mod closer;
 pub mod collector;
+pub mod context;
 mod dialect;
 mod entrance;
 pub mod event;
@@ -31,6 +32,8 @@ pub mod log;
 mod options;
 mod orphan;
 mod partition;
+pub mod payload;
+mod retention;
 pub mod reward;
 mod rules;
 mod service;

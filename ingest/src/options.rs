@@ -34,6 +34,13 @@ pub struct Options {
     /// Go on although the log is not the one that the tables were filled from (another cluster, a recreated topic,
     /// records removed by retention before they were read). What the old log still held is lost. Default: false.
     pub accept_other_log: bool,
+    /// Object store of payloads by reference, a `file://` or `s3://` URL. Default: `payloads` in the state folder.
+    pub payload_store: Option<String>,
+    /// How long generations are kept, with everything about them, days; whole weeks go. 0: for ever. Default: 365.
+    pub retention_days: u32,
+    /// Disk that ingest's tables may take, bytes. Beyond it the oldest weeks go; when none may, events get 507. 0: no bound.
+    /// Default: 0.
+    pub disk_bytes_max: u64,
     /// Largest body of an HTTP request, and what a compressed one may grow to, bytes. Default: 8 MiB.
     pub request_bytes_max: usize,
     /// How long a body may take to arrive, seconds. Default: 30.
@@ -68,6 +75,9 @@ impl Default for Options {
             batch_wait_ms: 10,
             writers: 2,
             accept_other_log: false,
+            payload_store: None,
+            retention_days: 365,
+            disk_bytes_max: 0,
             request_bytes_max: 8 * 1024 * 1024,
             request_read_seconds_max: 30.0,
             request_events_max: 500,
@@ -157,6 +167,10 @@ impl Options {
         ensure!(
             (1..=64).contains(&self.writers),
             "ingest.writers must be between 1 and 64"
+        );
+        ensure!(
+            self.retention_days <= 36_500,
+            "ingest.retention_days must be at most 36500; 0 keeps for ever"
         );
         self.check_requests()?;
         let surfaces = self.surfaces();

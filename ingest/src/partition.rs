@@ -1,5 +1,5 @@
-//! Partitions of `generation`: one per week, bounded by the smallest UUIDv7 of each Monday, made ahead of time. Dropping
-//! old weeks is an operator's decision and not made here.
+//! Partitions of `generation`: one per week, bounded by the smallest UUIDv7 of each Monday, made ahead of time. Old
+//! ones go in [`crate::retention`].
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ fn is_check_violation(error: &sqlx::Error) -> bool {
 
 /// A week, by its Monday in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Week(OffsetDateTime);
+pub(crate) struct Week(OffsetDateTime);
 
 impl Week {
     fn of(time: OffsetDateTime) -> Self {
@@ -70,18 +70,32 @@ impl Week {
         Self((day - time::Duration::days(since_monday)).into())
     }
 
-    fn next(self) -> Self {
+    /// The week of a partition of that name; `None`: it is the partition of no week.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let (year, week) = name.strip_prefix("generation_")?.split_once('w')?;
+        let date =
+            time::Date::from_iso_week_date(year.parse().ok()?, week.parse().ok()?, time::Weekday::Monday).ok()?;
+        let week = Self(date.midnight().assume_utc());
+        (week.name() == name).then_some(week)
+    }
+
+    /// Its first moment.
+    pub(crate) fn begins(self) -> OffsetDateTime {
+        self.0
+    }
+
+    pub(crate) fn next(self) -> Self {
         Self(self.0 + time::Duration::weeks(1))
     }
 
     /// `generation_2026w47`, by ISO week.
-    fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         let (year, week, _) = self.0.to_iso_week_date();
         format!("generation_{year}w{week:02}")
     }
 
     /// The smallest UUID with this week's first millisecond in its first 48 bits.
-    fn first_id(self) -> Uuid {
+    pub(crate) fn first_id(self) -> Uuid {
         let milliseconds = self.0.unix_timestamp().max(0).cast_unsigned() * 1_000;
         Uuid::from_u128(u128::from(milliseconds) << 80)
     }
@@ -104,6 +118,20 @@ mod tests {
     fn the_first_week_of_a_year_is_named_by_the_iso_year() {
         assert_eq!(Week::of(datetime!(2027-01-01 0:00 UTC)).name(), "generation_2026w53");
         assert_eq!(Week::of(datetime!(2025-12-31 0:00 UTC)).name(), "generation_2026w01");
+    }
+
+    #[test]
+    fn a_week_is_found_by_its_name_and_by_no_other() {
+        let week = Week::of(datetime!(2027-01-01 0:00 UTC));
+        assert_eq!(Week::named(&week.name()), Some(week));
+        for other in [
+            "generation_default",
+            "generation_2026w1",
+            "generation_2026w54",
+            "feedback_2026w01",
+        ] {
+            assert_eq!(Week::named(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -1,17 +1,21 @@
 //! The rules of an event that depend on configuration or on the clock, the same at every entrance.
 
 use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLock};
 
 use time::{Duration, OffsetDateTime};
+use uuid::Uuid;
 
-use crate::event::{Body, Event, Invalid, time_of};
+use crate::event::{Body, Event, Invalid, Target, time_of};
 use crate::reward::Metric;
 
 /// What an event must keep beside [`Event::check`].
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Rules {
     metrics: BTreeMap<String, Metric>,
     clock_skew_max: Duration,
+    /// Generations below it are gone, and what is about them comes too late. Rises.
+    kept_from: RwLock<Uuid>,
 }
 
 impl Rules {
@@ -23,7 +27,26 @@ impl Rules {
         Self {
             metrics,
             clock_skew_max,
+            kept_from: RwLock::default(),
         }
+    }
+
+    /// From now on generations below `id` are gone.
+    pub(crate) fn keep_from(&self, id: Uuid) {
+        let mut kept = self.kept_from.write().unwrap_or_else(PoisonError::into_inner);
+        *kept = id.max(*kept);
+    }
+
+    fn check_kept(&self, field: &'static str, id: Uuid) -> Result<(), Invalid> {
+        let kept = *self.kept_from.read().unwrap_or_else(PoisonError::into_inner);
+        if id >= kept {
+            return Ok(());
+        }
+        let from = time_of_bound(kept);
+        Err(Invalid::new(
+            field,
+            format!("is from before {from}; older generations are kept no longer"),
+        ))
     }
 
     /// A metric that is declared takes values of one type; any other name takes any value. Nothing happened in
@@ -39,17 +62,29 @@ impl Rules {
                 if future {
                     return Err(Invalid::new("generation_id", "lies in the future"));
                 }
+                self.check_kept("generation_id", generation.id)?;
             }
             Body::Feedback(feedback) => {
+                if let Target::Generation(id) = feedback.target {
+                    self.check_kept("generation_id", id)?;
+                }
                 if let Some(metric) = self.metrics.get(&feedback.metric_name) {
                     let checked = metric.check(feedback.target, &feedback.value);
                     checked.map_err(|(field, rule)| Invalid::new(field, rule))?;
                 }
             }
-            Body::Retraction(_) | Body::EpisodeEnd(_) => {}
+            Body::Retraction(retraction) => self.check_kept("feedback_id", retraction.feedback_id)?,
+            Body::EpisodeEnd(_) => {}
         }
         Ok(())
     }
+}
+
+/// The day on which a bound begins.
+fn time_of_bound(id: Uuid) -> time::Date {
+    let milliseconds = i64::try_from(id.as_u128() >> 80).unwrap_or(0);
+    let time = OffsetDateTime::from_unix_timestamp(milliseconds / 1_000);
+    time.unwrap_or(OffsetDateTime::UNIX_EPOCH).date()
 }
 
 #[cfg(test)]
@@ -85,6 +120,18 @@ mod tests {
             error.to_string(),
             "value: metric \"accept\" takes a boolean, not a text"
         );
+    }
+
+    #[test]
+    fn what_is_about_a_generation_that_is_gone_comes_too_late() {
+        let (now, rules) = (OffsetDateTime::now_utc(), rules());
+        let event = feedback("accept", Value::Bool(true), now);
+        rules.keep_from(Uuid::from_u128(0x019a_a5e6_2f40 << 80));
+        rules.keep_from(Uuid::nil());
+        assert!(rules.check(&event, now).is_ok());
+        rules.keep_from(Uuid::max());
+        let error = rules.check(&event, now).unwrap_err().to_string();
+        assert!(error.starts_with("generation_id: is from before"), "{error}");
     }
 
     #[test]

@@ -23,6 +23,8 @@ use crate::log::Producer;
 use crate::options::Options;
 use crate::orphan::Sweep;
 use crate::partition;
+use crate::payload;
+use crate::retention::{self, Retention, Room};
 use crate::reward::stored;
 use crate::rules::Rules;
 use crate::sink::{self, Sink};
@@ -47,12 +49,17 @@ pub async fn run(
     let surfaces = Arc::new(stored::store(&pool, options.rules()?).await?);
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
     let rules = Arc::new(Rules::new(options.metrics()?, skew));
+    rules.keep_from(retention::horizon(&pool).await.context("read the horizon")?);
     let producer = Producer::new(&kafka).context("create producer")?;
+    let payloads = options.payload_store.as_deref().map(payload::Store::open).transpose()?;
 
     let stop = shutdown.child_token();
     let mut parts: JoinSet<anyhow::Result<()>> = JoinSet::new();
     let entrance = Entrance::Log(producer.clone());
-    let api = Api::new(&options, Some(pool.clone()), entrance, rules.clone());
+    let room = Arc::new(Room::default());
+    let api = Api::new(&options, Some(pool.clone()), entrance, rules.clone())
+        .with_payloads(payloads.clone())
+        .with_room(room.clone());
     let router = api.router(&auth).merge(extra);
     parts.spawn(edge::server::run(listener, router, stop.clone()));
     let lag = Lag {
@@ -69,7 +76,7 @@ pub async fn run(
         kafka,
         cluster_id: cluster_id.clone(),
         surfaces: surfaces.clone(),
-        rules,
+        rules: rules.clone(),
         batch_records_max: options.batch_records_max,
         batch_wait: Duration::from_millis(options.batch_wait_ms),
         writers: options.writers,
@@ -94,7 +101,18 @@ pub async fn run(
         shutdown: stop.clone(),
     };
     parts.spawn(until_stopped(sweep.run()));
-    parts.spawn(until_stopped(partition::run(pool, stop.clone())));
+    parts.spawn(until_stopped(partition::run(pool.clone(), stop.clone())));
+    let days = i64::from(options.retention_days);
+    let retention = Retention {
+        pool,
+        keep: (days > 0).then(|| time::Duration::days(days)),
+        disk_bytes_max: Some(options.disk_bytes_max).filter(|max| *max > 0),
+        payloads,
+        rules,
+        room,
+        shutdown: stop.clone(),
+    };
+    parts.spawn(until_stopped(retention.run()));
 
     let result = join(&mut parts, &stop).await;
     tokio::task::spawn_blocking(move || producer.flush())

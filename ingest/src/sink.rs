@@ -9,6 +9,7 @@
 mod consumer;
 mod offset;
 mod record;
+mod references;
 mod revoke;
 mod round;
 mod rows;

@@ -9,6 +9,7 @@ mod choice;
 mod complete;
 mod explore;
 mod record;
+mod sessions;
 mod stop;
 mod wire;
 
@@ -26,6 +27,8 @@ use ingest::event::Event;
 use ingest::log::{self, Producer};
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
+
+pub use sessions::Sessions;
 
 /// Where generations are written down. Resolves when they are safe.
 pub trait Log: Send + Sync {
@@ -45,6 +48,8 @@ pub struct Api {
     pub engine: Handle,
     pub routing: Arc<Routing>,
     pub log: Arc<dyn Log>,
+    /// What the next turn of a session is compared with.
+    pub sessions: Sessions,
     /// Choices at work; they outlive their caller by one log entry.
     pub choices: TaskTracker,
 }

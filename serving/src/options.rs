@@ -25,6 +25,9 @@ pub struct ServeOptions {
     pub context_tokens_max: usize,
     /// Choices that may wait for a slot; beyond it a request gets 429.
     pub queue_choices_max: usize,
+    /// A session's turn is logged as what it adds to the one before if both share at least so many leading tokens: fewer cost a
+    /// reader more than they save.
+    pub shared_prefix_tokens_min: usize,
     /// Prompts that are read in between two decode steps.
     pub prefills_per_step_max: usize,
     /// `max_tokens` of a request that does not say, in tokens.
@@ -53,6 +56,7 @@ impl Default for ServeOptions {
             slots_reserved_for_production: 4,
             context_tokens_max: 4096,
             queue_choices_max: 256,
+            shared_prefix_tokens_min: 1024,
             prefills_per_step_max: 4,
             max_tokens_default: 16,
             choices_max: 16,

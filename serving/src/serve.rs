@@ -100,6 +100,7 @@ pub async fn run(
         engine: engine.handle.clone(),
         routing,
         log: Arc::new(log.clone()),
+        sessions: api::Sessions::default(),
         choices: choices.clone(),
     });
     let router = auth

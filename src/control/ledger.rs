@@ -31,6 +31,8 @@ pub struct Ledger {
     dropped: i64,
     held_out: i64,
     erased: i64,
+    /// Of the generations, those that were kept long enough: their rows are gone.
+    expired: i64,
     /// Whether the dispositions add up to the generations.
     balanced: bool,
     /// The same by code, where a disposition has one.
@@ -59,34 +61,34 @@ async fn read(pool: &PgPool, asked: &Asked) -> sqlx::Result<Ledger> {
     let mut snapshot = pool
         .begin_with("begin isolation level repeatable read read only")
         .await?;
-    let generations = sqlx::query_scalar!(
-        r#"select count(*) as "count!" from generation
-           where ($1::text is null or policy = $1) and ($2::text is null or purpose = $2)
-             and ($3::timestamptz is null or sampled_at >= $3)"#,
-        asked.policy,
-        asked.purpose,
-        asked.since
-    )
-    .fetch_one(&mut *snapshot)
-    .await?;
-    let rows = sqlx::query!(
-        r#"select disposition as "disposition!", code, count(*) as "count!" from ledger
-           where ($1::text is null or policy = $1) and ($2::text is null or purpose = $2)
-             and ($3::timestamptz is null or sampled_at >= $3)
-           group by disposition, code order by disposition, code"#,
+    let kept = sqlx::query_file_scalar!("src/control/ledger/kept.sql", asked.policy, asked.purpose, asked.since)
+        .fetch_one(&mut *snapshot)
+        .await?;
+    let rows = sqlx::query_file!(
+        "src/control/ledger/dispositions.sql",
         asked.policy,
         asked.purpose,
         asked.since
     )
     .fetch_all(&mut *snapshot)
     .await?;
+    let gone = sqlx::query_file!(
+        "src/control/ledger/expired.sql",
+        asked.policy,
+        asked.purpose,
+        asked.since
+    )
+    .fetch_all(&mut *snapshot)
+    .await?;
+    let expired = gone.iter().map(|row| row.count).sum();
     let rows = rows.into_iter().map(|row| (row.disposition, row.code, row.count));
-    Ok(add_up(generations, rows))
+    let gone = gone.into_iter().map(|row| (row.disposition, row.code, row.count));
+    Ok(add_up(kept, expired, rows.chain(gone)))
 }
 
-fn add_up(generations: i64, rows: impl IntoIterator<Item = (String, Option<String>, i64)>) -> Ledger {
+fn add_up(kept: i64, expired: i64, rows: impl IntoIterator<Item = (String, Option<String>, i64)>) -> Ledger {
     let mut ledger = Ledger {
-        generations,
+        generations: kept + expired,
         open: 0,
         queued: 0,
         trained: 0,
@@ -94,6 +96,7 @@ fn add_up(generations: i64, rows: impl IntoIterator<Item = (String, Option<Strin
         dropped: 0,
         held_out: 0,
         erased: 0,
+        expired,
         balanced: false,
         codes: Vec::new(),
     };
@@ -111,15 +114,18 @@ fn add_up(generations: i64, rows: impl IntoIterator<Item = (String, Option<Strin
         };
         *place += count;
         known += count;
-        if let Some(code) = code {
-            ledger.codes.push(Code {
+        let Some(code) = code else { continue };
+        let same = |known: &&mut Code| known.disposition == disposition && known.code == code;
+        match ledger.codes.iter_mut().find(same) {
+            Some(known) => known.generations += count,
+            None => ledger.codes.push(Code {
                 disposition,
                 code,
                 generations: count,
-            });
+            }),
         }
     }
-    ledger.balanced = known == generations;
+    ledger.balanced = known == ledger.generations;
     ledger
 }
 
@@ -139,16 +145,29 @@ mod tests {
             row("dropped", Some("truncated_sampling"), 1),
             row("trained", None, 4),
         ];
-        let ledger = add_up(10, rows);
+        let ledger = add_up(10, 0, rows);
         assert_eq!((ledger.censored, ledger.dropped, ledger.trained), (3, 3, 4));
         assert!(ledger.balanced);
         assert_eq!(ledger.codes.len(), 3);
     }
 
     #[test]
+    fn what_has_expired_still_counts() {
+        let rows = [
+            row("dropped", Some("stale"), 2),
+            row("dropped", Some("stale"), 3),
+            row("trained", None, 4),
+        ];
+        let ledger = add_up(2, 7, rows);
+        assert_eq!((ledger.generations, ledger.dropped, ledger.expired), (9, 5, 7));
+        assert!(ledger.balanced);
+        assert_eq!(ledger.codes.len(), 1);
+    }
+
+    #[test]
     fn a_generation_without_a_known_disposition_unbalances_the_ledger() {
-        assert!(!add_up(5, [row("open", None, 4)]).balanced);
-        assert!(!add_up(5, [row("open", None, 4), row("mislaid", None, 1)]).balanced);
-        assert!(!add_up(5, [row("open", None, 6)]).balanced);
+        assert!(!add_up(5, 0, [row("open", None, 4)]).balanced);
+        assert!(!add_up(5, 0, [row("open", None, 4), row("mislaid", None, 1)]).balanced);
+        assert!(!add_up(5, 0, [row("open", None, 6)]).balanced);
     }
 }

@@ -2,6 +2,6 @@
 -- $1 policy, $2 when the run began
 select disposition as "disposition!", code as "code!", count(*) as "generations!"
 from ledger
-where policy = $1 and sampled_at >= $2 and code is not null and disposition in ('dropped', 'censored')
+where policy = $1 and sampled_at >= $2 and generation_id >= first_generation_id($2) and code is not null and disposition in ('dropped', 'censored')
 group by disposition, code
 order by disposition, code

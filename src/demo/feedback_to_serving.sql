@@ -1,23 +1,31 @@
 -- From a person's answer to a token by the version that trained on it.
 -- For each trained trajectory that an answer decided: event time of that answer, until the first generation that the
 -- version made of it sampled for a user. Trajectories whose version has answered nobody yet are counted, not guessed.
--- $1 policy, $2 when the run began
+-- From the steps down, by indexes: the tables also hold what came before the run. $1 policy, $2 when the run began
 with trained as (
     select s.version, t.feedback_at
-    from ledger l
-    join trajectory t on t.generation_id = l.generation_id
-    join step s on s.run_id = l.run_id and s.step = l.step
-    where l.policy = $1
-      and l.sampled_at >= $2
-      and l.disposition = 'trained'
-      and l.purpose = 'production'
+    from run r
+    join step s on s.run_id = r.id
+    join disposition d on d.run_id = s.run_id and d.step = s.step and d.kind = 'trained'
+    join trajectory t on t.generation_id = d.generation_id
+    join generation g on g.id = d.generation_id
+    where r.policy = $1
+      and s.committed_at >= $2
+      and g.id >= first_generation_id($2)
+      and g.sampled_at >= $2
+      and g.purpose = 'production'
       and t.feedback_at is not null
 ),
 first_answer as (
-    select made.version, min(g.sampled_at) as sampled_at
+    select made.version, f.sampled_at
     from (select distinct version from trained) made
-    join generation g on g.policy = $1 and g.version = made.version and g.purpose = 'production'
-    group by made.version
+    cross join lateral (
+        select g.sampled_at
+        from generation g
+        where g.policy = $1 and g.version = made.version and g.purpose = 'production'
+        order by g.id
+        limit 1
+    ) f
 )
 select
     count(f.sampled_at) as "served!",

@@ -4,13 +4,16 @@
 with trained as (
     select s.run_id, s.step, s.version, s.committed_at, t.feedback_at, t.closed_at,
            coalesce((s.metrics ->> 'computed_at')::timestamptz, s.committed_at) as computed_at
-    from ledger l
-    join trajectory t on t.generation_id = l.generation_id
-    join step s on s.run_id = l.run_id and s.step = l.step
-    where l.policy = $1
-      and l.sampled_at >= $2
-      and l.disposition = 'trained'
-      and l.purpose = 'production'
+    from run r
+    join step s on s.run_id = r.id
+    join disposition d on d.run_id = s.run_id and d.step = s.step and d.kind = 'trained'
+    join trajectory t on t.generation_id = d.generation_id
+    join generation g on g.id = d.generation_id
+    where r.policy = $1
+      and s.committed_at >= $2
+      and g.id >= first_generation_id($2)
+      and g.sampled_at >= $2
+      and g.purpose = 'production'
       and t.feedback_at is not null
 ),
 -- A cohort is full when the last of it has closed, answered or not.
@@ -25,10 +28,15 @@ first_swap as (
     select version, min(at) as at from swap where policy = $1 group by version
 ),
 first_answer as (
-    select made.version, min(g.sampled_at) as sampled_at
+    select made.version, f.sampled_at
     from (select distinct version from trained) made
-    join generation g on g.policy = $1 and g.version = made.version and g.purpose = 'production'
-    group by made.version
+    cross join lateral (
+        select g.sampled_at
+        from generation g
+        where g.policy = $1 and g.version = made.version and g.purpose = 'production'
+        order by g.id
+        limit 1
+    ) f
 )
 select phase.name as "name!",
        percentile_cont(0.5) within group (order by extract(epoch from phase.took)::float8) as "p50!",

@@ -19,4 +19,4 @@ select
           and version <> (select s.parent from step s where s.run_id = ledger.run_id and s.step = ledger.step)
     ) as "trained_stale!"
 from ledger
-where policy = $1 and sampled_at >= $2
+where policy = $1 and sampled_at >= $2 and generation_id >= first_generation_id($2)

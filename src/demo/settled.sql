@@ -5,4 +5,4 @@ select
     -- Fewer than a cohort of these can stay: a step takes a whole one.
     count(*) filter (where disposition = 'queued' and arm = 'champion') as "queued!"
 from ledger
-where policy = $1 and sampled_at >= $2
+where policy = $1 and sampled_at >= $2 and generation_id >= first_generation_id($2)

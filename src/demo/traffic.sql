@@ -12,6 +12,6 @@ select
 from generation g
 left join trajectory t on t.generation_id = g.id
 left join disposition d on d.generation_id = g.id
-where g.policy = $1 and g.sampled_at >= $2 and g.purpose = 'production'
+where g.policy = $1 and g.sampled_at >= $2 and g.id >= first_generation_id($2) and g.purpose = 'production'
 group by 1, 2
 order by 1, 2

@@ -12,6 +12,8 @@ pub mod train;
 
 use std::net::SocketAddr;
 
+#[cfg(feature = "torch")]
+use ::ingest::payload::Store as Payloads;
 use anyhow::Context;
 use axum::Router;
 use edge::auth::Auth;
@@ -58,6 +60,13 @@ impl Base {
         TcpListener::bind(address)
             .await
             .with_context(|| format!("listen on {address}"))
+    }
+
+    #[cfg(feature = "torch")]
+    pub fn payloads(&self) -> anyhow::Result<Payloads> {
+        let url = self.config.ingest.payload_store.as_deref();
+        let url = url.context("ingest.payload_store is not set")?;
+        Payloads::open(url).with_context(|| format!("open the store of payloads {url}"))
     }
 
     pub fn store(&self) -> anyhow::Result<Store> {

@@ -13,6 +13,7 @@ pub async fn run(base: Base) -> anyhow::Result<()> {
         base_dir: Some(config.policy.base.clone()),
         kafka: config.kafka_client(),
         store: base.store()?,
+        payloads: base.payloads()?,
         keys_dir: config.keys_dir(),
         serve_url: config.serve_url(),
         pool: base.pool,

@@ -140,6 +140,7 @@ fn generation(
         logprobs,
         train_mask: None,
         payload: None,
+        experts: None,
         temperature: 1.0,
         top_p: 1.0,
         seed: None,

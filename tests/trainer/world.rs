@@ -1,6 +1,7 @@
 //! A policy with a base version, and trajectories that its own network sampled.
 
 use crate::support::{Stack, eventually};
+use ingest::payload::Store as Payloads;
 use policy::config::ModelConfig;
 use policy::image::Image;
 use policy::network::{KvCache, Network, random_image};
@@ -128,6 +129,11 @@ impl World {
         }
     }
 
+    /// The store of payloads of everything that this world runs.
+    pub fn payloads(&self) -> Payloads {
+        Payloads::open(&format!("file://{}", self.stack.dir.path().join("payloads").display())).unwrap()
+    }
+
     pub fn options(&self) -> Options {
         let mut options = Options {
             poll_ms: 20,
@@ -151,6 +157,7 @@ impl World {
             kafka: self.stack.kafka.clone(),
             pool: self.stack.pool.clone(),
             store: self.publisher.store.clone(),
+            payloads: self.payloads(),
             keys_dir: self.stack.keys_dir.clone(),
             serve_url: serve_url.into(),
         };

@@ -9,6 +9,7 @@ use crate::{claim, grpo, realtime, silence};
 use anyhow::{Context, bail};
 use ingest::kafka::ClientOptions;
 use ingest::log::Producer;
+use ingest::payload::Store as Payloads;
 use policy::sign::{SigningKey, TrustedKeys};
 use policy::store::Store;
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
@@ -31,6 +32,8 @@ pub struct Environment {
     pub kafka: ClientOptions,
     pub pool: PgPool,
     pub store: Store,
+    /// Where contexts are that are too long for a record.
+    pub payloads: Payloads,
     /// Signing keys and trusted keys.
     pub keys_dir: PathBuf,
     /// Base URL of the serving API, for rollouts: `http://127.0.0.1:8000`.
@@ -43,6 +46,7 @@ pub(crate) struct Trainer {
     pub policy: String,
     pub pool: PgPool,
     pub store: Store,
+    pub payloads: Payloads,
     pub publisher: Publisher,
     pub producer: Producer,
     pub serve_url: String,
@@ -100,6 +104,7 @@ fn prepare(options: Options, environment: Environment) -> anyhow::Result<(Traine
         policy: environment.policy,
         pool: environment.pool,
         store: environment.store,
+        payloads: environment.payloads,
         publisher,
         producer,
         serve_url: environment.serve_url.trim_end_matches('/').to_string(),

@@ -61,6 +61,7 @@ async fn turn(
     if swept > 0 {
         tracing::info!(swept, "dropped rollouts of runs that have ended");
     }
+    select::sweep_expired(&trainer.pool).await?;
     let Some(id) = next_run(trainer).await? else {
         return Ok(());
     };
@@ -252,15 +253,21 @@ async fn arrivals(session: &Session<'_>, rollouts: &[Rollout], trainer: &Trainer
     let ids: Vec<Uuid> = rollouts.iter().map(|r| r.generation).collect();
     let patience = Duration::from_secs(trainer.options.offline.arrival_timeout_seconds);
     let started = Instant::now();
+    let mut dropped = 0;
     loop {
-        let samples = select::rollouts(&trainer.pool, session.claim.run, &ids)
+        let (run, context, vocabulary) = (session.claim.run, session.context, session.vocabulary);
+        let whole = select::rollouts(&trainer.pool, &trainer.payloads, run, &ids, context, vocabulary)
             .await
             .context("read the rollouts")?;
-        if samples.len() == ids.len() {
+        if !whole.broken.is_empty() {
+            dropped += drop_broken(session, &whole.broken).await?;
+        }
+        let samples = whole.samples;
+        if samples.len() + dropped == ids.len() {
             return Ok(samples);
         }
         if started.elapsed() > patience {
-            let missing = ids.len() - samples.len();
+            let missing = ids.len() - dropped - samples.len();
             let message = format!(
                 "{missing} of {} graded rollouts did not become trajectories within {} s",
                 ids.len(),
@@ -271,4 +278,16 @@ async fn arrivals(session: &Session<'_>, rollouts: &[Rollout], trainer: &Trainer
         }
         tokio::time::sleep(Duration::from_millis(trainer.options.poll_ms)).await;
     }
+}
+
+/// Drops rollouts whose contexts cannot be put together. Returns how many.
+async fn drop_broken(session: &Session<'_>, broken: &BTreeMap<&'static str, Vec<Uuid>>) -> anyhow::Result<usize> {
+    let mut transaction = session.trainer.pool.begin().await?;
+    session.claim.hold(&mut transaction).await?;
+    let mut dropped = 0;
+    for (code, ids) in broken {
+        dropped += select::drop_all(&mut transaction, session.claim.run, ids, code).await?;
+    }
+    transaction.commit().await?;
+    Ok(usize::try_from(dropped).unwrap_or(usize::MAX))
 }

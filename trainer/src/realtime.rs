@@ -27,9 +27,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// How far back an ordinary look decides what is set aside; rows that arrive later than this wait for a full look.
-const RECENT: Duration = Duration::from_secs(15 * 60);
-const FULL_LOOK_EVERY: Duration = Duration::from_secs(60);
+/// How far back each look decides what is set aside, and how often: what was decided is only known by going through it, so the
+/// further back the seldomer. A run that is opened or re-based looks at everything.
+const LOOKS: [(Option<Duration>, Duration); 3] = [
+    (None, Duration::from_secs(6 * 3600)),
+    (Some(Duration::from_secs(24 * 3600)), Duration::from_secs(600)),
+    (Some(Duration::from_secs(15 * 60)), Duration::ZERO),
+];
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
 /// How often a run that cannot go on is looked at again.
@@ -92,7 +96,7 @@ async fn session(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
     let mut closed = PgListener::connect_with(&trainer.pool).await?;
     closed.listen(CLOSED).await?;
     let mut set_aside: BTreeMap<String, u64> = BTreeMap::new();
-    let mut full_look: Option<Instant> = None;
+    let mut looked: [Option<Instant>; LOOKS.len()] = Default::default();
     loop {
         if shutdown.is_cancelled() {
             return Ok(End::Shutdown);
@@ -109,11 +113,16 @@ async fn session(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             }
             Standing::Rebase { branch, version } => {
                 rebase(&mut session, branch, version).await?;
-                full_look = None;
+                looked = Default::default();
                 continue;
             }
         }
-        let whole = full_look.is_none_or(|at| at.elapsed() > FULL_LOOK_EVERY);
+        let due = |(at, (_, every)): &(&Option<Instant>, _)| at.is_none_or(|at| at.elapsed() >= *every);
+        let depth = looked
+            .iter()
+            .zip(LOOKS)
+            .position(|look| due(&look))
+            .unwrap_or(LOOKS.len() - 1);
         while let Some(news) = closed.recv().now_or_never() {
             news?; // the look that follows sees what it was about
         }
@@ -127,10 +136,9 @@ async fn session(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             room: size.saturating_sub(joined.len()) as i64,
             joined: &joined,
         };
-        let selection = select::next(&trainer.pool, &session.claim, &rules, (!whole).then_some(RECENT)).await?;
-        if whole {
-            full_look = Some(Instant::now());
-        }
+        let selection = select::next(&trainer.pool, &trainer.payloads, &session.claim, &rules, LOOKS[depth].0).await?;
+        // A deep look is a shallow one too.
+        looked[depth..].fill(Some(Instant::now()));
         for (code, count) in selection.set_aside {
             metrics::counter!("springtide_train_set_aside_total", "code" => code.clone()).increment(count);
             *set_aside.entry(code).or_default() += count;

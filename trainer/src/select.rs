@@ -3,16 +3,23 @@
 //! Every decision is a row of `disposition`, written once per generation. Rows that are merely not chosen yet stay queued.
 //! Nothing here computes an advantage or touches a tensor.
 
+mod context;
+
 use crate::claim::{self, Claim};
 use crate::explore;
 use crate::sample::Sample;
+use ingest::payload::Store as Payloads;
 use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
+pub use context::Whole;
+
 /// Rows decided by one statement.
 const DECIDED_AT_ONCE_MAX: i64 = 5_000;
+/// How long after a trajectory has closed a parent that it shares its context with may still be on its way.
+const PARENT_LATE_SECONDS_MAX: f64 = 60.0;
 
 /// What production trajectories must match to be trained on.
 #[derive(Debug, Clone)]
@@ -45,6 +52,7 @@ pub struct Selection {
 /// for rows to decide, `None` for everything.
 pub async fn next(
     pool: &PgPool,
+    payloads: &Payloads,
     claim: &Claim,
     rules: &Rules<'_>,
     since: Option<Duration>,
@@ -59,7 +67,7 @@ pub async fn next(
             rules.policy,
             rules.alias,
             rules.head,
-            i32::try_from(rules.context).unwrap_or(i32::MAX),
+            rules.context,
             claim.run,
             oldest,
             DECIDED_AT_ONCE_MAX,
@@ -75,28 +83,55 @@ pub async fn next(
             break;
         }
     }
-    let rows = sqlx::query_file_as!(
-        Row,
-        "src/select/cohort.sql",
-        rules.policy,
-        rules.alias,
-        rules.head,
-        rules.room,
-        rules.joined
-    )
-    .fetch_all(&mut *transaction)
-    .await?;
+    // Who waits for a parent takes nobody's place: the look goes on behind them.
+    let mut passed_over = rules.joined.to_vec();
+    loop {
+        let room = rules.room - selection.ready.len() as i64;
+        let rows = sqlx::query_file_as!(
+            Row,
+            "src/select/cohort.sql",
+            rules.policy,
+            rules.alias,
+            rules.head,
+            room,
+            &passed_over,
+            PARENT_LATE_SECONDS_MAX
+        )
+        .fetch_all(&mut *transaction)
+        .await?;
+        let found = rows.len();
+        passed_over.extend(rows.iter().map(|row| row.id));
+        let whole = context::complete(&mut transaction, payloads, rows, rules.context, rules.vocabulary).await?;
+        for (code, ids) in &whole.broken {
+            *selection.set_aside.entry((*code).to_owned()).or_default() +=
+                drop_all(&mut transaction, claim.run, ids, code).await?;
+        }
+        let joined = whole.samples.len();
+        selection.ready.extend(whole.samples);
+        if joined == found || (found as i64) < room {
+            break;
+        }
+    }
     transaction.commit().await?;
-    selection.ready = rows.into_iter().map(Sample::from).collect();
+    selection.ready.sort_by_key(|sample| sample.generation);
     Ok(selection)
 }
 
-/// The graded rollouts among `ids` that are trajectories by now.
-pub async fn rollouts(pool: &PgPool, run: Uuid, ids: &[Uuid]) -> Result<Vec<Sample>, sqlx::Error> {
-    let rows = sqlx::query_file_as!(Row, "src/select/rollouts.sql", run, ids)
-        .fetch_all(pool)
+/// The graded rollouts among `ids` that are trajectories by now, and those that nobody will ever read, by code. `context` and
+/// `vocabulary`: tokens.
+pub async fn rollouts(
+    pool: &PgPool,
+    payloads: &Payloads,
+    run: Uuid,
+    ids: &[Uuid],
+    context: i64,
+    vocabulary: i64,
+) -> Result<Whole, sqlx::Error> {
+    let mut connection = pool.acquire().await?;
+    let rows = sqlx::query_file_as!(Row, "src/select/rollouts.sql", run, ids, PARENT_LATE_SECONDS_MAX)
+        .fetch_all(&mut *connection)
         .await?;
-    Ok(rows.into_iter().map(Sample::from).collect())
+    context::complete(&mut connection, payloads, rows, context, vocabulary).await
 }
 
 /// Drops generations with a code, in the caller's fenced transaction. Those that are decided already stay as they are.
@@ -124,6 +159,20 @@ pub async fn sweep_abandoned(pool: &PgPool, policy: &str) -> Result<u64, sqlx::E
     Ok(done.rows_affected())
 }
 
+/// Forgets what was decided about generations that are kept no longer; the books have it. Returns how many.
+pub async fn sweep_expired(pool: &PgPool) -> Result<u64, sqlx::Error> {
+    let done = sqlx::query!(
+        "delete from disposition where generation_id in (
+             select generation_id from disposition
+             where generation_id < (select until_id from generation_horizon)
+             order by generation_id limit $1)",
+        DECIDED_AT_ONCE_MAX
+    )
+    .execute(pool)
+    .await?;
+    Ok(done.rows_affected())
+}
+
 /// The smallest UUIDv7 of the last `span`.
 pub(crate) fn first_id_of_the_last(span: Duration) -> Uuid {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -147,6 +196,10 @@ struct Row {
     decline_suppressed: bool,
     exploration_share: Option<f32>,
     reward: f64,
+    /// Of its prompt, the row holds only the end.
+    in_parts: bool,
+    /// Closed so lately that its parents may still come.
+    young: bool,
 }
 
 impl From<Row> for Sample {

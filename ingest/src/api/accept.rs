@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
+use axum::http::StatusCode;
 use edge::problem::Problem;
 use futures::StreamExt;
 use futures::stream;
 
 use super::dryrun::Outlook;
-use super::{Api, tally};
+use super::{Api, payload, tally};
 use crate::event::{self, Event, Invalid};
 use crate::{log, spool};
 
@@ -42,10 +43,15 @@ impl Api {
     /// Events of one tenant, each acknowledged by the log or with the reason why not, in order. What is a problem already
     /// stays one.
     pub(super) async fn accept(&self, events: Vec<Result<Event, Problem>>) -> Vec<Result<Event, Problem>> {
-        if self.circuit.look(Instant::now()).is_err() {
+        let refuse: Option<fn() -> Problem> = if self.circuit.look(Instant::now()).is_err() {
+            Some(away)
+        } else {
+            self.room.is_full().then_some(full)
+        };
+        if let Some(refuse) = refuse {
             return events
                 .into_iter()
-                .map(|event| event.and_then(|_| Err(away())))
+                .map(|event| event.and_then(|_| Err(refuse())))
                 .collect();
         }
         let examined = self.examine(events).await;
@@ -78,7 +84,7 @@ impl Api {
     /// Checks all events of one tenant, and compares them with each other and with the tables.
     pub(super) async fn examine(&self, events: Vec<Result<Event, Problem>>) -> Vec<Result<Examined, Problem>> {
         let now = event::now();
-        let checked: Vec<_> = events
+        let checked = events
             .into_iter()
             .map(|event| {
                 let event = event?;
@@ -87,6 +93,7 @@ impl Api {
                 Ok(event)
             })
             .collect();
+        let checked = payload::look(self.payloads.as_ref(), checked).await;
         let stored = self.stored(&checked).await;
         compare(checked, stored)
     }
@@ -103,14 +110,7 @@ impl Api {
         };
         let sources: Vec<String> = valid().map(|event| event.source.clone()).collect();
         let ids: Vec<String> = valid().map(|event| event.id.clone()).collect();
-        let rows = sqlx::query!(
-            "select source, event_id, digest from event_key where tenant_id = $1 \
-             and (source, event_id) in (select * from unnest($2::text[], $3::text[]))",
-            tenant,
-            &sources,
-            &ids
-        )
-        .fetch_all(pool);
+        let rows = sqlx::query_file!("src/api/known.sql", tenant, &sources, &ids).fetch_all(pool);
         let rows = match tokio::time::timeout(LOOK_UP_TIMEOUT, rows).await {
             Ok(Ok(rows)) => rows,
             Ok(Err(error)) => {
@@ -156,6 +156,18 @@ pub(super) fn invalid(error: &Invalid) -> Problem {
 
 fn away() -> Problem {
     Problem::unavailable("the log is away; send the same event again", 1)
+}
+
+/// The tables may not grow, and nothing in them may go.
+fn full() -> Problem {
+    metrics::counter!("springtide_ingest_refused_total", "reason" => "disk").increment(1);
+    Problem::new(
+        StatusCode::INSUFFICIENT_STORAGE,
+        "insufficient-storage",
+        "There is no room for more events",
+    )
+    .detail("the tables have reached ingest.disk_bytes_max and nothing in them may go; send the same event again later")
+    .retry_after(60)
 }
 
 fn unaccepted(error: log::Error) -> Problem {

@@ -112,12 +112,15 @@ pub(super) enum Refusal {
     /// Something went wrong on this side.
     #[response(status = 500, content_type = "application/problem+json")]
     Internal(ProblemDocument),
-    /// A dry run at a collector, which has no tables to join with.
+    /// A dry run at a collector, which has no tables to join with, or a payload where there is no object store for it.
     #[response(status = 501, content_type = "application/problem+json")]
     NotImplemented(ProblemDocument),
     /// The log did not acknowledge, or is known to be away; `Retry-After` says when to come again.
     #[response(status = 503, content_type = "application/problem+json")]
     Unavailable(ProblemDocument),
+    /// The tables may take no more disk; `Retry-After` says when to come again.
+    #[response(status = 507, content_type = "application/problem+json")]
+    Full(ProblemDocument),
 }
 
 /// What a feedback says: a boolean, a number, or a text of at most 64 KiB.
@@ -149,7 +152,7 @@ struct Prefix {
     hash: String,
 }
 
-/// Bytes kept in the object store.
+/// Bytes kept in the object store: `PUT /v1/payloads/{digest}`.
 #[derive(Deserialize, ToSchema)]
 #[expect(dead_code, reason = "only its shape is used")]
 struct PayloadRef {
@@ -210,7 +213,10 @@ pub(super) struct Generation {
     /// Nats, one per sampled token.
     logprobs: Vec<f32>,
     train_mask: Option<Vec<bool>>,
+    /// Token ids between the shared prefix and `prompt_ids`; uploaded before.
     payload: Option<PayloadRef>,
+    /// Expert ids per token and layer; uploaded before.
+    experts: Option<PayloadRef>,
     temperature: f32,
     top_p: f32,
     seed: Option<u64>,

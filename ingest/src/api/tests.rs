@@ -52,6 +52,11 @@ pub(super) fn generation() -> Generation {
             size_bytes: 5,
             media_type: "application/json".to_owned(),
         }),
+        experts: Some(PayloadRef {
+            digest: [3; 32],
+            size_bytes: 6,
+            media_type: "application/json".to_owned(),
+        }),
         temperature: 1.0,
         top_p: 1.0,
         seed: Some(7),

@@ -3,7 +3,8 @@
 
 use time::OffsetDateTime;
 
-use super::{Body, Event, Feedback, Generation, Retraction, Target, Value, time_of};
+use super::{Body, Event, Feedback, Generation, PayloadRef, Retraction, Target, Value, time_of};
+use crate::payload;
 
 /// Bytes of a name: tenant, source, id, policy, line, surface, metric, tag.
 pub const NAME_BYTES_MAX: usize = 256;
@@ -13,6 +14,8 @@ pub const TAGS_MAX: usize = 32;
 /// Prompt ids in one record; longer prompts go by reference or share a prefix with their parent.
 pub const PROMPT_TOKENS_MAX: usize = 128 * 1024;
 pub const SAMPLED_TOKENS_MAX: usize = 64 * 1024;
+/// Bytes of one payload by reference; a reader holds it in memory.
+pub const PAYLOAD_BYTES_MAX: u64 = 256 * 1024 * 1024;
 /// How far above 0 a logged logprob may be through rounding, nats.
 pub const LOGPROBS_TOLERANCE: f32 = 1e-3;
 /// Token ids are stored as signed 32-bit integers.
@@ -73,15 +76,38 @@ fn check_generation(generation: &Generation) -> Result<(), Invalid> {
     }
     ordinal("segment", generation.segment)?;
     ordinal("turn", generation.turn)?;
+    if let Some(payload) = &generation.payload {
+        check_payload("payload", payload)?;
+        ensure(
+            payload.media_type != payload::TOKEN_IDS || payload.size_bytes.is_multiple_of(4),
+            "payload",
+            "token ids have four bytes each",
+        )?;
+    }
+    if let Some(experts) = &generation.experts {
+        check_payload("experts", experts)?;
+    }
     if let Some(prefix) = generation.prompt_prefix {
         ensure(prefix.length > 0, "prompt_prefix", "has no tokens")?;
         ordinal("prompt_prefix", prefix.length)?;
         let parent = generation.parent_id.is_some();
         ensure(parent, "prompt_prefix", "is shared with no parent")?;
+        let itself = generation.parent_id == Some(generation.id);
+        ensure(!itself, "parent_generation_id", "is the generation itself")?;
     }
     check_tokens(generation)?;
     check_spans(generation)?;
     check_sampling(generation)
+}
+
+fn check_payload(field: &'static str, payload: &PayloadRef) -> Result<(), Invalid> {
+    ensure(payload.size_bytes > 0, field, "has no bytes")?;
+    ensure(
+        payload.size_bytes <= PAYLOAD_BYTES_MAX,
+        field,
+        format!("{} bytes are more than {PAYLOAD_BYTES_MAX}", payload.size_bytes),
+    )?;
+    name(field, &payload.media_type)
 }
 
 fn check_tokens(generation: &Generation) -> Result<(), Invalid> {

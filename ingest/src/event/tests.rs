@@ -9,9 +9,10 @@ use time::macros::datetime;
 use uuid::Uuid;
 
 use super::*;
-use crate::proto;
+use crate::{payload, proto};
 
 const GENERATION_V1: &str = include_str!("../../fixtures/generation-v1.hex");
+const GENERATION_V1_EXPERTS: &str = include_str!("../../fixtures/generation-v1-experts.hex");
 const FEEDBACK_V1: &str = include_str!("../../fixtures/feedback-v1.hex");
 const RETRACTION_V1: &str = include_str!("../../fixtures/retraction-v1.hex");
 const EPISODE_END_V1: &str = include_str!("../../fixtures/episode-end-v1.hex");
@@ -63,6 +64,7 @@ fn generation() -> Generation {
             size_bytes: 1_234_567,
             media_type: "application/octet-stream".to_owned(),
         }),
+        experts: None,
         temperature: 0.8,
         top_p: 0.95,
         seed: Some(u64::MAX),
@@ -216,16 +218,70 @@ fn exploration_is_told_in_both_forms_and_is_part_of_the_digest() {
     assert_ne!(event.digest(), generation_event().digest());
 }
 
-#[test]
-fn what_the_schema_reserves_is_refused_with_a_reason() {
-    let mut generation = proto::Generation::from(&generation());
-    generation.experts = Some(proto::PayloadRef::default());
-    let event = proto::Event {
-        body: Some(proto::event::Body::Generation(generation)),
-        ..proto::Event::from(&generation_event())
+/// With a field that the first producers did not write.
+fn routed_event() -> Event {
+    let experts = PayloadRef {
+        digest: [0xe5; 32],
+        size_bytes: 480_032,
+        media_type: payload::EXPERTS.to_owned(),
     };
-    let error = Event::decode(&event.encode_to_vec()).unwrap_err();
-    assert_eq!(error.to_string(), "experts: are not supported yet");
+    let mut event = generation_event();
+    event.body = Body::Generation(Generation {
+        experts: Some(experts),
+        ..generation()
+    });
+    event
+}
+
+#[test]
+fn a_generation_with_experts_reads_the_same_in_both_forms_and_one_without_has_none() {
+    assert_eq!(Event::decode(&bytes(GENERATION_V1_EXPERTS)).unwrap(), routed_event());
+    assert_eq!(
+        hex::encode(routed_event().encode()),
+        hex::encode(bytes(GENERATION_V1_EXPERTS))
+    );
+    assert_ne!(routed_event().digest(), generation_event().digest());
+    let json = serde_json::to_value(routed_event()).unwrap();
+    assert_eq!(json["generation"]["experts"]["size_bytes"], 480_032);
+    assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), routed_event());
+}
+
+#[test]
+fn json_of_the_first_producers_and_of_later_ones_is_read() {
+    let first = include_str!("../../fixtures/generation-v1.json");
+    assert_eq!(Event::decode_json(first.as_bytes()).unwrap(), generation_event());
+    let mut later: serde_json::Value = serde_json::from_str(first).unwrap();
+    later["partition_hint"] = 7.into();
+    later["generation"]["latency"] = serde_json::json!({"first_token_ms": 12});
+    assert_eq!(
+        Event::decode_json(later.to_string().as_bytes()).unwrap(),
+        generation_event()
+    );
+}
+
+/// A consumer of the day before `experts` had a name for it, with only the fields that it knew.
+#[test]
+fn a_reader_that_does_not_know_a_field_reads_everything_else() {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct OldGeneration {
+        #[prost(bytes = "vec", tag = "1")]
+        generation_id: Vec<u8>,
+        #[prost(uint32, repeated, tag = "23")]
+        token_ids: Vec<u32>,
+        #[prost(float, tag = "30")]
+        temperature: f32,
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct OldEvent {
+        #[prost(string, tag = "3")]
+        id: String,
+        #[prost(message, optional, tag = "10")]
+        generation: Option<OldGeneration>,
+    }
+    let old = OldEvent::decode(bytes(GENERATION_V1_EXPERTS).as_slice()).unwrap();
+    let read = old.generation.unwrap();
+    assert_eq!(read.generation_id, generation().id.as_bytes());
+    assert_eq!((read.token_ids, read.temperature), (vec![5, 6, 2], 0.8));
 }
 
 #[test]
@@ -329,6 +385,30 @@ fn each_broken_rule_names_its_field() {
     assert_eq!(broken(|g| g.arm_probability = 0.0), "arm_probability");
     assert_eq!(broken(|g| g.top_p = f32::NAN), "top_p");
     assert_eq!(broken(|g| g.parent_id = None), "prompt_prefix");
+    assert_eq!(broken(|g| g.parent_id = Some(g.id)), "parent_generation_id");
+    let by_reference = |size_bytes, media_type: &str| PayloadRef {
+        digest: [1; 32],
+        size_bytes,
+        media_type: media_type.to_owned(),
+    };
+    let damaged = |change: &dyn Fn(&mut Generation)| {
+        let mut event = generation_event();
+        let Body::Generation(generation) = &mut event.body else {
+            panic!("a generation");
+        };
+        change(generation);
+        event.check().unwrap_err().field
+    };
+    for (size_bytes, media_type) in [(0, "x"), (PAYLOAD_BYTES_MAX + 1, "x"), (8, ""), (6, payload::TOKEN_IDS)] {
+        assert_eq!(
+            damaged(&|g| g.payload = Some(by_reference(size_bytes, media_type))),
+            "payload"
+        );
+    }
+    assert_eq!(
+        damaged(&|g| g.experts = Some(by_reference(0, payload::EXPERTS))),
+        "experts"
+    );
     assert_eq!(broken(|g| g.exploration_share = Some(0.0)), "exploration_share");
     assert_eq!(broken(|g| g.exploration_share = Some(1.0)), "exploration_share");
     let untossed = |g: &mut Generation| (g.declined, g.decline_suppressed) = (false, true);

@@ -121,7 +121,7 @@ impl From<&Generation> for proto::Generation {
             logprobs: generation.logprobs.clone(),
             train_mask: generation.train_mask.clone().unwrap_or_default(),
             payload: generation.payload.as_ref().map(Into::into),
-            experts: None,
+            experts: generation.experts.as_ref().map(Into::into),
             temperature: generation.temperature,
             top_p: generation.top_p,
             seed: generation.seed,
@@ -226,9 +226,6 @@ impl TryFrom<proto::Generation> for Generation {
                 return Err(Invalid::new("finish_reason", "is missing or unknown"));
             }
         };
-        if generation.experts.is_some() {
-            return Err(Invalid::new("experts", "are not supported yet"));
-        }
         let prompt_prefix = match (
             generation.prompt_prefix_length,
             generation.prompt_prefix_hash.as_slice(),
@@ -266,7 +263,8 @@ impl TryFrom<proto::Generation> for Generation {
             token_ids: generation.token_ids,
             logprobs: generation.logprobs,
             train_mask: Some(generation.train_mask).filter(|mask| !mask.is_empty()),
-            payload: generation.payload.map(TryInto::try_into).transpose()?,
+            payload: reference("payload.digest", generation.payload)?,
+            experts: reference("experts.digest", generation.experts)?,
             temperature: generation.temperature,
             top_p: generation.top_p,
             seed: generation.seed,
@@ -292,16 +290,15 @@ impl TryFrom<proto::VersionSpan> for VersionSpan {
     }
 }
 
-impl TryFrom<proto::PayloadRef> for PayloadRef {
-    type Error = Invalid;
-
-    fn try_from(payload: proto::PayloadRef) -> Result<Self, Invalid> {
-        Ok(Self {
-            digest: digest("payload.digest", &payload.digest)?,
+fn reference(field: &'static str, payload: Option<proto::PayloadRef>) -> Result<Option<PayloadRef>, Invalid> {
+    let read = |payload: proto::PayloadRef| {
+        Ok(PayloadRef {
+            digest: digest(field, &payload.digest)?,
             size_bytes: payload.size_bytes,
             media_type: payload.media_type,
         })
-    }
+    };
+    payload.map(read).transpose()
 }
 
 impl TryFrom<proto::Feedback> for Feedback {

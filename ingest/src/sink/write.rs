@@ -11,7 +11,7 @@ use tracing::Instrument;
 use super::offset::{self, Fences, Next};
 use super::record::{Record, transaction_span};
 use super::settle::{Touched, settle};
-use super::{Sink, revoke, rows};
+use super::{Sink, references, revoke, rows};
 use crate::event::{Body, Event};
 use crate::log::{DeadLetter, Reason};
 use crate::transaction::begin;
@@ -173,6 +173,7 @@ impl Sink {
         let rows = generations.iter().map(|row| (row.record, row.body.id));
         dead.extend(taken(rows, &stored));
         generations.retain(|row| stored.contains(&row.body.id));
+        references::insert(connection, &generations).await?;
         rows::open(connection, &generations, &self.surfaces).await?;
         rows::hold_open(connection, &feedback, caught_up_to, &self.surfaces).await?;
         let stored = rows::insert_feedback(connection, &feedback).await?;

@@ -80,6 +80,7 @@ mod tests {
             logprobs,
             train_mask: None,
             payload: None,
+            experts: None,
             temperature: 0.7,
             top_p: 1.0,
             seed: Some(u64::MAX),

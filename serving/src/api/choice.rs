@@ -3,13 +3,14 @@
 
 use super::ask::Ask;
 use super::explore::Toss;
+use super::sessions::Parent;
 use super::stop::Matcher;
 use super::wire::StopReason;
 use super::{Api, record};
 use crate::engine::{Event, Finish, Token};
 use crate::routing::Route;
 use edge::Problem;
-use ingest::event::FinishReason;
+use ingest::event::{Body, FinishReason};
 use ingest::log;
 use policy::digest::Digest;
 use policy::tokenizer::{Decoder, Tokenizer};
@@ -127,6 +128,8 @@ pub struct Choice {
     pub ask: Arc<Ask>,
     pub route: Route,
     pub prompt_ids: Arc<[u32]>,
+    /// The turn before, in its session.
+    pub parent: Option<Parent>,
     pub seed: u64,
     /// How the coin of exploration fell, where it was tossed.
     pub toss: Option<Toss>,
@@ -216,7 +219,7 @@ impl Choice {
     }
 
     async fn log(&self, finished: &Finished) -> Result<(), Problem> {
-        let generation = record::generation(
+        let mut generation = record::generation(
             &self.api.policy,
             &self.api.options.replica,
             &self.ask,
@@ -225,6 +228,9 @@ impl Choice {
             self.toss,
             finished,
         );
+        if let Some(parent) = &self.parent {
+            parent.share(&mut generation, self.api.options.shared_prefix_tokens_min);
+        }
         let event = generation.into_event(self.tenant.as_str(), self.api.source());
         metrics::counter!(
             "springtide_choices_total",
@@ -248,6 +254,11 @@ impl Choice {
                 ),
             }
         })?;
+        if let (Body::Generation(generation), Some(_)) = (&event.body, self.ask.episode_id) {
+            self.api
+                .sessions
+                .remember(&self.tenant, generation, &finished.prompt_ids);
+        }
         metrics::histogram!("springtide_choice_seconds").record(self.submitted.elapsed().as_secs_f64());
         Ok(())
     }

@@ -81,6 +81,7 @@ impl Begun {
         let max_tokens = ask.room(prompt_ids.len(), &route.version, api.options.max_tokens_default)?;
         let seed = ask.seed.unwrap_or_else(|| rand::random::<u64>() >> 1);
         let submitted = Instant::now();
+        let parent = ask.episode_id.and_then(|episode| api.sessions.parent(tenant, episode));
         let mut requests = Vec::with_capacity(ask.n);
         let mut choices = Vec::with_capacity(ask.n);
         for index in 0..ask.n {
@@ -108,6 +109,7 @@ impl Begun {
                 ask: ask.clone(),
                 route: route.clone(),
                 prompt_ids: prompt_ids.clone(),
+                parent: parent.clone(),
                 seed,
                 toss,
                 events: heard,

@@ -48,6 +48,7 @@ pub fn generation(
         logprobs,
         train_mask: None,
         payload: None,
+        experts: None,
         temperature: ask.params.temperature,
         top_p: ask.params.top_p,
         seed: Some(seed),

@@ -187,6 +187,7 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
         engine,
         routing,
         log: log.clone(),
+        sessions: super::Sessions::default(),
         choices: TaskTracker::new(),
     });
     let principal = Principal {
@@ -381,6 +382,80 @@ async fn several_choices_are_several_generations() {
     assert_eq!(seeds.len(), 3);
     let episodes: Vec<_> = stage.log.generations().iter().map(|g| g.episode_id).collect();
     assert!(episodes.iter().all(|id| *id == episodes[0]));
+}
+
+/// As the log is told it; of an episode of its own.
+pub(super) fn generation(prompt_ids: Vec<u32>) -> Generation {
+    let id = uuid::Uuid::now_v7();
+    Generation {
+        id,
+        episode_id: id,
+        segment: 0,
+        turn: 0,
+        parent_id: None,
+        policy: "demo".into(),
+        line: "realtime".into(),
+        versions: Vec::new(),
+        replica: "replica-1".into(),
+        purpose: ingest::event::Purpose::Production,
+        run_id: None,
+        task_id: None,
+        group_id: None,
+        surface: "completion".into(),
+        user_key: "u".into(),
+        arm: "champion".into(),
+        arm_probability: 1.0,
+        prompt_prefix: None,
+        prompt_ids,
+        token_ids: vec![1],
+        logprobs: vec![-1.0],
+        train_mask: None,
+        payload: None,
+        experts: None,
+        temperature: 1.0,
+        top_p: 1.0,
+        seed: None,
+        finish_reason: ingest::event::FinishReason::Stop,
+        declined: false,
+        shown: None,
+        consent: true,
+        decline_suppressed: false,
+        exploration_share: None,
+    }
+}
+
+#[tokio::test]
+async fn the_next_turn_of_a_session_is_logged_as_what_it_adds() {
+    let options = ServeOptions {
+        shared_prefix_tokens_min: 4,
+        ..ServeOptions::default()
+    };
+    let stage = stage_with(0, options).await;
+    let ask = async |prompt: &[u32], n: usize, session: &str| {
+        let body = json!({"model": "demo", "prompt": prompt, "max_tokens": 2, "n": n, "session_id": session});
+        stage.ask(body).await;
+    };
+    ask(&[0, 1, 2], 1, "s").await;
+    let first = stage.log.generations()[0].clone();
+    assert_eq!((first.parent_id, first.turn, first.prompt_ids.len()), (None, 0, 3));
+    let mut next = first.prompt_ids.clone();
+    next.extend(&first.token_ids);
+    next.extend([3, 4]);
+    ask(&next, 2, "s").await;
+    ask(&next, 1, "another").await;
+    let logged = stage.log.generations();
+    for turn in &logged[1..3] {
+        assert_eq!(
+            (turn.parent_id, turn.turn),
+            (Some(first.id), 1),
+            "choices are no turns of each other"
+        );
+        assert_eq!(
+            (turn.prompt_prefix.unwrap().length, turn.prompt_ids.as_slice()),
+            (5, &[3, 4][..])
+        );
+    }
+    assert_eq!((logged[3].parent_id, logged[3].prompt_ids.len()), (None, 7));
 }
 
 #[tokio::test]

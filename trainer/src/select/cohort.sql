@@ -2,9 +2,11 @@
 -- that still waits for its horizon: choosing by the arrival of feedback would favour fast accepts. Runs right after
 -- set_aside.sql in the same snapshot, so what that would refuse is not here. A cohort fills over several looks: who has
 -- joined stays, and a row that appears later with a smaller id joins after it. Parameters: policy, learning alias, head,
--- rows at most, generations that have joined.
+-- rows at most, generations to pass over, seconds that a parent may be late.
 select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
-       g.declined, g.decline_suppressed, g.exploration_share, t.reward as "reward!"
+       g.declined, g.decline_suppressed, g.exploration_share, t.reward as "reward!",
+       g.payload_digest is not null or g.prompt_prefix_len > 0 as "in_parts!",
+       clock_timestamp() - t.closed_at < make_interval(secs => $6) as "young!"
 from generation g
 join trajectory t on t.generation_id = g.id
 where g.policy = $1

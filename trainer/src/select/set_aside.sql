@@ -9,10 +9,16 @@ with candidate as (
                when g.version_oldest <> $3 or g.version <> $3 then 'stale'
                -- the probabilities of a truncated or greedy distribution cannot be recomputed from the logits alone
                when g.top_p < 1 or g.temperature <= 0 then 'truncated_sampling'
-               when g.payload_digest is not null or g.prompt_prefix_len > 0 then 'payload_by_reference'
-               when cardinality(g.prompt_ids) = 0 or cardinality(g.token_ids) = 0 then 'empty'
+               -- the network here is dense: what routed the tokens of another kind cannot be replayed
+               when exists (select from payload_reference r where r.generation_id = g.id and r.kind = 'experts') then 'has_experts'
+               when cardinality(g.prompt_ids) = 0 and g.payload_digest is null and g.prompt_prefix_len = 0
+                    or cardinality(g.token_ids) = 0 then 'empty'
                when cardinality(g.train_mask) <> cardinality(g.token_ids) then 'malformed_mask'
-               when cardinality(g.prompt_ids) + cardinality(g.token_ids) > $4 then 'longer_than_context'
+               -- told by the row alone, whatever of the prompt lies with its parents and in the object store
+               when g.prompt_prefix_len + cardinality(g.prompt_ids) + cardinality(g.token_ids)
+                    + coalesce((select r.size_bytes / 4 from payload_reference r
+                                where g.payload_digest is not null and r.generation_id = g.id and r.kind = 'prompt'), 0)
+                    > $4 then 'longer_than_context'
                when exists (select from unnest(g.prompt_ids || g.token_ids) as id where id < 0 or id >= $8) then 'token_outside_vocabulary'
                when t.reward in ('NaN', 'Infinity', '-Infinity') then 'reward_not_finite'
                when g.logprobs && array['NaN', 'Infinity', '-Infinity']::real[] then 'logprob_not_finite'

@@ -1,0 +1,174 @@
+//! Payloads: what is too large for a record, in an object store that producers, ingest and readers share. A record names one by
+//! the BLAKE3 of its bytes, their number and what they are; whatever is read is held against both.
+//!
+//! ```text
+//! payload/{tenant}/{digest}     {tenant}: BLAKE3 of the tenant's name, so that no tenant reads another's by its digest
+//! ```
+//! Payloads are there before the record that names them. Apart from the policy store on purpose: every replica of the fleet
+//! reads that one, and contexts are users' text. Which generation refers to what is in the table `payload_reference`.
+
+mod experts;
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload};
+
+use crate::event::{PAYLOAD_BYTES_MAX, PayloadRef};
+
+pub use experts::{Experts, Malformed};
+
+/// Token ids, u32 little-endian.
+pub const TOKEN_IDS: &str = "application/vnd.springtide.token-ids";
+/// [`Experts`].
+pub const EXPERTS: &str = "application/vnd.springtide.experts";
+
+/// Why a payload is not to be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("ingest.payload_store is {url:?}: {reason}")]
+    Url { url: String, reason: String },
+    #[error("it is not in the store")]
+    Missing,
+    #[error("what is in the store is not it: {0}")]
+    Differs(String),
+    /// Says nothing about the payload; asking again may help.
+    #[error("{action} a payload")]
+    Away {
+        action: &'static str,
+        #[source]
+        source: object_store::Error,
+    },
+}
+
+/// Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Store {
+    backend: Arc<dyn ObjectStore>,
+}
+
+impl Store {
+    /// Opens `file://<path>` (the folder is created) or, with the feature `s3`, `s3://<bucket>/<prefix>` with the credentials of
+    /// the usual `AWS_*` variables.
+    pub fn open(url: &str) -> Result<Self, Error> {
+        let refuse = |reason: String| Error::Url {
+            url: url.to_owned(),
+            reason,
+        };
+        let backend: Arc<dyn ObjectStore> = match url.split_once("://") {
+            Some(("file", path)) if !path.is_empty() => {
+                let path = PathBuf::from(path);
+                std::fs::create_dir_all(&path).map_err(|error| refuse(error.to_string()))?;
+                let folder = LocalFileSystem::new_with_prefix(&path).map_err(|error| refuse(error.to_string()))?;
+                Arc::new(folder.with_fsync(true))
+            }
+            Some(("s3", rest)) => bucket(url, rest).map_err(refuse)?,
+            _ => return Err(refuse("file://<path> and s3://<bucket>/<prefix> are known".to_owned())),
+        };
+        Ok(Self { backend })
+    }
+
+    /// Writes bytes under the name of their content. Repeating it is harmless, and renews their age.
+    pub async fn put(&self, tenant: &str, bytes: Bytes, media_type: &str) -> Result<PayloadRef, Error> {
+        let payload = PayloadRef::of(&bytes, media_type);
+        let payload_bytes = PutPayload::from(bytes);
+        let written = self.backend.put(&key(tenant, &payload.digest), payload_bytes).await;
+        written.map_err(away("write"))?;
+        Ok(payload)
+    }
+
+    /// Reads a payload; its size and digest are verified.
+    pub async fn get(&self, tenant: &str, payload: &PayloadRef) -> Result<Bytes, Error> {
+        let found = self.backend.get(&key(tenant, &payload.digest)).await;
+        let found = found.map_err(away("read"))?;
+        fits(found.meta.size, payload)?;
+        let bytes = found.bytes().await.map_err(away("read"))?;
+        let digest = blake3::hash(&bytes);
+        if digest.as_bytes() != &payload.digest {
+            return Err(Error::Differs(format!("its digest is {digest}")));
+        }
+        Ok(bytes)
+    }
+
+    /// Whether a payload of this size is there, without reading it.
+    pub async fn look(&self, tenant: &str, payload: &PayloadRef) -> Result<(), Error> {
+        let found = self.backend.head(&key(tenant, &payload.digest)).await;
+        fits(found.map_err(away("look for"))?.size, payload)
+    }
+
+    /// Deletes what nothing refers to; it is no error when it is not there.
+    pub(crate) async fn delete(&self, tenant: &str, digest: &[u8; 32]) -> Result<(), Error> {
+        match self.backend.delete(&key(tenant, digest)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(source) => Err(away("delete")(source)),
+        }
+    }
+
+    /// When a payload was written last; `None`: it is not there.
+    pub(crate) async fn written_at(&self, tenant: &str, digest: &[u8; 32]) -> Result<Option<i64>, Error> {
+        match self.backend.head(&key(tenant, digest)).await {
+            Ok(found) => Ok(Some(found.last_modified.timestamp())),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(source) => Err(away("look for")(source)),
+        }
+    }
+}
+
+#[cfg(feature = "s3")]
+fn bucket(url: &str, rest: &str) -> Result<Arc<dyn ObjectStore>, String> {
+    let bucket = object_store::aws::AmazonS3Builder::from_env().with_url(url).build();
+    let bucket = bucket.map_err(|error| error.to_string())?;
+    let prefix = rest.split_once('/').map_or("", |(_, prefix)| prefix);
+    let prefix = Path::parse(prefix).map_err(|error| error.to_string())?;
+    Ok(Arc::new(object_store::prefix::PrefixStore::new(bucket, prefix)))
+}
+
+#[cfg(not(feature = "s3"))]
+fn bucket(_url: &str, _rest: &str) -> Result<Arc<dyn ObjectStore>, String> {
+    Err("this build has no S3 (feature `s3`)".to_owned())
+}
+
+/// The token ids of a payload of type [`TOKEN_IDS`].
+pub fn token_ids(bytes: &[u8]) -> Option<Vec<u32>> {
+    let (ids, rest) = bytes.as_chunks::<4>();
+    rest.is_empty()
+        .then(|| ids.iter().map(|id| u32::from_le_bytes(*id)).collect())
+}
+
+/// The bytes of a payload of type [`TOKEN_IDS`]; also what the hash of a shared prefix is taken over.
+pub fn token_bytes(ids: &[u32]) -> Vec<u8> {
+    ids.iter().flat_map(|id| id.to_le_bytes()).collect()
+}
+
+fn fits(size: u64, payload: &PayloadRef) -> Result<(), Error> {
+    if size == payload.size_bytes && size <= PAYLOAD_BYTES_MAX {
+        return Ok(());
+    }
+    let wanted = payload.size_bytes;
+    Err(Error::Differs(format!("it has {size} bytes, not {wanted}")))
+}
+
+fn key(tenant: &str, digest: &[u8; 32]) -> Path {
+    let mut name = String::from("payload/");
+    for part in [blake3::hash(tenant.as_bytes()).as_bytes(), digest] {
+        for byte in part {
+            // Writing into a string does not fail.
+            let _ = write!(name, "{byte:02x}");
+        }
+        name.push('/');
+    }
+    Path::from(name)
+}
+
+fn away(action: &'static str) -> impl FnOnce(object_store::Error) -> Error {
+    move |source| match source {
+        object_store::Error::NotFound { .. } => Error::Missing,
+        source => Error::Away { action, source },
+    }
+}

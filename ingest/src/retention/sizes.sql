@@ -1,0 +1,8 @@
+-- Every table that ingest writes, each partition of `generation` by itself, with its indexes and its out-of-line values.
+select c.relname::text as "name!", pg_total_relation_size(c.oid) as "bytes!"
+from pg_class c
+where c.relkind = 'r'
+  and c.relnamespace = (select relnamespace from pg_class where oid = 'generation'::regclass)
+  and (c.oid in (select inhrelid from pg_inherits where inhparent = 'generation'::regclass)
+       or c.relname in ('event_key', 'open_generation', 'feedback', 'retraction', 'episode_end', 'trajectory', 'payload_reference',
+                        'expired_generation', 'payload_unreferenced', 'reward_definition', 'consumer_offset'))

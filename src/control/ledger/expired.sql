@@ -1,0 +1,8 @@
+-- What had become of those that are kept no longer. $1 policy, $2 purpose, $3 sampled since (its day counts whole); null: any.
+select disposition, nullif(code, '') as code, sum(generations)::bigint as "count!"
+from expired_generation
+where ($1::text is null or policy = $1)
+  and ($2::text is null or purpose = $2)
+  and ($3::timestamptz is null or day >= ($3::timestamptz at time zone 'utc')::date)
+group by disposition, code
+order by disposition, code

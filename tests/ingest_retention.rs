@@ -1,0 +1,202 @@
+//! What is too old goes, with everything about it, and stays in the books; what a run still needs stays; what takes too much room
+//! is refused before it is acknowledged.
+
+use std::time::Duration;
+
+use ingest::event::Event;
+use serde_json::json;
+use sqlx::PgPool;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::ingest::{Service, accept, count, dead_letters, generation, options, send, stored};
+use crate::support::{Stack, eventually};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A UUIDv7 of so many days ago.
+fn id_of(days_ago: i64, number: u64) -> Uuid {
+    let time = OffsetDateTime::now_utc() - time::Duration::days(days_ago);
+    let milliseconds = u128::from(time.unix_timestamp().cast_unsigned() * 1_000);
+    let bits = milliseconds << 80 | 7 << 76 | 2 << 62 | u128::from(number);
+    Uuid::from_u128(bits)
+}
+
+/// The partition of the week of `days_ago`, made if need be.
+async fn partition(pool: &PgPool, days_ago: i64) -> String {
+    let sql = "with week as (select date_trunc('week', now() at time zone 'utc' - make_interval(days => $1)) as monday), \
+               bounds as (select to_char(monday, '\"generation_\"IYYY\"w\"IW') as name, \
+                   (lpad(to_hex((extract(epoch from monday) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid as from_id, \
+                   (lpad(to_hex((extract(epoch from monday + interval '7 days') * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid \
+                       as until_id from week) \
+               select name from bounds, lateral (select create_generation_partition(name, from_id, until_id)) made";
+    let days = i32::try_from(days_ago).unwrap();
+    sqlx::query_scalar(sql).bind(days).fetch_one(pool).await.unwrap()
+}
+
+async fn exists(pool: &PgPool, partition: &str) -> bool {
+    let sql = "select to_regclass($1) is not null";
+    sqlx::query_scalar(sql).bind(partition).fetch_one(pool).await.unwrap()
+}
+
+async fn execute(pool: &PgPool, sql: &'static str, id: Uuid) {
+    sqlx::query(sql).bind(id).execute(pool).await.unwrap();
+}
+
+/// A generation of that day, through the sink; it stays open.
+async fn store(stack: &Stack, id: Uuid) {
+    let mut event = ::ingest::event::Generation {
+        id,
+        episode_id: id,
+        ..generation()
+    }
+    .into_event("default", "tests");
+    event.time = OffsetDateTime::now_utc();
+    send(stack, &[event]).await;
+}
+
+const CLOSE: &str = "delete from open_generation where generation_id = $1";
+const CENSOR: &str = "insert into trajectory (generation_id, surface, reward_definition, censor_code) \
+                      values ($1, 'completion', 1, 'no_feedback')";
+const REWARD: &str =
+    "insert into trajectory (generation_id, surface, reward_definition, reward) values ($1, 'completion', 1, 0.75)";
+const RUN: &str = "insert into run (id, kind, policy, line, status, config) values ($1, 'realtime', 'demo', 'realtime', 'running', '{}')";
+
+async fn ledger(pool: &PgPool) -> (i64, i64) {
+    let kept = count(pool, "select count(*) from ledger").await;
+    let gone = count(
+        pool,
+        "select coalesce(sum(generations), 0)::bigint from expired_generation",
+    )
+    .await;
+    (kept, gone)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_week_goes_with_everything_about_it_and_stays_in_the_books() {
+    let stack = Stack::start("retention").await;
+    let pool = &stack.pool;
+    let kept_for_ever = ::ingest::Options {
+        retention_days: 0,
+        surface: vec![::ingest::reward::Definition {
+            horizon_seconds: 3600.0,
+            ..::ingest::reward::Definition::completion()
+        }],
+        ..options()
+    };
+    let (old, queued, young) = (
+        partition(pool, 90).await,
+        partition(pool, 60).await,
+        partition(pool, 10).await,
+    );
+    let service = Service::start_with(&stack, kept_for_ever.clone()).await;
+    let ids = [id_of(90, 1), id_of(90, 2), id_of(60, 1), id_of(10, 1)];
+    for id in ids {
+        store(&stack, id).await;
+    }
+    let feedback: Vec<Event> = ids.iter().map(|id| accept(*id, true)).collect();
+    send(&stack, &feedback).await;
+    stored(pool, 8).await;
+    service.stop().await;
+    for (id, ending) in ids.into_iter().zip([CENSOR, REWARD, REWARD, REWARD]) {
+        execute(pool, CLOSE, id).await;
+        execute(pool, ending, id).await;
+    }
+    execute(pool, RUN, Uuid::now_v7()).await;
+    let trained = "insert into disposition (generation_id, kind, code) values ($1, 'dropped', 'stale')";
+    execute(pool, trained, ids[1]).await;
+    sqlx::query("update event_key set received_at = now() - interval '85 days' where event_id = $1")
+        .bind(ids[0].to_string())
+        .execute(pool)
+        .await
+        .unwrap();
+    assert_eq!(ledger(pool).await, (4, 0));
+
+    // The running run may still train on what is queued in the second week: it stays, and all after it.
+    let kept_for_a_month = ::ingest::Options {
+        retention_days: 30,
+        ..kept_for_ever
+    };
+    let service = Service::start_with(&stack, kept_for_a_month.clone()).await;
+    eventually("the oldest week goes", SOON, async || {
+        (!exists(pool, &old).await).then_some(())
+    })
+    .await;
+    assert!(exists(pool, &queued).await && exists(pool, &young).await);
+    assert_eq!(ledger(pool).await, (2, 2));
+    let books: Vec<(String, String, i64)> =
+        sqlx::query_as("select disposition, code, generations from expired_generation order by 1")
+            .fetch_all(pool)
+            .await
+            .unwrap();
+    let book = |disposition: &str, code: &str| (disposition.to_owned(), code.to_owned(), 1);
+    assert_eq!(books, [book("censored", "no_feedback"), book("dropped", "stale")]);
+    assert_eq!(count(pool, "select count(*) from feedback").await, 2);
+    assert_eq!(count(pool, "select count(*) from trajectory").await, 2);
+    assert_eq!(count(pool, "select count(*) from event_key").await, 7);
+
+    // What comes about a generation that is gone is refused, and a dead letter where nobody can be told.
+    let late = json!({"generation_id": ids[0], "metric_name": "accept", "value": true});
+    let answer = eventually("the horizon is known", SOON, async || {
+        let (status, answer) = service.post("/v1/feedback", &late).await;
+        (status != 200).then_some((status, answer))
+    })
+    .await;
+    assert_eq!(
+        (answer.0, answer.1["field"].as_str()),
+        (400, Some("generation_id")),
+        "{answer:?}"
+    );
+    let before = count(pool, "select count(*) from feedback").await;
+    send(&stack, &[accept(ids[1], true)]).await;
+    let letter = dead_letters(&stack, 1).await.remove(0);
+    assert_eq!(letter.headers["reason"], "invalid");
+    assert!(
+        letter.headers["detail"].contains("kept no longer"),
+        "{:?}",
+        letter.headers
+    );
+    assert_eq!(count(pool, "select count(*) from feedback").await, before);
+    service.stop().await;
+
+    // Once the run has ended, the second week goes too.
+    sqlx::query("update run set status = 'cancelled', finished_at = now()")
+        .execute(pool)
+        .await
+        .unwrap();
+    let service = Service::start_with(&stack, kept_for_a_month).await;
+    eventually("the second week goes", SOON, async || {
+        (!exists(pool, &queued).await).then_some(())
+    })
+    .await;
+    assert!(exists(pool, &young).await);
+    assert_eq!(ledger(pool).await, (1, 3));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn beyond_its_disk_the_oldest_week_goes_and_then_events_are_refused() {
+    let stack = Stack::start("disk").await;
+    let pool = &stack.pool;
+    let last_month = partition(pool, 30).await;
+    let tight = ::ingest::Options {
+        disk_bytes_max: 1,
+        ..options()
+    };
+    let service = Service::start_with(&stack, tight).await;
+    eventually("last month's week goes", SOON, async || {
+        (!exists(pool, &last_month).await).then_some(())
+    })
+    .await;
+    let event = json!({"generation_id": Uuid::now_v7(), "metric_name": "accept", "value": true});
+    let (status, headers) = eventually("events are refused", SOON, async || {
+        let body = event.to_string();
+        let (status, headers, _) = service.post_with("/v1/feedback", &[crate::ingest::JSON], body).await;
+        (status != 200).then_some((status, headers))
+    })
+    .await;
+    assert_eq!((status, headers["retry-after"].to_str().unwrap()), (507, "60"));
+    let (status, answer) = service.post("/v1/feedback?dryrun=true", &event).await;
+    assert_eq!(status, 200, "{answer}");
+    service.stop().await;
+}

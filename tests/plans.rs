@@ -1,0 +1,337 @@
+//! The queries that run while the service does, on tables of many rows: none reads a big table from end to end, and none needs
+//! more pages than its answer is worth. `make plans` fills the tables with 10⁷ rows; a plain test run with 10⁵. With
+//! SPRINGTIDE_PLANS_DATABASE, the URL of a database that one of these runs has filled, they are not filled again.
+
+use serde_json::Value;
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, PgPool, Postgres, Row};
+use uuid::Uuid;
+
+use crate::support::Stack;
+
+const ROWS: i64 = 100_000;
+/// Rows that a sequential scan may look at: small tables are read that way, and rightly.
+const SCANNED_MAX: f64 = 5_000.0;
+/// Pages of 8 KiB that one query may touch.
+const PAGES_MAX: u64 = 20_000;
+/// Rows of the policy's head: closed, and decided by nobody yet.
+const QUEUED: i64 = 64;
+/// Generations that still wait for their horizon.
+const OPEN: i64 = 500;
+/// Trajectories of one step.
+const COHORT: i64 = 64;
+const RUN: Uuid = Uuid::from_u128(0x019a_a5e6_2f40_7abc_8def_0123_4567_89ab);
+
+fn rows() -> i64 {
+    let given = std::env::var("SPRINGTIDE_PLANS_ROWS").ok();
+    given.map_or(ROWS, |rows| rows.parse().unwrap())
+}
+
+/// Eight weeks of traffic up to now, in the order of time; the newest version, the head, has sampled only the newest rows.
+async fn fill(pool: &PgPool, rows: i64) {
+    let statements: Vec<String> = [
+        "create function at(n bigint) returns timestamptz language sql immutable as
+         $$ select timestamptz '{now}' - interval '56 days' * (({rows} - n)::float8 / {rows}) $$",
+        "create function nth(n bigint) returns uuid language sql immutable as
+         $$ select (left(first_generation_id(at(n))::text, 14) || '7' || substr(md5(n::text), 1, 3) || '-8' || substr(md5(n::text), 4, 3)
+                    || '-' || substr(md5(n::text), 7, 12))::uuid $$",
+        "select create_generation_partition('generation_' || to_char(monday, 'IYYY\"w\"IW'), first_generation_id(monday),
+                                            first_generation_id(monday + interval '7 days'))
+         from generate_series(date_trunc('week', timestamptz '{now}' at time zone 'utc') - interval '9 weeks',
+                              date_trunc('week', timestamptz '{now}' at time zone 'utc'), interval '1 week') as week (local),
+              lateral (select local at time zone 'utc' as monday) m",
+        "insert into run (id, kind, policy, line, status, config) values ('{run}', 'realtime', 'demo', 'realtime', 'running', '{}')",
+        "insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
+                                 episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
+                                 finish_reason, declined, sampled_at)
+         select nth(n), 'default', 'demo', v, v, '[]', '\\x00', 'realtime', 'replica-1', 'production', 'completion',
+                nth(n / 4 * 4), 'user-' || n % 1000, case when n % 5 < 3 or n > {rows} - {head} then 'champion' else 'base' end, 0.6,
+                array[1, 2, 3, 4, 5, 6, 7, 8], array[9, 10, 11, 2], array[-0.5, -0.25, -1, -2], 1, 1, 'stop', false, at(n)
+         from generate_series(1::bigint, {rows}) n, lateral (select least(n, {rows} - {head}) / {cohort} + 1 as v) version",
+        "insert into trajectory (generation_id, surface, reward_definition, reward, censor_code, signal, feedback_at, closed_at)
+         select nth(n), 'completion', 1, case when n % 5 < 3 then 0.75 end, case when n % 5 >= 3 then 'no_feedback' end, 'accept',
+                at(n) + interval '1 second', at(n) + interval '3 seconds'
+         from generate_series(1::bigint, {rows} - {open}) n",
+        "insert into open_generation select nth(n), 'completion', at(n) + interval '3 seconds'
+         from generate_series({rows} - {open} + 1, {rows}) n",
+        "insert into disposition (generation_id, kind, code, run_id, step, decided_at)
+         select nth(n), 'trained', null, '{run}',
+                n / {cohort} + 1, at(n)
+         from generate_series(1::bigint, {rows} - {head}) n where n % 5 < 3",
+        "insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, committed_at)
+         select '{run}', s, s + 1, s, '\\x00', '{}', 'private/1', at(s * {cohort}) from generate_series(1::bigint, ({rows} - {head}) / {cohort}) s",
+        "insert into version (policy, serial, root, parent, line, branch, run_id, step, manifest_key, delta_bytes, image_bytes, created_at)
+         select 'demo', s, '\\x00', nullif(s - 1, 0), 'realtime', 0, '{run}', s - 1, 'm', 10, 100, at(s * {cohort})
+         from generate_series(1::bigint, ({rows} - {head}) / {cohort} + 1) s",
+        "insert into feedback (id, tenant_id, generation_id, metric_name, value_bool, given_at, stored_at)
+         select overlay(nth(n)::text placing '9' from 20)::uuid, 'default', nth(n), 'accept', n % 3 > 0,
+                at(n) + interval '1 second', at(n) + interval '1 second'
+         from generate_series(1::bigint, {rows}) n where n % 5 < 3",
+        "insert into event_key (tenant_id, source, event_id, digest, received_at)
+         select 'default', 'springtide/serve/replica-1', nth(n)::text, decode(repeat('00', 32), 'hex'), at(n)
+         from generate_series(1::bigint, {rows}) n",
+        "analyze",
+    ]
+    .map(|statement| {
+        let now = time::OffsetDateTime::now_utc().unix_timestamp();
+        statement
+            .replace("timestamptz '{now}'", &format!("to_timestamp({now})"))
+            .replace("{rows}", &rows.to_string())
+            .replace("{open}", &OPEN.to_string())
+            .replace("{head}", &(OPEN + QUEUED).to_string())
+            .replace("{cohort}", &COHORT.to_string())
+            .replace("{run}", &RUN.to_string())
+    })
+    .into();
+    for statement in statements {
+        sqlx::raw_sql(AssertSqlSafe(statement.clone()))
+            .execute(pool)
+            .await
+            .unwrap_or_else(|error| panic!("{error}: {statement}"));
+    }
+}
+
+/// What one execution took.
+struct Plan {
+    milliseconds: f64,
+    pages: u64,
+    /// Big tables that were read from end to end.
+    scanned: Vec<String>,
+}
+
+/// Executes the query, undoes what it wrote, and says how it went.
+async fn explain<'q>(pool: &PgPool, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) -> Plan {
+    let mut transaction = pool.begin().await.unwrap();
+    let sql = format!("explain (analyze, buffers, format json) {sql}");
+    // The first execution pays for caches; the second is told.
+    for _ in 0..2 {
+        bind(sqlx::query(AssertSqlSafe(sql.clone())))
+            .fetch_one(&mut *transaction)
+            .await
+            .unwrap_or_else(|error| panic!("{error}: {sql}"));
+        transaction.rollback().await.unwrap();
+        transaction = pool.begin().await.unwrap();
+    }
+    let row = bind(sqlx::query(AssertSqlSafe(sql)))
+        .fetch_one(&mut *transaction)
+        .await
+        .unwrap();
+    transaction.rollback().await.unwrap();
+    let plan: Value = row.get(0);
+    let top = &plan[0]["Plan"];
+    let pages = |name: &str| top[name].as_u64().unwrap_or(0);
+    let mut scanned = Vec::new();
+    scans(top, &mut scanned);
+    Plan {
+        milliseconds: plan[0]["Execution Time"].as_f64().unwrap() + plan[0]["Planning Time"].as_f64().unwrap(),
+        pages: pages("Shared Hit Blocks") + pages("Shared Read Blocks"),
+        scanned,
+    }
+}
+
+type Q<'q> = Query<'q, Postgres, PgArguments>;
+
+fn scans(node: &Value, found: &mut Vec<String>) {
+    let number = |name: &str| node[name].as_f64().unwrap_or(0.0);
+    let looked_at = number("Actual Rows") + number("Rows Removed by Filter");
+    if node["Node Type"] == "Seq Scan" && looked_at > SCANNED_MAX {
+        found.push(node["Relation Name"].as_str().unwrap_or_default().to_owned());
+    }
+    let children = node["Plans"].as_array().into_iter().flatten();
+    children.for_each(|child| scans(child, found));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
+    let stack = Stack::start("plans").await;
+    let rows = rows();
+    let pool = &match std::env::var("SPRINGTIDE_PLANS_DATABASE") {
+        Ok(url) => PgPool::connect(&url).await.unwrap(),
+        Err(_) => {
+            let started = std::time::Instant::now();
+            fill(&stack.pool, rows).await;
+            println!("{rows} generations, filled and analyzed in {:.0?}", started.elapsed());
+            stack.pool.clone()
+        }
+    };
+    let head = (rows - OPEN - QUEUED) / COHORT + 1;
+    let ids: Vec<Uuid> = sqlx::query_scalar("select nth(n) from generate_series($1, $2) n")
+        .bind(rows - OPEN - 499)
+        .bind(rows - OPEN)
+        .fetch_all(pool)
+        .await
+        .unwrap();
+    let names: Vec<String> = ids.iter().map(Uuid::to_string).collect();
+    let sources = vec!["springtide/serve/replica-1".to_owned(); ids.len()];
+    let none: Vec<Uuid> = Vec::new();
+    let now = time::OffsetDateTime::now_utc();
+    let lately = now - time::Duration::minutes(8);
+    let recent: Uuid = sqlx::query_scalar("select first_generation_id(now() - interval '15 minutes')")
+        .fetch_one(pool)
+        .await
+        .unwrap();
+    let today: Uuid = sqlx::query_scalar("select first_generation_id(now() - interval '24 hours')")
+        .fetch_one(pool)
+        .await
+        .unwrap();
+    let mut told: Vec<(&str, Plan)> = Vec::new();
+    macro_rules! ask {
+        ($name:literal, $file:literal $(, $value:expr)*) => {
+            told.push(($name, explain(pool, include_str!($file), |query| query $(.bind($value.clone()))*).await));
+        };
+    }
+    ask!(
+        "trainer: who joins the cohort",
+        "../trainer/src/select/cohort.sql",
+        "demo",
+        "champion",
+        head,
+        32_i64,
+        none,
+        60.0_f64
+    );
+    ask!(
+        "trainer: set aside, 15 minutes",
+        "../trainer/src/select/set_aside.sql",
+        "demo",
+        "champion",
+        head,
+        4096_i64,
+        RUN,
+        recent,
+        5000_i64,
+        50_000_i32
+    );
+    ask!(
+        "trainer: set aside, a day",
+        "../trainer/src/select/set_aside.sql",
+        "demo",
+        "champion",
+        head,
+        4096_i64,
+        RUN,
+        today,
+        5000_i64,
+        50_000_i32
+    );
+    ask!(
+        "trainer: show rate",
+        "../trainer/src/silence/window.sql",
+        "demo",
+        recent,
+        500_i64,
+        2000_i64
+    );
+    ask!(
+        "trainer: show rate at first",
+        "../trainer/src/silence/first.sql",
+        "demo",
+        head / 2,
+        500_i64
+    );
+    ask!(
+        "trainer: abandoned rollouts",
+        "../trainer/src/select/abandoned.sql",
+        "demo",
+        5000_i64
+    );
+    ask!("closer: what is due", "../ingest/src/closer/due.sql", now, 500_i64);
+    ask!(
+        "closer: feedback of what is due",
+        "../ingest/src/closer/signals.sql",
+        ids
+    );
+    ask!("sweep: orphans", "../ingest/src/orphan/sweep.sql", lately, now, 500_i64);
+    ask!(
+        "entrance: known events",
+        "../ingest/src/api/known.sql",
+        "default",
+        sources,
+        names
+    );
+    ask!(
+        "entrance: dry run",
+        "../ingest/src/api/dryrun.sql",
+        "default",
+        ids,
+        vec![false; ids.len()]
+    );
+    ask!(
+        "sink: close early",
+        "../ingest/src/sink/close_early.sql",
+        ids,
+        ids,
+        vec!["completion".to_owned()],
+        vec!["accept".to_owned()]
+    );
+    ask!(
+        "sink: close ended",
+        "../ingest/src/sink/close_ended.sql",
+        ids,
+        ids,
+        vec!["completion".to_owned()]
+    );
+    ask!("sink: hold retracted", "../ingest/src/sink/hold_retracted.sql", ids);
+    ask!("reader: turns of a context", "../ingest/src/context/turns.sql", ids);
+    ask!(
+        "control: ledger of 8 minutes",
+        "../src/control/ledger/dispositions.sql",
+        None::<String>,
+        None::<String>,
+        Some(lately)
+    );
+    ask!(
+        "control: generations of 8 minutes",
+        "../src/control/ledger/kept.sql",
+        None::<String>,
+        None::<String>,
+        Some(lately)
+    );
+    ask!("demo: live", "../src/demo/live.sql", "demo");
+    ask!("demo: live wait", "../src/demo/live_wait.sql", "demo", lately);
+    ask!(
+        "demo: feedback to serving",
+        "../src/demo/feedback_to_serving.sql",
+        "demo",
+        lately
+    );
+    ask!(
+        "demo: its phases",
+        "../src/demo/feedback_to_serving_phases.sql",
+        "demo",
+        lately
+    );
+    ask!("demo: ledger", "../src/demo/ledger.sql", "demo", lately, ids);
+    ask!("demo: settled", "../src/demo/settled.sql", "demo", lately);
+    ask!("demo: dropped", "../src/demo/dropped.sql", "demo", lately);
+    ask!(
+        "demo: traffic",
+        "../src/demo/traffic.sql",
+        "demo",
+        lately,
+        lately,
+        10.0_f64,
+        48.0_f64
+    );
+    println!("{:<36} {:>10} {:>10}  read from end to end", "query", "ms", "pages");
+    for (name, plan) in &told {
+        println!(
+            "{name:<36} {:>10.2} {:>10}  {}",
+            plan.milliseconds,
+            plan.pages,
+            plan.scanned.join(", ")
+        );
+    }
+    for (name, plan) in &told {
+        assert!(
+            plan.scanned.is_empty(),
+            "{name} reads {} from end to end",
+            plan.scanned.join(", ")
+        );
+        // One looks at a day of traffic, now and then: what of it is undecided only shows row by row.
+        let day = if name.ends_with("a day") { rows / 56 } else { 0 };
+        let pages_max = PAGES_MAX + 8 * day.unsigned_abs();
+        assert!(plan.pages <= pages_max, "{name} touches {} pages", plan.pages);
+    }
+}
