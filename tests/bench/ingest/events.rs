@@ -5,6 +5,7 @@
 use ingest::event::{
     Event, Feedback, FinishReason, Generation, PayloadRef, Purpose, Target, Value, VersionSpan, now, to_microseconds,
 };
+use ingest::payload::TOKEN_IDS;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
@@ -14,6 +15,8 @@ use uuid::Uuid;
 /// A generation and the feedback about it.
 pub const EVENTS_PER_GENERATION: u64 = 4;
 const TEMPLATES: usize = 64;
+/// Of a prompt by reference.
+const CONTEXT_TOKENS: usize = 200_000;
 /// How many of the latest generations get feedback: some seconds of them at the rates of interest.
 const RECENT: usize = 4_096;
 const SOURCE: &str = "bench/gateway";
@@ -34,6 +37,8 @@ struct Template {
 pub struct Events {
     generations: Vec<Template>,
     feedback: Vec<Template>,
+    /// What some generations refer to.
+    pub payloads: Vec<Vec<u8>>,
     recent: Vec<Uuid>,
     made: u64,
     random: StdRng,
@@ -42,12 +47,18 @@ pub struct Events {
 impl Events {
     pub fn new(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
-        let generations = (0..TEMPLATES).map(|index| Template::new(generation(&mut random, index % 20 == 7)));
-        let generations = generations.collect();
+        let mut payloads = Vec::new();
+        let mut generations = Vec::new();
+        for index in 0..TEMPLATES {
+            let by_reference = (index % 20 == 7).then(|| context(&mut random));
+            generations.push(Template::new(generation(&mut random, by_reference.as_deref())));
+            payloads.extend(by_reference);
+        }
         let feedback = (0..TEMPLATES).map(|index| Template::new(feedback(&mut random, index)));
         Self {
             generations,
             feedback: feedback.collect(),
+            payloads,
             recent: Vec::new(),
             made: 0,
             random: StdRng::seed_from_u64(seed),
@@ -159,11 +170,17 @@ fn timestamp(time: OffsetDateTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micro:06}Z")
 }
 
-fn generation(random: &mut StdRng, by_reference: bool) -> Event {
+/// The token ids of a long prompt.
+fn context(random: &mut StdRng) -> Vec<u8> {
+    let ids = (0..CONTEXT_TOKENS).map(|_| random.random_range(0..150_000_u32));
+    ids.flat_map(u32::to_le_bytes).collect()
+}
+
+fn generation(random: &mut StdRng, by_reference: Option<&[u8]>) -> Event {
     // 6 bytes of JSON a prompt token and 16 a sampled one make 4 to 16 KiB.
     let (prompt, sampled) = match by_reference {
-        true => (0, random.random_range(190..400)),
-        false => (random.random_range(300..1_000), random.random_range(100..500)),
+        Some(_) => (0, random.random_range(190..400)),
+        None => (random.random_range(300..1_000), random.random_range(100..500)),
     };
     let mut ids = |count: u32| -> Vec<u32> { (0..count).map(|_| random.random_range(0..150_000)).collect() };
     let (prompt_ids, token_ids) = (ids(prompt), ids(sampled));
@@ -195,11 +212,8 @@ fn generation(random: &mut StdRng, by_reference: bool) -> Event {
         token_ids,
         logprobs,
         train_mask: None,
-        payload: by_reference.then(|| PayloadRef {
-            digest: random.random(),
-            size_bytes: 800_000,
-            media_type: "application/vnd.springtide.tokens".to_owned(),
-        }),
+        payload: by_reference.map(|bytes| PayloadRef::of(bytes, TOKEN_IDS)),
+        experts: None,
         temperature: 1.0,
         top_p: 1.0,
         seed: Some(random.random()),

@@ -101,6 +101,7 @@ async fn main() -> anyhow::Result<()> {
     let room = stack.room("springtide", args.partitions).await?;
     let ingest = Ingest::start(&springtide, &room, folder.path(), args.partitions).await?;
     let way = Http::new(&ingest.url)?;
+    way.upload(&ingest.url, &Events::new(1).payloads).await?;
     let figures = measure(&args, &stack, Some(&ingest), &room, &way).await?;
     ingest.stop().await?;
     stack.stop().await?;

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use futures::future::try_join_all;
+use ingest::event::PayloadRef;
 use ingest::kafka::ClientOptions;
+use ingest::payload::TOKEN_IDS;
 use rdkafka::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use uuid::Uuid;
@@ -27,6 +29,17 @@ impl Http {
             client,
             url: format!("{base}/v1/events:batch"),
         })
+    }
+
+    /// Puts what events will refer to where it belongs.
+    pub async fn upload(&self, base: &str, payloads: &[Vec<u8>]) -> anyhow::Result<()> {
+        for bytes in payloads {
+            let digest = hex::encode(PayloadRef::of(bytes, TOKEN_IDS).digest);
+            let request = self.client.put(format!("{base}/v1/payloads/{digest}"));
+            let request = request.header("content-type", "application/octet-stream");
+            request.body(bytes.clone()).send().await?.error_for_status()?;
+        }
+        Ok(())
     }
 }
 
