@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order demo learn base sqlx
+.PHONY: help up test setup libtorch stack build torch-free lint property-order chaos-ingest demo learn base sqlx
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -45,6 +45,10 @@ lint: libtorch ## format check, clippy, floor plan
 
 property-order: stack ## any order of the same events gives the same rows, at length; STORIES=100000
 	SPRINGTIDE_ORDER_STORIES=$(or $(STORIES),100000) cargo test --locked --test it any_order -- --nocapture
+
+chaos-ingest: stack ## kill ingest, the broker and Postgres at random under load and count what is lost; KILLS=1000 MINUTES=120 RATE= SEED= SWAPS=20
+	$(foreach name,KILLS MINUTES RATE SEED SWAPS,$(if $($(name)),SPRINGTIDE_CHAOS_$(name)=$($(name)))) \
+		cargo test --locked --test it chaos -- --nocapture --test-threads 1
 
 demo: build ## replay developers against a running stack; ARGS='--minutes 2'
 	$(SPRINGTIDE) demo $(ARGS)
