@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans bench-ingest demo learn base sqlx
+.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans chaos-ingest bench-ingest demo learn base sqlx
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -67,6 +67,10 @@ plans: stack ## the plans of the queries on many rows (10⁷: about an hour and 
 bench-ingest: setup ## events/s and latency from HTTP to rows, beside a bare producer and sink; ARGS='--rate 5000 --seconds 60'
 	cargo build --locked --release --package springtide --no-default-features --package bench
 	$(TARGET)/release/bench-ingest --springtide $(TARGET)/release/springtide --json $(TARGET)/bench/ingest.json $(ARGS)
+
+chaos-ingest: stack ## kill ingest, the broker and Postgres at random under load and count what is lost; KILLS=1000 MINUTES=120 RATE= SEED= SWAPS=20
+	$(foreach name,KILLS MINUTES RATE SEED SWAPS,$(if $($(name)),SPRINGTIDE_CHAOS_$(name)=$($(name)))) \
+		cargo test --locked --test it chaos -- --nocapture --test-threads 1
 
 demo: build ## replay developers against a running stack; ARGS='--minutes 2'
 	$(SPRINGTIDE) demo $(ARGS)

@@ -1,0 +1,243 @@
+//! After the chaos: every acknowledged event is in the tables exactly once, or a dead letter that says why not.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use futures::TryStreamExt;
+use ingest::event::Event;
+use ingest::kafka::ClientOptions;
+use ingest::log::{Entry as Letter, Letters};
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use sqlx::PgPool;
+use uuid::Uuid;
+
+use super::ledger::{Entry, Kind, short};
+use super::stories::SOURCE;
+
+/// How it came out. What must be 0 is listed by [`Audit::wrong`].
+#[derive(Debug, Default, serde::Serialize)]
+pub struct Audit {
+    /// Events that were acknowledged, once or more.
+    pub acked_events: u64,
+    pub rows: BTreeMap<&'static str, u64>,
+    /// Acknowledged, and neither a row nor a dead letter.
+    pub lost: u64,
+    /// Rows that nobody sent, and letters about events that are stored as they were sent.
+    pub doubled: u64,
+    /// A name without its row, or a row without its name.
+    pub torn: u64,
+    /// Of events under a name that is taken: acknowledged and then a dead letter, or refused with 409.
+    pub conflicts_dead: u64,
+    pub conflicts_refused: u64,
+    /// Refused with 409 although stored as sent.
+    pub refused_wrongly: u64,
+    /// Refused with anything but 409.
+    pub refused_otherwise: u64,
+    /// Different letters, by reason.
+    pub dead: BTreeMap<String, u64>,
+    /// The same letter again: a crash between the letter and the commit.
+    pub dead_repeated: u64,
+    /// Bytes that are no event, acknowledged and not found among the dead letters.
+    pub poison_lost: u64,
+    /// Records of the log that the tables do not know to have read.
+    pub behind: i64,
+    /// Generations without exactly one disposition.
+    pub unaccounted: i64,
+    /// Closed without a signal although feedback had come in time.
+    pub overlooked: i64,
+    /// Of what is wrong.
+    pub examples: Vec<String>,
+    /// Feedback whose generation never came and which nobody was told of.
+    pub orphans_unmarked: i64,
+}
+
+impl Audit {
+    pub fn wrong(&self) -> Vec<(&'static str, i64)> {
+        let count = |number: u64| i64::try_from(number).unwrap();
+        let must_be_zero = [
+            ("lost", count(self.lost)),
+            ("doubled", count(self.doubled)),
+            ("torn", count(self.torn)),
+            ("refused although stored", count(self.refused_wrongly)),
+            ("refused for another reason", count(self.refused_otherwise)),
+            ("poison lost", count(self.poison_lost)),
+            ("behind", self.behind),
+            ("unaccounted for", self.unaccounted),
+            ("feedback overlooked", self.overlooked),
+            ("orphans not told of", self.orphans_unmarked),
+        ];
+        must_be_zero.into_iter().filter(|(_, number)| *number != 0).collect()
+    }
+}
+
+type Digest = [u8; 8];
+
+/// What the dead letters hold.
+#[derive(Default)]
+struct Dead {
+    /// Conflicts and refusals by name: the bodies.
+    events: HashMap<Uuid, HashSet<Digest>>,
+    /// Where they came from, and what was said about them.
+    about: HashMap<Uuid, Vec<String>>,
+    /// What is no event.
+    raw: HashSet<Vec<u8>>,
+    reasons: BTreeMap<String, u64>,
+    repeated: u64,
+}
+
+pub async fn audit(entries: &[Entry], poison: &[Vec<u8>], pool: &PgPool, kafka: &ClientOptions) -> Audit {
+    let keys = keys(pool).await;
+    let rows = rows(pool).await;
+    let dead = dead(kafka).await;
+    let mut audit = Audit {
+        rows: rows.iter().map(|(kind, ids)| (kind.name(), ids.len() as u64)).collect(),
+        dead: dead.reasons.clone(),
+        dead_repeated: dead.repeated,
+        ..Audit::default()
+    };
+    let mut bodies: HashMap<Uuid, u32> = HashMap::new();
+    for entry in entries {
+        *bodies.entry(entry.id).or_default() += 1;
+    }
+    for entry in entries {
+        let stored = keys.get(&entry.id) == Some(&entry.digest);
+        let has_row = rows[&entry.kind].contains(&entry.id);
+        let is_dead = dead
+            .events
+            .get(&entry.id)
+            .is_some_and(|bodies| bodies.contains(&entry.digest));
+        audit.acked_events += u64::from(entry.acked > 0);
+        audit.lost += u64::from(entry.acked > 0 && !(stored && has_row) && !is_dead);
+        audit.doubled += u64::from(stored && is_dead);
+        audit.torn += u64::from(stored != has_row && !(has_row && keys.contains_key(&entry.id)));
+        audit.conflicts_dead += u64::from(is_dead);
+        audit.conflicts_refused += u64::from(entry.conflicts > 0);
+        // A request that holds both bodies of a name is refused one of them, whichever came first.
+        audit.refused_wrongly += u64::from(entry.conflicts > 0 && stored && bodies[&entry.id] == 1);
+        if stored && is_dead {
+            audit
+                .examples
+                .push(format!("stored and dead: {entry:?} {:?}", dead.about[&entry.id]));
+        }
+        audit.refused_otherwise += u64::from(entry.refused != 0);
+    }
+    let foreign = |ids: &HashSet<Uuid>| ids.iter().filter(|id| !bodies.contains_key(id)).count() as u64;
+    audit.doubled += rows.values().map(foreign).sum::<u64>();
+    audit.torn += keys
+        .keys()
+        .filter(|id| !rows.values().any(|ids| ids.contains(id)))
+        .count() as u64;
+    audit.poison_lost = poison.iter().filter(|poison| !dead.raw.contains(*poison)).count() as u64;
+    audit.behind = behind(pool, kafka).await;
+    audit.unaccounted = number(
+        pool,
+        "select abs((select count(*) from generation) - (select count(distinct generation_id) from ledger)) \
+              + abs((select count(*) from generation) - (select count(*) from ledger)) \
+              + abs((select count(*) from generation) - (select count(*) from trajectory)) \
+              + (select count(*) from ledger where disposition not in ('queued', 'censored'))",
+    )
+    .await;
+    audit.overlooked = number(
+        pool,
+        "select count(*) from trajectory t join generation g on g.id = t.generation_id \
+         join feedback f on f.generation_id = g.id and f.metric_name = 'accept' \
+         left join retraction r on r.feedback_id = f.id \
+         where t.censor_code = 'no_feedback' and not f.late and r.id is null \
+           and f.given_at <= g.sampled_at + interval '2 seconds'",
+    )
+    .await;
+    audit.orphans_unmarked = number(pool, ORPHANS_UNMARKED).await;
+    audit
+}
+
+pub const ORPHANS_UNMARKED: &str = "select count(*) from feedback f where f.orphaned_at is null \
+     and not exists (select from generation g where g.id = f.generation_id or g.episode_id = f.episode_id)";
+
+pub async fn number(pool: &PgPool, query: &'static str) -> i64 {
+    sqlx::query_scalar(query).fetch_one(pool).await.unwrap()
+}
+
+async fn keys(pool: &PgPool) -> HashMap<Uuid, Digest> {
+    let rows = sqlx::query_as::<_, (String, Vec<u8>)>(
+        "select event_id, digest from event_key where tenant_id = 'default' and source = $1",
+    );
+    let mut rows = rows.bind(SOURCE).fetch(pool);
+    let mut keys = HashMap::new();
+    while let Some((id, digest)) = rows.try_next().await.unwrap() {
+        keys.insert(id.parse().unwrap(), short(&digest));
+    }
+    keys
+}
+
+async fn rows(pool: &PgPool) -> BTreeMap<Kind, HashSet<Uuid>> {
+    let tables = [
+        (Kind::Generation, "select id from generation"),
+        (Kind::Feedback, "select id from feedback"),
+        (Kind::Retraction, "select id from retraction"),
+        (Kind::EpisodeEnd, "select episode_id from episode_end"),
+    ];
+    let mut rows = BTreeMap::new();
+    for (kind, query) in tables {
+        let ids: Vec<Uuid> = sqlx::query_scalar(query).fetch_all(pool).await.unwrap();
+        let count = ids.len();
+        let ids: HashSet<Uuid> = ids.into_iter().collect();
+        assert_eq!(ids.len(), count, "{} has one row of an id", kind.name());
+        rows.insert(kind, ids);
+    }
+    rows
+}
+
+async fn dead(kafka: &ClientOptions) -> Dead {
+    let mut dead = Dead::default();
+    let mut seen = HashSet::new();
+    let letters = Letters::open(kafka).await.unwrap();
+    let mut scan = letters.scan().unwrap();
+    while let Some(letter) = scan.next().await.unwrap() {
+        let Letter::Letter(letter) = letter else { continue };
+        let from = letter.from.map(|from| (from.topic, from.partition, from.offset));
+        if !seen.insert((from.clone(), letter.value.clone())) {
+            dead.repeated += 1;
+            continue;
+        }
+        *dead.reasons.entry(letter.reason.clone()).or_default() += 1;
+        match Event::decode(&letter.value) {
+            Ok(event) if letter.reason != "orphan" => {
+                let about = dead.about.entry(event.id.parse().unwrap()).or_default();
+                about.push(format!(
+                    "{from:?} {} {}: {:02x?}",
+                    letter.reason,
+                    letter.detail,
+                    short(&event.digest())
+                ));
+                let bodies = dead.events.entry(event.id.parse().unwrap()).or_default();
+                bodies.insert(short(&event.digest()));
+            }
+            Ok(_) => {}
+            Err(_) => {
+                dead.raw.insert(letter.value);
+            }
+        }
+    }
+    dead
+}
+
+/// Records that are in the log and not yet read into the tables.
+pub async fn behind(pool: &PgPool, kafka: &ClientOptions) -> i64 {
+    let rows: Vec<(String, i32, i64)> =
+        sqlx::query_as("select topic, partition, next_offset from consumer_offset where consumer = 'sink'")
+            .fetch_all(pool)
+            .await
+            .unwrap();
+    let brokers = kafka.brokers.clone();
+    let look = move || {
+        let consumer: BaseConsumer = ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
+        let behind = rows.iter().map(|(topic, partition, next)| {
+            let (_, end) = consumer
+                .fetch_watermarks(topic, *partition, std::time::Duration::from_secs(10))
+                .unwrap();
+            end - next
+        });
+        behind.sum()
+    };
+    tokio::task::spawn_blocking(look).await.unwrap()
+}

@@ -1,0 +1,190 @@
+//! The client: an open loop that sends by its own clock whatever the service does, over several connections and straight to
+//! the log, and sends again under the same name until an answer is final.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ingest::event::{Body, Event, Target};
+use ingest::kafka::ClientOptions;
+use ingest::log::Producer;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use time::format_description::well_known::Rfc3339;
+use tokio::sync::mpsc;
+
+use super::ledger::{Ledger, Nth};
+
+const CONNECTIONS: usize = 8;
+/// Events of one request.
+const BATCH_MAX: usize = 16;
+/// Longer than the service takes to give up on the log.
+const TIMEOUT: Duration = Duration::from_secs(8);
+const RETRY_MS: std::ops::Range<u64> = 50..400;
+
+pub struct Item {
+    pub nth: Nth,
+    pub event: Arc<Event>,
+}
+
+#[derive(Clone)]
+pub struct Client {
+    ledger: Arc<Ledger>,
+    queue: mpsc::UnboundedSender<Item>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Client {
+    /// `services`: base URLs.
+    pub fn start(ledger: Arc<Ledger>, services: &[String], log: &ClientOptions, seed: u64) -> Self {
+        let (queue, sends) = mpsc::unbounded_channel();
+        let sends = Arc::new(tokio::sync::Mutex::new(sends));
+        let waiting = Arc::new(AtomicUsize::new(0));
+        for nth in 0..CONNECTIONS {
+            let connection = Connection {
+                ledger: ledger.clone(),
+                http: reqwest::Client::builder().timeout(TIMEOUT).build().unwrap(),
+                services: services.to_vec(),
+                log: Producer::new(log).unwrap(),
+                rng: StdRng::seed_from_u64(seed.wrapping_add(nth as u64)),
+                waiting: waiting.clone(),
+            };
+            tokio::spawn(connection.run(sends.clone()));
+        }
+        Self { ledger, queue, waiting }
+    }
+
+    /// Sends after `delay`.
+    pub fn send(&self, nth: Nth, event: Arc<Event>, delay: Duration) {
+        self.ledger.sent(nth);
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let queue = self.queue.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
+            // Nobody receives once the test is over.
+            let _ = queue.send(Item { nth, event });
+        });
+    }
+
+    /// Sends without a final answer.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+}
+
+struct Connection {
+    ledger: Arc<Ledger>,
+    http: reqwest::Client,
+    services: Vec<String>,
+    log: Producer,
+    rng: StdRng,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Connection {
+    async fn run(mut self, queue: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Item>>>) {
+        loop {
+            let mut batch = Vec::new();
+            let most = self.rng.random_range(1..=BATCH_MAX);
+            if queue.lock().await.recv_many(&mut batch, most).await == 0 {
+                return;
+            }
+            self.waiting_through(batch).await;
+        }
+    }
+
+    /// Until each has its final answer.
+    async fn waiting_through(&mut self, mut batch: Vec<Item>) {
+        while !batch.is_empty() {
+            let before = batch.len();
+            let one_feedback = matches!(&*batch, [one] if matches!(one.event.body, Body::Feedback(_)));
+            batch = match self.rng.random_range(0..10) {
+                0 => self.to_the_log(batch).await,
+                1..=6 if one_feedback => self.feedback(batch).await,
+                _ => self.batch(batch).await,
+            };
+            self.waiting.fetch_sub(before - batch.len(), Ordering::SeqCst);
+            if !batch.is_empty() {
+                let pause = self.rng.random_range(RETRY_MS);
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+            }
+        }
+    }
+
+    async fn to_the_log(&mut self, batch: Vec<Item>) -> Vec<Item> {
+        let mut again = Vec::new();
+        for send in batch {
+            match self.log.send_event(&send.event).await {
+                Ok(()) => self.ledger.answered(send.nth, 200),
+                Err(_) => again.push(send),
+            }
+        }
+        self.ledger.retried("log", again.len());
+        again
+    }
+
+    async fn batch(&mut self, batch: Vec<Item>) -> Vec<Item> {
+        let items = batch.iter().map(|send| {
+            let mut item = serde_json::to_value(&*send.event).unwrap();
+            item.as_object_mut().unwrap().remove("tenant");
+            item
+        });
+        let items = Value::Array(items.collect());
+        let Some((status, answer)) = self.post("/v1/events:batch", &items).await else {
+            self.ledger.retried("unknown", batch.len());
+            return batch;
+        };
+        if !matches!(status, 200 | 207) {
+            self.ledger.retried(&status.to_string(), batch.len());
+            return batch;
+        }
+        let results = answer["results"].as_array().unwrap();
+        assert_eq!(results.len(), batch.len(), "{answer}");
+        for (send, result) in batch.iter().zip(results) {
+            let status = result["status"].as_u64().unwrap();
+            self.ledger.answered(send.nth, u16::try_from(status).unwrap());
+        }
+        Vec::new()
+    }
+
+    /// The same event through the entrance for one feedback.
+    async fn feedback(&mut self, batch: Vec<Item>) -> Vec<Item> {
+        let [send] = &*batch else { return batch };
+        let Body::Feedback(feedback) = &send.event.body else {
+            return batch;
+        };
+        let mut body = json!({
+            "id": feedback.id, "metric_name": feedback.metric_name, "value": feedback.value, "tags": feedback.tags,
+            "source": send.event.source, "time": send.event.time.format(&Rfc3339).unwrap(),
+        });
+        match feedback.target {
+            Target::Generation(id) => body["generation_id"] = json!(id),
+            Target::Episode(id) => body["episode_id"] = json!(id),
+        }
+        match self.post("/v1/feedback", &body).await {
+            None => self.ledger.retried("unknown", 1),
+            Some((status @ (408 | 429 | 500 | 503), _)) => self.ledger.retried(&status.to_string(), 1),
+            Some((status, _)) => {
+                self.ledger.answered(send.nth, status);
+                return Vec::new();
+            }
+        }
+        batch
+    }
+
+    /// `None`: no answer, so nobody knows whether it was taken.
+    async fn post(&mut self, path: &str, body: &Value) -> Option<(u16, Value)> {
+        let service = &self.services[self.rng.random_range(0..self.services.len())];
+        let answer = self
+            .http
+            .post(format!("{service}{path}"))
+            .json(body)
+            .send()
+            .await
+            .ok()?;
+        let status = answer.status().as_u16();
+        let body = answer.bytes().await.ok()?;
+        Some((status, serde_json::from_slice(&body).ok()?))
+    }
+}

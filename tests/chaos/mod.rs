@@ -1,0 +1,203 @@
+//! Nothing is lost or doubled while processes, the broker and Postgres are killed at random under load: a client writes down
+//! what it sent and which answer it got, a driver kills by a seed, and at the end the tables are compared with the notes.
+//!
+//! `make chaos-ingest` runs it at length: `SPRINGTIDE_CHAOS_KILLS`, `_MINUTES`, `_RATE` (events a second), `_SEED`, `_SWAPS`
+//! (of whole clusters). The figures are also in `target/chaos/ingest.json`.
+
+mod audit;
+mod client;
+mod cluster;
+mod driver;
+mod ledger;
+mod report;
+mod servers;
+mod stories;
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rdkafka::ClientConfig;
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::eventually;
+use audit::{ORPHANS_UNMARKED, audit, behind, number};
+use client::Client;
+use driver::Driver;
+use ledger::Ledger;
+use report::Report;
+use servers::{Ingest, Servers};
+
+const SETTLE: Duration = Duration::from_secs(180);
+const INGESTS: usize = 2;
+/// Horizons and waits short enough to end while the load runs.
+const CONFIG: &str = "\
+[ingest]
+orphan_ttl_seconds = 6.0
+[[ingest.surface]]
+name = \"completion\"
+horizon_seconds = 2.0
+[telemetry]
+filter = \"warn,springtide=info\"
+";
+/// A commit takes a while, so that kills meet it.
+const POSTGRES: [&str; 2] = ["commit_delay=3000", "commit_siblings=0"];
+
+struct Size {
+    kills: usize,
+    time: Duration,
+    /// Events a second.
+    rate: f64,
+    seed: u64,
+}
+
+fn parameter<T: FromStr>(name: &str, default: T) -> T {
+    match std::env::var(format!("SPRINGTIDE_CHAOS_{name}")) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("SPRINGTIDE_CHAOS_{name}={text} is no number")),
+        Err(_) => default,
+    }
+}
+
+impl Size {
+    fn from_environment() -> Self {
+        Self {
+            kills: parameter("KILLS", 6),
+            time: Duration::from_secs_f64(60.0 * parameter("MINUTES", 0.35)),
+            rate: parameter("RATE", 150.0),
+            seed: parameter("SEED", rand::random::<u32>().into()),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_acknowledged_is_lost_or_doubled_while_everything_is_killed() {
+    let size = Size::from_environment();
+    println!("SPRINGTIDE_CHAOS_SEED={}", size.seed);
+    let servers = Servers::start(CONFIG, &POSTGRES).await;
+    let ingests: Vec<Ingest> = (0..INGESTS).map(|nth| servers.ingest(nth, &[])).collect();
+    for ingest in &ingests {
+        ingest.answers().await;
+    }
+    let ledger = Arc::new(Ledger::default());
+    let urls: Vec<String> = ingests
+        .iter()
+        .map(|ingest| format!("http://{}", ingest.address))
+        .collect();
+    let client = Client::start(ledger.clone(), &urls, &servers.client(), size.seed);
+
+    let began = Instant::now();
+    let driver = Driver::new(&servers, &ingests, size.seed);
+    let over = CancellationToken::new();
+    let killing = async {
+        let (kills, ()) = tokio::join!(driver.run(size.kills, size.time), tokio::time::sleep(size.time));
+        over.cancel();
+        kills
+    };
+    let (kills, (), poison) = tokio::join!(
+        killing,
+        load(&size, &ledger, &client, &over),
+        poison(&size, &servers, &over)
+    );
+    let settling = Instant::now();
+    settle(&servers, &client).await;
+    let settled_in = settling.elapsed();
+    let entries = ledger.entries();
+    let by_itself: Vec<String> = ingests
+        .iter()
+        .flat_map(|ingest| ingest.process.ended_by_itself())
+        .collect();
+    for ingest in &ingests {
+        ingest.process.stop().await;
+    }
+    let audit = audit(&entries, &poison, &servers.pool(), &servers.client()).await;
+    let report = Report {
+        size: &size,
+        took: began.elapsed(),
+        settled_in,
+        kills: &kills,
+        ledger: &ledger,
+        logs: ingests.iter().map(|ingest| ingest.process.said()).collect(),
+        ended_by_itself: by_itself,
+        audit: &audit,
+    };
+    report.tell();
+    let wrong = audit.wrong();
+    if !wrong.is_empty() {
+        for ingest in &ingests {
+            println!("--- {}\n{}", ingest.process.name, end_of(&ingest.process.said()));
+        }
+    }
+    assert!(wrong.is_empty(), "seed {}: {wrong:?}\n{audit:#?}", size.seed);
+    assert_eq!(kills.len(), size.kills, "every kill met something");
+}
+
+/// Tells stories at the rate until the killing is over, whatever becomes of them.
+async fn load(size: &Size, ledger: &Ledger, client: &Client, over: &CancellationToken) {
+    let mut rng = StdRng::seed_from_u64(size.seed);
+    let between = Duration::from_secs_f64(stories::EVENTS_PER_STORY / size.rate);
+    let mut tick = tokio::time::interval(between);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
+    while !over.is_cancelled() {
+        tick.tick().await;
+        stories::tell(&mut rng, ledger, client);
+    }
+}
+
+/// One record a second that is no event; returns those that the log has acknowledged.
+async fn poison(size: &Size, servers: &Servers, over: &CancellationToken) -> Vec<Vec<u8>> {
+    let kafka = servers.client();
+    let producer: FutureProducer = ClientConfig::new()
+        .set("bootstrap.servers", &kafka.brokers)
+        .set("enable.idempotence", "true")
+        .set("message.timeout.ms", "5000")
+        .create()
+        .unwrap();
+    let mut rng = StdRng::seed_from_u64(size.seed);
+    let mut acknowledged = Vec::new();
+    while !over.is_cancelled() {
+        let value = [&[0xff, 0xff][..], &rng.random::<[u8; 16]>()].concat();
+        let topics = kafka.topics();
+        let topic = if rng.random() {
+            topics.generation
+        } else {
+            topics.feedback
+        };
+        let key: [u8; 16] = rng.random();
+        let record = FutureRecord::to(&topic).key(&key[..]).payload(&value);
+        if producer.send(record, Duration::ZERO).await.is_ok() {
+            acknowledged.push(value);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    acknowledged
+}
+
+/// Everything is answered, read, joined and closed.
+async fn settle(servers: &Servers, client: &Client) {
+    servers.answer().await;
+    eventually("every send has its answer", SETTLE, async || {
+        (client.waiting() == 0).then_some(())
+    })
+    .await;
+    let (pool, kafka) = (servers.pool(), servers.client());
+    eventually("the tables catch up", SETTLE, async || {
+        (behind(&pool, &kafka).await == 0).then_some(())
+    })
+    .await;
+    for (what, query) in [
+        ("everything closes", "select count(*) from open_generation"),
+        ("orphans are told of", ORPHANS_UNMARKED),
+    ] {
+        eventually(what, SETTLE, async || (number(&pool, query).await == 0).then_some(())).await;
+    }
+}
+
+fn end_of(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
