@@ -2,9 +2,9 @@
 //! censored. Event time decides, and only as far as the tables are known to hold everything: behind a lagging or stopped
 //! sink nothing closes, so a lag never turns an accept into a censored sample.
 
+mod signals;
 mod unscored;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,9 +13,9 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::event::{Purpose, Value};
+use crate::event::Purpose;
 use crate::reward::stored::Surfaces;
-use crate::reward::{Closing, Outcome, Signal, score};
+use crate::reward::{Closing, Outcome, score};
 use crate::{sink, transaction};
 pub(crate) use unscored::Unscored;
 
@@ -82,7 +82,12 @@ impl Closer {
             return Ok(0);
         }
         let ids: Vec<Uuid> = due.iter().map(|row| row.generation_id).collect();
-        let Joined { signals, waits } = signals(&mut transaction, &ids).await?;
+        let joined = signals::read(&mut transaction, &ids).await?;
+        due.retain(|row| !joined.unsettled.contains(&row.generation_id));
+        if due.is_empty() {
+            return Ok(0);
+        }
+        let ids: Vec<Uuid> = due.iter().map(|row| row.generation_id).collect();
         let mut closed = Closed::default();
         let mut outcomes = Vec::new();
         for row in &due {
@@ -97,7 +102,7 @@ impl Closer {
                 ended_at: row.ended_at,
             };
             let (version, rule) = self.surfaces.get(&row.surface).unzip();
-            let about = signals.get(&row.generation_id).map_or(&[][..], Vec::as_slice);
+            let about = joined.signals.get(&row.generation_id).map_or(&[][..], Vec::as_slice);
             let outcome = score(rule, &closing, about);
             closed.push(row.generation_id, &row.surface, version.unwrap_or(0), &outcome);
             outcomes.push((row.surface.as_str(), outcome));
@@ -109,7 +114,7 @@ impl Closer {
             .context("close")?;
         transaction.commit().await.context("commit")?;
         closed.count();
-        waits.iter().for_each(Wait::count);
+        joined.count();
         outcomes
             .iter()
             .for_each(|(surface, outcome)| self.unscored.note(surface, outcome));
@@ -118,48 +123,6 @@ impl Closer {
         metrics::histogram!("springtide_ingest_close_delay_seconds").record(late.max(0.0));
         Ok(i64::try_from(due.len()).unwrap_or(BATCH_MAX))
     }
-}
-
-struct Joined {
-    signals: BTreeMap<Uuid, Vec<Signal>>,
-    waits: Vec<Wait>,
-}
-
-/// How long after its generation a feedback was stored, seconds; negative: before.
-struct Wait(f64);
-
-impl Wait {
-    fn count(&self) {
-        let first = if self.0 < 0.0 { "feedback" } else { "generation" };
-        metrics::histogram!("springtide_ingest_join_seconds", "first" => first).record(self.0.abs());
-    }
-}
-
-/// All feedback about these generations, directly or through their episode, of their own tenant.
-async fn signals(connection: &mut sqlx::PgConnection, ids: &[Uuid]) -> anyhow::Result<Joined> {
-    let rows = sqlx::query_file!("src/closer/signals.sql", ids)
-        .fetch_all(connection)
-        .await
-        .context("read feedback")?;
-    let mut signals: BTreeMap<Uuid, Vec<Signal>> = BTreeMap::new();
-    let mut waits = Vec::new();
-    for row in rows {
-        let value = match (row.value_bool, row.value_float, row.value_text) {
-            (Some(value), _, _) => Value::Bool(value),
-            (_, Some(value), _) => Value::Float(value),
-            (_, _, value) => Value::Text(value.unwrap_or_default()),
-        };
-        waits.push(Wait(row.after_seconds));
-        let signal = Signal {
-            id: row.id,
-            metric: row.metric_name,
-            value,
-            given_at: row.given_at,
-            retracted_at: row.retracted_at,
-        };
-        signals.entry(row.generation_id).or_default().push(signal);
-    }
-    Ok(Joined { signals, waits })
 }
 
 /// The sampled length: reading the tokens to count them would fetch each list from where long values are kept.

@@ -14,11 +14,13 @@ pub(crate) async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Po
         .await
 }
 
-/// Until its end, this transaction stores feedback about generations or episodes of which it sees nothing open.
+/// Until its end, this transaction stores feedback about generations or episodes of which it sees nothing open, or takes
+/// feedback back. One of 4,096 locks stands for an id: the server's room for locks is small, and two ids that share one cost
+/// nothing but a round of the closer.
 pub(crate) async fn expect(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<()> {
     sqlx::query!(
-        "select pg_advisory_xact_lock_shared(hashtextextended(id::text, 0)) \
-         from (select unnest($1::uuid[]) as id order by 1) as ids",
+        "select pg_advisory_xact_lock_shared(1, part) \
+         from (select distinct hashtext(id::text) & 4095 as part from unnest($1::uuid[]) as id order by 1) as parts",
         ids
     )
     .execute(connection)
@@ -26,12 +28,12 @@ pub(crate) async fn expect(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx:
     Ok(())
 }
 
-/// Those that another transaction stores feedback about without having seen them; the others are this transaction's until
-/// its end. Waits for nobody.
+/// Those about which another transaction stores something just now, without a row that could be locked; the others are this
+/// transaction's until its end. Waits for nobody.
 pub(crate) async fn expected(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<HashSet<Uuid>> {
     let expected = sqlx::query_scalar!(
         "select id as \"id!\" from unnest($1::uuid[]) as id \
-         where not pg_try_advisory_xact_lock(hashtextextended(id::text, 0))",
+         where not pg_try_advisory_xact_lock(1, hashtext(id::text) & 4095)",
         ids
     )
     .fetch_all(connection)

@@ -43,7 +43,7 @@ pub struct Audit {
     pub behind: i64,
     /// Generations without exactly one disposition.
     pub unaccounted: i64,
-    /// Closed without a signal although feedback had come in time.
+    /// Closed without a signal although feedback had come in time, or with one that had been taken back in time.
     pub overlooked: i64,
     /// Of what is wrong.
     pub examples: Vec<String>,
@@ -144,6 +144,16 @@ pub async fn audit(entries: &[Entry], poison: &[Vec<u8>], pool: &PgPool, kafka: 
          left join retraction r on r.feedback_id = f.id \
          where t.censor_code = 'no_feedback' and not f.late and r.id is null \
            and f.given_at <= g.sampled_at + interval '2 seconds'",
+    )
+    .await;
+    audit.overlooked += number(
+        pool,
+        "select count(*) from trajectory t join generation g on g.id = t.generation_id \
+         join feedback f on f.generation_id = g.id and f.metric_name = 'accept' and f.given_at = t.feedback_at \
+         join retraction r on r.feedback_id = f.id \
+         where t.signal in ('accept', 'reject') and not r.late and r.given_at <= g.sampled_at + interval '2 seconds' \
+           and not exists (select from feedback o where o.generation_id = g.id and o.id <> f.id \
+                           and o.given_at = f.given_at)",
     )
     .await;
     audit.orphans_unmarked = number(pool, ORPHANS_UNMARKED).await;

@@ -1,8 +1,7 @@
--- All feedback about these generations, directly or through their episode, when each was first taken back, and how long it
--- was stored after its generation (negative: before).
+-- All feedback about these generations, directly or through their episode, and how long each was stored after its generation
+-- (negative: before).
 select g.id as "generation_id!", f.id as "id!", f.metric_name as "metric_name!",
        f.value_bool, f.value_float, f.value_text, f.given_at as "given_at!",
-       (select min(r.given_at) from retraction r where r.feedback_id = f.id and r.tenant_id = g.tenant_id) as retracted_at,
        extract(epoch from f.stored_at - g.stored_at)::double precision as "after_seconds!"
 from generation g
 cross join lateral (

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::rows::Row;
 use crate::event::{EpisodeEnd, Event, Retraction};
+use crate::transaction;
 
 /// Stores retractions; returns the ids that were free, each with whether it came after its trajectory had closed.
 pub(super) async fn insert_retractions(
@@ -17,6 +18,8 @@ pub(super) async fn insert_retractions(
         return Ok(HashMap::new());
     }
     let feedback: Vec<Uuid> = rows.iter().map(|row| row.body.feedback_id).collect();
+    // Its feedback may be stored, and what that is about closed, beside this transaction.
+    transaction::expect(&mut *connection, &feedback).await?;
     sqlx::query_file!("src/sink/hold_retracted.sql", &feedback)
         .execute(&mut *connection)
         .await?;
