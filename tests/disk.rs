@@ -17,7 +17,7 @@ use crate::support::broker::Broker;
 use crate::support::disk::Disk;
 use crate::support::{Stack, eventually};
 
-const LONG: Duration = Duration::from_secs(180);
+const LONG: Duration = Duration::from_secs(600);
 /// Feedback posted at once.
 const CALLERS: usize = 8;
 

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use super::{SPRINGTIDE, Stack, eventually, process};
 
-const LONG: Duration = Duration::from_secs(180);
+const LONG: Duration = Duration::from_secs(600);
 
 /// Ends with this value.
 pub struct Broker {

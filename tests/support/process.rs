@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 
 use super::eventually;
 
-const START_MAX: Duration = Duration::from_secs(120);
+const START_MAX: Duration = Duration::from_secs(300);
 
 /// `program` with `args`, in front of `command`'s own: for what has to be done before it begins.
 pub fn before(program: &str, args: &[&str], command: &std::process::Command) -> Command {
