@@ -105,7 +105,7 @@ async fn a_week_goes_with_everything_about_it_and_stays_in_the_books() {
     execute(pool, RUN, Uuid::now_v7()).await;
     let trained = "insert into disposition (generation_id, kind, code) values ($1, 'dropped', 'stale')";
     execute(pool, trained, ids[1]).await;
-    sqlx::query("update event_key set received_at = now() - interval '85 days' where event_id = $1")
+    sqlx::query("update event_key set received_at = now() - interval '100 days' where event_id = $1")
         .bind(ids[0].to_string())
         .execute(pool)
         .await

@@ -5,7 +5,7 @@
 use serde_json::Value;
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, PgPool, Postgres, Row};
+use sqlx::{AssertSqlSafe, PgPool, Postgres, Row, Transaction};
 use uuid::Uuid;
 
 use crate::support::Stack;
@@ -102,7 +102,7 @@ struct Plan {
 
 /// Executes the query, undoes what it wrote, and says how it went.
 async fn explain<'q>(pool: &PgPool, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) -> Plan {
-    let mut transaction = pool.begin().await.unwrap();
+    let mut transaction = begin(pool).await;
     let sql = format!("explain (analyze, buffers, format json) {sql}");
     // The first execution pays for caches; the second is told.
     for _ in 0..2 {
@@ -111,7 +111,7 @@ async fn explain<'q>(pool: &PgPool, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) ->
             .await
             .unwrap_or_else(|error| panic!("{error}: {sql}"));
         transaction.rollback().await.unwrap();
-        transaction = pool.begin().await.unwrap();
+        transaction = begin(pool).await;
     }
     let row = bind(sqlx::query(AssertSqlSafe(sql)))
         .fetch_one(&mut *transaction)
@@ -128,6 +128,16 @@ async fn explain<'q>(pool: &PgPool, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) ->
         pages: pages("Shared Hit Blocks") + pages("Shared Read Blocks"),
         scanned,
     }
+}
+
+/// With the setting that `springtide up` gives its own Postgres and that the guide asks for of others.
+async fn begin(pool: &PgPool) -> Transaction<'static, Postgres> {
+    let mut transaction = pool.begin().await.unwrap();
+    sqlx::raw_sql("set local random_page_cost = 1.1")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    transaction
 }
 
 type Q<'q> = Query<'q, Postgres, PgArguments>;

@@ -80,6 +80,8 @@ impl Postgres {
         set("listen_addresses", &"127.0.0.1");
         set("unix_socket_directories", &"");
         set("max_connections", &CONNECTIONS_MAX);
+        // Solid-state disks and caches: a page out of order costs hardly more than the next one.
+        set("random_page_cost", &"1.1");
         set("timezone", &"UTC");
         set("log_timezone", &"UTC");
         if !self.durable {
