@@ -110,6 +110,7 @@ pub async fn report(
         by_version,
         steps_taken: patiently(|| history::steps(pool, scope, began)).await?,
         swaps: patiently(|| history::swaps(pool, scope, began)).await?,
+        alarms: patiently(|| history::alarms(pool, scope, began)).await?,
     })
 }
 

@@ -84,3 +84,24 @@ pub async fn swaps(pool: &PgPool, scope: &Scope, began: OffsetDateTime) -> sqlx:
         .fetch_all(pool)
         .await
 }
+
+/// What the run had to warn of.
+#[derive(Debug, Clone, Serialize)]
+pub struct Alarm {
+    /// Since the first pause.
+    pub at_seconds: f64,
+    pub message: String,
+}
+
+impl Alarm {
+    pub fn told(&self) -> String {
+        let seconds = self.at_seconds.max(0.0) as u64;
+        format!("alarm after {:02}:{:02}: {}", seconds / 60, seconds % 60, self.message)
+    }
+}
+
+pub async fn alarms(pool: &PgPool, scope: &Scope, began: OffsetDateTime) -> sqlx::Result<Vec<Alarm>> {
+    sqlx::query_file_as!(Alarm, "src/demo/alarms.sql", scope.policy, scope.since, began)
+        .fetch_all(pool)
+        .await
+}

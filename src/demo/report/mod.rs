@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::Serialize;
 
 use super::{
-    history::{StepTaken, Swap, Traffic},
+    history::{Alarm, StepTaken, Swap, Traffic},
     interval::Interval,
     records::{FeedbackToServing, Ledger, Phase, Recorded},
     references::Headroom,
@@ -61,6 +61,8 @@ pub struct Report {
     pub by_version: Vec<Versions>,
     pub steps_taken: Vec<StepTaken>,
     pub swaps: Vec<Swap>,
+    /// What the realtime run warned of meanwhile, such as that its arm had fallen silent.
+    pub alarms: Vec<Alarm>,
     /// Where the time from an answer to serving goes.
     pub feedback_to_serving_phases: Vec<Phase>,
     pub staleness: Staleness,
@@ -211,6 +213,7 @@ pub mod tests {
             by_version: Vec::new(),
             steps_taken: Vec::new(),
             swaps: Vec::new(),
+            alarms: Vec::new(),
             feedback_to_serving_phases: Vec::new(),
             staleness: Staleness::default(),
         }

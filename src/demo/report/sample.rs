@@ -96,6 +96,7 @@ pub fn report() -> Report {
         by_version: tally::by_version(&outcomes, LEARNING, 190, TAU),
         steps_taken: steps(),
         swaps: swaps(),
+        alarms: Vec::new(),
         feedback_to_serving_phases: [
             ("horizon", 3.1, 3.9),
             ("cohort", 2.9, 7.4),

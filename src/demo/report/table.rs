@@ -94,6 +94,9 @@ impl Report {
             self.staleness.generations,
             percent(self.staleness.share, 1),
         )?;
+        for alarm in &self.alarms {
+            writeln!(out, "{}", alarm.told())?;
+        }
         let counts = &self.counts;
         writeln!(
             out,

@@ -3,6 +3,7 @@
 
 use super::Report;
 use crate::demo::{
+    history::Alarm,
     interval::Interval,
     number::{or_dash, percent, range},
     references::Headroom,
@@ -118,6 +119,7 @@ impl Report {
         ));
         sentences.extend(self.where_from());
         sentences.extend(self.headroom.as_ref().and_then(placed));
+        sentences.extend(self.alarms.iter().map(Alarm::told));
         sentences
     }
 
@@ -233,6 +235,19 @@ mod tests {
                 .join(" ")
                 .contains("If there is a gain, it is silence")
         );
+    }
+
+    #[test]
+    fn what_the_run_warned_of_is_told() {
+        let mut report = report();
+        let message = "`champion` shows 3.1% of its generations".to_owned();
+        report.alarms.push(Alarm {
+            at_seconds: 125.9,
+            message,
+        });
+        let told = "alarm after 02:05: `champion` shows 3.1% of its generations";
+        assert_eq!(report.sentences().last().unwrap(), told);
+        assert!(report.table().contains(told));
     }
 
     #[test]
