@@ -100,7 +100,7 @@ impl Connection {
             let before = batch.len();
             let one_feedback = matches!(&*batch, [one] if matches!(one.event.body, Body::Feedback(_)));
             batch = match self.rng.random_range(0..10) {
-                0 => self.to_the_log(batch).await,
+                0 => self.produce(batch).await,
                 1..=6 if one_feedback => self.feedback(batch).await,
                 _ => self.batch(batch).await,
             };
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    async fn to_the_log(&mut self, batch: Vec<Item>) -> Vec<Item> {
+    async fn produce(&mut self, batch: Vec<Item>) -> Vec<Item> {
         let mut again = Vec::new();
         for send in batch {
             match self.log.send_event(&send.event).await {
