@@ -26,15 +26,16 @@ pub fn before(program: &str, args: &[&str], command: &std::process::Command) -> 
 
 /// Starts a role and waits until it answers at `address`. What it logs goes to `log`.
 pub async fn start(mut command: Command, address: SocketAddr, log: &Path) -> Child {
-    let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+    let file = std::fs::File::options().create(true).append(true).open(log).unwrap();
     command
         .stdout(Stdio::null())
-        .stderr(Stdio::from(log))
+        .stderr(Stdio::from(file))
         .kill_on_drop(true);
     let mut process = command.spawn().unwrap();
     eventually("the process answers", START_MAX, async || {
         let ended = process.try_wait().unwrap();
-        assert!(ended.is_none(), "it ended: {ended:?}");
+        let told = || std::fs::read_to_string(log).unwrap();
+        assert!(ended.is_none(), "it ended: {ended:?}\n{}", told());
         let health = reqwest::get(format!("http://{address}/health")).await;
         health.is_ok_and(|answer| answer.status() == 200).then_some(())
     })

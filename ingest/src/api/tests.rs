@@ -22,7 +22,7 @@ pub(super) fn generation() -> Generation {
         episode_id: id,
         segment: 0,
         turn: 1,
-        parent_id: Some(id),
+        parent_id: Some(Uuid::now_v7()),
         policy: "demo".to_owned(),
         line: "realtime".to_owned(),
         versions: vec![VersionSpan {

@@ -42,16 +42,9 @@ pub(super) async fn insert_keys(
     if inserted.rows_affected() == keys.len() as u64 {
         return Ok(HashMap::new());
     }
-    let older = sqlx::query!(
-        "select tenant_id, source, event_id, digest from event_key \
-         where (tenant_id, source, event_id) in (select * from unnest($1::text[], $2::text[], $3::text[])) \
-           and xmin <> pg_current_xact_id()::xid",
-        &tenants,
-        &sources,
-        &ids
-    )
-    .fetch_all(connection)
-    .await?;
+    let older = sqlx::query_file!("src/sink/older_keys.sql", &tenants, &sources, &ids)
+        .fetch_all(connection)
+        .await?;
     let older = older.into_iter();
     Ok(older
         .map(|row| ((row.tenant_id, row.source, row.event_id), row.digest))

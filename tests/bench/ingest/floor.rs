@@ -1,17 +1,21 @@
 //! The floor: bare consumers that write the same rows as the product's sink, with `copy`, as many at once as the product has
-//! writers, and ask no question: no fence, no comparison with earlier events, no closing, no dead letters.
+//! writers, and ask no question: no fence, no comparison with earlier events, no closing, no dead letters. Through another client of
+//! Postgres than the product's, whose `copy` waits out a delayed acknowledgement of TCP, some 40 ms each.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use bytes::Bytes;
+use futures::SinkExt;
 use ingest::event::{Body, Event, Target, Value, time_of};
 use ingest::kafka::ClientOptions;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Message;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgPool;
 use time::OffsetDateTime;
+use tokio_postgres::{NoTls, Transaction};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -22,14 +26,21 @@ const BATCH_WAIT: Duration = Duration::from_millis(10);
 const HORIZON: time::Duration = time::Duration::seconds(3);
 
 /// Reads both topics from their beginning until the stop.
-pub async fn run(options: ClientOptions, partitions: i32, pool: PgPool, stop: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(
+    options: ClientOptions,
+    partitions: i32,
+    pool: PgPool,
+    database_url: String,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Handle::current();
     let consumers = (0..WRITERS).map(|writer| {
         let (options, pool, stop, runtime) = (options.clone(), pool.clone(), stop.clone(), runtime.clone());
+        let database_url = database_url.clone();
         let share: Vec<i32> = (0..partitions)
             .filter(|partition| partition % WRITERS == writer)
             .collect();
-        tokio::task::spawn_blocking(move || consume(&options, &share, &pool, &stop, &runtime))
+        tokio::task::spawn_blocking(move || consume(&options, &share, &pool, &database_url, &stop, &runtime))
     });
     for consumer in futures::future::join_all(consumers).await {
         consumer??;
@@ -41,6 +52,7 @@ fn consume(
     options: &ClientOptions,
     partitions: &[i32],
     pool: &PgPool,
+    database_url: &str,
     stop: &CancellationToken,
     runtime: &tokio::runtime::Handle,
 ) -> anyhow::Result<()> {
@@ -60,6 +72,8 @@ fn consume(
     }
     consumer.assign(&assignment)?;
     runtime.block_on(register(pool, &assignment))?;
+    let (mut client, connection) = runtime.block_on(tokio_postgres::connect(database_url, NoTls))?;
+    let connection = runtime.spawn(connection);
     while !stop.is_cancelled() {
         let mut events = Vec::new();
         let mut next = BTreeMap::new();
@@ -76,9 +90,11 @@ fn consume(
             next.insert((message.topic().to_owned(), message.partition()), message.offset() + 1);
         }
         if !events.is_empty() {
-            runtime.block_on(store(pool, &events, &next))?;
+            runtime.block_on(store(&mut client, &events, &next))?;
         }
     }
+    drop(client);
+    runtime.block_on(connection)??;
     Ok(())
 }
 
@@ -95,8 +111,12 @@ async fn register(pool: &PgPool, assignment: &TopicPartitionList) -> anyhow::Res
     Ok(())
 }
 
-async fn store(pool: &PgPool, events: &[Event], next: &BTreeMap<(String, i32), i64>) -> anyhow::Result<()> {
-    let mut transaction = pool.begin().await?;
+async fn store(
+    client: &mut tokio_postgres::Client,
+    events: &[Event],
+    next: &BTreeMap<(String, i32), i64>,
+) -> anyhow::Result<()> {
+    let transaction = client.transaction().await?;
     let mut keys = Copy::new(4);
     let mut generations = Copy::new(37);
     let mut open = Copy::new(3);
@@ -114,37 +134,32 @@ async fn store(pool: &PgPool, events: &[Event], next: &BTreeMap<(String, i32), i
             _ => {}
         }
     }
-    copy(
-        &mut transaction,
-        "event_key (tenant_id, source, event_id, digest)",
-        keys,
-    )
-    .await?;
+    copy(&transaction, "event_key (tenant_id, source, event_id, digest)", keys).await?;
     let columns = "generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, \
          run_id, task_id, group_id, surface, episode_id, segment, turn, parent_id, user_key, arm, arm_probability, \
          prompt_prefix_len, prompt_prefix_hash, prompt_ids, token_ids, logprobs, train_mask, payload_digest, temperature, \
          top_p, seed, finish_reason, declined, shown, consent, sampled_at, decline_suppressed)";
-    copy(&mut transaction, columns, generations).await?;
+    copy(&transaction, columns, generations).await?;
     copy(
-        &mut transaction,
+        &transaction,
         "open_generation (generation_id, surface, closes_at)",
         open,
     )
     .await?;
     let columns = "feedback (id, tenant_id, generation_id, episode_id, metric_name, value_bool, value_float, value_text, \
          tags, given_at)";
-    copy(&mut transaction, columns, feedback).await?;
-    for ((topic, partition), next_offset) in next {
-        sqlx::query!(
-            "update consumer_offset set next_offset = $3, updated_at = now() \
-             where consumer = 'sink' and cluster_id = 'floor' and topic = $1 and partition = $2",
-            topic,
-            partition,
-            next_offset
+    copy(&transaction, columns, feedback).await?;
+    let topics: Vec<&str> = next.keys().map(|(topic, _)| topic.as_str()).collect();
+    let numbers: Vec<i32> = next.keys().map(|(_, partition)| *partition).collect();
+    let offsets: Vec<i64> = next.values().copied().collect();
+    transaction
+        .execute(
+            "update consumer_offset o set next_offset = p.next_offset, updated_at = now() \
+             from unnest($1::text[], $2::int[], $3::bigint[]) as p (topic, partition, next_offset) \
+             where consumer = 'sink' and cluster_id = 'floor' and o.topic = p.topic and o.partition = p.partition",
+            &[&topics, &numbers, &offsets],
         )
-        .execute(&mut *transaction)
         .await?;
-    }
     transaction.commit().await?;
     Ok(())
 }
@@ -211,10 +226,11 @@ fn feedback_row(copy: &mut Copy, event: &Event) {
     copy.json(&serde_json::json!(body.tags)).time(event.time);
 }
 
-async fn copy(connection: &mut PgConnection, columns: &str, rows: Copy) -> anyhow::Result<()> {
+async fn copy(transaction: &Transaction<'_>, columns: &str, rows: Copy) -> anyhow::Result<()> {
     let statement = format!("copy {columns} from stdin (format binary)");
-    let mut into = connection.copy_in_raw(&statement).await?;
-    into.send(rows.finish()).await?;
+    let into = transaction.copy_in(&statement).await?;
+    futures::pin_mut!(into);
+    into.send(Bytes::from(rows.finish())).await?;
     into.finish().await?;
     Ok(())
 }

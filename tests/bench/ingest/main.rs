@@ -36,9 +36,9 @@ struct Args {
     /// How long it is offered, seconds.
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
-    /// Events of one request.
-    #[arg(long, default_value_t = 50)]
-    batch: u64,
+    /// Events of one request; several sizes are tried one after the other, the last also for what is taken at most.
+    #[arg(long, value_delimiter = ',', default_values_t = [10, 50])]
+    batch: Vec<u64>,
     /// Offered load where every request is one event, events per second; 0 leaves it out.
     #[arg(long, default_value_t = 500.0)]
     single_rate: f64,
@@ -57,9 +57,9 @@ struct Args {
 struct Figures {
     capacity: ClosedLoop,
     capacity_usage: BTreeMap<&'static str, Usage>,
-    open: OpenLoop,
+    open: Vec<OpenLoop>,
+    /// Of the last but the single ones.
     open_usage: BTreeMap<&'static str, Usage>,
-    single: Option<OpenLoop>,
     rows: BTreeMap<&'static str, i64>,
 }
 
@@ -92,6 +92,7 @@ async fn main() -> anyhow::Result<()> {
         room.kafka.clone(),
         args.partitions,
         room.pool.clone(),
+        room.database_url.clone(),
         stop.clone(),
     ));
     let floor = measure(&args, &stack, None, &room, &Bare::new(&room.kafka)?).await?;
@@ -132,22 +133,25 @@ async fn measure<W: Way>(
     way: &W,
 ) -> anyhow::Result<Figures> {
     let events = Events::new(1);
+    let batch = args.batch.last().copied().context("--batch takes a number")?;
     // Connections, plans and topics' leaders are there before anything counts.
-    let (warm_up, events) = load::closed_loop(way, &room.pool, events, 5_000, args.batch, SENDERS).await?;
+    let (warm_up, events) = load::closed_loop(way, &room.pool, events, 5_000, batch, SENDERS).await?;
     let meter = Meter::start(stack, ingest)?;
     let (capacity, mut events) =
-        load::closed_loop(way, &room.pool, events, args.capacity_events, args.batch, SENDERS).await?;
+        load::closed_loop(way, &room.pool, events, args.capacity_events, batch, SENDERS).await?;
     let capacity_usage = meter.stop()?;
     let duration = Duration::from_secs_f64(args.seconds);
-    let meter = Meter::start(stack, ingest)?;
-    let open = load::open_loop(way, &room.pool, &mut events, args.rate, duration, args.batch).await?;
-    let open_usage = meter.stop()?;
-    let single = match args.single_rate {
-        0.0 => None,
-        rate => Some(load::open_loop(way, &room.pool, &mut events, rate, duration / 2, 1).await?),
-    };
-    let acknowledged =
-        warm_up.events + capacity.events + open.acknowledged + single.as_ref().map_or(0, |single| single.acknowledged);
+    let mut open = Vec::new();
+    let mut open_usage = BTreeMap::new();
+    for &batch in &args.batch {
+        let meter = Meter::start(stack, ingest)?;
+        open.push(load::open_loop(way, &room.pool, &mut events, args.rate, duration, batch).await?);
+        open_usage = meter.stop()?;
+    }
+    if args.single_rate > 0.0 {
+        open.push(load::open_loop(way, &room.pool, &mut events, args.single_rate, duration / 2, 1).await?);
+    }
+    let acknowledged = warm_up.events + capacity.events + open.iter().map(|open| open.acknowledged).sum::<u64>();
     let rows = rows(&room.pool).await?;
     let stored = rows["generation"] + rows["feedback"];
     ensure!(
@@ -159,7 +163,6 @@ async fn measure<W: Way>(
         capacity_usage,
         open,
         open_usage,
-        single,
         rows,
     })
 }
@@ -179,8 +182,8 @@ async fn rows(pool: &PgPool) -> anyhow::Result<BTreeMap<&'static str, i64>> {
 
 fn print(report: &Report) {
     println!(
-        "generations of {} bytes of JSON and feedback of {} on average, 1:3; {} events a request; {} partitions",
-        report.mean_generation_bytes, report.mean_feedback_bytes, report.args.batch, report.args.partitions
+        "generations of {} bytes of JSON and feedback of {} on average, 1:3; {} partitions",
+        report.mean_generation_bytes, report.mean_feedback_bytes, report.args.partitions
     );
     let ways = [("Springtide", &report.springtide), ("floor", &report.floor)];
     println!("\nas fast as it is taken      events/s    acknowledged    stored");
@@ -199,8 +202,7 @@ fn print(report: &Report) {
         "\nopen loop                  offered/s   acked    refused   ack p50, p99, p99.9, max ms        to the row p50, p99 ms"
     );
     for (name, figures) in ways {
-        let loads = [Some(&figures.open), figures.single.as_ref()];
-        for load in loads.into_iter().flatten() {
+        for load in &figures.open {
             println!(
                 "{name:<10} {:>4} a request {:>9.0} {:>9} {:>8}   {:>7.1} {:>7.1} {:>7.1} {:>7.1}   {:>12.1} {:>7.1}",
                 load.batch_events,
