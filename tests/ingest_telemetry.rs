@@ -1,6 +1,6 @@
 //! What an ingest process says about itself: traces to a collector, metrics to a scraper, lines to a log, and in none of them
 //! a word of what users wrote. The process, its exporter and the bytes are real; the collector is a few lines here that
-//! keep what arrives.
+//! keep what arrives. One file of more than 500 lines, because all of it looks at one process from outside in three ways.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -42,8 +42,8 @@ pub(super) struct Accepted {
     tag = "events",
     params(
         dryrun::Options,
-        ("ce-specversion" = Option<super::openapi::SpecVersion>, Header, description = "binary mode"),
-        ("ce-type" = Option<super::openapi::EventType>, Header, description = "binary mode: what the body is"),
+        ("ce-specversion" = Option<String>, Header, description = "binary mode, 1.0; the other modes look at none of these"),
+        ("ce-type" = Option<String>, Header, description = "binary mode: what the body is, as `type` of a structured event"),
         ("ce-source" = Option<String>, Header, description = "binary mode: who produced the event"),
         ("ce-id" = Option<String>, Header, description = "binary mode: unique within the source"),
         ("ce-time" = Option<String>, Header, description = "binary mode: when it happened, RFC 3339; absent: now"),

@@ -28,10 +28,19 @@ pub struct Expression {
     metrics: Arc<[String]>,
 }
 
+/// Brackets and question marks of one expression: what nests.
+const NESTED_MAX: usize = 64;
+
 impl Expression {
     /// Reads an expression and tries it: once without any signal, once with one of each metric. What it cannot compute then
     /// it could not compute later.
     pub fn new(text: &str, metrics: &[Metric]) -> anyhow::Result<Self> {
+        // The parser loses count beyond its own limit of 96 and panics.
+        let nested = text.matches(['(', '[', '{', '?']).count();
+        ensure!(
+            nested <= NESTED_MAX,
+            "has {nested} brackets and question marks, at most {NESTED_MAX} are read"
+        );
         let program = Program::compile(text).map_err(|error| anyhow::anyhow!("is no CEL expression: {error}"))?;
         let known = |name: &str| BUILT_IN.contains(&name) || metrics.iter().any(|metric| metric.name == name);
         for name in program.references().variables() {
@@ -207,5 +216,13 @@ mod tests {
     fn it_is_known_which_metrics_matter() {
         let expression = Expression::new("accept == null ? null : 1.0", &metrics()).unwrap();
         assert!(expression.reads("accept") && !expression.reads("kept") && !expression.reads("nothing"));
+    }
+
+    #[test]
+    fn what_nests_too_deep_for_the_parser_is_refused_before_it() {
+        let text = format!("{}declined ? 0.0 : kept == null* doublella()", "(".repeat(121));
+        assert!(refusal(&text).contains("123 brackets"), "{}", refusal(&text));
+        let most = format!("{}1.0{}", "(".repeat(NESTED_MAX), ")".repeat(NESTED_MAX));
+        assert_eq!(reward(&most, &[]), Some(1.0));
     }
 }
