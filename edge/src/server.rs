@@ -24,10 +24,7 @@ const DRAIN_SECONDS_MAX: u64 = 20;
 /// Serves `router` until `shutdown`, then takes no new connection and waits for open requests, 20 s at most.
 pub async fn run(listener: TcpListener, router: Router, shutdown: CancellationToken) -> anyhow::Result<()> {
     let address = listener.local_addr().context("read listening address")?;
-    let router = router
-        .fallback(|| async { Problem::not_found("no such path") })
-        // Beside the `Allow` that the route knows.
-        .method_not_allowed_fallback(|| async { Problem::method_not_allowed("this path has other methods") })
+    let router = with_problems(router)
         .layer(CatchPanicLayer::custom(on_panic))
         .layer(middleware::from_fn(observe));
     tracing::info!(%address, "listening");
@@ -45,6 +42,14 @@ pub async fn run(listener: TcpListener, router: Router, shutdown: CancellationTo
             Ok(())
         }
     }
+}
+
+/// `router`, which answers with a problem document also where it has no route: 404, and 405 beside the `Allow` that axum knows.
+/// Neither asks for a key.
+pub fn with_problems(router: Router) -> Router {
+    router
+        .fallback(|| async { Problem::not_found("no such path") })
+        .method_not_allowed_fallback(|| async { Problem::method_not_allowed("this path has other methods") })
 }
 
 /// A span with the caller's trace as parent, and two metrics per route.

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use time::OffsetDateTime;
+use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Components, ContentBuilder, InfoBuilder, ObjectBuilder, OpenApi, RefOr, ResponseBuilder};
+use utoipa::openapi::{Components, ContentBuilder, InfoBuilder, ObjectBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 use uuid::Uuid;
 
@@ -25,7 +26,8 @@ pub(super) fn complete(mut document: OpenApi) -> OpenApi {
         .title("Springtide ingest")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
-            "Events in: generations and feedback about them. A 2xx means that the log has acknowledged.",
+            "Events in: generations and feedback about them. A 2xx means that the log has acknowledged. A path that is not here \
+             is a 404 (`NoSuchPath`), a method that its path does not have a 405 (`MethodNotAllowed`), with or without a key.",
         ))
         .build();
     let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
@@ -33,6 +35,16 @@ pub(super) fn complete(mut document: OpenApi) -> OpenApi {
     let components = document.components.get_or_insert_with(Components::new);
     components.add_security_scheme("bearer", bearer);
     components.add_security_scheme("basic", basic);
+    let allow = HeaderBuilder::new()
+        .description(Some("the methods that it has"))
+        .build();
+    let method_not_allowed = problem("The path does not have this method.").header("allow", allow);
+    for (name, response) in [
+        (NO_SUCH_PATH, problem("There is nothing at this path.").build()),
+        (METHOD_NOT_ALLOWED, method_not_allowed.build()),
+    ] {
+        components.responses.insert(name.to_owned(), RefOr::T(response));
+    }
     let empty = || Vec::<String>::new();
     document.security = Some(vec![
         SecurityRequirement::new("bearer", empty()),
@@ -49,7 +61,32 @@ pub(super) fn complete(mut document: OpenApi) -> OpenApi {
         }
     }
     document.paths.add_path_operation(PATH, vec![HttpMethod::Get], itself());
+    for (path, item) in &mut document.paths.paths {
+        let operations = [&mut item.get, &mut item.post, &mut item.put];
+        for operation in operations.into_iter().flatten() {
+            let mut answers = |status: &str, name: &str| {
+                let reference = RefOr::Ref(Ref::new(format!("#/components/responses/{name}")));
+                operation.responses.responses.insert(status.to_owned(), reference);
+            };
+            answers("405", METHOD_NOT_ALLOWED);
+            // With nothing in the place of its last part, a path is another one.
+            if path.ends_with('}') {
+                answers("404", NO_SUCH_PATH);
+            }
+        }
+    }
     document
+}
+
+const NO_SUCH_PATH: &str = "NoSuchPath";
+const METHOD_NOT_ALLOWED: &str = "MethodNotAllowed";
+
+fn problem(description: &str) -> ResponseBuilder {
+    let schema = Ref::from_schema_name("ProblemDocument");
+    let content = ContentBuilder::new().schema(Some(schema)).build();
+    ResponseBuilder::new()
+        .description(description)
+        .content("application/problem+json", content)
 }
 
 fn itself() -> Operation {

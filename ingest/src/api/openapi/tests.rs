@@ -36,8 +36,8 @@ fn it_is_openapi_3_1_and_every_reference_leads_somewhere() {
     }
 }
 
-/// The router answers 404 to a path that it has not and 405 to a method that it has not. So every path of the source that
-/// looks like a route is asked for, and has to be in the document exactly if it is in the router.
+/// The router answers 405 to a method that a path has not, and says which it has. So every path of the source that looks like a
+/// route is asked for, and has to be in the document exactly if it is in the router.
 #[tokio::test]
 async fn every_route_is_in_the_document_and_nothing_else() {
     use axum::body::Body;
@@ -59,22 +59,43 @@ async fn every_route_is_in_the_document_and_nothing_else() {
         "/api/public/scores",
     ];
     assert_eq!(described.len(), paths.len(), "{:?}", described.keys());
-    let router = router();
+    let router = edge::server::with_problems(router());
+    let ask = async |method: &Method, path: &str| {
+        let request = Request::builder().method(method).uri(path).body(Body::empty());
+        router.clone().oneshot(request.unwrap()).await.unwrap()
+    };
     for path in paths {
-        for method in [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
-            let request = Request::builder()
-                .method(&method)
-                .uri(path)
-                .body(Body::empty())
-                .unwrap();
-            let status = router.clone().oneshot(request).await.unwrap().status().as_u16();
-            let name = method.as_str().to_lowercase();
-            assert_eq!(
-                status != 405,
-                described[path][&name].is_object(),
-                "{method} {path}: {status}"
-            );
+        let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+        let has = |method: &Method| described[path][method.as_str().to_lowercase()].is_object();
+        for method in &methods {
+            let answer = ask(method, path).await;
+            let status = answer.status().as_u16();
+            assert_eq!(status != 405, has(method), "{method} {path}: {status}");
+            if status != 405 {
+                continue;
+            }
+            assert_eq!(answer.headers()["content-type"], "application/problem+json");
+            let allowed = answer.headers()["allow"].to_str().unwrap();
+            for method in &methods {
+                let said = allowed.split(',').any(|allowed| allowed == method.as_str());
+                assert_eq!(said, has(method), "{path} allows {allowed}");
+            }
         }
+        for operation in described[path].as_object().unwrap().values() {
+            let reference = &operation["responses"]["405"]["$ref"];
+            assert_eq!(reference, "#/components/responses/MethodNotAllowed", "{path}");
+        }
+    }
+    for path in ["/v1/payloads/", "/v1/payload", "/v1/feedback/", "/"] {
+        let answer = ask(&Method::PUT, path).await;
+        assert_eq!(answer.status(), 404, "{path}");
+        assert_eq!(answer.headers()["content-type"], "application/problem+json");
+    }
+    let payload = &described["/v1/payloads/{digest}"]["put"]["responses"];
+    assert_eq!(payload["404"]["$ref"], "#/components/responses/NoSuchPath");
+    for name in ["NoSuchPath", "MethodNotAllowed"] {
+        let response = &document["components"]["responses"][name];
+        assert!(response["content"]["application/problem+json"].is_object(), "{name}");
     }
 }
 
