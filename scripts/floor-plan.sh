@@ -31,7 +31,7 @@ forbid serving ""    tch torch-sys
 writer() {
   case $1 in
     tenant | api_key) echo edge ;;
-    event_key | generation | open_generation | payload_reference | payload_unreferenced | expired_generation | generation_horizon | feedback | retraction | episode_end | reward_definition | trajectory | consumer_offset) echo ingest ;;
+    event_key | generation | open_generation | payload_reference | payload_unreferenced | payload_sweep | expired_generation | generation_horizon | feedback | retraction | episode_end | reward_definition | trajectory | consumer_offset) echo ingest ;;
     run | run_event | step | version | line | disposition | baseline | task) echo trainer ;;
     assignment | release | transition | replica | swap) echo serving ;;
     *) echo nobody ;;

@@ -200,3 +200,75 @@ async fn beyond_its_disk_the_oldest_week_goes_and_then_events_are_refused() {
     assert_eq!(status, 200, "{answer}");
     service.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_no_event_ever_names_goes() {
+    use ::ingest::payload::{Store, TOKEN_IDS, token_bytes};
+
+    let stack = Stack::start("unnamed").await;
+    let folder = stack.dir.path().join("payloads");
+    let url = format!("file://{}", folder.display());
+    let store = Store::open(&url).unwrap();
+    let put = async |tenant: &'static str, id: u32| {
+        let bytes = token_bytes(&[id]);
+        store.put(tenant, bytes.into(), TOKEN_IDS).await.unwrap()
+    };
+    let named = put("default", 1).await;
+    // The same bytes of another tenant are another payload.
+    let (unnamed, strange) = (put("default", 2).await, put("other", 1).await);
+    let options = ::ingest::Options {
+        payload_store: Some(url.clone()),
+        ..options()
+    };
+    let service = Service::start_with(&stack, options.clone()).await;
+    let event = ::ingest::event::Generation {
+        payload: Some(named.clone()),
+        ..generation()
+    }
+    .into_event("default", "tests");
+    send(&stack, &[event]).await;
+    eventually("it is stored", SOON, async || {
+        (count(&stack.pool, "select count(*) from payload_reference").await == 1).then_some(())
+    })
+    .await;
+    service.stop().await;
+
+    // A week and a day later, and long enough after somebody looked last.
+    let week_ago = std::time::SystemTime::now() - Duration::from_secs(8 * 24 * 3600);
+    let file = |tenant: &str, digest: &[u8; 32]| {
+        let tenant = blake3::hash(tenant.as_bytes()).to_hex();
+        folder
+            .join("payload")
+            .join(&*tenant)
+            .join(&*blake3::Hash::from_bytes(*digest).to_hex())
+    };
+    for path in [
+        file("default", &named.digest),
+        file("default", &unnamed.digest),
+        file("other", &strange.digest),
+    ] {
+        let opened = std::fs::File::options().write(true).open(path).unwrap();
+        opened.set_modified(week_ago).unwrap();
+    }
+    let young = put("default", 3).await;
+    sqlx::query("update payload_sweep set begun_at = now() - interval '7 hours'")
+        .execute(&stack.pool)
+        .await
+        .unwrap();
+    let kept_for_ever = ::ingest::Options {
+        payload_unnamed_hours: 0,
+        ..options.clone()
+    };
+    Service::start_with(&stack, kept_for_ever).await.stop().await;
+    store.look("default", &unnamed).await.unwrap();
+    let service = Service::start_with(&stack, options).await;
+    for (tenant, payload) in [("default", &unnamed), ("other", &strange)] {
+        eventually("it goes", SOON, async || {
+            store.look(tenant, payload).await.err().map(drop)
+        })
+        .await;
+    }
+    store.look("default", &named).await.unwrap();
+    store.look("default", &young).await.unwrap();
+    service.stop().await;
+}

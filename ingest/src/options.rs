@@ -36,6 +36,9 @@ pub struct Options {
     pub accept_other_log: bool,
     /// Object store of payloads by reference, a `file://` or `s3://` URL. Default: `payloads` in the state folder.
     pub payload_store: Option<String>,
+    /// How long a payload waits for an event that names it, hours; then it goes. Naming it later needs it to be put again. 0: for
+    /// ever. Default: 168.
+    pub payload_unnamed_hours: u32,
     /// How long generations are kept, with everything about them, days; whole weeks go. 0: for ever. Default: 365.
     pub retention_days: u32,
     /// Disk that ingest's tables may take, bytes. Beyond it the oldest weeks go; when none may, events get 507. 0: no bound.
@@ -76,6 +79,7 @@ impl Default for Options {
             writers: 2,
             accept_other_log: false,
             payload_store: None,
+            payload_unnamed_hours: 168,
             retention_days: 365,
             disk_bytes_max: 0,
             request_bytes_max: 8 * 1024 * 1024,
@@ -138,6 +142,19 @@ impl Options {
         surfaces.map(|surface| Rule::new(surface, &metrics)).collect()
     }
 
+    /// How `definition` would score in the place of the surface of its name. `metrics` take the place of those of their names.
+    pub fn rule_of(&self, definition: Definition, metrics: &[Metric]) -> anyhow::Result<Rule> {
+        let mut options = self.clone();
+        options
+            .metric
+            .retain(|metric| !metrics.iter().any(|other| other.name == metric.name));
+        options.metric.extend_from_slice(metrics);
+        options.surface.retain(|surface| surface.name != definition.name);
+        options.surface.push(definition.clone());
+        options.check()?;
+        Rule::new(definition, &options.metrics()?)
+    }
+
     /// Refuses values out of range and surfaces that contradict each other.
     pub fn check(&self) -> anyhow::Result<()> {
         use anyhow::ensure;
@@ -171,6 +188,10 @@ impl Options {
         ensure!(
             self.retention_days <= 36_500,
             "ingest.retention_days must be at most 36500; 0 keeps for ever"
+        );
+        ensure!(
+            self.payload_unnamed_hours <= 876_000,
+            "ingest.payload_unnamed_hours must be at most 876000; 0 keeps for ever"
         );
         self.check_requests()?;
         let surfaces = self.surfaces();
@@ -272,6 +293,20 @@ mod tests {
             };
             assert!(odd.check().is_err(), "{share}");
         }
+    }
+
+    #[test]
+    fn a_definition_can_be_tried_in_the_place_of_its_surface() {
+        let kept = Definition {
+            reward: Some("kept".to_owned()),
+            ..Definition::completion()
+        };
+        let options = Options::default();
+        let error = options.rule_of(kept.clone(), &[]).unwrap_err();
+        assert!(format!("{error:#}").contains("names \"kept\""), "{error:#}");
+        let metric = Metric::new("kept", MetricType::Float);
+        let rule = options.rule_of(kept.clone(), &[metric]).unwrap();
+        assert_eq!(rule.definition, kept);
     }
 
     #[test]

@@ -11,14 +11,15 @@ mod experts;
 #[cfg(test)]
 mod tests;
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::{Stream, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _, PutPayload};
+use time::OffsetDateTime;
 
 use crate::event::{PAYLOAD_BYTES_MAX, PayloadRef};
 
@@ -28,6 +29,8 @@ pub use experts::{Experts, Malformed};
 pub const TOKEN_IDS: &str = "application/vnd.springtide.token-ids";
 /// [`Experts`].
 pub const EXPERTS: &str = "application/vnd.springtide.experts";
+
+const FOLDER: &str = "payload";
 
 /// Why a payload is not to be had.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +48,16 @@ pub enum Error {
         #[source]
         source: object_store::Error,
     },
+}
+
+/// A payload as the store lists it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Object {
+    /// [`tenant_hash`].
+    pub tenant: [u8; 32],
+    pub digest: [u8; 32],
+    /// Written last.
+    pub written_at: OffsetDateTime,
 }
 
 /// Cheap to clone.
@@ -104,18 +117,49 @@ impl Store {
 
     /// Deletes what nothing refers to; it is no error when it is not there.
     pub(crate) async fn delete(&self, tenant: &str, digest: &[u8; 32]) -> Result<(), Error> {
-        match self.backend.delete(&key(tenant, digest)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(source) => Err(away("delete")(source)),
-        }
+        self.delete_at(&key(tenant, digest)).await
     }
 
     /// When a payload was written last; `None`: it is not there.
-    pub(crate) async fn written_at(&self, tenant: &str, digest: &[u8; 32]) -> Result<Option<i64>, Error> {
+    pub(crate) async fn written_at(&self, tenant: &str, digest: &[u8; 32]) -> Result<Option<OffsetDateTime>, Error> {
         match self.backend.head(&key(tenant, digest)).await {
-            Ok(found) => Ok(Some(found.last_modified.timestamp())),
+            Ok(found) => Ok(Some(written_at(&found))),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(source) => Err(away("look for")(source)),
+        }
+    }
+
+    /// Every payload of every tenant; objects with other names are passed over.
+    pub(crate) fn objects(&self) -> impl Stream<Item = Result<Object, Error>> {
+        let found = self.backend.list(Some(&Path::from(FOLDER)));
+        found.map_err(away("list")).try_filter_map(|meta| {
+            let object = named(&meta.location).map(|(tenant, digest)| Object {
+                tenant,
+                digest,
+                written_at: written_at(&meta),
+            });
+            std::future::ready(Ok(object))
+        })
+    }
+
+    /// Whether it was not written again since it was listed.
+    pub(crate) async fn is_as_old(&self, object: &Object) -> Result<bool, Error> {
+        match self.backend.head(&key_of(&object.tenant, &object.digest)).await {
+            Ok(found) => Ok(written_at(&found) == object.written_at),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(source) => Err(away("look for")(source)),
+        }
+    }
+
+    /// Deletes a listed payload; it is no error when it is not there.
+    pub(crate) async fn remove(&self, object: &Object) -> Result<(), Error> {
+        self.delete_at(&key_of(&object.tenant, &object.digest)).await
+    }
+
+    async fn delete_at(&self, key: &Path) -> Result<(), Error> {
+        match self.backend.delete(key).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(source) => Err(away("delete")(source)),
         }
     }
 }
@@ -154,19 +198,38 @@ fn fits(size: u64, payload: &PayloadRef) -> Result<(), Error> {
     Err(Error::Differs(format!("it has {size} bytes, not {wanted}")))
 }
 
-fn key(tenant: &str, digest: &[u8; 32]) -> Path {
-    let mut name = String::from("payload/");
-    for part in [blake3::hash(tenant.as_bytes()).as_bytes(), digest] {
-        for byte in part {
-            // Writing into a string does not fail.
-            let _ = write!(name, "{byte:02x}");
-        }
-        name.push('/');
-    }
-    Path::from(name)
+/// What stands for a tenant in a key.
+pub(crate) fn tenant_hash(tenant: &str) -> [u8; 32] {
+    *blake3::hash(tenant.as_bytes()).as_bytes()
 }
 
-fn away(action: &'static str) -> impl FnOnce(object_store::Error) -> Error {
+fn key(tenant: &str, digest: &[u8; 32]) -> Path {
+    key_of(&tenant_hash(tenant), digest)
+}
+
+fn key_of(tenant: &[u8; 32], digest: &[u8; 32]) -> Path {
+    Path::from_iter([FOLDER.to_owned(), hex::encode(tenant), hex::encode(digest)])
+}
+
+/// Tenant and digest of a key; `None`: it is none.
+fn named(key: &Path) -> Option<([u8; 32], [u8; 32])> {
+    let mut parts = key.parts();
+    let folder = parts.next()?;
+    let mut next = || {
+        let part = parts.next()?;
+        let bytes = hex::decode(part.as_ref()).ok()?;
+        bytes.try_into().ok()
+    };
+    let (tenant, digest) = (next()?, next()?);
+    (folder.as_ref() == FOLDER && key_of(&tenant, &digest) == *key).then_some((tenant, digest))
+}
+
+fn written_at(meta: &ObjectMeta) -> OffsetDateTime {
+    let nanoseconds = meta.last_modified.timestamp_nanos_opt().map_or(0, i128::from);
+    OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
+}
+
+fn away(action: &'static str) -> impl Fn(object_store::Error) -> Error {
     move |source| match source {
         object_store::Error::NotFound { .. } => Error::Missing,
         source => Error::Away { action, source },

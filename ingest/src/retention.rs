@@ -5,6 +5,8 @@
 //!
 //! The space of a dropped week is the file system's again; that of rows deleted from the other tables is used again by Postgres.
 
+mod unnamed;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,14 +20,17 @@ use uuid::Uuid;
 use crate::partition::Week;
 use crate::payload;
 use crate::rules::Rules;
+use crate::sink;
+pub(crate) use unnamed::Unnamed;
 
 const INTERVAL: Duration = Duration::from_secs(60);
 /// How long a drop may wait for everybody who uses the tables; they wait behind it.
 const LOCK_TIMEOUT: &str = "3s";
 /// Objects deleted in one round.
 const OBJECTS_MAX: i64 = 1_000;
-/// Younger objects stay although nothing refers to them: an event that names one may be on its way.
-const OBJECT_AGE_MIN_SECONDS: i64 = 24 * 3600;
+/// Objects written that long before what the tables are known to hold, or later, stay although nothing refers to them: an
+/// event that names one may be on its way.
+const OBJECT_AGE_MIN: time::Duration = time::Duration::DAY;
 
 /// Whether the store has room for more: `false` while it takes more than it may.
 #[derive(Debug, Default)]
@@ -46,6 +51,9 @@ pub(crate) struct Retention {
     /// `None`: as much as there is.
     pub disk_bytes_max: Option<u64>,
     pub payloads: Option<payload::Store>,
+    pub cluster_id: String,
+    /// The event topics.
+    pub topics: Vec<String>,
     pub rules: Arc<Rules>,
     pub room: Arc<Room>,
     pub shutdown: CancellationToken,
@@ -84,7 +92,11 @@ impl Retention {
         metrics::gauge!("springtide_ingest_disk_full").set(if too_much(bytes) { 1.0 } else { 0.0 });
         self.rules
             .keep_from(horizon(&self.pool).await.context("read the horizon")?);
-        self.delete_objects(now).await
+        let known = sink::caught_up_to(&self.pool, &self.cluster_id, &self.topics).await;
+        match known.context("read progress")? {
+            Some(known) => self.delete_objects(known - OBJECT_AGE_MIN).await,
+            None => Ok(()),
+        }
     }
 
     /// False if the week has to stay.
@@ -125,7 +137,7 @@ impl Retention {
     }
 
     /// Objects that nothing refers to, behind the transaction that removed the last reference.
-    async fn delete_objects(&self, now: OffsetDateTime) -> anyhow::Result<()> {
+    async fn delete_objects(&self, written_before: OffsetDateTime) -> anyhow::Result<()> {
         let Some(payloads) = &self.payloads else { return Ok(()) };
         let rows = sqlx::query!(
             "select tenant_id, digest, exists (select from payload_reference p \
@@ -140,7 +152,7 @@ impl Retention {
             let digest: [u8; 32] = row.digest.as_slice().try_into().unwrap_or_default();
             if !row.wanted {
                 let written = payloads.written_at(&row.tenant_id, &digest).await?;
-                if written.is_some_and(|at| now.unix_timestamp() - at < OBJECT_AGE_MIN_SECONDS) {
+                if written.is_some_and(|at| at >= written_before) {
                     continue;
                 }
                 payloads.delete(&row.tenant_id, &digest).await?;

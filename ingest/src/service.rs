@@ -24,7 +24,7 @@ use crate::options::Options;
 use crate::orphan::Sweep;
 use crate::partition;
 use crate::payload;
-use crate::retention::{self, Retention, Room};
+use crate::retention::{self, Retention, Room, Unnamed};
 use crate::reward::stored;
 use crate::rules::Rules;
 use crate::sink::{self, Sink};
@@ -86,8 +86,8 @@ pub async fn run(
     parts.spawn(sink.run());
     let closer = Closer {
         pool: pool.clone(),
-        cluster_id,
-        topics,
+        cluster_id: cluster_id.clone(),
+        topics: topics.clone(),
         surfaces,
         grace: time::Duration::seconds_f64(options.close_grace_seconds),
         unscored: Unscored::new(options.unscored_share_max),
@@ -102,12 +102,26 @@ pub async fn run(
     };
     parts.spawn(until_stopped(sweep.run()));
     parts.spawn(until_stopped(partition::run(pool.clone(), stop.clone())));
+    let unnamed_hours = i64::from(options.payload_unnamed_hours);
+    if let Some(payloads) = payloads.clone().filter(|_| unnamed_hours > 0) {
+        let unnamed = Unnamed {
+            pool: pool.clone(),
+            payloads,
+            cluster_id: cluster_id.clone(),
+            topics: topics.clone(),
+            keep: time::Duration::hours(unnamed_hours),
+            shutdown: stop.clone(),
+        };
+        parts.spawn(until_stopped(unnamed.run()));
+    }
     let days = i64::from(options.retention_days);
     let retention = Retention {
         pool,
         keep: (days > 0).then(|| time::Duration::days(days)),
         disk_bytes_max: Some(options.disk_bytes_max).filter(|max| *max > 0),
         payloads,
+        cluster_id,
+        topics,
         rules,
         room,
         shutdown: stop.clone(),

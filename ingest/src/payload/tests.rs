@@ -110,3 +110,32 @@ proptest! {
         }
     }
 }
+
+#[tokio::test]
+async fn payloads_are_listed_with_their_age_and_go_only_if_they_are_as_old() {
+    let (folder, store) = store();
+    let payload = store.put("a", Bytes::from_static(b"1234"), TOKEN_IDS).await.unwrap();
+    for other in ["payload/readme", "payload/zz/00", "elsewhere/file"] {
+        let path = folder.path().join(other);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, b"not a payload").unwrap();
+    }
+    let listed = async || -> Vec<Object> { store.objects().try_collect().await.unwrap() };
+    let [object] = &listed().await[..] else {
+        panic!("one payload is there")
+    };
+    assert_eq!((object.tenant, object.digest), (tenant_hash("a"), payload.digest));
+    assert_eq!(
+        store.written_at("a", &payload.digest).await.unwrap(),
+        Some(object.written_at)
+    );
+    let older = Object {
+        written_at: object.written_at - time::Duration::SECOND,
+        ..object.clone()
+    };
+    assert!(!store.is_as_old(&older).await.unwrap());
+    assert!(store.is_as_old(object).await.unwrap());
+    store.remove(object).await.unwrap();
+    assert!(!store.is_as_old(object).await.unwrap());
+    assert_eq!(listed().await, []);
+}

@@ -5,4 +5,4 @@ where c.relkind = 'r'
   and c.relnamespace = (select relnamespace from pg_class where oid = 'generation'::regclass)
   and (c.oid in (select inhrelid from pg_inherits where inhparent = 'generation'::regclass)
        or c.relname in ('event_key', 'open_generation', 'feedback', 'retraction', 'episode_end', 'trajectory', 'payload_reference',
-                        'expired_generation', 'payload_unreferenced', 'reward_definition', 'consumer_offset'))
+                        'expired_generation', 'payload_unreferenced', 'payload_sweep', 'reward_definition', 'consumer_offset'))
