@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use ingest::log::{Entry, Letter, Letters, Place};
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 use crate::config::Config;
+use crate::moment::since;
 
 /// Dead letters: records that could not be stored, with their reason.
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -159,20 +159,6 @@ impl Filter {
     }
 }
 
-/// A moment, or how long ago it was.
-fn since(text: &str) -> Result<OffsetDateTime, String> {
-    if let Ok(moment) = OffsetDateTime::parse(text, &Rfc3339) {
-        return Ok(moment);
-    }
-    let units = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
-    let ago = units.into_iter().find_map(|(unit, seconds)| {
-        let count: i64 = text.strip_suffix(unit)?.parse().ok()?;
-        let ago = time::Duration::seconds(count.checked_mul(seconds)?);
-        OffsetDateTime::now_utc().checked_sub(ago).filter(|_| count >= 0)
-    });
-    ago.ok_or_else(|| "give a moment such as 2026-11-21T03:00:00Z, or an age such as 90s, 30m, 2h, 7d".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,17 +198,6 @@ mod tests {
         assert!(!takes(filter(Some("conflict"), None, None)));
         assert!(!takes(filter(None, Some("generation"), None)));
         assert!(!takes(filter(None, None, Some(datetime!(2026-11-21 03:01 UTC)))));
-    }
-
-    #[test]
-    fn a_time_is_a_moment_or_an_age() {
-        assert_eq!(since("2026-11-21T03:00:00Z").unwrap(), datetime!(2026-11-21 03:00 UTC));
-        let moment = since("2h").unwrap();
-        let ago = OffsetDateTime::now_utc() - moment;
-        assert!((7_200..7_260).contains(&ago.whole_seconds()), "{ago}");
-        for text in ["yesterday", "-3h", "h", "99999999999999999d", ""] {
-            assert!(since(text).is_err(), "{text}");
-        }
     }
 
     #[test]

@@ -12,7 +12,9 @@ mod console;
 mod control;
 mod dlq_cli;
 mod key_cli;
+mod moment;
 mod release_cli;
+mod reward_cli;
 mod roles;
 mod run_cli;
 mod stack;
@@ -90,6 +92,9 @@ enum Command {
     /// Dead letters: what could not be stored, why, and how to put it back.
     #[command(subcommand)]
     Dlq(dlq_cli::Command),
+    /// Rewards: how surfaces score, and what another definition makes of what was said.
+    #[command(subcommand)]
+    Reward(reward_cli::Command),
     /// API keys.
     #[command(subcommand)]
     Key(key_cli::Command),
@@ -181,6 +186,7 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
         Command::Release(command) => command_line(release_cli::run(command, config)),
         Command::Run(command) => command_line(run_cli::run(command, config)),
         Command::Dlq(command) => command_line(dlq_cli::run(command, config)),
+        Command::Reward(command) => command_line(reward_cli::run(command, config)),
         Command::Key(command) => command_line(key_cli::run(command, config)),
         Command::Config(ConfigCommand::Check) => {
             println!("the configuration is in order");

@@ -33,7 +33,7 @@ const BEGIN: Duration = Duration::from_secs(60);
 type Role = u16;
 
 #[derive(Debug, Clone)]
-struct Told {
+pub struct Told {
     /// Milliseconds after the story began.
     at: i64,
     what: What,
@@ -70,7 +70,7 @@ enum About {
 const EPISODE: Role = 0;
 
 /// One to three generations, and up to nine events about them; some point at nothing, some come after the horizon.
-fn story(rng: &mut StdRng) -> Vec<Told> {
+pub fn story(rng: &mut StdRng) -> Vec<Told> {
     let mut next: Role = EPISODE + 1;
     let mut role = || {
         next += 1;
@@ -130,6 +130,13 @@ fn story(rng: &mut StdRng) -> Vec<Told> {
     told
 }
 
+impl Told {
+    /// Feedback, or something that takes it back.
+    pub fn is_about_something(&self) -> bool {
+        matches!(self.what, What::Feedback { .. } | What::Retraction { .. })
+    }
+}
+
 trait ChooseFrom<T> {
     fn choose_from(&self, rng: &mut StdRng) -> &T;
 }
@@ -142,12 +149,16 @@ impl<T> ChooseFrom<T> for [T] {
 
 /// One telling of a story: ids of its own.
 #[derive(Clone, Copy)]
-struct Telling {
+pub struct Telling {
     begin: OffsetDateTime,
     random: u64,
 }
 
 impl Telling {
+    pub fn new(begin: OffsetDateTime, random: u64) -> Self {
+        Self { begin, random }
+    }
+
     /// UUIDv7s that differ between tellings and compare alike within each: time, then role, then the telling.
     fn id(self, role: Role) -> Uuid {
         let millis = u64::try_from(self.begin.unix_timestamp_nanos() / 1_000_000).unwrap();
@@ -157,7 +168,7 @@ impl Telling {
         Builder::from_unix_timestamp_millis(millis, &tail).into_uuid()
     }
 
-    fn event(self, told: &Told) -> Event {
+    pub fn event(self, told: &Told) -> Event {
         let time = self.begin + time::Duration::milliseconds(told.at);
         match &told.what {
             What::Generation {
@@ -211,7 +222,7 @@ impl Telling {
 }
 
 /// Surfaces that close at their horizon, at the end of the episode, and with their grade.
-fn options() -> ingest::Options {
+pub fn options() -> ingest::Options {
     let named = |name: &str| Definition {
         name: name.to_owned(),
         horizon_seconds: 2.0,
@@ -239,7 +250,7 @@ fn options() -> ingest::Options {
 }
 
 /// Nothing closes while a partition is known that nobody has read.
-async fn hold_the_closer(pool: &PgPool, topic: &str) {
+pub async fn hold_the_closer(pool: &PgPool, topic: &str) {
     eventually("the service knows its partitions", PATIENCE, async || {
         let made = sqlx::query(
             "insert into consumer_offset (consumer, cluster_id, topic, partition) \
@@ -252,7 +263,7 @@ async fn hold_the_closer(pool: &PgPool, topic: &str) {
     .await;
 }
 
-async fn release_the_closer(pool: &PgPool) {
+pub async fn release_the_closer(pool: &PgPool) {
     sqlx::query("delete from consumer_offset where partition = 999")
         .execute(pool)
         .await
@@ -308,10 +319,7 @@ async fn tell(stories: usize, rng: &mut StdRng, outcomes: &mut BTreeMap<String, 
     let mut pairs = Vec::new();
     for _ in 0..stories {
         let story = story(rng);
-        let [first, second] = [(); 2].map(|()| Telling {
-            begin,
-            random: rng.random(),
-        });
+        let [first, second] = [(); 2].map(|()| Telling::new(begin, rng.random()));
         in_order.extend(story.iter().map(|told| first.event(told)));
         shuffled.extend(story.iter().map(|told| second.event(told)));
         let again: Vec<Told> = story.iter().filter(|_| rng.random_bool(0.3)).cloned().collect();

@@ -249,8 +249,17 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
     ask!("closer: what is due", "../ingest/src/closer/due.sql", now, 500_i64);
     ask!(
         "closer: feedback of what is due",
-        "../ingest/src/closer/signals.sql",
+        "../ingest/src/facts/feedback.sql",
         ids
+    );
+    ask!(
+        "rescore: a page",
+        "../ingest/src/rescore/page.sql",
+        "completion",
+        Uuid::nil(),
+        Uuid::max(),
+        None::<String>,
+        500_i64
     );
     ask!("sweep: orphans", "../ingest/src/orphan/sweep.sql", lately, now, 500_i64);
     ask!(

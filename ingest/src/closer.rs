@@ -1,8 +1,11 @@
 //! Closes what has waited long enough: every generation whose horizon has passed becomes a trajectory, rewarded or
 //! censored. Event time decides, and only as far as the tables are known to hold everything: behind a lagging or stopped
 //! sink nothing closes, so a lag never turns an accept into a censored sample.
+//!
+//! `open_generation` says when to look; up to when signals count is said by the rule that scores them. Where that is later, after a
+//! change of the surface, the generation waits on.
 
-mod signals;
+mod joined;
 mod unscored;
 
 use std::time::Duration;
@@ -13,10 +16,9 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::event::Purpose;
 use crate::reward::stored::Surfaces;
-use crate::reward::{Closing, Outcome, score};
-use crate::{sink, transaction};
+use crate::reward::{Closing, Outcome, score, starts_at};
+use crate::{facts, sink, transaction};
 pub(crate) use unscored::Unscored;
 
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -82,33 +84,49 @@ impl Closer {
             return Ok(0);
         }
         let ids: Vec<Uuid> = due.iter().map(|row| row.generation_id).collect();
-        let joined = signals::read(&mut transaction, &ids).await?;
+        let joined = joined::read(&mut transaction, &ids).await?;
         due.retain(|row| !joined.unsettled.contains(&row.generation_id));
         if due.is_empty() {
             return Ok(0);
         }
-        let ids: Vec<Uuid> = due.iter().map(|row| row.generation_id).collect();
         let mut closed = Closed::default();
         let mut outcomes = Vec::new();
+        let mut postponed = Postponed::default();
         for row in &due {
+            let (version, rule) = self.surfaces.get(&row.surface).unzip();
             let closing = Closing {
-                purpose: purpose(&row.purpose)?,
+                purpose: facts::purpose(&row.purpose)?,
                 declined: row.declined,
                 consent: row.consent,
                 shown: row.shown,
-                tokens: tokens(&row.version_spans),
+                tokens: facts::tokens(&row.version_spans),
                 finish_reason: row.finish_reason.clone(),
-                closes_at: row.closes_at,
+                starts_at: match row.finished_at {
+                    Some(finished_at) => starts_at(row.sampled_at, finished_at),
+                    // Stored by a program that did not note it, as the moment at which it is due.
+                    None => row.closes_at - rule.map_or(time::Duration::ZERO, |rule| rule.definition.horizon()),
+                },
                 ended_at: row.ended_at,
             };
-            let (version, rule) = self.surfaces.get(&row.surface).unzip();
             let about = joined.signals.get(&row.generation_id).map_or(&[][..], Vec::as_slice);
+            let closes_at = closing.closes_at(rule, about);
+            if closes_at > until {
+                postponed.push(row.generation_id, closes_at);
+                continue;
+            }
             let outcome = score(rule, &closing, about);
-            closed.push(row.generation_id, &row.surface, version.unwrap_or(0), &outcome);
+            closed.push(
+                row.generation_id,
+                &row.surface,
+                version.unwrap_or(0),
+                closes_at,
+                &outcome,
+            );
             outcomes.push((row.surface.as_str(), outcome));
         }
+        postponed.store(&mut transaction).await.context("postpone")?;
         closed.insert(&mut transaction).await.context("store trajectories")?;
-        sqlx::query!("delete from open_generation where generation_id = any($1)", &ids)
+        sqlx::query!("delete from open_generation where generation_id = any($1)", &closed.ids)
             .execute(&mut *transaction)
             .await
             .context("close")?;
@@ -125,18 +143,34 @@ impl Closer {
     }
 }
 
-/// The sampled length: reading the tokens to count them would fetch each list from where long values are kept.
-fn tokens(version_spans: &serde_json::Value) -> u32 {
-    let spans = version_spans.as_array().into_iter().flatten();
-    let tokens: u64 = spans.filter_map(|span| span.get(1)?.as_u64()).sum();
-    u32::try_from(tokens).unwrap_or(u32::MAX)
+/// What waits for longer than it seemed: its surface was given a longer horizon while it was open.
+#[derive(Default)]
+struct Postponed {
+    ids: Vec<Uuid>,
+    closes_at: Vec<OffsetDateTime>,
 }
 
-fn purpose(text: &str) -> anyhow::Result<Purpose> {
-    [Purpose::Production, Purpose::Rollout, Purpose::Evaluation]
-        .into_iter()
-        .find(|purpose| purpose.as_str() == text)
-        .with_context(|| format!("purpose {text:?} is not known to this program"))
+impl Postponed {
+    fn push(&mut self, id: Uuid, closes_at: OffsetDateTime) {
+        self.ids.push(id);
+        self.closes_at.push(closes_at);
+    }
+
+    async fn store(&self, connection: &mut sqlx::PgConnection) -> sqlx::Result<()> {
+        if self.ids.is_empty() {
+            return Ok(());
+        }
+        sqlx::query!(
+            "update open_generation o set closes_at = p.closes_at \
+             from unnest($1::uuid[], $2::timestamptz[]) as p (generation_id, closes_at) \
+             where o.generation_id = p.generation_id",
+            &self.ids,
+            &self.closes_at
+        )
+        .execute(connection)
+        .await?;
+        Ok(())
+    }
 }
 
 /// Trajectories as columns.
@@ -145,6 +179,7 @@ struct Closed {
     ids: Vec<Uuid>,
     surfaces: Vec<String>,
     versions: Vec<i32>,
+    closes_at: Vec<OffsetDateTime>,
     rewards: Vec<Option<f64>>,
     codes: Vec<Option<String>>,
     signals: Vec<Option<String>>,
@@ -152,10 +187,11 @@ struct Closed {
 }
 
 impl Closed {
-    fn push(&mut self, id: Uuid, surface: &str, version: i32, outcome: &Outcome) {
+    fn push(&mut self, id: Uuid, surface: &str, version: i32, closes_at: OffsetDateTime, outcome: &Outcome) {
         self.ids.push(id);
         self.surfaces.push(surface.to_owned());
         self.versions.push(version);
+        self.closes_at.push(closes_at);
         let (reward, code, signal, feedback_at) = match outcome {
             Outcome::Rewarded {
                 reward,
@@ -171,13 +207,17 @@ impl Closed {
     }
 
     async fn insert(&self, connection: &mut sqlx::PgConnection) -> sqlx::Result<()> {
+        // Of the clock and not of the transaction's beginning: whatever it has seen was stored before.
         sqlx::query!(
-            "insert into trajectory (generation_id, surface, reward_definition, reward, censor_code, signal, feedback_at) \
-             select * from unnest($1::uuid[], $2::text[], $3::int[], $4::double precision[], $5::text[], $6::text[], \
-                                  $7::timestamptz[])",
+            "insert into trajectory \
+                 (generation_id, surface, reward_definition, closes_at, reward, censor_code, signal, feedback_at, closed_at) \
+             select *, clock_timestamp() \
+             from unnest($1::uuid[], $2::text[], $3::int[], $4::timestamptz[], $5::double precision[], $6::text[], $7::text[], \
+                         $8::timestamptz[])",
             &self.ids,
             &self.surfaces,
             &self.versions,
+            &self.closes_at,
             &self.rewards as _,
             &self.codes as _,
             &self.signals as _,

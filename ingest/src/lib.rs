@@ -24,6 +24,7 @@ pub mod context;
 mod dialect;
 mod entrance;
 pub mod event;
+mod facts;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod kafka;
@@ -33,6 +34,7 @@ mod options;
 mod orphan;
 mod partition;
 pub mod payload;
+pub mod rescore;
 mod retention;
 pub mod reward;
 mod rules;

@@ -34,7 +34,7 @@ use consumer::{Assigner, Failure};
 use record::Record;
 use round::Round;
 
-pub use offset::{Claim, caught_up_to, claim};
+pub use offset::{Claim, caught_up_to, claim, last_caught_up_to};
 pub(crate) use offset::{other_cluster, register};
 
 /// How often each partition's end is looked up, so that the closer knows how far the tables are.

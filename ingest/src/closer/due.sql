@@ -1,6 +1,6 @@
 -- What has waited long enough, the longest first, as far as no other closer holds it. $1 moment, $2 rows at most.
 select o.generation_id, g.episode_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent, g.shown,
-       g.version_spans, g.finish_reason, e.ended_at as "ended_at?"
+       g.version_spans, g.finish_reason, g.sampled_at, g.finished_at, e.ended_at as "ended_at?"
 from open_generation o
 join generation g on g.id = o.generation_id
 left join episode_end e on e.tenant_id = g.tenant_id and e.episode_id = g.episode_id

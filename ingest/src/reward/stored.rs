@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 use sqlx::PgPool;
+use time::OffsetDateTime;
 
 use super::{Definition, Rule};
 
@@ -21,6 +22,28 @@ impl Surfaces {
     pub fn definitions(&self) -> impl Iterator<Item = &Definition> {
         self.0.values().map(|(_, rule)| &rule.definition)
     }
+}
+
+/// A definition as it was stored.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    pub surface: String,
+    pub version: i32,
+    /// JSON of a [`Definition`]; one of an older program may have another shape.
+    pub definition: serde_json::Value,
+    pub created_at: OffsetDateTime,
+}
+
+/// Every version that there ever was, of one surface or of all.
+pub async fn versions(pool: &PgPool, surface: Option<&str>) -> sqlx::Result<Vec<Stored>> {
+    sqlx::query_as!(
+        Stored,
+        "select surface, version, definition, created_at from reward_definition \
+         where $1::text is null or surface = $1 order by surface, version",
+        surface
+    )
+    .fetch_all(pool)
+    .await
 }
 
 /// Stores what changed and returns everything that is in force.

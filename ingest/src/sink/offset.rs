@@ -208,6 +208,19 @@ pub async fn caught_up_to(pool: &PgPool, cluster_id: &str, topics: &[String]) ->
     .await
 }
 
+/// The same of the log that was read last, for whoever does not know which log that is.
+pub async fn last_caught_up_to(pool: &PgPool, topics: &[String]) -> sqlx::Result<Option<OffsetDateTime>> {
+    sqlx::query_scalar!(
+        "select case when bool_and(caught_up_to is not null) then min(caught_up_to) end \
+         from consumer_offset where consumer = 'sink' and topic = any($1) and cluster_id = ( \
+             select cluster_id from consumer_offset where consumer = 'sink' and topic = any($1) \
+             order by updated_at desc limit 1)",
+        topics
+    )
+    .fetch_one(pool)
+    .await
+}
+
 fn columns<'a>(slots: impl Iterator<Item = &'a (String, i32)>) -> (Vec<String>, Vec<i32>) {
     slots.cloned().unzip()
 }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::record::Record;
 use crate::event::{Event, Feedback, Generation, Target, Value, time_of};
+use crate::reward::starts_at;
 use crate::reward::stored::Surfaces;
 use crate::transaction;
 
@@ -155,6 +156,7 @@ pub(super) async fn insert_generations(
         column!(row => time_of(row.body.id).unwrap_or(row.event.time)),
         column!(decline_suppressed),
         column!(exploration_share) as _,
+        column!(row => row.event.time),
         &prompts.from,
         &prompts.until,
         &tokens.from,
@@ -192,7 +194,7 @@ pub(super) async fn open(
     let mut closes: Vec<OffsetDateTime> = Vec::with_capacity(rows.len());
     for row in rows {
         let sampled_at = time_of(row.body.id).unwrap_or(row.event.time);
-        let start = sampled_at.max(row.event.time);
+        let start = starts_at(sampled_at, row.event.time);
         let horizon = surfaces
             .get(&row.body.surface)
             .map_or(time::Duration::ZERO, |(_, rule)| rule.definition.horizon());

@@ -1,7 +1,8 @@
 //! What follows from two events together: an early close, a retraction that is late because its feedback is. Two transactions
 //! that store one of them each do not see the other. So it is looked for twice, in the transaction and after its commit:
 //! whoever commits last sees both. Nothing closes in between, because a partition counts as caught up only afterwards. (A
-//! process that is killed between the two leaves such a generation to its horizon.)
+//! process that is killed between the two leaves such a generation to its horizon; what counts until then is the same, for the
+//! closer finds out by itself up to when.)
 
 use sqlx::PgConnection;
 use uuid::Uuid;

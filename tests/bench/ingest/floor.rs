@@ -118,7 +118,7 @@ async fn store(
 ) -> anyhow::Result<()> {
     let transaction = client.transaction().await?;
     let mut keys = Copy::new(4);
-    let mut generations = Copy::new(37);
+    let mut generations = Copy::new(38);
     let mut open = Copy::new(3);
     let mut feedback = Copy::new(10);
     for event in events {
@@ -138,7 +138,7 @@ async fn store(
     let columns = "generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, \
          run_id, task_id, group_id, surface, episode_id, segment, turn, parent_id, user_key, arm, arm_probability, \
          prompt_prefix_len, prompt_prefix_hash, prompt_ids, token_ids, logprobs, train_mask, payload_digest, temperature, \
-         top_p, seed, finish_reason, declined, shown, consent, sampled_at, decline_suppressed)";
+         top_p, seed, finish_reason, declined, shown, consent, sampled_at, decline_suppressed, finished_at)";
     copy(&transaction, columns, generations).await?;
     copy(
         &transaction,
@@ -196,7 +196,7 @@ fn generation(copy: &mut Copy, event: &Event) {
     copy.text(body.finish_reason.as_str()).bool(body.declined);
     copy.optional(body.shown, |copy, shown| copy.bool(shown));
     copy.bool(body.consent).time(time_of(body.id).unwrap_or(event.time));
-    copy.bool(body.decline_suppressed);
+    copy.bool(body.decline_suppressed).time(event.time);
 }
 
 fn open_generation(copy: &mut Copy, event: &Event) {

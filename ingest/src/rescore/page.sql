@@ -1,0 +1,14 @@
+-- Closed trajectories of surface $1 with ids between $2 and $3, of tenant $4 if there is one, $5 at most, the oldest first. The
+-- bounds are said of both tables, so that each finds its partitions and its key.
+select t.generation_id, t.reward_definition, t.reward, t.censor_code, t.signal, t.feedback_at, t.closes_at, t.closed_at,
+       g.tenant_id, g.purpose, g.declined, g.consent, g.shown, g.version_spans, g.finish_reason, g.sampled_at, g.finished_at,
+       e.ended_at as "ended_at?", e.stored_at as "end_stored_at?"
+from trajectory t
+join generation g on g.id = t.generation_id
+left join episode_end e on e.tenant_id = g.tenant_id and e.episode_id = g.episode_id
+where t.surface = $1
+  and t.generation_id > $2 and t.generation_id < $3
+  and g.id > $2 and g.id < $3
+  and ($4::text is null or g.tenant_id = $4)
+order by t.generation_id
+limit $5
