@@ -264,11 +264,14 @@ async fn a_dry_run_says_what_feedback_would_do_and_writes_nothing() {
         (&json!(true), &json!("open"))
     );
 
-    // As if its horizon had passed.
-    sqlx::query("update open_generation set closes_at = now() - interval '1 minute'")
-        .execute(&stack.pool)
-        .await
-        .unwrap();
+    // As if it had been sampled an hour ago.
+    sqlx::raw_sql(
+        "update generation set sampled_at = now() - interval '1 hour', finished_at = now() - interval '1 hour'; \
+         update open_generation set closes_at = now() - interval '50 minutes'",
+    )
+    .execute(&stack.pool)
+    .await
+    .unwrap();
     let items = json!([canonical("f", "feedback", &feedback_about(open.id)), {"id": "bad"}]);
     let late = eventually("it is late", SOON, async || {
         let (_, answer) = service.post("/v1/feedback", &body).await;

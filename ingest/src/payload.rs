@@ -142,10 +142,11 @@ impl Store {
         })
     }
 
-    /// Whether it was not written again since it was listed.
-    pub(crate) async fn is_as_old(&self, object: &Object) -> Result<bool, Error> {
+    /// Whether a listed payload is there still and was not written again since `moment`. Asked like this because a store may tell
+    /// milliseconds when it lists and seconds when it is asked for one.
+    pub(crate) async fn is_older(&self, object: &Object, moment: OffsetDateTime) -> Result<bool, Error> {
         match self.backend.head(&key_of(&object.tenant, &object.digest)).await {
-            Ok(found) => Ok(written_at(&found) == object.written_at),
+            Ok(found) => Ok(written_at(&found) < moment),
             Err(object_store::Error::NotFound { .. }) => Ok(false),
             Err(source) => Err(away("look for")(source)),
         }

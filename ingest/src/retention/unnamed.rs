@@ -63,7 +63,7 @@ impl Unnamed {
         while let Some(objects) = chunks.try_next().await.context("look through the store")? {
             for object in self.unnamed(&objects).await.context("ask who names them")? {
                 // Whoever wants to name it after all puts it again first.
-                if self.payloads.is_as_old(object).await? {
+                if self.payloads.is_older(object, written_before).await? {
                     self.payloads.remove(object).await?;
                     deleted += 1;
                 }
