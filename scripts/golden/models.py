@@ -387,6 +387,10 @@ for DeepSeek-V3; greedy: nats).
 | folder | what is in it | parameters | dtype | standard deviation of a position's logits | max \\|bf16 − f32\\| of the logits | nearest expert | nearest greedy token |
 |---|---|---|---|---|---|---|---|
 {rows}
+
+`chat/` (`scripts/golden/chat.py`): chat templates of our own that use what those of real models use, `cases.json` with what `apply_chat_template` makes
+of them (text, or the error; ids and the mask of what the assistant wrote), and two tokenizers of the usual kinds, `byte_level.json` and
+`byte_fallback.json`.
 """
 
 
