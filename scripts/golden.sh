@@ -14,3 +14,4 @@ trap 'rm -rf "$scratch"' EXIT
 export HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 "$venv/bin/python" scripts/golden/models.py policy/tests/golden "$scratch"
 "$venv/bin/python" scripts/golden/chat.py policy/tests/golden/chat
+"$venv/bin/python" scripts/golden/sampling.py policy/tests/golden/sampling.json

@@ -391,6 +391,9 @@ for DeepSeek-V3; greedy: nats).
 `chat/` (`scripts/golden/chat.py`): chat templates of our own that use what those of real models use, `cases.json` with what `apply_chat_template` makes
 of them (text, or the error; ids and the mask of what the assistant wrote), and two tokenizers of the usual kinds, `byte_level.json` and
 `byte_fallback.json`.
+
+`sampling.json` (`scripts/golden/sampling.py`): what the logits processors for temperature, top-k, top-p, min-p and the repetition penalty make of
+random logits.
 """
 
 
