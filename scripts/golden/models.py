@@ -163,7 +163,8 @@ def initialise(model, generator):
         elif name.endswith("norm.weight"):
             value = noise.uniform_(0.5, 1.5, generator=generator)
         elif name.endswith("correction_bias"):
-            value = noise.normal_(0, 0.2, generator=generator)
+            # many biased scores below 0, so that an excluded group at 0 instead of −∞ would be chosen
+            value = noise.normal_(-0.4, 0.4, generator=generator)
         elif name.endswith("bias"):
             value = noise.normal_(0, 0.5, generator=generator)
         elif "embed_tokens" in name:
