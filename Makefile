@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans chaos-ingest bench-ingest demo learn base sqlx
+.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans chaos-ingest bench-ingest demo learn base sqlx golden
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -85,3 +85,6 @@ base: build ## train the demo's base model again, into .springtide/base (about 4
 
 sqlx: ## after a change of a query or a migration: write .sqlx anew, against a Postgres of its own
 	$(SPRINGTIDE) stack test-env -- scripts/sqlx.sh $$($(SPRINGTIDE) stack fetch | awk '/^Postgres/ { print $$2 }')/bin/psql
+
+golden: ## make policy/tests/golden anew with transformers and torch from PyPI (needs python3 and 5 GB)
+	scripts/golden.sh

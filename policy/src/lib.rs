@@ -3,6 +3,7 @@
 
 pub mod assignment;
 mod atomic;
+pub mod chat;
 pub mod config;
 pub mod delta;
 pub mod digest;

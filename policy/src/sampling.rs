@@ -1,17 +1,55 @@
 //! From logits to a token and its log-probability. Pure arithmetic on slices: no tensors, no threads, no clock.
 //!
-//! The log-probability returned is that of the distribution actually sampled from, after temperature and top-p: it is what
-//! the log records and what the trainer's importance ratios divide by.
+//! The log-probability returned is that of the distribution actually sampled from, after everything in [`Params`]: it is what
+//! the log records and what the trainer's importance ratios divide by. With l the logits and T the temperature, in this
+//! order, which is vLLM's:
+//!
+//! ```text
+//! z = l + bias                                       every id in `logit_bias`
+//! z = z < 0 ? z · r : z / r                          every id of the prompt or sampled before (repetition penalty r)
+//! z = z − f · n − p · [n > 0]                        n: how often the id was sampled before (frequency f, presence p)
+//! w = exp((z − max z) · (1 / T))
+//! keep i if wᵢ ≥ min_p                               (max w is 1)
+//! keep the top_k largest of these
+//! keep the fewest largest of these whose w reach top_p of the sum of w
+//! log p(i) = ln(wᵢ / Σ w over what is kept)
+//! ```
+//!
+//! z is f32 arithmetic, what follows f64 with sums in the order of ids, and `exp` and `ln` are code of the program, not of the
+//! machine's C library: the same logits give the same bits on every machine, in the sampler and wherever the log-probability
+//! is computed again. Each filter keeps a beginning of one order, the largest z first and of equal ones the lower id, so
+//! that what was kept follows from the logits, and with the order from its size alone ([`Drawn::kept`]). vLLM and `transformers`
+//! keep more than `top_k` where ids tie for the last place.
+//!
+//! Greedy (`temperature` 0) takes the largest z. A point mass would say nothing as a log-probability: there the value is that of
+//! the softmax of z at temperature 1, for people to read; such a token is never trained on.
+
+mod shape;
+
+use std::collections::BTreeMap;
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use shape::{Order, Shaped};
 
-/// How tokens are drawn.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// How tokens are drawn. The default is the model's own distribution.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Params {
     /// Logits are divided by it; 0 is greedy.
     pub temperature: f32,
     /// The smallest set of most probable tokens whose probability reaches this is kept; 1 keeps all.
     pub top_p: f32,
+    /// So many most probable tokens are kept; 0 keeps all.
+    pub top_k: u32,
+    /// Tokens are kept that are at least this share of the most probable one's probability; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive logits and multiplies negative ones of ids in the prompt or sampled before; 1 is none.
+    pub repetition_penalty: f32,
+    /// Taken off the logits of ids that were sampled before.
+    pub presence_penalty: f32,
+    /// Taken off the logits of ids, once for every time that they were sampled before.
+    pub frequency_penalty: f32,
+    /// Added to the logits of ids.
+    pub logit_bias: BTreeMap<u32, f32>,
 }
 
 impl Default for Params {
@@ -19,7 +57,82 @@ impl Default for Params {
         Params {
             temperature: 1.0,
             top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
         }
+    }
+}
+
+/// A parameter that no distribution can be made of.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{field} is {value}; give {range}")]
+pub struct Invalid {
+    pub field: &'static str,
+    pub value: f32,
+    pub range: &'static str,
+}
+
+impl Params {
+    /// Refuses what has no meaning here. An API may allow less.
+    pub fn check(&self) -> Result<(), Invalid> {
+        let bias = self.logit_bias.values().copied().find(|bias| !bias.is_finite());
+        let checks = [
+            ("temperature", self.temperature, self.temperature >= 0.0, "0 or more"),
+            (
+                "top_p",
+                self.top_p,
+                self.top_p > 0.0 && self.top_p <= 1.0,
+                "more than 0, at most 1",
+            ),
+            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "0 to 1"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                self.repetition_penalty > 0.0,
+                "more than 0",
+            ),
+            ("presence_penalty", self.presence_penalty, true, "a number"),
+            ("frequency_penalty", self.frequency_penalty, true, "a number"),
+            (
+                "logit_bias",
+                bias.unwrap_or_default(),
+                bias.is_none(),
+                "a number for every token",
+            ),
+        ];
+        match checks.iter().find(|(_, value, holds, _)| !holds || !value.is_finite()) {
+            Some(&(field, value, _, range)) => Err(Invalid { field, value, range }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether what was there before a token matters.
+    pub fn looks_back(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+}
+
+/// What penalties look back on: the ids before a token.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct History {
+    /// How often each id was sampled; an id that the prompt alone has is there with 0.
+    sampled: BTreeMap<u32, u32>,
+}
+
+impl History {
+    pub fn new(prompt: &[u32]) -> Self {
+        History {
+            sampled: prompt.iter().map(|&id| (id, 0)).collect(),
+        }
+    }
+
+    /// Adds a token that was sampled.
+    pub fn push(&mut self, id: u32) {
+        *self.sampled.entry(id).or_insert(0) += 1;
     }
 }
 
@@ -38,36 +151,67 @@ impl Source {
     }
 }
 
-/// Draws one token from `logits` (one value per vocabulary entry, finite or suppressed). Returns its id and its log-probability in nats.
-///
-/// Greedy (`temperature` 0) is a point mass, whose log-probability would say nothing: there the value is that of the
-/// softmax at temperature 1, for people to read; such a token is never trained on.
+/// One token, drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Drawn {
+    pub id: u32,
+    /// In nats.
+    pub log_prob: f32,
+    /// How many ids could have been drawn, this one among them: the first so many in the order of [`keep_set`].
+    pub kept: u32,
+}
+
+/// Draws one token from `logits` (one value per vocabulary entry, finite or suppressed), looking back on nothing. Returns its id
+/// and its log-probability in nats.
 pub fn sample(logits: &[f32], params: &Params, source: &mut Source) -> (u32, f32) {
-    if params.temperature <= 0.0 {
-        let best = argmax(logits);
-        return (best as u32, log_softmax_at(logits, 1.0, best));
-    }
-    let t = f64::from(params.temperature);
-    let max = f64::from(logits[argmax(logits)]);
-    let mut weights: Vec<f64> = logits.iter().map(|&l| ((f64::from(l) - max) / t).exp()).collect();
-    if params.top_p < 1.0 {
-        keep_top_p(&mut weights, f64::from(params.top_p));
-    }
-    let total: f64 = weights.iter().sum();
-    let target = source.uniform() * total;
-    let mut seen = 0.0;
-    let mut chosen = None;
-    for (id, &w) in weights.iter().enumerate() {
-        if w > 0.0 {
-            seen += w;
-            chosen = Some(id);
-            if target < seen {
-                break;
+    let drawn = draw(logits, params, &History::default(), source);
+    (drawn.id, drawn.log_prob)
+}
+
+/// Draws one token from `logits`, one value per vocabulary entry, finite or suppressed. Takes one number from `source`, or none
+/// where it is greedy.
+pub fn draw(logits: &[f32], params: &Params, history: &History, source: &mut Source) -> Drawn {
+    let shaped = Shaped::new(logits, params, history);
+    let id = match &shaped {
+        Shaped::Greedy { best, .. } => *best,
+        Shaped::Weights { weights, total, .. } => {
+            let target = source.uniform() * total;
+            let mut seen = 0.0;
+            let mut chosen = None;
+            for (id, &weight) in weights.iter().enumerate() {
+                if weight > 0.0 {
+                    seen += weight;
+                    chosen = Some(id);
+                    if target < seen {
+                        break;
+                    }
+                }
             }
+            chosen.unwrap_or_else(|| argmax(logits))
+        }
+    };
+    Drawn {
+        id: id as u32,
+        log_prob: shaped.log_prob(id),
+        kept: shaped.kept(),
+    }
+}
+
+/// The log-probability that [`draw`] gives `id` where it draws it: the same bits, from the same logits, parameters and history.
+/// −∞ where it cannot be drawn. `id` is below the vocabulary's size.
+pub fn log_prob_of(logits: &[f32], params: &Params, history: &History, id: u32) -> f32 {
+    Shaped::new(logits, params, history).log_prob(id as usize)
+}
+
+/// The ids that [`draw`] can draw, rising. A function of the logits' bits, the parameters and the history alone.
+pub fn keep_set(logits: &[f32], params: &Params, history: &History) -> Vec<u32> {
+    match Shaped::new(logits, params, history) {
+        Shaped::Greedy { best, .. } => vec![best as u32],
+        Shaped::Weights { weights, .. } => {
+            let kept = weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0);
+            kept.map(|(id, _)| id as u32).collect()
         }
     }
-    let id = chosen.unwrap_or_else(|| argmax(logits));
-    (id as u32, (weights[id] / total).ln() as f32)
 }
 
 /// Takes a token out of what can be drawn: [`sample`] then draws from the distribution over the others, and its
@@ -93,12 +237,11 @@ pub fn explores(seed: u64, share: f64) -> bool {
 
 /// Log-probabilities of the `k` most probable tokens at temperature 1, most probable first.
 pub fn top_logprobs(logits: &[f32], k: usize) -> Vec<(u32, f32)> {
-    let mut ids: Vec<usize> = (0..logits.len()).collect();
-    ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    let mut order = Order::new(logits.iter().copied().enumerate());
     let lse = log_sum_exp(logits, 1.0);
-    ids.into_iter()
+    order
         .take(k)
-        .map(|i| (i as u32, (f64::from(logits[i]) - lse) as f32))
+        .map(|id| (id as u32, (f64::from(logits[id]) - lse) as f32))
         .collect()
 }
 
@@ -113,27 +256,8 @@ fn log_softmax_at(logits: &[f32], t: f64, id: usize) -> f32 {
 
 fn log_sum_exp(logits: &[f32], t: f64) -> f64 {
     let max = f64::from(logits[argmax(logits)]) / t;
-    let sum: f64 = logits.iter().map(|&l| (f64::from(l) / t - max).exp()).sum();
-    max + sum.ln()
-}
-
-/// Zeroes every weight outside the nucleus. Ties keep the lower id, so the set is a function of the logits alone.
-fn keep_top_p(weights: &mut [f64], top_p: f64) {
-    let total: f64 = weights.iter().sum();
-    let mut ids: Vec<usize> = (0..weights.len()).collect();
-    ids.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
-    let mut reached = 0.0;
-    let mut kept = 0;
-    for &id in &ids {
-        reached += weights[id];
-        kept += 1;
-        if reached >= top_p * total {
-            break;
-        }
-    }
-    for &id in &ids[kept..] {
-        weights[id] = 0.0;
-    }
+    let sum: f64 = logits.iter().map(|&l| shape::exp(f64::from(l) / t - max)).sum();
+    max + libm::log(sum)
 }
 
 fn argmax(values: &[f32]) -> usize {
@@ -147,103 +271,4 @@ fn argmax(values: &[f32]) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn frequencies_follow_the_softmax() {
-        let logits = [1.0f32, 0.0, -1.0, 2.0];
-        let params = Params {
-            temperature: 0.7,
-            top_p: 1.0,
-        };
-        let mut source = Source::new(7);
-        let n = 40_000;
-        let mut counts = [0usize; 4];
-        let mut logprobs = [0f32; 4];
-        for _ in 0..n {
-            let (id, lp) = sample(&logits, &params, &mut source);
-            counts[id as usize] += 1;
-            logprobs[id as usize] = lp;
-        }
-        for id in 0..4 {
-            let p = f64::from(logprobs[id]).exp();
-            let seen = counts[id] as f64 / f64::from(n);
-            assert!((p - seen).abs() < 0.01, "token {id}: {p} against {seen}");
-        }
-        let sum: f64 = logprobs.iter().map(|&l| f64::from(l).exp()).sum();
-        assert!((sum - 1.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn top_p_keeps_the_nucleus_and_renormalises() {
-        // probabilities 0.5, 0.3, 0.2: 0.6 needs the first two
-        let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
-        let params = Params {
-            temperature: 1.0,
-            top_p: 0.6,
-        };
-        let mut source = Source::new(1);
-        for _ in 0..200 {
-            let (id, lp) = sample(&logits, &params, &mut source);
-            let expected = [0.5f64 / 0.8, 0.3 / 0.8][id as usize].ln();
-            assert!((f64::from(lp) - expected).abs() < 1e-6);
-        }
-    }
-
-    #[test]
-    fn the_same_seed_gives_the_same_tokens() {
-        let logits: Vec<f32> = (0..100).map(|i| (i as f32 * 0.37).sin()).collect();
-        let draw = |seed| {
-            let mut s = Source::new(seed);
-            (0..20)
-                .map(|_| sample(&logits, &Params::default(), &mut s).0)
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(draw(5), draw(5));
-        assert_ne!(draw(5), draw(6));
-    }
-
-    #[test]
-    fn without_the_suppressed_token_the_others_share_its_probability() {
-        // probabilities 0.5, 0.3, 0.2; without the first 0.6, 0.4
-        let mut logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
-        suppress(&mut logits, 0);
-        let mut source = Source::new(3);
-        let mut seconds = 0;
-        for _ in 0..20_000 {
-            let (id, lp) = sample(&logits, &Params::default(), &mut source);
-            let expected = [f64::NAN, 0.6, 0.4][id as usize].ln();
-            assert!((f64::from(lp) - expected).abs() < 1e-6);
-            seconds += usize::from(id == 1);
-        }
-        // 0.6 ± 5 standard deviations
-        assert!((11_654..12_346).contains(&seconds), "{seconds}");
-    }
-
-    #[test]
-    fn the_coin_falls_by_its_share_and_the_same_for_the_same_seed() {
-        let explored = (0..50_000).filter(|&seed| explores(seed, 0.02)).count();
-        // 1000 ± 5 standard deviations
-        assert!((843..1157).contains(&explored), "{explored}");
-        assert!((0..1000).all(|seed| !explores(seed, 0.0)));
-        // one that falls for a small share falls for every larger one
-        assert!((0..1000).all(|seed| !explores(seed, 0.1) || explores(seed, 0.3)));
-    }
-
-    #[test]
-    fn greedy_takes_the_best_and_reports_the_plain_softmax() {
-        let (id, lp) = sample(
-            &[0.0, 3.0, 1.0],
-            &Params {
-                temperature: 0.0,
-                top_p: 1.0,
-            },
-            &mut Source::new(0),
-        );
-        assert_eq!(id, 1);
-        let expected = 3.0 - (1.0 + 3f64.exp() + 1f64.exp()).ln();
-        assert!((f64::from(lp) - expected).abs() < 1e-6);
-        assert_eq!(top_logprobs(&[0.0, 3.0, 1.0], 2)[0], (id, lp));
-    }
-}
+mod tests;

@@ -1,8 +1,13 @@
 //! Text to token ids and back, from the `tokenizer.json` of an image, with the ids that end a generation.
 //!
 //! Prompts are tokenised once, where they enter. Sampled ids are never turned into text and back: what is trained on are
-//! the ids. Chat templates are not applied here.
+//! the ids. Chat templates are `chat`'s.
 
+mod decoder;
+
+pub use decoder::Decoder;
+
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -84,6 +89,20 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The ids of `text`, as [`Tokenizer::encode`], and of each whether any of its bytes are in `spans`.
+    pub fn encode_marked(&self, text: &str, spans: &[Range<usize>]) -> Result<(Vec<u32>, Vec<bool>), Error> {
+        let encoding = self
+            .0
+            .tokenizer
+            .encode(text, false)
+            .map_err(|error| Error::Encode(error.to_string()))?;
+        let marked = encoding
+            .get_offsets()
+            .iter()
+            .map(|&(start, end)| spans.iter().any(|span| start < span.end && span.start < end));
+        Ok((encoding.get_ids().to_vec(), marked.collect()))
+    }
+
     /// The text of `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
         self.0
@@ -92,14 +111,16 @@ impl Tokenizer {
             .map_err(|error| Error::Decode(error.to_string()))
     }
 
+    /// Whether decoding `id` can say something: special tokens and unknown ids say nothing, wherever they stand.
+    fn is_text(&self, id: u32) -> bool {
+        let tokenizer = &self.0.tokenizer;
+        let token = tokenizer.id_to_token(id);
+        token.is_some_and(|token| !tokenizer.get_added_vocabulary().is_special_token(&token))
+    }
+
     /// A decoder for ids that come one by one.
     pub fn decoder(&self) -> Decoder {
-        Decoder {
-            tokenizer: self.clone(),
-            ids: vec![],
-            context: 0,
-            read: 0,
-        }
+        Decoder::new(self.clone())
     }
 
     /// Ids that end a generation, the decline token among them where there is one in `eos_token_id`.
@@ -137,58 +158,6 @@ impl std::fmt::Debug for Tokenizer {
             .field("stop_ids", &self.0.stop_ids)
             .field("decline_id", &self.0.decline_id)
             .finish()
-    }
-}
-
-/// No character has this many tokens: what is held back for longer is not going to become one, and decoding it again with
-/// every id would cost ever more.
-const HELD_BACK_IDS_MAX: usize = 64;
-
-/// Turns ids that come one by one into text. A character whose bytes are spread over several tokens is held back until it
-/// is whole; the pieces put together are what [`Tokenizer::decode`] makes of all ids (but for endless broken bytes).
-#[derive(Debug)]
-pub struct Decoder {
-    tokenizer: Tokenizer,
-    ids: Vec<u32>,
-    /// Ids from here on are decoded together: some decoders treat the first token of a text differently.
-    context: usize,
-    /// Ids before this one have been given out.
-    read: usize,
-}
-
-impl Decoder {
-    /// The text that `id` completes; empty while a character is incomplete, and for special tokens.
-    pub fn push(&mut self, id: u32) -> Result<String, Error> {
-        self.ids.push(id);
-        let text = self.pending()?;
-        if text.ends_with(char::REPLACEMENT_CHARACTER) {
-            if self.ids.len() - self.read < HELD_BACK_IDS_MAX {
-                return Ok(String::new());
-            }
-            return self.finish();
-        }
-        self.context = self.read;
-        self.read = self.ids.len();
-        Ok(text)
-    }
-
-    /// The rest, when no more ids come: an incomplete character becomes U+FFFD.
-    pub fn finish(&mut self) -> Result<String, Error> {
-        let text = self.pending()?;
-        self.context = self.ids.len();
-        self.read = self.ids.len();
-        Ok(text)
-    }
-
-    fn pending(&self) -> Result<String, Error> {
-        let given = self.tokenizer.decode(&self.ids[self.context..self.read])?;
-        let all = self.tokenizer.decode(&self.ids[self.context..])?;
-        match all.strip_prefix(&given) {
-            Some(rest) => Ok(rest.to_string()),
-            None => Err(Error::Decode(
-                "the tokenizer's decoder rewrites text that was given out".into(),
-            )),
-        }
     }
 }
 
@@ -268,7 +237,7 @@ mod tests {
     }
 
     /// The printable stand-in of a byte in byte-level vocabularies.
-    fn byte_char(byte: u8) -> char {
+    pub(super) fn byte_char(byte: u8) -> char {
         let printable = |b: u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
         if printable(byte) {
             return char::from(byte);
@@ -328,8 +297,8 @@ mod tests {
     fn endless_broken_bytes_are_given_out_in_pieces() {
         let mut decoder = tokenizer().decoder();
         let text: String = (0..200).map(|_| decoder.push(0x80).unwrap()).collect();
-        assert_eq!(text.chars().count(), 192);
-        assert_eq!(decoder.finish().unwrap().chars().count(), 8);
+        assert_eq!(text.chars().count(), 189);
+        assert_eq!(decoder.finish().unwrap().chars().count(), 11);
         assert_eq!(decoder.push(97).unwrap(), "a");
     }
 

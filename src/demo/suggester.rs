@@ -168,7 +168,7 @@ impl Suggester {
             Way::Sampled { temperature, .. } => {
                 let params = Params {
                     temperature,
-                    top_p: 1.0,
+                    ..Params::default()
                 };
                 sampling::sample(logits, &params, &mut sequence.source)
             }

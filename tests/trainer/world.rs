@@ -442,10 +442,7 @@ fn to_sample(sampled: &Sampled) -> Sample {
 pub fn generate(network: &Network, prompt: &[u32], seed: u64, suppressed: Option<u32>) -> (Vec<u32>, Vec<f32>) {
     let mut cache = KvCache::new(network, 1, 64);
     let mut source = Source::new(seed);
-    let params = Params {
-        temperature: 1.0,
-        top_p: 1.0,
-    };
+    let params = Params::default();
     let mut logits = network.prefill(&mut cache, 0, prompt).unwrap();
     let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
     for _ in 0..5 {

@@ -87,6 +87,7 @@ impl Ask {
                     top_p if top_p > 0.0 => top_p,
                     _ => return Err(bad("top_p is 0; give more than 0, or temperature 0 for greedy")),
                 },
+                ..Params::default()
             },
             n: match request.n.unwrap_or(1) {
                 n if n >= 1 && n <= options.choices_max as i64 => n as usize,

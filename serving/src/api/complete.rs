@@ -93,7 +93,7 @@ impl Begun {
                 version: route.version.clone(),
                 prompt: prompt_ids.clone(),
                 max_tokens,
-                params: ask.params,
+                params: ask.params.clone(),
                 seed,
                 stop_ids: Vec::new(),
                 suppressed: toss.and_then(|toss| toss.suppressed),

@@ -45,7 +45,7 @@ fn the_sampler_and_the_trainer_agree_also_where_declining_is_almost_certain() {
     let logits = [0.3f32, -1.1, 14.0, 0.7, -0.2];
     let params = Params {
         temperature: 0.8,
-        top_p: 1.0,
+        ..Params::default()
     };
     let mut source = Source::new(5);
     let mut masked = logits;

@@ -107,7 +107,7 @@ fn request(version: &Arc<Version>, prompt: &[u32], max_tokens: usize) -> (Reques
         max_tokens,
         params: Params {
             temperature: 0.0,
-            top_p: 1.0,
+            ..Params::default()
         },
         seed: 1,
         stop_ids: Vec::new(),

@@ -1,0 +1,90 @@
+//! `{% generation %}` blocks: what the assistant wrote. They are rendered between two characters that occur nowhere else, which
+//! are then taken out.
+
+use std::ops::Range;
+
+use minijinja::value::Kwargs;
+use minijinja::{State, Value};
+
+use super::{Conversation, Error, Rendered};
+
+/// What `{% generation %}` becomes: a call of this with the block as its caller, which is what it is in `transformers` too.
+pub const GENERATION: &str = "springtide_generation";
+
+/// Rewrites `{% generation %}` … `{% endgeneration %}`, which minijinja does not know, as a call block.
+pub fn with_calls_for_generation_blocks(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out += before;
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let inner = &tag[2..end];
+        let word = inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
+        match word {
+            "generation" => out += &format!("{{%{}%}}", inner.replacen(word, &format!("call {GENERATION}()"), 1)),
+            "endgeneration" => out += &format!("{{%{}%}}", inner.replacen(word, "endcall", 1)),
+            _ => out += &tag[..end + 2],
+        }
+        rest = &tag[end + 2..];
+    }
+    out + rest
+}
+
+/// The function behind a generation block: its text, between marks if there are any.
+pub fn generation(marks: Option<[char; 2]>) -> Value {
+    Value::from_function(move |state: &mut State, kwargs: Kwargs| {
+        let caller: Value = kwargs.get("caller")?;
+        let text = caller.call(state, &[])?;
+        Ok::<_, minijinja::Error>(match marks {
+            Some([start, end]) => Value::from(format!("{start}{text}{end}")),
+            None => text,
+        })
+    })
+}
+
+/// Two of Unicode's noncharacters that neither the template nor the conversation contains.
+pub fn unused_characters(source: &str, conversation: &Conversation) -> Result<[char; 2], Error> {
+    let Conversation {
+        messages,
+        tools,
+        documents,
+        variables,
+        ..
+    } = conversation;
+    let data = serde_json::to_string(&(messages, tools, documents, variables))
+        .map_err(|error| Error::Conversation(format!("the conversation is not plain data: {error}")))?;
+    let mut free = ('\u{fdd0}'..='\u{fdef}').filter(|&mark| !source.contains(mark) && !data.contains(mark));
+    match (free.next(), free.next()) {
+        (Some(start), Some(end)) => Ok([start, end]),
+        _ => Err(Error::Conversation(
+            "the conversation uses all of U+FDD0 to U+FDEF, which are no characters".into(),
+        )),
+    }
+}
+
+/// The text without its marks, and where they were. Blocks do not nest; a block inside another is part of it.
+pub fn take_out(marked: &str, [start, end]: [char; 2]) -> Rendered {
+    let mut text = String::with_capacity(marked.len());
+    let mut assistant: Vec<Range<usize>> = Vec::new();
+    let (mut depth, mut from) = (0, 0);
+    for character in marked.chars() {
+        if character == start {
+            if depth == 0 {
+                from = text.len();
+            }
+            depth += 1;
+        } else if character == end {
+            depth -= 1;
+            if depth == 0 && from < text.len() {
+                assistant.push(from..text.len());
+            }
+        } else {
+            text.push(character);
+        }
+    }
+    Rendered { text, assistant }
+}

@@ -1,0 +1,225 @@
+//! The distribution that is drawn from: logits with bias and penalties, as weights, with what is filtered out at zero.
+
+use std::borrow::Cow;
+
+use super::{History, Params, argmax, log_softmax_at};
+
+/// What a token is drawn from.
+pub enum Shaped<'a> {
+    Greedy {
+        z: Cow<'a, [f32]>,
+        best: usize,
+    },
+    Weights {
+        /// By id, not normalised; 0 cannot be drawn.
+        weights: Vec<f64>,
+        /// Their sum, in the order of ids.
+        total: f64,
+    },
+}
+
+impl<'a> Shaped<'a> {
+    pub fn new(logits: &'a [f32], params: &Params, history: &History) -> Self {
+        let z = adjusted(logits, params, history);
+        let best = argmax(&z);
+        if params.temperature <= 0.0 {
+            return Shaped::Greedy { z, best };
+        }
+        let weights = weights(&z, best, params);
+        let total = weights.iter().sum();
+        Shaped::Weights { weights, total }
+    }
+
+    pub fn log_prob(&self, id: usize) -> f32 {
+        match self {
+            Shaped::Greedy { z, .. } => log_softmax_at(z, 1.0, id),
+            Shaped::Weights { weights, total } => libm::log(weights[id] / total) as f32,
+        }
+    }
+
+    pub fn kept(&self) -> u32 {
+        match self {
+            Shaped::Greedy { .. } => 1,
+            Shaped::Weights { weights, .. } => weights.iter().filter(|&&weight| weight > 0.0).count() as u32,
+        }
+    }
+}
+
+/// The logits with bias and penalties; themselves where there are none.
+fn adjusted<'a>(logits: &'a [f32], params: &Params, history: &History) -> Cow<'a, [f32]> {
+    if params.logit_bias.is_empty() && !params.looks_back() {
+        return logits.into();
+    }
+    let mut z = logits.to_vec();
+    for (&id, &bias) in &params.logit_bias {
+        if let Some(z) = z.get_mut(id as usize) {
+            *z += bias;
+        }
+    }
+    if params.looks_back() {
+        let repetition = params.repetition_penalty;
+        for (&id, &sampled) in &history.sampled {
+            let Some(z) = z.get_mut(id as usize) else { continue };
+            *z = if *z < 0.0 { *z * repetition } else { *z / repetition };
+            if sampled > 0 {
+                *z -= params.frequency_penalty * sampled as f32;
+                *z -= params.presence_penalty;
+            }
+        }
+    }
+    z.into()
+}
+
+/// Weights with those at zero that min-p, top-k or top-p takes out. Min-p and top-k keep a beginning of the same order, so
+/// that it does not matter which comes first: with top-k first, few weights need be computed.
+fn weights(z: &[f32], best: usize, params: &Params) -> Vec<f64> {
+    let (inverse, max) = (1.0 / f64::from(params.temperature), f64::from(z[best]));
+    let weight = |z: f32| exp((f64::from(z) - max) * inverse);
+    let top_k = match params.top_k {
+        0 => usize::MAX,
+        k => k as usize,
+    };
+    let mut weights: Vec<f64> = match top_k < z.len() {
+        true => {
+            let mut order = Order::new(z.iter().copied().enumerate());
+            let mut weights = vec![0.0; z.len()];
+            for id in order.first(top_k) {
+                weights[id] = weight(z[id]);
+            }
+            weights
+        }
+        false => z.iter().map(|&z| weight(z)).collect(),
+    };
+    let least = f64::from(params.min_p);
+    if least > 0.0 {
+        for weight in &mut weights {
+            *weight = if *weight < least { 0.0 } else { *weight };
+        }
+    }
+    if params.top_p < 1.0 {
+        let enough = f64::from(params.top_p) * weights.iter().sum::<f64>();
+        let left = z.iter().copied().enumerate().filter(|&(id, _)| weights[id] > 0.0);
+        let mut order = Order::new(left);
+        let mut kept = vec![0.0; z.len()];
+        let mut reached = 0.0;
+        let mut next = 64;
+        'reach: while !order.is_empty() {
+            // mostly few are enough: not all need be sorted
+            for id in order.take(next) {
+                reached += weights[id];
+                kept[id] = weights[id];
+                if reached >= enough {
+                    break 'reach;
+                }
+            }
+            next *= 4;
+        }
+        weights = kept;
+    }
+    weights
+}
+
+/// Ids, the largest z first and of equal ones the lower id.
+pub struct Order {
+    /// In one number, so that it is compared fast: z, turned so that larger ones are smaller numbers, and the id.
+    keys: Vec<u64>,
+    taken: usize,
+}
+
+impl Order {
+    pub fn new(ids: impl Iterator<Item = (usize, f32)>) -> Self {
+        let key = |(id, z): (usize, f32)| {
+            let bits = (z + 0.0).to_bits(); // + 0.0: there is one zero
+            let rising = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
+            u64::from(!rising) << 32 | id as u64
+        };
+        Order {
+            keys: ids.map(key).collect(),
+            taken: 0,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.taken == self.keys.len()
+    }
+
+    /// The first `n` ids, in any order.
+    pub fn first(&mut self, n: usize) -> impl Iterator<Item = usize> {
+        if 0 < n && n < self.keys.len() {
+            self.keys.select_nth_unstable(n - 1);
+        }
+        let n = n.min(self.keys.len());
+        self.keys[..n].iter().map(|&key| key as u32 as usize)
+    }
+
+    /// The next `n` ids, in order.
+    pub fn take(&mut self, n: usize) -> impl Iterator<Item = usize> {
+        let rest = &mut self.keys[self.taken..];
+        if 0 < n && n < rest.len() {
+            rest.select_nth_unstable(n - 1);
+        }
+        let n = n.min(rest.len());
+        rest[..n].sort_unstable();
+        self.taken += n;
+        rest[..n].iter().map(|&key| key as u32 as usize)
+    }
+}
+
+/// eˣ for x ≤ 0, to 2 units in the last place; 0 from −708 on. Additions and multiplications alone, none fused, no branches and no
+/// tables: compilers make it as wide as the machine is, and it gives the same bits on all of them.
+pub fn exp(x: f64) -> f64 {
+    // x = k ln 2 + r with |r| ≤ ln 2 / 2; ln 2 in two parts, the first short enough for an exact product
+    const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
+    const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+    // to a number of this size, adding rounds to whole ones, which are then its lowest bits
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    let rounded = x * std::f64::consts::LOG2_E + ROUND;
+    let k = rounded - ROUND;
+    let r = x - k * LN_2_HIGH - k * LN_2_LOW;
+    // 1 / n!, from n = 13 down
+    const COEFFICIENTS: [f64; 13] = [
+        2.087_675_698_786_81e-9,
+        2.505_210_838_544_172e-8,
+        2.755_731_922_398_589_4e-7,
+        2.755_731_922_398_589e-6,
+        2.480_158_730_158_73e-5,
+        1.984_126_984_126_984e-4,
+        1.388_888_888_888_889e-3,
+        8.333_333_333_333_333e-3,
+        4.166_666_666_666_666_4e-2,
+        1.666_666_666_666_666_6e-1,
+        0.5,
+        1.0,
+        1.0,
+    ];
+    let series = COEFFICIENTS
+        .iter()
+        .fold(1.605_904_383_682_161_5e-10, |sum, c| sum * r + c);
+    // k is added to the exponent
+    let value = f64::from_bits(series.to_bits().wrapping_add(rounded.to_bits() << 52));
+    if x < -708.0 { 0.0 } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exp;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_exponential_is_exact_to_two_units(x in -708.0f64..=0.0) {
+            let exact = libm::exp(x);
+            prop_assert!((exp(x) - exact).abs() <= 2.0 * f64::EPSILON * exact, "{x}: {} {exact}", exp(x));
+        }
+    }
+
+    #[test]
+    fn the_ends_of_the_exponential() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-0.0), 1.0);
+        assert_eq!(exp(-1e-300), 1.0);
+        assert_eq!(exp(-709.0), 0.0);
+        assert_eq!(exp(f64::NEG_INFINITY), 0.0);
+        assert!(exp(f64::NAN).is_nan());
+    }
+}
