@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans chaos-ingest bench-ingest demo learn base sqlx golden
+.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans chaos-ingest bench-ingest bench-policy parity demo learn base sqlx golden
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -85,6 +85,13 @@ base: build ## train the demo's base model again, into .springtide/base (about 4
 
 sqlx: ## after a change of a query or a migration: write .sqlx anew, against a Postgres of its own
 	$(SPRINGTIDE) stack test-env -- scripts/sqlx.sh $$($(SPRINGTIDE) stack fetch | awk '/^Postgres/ { print $$2 }')/bin/psql
+
+parity: libtorch ## the model against transformers, and every way to compute a token against every other: two tables
+	cargo test --locked --package policy --features torch --test parity -- --nocapture --test-threads 1
+
+bench-policy: libtorch ## tokens/s of prefill, decode and training step, beside libtorch and (where `make golden` has been) transformers
+	OMP_NUM_THREADS=1 cargo bench --locked --package policy --features torch --bench policy
+	scripts/bench-transformers.sh $(TARGET)/bench/policy.json
 
 golden: ## make policy/tests/golden anew with transformers and torch from PyPI (needs python3 and 5 GB)
 	scripts/golden.sh

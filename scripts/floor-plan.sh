@@ -23,9 +23,8 @@ forbid ingest  ""    tch torch-sys policy trainer serving
 forbid policy  torch sqlx axum rdkafka edge ingest trainer serving
 forbid policy  ""    tch torch-sys
 forbid trainer torch serving
-forbid serving torch trainer
 forbid trainer ""    tch torch-sys
-forbid serving ""    tch torch-sys
+forbid serving ""    tch torch-sys trainer
 
 # Each table has one writing crate.
 writer() {

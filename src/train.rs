@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-use policy::config::ModelConfig;
+use policy::config::{Family, ModelConfig};
 use trainer::sft;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -98,9 +98,10 @@ fn demo_shape() -> ModelConfig {
         num_key_value_heads: 4,
         head_dim: 64,
         rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
         max_position_embeddings: 256,
         tie_word_embeddings: true,
         qk_norm: true,
+        family: Family::Qwen3,
+        ..ModelConfig::default()
     }
 }

@@ -244,13 +244,17 @@ pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
 }
 
 pub async fn no_dead_letters(stack: &Stack) {
+    assert_eq!(number_of_dead_letters(stack), 0, "there are dead letters");
+}
+
+fn number_of_dead_letters(stack: &Stack) -> i64 {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", &stack.kafka.brokers)
         .create()
         .unwrap();
     let topic = stack.kafka.topics().dlq;
     let (low, high) = consumer.fetch_watermarks(&topic, 0, SOON).unwrap();
-    assert_eq!(high - low, 0, "there are dead letters");
+    high - low
 }
 
 #[derive(Debug, PartialEq, sqlx::FromRow)]
@@ -433,6 +437,28 @@ async fn the_same_id_with_another_body_is_a_409_over_http_and_a_dead_letter_from
         .await
         .unwrap();
     assert_eq!(user, "user-1");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_behind_a_conflict_in_one_batch_is_still_a_duplicate() {
+    let stack = Stack::start("behind_conflict").await;
+    let service = Service::start(&stack).await;
+    let first = generation().into_event("default", SOURCE);
+    send(&stack, std::slice::from_ref(&first)).await;
+    stored(&stack.pool, 1).await;
+    service.stop().await;
+    // while nobody reads: another body under the same name, then the stored one again
+    let mut other = first.clone();
+    if let event::Body::Generation(body) = &mut other.body {
+        body.user_key = "someone-else".to_owned();
+    }
+    send(&stack, &[other, first]).await;
+    let service = Service::start(&stack).await;
+    stored(&stack.pool, 3).await;
+    let letters = dead_letters(&stack, 1).await;
+    assert_eq!(letters[0].headers["offset"], "1");
+    assert_eq!(number_of_dead_letters(&stack), 1);
     service.stop().await;
 }
 

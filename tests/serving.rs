@@ -4,7 +4,7 @@
 use crate::support::{Stack, eventually};
 use axum::Router;
 use edge::auth::{Auth, AuthOptions};
-use policy::config::ModelConfig;
+use policy::config::{Family, ModelConfig};
 use policy::image::Image;
 use policy::manifest::{Manifest, Parent};
 use policy::network::random_image;
@@ -34,10 +34,11 @@ fn tiny() -> ModelConfig {
         num_key_value_heads: 1,
         head_dim: 16,
         rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
         max_position_embeddings: 64,
         tie_word_embeddings: true,
         qk_norm: true,
+        family: Family::Qwen3,
+        ..ModelConfig::default()
     }
 }
 

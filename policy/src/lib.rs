@@ -9,11 +9,15 @@ pub mod delta;
 pub mod digest;
 pub mod folder;
 pub mod image;
+pub mod kernel;
 pub mod listing;
 pub mod manifest;
+pub mod model;
 #[cfg(feature = "torch")]
 pub mod network;
+pub mod router;
 pub mod sampling;
 pub mod sign;
 pub mod store;
 pub mod tokenizer;
+pub mod transformer;

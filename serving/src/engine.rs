@@ -7,10 +7,8 @@
 mod batch;
 pub mod model;
 mod queue;
+pub mod resident;
 mod thread;
-
-#[cfg(feature = "torch")]
-pub mod network;
 
 pub use thread::{Config, Handle, Thread, spawn};
 

@@ -2,7 +2,7 @@
 //! release loop that decides which version an alias names. Never meets the trainer but through the policy store, the log,
 //! the database and the public API.
 //!
-//! Only `serve` and `engine::network` need libtorch (feature `torch`); scheduling, routing, following and releasing do not.
+//! Needs no libtorch: the model that answers computes with kernels of its own (`policy::model`).
 
 pub mod api;
 pub mod engine;
@@ -11,7 +11,6 @@ pub mod follow;
 pub mod options;
 pub mod release;
 pub mod routing;
-#[cfg(feature = "torch")]
 pub mod serve;
 
 pub use options::{ArmOptions, ReleaseOptions, ServeOptions};

@@ -1,7 +1,7 @@
 //! The serving role: engine thread, follower, reporter and API of one replica, started together and stopped in order.
 
 use crate::api::{self, Api};
-use crate::engine::{self, network::Resident};
+use crate::engine::{self, resident::Resident};
 use crate::follow::{self, Follower, Reporter, Stage, Staged, Told};
 use crate::options::ServeOptions;
 use crate::routing::Routing;

@@ -76,15 +76,14 @@ pub struct EvaluateArgs {
 /// Prints exact match of greedy suggestions on held-out crates, with and without the freedom to decline.
 #[cfg(feature = "torch")]
 pub fn evaluate(args: &EvaluateArgs) -> anyhow::Result<()> {
-    use policy::network::{KvCache, Network};
-    policy::network::set_threads(1);
+    use policy::model::{KvCache, Model};
     let image = policy::image::Image::read_dir(&args.model)?;
-    let network = Network::from_image(&image)?;
+    let model = Model::from_image(&image)?;
     let tokens = policy::tokenizer::Tokenizer::from_image(&image)?;
     let files = sources::files_of(sources::Split::HeldOut)?;
     anyhow::ensure!(!files.is_empty(), "there are no held-out files; run `cargo fetch`");
     let mut rng = StdRng::seed_from_u64(args.seed);
-    let mut cache = KvCache::new(&network, 1, network.config().max_position_embeddings as usize);
+    let mut cache = KvCache::new(&model, 1, model.config().max_position_embeddings as usize);
     let decline = tokens.decline_id();
     let (mut matched, mut shown, mut matched_shown, mut asked) = (0u32, 0u32, 0u32, 0u32);
     while (asked as usize) < args.pauses {
@@ -101,7 +100,7 @@ pub fn evaluate(args: &EvaluateArgs) -> anyhow::Result<()> {
         if ids.len() > room {
             ids.drain(..ids.len() - room);
         }
-        let mut logits = network.prefill(&mut cache, 0, &ids)?;
+        let mut logits = model.prefill(&mut cache, 0, &ids)?;
         let mut suggestion = Vec::new();
         let mut would_decline = false;
         for _ in 0..SUGGESTION_TOKENS_MAX {
@@ -117,7 +116,7 @@ pub fn evaluate(args: &EvaluateArgs) -> anyhow::Result<()> {
                 break;
             }
             suggestion.push(token);
-            logits = network.decode(&mut cache, &[token])?.swap_remove(0);
+            logits = model.decode(&mut cache, &[token])?.swap_remove(0);
         }
         cache.clear(0);
         let right = tokens.decode(&suggestion)?.trim_end() == &file.text[pause.at..pause.end];

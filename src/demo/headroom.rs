@@ -188,7 +188,6 @@ pub fn draw(desks: &[Vec<Desk>], first: usize, seed: u64, n: usize) -> Vec<(usiz
 
 /// Asks the base at each pause, both ways, on all cores. Pauses whose context never fits are left out.
 pub fn ask(image: &Image, pauses: &[(usize, Pause)], temperature: f32, seed: u64) -> anyhow::Result<Vec<Asked>> {
-    policy::network::set_threads(1);
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
     let asked = Mutex::new(BTreeMap::new());
     let chunks: Vec<(usize, &[(usize, Pause)])> = pauses.chunks(64).enumerate().collect();

@@ -62,7 +62,6 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    policy::network::set_threads(1);
     let mut image = Arc::new(Image::read_dir(&args.model)?);
     let desks = developer::deal(&args.corpus.files()?, args.corpus.developers as usize)?;
     let mut suggester = Suggester::new(&image)?;

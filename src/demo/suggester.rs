@@ -4,7 +4,7 @@
 use anyhow::{Context, ensure};
 use policy::{
     image::Image,
-    network::{KvCache, Network},
+    model::{KvCache, Model},
     sampling::{self, Params, Source},
     tokenizer::Tokenizer,
 };
@@ -47,7 +47,7 @@ impl Draft {
 
 /// Weights, tokenizer and cache on one thread.
 pub struct Suggester {
-    network: Network,
+    model: Model,
     tokenizer: Tokenizer,
     cache: KvCache,
 }
@@ -62,22 +62,23 @@ struct Sequence {
 
 impl Suggester {
     pub fn new(image: &Image) -> anyhow::Result<Self> {
-        let network = Network::from_image(image).context("build the network")?;
-        let context = network.config().max_position_embeddings as usize;
+        let model = Model::from_image(image).context("build the model")?;
+        let context = model.config().max_position_embeddings as usize;
         ensure!(
             context > SUGGESTION_TOKENS_MAX,
             "the model's context of {context} tokens leaves no room for a prompt"
         );
         Ok(Self {
             tokenizer: Tokenizer::from_image(image).context("read the tokenizer")?,
-            cache: KvCache::new(&network, SLOTS, context),
-            network,
+            cache: KvCache::new(&model, SLOTS, context),
+            model,
         })
     }
 
     /// Goes on with other weights of the same shape.
     pub fn load(&mut self, image: &Image) -> anyhow::Result<()> {
-        self.network.load_values(image).context("load the weights")
+        self.model = Model::from_image(image).context("load the weights")?;
+        Ok(())
     }
 
     /// The ids that a pause is asked with: shortened as the demo's client does when the server refuses. None: never fits.
@@ -118,7 +119,7 @@ impl Suggester {
                 .iter()
                 .filter_map(|sequence| sequence.draft.tokens.last().copied())
                 .collect();
-            let logits = self.network.decode(&mut self.cache, &last)?;
+            let logits = self.model.decode(&mut self.cache, &last)?;
             for slot in (0..running.len()).rev() {
                 if self.take(&mut running[slot], &logits[slot])? {
                     self.release(&mut running, &mut done, slot);
@@ -136,7 +137,7 @@ impl Suggester {
         ways: &[Way],
     ) -> anyhow::Result<()> {
         let first = running.len();
-        let logits = self.network.prefill(&mut self.cache, first, ids)?;
+        let logits = self.model.prefill(&mut self.cache, first, ids)?;
         for (nth, &way) in ways.iter().enumerate() {
             if nth > 0 {
                 self.cache.copy_slot(first, first + nth);

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::routing::post;
 use ingest::event::{FinishReason, Generation, Purpose, VersionSpan};
 use ingest::log::Producer;
-use policy::network::Network;
+use policy::model::Model;
 use policy::sign::TrustedKeys;
 use policy::store::Store;
 use serde_json::{Value, json};
@@ -70,9 +70,9 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
     let sampled = {
         let prompt = prompt.clone();
         let work = move || {
-            let network = Network::from_image(&image).unwrap();
+            let model = Model::from_image(&image).unwrap();
             (first..first + count)
-                .map(|seed| generate(&network, &prompt, seed, None))
+                .map(|seed| generate(&model, &prompt, seed, None))
                 .collect::<Vec<_>>()
         };
         tokio::task::spawn_blocking(work).await.unwrap()

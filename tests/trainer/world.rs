@@ -2,9 +2,10 @@
 
 use crate::support::{Stack, eventually};
 use ingest::payload::Store as Payloads;
-use policy::config::ModelConfig;
+use policy::config::{Family, ModelConfig};
 use policy::image::Image;
-use policy::network::{KvCache, Network, random_image};
+use policy::model::{KvCache, Model};
+use policy::network::random_image;
 use policy::sampling::{Params, Source, sample, suppress};
 use policy::sign::{SigningKey, TrustedKeys};
 use policy::store::Store;
@@ -93,10 +94,11 @@ fn config() -> ModelConfig {
         num_key_value_heads: 2,
         head_dim: 8,
         rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
         max_position_embeddings: 64,
         tie_word_embeddings: true,
         qk_norm: true,
+        family: Family::Qwen3,
+        ..ModelConfig::default()
     }
 }
 
@@ -179,13 +181,13 @@ impl World {
     /// Generations of `version`, newest ids last, with rewards of both signs.
     pub async fn sample(&self, version: i64, count: usize) -> Vec<Sampled> {
         let image = self.materialise(version).await;
-        let network = Network::from_image(&image).unwrap();
+        let model = Model::from_image(&image).unwrap();
         (0..count)
             .map(|i| {
                 let seed = self.seeds.fetch_add(1, Ordering::Relaxed);
                 let prompt: Vec<u32> = (0..3 + seed % 5).map(|j| ((seed * 7 + j * 11) % 61) as u32).collect();
                 let suppressed = seed % 4 == 1;
-                let (tokens, logprobs) = generate(&network, &prompt, seed, suppressed.then_some(DECLINE));
+                let (tokens, logprobs) = generate(&model, &prompt, seed, suppressed.then_some(DECLINE));
                 Sampled {
                     id: Uuid::now_v7(),
                     version,
@@ -439,11 +441,11 @@ fn to_sample(sampled: &Sampled) -> Sample {
 }
 
 /// Samples five tokens through the KV cache, as serving does, without the one that is suppressed.
-pub fn generate(network: &Network, prompt: &[u32], seed: u64, suppressed: Option<u32>) -> (Vec<u32>, Vec<f32>) {
-    let mut cache = KvCache::new(network, 1, 64);
+pub fn generate(model: &Model, prompt: &[u32], seed: u64, suppressed: Option<u32>) -> (Vec<u32>, Vec<f32>) {
+    let mut cache = KvCache::new(model, 1, 64);
     let mut source = Source::new(seed);
     let params = Params::default();
-    let mut logits = network.prefill(&mut cache, 0, prompt).unwrap();
+    let mut logits = model.prefill(&mut cache, 0, prompt).unwrap();
     let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
     for _ in 0..5 {
         if let Some(id) = suppressed {
@@ -452,7 +454,7 @@ pub fn generate(network: &Network, prompt: &[u32], seed: u64, suppressed: Option
         let (token, logprob) = sample(&logits, &params, &mut source);
         tokens.push(token);
         logprobs.push(logprob);
-        logits = network.decode(&mut cache, &[token]).unwrap().remove(0);
+        logits = model.decode(&mut cache, &[token]).unwrap().remove(0);
     }
     (tokens, logprobs)
 }

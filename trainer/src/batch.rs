@@ -1,4 +1,5 @@
-//! From samples to the arrays of a forward pass: padded ids, and the positions of the trained tokens.
+//! From samples to the arrays of a forward pass: sequences one after the other, and the rows of the trained tokens.
+//! Nothing is padded: attention knows where a sequence ends.
 //!
 //! Everything after the network works on the trained tokens alone, packed into one dimension; masked tokens are simply
 //! not among them. Denominators are the whole cohort's, whatever it is cut into, so the cut changes nothing but the order
@@ -6,16 +7,13 @@
 
 use crate::sample::Sample;
 
-/// Rows that go through the network together, and their trained tokens.
+/// Sequences that go through the network together, and their trained tokens.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct MicroBatch {
-    pub rows: usize,
-    /// Length of the padded rows.
-    pub width: usize,
-    /// `[rows × width]`, padded on the right with 0.
-    pub ids: Vec<i64>,
-    /// Flat position `row · width + t` whose logits predict the trained token.
-    pub positions: Vec<i64>,
+    /// What each sequence is read from: all but its last token.
+    pub sequences: Vec<Vec<u32>>,
+    /// Row, counted through all sequences, whose logits predict the trained token.
+    pub positions: Vec<usize>,
     /// The trained token itself.
     pub targets: Vec<i64>,
     /// Its logged log-probability, nats.
@@ -58,48 +56,46 @@ pub fn count(samples: &[Sample]) -> Counts {
     }
 }
 
-/// Cuts samples into micro-batches of at most `tokens_max` padded tokens (a longer row gets one of its own), similar
-/// lengths together, and those without a gradient apart. The result depends on nothing but the arguments.
+/// Cuts samples into micro-batches of at most `tokens_max` tokens (a longer sequence gets one of its own), the longest first,
+/// and those without a gradient apart. The result depends on nothing but the arguments.
 pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Vec<MicroBatch> {
     let (moving, still): (Vec<usize>, Vec<usize>) = (0..samples.len()).partition(|&i| advantages[i] != 0.0);
     let mut batches = Vec::new();
     for mut order in [moving, still] {
         order.sort_by_key(|&i| (std::cmp::Reverse(samples[i].input_len()), i));
         let mut rest = order.as_slice();
-        while let Some(&longest) = rest.first() {
-            let width = samples[longest].input_len();
-            let rows = (tokens_max / width.max(1)).clamp(1, rest.len());
-            let (now, later) = rest.split_at(rows);
-            batches.push(micro_batch(now, width, samples, advantages));
+        while !rest.is_empty() {
+            let mut tokens = 0;
+            let fits = |&&i: &&usize| {
+                tokens += samples[i].input_len();
+                tokens <= tokens_max
+            };
+            let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            batches.push(micro_batch(now, samples, advantages));
             rest = later;
         }
     }
     batches
 }
 
-fn micro_batch(rows: &[usize], width: usize, samples: &[Sample], advantages: &[f64]) -> MicroBatch {
-    let mut batch = MicroBatch {
-        rows: rows.len(),
-        width,
-        ids: vec![0; rows.len() * width],
-        ..MicroBatch::default()
-    };
-    for (row, &i) in rows.iter().enumerate() {
+fn micro_batch(chosen: &[usize], samples: &[Sample], advantages: &[f64]) -> MicroBatch {
+    let mut batch = MicroBatch::default();
+    let mut first = 0;
+    for &i in chosen {
         let sample = &samples[i];
-        let inputs = sample.prompt.iter().chain(&sample.tokens);
-        for (slot, &id) in batch.ids[row * width..].iter_mut().zip(inputs.take(sample.input_len())) {
-            *slot = i64::from(id);
-        }
+        let inputs = sample.prompt.iter().chain(&sample.tokens).take(sample.input_len());
+        batch.sequences.push(inputs.copied().collect());
         for (j, &token) in sample.tokens.iter().enumerate().filter(|&(j, _)| sample.mask[j]) {
             if sample.suppressed {
                 batch.suppressed.push(batch.targets.len() as i64);
             }
-            batch.positions.push((row * width + sample.prompt.len() - 1 + j) as i64);
+            batch.positions.push(first + sample.prompt.len() - 1 + j);
             batch.targets.push(i64::from(token));
             batch.behaviour.push(sample.logprobs[j]);
             batch.advantage.push((advantages[i] * sample.weight) as f32);
             batch.temperature.push(sample.temperature);
         }
+        first += sample.input_len();
     }
     batch
 }
@@ -135,8 +131,7 @@ mod tests {
         let batches = pack(&samples, &[0.5, -1.0], 100);
         assert_eq!(batches.len(), 1);
         let b = &batches[0];
-        assert_eq!((b.rows, b.width), (2, 4));
-        assert_eq!(b.ids, [5, 6, 7, 8, 1, 2, 0, 0]);
+        assert_eq!(b.sequences, [vec![5, 6, 7, 8], vec![1, 2]]);
         assert_eq!(b.positions, [2, 3, 4]); // 7→8, 8→9, and in the second row 1→2
         assert_eq!(b.targets, [8, 9, 2]);
         assert_eq!(b.behaviour, [-8.0, -9.0, -2.0]);
@@ -169,9 +164,9 @@ mod tests {
         let samples: Vec<Sample> = (1..20).map(|n| sample(&vec![3; n], &[4, 5], &[true, true])).collect();
         let batches = pack(&samples, &vec![1.0; samples.len()], 40);
         for b in &batches {
-            assert!(b.rows == 1 || b.rows * b.width <= 40);
+            assert!(b.sequences.len() == 1 || b.sequences.concat().len() <= 40);
         }
-        assert_eq!(batches.iter().map(|b| b.rows).sum::<usize>(), samples.len());
+        assert_eq!(batches.iter().map(|b| b.sequences.len()).sum::<usize>(), samples.len());
         assert_eq!(
             batches.iter().map(|b| b.targets.len()).sum::<usize>(),
             count(&samples).tokens
@@ -182,15 +177,16 @@ mod tests {
     fn what_has_no_gradient_is_packed_apart() {
         let samples: Vec<Sample> = (1..5).map(|n| sample(&vec![3; n], &[4], &[true])).collect();
         let batches = pack(&samples, &[0.0, 0.5, f64::NAN, 0.0], 100);
-        let shape: Vec<_> = batches.iter().map(|b| (b.rows, b.width, b.has_gradient())).collect();
-        assert_eq!(shape, [(2, 3, true), (2, 4, false)]);
+        let shape = |b: &MicroBatch| (b.sequences.iter().map(Vec::len).collect::<Vec<_>>(), b.has_gradient());
+        let shapes: Vec<_> = batches.iter().map(shape).collect();
+        assert_eq!(shapes, [(vec![3, 2], true), (vec![4, 1], false)]);
     }
 
     #[test]
-    fn a_row_longer_than_the_budget_goes_alone() {
+    fn a_sequence_longer_than_the_budget_goes_alone() {
         let samples = [sample(&[1; 50], &[2], &[true]), sample(&[1], &[2], &[true])];
         let batches = pack(&samples, &[0.0, 0.0], 10);
-        assert_eq!((batches[0].rows, batches[0].width), (1, 50));
+        assert_eq!(batches[0].sequences, [vec![1; 50]]);
         assert_eq!(batches.len(), 2);
     }
 }

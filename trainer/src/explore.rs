@@ -18,6 +18,11 @@
 //! showing and declining, has its exact weight, and the following ones count for 1 instead of 1 − π_1(d). ρ_t is at most 1,
 //! so the cap never cuts it. `ppo_clip` does not look at μ and takes explored completions for free ones.
 
+use crate::batch::MicroBatch;
+use policy::model::Rows;
+use policy::sampling::{self, History, Params};
+use std::borrow::Cow;
+
 /// What a trajectory's advantage is multiplied with. `share`: the coin's probability, below 1; `None`: not tossed.
 pub fn weight(declined: bool, share: Option<f32>) -> f64 {
     match share {
@@ -26,32 +31,26 @@ pub fn weight(declined: bool, share: Option<f32>) -> f64 {
     }
 }
 
-#[cfg(feature = "torch")]
-pub use tensors::log_behaviour;
-
-#[cfg(feature = "torch")]
-mod tensors {
-    use crate::batch::MicroBatch;
-    use tch::{Kind, Tensor};
-
-    /// log μ of the trained tokens under the distribution that sampled them: what parity is measured with. `[n]`, without
-    /// gradient. `distribution` is log π over the vocabulary, `[n, V]`, `policy` that of the tokens, `[n]`. A suppressed
-    /// completion that declines all the same has −∞ there, which no parity guard lets pass.
-    pub fn log_behaviour(distribution: &Tensor, policy: &Tensor, batch: &MicroBatch, decline: Option<u32>) -> Tensor {
-        let policy = policy.detach();
-        let Some(decline) = decline.filter(|_| !batch.suppressed.is_empty()) else {
-            return policy;
+/// log μ of the trained tokens under the distribution that sampled them, by the sampler's own arithmetic: what parity is
+/// measured with. One per trained token, from its row of `logits`. `decline`: the version's decline token; a suppressed
+/// completion that declines all the same has −∞ there, which no parity guard lets pass.
+pub fn log_behaviour(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) -> Vec<f32> {
+    let mut suppressed = batch.suppressed.iter().peekable();
+    let mut rows = Vec::with_capacity(batch.targets.len());
+    for (i, logits) in logits.rows().enumerate() {
+        let masked = suppressed.next_if(|&&at| at == i as i64).and(decline);
+        let (target, temperature) = (batch.targets[i] as u32, batch.temperature[i]);
+        let params = Params {
+            temperature,
+            ..Params::default()
         };
-        let rows = Tensor::from_slice(&batch.suppressed);
-        // renormalising log π is renormalising the logits; 1 − π(d) itself would cancel where d is almost certain
-        let masked = distribution
-            .detach()
-            .index_select(0, &rows)
-            .index_fill(1, &Tensor::from_slice(&[i64::from(decline)]), f64::NEG_INFINITY)
-            .log_softmax(-1, Kind::Float);
-        let targets = Tensor::from_slice(&batch.targets).index_select(0, &rows).unsqueeze(1);
-        policy.index_copy(0, &rows, &masked.gather(1, &targets, false).squeeze_dim(1))
+        let mut logits = Cow::from(logits);
+        if let Some(decline) = masked {
+            sampling::suppress(logits.to_mut(), decline);
+        }
+        rows.push(sampling::log_prob_of(&logits, &params, &History::default(), target));
     }
+    rows
 }
 
 #[cfg(test)]

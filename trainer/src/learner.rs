@@ -1,7 +1,7 @@
-//! The learner: one set of master weights, its optimiser, and the network that computes with the published values.
+//! The learner: one set of master weights, its optimiser, and the published values to compute with.
 //!
-//! The forward pass uses what is served (bf16 values held as f32), the gradient goes to the f32 master, and the next
-//! published values are the master rounded. Trajectories may *accumulate* while their cohort fills: a
+//! The forward pass is the sampler's own ([`Model`]), to the bit; the gradient is libtorch's ([`Network`]) at the same
+//! values and goes to the f32 master, and the next published values are the master rounded. Trajectories may *accumulate* while their cohort fills: a
 //! trajectory's gradient does not depend on the others', and what divides their sum is known at the end. A step is then
 //! *proposed*; the caller makes it durable and *accepts* it, or *discards* it and everything is as before. Synchronous and
 //! single-threaded: see [`thread`] for the thread that it lives on. Knows no database, no store and no clock but its own
@@ -19,7 +19,8 @@ use crate::sample::Sample;
 use crate::settings::StepSettings;
 use anyhow::{Context, ensure};
 use policy::image::Image;
-use policy::network::{Network, Parameters, image_from_f32, require_grad};
+use policy::model::{Model, Pass};
+use policy::network::{self, Network, Parameters, image_from_f32, require_grad};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
@@ -81,6 +82,9 @@ pub enum Outcome {
 /// Holds the weights of one line's head.
 #[derive(Debug)]
 pub struct Learner {
+    /// The published values, as they are served.
+    model: Model,
+    /// The same values, as leaves that gather gradients.
     network: Network,
     image: Arc<Image>,
     /// The id that says "show nothing".
@@ -94,6 +98,7 @@ pub struct Learner {
 
 #[derive(Debug)]
 struct Pending {
+    model: Model,
     image: Arc<Image>,
     master: Parameters,
     optimiser: AdamW,
@@ -102,9 +107,11 @@ struct Pending {
 impl Learner {
     /// Starts from a version: the master is its published values, the optimiser is fresh.
     pub fn from_image(image: Arc<Image>) -> anyhow::Result<Self> {
+        let model = Model::from_image(&image).context("build the model of the head")?;
+        model.prove_exact_once();
         let network = Network::from_image(&image).context("build the network of the head")?;
         let leaves = require_grad(network.parameters());
-        let network = Network::from_parameters(network.config().clone(), leaves);
+        let network = Network::from_parameters(network.config().clone(), leaves)?;
         let master: Parameters = network
             .parameters()
             .iter()
@@ -114,6 +121,7 @@ impl Learner {
         let vocabulary = network.config().vocab_size;
         let decline = policy::tokenizer::decline_id(&image).context("read the decline token")?;
         Ok(Learner {
+            model,
             network,
             image,
             decline: decline.filter(|&id| i64::from(id) < vocabulary),
@@ -177,7 +185,7 @@ impl Learner {
         }
         self.sums.join(samples, advantages, batch::count(samples));
         for batch in batch::pack(samples, advantages, settings.micro_batch_tokens) {
-            self.forward_backward(batch, settings);
+            self.forward_backward(batch, settings)?;
         }
         self.sums.seconds += started.elapsed().as_secs_f64();
         Ok(())
@@ -213,16 +221,14 @@ impl Learner {
         }
         let image = Arc::new(image_from_f32(&self.image, &master).context("round the master weights")?);
         let guarding = Instant::now();
-        self.network.load_values(&image).context("try the new weights")?;
-        metrics.kl = self.divergence(&sums.watched);
+        let model = Model::from_image(&image).context("build the model of the new weights")?;
+        metrics.kl = divergence(&model, &sums.watched)?;
         metrics.guard_seconds = guarding.elapsed().as_secs_f64();
         if let Err(breach) = limits.after_update(metrics.kl) {
-            self.network
-                .load_values(&self.image)
-                .context("return to the old weights")?;
             metrics.seconds = seconds(started);
             return Ok(Outcome::Refused { breach, metrics });
         }
+        self.network.load_values(&image).context("take up the new weights")?;
         let changes = policy::delta::stats(&self.image, &image);
         metrics.changed_weights = changes.changed_weights;
         metrics.total_weights = changes.total_weights;
@@ -233,6 +239,7 @@ impl Learner {
             metrics,
         };
         self.pending = Some(Pending {
+            model,
             image,
             master,
             optimiser,
@@ -243,6 +250,7 @@ impl Learner {
     /// The proposed step is durable: stand on it.
     pub fn accept(&mut self) {
         if let Some(pending) = self.pending.take() {
+            self.model = pending.model;
             self.image = pending.image;
             self.master = pending.master;
             self.optimiser = pending.optimiser;
@@ -264,30 +272,31 @@ impl Learner {
     }
 
     /// Gradients of the loss's sum over the micro-batch gather in the network's leaves. Where every advantage is 0 there
-    /// are none: such a micro-batch is only run forward, a third of the work, so that parity holds for every token.
-    fn forward_backward(&mut self, batch: MicroBatch, settings: &StepSettings) {
+    /// are none: such a micro-batch is only run forward, so that parity holds for every token.
+    fn forward_backward(&mut self, batch: MicroBatch, settings: &StepSettings) -> anyhow::Result<()> {
         if batch.targets.is_empty() {
-            return;
+            return Ok(());
         }
+        let pass = score(&self.model, &batch)?;
         let backward = batch.has_gradient();
         let _no_grad = (!backward).then(tch::no_grad_guard);
-        let distribution = self.distribution(&batch);
+        let hidden = network::leaf(&pass.hidden);
+        let logits = network::tensor(&pass.logits);
+        let logits = match backward {
+            true => network::with_values(self.network.project(&hidden), &logits),
+            false => logits,
+        };
+        let distribution = log_softmax(&logits, &batch);
         let logp = at_targets(&distribution, &batch);
         let behaviour = Tensor::from_slice(&batch.behaviour);
         let advantage = Tensor::from_slice(&batch.advantage);
         let terms = settings.loss.terms(&logp, &behaviour, &logp.detach(), &advantage);
         if backward {
             terms.per_token.sum(Kind::Float).backward();
+            self.network.backward(&pass, hidden.grad());
         }
-        self.sums.add(batch, &distribution, &terms, self.decline);
-    }
-
-    /// log-softmax at the trained positions of a micro-batch, at each token's temperature: `[n, V]`.
-    fn distribution(&self, batch: &MicroBatch) -> Tensor {
-        let ids = Tensor::from_slice(&batch.ids).view([batch.rows as i64, batch.width as i64]);
-        let chosen = self.network.hidden_at(&ids, &Tensor::from_slice(&batch.positions));
-        let temperature = Tensor::from_slice(&batch.temperature).unsqueeze(1);
-        (self.network.project(&chosen) / temperature).log_softmax(-1, Kind::Float)
+        self.sums.add(batch, &pass.logits, &distribution, &terms, self.decline);
+        Ok(())
     }
 
     /// Takes the summed gradients out of the leaves, divided, and leaves none behind.
@@ -308,20 +317,30 @@ impl Learner {
             })
             .collect()
     }
+}
 
-    /// Mean KL(old‖new) over the trained tokens that are watched, with the network's present values as new.
-    fn divergence(&self, watched: &[(MicroBatch, Tensor)]) -> f64 {
-        let _no_grad = tch::no_grad_guard();
-        let tokens: usize = watched.iter().map(|(batch, _)| batch.targets.len()).sum();
-        let sum: f64 = watched
-            .iter()
-            .map(|(batch, old)| {
-                let new = self.distribution(batch);
-                (old.exp() * (old - new)).sum(Kind::Double).double_value(&[])
-            })
-            .sum();
-        sum / tokens.max(1) as f64
+/// The model's pass over a micro-batch, asked at its trained positions.
+fn score(model: &Model, batch: &MicroBatch) -> anyhow::Result<Pass> {
+    let sequences: Vec<&[u32]> = batch.sequences.iter().map(Vec::as_slice).collect();
+    Ok(model.score(&sequences, &batch.positions, None)?)
+}
+
+/// log-softmax of the logits at the trained positions, at each token's temperature: `[n, V]`.
+fn log_softmax(logits: &Tensor, batch: &MicroBatch) -> Tensor {
+    let temperature = Tensor::from_slice(&batch.temperature).unsqueeze(1);
+    (logits / temperature).log_softmax(-1, Kind::Float)
+}
+
+/// Mean KL(old‖new) over the trained tokens that are watched.
+fn divergence(new: &Model, watched: &[(MicroBatch, Tensor)]) -> anyhow::Result<f64> {
+    let _no_grad = tch::no_grad_guard();
+    let (mut sum, mut tokens) = (0.0, 0);
+    for (batch, old) in watched {
+        let new = log_softmax(&network::tensor(&score(new, batch)?.logits), batch);
+        sum += (old.exp() * (old - new)).sum(Kind::Double).double_value(&[]);
+        tokens += batch.targets.len();
     }
+    Ok(sum / tokens.max(1) as f64)
 }
 
 fn at_targets(distribution: &Tensor, batch: &MicroBatch) -> Tensor {

@@ -67,7 +67,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> anyhow::Res
     );
     let template = template(options)?;
     let fresh = Network::from_image(&template).context("build the new model")?;
-    let network = Network::from_parameters(options.config.clone(), network::require_grad(fresh.parameters()))
+    let network = Network::from_parameters(options.config.clone(), network::require_grad(fresh.parameters()))?
         .with_compute(Compute::Bf16);
     let mut optimizer = Optimizer::new(network.parameters(), options);
     for step in 0..options.steps {

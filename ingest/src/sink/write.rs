@@ -1,5 +1,6 @@
 //! One batch, one transaction: fence, identities, rows, dead letters, offsets.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
@@ -238,10 +239,10 @@ async fn identify<'a>(
     for (record, event) in usable {
         let key = key(event);
         let digest = event.digest();
-        match known.get(&key) {
-            Some(first) => repeated.push((record, *first == digest)),
-            None => {
-                known.insert(key, digest);
+        match known.entry(key) {
+            Entry::Occupied(_) => repeated.push((record, key, digest)),
+            Entry::Vacant(name) => {
+                name.insert(digest);
                 candidates.push((record, event, digest));
             }
         }
@@ -255,11 +256,13 @@ async fn identify<'a>(
     for (record, event, digest) in candidates {
         match older.get(&key(event)) {
             None => fresh.push((record, event)),
-            Some(first) => repeated.push((record, *first == digest)),
+            Some(_) => repeated.push((record, key(event), digest)),
         }
     }
-    for (record, same) in repeated {
-        if same {
+    for (record, key, digest) in repeated {
+        // Held against what is stored: the first of this batch may itself be another event under a name that is taken.
+        let first = older.get(&key).copied().or(known.get(&key).map(<[u8; 32]>::as_slice));
+        if first == Some(&digest) {
             record.span.record("springtide.outcome", "duplicate");
             counts.duplicates += 1;
         } else {

@@ -3,6 +3,8 @@
 use super::{Error, Parameters};
 use crate::config::ModelConfig;
 use crate::image::{Image, TensorData};
+use crate::model;
+use crate::transformer::Transformer;
 use bytes::Bytes;
 use half::{bf16, f16};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -10,71 +12,29 @@ use safetensors::Dtype;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
-pub(super) fn config_of(image: &Image) -> Result<ModelConfig, Error> {
-    let json = image
-        .files
-        .get("config.json")
-        .ok_or_else(|| Error::Image("there is no config.json in it".into()))?;
-    Ok(ModelConfig::from_json(json)?)
-}
-
 /// Every parameter that the config names, as f32; a missing, misshapen or unexpected tensor is an error.
 pub(super) fn parameters(image: &Image, config: &ModelConfig) -> Result<Parameters, Error> {
-    let shapes = config.parameter_shapes();
     let mut parameters = Parameters::new();
-    for (name, shape) in &shapes {
-        let data = image.tensors.get(name).ok_or_else(|| Error::Tensor {
-            name: name.clone(),
-            why: "missing from the image".into(),
-        })?;
-        let have: Vec<i64> = data.shape.iter().map(|&n| n as i64).collect();
-        if &have != shape {
-            return Err(Error::Tensor {
-                name: name.clone(),
-                why: format!("has shape {have:?}, config.json asks for {shape:?}"),
-            });
-        }
-        let values = to_f32(name, data)?;
-        parameters.insert(name.clone(), Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?);
+    for (name, shape) in config.parameter_shapes() {
+        let values = model::to_f32(&name, model::tensor(image, &name, &shape)?)?;
+        parameters.insert(name, Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?);
     }
-    // tied models are sometimes saved with a copy of the embedding as lm_head; it carries nothing new
-    match image
-        .tensors
-        .keys()
-        .find(|name| !parameters.contains_key(*name) && *name != "lm_head.weight")
-    {
-        Some(name) => Err(Error::Tensor {
-            name: name.clone(),
-            why: "is not a parameter of this config.json".into(),
-        }),
-        None => Ok(parameters),
-    }
+    model::refuse_unexpected(image, config, &|name| parameters.contains_key(name))?;
+    Ok(parameters)
 }
 
-fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
-    let pairs = || data.bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
-    let values: Vec<f32> = match data.dtype {
-        Dtype::BF16 => pairs().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
-        Dtype::F16 => pairs().map(|b| f16::from_le_bytes(b).to_f32()).collect(),
-        Dtype::F32 => data
-            .bytes
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect(),
-        other => {
-            return Err(Error::Tensor {
-                name: name.into(),
-                why: format!("has dtype {other:?}; supported are BF16, F16, F32"),
-            });
-        }
-    };
-    if values.len() != data.shape.iter().product::<usize>() {
-        return Err(Error::Tensor {
+/// The same tensors, by their place in the walk.
+pub(super) fn transformer(config: &ModelConfig, parameters: &Parameters) -> Result<Transformer<Tensor>, Error> {
+    Transformer::build(config, &mut |name: &str, shape: &[i64]| match parameters.get(name) {
+        Some(tensor) if tensor.size() == shape => Ok(tensor.shallow_clone()),
+        other => Err(Error::Tensor {
             name: name.into(),
-            why: "has fewer bytes than its shape asks for".into(),
-        });
-    }
-    Ok(values)
+            why: match other {
+                Some(tensor) => format!("has shape {:?}, the config asks for {shape:?}", tensor.size()),
+                None => "missing from the parameters".into(),
+            },
+        }),
+    })
 }
 
 /// The image that publishes `parameters`: each f32 value rounded to the template's dtype (to nearest, ties to even), the
@@ -113,8 +73,8 @@ pub fn image_from_f32(template: &Image, parameters: &Parameters) -> Result<Image
     })
 }
 
-/// A freshly initialised bf16 model: norms 1, matrices N(0, 0.02), and those that write to the residual stream scaled by
-/// 1/√(2 · layers) (Radford et al. 2019). Holds `config.json` and no tokenizer. The same seed gives the same bytes.
+/// A freshly initialised bf16 model: norms 1, biases 0, matrices N(0, 0.02), and those that write to the residual stream
+/// scaled by 1/√(2 · layers) (Radford et al. 2019). Holds `config.json` and no tokenizer. The same seed gives the same bytes.
 pub fn random_image(config: &ModelConfig, seed: u64) -> Image {
     let mut rng = StdRng::seed_from_u64(seed);
     let residual = 1.0 / (2.0 * config.num_hidden_layers as f64).sqrt();
@@ -128,10 +88,10 @@ pub fn random_image(config: &ModelConfig, seed: u64) -> Image {
         };
         let bytes: Vec<u8> = (0..numel)
             .flat_map(|_| {
-                let value = if shape.len() == 1 {
-                    1.0
-                } else {
-                    normal(&mut rng) * scale
+                let value = match shape.len() {
+                    1 if name.ends_with("bias") => 0.0,
+                    1 => 1.0,
+                    _ => normal(&mut rng) * scale,
                 };
                 bf16::from_f64(value).to_le_bytes()
             })

@@ -1,4 +1,4 @@
-//! What the engine needs of a resident version: the seam between scheduling and tensors. `engine::network` is the real
+//! What the engine needs of a resident version: the seam between scheduling and tensors. `engine::resident` is the real
 //! one; the scheduler's tests bring one of their own.
 
 /// Sequences in slots, the ones in use at the front. All calls come from the engine's thread.

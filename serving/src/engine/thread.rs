@@ -138,8 +138,6 @@ pub fn spawn(config: Config) -> std::io::Result<Thread> {
     };
     std::thread::Builder::new().name("engine".into()).spawn(move || {
         let _alive = alive;
-        #[cfg(feature = "torch")]
-        tch::set_num_threads(1);
         engine.run();
     })?;
     Ok(Thread {

@@ -17,30 +17,37 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     Vec::<f32>::try_from(tensor).unwrap()
 }
 
+/// One row of logits for each target, at a temperature.
+fn behaviour(logits: &[f32], targets: &[u32], suppressed: &[i64], temperature: f32, decline: Option<u32>) -> Vec<f32> {
+    let batch = MicroBatch {
+        targets: targets.iter().map(|&id| i64::from(id)).collect(),
+        temperature: vec![temperature; targets.len()],
+        suppressed: suppressed.to_vec(),
+        ..MicroBatch::default()
+    };
+    let rows = Rows::from_values(logits.len(), logits.repeat(targets.len()));
+    log_behaviour(&rows, &batch, decline)
+}
+
 #[test]
 fn a_masked_log_probability_is_renormalised_over_the_rest() {
     // π = 0.5, 0.3, 0.2; without the last 0.625, 0.375
     let row = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
-    let distribution = log_softmax(&row.repeat(3), 3);
-    let batch = MicroBatch {
-        targets: vec![1, 1, i64::from(DECLINE)],
-        suppressed: vec![1],
-        ..MicroBatch::default()
-    };
-    let policy = Tensor::from_slice(&[0.3f32.ln(), 0.3f32.ln(), 0.2f32.ln()]);
-    let behaviour = values(&log_behaviour(&distribution, &policy, &batch, Some(DECLINE)));
-    for (got, want) in behaviour.iter().zip([0.3f32, 0.375, 0.2]) {
+    let masked = behaviour(&row, &[1, 1, DECLINE], &[1], 1.0, Some(DECLINE));
+    for (got, want) in masked.iter().zip([0.3f32, 0.375, 0.2]) {
         assert!((got - want.ln()).abs() < 1e-6, "{got} against ln {want}");
     }
-    // a version that has no decline token has nothing to mask
     assert_eq!(
-        values(&log_behaviour(&distribution, &policy, &batch, None)),
-        values(&policy)
+        behaviour(&row, &[DECLINE], &[0], 1.0, Some(DECLINE)),
+        [f32::NEG_INFINITY]
     );
+    // a version that has no decline token has nothing to mask
+    let all = behaviour(&row, &[1, 1, DECLINE], &[], 1.0, Some(DECLINE));
+    assert_eq!(behaviour(&row, &[1, 1, DECLINE], &[1], 1.0, None), all);
 }
 
 #[test]
-fn the_sampler_and_the_trainer_agree_also_where_declining_is_almost_certain() {
+fn the_sampler_and_the_trainer_have_the_same_bits_also_where_declining_is_almost_certain() {
     // π(decline) = 1 − 3e-8 at temperature 0.8
     let logits = [0.3f32, -1.1, 14.0, 0.7, -0.2];
     let params = Params {
@@ -52,15 +59,9 @@ fn the_sampler_and_the_trainer_agree_also_where_declining_is_almost_certain() {
     sampling::suppress(&mut masked, DECLINE);
     for _ in 0..50 {
         let (token, logged) = sampling::sample(&masked, &params, &mut source);
-        let distribution = log_softmax(&logits.map(|logit| logit / 0.8), 1);
-        let policy = Tensor::from_slice(&[distribution.double_value(&[0, i64::from(token)]) as f32]);
-        let batch = MicroBatch {
-            targets: vec![i64::from(token)],
-            suppressed: vec![0],
-            ..MicroBatch::default()
-        };
-        let recomputed = values(&log_behaviour(&distribution, &policy, &batch, Some(DECLINE)))[0];
-        assert!((recomputed - logged).abs() < 1e-5, "{recomputed} against {logged}");
+        assert_eq!(behaviour(&logits, &[token], &[0], 0.8, Some(DECLINE)), [logged]);
+        let (token, logged) = sampling::sample(&logits, &params, &mut source);
+        assert_eq!(behaviour(&logits, &[token], &[], 0.8, Some(DECLINE)), [logged]);
     }
 }
 

@@ -6,6 +6,7 @@ use crate::batch::{Counts, MicroBatch};
 use crate::loss::Terms;
 use crate::sample::Sample;
 use crate::{advantage, explore, mismatch};
+use policy::model::Rows;
 use tch::{Kind, Tensor};
 
 /// One in this many sequences is kept to measure the update on: enough for a guard, and a quarter of its time, which
@@ -46,19 +47,25 @@ impl Sums {
     }
 
     /// A micro-batch of theirs has been computed. `decline`: the version's decline token.
-    pub fn add(&mut self, batch: MicroBatch, distribution: &Tensor, terms: &Terms, decline: Option<u32>) {
+    pub fn add(
+        &mut self,
+        batch: MicroBatch,
+        logits: &Rows,
+        distribution: &Tensor,
+        terms: &Terms,
+        decline: Option<u32>,
+    ) {
         let distribution = distribution.detach();
         self.loss += terms.per_token.sum(Kind::Double).double_value(&[]);
         self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
         self.entropy -= (distribution.exp() * &distribution).sum(Kind::Double).double_value(&[]);
         let policy = at_targets(&distribution, &batch);
-        let sampled_from = explore::log_behaviour(&distribution, &policy, &batch, decline);
-        self.recomputed.extend(to_vec(&sampled_from));
+        self.recomputed.extend(explore::log_behaviour(logits, &batch, decline));
         self.policy.extend(to_vec(&policy));
         self.logged.extend_from_slice(&batch.behaviour);
-        self.rows += batch.rows;
+        self.rows += batch.sequences.len();
         if self.rows_watched * WATCHED_ONE_IN < self.rows {
-            self.rows_watched += batch.rows;
+            self.rows_watched += batch.sequences.len();
             self.watched.push((batch, distribution));
         }
     }

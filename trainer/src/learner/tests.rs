@@ -1,7 +1,8 @@
 use super::*;
 use crate::checkpoint::{Checkpoint, StepRecord};
+use crate::explore;
 use crate::settings::{Loss, Optimiser};
-use policy::config::ModelConfig;
+use policy::config::{Family, ModelConfig};
 use policy::network::random_image;
 use uuid::Uuid;
 
@@ -15,10 +16,11 @@ pub(crate) fn tiny() -> ModelConfig {
         num_key_value_heads: 2,
         head_dim: 8,
         rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
         max_position_embeddings: 64,
         tie_word_embeddings: true,
         qk_norm: true,
+        family: Family::Qwen3,
+        ..ModelConfig::default()
     }
 }
 
@@ -51,9 +53,14 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
     let _no_grad = tch::no_grad_guard();
     for sample in &mut samples {
         let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1);
-        sample.logprobs = to_vec(&at_targets(&learner.distribution(&single[0]), &single[0]));
+        let logits = score(&learner.model, &single[0]).unwrap().logits;
+        sample.logprobs = explore::log_behaviour(&logits, &single[0], None);
     }
     samples
+}
+
+fn distribution(learner: &Learner, batch: &MicroBatch) -> Tensor {
+    log_softmax(&network::tensor(&score(&learner.model, batch).unwrap().logits), batch)
 }
 
 fn rewards(samples: &[Sample]) -> Vec<f64> {
@@ -87,7 +94,7 @@ fn steps_raise_what_was_rewarded_and_lower_what_was_not() {
     let logp = |learner: &Learner, s: &Sample| {
         let single = batch::pack(std::slice::from_ref(s), &[0.0], 1);
         let _no_grad = tch::no_grad_guard();
-        at_targets(&learner.distribution(&single[0]), &single[0])
+        at_targets(&distribution(learner, &single[0]), &single[0])
             .sum(Kind::Double)
             .double_value(&[])
     };
@@ -128,7 +135,7 @@ fn explored_samples_are_recomputed_with_the_mask_and_weigh_what_the_policy_would
         sample.mask.truncate(sample.tokens.len());
         let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1);
         let _no_grad = tch::no_grad_guard();
-        let distribution = learner.distribution(&single[0]);
+        let distribution = distribution(&learner, &single[0]);
         // log π(a) − log(1 − π(d)), worked out in f64
         sample.logprobs = (0i64..)
             .zip(&sample.tokens)

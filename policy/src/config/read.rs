@@ -1,0 +1,263 @@
+//! From `config.json`, in the spelling of `transformers` 4 or 5.
+
+use super::{Error, Experts, Family, Latent, ModelConfig, Rope, Scoring};
+use serde_json::Value;
+
+impl ModelConfig {
+    /// Reads the bytes of a `config.json`.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, Error> {
+        let json: Value = serde_json::from_slice(bytes)?;
+        let family = family(&json)?;
+        refuse_unless(&json, "hidden_act", "silu", |v| v == "silu")?;
+        let latent = match family {
+            Family::DeepseekV3 => Some(latent(&json)?),
+            _ => None,
+        };
+        let hidden_size = int(&json, "hidden_size")?;
+        let num_hidden_layers = int(&json, "num_hidden_layers")?;
+        let num_attention_heads = int(&json, "num_attention_heads")?;
+        let bias = flag(&json, "attention_bias", false)?;
+        let max_position_embeddings = int(&json, "max_position_embeddings")?;
+        let config = ModelConfig {
+            family,
+            vocab_size: int(&json, "vocab_size")?,
+            hidden_size,
+            intermediate_size: int(&json, "intermediate_size")?,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads: int_or(&json, "num_key_value_heads", num_attention_heads)?,
+            head_dim: match &latent {
+                Some(latent) => latent.nope + latent.rope,
+                None => int_or(&json, "head_dim", hidden_size / num_attention_heads)?,
+            },
+            rms_norm_eps: json["rms_norm_eps"].as_f64().ok_or(Error::Missing("rms_norm_eps"))?,
+            rope: Rope::from_json(&json, family, max_position_embeddings)?,
+            max_position_embeddings,
+            tie_word_embeddings: flag(&json, "tie_word_embeddings", false)?,
+            qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
+            // Qwen2 has these biases without saying so, Mistral never has any
+            qkv_bias: family == Family::Qwen2 || (bias && family != Family::Mistral),
+            output_bias: bias && !matches!(family, Family::Qwen2 | Family::Mistral),
+            mlp_bias: family == Family::Llama && flag(&json, "mlp_bias", false)?,
+            windows: windows(&json, family, num_hidden_layers)?,
+            experts: match family {
+                Family::Qwen3Moe => Some(qwen3_experts(&json, num_hidden_layers)?),
+                Family::DeepseekV3 => Some(deepseek_experts(&json, num_hidden_layers)?),
+                _ => None,
+            },
+            latent,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let refuse = |why: String| Err(Error::Contradiction(why));
+        if self.num_attention_heads % self.num_key_value_heads != 0 {
+            return refuse(format!(
+                "`num_attention_heads` {} is not a multiple of `num_key_value_heads` {}",
+                self.num_attention_heads, self.num_key_value_heads
+            ));
+        }
+        if self.rotary_dim() % 2 != 0 {
+            let field = if self.latent.is_some() {
+                "qk_rope_head_dim"
+            } else {
+                "head_dim"
+            };
+            return refuse(format!(
+                "`{field}` {} is odd; rotary positions need pairs",
+                self.rotary_dim()
+            ));
+        }
+        let Some(experts) = &self.experts else { return Ok(()) };
+        if experts.per_token > experts.count {
+            return refuse(format!(
+                "`num_experts_per_tok` {} is more than the {} experts that there are",
+                experts.per_token, experts.count
+            ));
+        }
+        if let Scoring::Sigmoid {
+            groups, groups_kept, ..
+        } = experts.scoring
+        {
+            if experts.count % groups != 0 || groups_kept > groups {
+                return refuse(format!(
+                    "`n_group` {groups} does not divide `n_routed_experts` {}, or is less than `topk_group` {groups_kept}",
+                    experts.count
+                ));
+            }
+            if experts.count / groups * groups_kept < experts.per_token {
+                return refuse(format!(
+                    "`topk_group` {groups_kept} groups hold fewer experts than `num_experts_per_tok` {}",
+                    experts.per_token
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn family(json: &Value) -> Result<Family, Error> {
+    Ok(match json["model_type"].as_str().ok_or(Error::Missing("model_type"))? {
+        "llama" => Family::Llama,
+        "mistral" => Family::Mistral,
+        "qwen2" => Family::Qwen2,
+        "qwen3" => Family::Qwen3,
+        "qwen3_moe" => Family::Qwen3Moe,
+        "deepseek_v3" | "kimi_k2" => Family::DeepseekV3,
+        other => {
+            return Err(Error::Unsupported {
+                field: "model_type",
+                value: other.into(),
+                supported: "llama, mistral, qwen2, qwen3, qwen3_moe, deepseek_v3, kimi_k2",
+            });
+        }
+    })
+}
+
+fn latent(json: &Value) -> Result<Latent, Error> {
+    Ok(Latent {
+        q_rank: match &json["q_lora_rank"] {
+            Value::Null => None,
+            _ => Some(int(json, "q_lora_rank")?),
+        },
+        kv_rank: int(json, "kv_lora_rank")?,
+        nope: int(json, "qk_nope_head_dim")?,
+        rope: int(json, "qk_rope_head_dim")?,
+        value: int(json, "v_head_dim")?,
+    })
+}
+
+/// Mistral's window is every layer's. Qwen's are those of `layer_types`, or from `max_window_layers` on, where
+/// `use_sliding_window` is set.
+fn windows(json: &Value, family: Family, layers: i64) -> Result<Vec<Option<i64>>, Error> {
+    let used = match family {
+        Family::Mistral => true,
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => flag(json, "use_sliding_window", false)?,
+        Family::Llama | Family::DeepseekV3 => {
+            refuse_unless(json, "sliding_window", "null", Value::is_null)?;
+            false
+        }
+    };
+    if !used || json["sliding_window"].is_null() {
+        return Ok(Vec::new());
+    }
+    let window = int(json, "sliding_window")?;
+    if let Some(types) = json["layer_types"].as_array() {
+        if types.len() as i64 != layers {
+            let why = format!(
+                "`layer_types` names {} layers, `num_hidden_layers` {layers}",
+                types.len()
+            );
+            return Err(Error::Contradiction(why));
+        }
+        let one = |kind: &Value| match kind.as_str() {
+            Some("full_attention") => Ok(None),
+            Some("sliding_attention") => Ok(Some(window)),
+            _ => Err(Error::Unsupported {
+                field: "layer_types",
+                value: kind.to_string(),
+                supported: "full_attention, sliding_attention",
+            }),
+        };
+        return types.iter().map(one).collect();
+    }
+    // Qwen3-MoE slides in every layer; Qwen2 and Qwen3 from a layer on
+    let first = match family {
+        Family::Qwen2 | Family::Qwen3 => int_or(json, "max_window_layers", 28)?,
+        _ => 0,
+    };
+    Ok((0..layers).map(|layer| (layer >= first).then_some(window)).collect())
+}
+
+fn qwen3_experts(json: &Value, layers: i64) -> Result<Experts, Error> {
+    let step = int_or(json, "decoder_sparse_step", 1)?;
+    let dense: Vec<i64> = json["mlp_only_layers"]
+        .as_array()
+        .map(|layers| layers.iter().filter_map(Value::as_i64).collect())
+        .unwrap_or_default();
+    Ok(Experts {
+        count: either(json, "num_experts", "num_local_experts")?,
+        per_token: int(json, "num_experts_per_tok")?,
+        intermediate_size: int(json, "moe_intermediate_size")?,
+        normalise: flag(json, "norm_topk_prob", false)?,
+        shared: 0,
+        scoring: Scoring::Softmax,
+        layers: (0..layers)
+            .map(|layer| !dense.contains(&layer) && (layer + 1) % step == 0)
+            .collect(),
+    })
+}
+
+fn deepseek_experts(json: &Value, layers: i64) -> Result<Experts, Error> {
+    refuse_unless(json, "scoring_func", "sigmoid", |v| v == "sigmoid")?;
+    refuse_unless(json, "topk_method", "noaux_tc", |v| v == "noaux_tc")?;
+    refuse_unless(json, "moe_layer_freq", "1", |v| v == 1)?;
+    let dense = json["first_k_dense_replace"].as_i64().unwrap_or(3);
+    Ok(Experts {
+        count: either(json, "n_routed_experts", "num_local_experts")?,
+        per_token: int(json, "num_experts_per_tok")?,
+        intermediate_size: int(json, "moe_intermediate_size")?,
+        normalise: flag(json, "norm_topk_prob", true)?,
+        shared: json["n_shared_experts"].as_i64().unwrap_or(0),
+        scoring: Scoring::Sigmoid {
+            groups: int_or(json, "n_group", 1)?,
+            groups_kept: int_or(json, "topk_group", 1)?,
+            scale: json["routed_scaling_factor"].as_f64().unwrap_or(1.0),
+        },
+        layers: (0..layers).map(|layer| layer >= dense).collect(),
+    })
+}
+
+fn int(json: &Value, field: &'static str) -> Result<i64, Error> {
+    match json[field].as_i64() {
+        Some(n) if n > 0 => Ok(n),
+        _ => Err(Error::Missing(field)),
+    }
+}
+
+/// A field that transformers 4 and 5 spell differently.
+fn either(json: &Value, old: &'static str, new: &'static str) -> Result<i64, Error> {
+    int(
+        json,
+        if json[old].is_null() && !json[new].is_null() {
+            new
+        } else {
+            old
+        },
+    )
+}
+
+/// A positive number, or what its absence (or null) means.
+fn int_or(json: &Value, field: &'static str, absent: i64) -> Result<i64, Error> {
+    if json[field].is_null() {
+        Ok(absent)
+    } else {
+        int(json, field)
+    }
+}
+
+fn flag(json: &Value, field: &'static str, absent: bool) -> Result<bool, Error> {
+    match &json[field] {
+        Value::Null => Ok(absent),
+        value => value.as_bool().ok_or(Error::Missing(field)),
+    }
+}
+
+fn refuse_unless(
+    json: &Value,
+    field: &'static str,
+    supported: &'static str,
+    ok: impl Fn(&Value) -> bool,
+) -> Result<(), Error> {
+    let value = &json[field];
+    if value.is_null() || ok(value) {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        field,
+        value: value.to_string(),
+        supported,
+    })
+}

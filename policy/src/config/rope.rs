@@ -1,0 +1,228 @@
+//! Rotary positions: at which speed each pair of values turns, and the ways to stretch a short context into a long one.
+
+use super::{Error, Family};
+use serde_json::Value;
+
+/// Rotary position embedding (Su et al. 2021).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    pub theta: f64,
+    pub scaling: Scaling,
+    /// Pairs lie beside each other, (0, 1), (2, 3), …, and not half a head apart; what comes out is half a head apart either
+    /// way (DeepSeek).
+    pub interleaved: bool,
+}
+
+impl Default for Rope {
+    fn default() -> Self {
+        Rope {
+            theta: 10_000.0,
+            scaling: Scaling::None,
+            interleaved: false,
+        }
+    }
+}
+
+/// `rope_type`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scaling {
+    /// `default`.
+    None,
+    /// `linear`: positions divided by a factor (Chen et al. 2023).
+    Linear { factor: f64 },
+    /// `llama3`: slow pairs divided by a factor, fast ones kept, those between blended (Llama 3.1).
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_context: f64,
+    },
+    /// `yarn` (Peng et al. 2023).
+    Yarn {
+        factor: f64,
+        beta_fast: f64,
+        beta_slow: f64,
+        original_context: f64,
+        /// Round the ends of the blend outwards to whole pairs.
+        truncate: bool,
+        /// What cos and sin are multiplied by.
+        attention_factor: f64,
+        /// What DeepSeek multiplies its scores by.
+        score_stretch: f64,
+    },
+}
+
+impl Rope {
+    pub(super) fn from_json(json: &Value, family: Family, context: i64) -> Result<Self, Error> {
+        // transformers 5 moved theta and the scaling into one object
+        let (prefix, object) = match (&json["rope_parameters"], &json["rope_scaling"]) {
+            (Value::Null, old) => ("rope_scaling", old),
+            (new, _) => ("rope_parameters", new),
+        };
+        if !object.is_null() && !object.is_object() {
+            return Err(unsupported(prefix, object));
+        }
+        let theta = match (&object["rope_theta"], &json["rope_theta"]) {
+            (Value::Null, Value::Null) => 10_000.0,
+            (Value::Null, theta) | (theta, _) => theta.as_f64().ok_or(Error::Missing("rope_theta"))?,
+        };
+        let partial = [&object["partial_rotary_factor"], &json["partial_rotary_factor"]];
+        if let Some(value) = partial.into_iter().find(|v| !v.is_null() && v.as_f64() != Some(1.0)) {
+            return Err(Error::Unsupported {
+                field: "partial_rotary_factor",
+                value: value.to_string(),
+                supported: "1.0",
+            });
+        }
+        let kind = [&object["rope_type"], &object["type"]];
+        let kind = kind
+            .into_iter()
+            .find(|kind| !kind.is_null())
+            .cloned()
+            .unwrap_or_default();
+        let number = |field: &'static str| object[field].as_f64().ok_or(Error::Missing(field));
+        let scaling = match kind.as_str() {
+            None if kind.is_null() => Scaling::None,
+            Some("default") => Scaling::None,
+            Some("linear") => Scaling::Linear {
+                factor: number("factor")?,
+            },
+            Some("llama3") => Scaling::Llama3 {
+                factor: number("factor")?,
+                low_freq_factor: number("low_freq_factor")?,
+                high_freq_factor: number("high_freq_factor")?,
+                original_context: number("original_max_position_embeddings")?,
+            },
+            Some("yarn") => yarn(object, context as f64)?,
+            _ => return Err(unsupported(prefix, &kind)),
+        };
+        let interleaved = match &json["rope_interleave"] {
+            Value::Null => family == Family::DeepseekV3,
+            value => value.as_bool().ok_or(Error::Missing("rope_interleave"))? && family == Family::DeepseekV3,
+        };
+        Ok(Rope {
+            theta,
+            scaling,
+            interleaved,
+        })
+    }
+
+    /// cos and sin of every position below `context`, `[context, width/2]` each. The angles are f32 products of f32 values,
+    /// as in `transformers`, where they were trained.
+    pub fn table(&self, width: i64, context: i64) -> (Vec<f32>, Vec<f32>) {
+        let speeds = self.speeds(width);
+        let stretch = match self.scaling {
+            Scaling::Yarn { attention_factor, .. } => attention_factor as f32,
+            _ => 1.0,
+        };
+        let angles = (0..context).flat_map(|position| speeds.iter().map(move |speed| position as f32 * speed));
+        angles
+            .map(|angle| {
+                let (sin, cos) = f64::from(angle).sin_cos();
+                (cos as f32 * stretch, sin as f32 * stretch)
+            })
+            .unzip()
+    }
+
+    /// What DeepSeek multiplies its scores by; 1 without yarn.
+    pub fn score_stretch(&self) -> f64 {
+        match self.scaling {
+            Scaling::Yarn { score_stretch, .. } => score_stretch,
+            _ => 1.0,
+        }
+    }
+
+    /// Radians per position of each pair.
+    fn speeds(&self, width: i64) -> Vec<f32> {
+        let pairs = 0..width / 2;
+        let period = |pair: i64| self.theta.powf(f64::from(2.0 * pair as f32 / width as f32)) as f32;
+        let plain = |pair: i64| 1.0 / period(pair);
+        match self.scaling {
+            Scaling::None => pairs.map(plain).collect(),
+            Scaling::Linear { factor } => pairs.map(|pair| plain(pair) / factor as f32).collect(),
+            Scaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => pairs
+                .map(|pair| {
+                    let speed = f64::from(plain(pair));
+                    let turns = original_context * speed / std::f64::consts::TAU;
+                    let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                    ((1.0 - kept) * speed / factor + kept * speed) as f32
+                })
+                .collect(),
+            Scaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_context,
+                truncate,
+                ..
+            } => {
+                // the pair that turns so many times over the original context
+                let pair_of = |turns: f64| {
+                    width as f64 * (original_context / (turns * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
+                };
+                let (mut low, mut high) = (pair_of(beta_fast), pair_of(beta_slow));
+                if truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                let (low, mut high) = (low.max(0.0), high.min(width as f64 - 1.0));
+                if low == high {
+                    high += 0.001;
+                }
+                pairs
+                    .map(|pair| {
+                        let divided = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0) as f32;
+                        let slow = 1.0 / (factor as f32 * period(pair));
+                        slow * divided + plain(pair) * (1.0 - divided)
+                    })
+                    .collect()
+            }
+        }
+    }
+}
+
+fn yarn(object: &Value, context: f64) -> Result<Scaling, Error> {
+    let number = |field: &'static str| match &object[field] {
+        Value::Null => Ok(None),
+        value => value.as_f64().map(Some).ok_or(Error::Missing(field)),
+    };
+    let original_context =
+        number("original_max_position_embeddings")?.ok_or(Error::Missing("original_max_position_embeddings"))?;
+    let factor = number("factor")?.unwrap_or(context / original_context);
+    let stretch = |scale: f64| {
+        if factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * scale * factor.ln() + 1.0
+        }
+    };
+    // 0 counts as absent
+    let scale = |field: &'static str| Ok::<_, Error>(number(field)?.filter(|&scale| scale != 0.0));
+    let (mscale, all_dim) = (scale("mscale")?, scale("mscale_all_dim")?);
+    let attention_factor = match (number("attention_factor")?, mscale, all_dim) {
+        (Some(factor), _, _) => factor,
+        (None, Some(mscale), Some(all_dim)) => stretch(mscale) / stretch(all_dim),
+        _ => stretch(1.0),
+    };
+    Ok(Scaling::Yarn {
+        factor,
+        beta_fast: scale("beta_fast")?.unwrap_or(32.0),
+        beta_slow: scale("beta_slow")?.unwrap_or(1.0),
+        original_context,
+        truncate: object["truncate"].as_bool().unwrap_or(true),
+        attention_factor,
+        score_stretch: all_dim.map_or(1.0, |all_dim| stretch(all_dim).powi(2)),
+    })
+}
+
+fn unsupported(field: &'static str, value: &Value) -> Error {
+    Error::Unsupported {
+        field,
+        value: value.to_string(),
+        supported: "an object whose rope_type is default, linear, llama3 or yarn",
+    }
+}

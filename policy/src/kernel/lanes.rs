@@ -1,0 +1,161 @@
+//! What happens along a row: norm, softmax, rotation, SwiGLU, and `exp` for them.
+//!
+//! Plain Rust over sixteen lanes, compiled once for each kind of instruction. The compiler neither reorders sums of floats
+//! nor fuses what is not written as fused, so all of them give the same bits.
+
+#![expect(
+    unsafe_code,
+    reason = "calls functions compiled for instructions that the machine was asked for"
+)]
+
+use super::Isa;
+
+const LANES: usize = 16;
+
+/// Writes a function's body three times, each compiled for other instructions, and the choice between them.
+macro_rules! for_each_isa {
+    ($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+        $(#[$doc])*
+        pub fn $name(isa: Isa, $($arg: $type),*) $(-> $result)? {
+            #[inline(always)]
+            fn body($($arg: $type),*) $(-> $result)? $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f")]
+            fn avx512($($arg: $type),*) $(-> $result)? { body($($arg),*) }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2($($arg: $type),*) $(-> $result)? { body($($arg),*) }
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: `Isa::available` names AVX-512 only where the machine has it.
+                Isa::Avx512 => unsafe { avx512($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: `Isa::available` names AVX2 only where the machine has it, with FMA.
+                Isa::Avx2 => unsafe { avx2($($arg),*) },
+                _ => body($($arg),*),
+            }
+        }
+    };
+}
+
+/// eˣ in f32, within 2 units in the last place: 0 below −87.3, and the largest it can say above 88.3.
+///
+/// x = n ln 2 + r with |r| ≤ ln 2 / 2; eʳ by Taylor's polynomial of degree 7, whose remainder is below f32's rounding.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    const LN2_HIGH: f32 = 0.693_145_75;
+    const LN2_LOW: f32 = 1.428_606_8e-6;
+    /// Adding it rounds to the nearest integer, which is then in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let bounded = x.clamp(-87.3, 88.3);
+    let rounded = bounded.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
+    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, bounded));
+    let mut p = 1.0 / 5040.0;
+    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        p = r.mul_add(p, c);
+    }
+    let power = rounded.to_bits().wrapping_sub(ROUND.to_bits()) << 23;
+    let value = f32::from_bits(p.to_bits().wrapping_add(power));
+    if x < -87.3 { 0.0 } else { value }
+}
+
+/// Sixteen partial sums to one, halves onto halves.
+#[inline(always)]
+fn fold(mut sums: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            sums[i] += sums[i + half];
+        }
+        half /= 2;
+    }
+    sums[0]
+}
+
+for_each_isa! {
+    /// x / √(mean(x²) + eps) · w over groups of `w.len()` values, in place (Zhang & Sennrich 2019).
+    pub fn rms_norm(x: &mut [f32], w: &[f32], eps: f32) {
+        for row in x.chunks_exact_mut(w.len()) {
+            let mut sums = [0f32; LANES];
+            let mut chunks = row.chunks_exact(LANES);
+            for chunk in &mut chunks {
+                for (sum, &x) in sums.iter_mut().zip(chunk) {
+                    *sum = x.mul_add(x, *sum);
+                }
+            }
+            for (sum, &x) in sums.iter_mut().zip(chunks.remainder()) {
+                *sum = x.mul_add(x, *sum);
+            }
+            let scale = 1.0 / (fold(sums) / w.len() as f32 + eps).sqrt();
+            for (x, w) in row.iter_mut().zip(w) {
+                *x = *x * scale * w;
+            }
+        }
+    }
+}
+
+for_each_isa! {
+    /// `exp(x − max)` in place over values whose place in the whole row starts at a multiple of 16; returns the sum. What is
+    /// −∞ becomes 0 and adds nothing.
+    pub fn softmax(x: &mut [f32]) -> f32 {
+        let mut tops = [f32::NEG_INFINITY; LANES];
+        for chunk in x.chunks(LANES) {
+            for (top, &x) in tops.iter_mut().zip(chunk) {
+                *top = if x > *top { x } else { *top };
+            }
+        }
+        let max = tops.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sums = [0f32; LANES];
+        let mut chunks = x.chunks_exact_mut(LANES);
+        for chunk in &mut chunks {
+            for (sum, x) in sums.iter_mut().zip(chunk) {
+                *x = exp(*x - max);
+                *sum += *x;
+            }
+        }
+        for (sum, x) in sums.iter_mut().zip(chunks.into_remainder()) {
+            *x = exp(*x - max);
+            *sum += *x;
+        }
+        fold(sums)
+    }
+}
+
+for_each_isa! {
+    /// silu(gate) · up, into `gate`; silu(x) = x / (1 + e⁻ˣ) (Shazeer 2020).
+    pub fn swiglu(gate: &mut [f32], up: &[f32]) {
+        for (gate, up) in gate.iter_mut().zip(up) {
+            *gate = *gate / (1.0 + exp(-*gate)) * up;
+        }
+    }
+}
+
+for_each_isa! {
+    /// x += y.
+    pub fn add(x: &mut [f32], y: &[f32]) {
+        for (x, y) in x.iter_mut().zip(y) {
+            *x += y;
+        }
+    }
+}
+
+for_each_isa! {
+    /// x = fma(y, scale, x).
+    pub fn add_scaled(x: &mut [f32], y: &[f32], scale: f32) {
+        for (x, &y) in x.iter_mut().zip(y) {
+            *x = y.mul_add(scale, *x);
+        }
+    }
+}
+
+for_each_isa! {
+    /// Rotary position of one head, in place: pairs (x[i], x[i + half]) turned by the angles whose cos and sin are given
+    /// (Su et al. 2021, in the half-split layout of Hugging Face checkpoints).
+    pub fn rotate(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let (low, high) = x.split_at_mut(cos.len());
+        for (((a, b), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}

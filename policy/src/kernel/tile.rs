@@ -1,0 +1,302 @@
+//! The innermost loops of a matrix product: a few rows by one panel of outputs, for each kind of instruction.
+//!
+//! Every output is one chain of fused multiply-adds over k. The macro writes the same loop for each instruction set; what
+//! differs is how many outputs one register holds.
+
+#![expect(
+    unsafe_code,
+    reason = "vector instructions on raw pointers, whose bounds `Tile::run` checks"
+)]
+
+use super::{Isa, PANEL};
+
+/// Rows that one call computes at most: as many accumulators as AVX-512 has registers for.
+pub(super) const ROWS_MAX: usize = 12;
+
+/// Panels to compute at once, of those that are left: one or two rows by one panel are so few sums that each would wait for
+/// the one before it.
+pub(super) fn side_by_side(rows: usize, panels_left: usize) -> usize {
+    match (rows, panels_left) {
+        (1, 4..) => 4,
+        (1 | 2, 2..) => 2,
+        _ => 1,
+    }
+}
+
+/// One block of work: `y[r][j] = start[r][j] + Σ_k x[r][k] · w[k][j]` for `rows` rows and the panels' outputs.
+#[derive(Debug)]
+pub(super) struct Tile<'a, W> {
+    /// 1 to [`ROWS_MAX`].
+    pub rows: usize,
+    /// Panels computed side by side: see [`side_by_side`].
+    pub panels: usize,
+    /// Terms of the sum.
+    pub k: usize,
+    pub x: &'a [f32],
+    /// Distance between rows of x, in elements; so for y, and between panels of w.
+    pub x_stride: usize,
+    /// `[panels][k][32]`.
+    pub w: &'a [W],
+    pub w_stride: usize,
+    /// What every row's sums start at; without it they go on from y.
+    pub start: Option<&'a [f32]>,
+    pub y: &'a mut [f32],
+    pub y_stride: usize,
+}
+
+impl<W: Weight> Tile<'_, W> {
+    /// Computes it. `isa` is one of [`Isa::available`].
+    ///
+    /// # Panics
+    /// When a slice is shorter than its counts and strides name.
+    pub fn run(self, isa: Isa) {
+        assert!((1..=ROWS_MAX).contains(&self.rows));
+        assert!(matches!((self.rows, self.panels), (1, 4) | (1 | 2, 2) | (_, 1)));
+        assert!(self.x.len() >= (self.rows - 1) * self.x_stride + self.k);
+        assert!(self.w.len() >= (self.panels - 1) * self.w_stride + self.k * PANEL);
+        assert!(self.y.len() >= (self.rows - 1) * self.y_stride + self.panels * PANEL);
+        assert!(self.start.is_none_or(|start| start.len() >= self.panels * PANEL));
+        let (start, start_stride) = match self.start {
+            Some(start) => (start.as_ptr(), 0),
+            None => (self.y.as_ptr(), self.y_stride),
+        };
+        let tile = Pointers {
+            rows: self.rows,
+            panels: self.panels,
+            k: self.k,
+            x: self.x.as_ptr(),
+            x_stride: self.x_stride,
+            w: self.w.as_ptr(),
+            w_stride: self.w_stride,
+            start,
+            start_stride,
+            y: self.y.as_mut_ptr(),
+            y_stride: self.y_stride,
+        };
+        // SAFETY: the slices are long enough, as asserted, and are borrowed until the call returns; `start` may be `y`, and
+        // every element is read before it is written. `Isa::available` names only what the machine has.
+        unsafe { W::run(isa, &tile) }
+    }
+}
+
+/// A [`Tile`] whose bounds have been checked.
+pub(super) struct Pointers<W> {
+    rows: usize,
+    panels: usize,
+    k: usize,
+    x: *const f32,
+    x_stride: usize,
+    w: *const W,
+    w_stride: usize,
+    start: *const f32,
+    start_stride: usize,
+    y: *mut f32,
+    y_stride: usize,
+}
+
+/// A weight as it lies in memory: f32, or the upper half of one.
+pub(super) trait Weight: Copy {
+    /// # Safety
+    /// The machine has `isa`, and the pointers are valid for what their counts and strides name.
+    unsafe fn run(isa: Isa, tile: &Pointers<Self>);
+}
+
+macro_rules! by_rows {
+    ($function:ident, $tile:expr) => {
+        match ($tile.rows, $tile.panels) {
+            (1, 4) => $function::<1, 4>($tile),
+            (1, 2) => $function::<1, 2>($tile),
+            (1, _) => $function::<1, 1>($tile),
+            (2, 2) => $function::<2, 2>($tile),
+            (2, _) => $function::<2, 1>($tile),
+            (3, _) => $function::<3, 1>($tile),
+            (4, _) => $function::<4, 1>($tile),
+            (5, _) => $function::<5, 1>($tile),
+            (6, _) => $function::<6, 1>($tile),
+            (7, _) => $function::<7, 1>($tile),
+            (8, _) => $function::<8, 1>($tile),
+            (9, _) => $function::<9, 1>($tile),
+            (10, _) => $function::<10, 1>($tile),
+            (11, _) => $function::<11, 1>($tile),
+            _ => $function::<12, 1>($tile),
+        }
+    };
+}
+
+macro_rules! weight {
+    ($type:ty, $avx512:ident, $avx2:ident, $portable:ident) => {
+        impl Weight for $type {
+            unsafe fn run(isa: Isa, tile: &Pointers<Self>) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe {
+                    match isa {
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx512 => by_rows!($avx512, tile),
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx2 => by_rows!($avx2, tile),
+                        _ => $portable(tile),
+                    }
+                }
+            }
+        }
+    };
+}
+
+weight!(f32, avx512_f32, avx2_f32, portable_f32);
+weight!(u16, avx512_bf16, avx2_bf16, portable_bf16);
+
+/// A tile on vectors of `$width` floats, `$at_once` of a panel's at a time: more would not leave the sums in registers.
+#[cfg(target_arch = "x86_64")]
+macro_rules! tile {
+    ($name:ident, $feature:literal, $weight:ty, $width:literal, $at_once:literal,
+     $load:expr, $set:ident, $fma:ident, $read:ident, $store:ident) => {
+        #[target_feature(enable = $feature)]
+        pub(super) unsafe fn $name<const R: usize, const P: usize>(t: &Pointers<$weight>) {
+            let mut part = 0;
+            while part < PANEL {
+                // SAFETY: `part + $at_once · $width ≤ PANEL`, rows below R = t.rows, panels below P = t.panels, and k below
+                // t.k: inside what the caller promised.
+                unsafe {
+                    let mut sums = [[[$read(t.start); $at_once]; P]; R];
+                    for (r, row) in sums.iter_mut().enumerate() {
+                        for (p, panel) in row.iter_mut().enumerate() {
+                            for (i, sum) in panel.iter_mut().enumerate() {
+                                *sum = $read(t.start.add(r * t.start_stride + p * PANEL + part + i * $width));
+                            }
+                        }
+                    }
+                    let mut w = t.w.add(part);
+                    for k in 0..t.k {
+                        let mut weights = [[$load(w); $at_once]; P];
+                        for (p, panel) in weights.iter_mut().enumerate() {
+                            for (i, weight) in panel.iter_mut().enumerate() {
+                                *weight = $load(w.add(p * t.w_stride + i * $width));
+                            }
+                        }
+                        for (r, row) in sums.iter_mut().enumerate() {
+                            let x = $set(*t.x.add(r * t.x_stride + k));
+                            for (panel, weights) in row.iter_mut().zip(&weights) {
+                                for (sum, weight) in panel.iter_mut().zip(weights) {
+                                    *sum = $fma(x, *weight, *sum);
+                                }
+                            }
+                        }
+                        w = w.add(PANEL);
+                    }
+                    for (r, row) in sums.iter().enumerate() {
+                        for (p, panel) in row.iter().enumerate() {
+                            for (i, sum) in panel.iter().enumerate() {
+                                $store(t.y.add(r * t.y_stride + p * PANEL + part + i * $width), *sum);
+                            }
+                        }
+                    }
+                }
+                part += $at_once * $width;
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+use x86::*;
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{PANEL, Pointers};
+    use std::arch::x86_64::*;
+
+    tile!(
+        avx512_f32,
+        "avx512f",
+        f32,
+        16,
+        2,
+        _mm512_loadu_ps,
+        _mm512_set1_ps,
+        _mm512_fmadd_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps
+    );
+    tile!(
+        avx512_bf16,
+        "avx512f",
+        u16,
+        16,
+        2,
+        widen_16,
+        _mm512_set1_ps,
+        _mm512_fmadd_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps
+    );
+    tile!(
+        avx2_f32,
+        "avx2,fma",
+        f32,
+        8,
+        2,
+        _mm256_loadu_ps,
+        _mm256_set1_ps,
+        _mm256_fmadd_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps
+    );
+    tile!(
+        avx2_bf16,
+        "avx2,fma",
+        u16,
+        8,
+        2,
+        widen_8,
+        _mm256_set1_ps,
+        _mm256_fmadd_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps
+    );
+
+    /// Sixteen bf16 as f32.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn widen_16(w: *const u16) -> __m512 {
+        // SAFETY: the caller's pointer is valid for 16 values.
+        let halves = unsafe { _mm256_loadu_si256(w.cast()) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+    }
+
+    /// Eight bf16 as f32.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn widen_8(w: *const u16) -> __m256 {
+        // SAFETY: the caller's pointer is valid for 8 values.
+        let halves = unsafe { _mm_loadu_si128(w.cast()) };
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+    }
+}
+
+macro_rules! portable {
+    ($name:ident, $weight:ty, $widen:expr) => {
+        unsafe fn $name(t: &Pointers<$weight>) {
+            for (r, p) in (0..t.rows).flat_map(|r| (0..t.panels).map(move |p| (r, p))) {
+                // SAFETY: r < rows, p < panels, k < t.k and j < PANEL: inside what the caller promised.
+                unsafe {
+                    let mut sums = [0f32; PANEL];
+                    for (j, sum) in sums.iter_mut().enumerate() {
+                        *sum = *t.start.add(r * t.start_stride + p * PANEL + j);
+                    }
+                    for k in 0..t.k {
+                        let x = *t.x.add(r * t.x_stride + k);
+                        for (j, sum) in sums.iter_mut().enumerate() {
+                            *sum = x.mul_add($widen(*t.w.add(p * t.w_stride + k * PANEL + j)), *sum);
+                        }
+                    }
+                    for (j, sum) in sums.iter().enumerate() {
+                        *t.y.add(r * t.y_stride + p * PANEL + j) = *sum;
+                    }
+                }
+            }
+        }
+    };
+}
+
+portable!(portable_f32, f32, |w: f32| w);
+portable!(portable_bf16, u16, |w: u16| f32::from_bits(u32::from(w) << 16));

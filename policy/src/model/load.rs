@@ -1,0 +1,115 @@
+//! From an image (canonical bytes) to packed weights.
+
+use super::{Error, Parameter};
+use crate::config::ModelConfig;
+use crate::image::{Image, TensorData};
+use crate::kernel::{Element, Matrix, Vector};
+use crate::transformer::Transformer;
+use half::{bf16, f16};
+use safetensors::Dtype;
+use std::collections::BTreeSet;
+
+/// The shape that an image's `config.json` names.
+pub(crate) fn config_of(image: &Image) -> Result<ModelConfig, Error> {
+    let json = image
+        .files
+        .get("config.json")
+        .ok_or_else(|| Error::Image("there is no config.json in it".into()))?;
+    Ok(ModelConfig::from_json(json)?)
+}
+
+/// Every parameter that the config names; a missing, misshapen or unexpected tensor is an error.
+pub(super) fn transformer(image: &Image, config: &ModelConfig) -> Result<Transformer<Parameter>, Error> {
+    let mut seen = BTreeSet::new();
+    let transformer = Transformer::build::<Error>(config, &mut |name: &str, shape: &[i64]| {
+        let data = tensor(image, name, shape)?;
+        seen.insert(name.to_string());
+        Ok(match shape {
+            [outputs, inputs] => Parameter::Matrix(Matrix::pack(
+                &elements(name, data)?,
+                *outputs as usize,
+                *inputs as usize,
+            )),
+            _ => Parameter::Vector(Vector::new(&to_f32(name, data)?)),
+        })
+    })?;
+    refuse_unexpected(image, config, &|name| seen.contains(name))?;
+    Ok(transformer)
+}
+
+/// A tensor of the image with the shape that the config asks for.
+pub(crate) fn tensor<'a>(image: &'a Image, name: &str, shape: &[i64]) -> Result<&'a TensorData, Error> {
+    let refuse = |why: String| Error::Tensor { name: name.into(), why };
+    let data = image
+        .tensors
+        .get(name)
+        .ok_or_else(|| refuse("missing from the image".into()))?;
+    let have: Vec<i64> = data.shape.iter().map(|&n| n as i64).collect();
+    if have != shape {
+        return Err(refuse(format!("has shape {have:?}, config.json asks for {shape:?}")));
+    }
+    Ok(data)
+}
+
+/// A tensor that the config does not name would be weights left out in silence. Three kinds carry nothing that is computed
+/// with: a tied model's copy of its embedding, rotary tables that old checkpoints saved, and DeepSeek's layers behind the
+/// last, which predict further tokens.
+pub(crate) fn refuse_unexpected(
+    image: &Image,
+    config: &ModelConfig,
+    expected: &dyn Fn(&str) -> bool,
+) -> Result<(), Error> {
+    let behind = |name: &str| {
+        let rest = name.strip_prefix("model.layers.");
+        let layer = rest.and_then(|rest| rest.split('.').next()?.parse::<i64>().ok());
+        config.latent.is_some() && layer.is_some_and(|layer| layer >= config.num_hidden_layers)
+    };
+    let unused = |name: &str| {
+        (config.tie_word_embeddings && name == "lm_head.weight")
+            || name.ends_with(".rotary_emb.inv_freq")
+            || behind(name)
+    };
+    match image.tensors.keys().find(|name| !expected(name) && !unused(name)) {
+        Some(name) => Err(Error::Tensor {
+            name: name.clone(),
+            why: "is not a parameter of this config.json".into(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// bf16 stays what it is; everything else becomes f32 of the same values.
+fn elements(name: &str, data: &TensorData) -> Result<Element, Error> {
+    if data.dtype == Dtype::BF16 {
+        let pairs = data.bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        return Ok(Element::Bf16(pairs.collect()));
+    }
+    Ok(Element::F32(to_f32(name, data)?))
+}
+
+/// The values of a tensor as f32, exactly.
+pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
+    let pairs = || data.bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+    let values: Vec<f32> = match data.dtype {
+        Dtype::BF16 => pairs().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::F16 => pairs().map(|b| f16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::F32 => data
+            .bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect(),
+        other => {
+            return Err(Error::Tensor {
+                name: name.into(),
+                why: format!("has dtype {other:?}; supported are BF16, F16, F32"),
+            });
+        }
+    };
+    if values.len() != data.shape.iter().product::<usize>() {
+        return Err(Error::Tensor {
+            name: name.into(),
+            why: "has fewer bytes than its shape asks for".into(),
+        });
+    }
+    Ok(values)
+}

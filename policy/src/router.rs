@@ -1,0 +1,176 @@
+//! Which experts a token goes to. Pure: both backends of the transformer choose here.
+
+use crate::config::{Experts, Scoring};
+
+/// The chosen experts of one token, ascending. `scores` has one value per expert: the router's logits for a softmax, whose
+/// order is the same, and sigmoid(logit) + bias for a sigmoid. Among equals the lower id wins.
+pub fn choose(scores: &[f32], experts: &Experts) -> Vec<u32> {
+    let by_score = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
+    let mut ids: Vec<u32> = match experts.scoring {
+        Scoring::Softmax => (0..scores.len() as u32).collect(),
+        Scoring::Sigmoid {
+            groups, groups_kept, ..
+        } => {
+            let size = scores.len() / groups.max(1) as usize;
+            let worth = |group: usize| {
+                let mut best = [f32::NEG_INFINITY; 2];
+                for &score in &scores[group * size..][..size] {
+                    if score > best[0] {
+                        best = [score, best[0]];
+                    } else if score > best[1] {
+                        best[1] = score;
+                    }
+                }
+                if size == 1 { best[0] } else { best[0] + best[1] }
+            };
+            let worths: Vec<f32> = (0..groups as usize).map(worth).collect();
+            let mut order: Vec<usize> = (0..groups as usize).collect();
+            order.sort_by(|&a, &b| worths[b].total_cmp(&worths[a]).then(a.cmp(&b)));
+            let kept = order.into_iter().take(groups_kept as usize);
+            kept.flat_map(|group| (group * size) as u32..((group + 1) * size) as u32)
+                .collect()
+        }
+    };
+    ids.sort_by(by_score);
+    ids.truncate(experts.per_token as usize);
+    ids.sort_unstable();
+    ids
+}
+
+/// The experts of every layer and row of one pass, in the order in which they were chosen: what a sampler records and a
+/// trainer replays. Layers without experts have none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Routing {
+    /// Layer and `[rows × per_token]`, layers ascending.
+    layers: Vec<(i64, Vec<u32>)>,
+}
+
+/// Why a recorded routing cannot be replayed.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("the recorded routing has {recorded} where layer {layer} with {wanted} choices is next")]
+pub struct Mismatch {
+    pub layer: i64,
+    pub wanted: usize,
+    pub recorded: String,
+}
+
+impl Routing {
+    pub fn layers(&self) -> &[(i64, Vec<u32>)] {
+        &self.layers
+    }
+
+    /// A layer's choices.
+    pub fn of_layer(&self, layer: i64) -> Option<&[u32]> {
+        let found = self.layers.iter().find(|(at, _)| *at == layer);
+        found.map(|(_, experts)| experts.as_slice())
+    }
+
+    /// Notes a layer's choices.
+    pub fn record(&mut self, layer: i64, experts: Vec<u32>) {
+        self.layers.push((layer, experts));
+    }
+
+    /// Takes the choices of the layer that must be the next one: in order, each once, for as many rows as there are.
+    pub fn replay(&self, next: &mut usize, layer: i64, wanted: usize) -> Result<Vec<u32>, Mismatch> {
+        match self.layers.get(*next) {
+            Some((at, experts)) if *at == layer && experts.len() == wanted => {
+                *next += 1;
+                Ok(experts.clone())
+            }
+            other => Err(Mismatch {
+                layer,
+                wanted,
+                recorded: match other {
+                    Some((at, experts)) => format!("layer {at} with {} choices", experts.len()),
+                    None => "nothing more".into(),
+                },
+            }),
+        }
+    }
+
+    /// The routing of several passes' rows, one after the other: a prompt's and its decoded tokens', say.
+    pub fn append(&mut self, later: &Routing) -> Result<(), Mismatch> {
+        if self.layers.is_empty() {
+            *self = later.clone();
+            return Ok(());
+        }
+        for (i, (layer, experts)) in later.layers.iter().enumerate() {
+            match self.layers.get_mut(i) {
+                Some((at, all)) if at == layer => all.extend(experts),
+                other => {
+                    return Err(Mismatch {
+                        layer: *layer,
+                        wanted: experts.len(),
+                        recorded: other.map_or("nothing more".into(), |(at, _)| format!("layer {at}")),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn experts(per_token: i64, scoring: Scoring) -> Experts {
+        Experts {
+            count: 6,
+            per_token,
+            intermediate_size: 1,
+            normalise: true,
+            shared: 0,
+            scoring,
+            layers: vec![true],
+        }
+    }
+
+    #[test]
+    fn a_softmax_router_takes_the_best_and_the_lower_of_equals() {
+        let experts = experts(2, Scoring::Softmax);
+        assert_eq!(choose(&[0.1, 0.9, 0.3, 0.9, 0.2, 0.0], &experts), [1, 3]);
+        assert_eq!(choose(&[0.5, 0.9, 0.5, 0.5, 0.2, 0.0], &experts), [0, 1]);
+    }
+
+    #[test]
+    fn a_grouped_router_looks_only_into_its_best_groups() {
+        let scoring = Scoring::Sigmoid {
+            groups: 3,
+            groups_kept: 1,
+            scale: 1.0,
+        };
+        // groups 0.1 + 0.9, 0.6 + 0.7, 0.2 + 0.2: the best single expert is in a group that is not kept
+        assert_eq!(choose(&[0.1, 0.9, 0.6, 0.7, 0.2, 0.2], &experts(2, scoring)), [2, 3]);
+    }
+
+    #[test]
+    fn a_replay_takes_each_layer_once_and_in_order() {
+        let mut routing = Routing::default();
+        routing.record(1, vec![0, 2]);
+        routing.record(2, vec![1, 3]);
+        let mut next = 0;
+        assert_eq!(routing.replay(&mut next, 1, 2).unwrap(), [0, 2]);
+        assert_eq!(routing.replay(&mut next, 2, 2).unwrap(), [1, 3]);
+        let error = routing.replay(&mut next, 2, 2).unwrap_err();
+        assert!(error.to_string().contains("nothing more"), "{error}");
+        let error = routing.replay(&mut 0, 2, 2).unwrap_err();
+        assert!(error.to_string().contains("layer 1 with 2 choices"), "{error}");
+        assert!(routing.replay(&mut 0, 1, 4).is_err());
+    }
+
+    #[test]
+    fn routings_of_a_prompt_and_of_what_follows_become_one() {
+        let mut all = Routing::default();
+        let mut prompt = Routing::default();
+        prompt.record(0, vec![0, 2, 1, 3]);
+        let mut token = Routing::default();
+        token.record(0, vec![4, 5]);
+        all.append(&prompt).unwrap();
+        all.append(&token).unwrap();
+        assert_eq!(all.layers(), [(0, vec![0, 2, 1, 3, 4, 5])]);
+        let mut other = Routing::default();
+        other.record(1, vec![0, 1]);
+        assert!(all.append(&other).is_err());
+    }
+}

@@ -1,0 +1,435 @@
+//! The model against `transformers` and against itself, on small random models of every architecture (`tests/golden`).
+//!
+//! `make parity` prints what these tests measure. The first table is the distance to `transformers`; the second is the
+//! distance between all the ways in which the same tokens can be computed here, and is 0 everywhere.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use policy::image::Image;
+use policy::kernel::Isa;
+use policy::model::{KvCache, Model};
+use policy::router::Routing;
+use safetensors::SafeTensors;
+use std::path::{Path, PathBuf};
+
+/// The largest distance of a log-probability from `transformers` in f32.
+const F32_MAX: f32 = 1e-5;
+/// And of a logit, whose common part a log-probability does not see: `transformers` in f32 is up to 1.5e-5 from itself in f64.
+const LOGIT_MAX: f32 = 2e-5;
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+}
+
+/// A folder, and one of the configurations that its weights are computed with.
+struct Case {
+    folder: &'static str,
+    /// `config.NAME.json` and `expected.NAME.safetensors`; empty: without NAME.
+    config: String,
+    expected: String,
+    image: Image,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        format!("{} {}", self.folder, self.config)
+    }
+
+    fn expected(&self) -> Vec<u8> {
+        std::fs::read(golden().join(self.folder).join(&self.expected)).unwrap()
+    }
+}
+
+const FOLDERS: [&str; 7] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "qwen3_moe",
+    "deepseek_v3",
+    "deepseek_v3_full_q",
+];
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for folder in FOLDERS {
+        let path = golden().join(folder);
+        let image = Image::read_dir(&path).unwrap();
+        let mut configs: Vec<String> = std::fs::read_dir(&path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.starts_with("config.") && name.ends_with(".json"))
+            .collect();
+        configs.sort();
+        for config in configs {
+            let mut image = image.clone();
+            let json = std::fs::read(path.join(&config)).unwrap();
+            image.files.insert("config.json".into(), json.into());
+            let own = config.replace("config.", "expected.").replace(".json", ".safetensors");
+            // the spelling of transformers 4 computes what that of 5 does
+            let expected = if config == "config.v4.json" {
+                "expected.safetensors".into()
+            } else {
+                own
+            };
+            cases.push(Case {
+                folder,
+                config,
+                expected,
+                image,
+            });
+        }
+    }
+    assert!(cases.len() > 2 * FOLDERS.len(), "the golden models are incomplete");
+    cases
+}
+
+fn f32s(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+    let bytes = file.tensor(name).unwrap().data().to_vec();
+    bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+        .collect()
+}
+
+fn ids(file: &SafeTensors<'_>, name: &str) -> Vec<Vec<u32>> {
+    let tensor = file.tensor(name).unwrap();
+    let width = *tensor.shape().last().unwrap();
+    let all: Vec<u32> = tensor
+        .data()
+        .chunks_exact(8)
+        .map(|b| u32::try_from(i64::from_le_bytes(b.try_into().unwrap())).unwrap())
+        .collect();
+    all.chunks_exact(width).map(<[u32]>::to_vec).collect()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Logits of every position of the sequences, one after the other.
+fn score(model: &Model, sequences: &[Vec<u32>]) -> (Vec<f32>, Routing) {
+    let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+    let rows: Vec<usize> = (0..sequences.iter().map(|ids| ids.len()).sum()).collect();
+    let pass = model.score(&sequences, &rows, None).unwrap();
+    (pass.logits.values().to_vec(), pass.routing)
+}
+
+fn log_probs(logits: &[f32], vocabulary: usize, sequences: &[Vec<u32>]) -> Vec<f32> {
+    let mut rows = logits.chunks_exact(vocabulary);
+    let mut all = Vec::new();
+    for ids in sequences {
+        for (t, row) in rows.by_ref().take(ids.len()).enumerate() {
+            if let Some(&next) = ids.get(t + 1) {
+                all.push(policy::sampling::log_prob(row, 1.0, next));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_architecture_computes_what_transformers_computes() {
+    println!(
+        "\n| folder | configuration | max abs(logit − transformers), f32 | log-probability, f32 | logit, bf16 | of which bf16 explains | greedy |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for case in cases() {
+        let model = Model::from_image(&case.image).unwrap_or_else(|error| panic!("{}: {error}", case.name()));
+        let bytes = case.expected();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let sequences = ids(&file, "ids");
+        let (logits, routing) = score(&model, &sequences);
+        let f32_logits = f32s(&file, "logits_f32");
+        let vocabulary = model.config().vocab_size as usize;
+        let far = distance(&logits, &f32_logits);
+        let far_logprob = distance(
+            &log_probs(&logits, vocabulary, &sequences),
+            &f32s(&file, "logprobs_f32"),
+        );
+        let (mut bf16, mut greedy) = (String::new(), "");
+        if let Ok(tensor) = file.tensor("logits_bf16") {
+            let bf16_logits: Vec<f32> = match tensor.dtype() {
+                safetensors::Dtype::F32 => f32s(&file, "logits_bf16"),
+                _ => {
+                    let pairs = tensor.data().chunks_exact(2);
+                    pairs
+                        .map(|b| half::bf16::from_le_bytes(b.try_into().unwrap()).to_f32())
+                        .collect()
+                }
+            };
+            let (ours, theirs) = (distance(&logits, &bf16_logits), distance(&f32_logits, &bf16_logits));
+            bf16 = format!("{ours:.3} | {theirs:.3}");
+            assert!(
+                ours <= theirs + 2.0 * F32_MAX,
+                "{}: {ours} from bf16, f32 is {theirs}",
+                case.name()
+            );
+        }
+        if file.tensor("greedy").is_ok() {
+            let prompt = ids(&file, "prompt").concat();
+            assert_eq!(
+                continue_greedily(&model, &prompt, 12),
+                ids(&file, "greedy").concat(),
+                "{}",
+                case.name()
+            );
+            greedy = "equal";
+        }
+        if file.tensor("experts").is_ok() {
+            let recorded: Vec<u32> = routing
+                .layers()
+                .iter()
+                .flat_map(|(_, experts)| experts.clone())
+                .collect();
+            assert_eq!(recorded, ids(&file, "experts").concat(), "{}", case.name());
+        }
+        println!(
+            "| {} | {} | {far:.1e} | {far_logprob:.1e} | {bf16} | {greedy} |",
+            case.folder, case.config
+        );
+        assert!(
+            far <= LOGIT_MAX && far_logprob <= F32_MAX,
+            "{}: {far:e}, {far_logprob:e}",
+            case.name()
+        );
+    }
+}
+
+fn continue_greedily(model: &Model, prompt: &[u32], tokens: usize) -> Vec<u32> {
+    let mut cache = KvCache::new(model, 1, prompt.len() + tokens);
+    let mut logits = model.prefill(&mut cache, 0, prompt).unwrap();
+    let mut continued = Vec::new();
+    loop {
+        let best = (0..logits.len())
+            .max_by(|&a, &b| logits[a].total_cmp(&logits[b]))
+            .unwrap();
+        continued.push(best as u32);
+        if continued.len() == tokens {
+            return continued;
+        }
+        logits = model.decode(&mut cache, &[best as u32]).unwrap().swap_remove(0);
+    }
+}
+
+/// Ways to compute the logits of the same positions of the same tokens. Each gets the model and the sequences and returns
+/// the logits of every position from `FROM` on, of one sequence after the other.
+type Way = (&'static str, fn(&Model, &[Vec<u32>]) -> Vec<f32>);
+
+/// Positions from here on are compared: what is before is a prompt.
+const FROM: usize = 6;
+
+const WAYS: [Way; 7] = [
+    ("trainer, packed", |model, sequences| {
+        let refs: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+        let mut rows = Vec::new();
+        let mut first = 0;
+        for ids in sequences {
+            rows.extend(first + FROM - 1..first + ids.len());
+            first += ids.len();
+        }
+        model.score(&refs, &rows, None).unwrap().logits.values().to_vec()
+    }),
+    ("trainer, alone", |model, sequences| {
+        let one = |ids: &Vec<u32>| {
+            let rows: Vec<usize> = (FROM - 1..ids.len()).collect();
+            model.score(&[ids], &rows, None).unwrap().logits.values().to_vec()
+        };
+        sequences.iter().flat_map(one).collect()
+    }),
+    ("prefill", |model, sequences| {
+        let mut cache = KvCache::new(model, 1, 64);
+        let mut all = Vec::new();
+        for ids in sequences {
+            for end in FROM..=ids.len() {
+                cache.clear(0);
+                all.extend(model.prefill(&mut cache, 0, &ids[..end]).unwrap());
+            }
+        }
+        all
+    }),
+    ("prefill in chunks", |model, sequences| {
+        let mut cache = KvCache::new(model, 1, 64);
+        let mut all = Vec::new();
+        for ids in sequences {
+            for end in FROM..=ids.len() {
+                cache.clear(0);
+                let mut logits = Vec::new();
+                for chunk in ids[..end].chunks(1 + end % 5) {
+                    logits = model.prefill(&mut cache, 0, chunk).unwrap();
+                }
+                all.extend(logits);
+            }
+        }
+        all
+    }),
+    ("decode, batch of 1", |model, sequences| {
+        let mut cache = KvCache::new(model, 3, 64);
+        let mut all = Vec::new();
+        for ids in sequences {
+            cache.clear(0);
+            all.extend(model.prefill(&mut cache, 0, &ids[..FROM]).unwrap());
+            for &id in &ids[FROM..] {
+                all.extend(model.decode(&mut cache, &[id]).unwrap().concat());
+            }
+        }
+        all
+    }),
+    ("decode, all together", |model, sequences| {
+        let mut cache = KvCache::new(model, sequences.len(), 64);
+        let mut all: Vec<Vec<f32>> = Vec::new();
+        for (slot, ids) in sequences.iter().enumerate() {
+            all.push(model.prefill(&mut cache, slot, &ids[..FROM]).unwrap());
+        }
+        // the shorter ones leave, and the ones behind take their slots, as an engine does
+        let mut running: Vec<usize> = (0..sequences.len()).collect();
+        for step in FROM.. {
+            for slot in (0..running.len()).rev() {
+                if sequences[running[slot]].len() == step {
+                    let last = running.len() - 1;
+                    cache.clear(slot);
+                    cache.move_slot(last, slot);
+                    running.swap_remove(slot);
+                }
+            }
+            if running.is_empty() {
+                break;
+            }
+            let tokens: Vec<u32> = running.iter().map(|&i| sequences[i][step]).collect();
+            for (&i, logits) in running.iter().zip(model.decode(&mut cache, &tokens).unwrap()) {
+                all[i].extend(logits);
+            }
+        }
+        all.concat()
+    }),
+    ("decode beside prompts", |model, sequences| {
+        // one sequence decodes while another's prompt is read in the same pass
+        let mut cache = KvCache::new(model, 2, 64);
+        let mut all = Vec::new();
+        for (i, ids) in sequences.iter().enumerate() {
+            let other = &sequences[(i + 1) % sequences.len()];
+            cache.clear(0);
+            all.extend(model.prefill(&mut cache, 0, &ids[..FROM]).unwrap());
+            for (t, id) in ids.iter().enumerate().skip(FROM) {
+                cache.clear(1);
+                let segments = [(1, &other[..1 + t % other.len()]), (0, std::slice::from_ref(id))];
+                all.extend(model.advance(&mut cache, &segments, None).unwrap().swap_remove(1));
+            }
+        }
+        all
+    }),
+];
+
+#[test]
+fn every_way_to_compute_a_token_gives_the_same_bits() {
+    let heads: Vec<String> = WAYS.iter().map(|(name, _)| name.to_string()).collect();
+    println!(
+        "\nmax abs difference of logits to \"{}\" on {:?}, on every kind of instruction:",
+        WAYS[0].0,
+        Isa::best()
+    );
+    println!("\n| folder | instructions | {} |", heads.join(" | "));
+    println!("|---|---|{}", "---|".repeat(WAYS.len()));
+    for case in cases().into_iter().filter(|case| case.config == "config.json") {
+        let bytes = case.expected();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let mut sequences = ids(&file, "ids");
+        // of different lengths, and around the panels of 32 positions
+        sequences.push(sequences[0][..33].to_vec());
+        sequences.push(sequences[1][..17].to_vec());
+        let reference = WAYS[0].1(
+            &Model::from_image(&case.image).unwrap().with_isa(Isa::Portable),
+            &sequences,
+        );
+        for isa in Isa::available() {
+            let model = Model::from_image(&case.image).unwrap().with_isa(isa);
+            let differences: Vec<String> = WAYS
+                .iter()
+                .map(|(name, way)| {
+                    let logits = way(&model, &sequences);
+                    let far = distance(&logits, &reference);
+                    let same = logits.iter().zip(&reference).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{} on {isa:?}: {name} differs by {far:e}", case.folder);
+                    format!("{far:.1}")
+                })
+                .collect();
+            println!("| {} | {isa:?} | {} |", case.folder, differences.join(" | "));
+        }
+    }
+}
+
+/// The image with every value of the tensors that end so moved up or down, without a pattern.
+fn nudged(image: &Image, ending: &str, by: f32) -> Image {
+    let mut image = image.clone();
+    let mut count = 0u32;
+    for (_, tensor) in image.tensors.iter_mut().filter(|(name, _)| name.ends_with(ending)) {
+        let mut nudge = |value: f32| {
+            count = count.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            value + if count >> 31 == 0 { by } else { -by }
+        };
+        let bytes: Vec<u8> = match tensor.dtype {
+            safetensors::Dtype::F32 => {
+                let values = tensor
+                    .bytes
+                    .chunks_exact(4)
+                    .map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+                values.flat_map(|value| nudge(value).to_le_bytes()).collect()
+            }
+            _ => {
+                let values = tensor
+                    .bytes
+                    .chunks_exact(2)
+                    .map(|b| half::bf16::from_le_bytes(b.try_into().unwrap()));
+                values
+                    .flat_map(|value| half::bf16::from_f32(nudge(value.to_f32())).to_le_bytes())
+                    .collect()
+            }
+        };
+        tensor.bytes = bytes.into();
+    }
+    image
+}
+
+#[test]
+fn without_replay_another_choice_changes_the_log_probability_and_with_it_it_does_not() {
+    // DeepSeek's choice has a bias of its own: moving it moves the choice and nothing else. Qwen's choice moves only with
+    // the router's weights, which also weigh the experts: a replay leaves that part of the change, which has a gradient.
+    for (folder, ending, by, exact) in [
+        ("deepseek_v3", "e_score_correction_bias", 0.1, true),
+        ("qwen3_moe", "mlp.gate.weight", 0.05, false),
+    ] {
+        let image = Image::read_dir(&golden().join(folder)).unwrap();
+        let bytes = std::fs::read(golden().join(folder).join("expected.safetensors")).unwrap();
+        let sequences = ids(&SafeTensors::deserialize(&bytes).unwrap(), "ids");
+        let model = Model::from_image(&image).unwrap();
+        let (logits, routing) = score(&model, &sequences);
+        let other = Model::from_image(&nudged(&image, ending, by)).unwrap();
+        let refs: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+        let rows: Vec<usize> = (0..refs.iter().map(|ids| ids.len()).sum()).collect();
+        let free = other.score(&refs, &rows, None).unwrap();
+        let replayed = other.score(&refs, &rows, Some(&routing)).unwrap();
+        assert!(
+            free.routing != routing && replayed.routing == routing,
+            "{folder}: some choice moves"
+        );
+        let without = distance(free.logits.values(), &logits);
+        let with = distance(replayed.logits.values(), &logits);
+        println!("{folder}: logits differ by {without:.3} without replay, by {with:.3} with it");
+        assert!(
+            if exact {
+                with == 0.0 && without > 0.1
+            } else {
+                with < without
+            },
+            "{folder}: {with}, {without}"
+        );
+        // where the choice has not moved, a replay changes nothing
+        let again = model.score(&refs, &rows, Some(&routing)).unwrap();
+        assert_eq!(again.logits.values(), logits);
+        // and a recording of other rows, or of more layers, is refused
+        let short = score(&model, &sequences[..1]).1;
+        let error = model.score(&refs, &rows, Some(&short)).unwrap_err().to_string();
+        assert!(error.contains("choices is next"), "{error}");
+    }
+}
