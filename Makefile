@@ -90,7 +90,7 @@ parity: libtorch ## the model against transformers, and every way to compute a t
 	cargo test --locked --package policy --features torch --test parity -- --nocapture --test-threads 1
 
 bench-policy: libtorch ## tokens/s of prefill, decode and training step, beside libtorch and (where `make golden` has been) transformers
-	OMP_NUM_THREADS=1 cargo bench --locked --package policy --features torch --bench policy
+	OMP_NUM_THREADS=1 cargo bench --locked --profile dev --package policy --features torch --bench policy
 	scripts/bench-transformers.sh $(TARGET)/bench/policy.json
 
 golden: ## make policy/tests/golden anew with transformers and torch from PyPI (needs python3 and 5 GB)
