@@ -70,9 +70,17 @@ impl Routing {
         self.layers.push((layer, experts));
     }
 
-    /// Takes the choices of the layer that must be the next one: in order, each once, for as many rows as there are.
-    pub fn replay(&self, next: &mut usize, layer: i64, wanted: usize) -> Result<Vec<u32>, Mismatch> {
+    /// Takes the choices of the layer that must be the next one: in order, each once, for as many rows as there are, among
+    /// `count` experts.
+    pub fn replay(&self, next: &mut usize, layer: i64, wanted: usize, count: i64) -> Result<Vec<u32>, Mismatch> {
         match self.layers.get(*next) {
+            Some((at, experts)) if *at == layer && experts.iter().any(|&expert| i64::from(expert) >= count) => {
+                Err(Mismatch {
+                    layer,
+                    wanted,
+                    recorded: format!("an expert beyond the {count} that there are"),
+                })
+            }
             Some((at, experts)) if *at == layer && experts.len() == wanted => {
                 *next += 1;
                 Ok(experts.clone())
@@ -150,13 +158,15 @@ mod tests {
         routing.record(1, vec![0, 2]);
         routing.record(2, vec![1, 3]);
         let mut next = 0;
-        assert_eq!(routing.replay(&mut next, 1, 2).unwrap(), [0, 2]);
-        assert_eq!(routing.replay(&mut next, 2, 2).unwrap(), [1, 3]);
-        let error = routing.replay(&mut next, 2, 2).unwrap_err();
+        assert_eq!(routing.replay(&mut next, 1, 2, 4).unwrap(), [0, 2]);
+        assert_eq!(routing.replay(&mut next, 2, 2, 4).unwrap(), [1, 3]);
+        let error = routing.replay(&mut next, 2, 2, 4).unwrap_err();
         assert!(error.to_string().contains("nothing more"), "{error}");
-        let error = routing.replay(&mut 0, 2, 2).unwrap_err();
+        let error = routing.replay(&mut 0, 2, 2, 4).unwrap_err();
         assert!(error.to_string().contains("layer 1 with 2 choices"), "{error}");
-        assert!(routing.replay(&mut 0, 1, 4).is_err());
+        assert!(routing.replay(&mut 0, 1, 4, 4).is_err());
+        let error = routing.replay(&mut 0, 1, 2, 2).unwrap_err();
+        assert!(error.to_string().contains("beyond the 2"), "{error}");
     }
 
     #[test]

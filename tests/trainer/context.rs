@@ -113,7 +113,7 @@ async fn a_turn_in_parts_is_trained_on_with_its_whole_context_and_a_broken_one_i
     }
     // The recomputed log-probabilities agree only where the context is the one that was sampled with.
     let parity = world.metrics(1).await["mismatch"]["difference_max"].as_f64().unwrap();
-    assert!(parity <= 1e-5, "sampler and trainer differ by {parity}");
+    assert_eq!(parity, 0.0, "sampler and trainer have the same bits");
     let codes: Vec<_> = broken
         .iter()
         .map(|one| decided(one.id).code.as_deref().unwrap())

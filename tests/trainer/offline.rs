@@ -105,7 +105,7 @@ async fn a_grpo_run_goes_from_its_request_to_a_line_of_its_own() {
     let parity = checkpoints["data"][0]["metrics"]["mismatch"]["difference_max"]
         .as_f64()
         .unwrap();
-    assert!(parity <= 1e-5, "{parity}");
+    assert_eq!(parity, 0.0);
 
     // every rollout has exactly one disposition, and every probe is a censored evaluation
     eventually("nothing is left open or queued", SOON, async || {

@@ -36,11 +36,18 @@ impl Isa {
         *BEST.get_or_init(|| {
             let available = Self::available();
             let best = available.last().copied().unwrap_or(Isa::Portable);
-            let asked = std::env::var("SPRINGTIDE_ISA").unwrap_or_default();
-            available
-                .into_iter()
-                .find(|isa| format!("{isa:?}").eq_ignore_ascii_case(&asked))
-                .unwrap_or(best)
+            let Ok(asked) = std::env::var("SPRINGTIDE_ISA") else {
+                return best;
+            };
+            let named = |isa: &Isa| format!("{isa:?}").eq_ignore_ascii_case(&asked);
+            available.iter().copied().find(named).unwrap_or_else(|| {
+                tracing::warn!(
+                    asked,
+                    ?available,
+                    "SPRINGTIDE_ISA names none of what this machine has, and is ignored"
+                );
+                best
+            })
         })
     }
 

@@ -320,7 +320,7 @@ impl Backend for Exact<'_> {
         }
         let chosen = match self.replay {
             Some(replay) => replay
-                .replay(&mut self.replayed, layer, logits.len() * per_token)
+                .replay(&mut self.replayed, layer, logits.len() * per_token, experts.count)
                 .unwrap_or_else(|mismatch| {
                     self.mismatch.get_or_insert(mismatch);
                     vec![0; logits.len() * per_token]

@@ -19,7 +19,7 @@ use time::OffsetDateTime;
 /// How long a required version waits for memory that leaving versions still hold.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
 const ROOM_LOOK: Duration = Duration::from_millis(50);
-/// bf16 in the image and f32 in the network, for each bf16 byte pair.
+/// The image, and beside it the packed weights: as many bytes again for bf16 and f32, twice as many for f16.
 const BYTES_PER_IMAGE_BYTE: u64 = 3;
 
 /// Turns an image into something that answers. Called off the engine's thread; blocks.
