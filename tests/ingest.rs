@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use edge::auth::{Auth, AuthOptions, Role, create_key};
-use ingest::event::{self, Event, Feedback, FinishReason, Generation, Purpose, Target, Value, VersionSpan};
+use ingest::event::{self, Event, Feedback, FinishReason, Generation, Purpose, Sampling, Target, Value, VersionSpan};
 use ingest::log::Producer;
 use ingest::reward::Definition;
 use opentelemetry::trace::TracerProvider;
@@ -20,6 +20,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use serde_json::json;
 use sqlx::PgPool;
+use sqlx::types::Json;
 use time::format_description::well_known::Rfc3339;
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -163,6 +164,12 @@ pub fn generation() -> Generation {
         consent: true,
         decline_suppressed: true,
         exploration_share: Some(0.02),
+        sampling: Some(Sampling {
+            top_k: 40,
+            logit_bias: BTreeMap::from([(7, -2.5)]),
+            kept: Some(vec![40, 3, 12]),
+            ..Sampling::default()
+        }),
     }
 }
 
@@ -344,10 +351,11 @@ async fn an_accepted_generation_becomes_a_rewarded_trajectory() {
         i64,
         bool,
         Option<f32>,
+        Option<Json<Sampling>>,
     );
     let row: Row = sqlx::query_as(
         "select version, version_oldest, version_spans, root, prompt_ids, token_ids, logprobs, train_mask, seed, \
-         decline_suppressed, exploration_share from generation where id = $1",
+         decline_suppressed, exploration_share, sampling from generation where id = $1",
     )
     .bind(generation.id)
     .fetch_one(&stack.pool)
@@ -361,6 +369,7 @@ async fn an_accepted_generation_becomes_a_rewarded_trajectory() {
     assert_eq!(row.7, Some(vec![true, true, false]));
     assert_eq!(row.8.cast_unsigned(), u64::MAX);
     assert_eq!((row.9, row.10), (true, Some(0.02)));
+    assert_eq!(row.11.map(|Json(sampling)| sampling), generation.sampling);
     let partition: String = sqlx::query_scalar("select tableoid::regclass::text from generation")
         .fetch_one(&stack.pool)
         .await

@@ -183,6 +183,7 @@ impl Telling {
                     declined: *declined,
                     decline_suppressed: false,
                     exploration_share: None,
+                    sampling: None,
                     ..generation()
                 };
                 let mut event = generation.into_event("default", SOURCE);

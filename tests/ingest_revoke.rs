@@ -27,6 +27,7 @@ fn shown() -> Generation {
     Generation {
         decline_suppressed: false,
         exploration_share: None,
+        sampling: None,
         ..generation()
     }
 }

@@ -40,6 +40,7 @@ fn in_chat() -> Generation {
         surface: "chat".to_owned(),
         decline_suppressed: false,
         exploration_share: None,
+        sampling: None,
         ..generation()
     }
 }

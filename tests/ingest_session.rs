@@ -67,6 +67,7 @@ fn turn(parent: Option<&Generation>, shared: &[u32], prompt_ids: Vec<u32>, token
         train_mask: None,
         decline_suppressed: false,
         exploration_share: None,
+        sampling: None,
         ..generation()
     }
 }

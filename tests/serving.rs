@@ -168,6 +168,7 @@ async fn serve(stack: &Stack, control_url: Option<String>, state_dir: PathBuf) -
         "demo".into(),
         stack.kafka.clone(),
         Store::open(&stack.store_url).unwrap(),
+        None,
         stack.keys_dir.clone(),
         Auth::new(AuthOptions::default(), stack.pool.clone()),
         control_url,

@@ -2,6 +2,7 @@
 //! the sink would leave them, sampled by the very network that is trained.
 
 mod context;
+mod experts;
 mod fleet;
 mod offline;
 mod silence;
@@ -22,20 +23,28 @@ async fn a_cohort_is_trained_on_once_and_published_as_what_the_store_holds() {
     let cohort = world.sample(world.base, 8).await;
     world.insert_all(&cohort, "champion").await;
     world.insert_all(&world.sample(world.base, 3).await, "base").await;
-    let cut = Sampled {
-        top_p: 0.9,
+    let greedy = Sampled {
+        temperature: 0.0,
         ..world.sample(world.base, 1).await.remove(0)
     };
-    world.insert(&cut, "champion").await;
+    world.insert(&greedy, "champion").await;
     let odd = Sampled {
         tokens: vec![5_000],
         logprobs: vec![-1.0],
-        ..cut.clone().renewed()
+        ..greedy.clone().renewed()
     };
-    world.insert(&Sampled { top_p: 1.0, ..odd }, "champion").await;
+    world
+        .insert(
+            &Sampled {
+                temperature: 1.0,
+                ..odd
+            },
+            "champion",
+        )
+        .await;
     let unanswered = Sampled {
         reward: None,
-        ..cut.renewed()
+        ..greedy.renewed()
     };
     world.insert(&unanswered, "champion").await;
 
@@ -57,7 +66,7 @@ async fn a_cohort_is_trained_on_once_and_published_as_what_the_store_holds() {
     };
     assert_eq!(count("trained", None), 8);
     assert_eq!(count("held_out", Some("other_arm")), 3);
-    assert_eq!(count("dropped", Some("truncated_sampling")), 1);
+    assert_eq!(count("dropped", Some("greedy")), 1);
     assert_eq!(count("dropped", Some("token_outside_vocabulary")), 1);
     for sampled in &cohort {
         assert!(dispositions.iter().any(|d| d.id == sampled.id && d.step == Some(1)));

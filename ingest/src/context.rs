@@ -7,11 +7,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::event::PayloadRef;
-use crate::payload::{self, Store};
+use crate::payload::{self, Experts, Store};
 
 /// Parents above one generation.
 const TURNS_MAX: usize = 1024;
@@ -35,6 +36,8 @@ pub enum Broken {
     PayloadDiffers,
     #[error("a payload is of a type that is not known here")]
     PayloadUnknown,
+    #[error("what is said to be expert ids are none, or do not fit the model")]
+    ExpertsDiffer,
     #[error("it is longer than the reader takes")]
     TooLong,
 }
@@ -51,6 +54,7 @@ impl Broken {
             Self::PayloadMissing => "payload_missing",
             Self::PayloadDiffers => "payload_differs",
             Self::PayloadUnknown => "payload_unknown",
+            Self::ExpertsDiffer => "experts_differ",
             Self::TooLong => "longer_than_context",
         }
     }
@@ -96,6 +100,36 @@ pub async fn prompts(
         }
     }
     Ok(prompts)
+}
+
+/// The experts that sampled, of those of these generations that a mixture of experts sampled and that were logged with them.
+pub async fn experts(
+    connection: &mut PgConnection,
+    payloads: &Store,
+    ids: &[Uuid],
+) -> Result<BTreeMap<Uuid, Result<Experts, Broken>>, Error> {
+    let rows = sqlx::query!(
+        "select generation_id, tenant_id, digest, size_bytes, media_type from payload_reference
+         where kind = 'experts' and generation_id = any($1)",
+        ids
+    )
+    .fetch_all(connection)
+    .await?;
+    let mut experts = BTreeMap::new();
+    for row in rows {
+        let payload = PayloadRef {
+            // A digest of another length is nobody's.
+            digest: row.digest.try_into().unwrap_or_default(),
+            size_bytes: row.size_bytes.unsigned_abs(),
+            media_type: row.media_type,
+        };
+        let read = match read(payloads, &row.tenant_id, &payload, payload::EXPERTS).await? {
+            Ok(bytes) => Experts::decode(&bytes).map_err(|_| Broken::ExpertsDiffer),
+            Err(broken) => Err(broken),
+        };
+        experts.insert(row.generation_id, read);
+    }
+    Ok(experts)
 }
 
 /// These generations and everything above them that they share tokens with, a level a query.
@@ -222,14 +256,24 @@ async fn fetch(
     payload: &PayloadRef,
     tokens_max: usize,
 ) -> Result<Result<Vec<u32>, Broken>, Error> {
-    if payload.media_type != payload::TOKEN_IDS {
-        return Ok(Err(Broken::PayloadUnknown));
-    }
-    if payload.size_bytes / 4 > tokens_max as u64 {
+    if payload.media_type == payload::TOKEN_IDS && payload.size_bytes / 4 > tokens_max as u64 {
         return Ok(Err(Broken::TooLong));
     }
-    match store.get(&turn.tenant, payload).await {
-        Ok(bytes) => Ok(payload::token_ids(&bytes).ok_or(Broken::PayloadDiffers)),
+    let read = read(store, &turn.tenant, payload, payload::TOKEN_IDS).await?;
+    Ok(read.and_then(|bytes| payload::token_ids(&bytes).ok_or(Broken::PayloadDiffers)))
+}
+
+async fn read(
+    store: &Store,
+    tenant: &str,
+    payload: &PayloadRef,
+    media_type: &str,
+) -> Result<Result<Bytes, Broken>, Error> {
+    if payload.media_type != media_type {
+        return Ok(Err(Broken::PayloadUnknown));
+    }
+    match store.get(tenant, payload).await {
+        Ok(bytes) => Ok(Ok(bytes)),
         Err(payload::Error::Missing) => Ok(Err(Broken::PayloadMissing)),
         Err(payload::Error::Differs(_)) => Ok(Err(Broken::PayloadDiffers)),
         Err(error) => Err(Error::Payload(error)),

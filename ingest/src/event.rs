@@ -16,8 +16,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 pub use check::{
-    Invalid, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PROMPT_TOKENS_MAX, SAMPLED_TOKENS_MAX, TAGS_MAX,
-    TEXT_BYTES_MAX,
+    Invalid, LOGIT_BIASES_MAX, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PROMPT_TOKENS_MAX,
+    SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX,
 };
 pub use wire::Undecodable;
 
@@ -212,6 +212,56 @@ pub struct Generation {
     /// The probability with which a coin suppressed declining, (0, 1); absent: it was not tossed.
     #[serde(default)]
     pub exploration_share: Option<f32>,
+    /// What else shaped the distribution sampled from; absent: nothing.
+    #[serde(default)]
+    pub sampling: Option<Sampling>,
+}
+
+/// What shaped the distribution sampled from beside temperature and `top_p`: vLLM's parameters, in the order that
+/// `policy::sampling` gives. Fields that are absent change nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sampling {
+    /// So many most probable tokens could be drawn; 0: all.
+    pub top_k: u32,
+    /// Only tokens of at least this share of the most probable one's probability, [0, 1].
+    pub min_p: f32,
+    /// Above 0; 1: none.
+    pub repetition_penalty: f32,
+    pub presence_penalty: f32,
+    pub frequency_penalty: f32,
+    /// Added to the logits of these ids.
+    #[serde(deserialize_with = "by_id")]
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// How many ids could be drawn, one per sampled token; absent: whoever needs the set computes it again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Vec<u32>>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            kept: None,
+        }
+    }
+}
+
+/// Ids are text as keys of JSON, and stay text where serde has buffered them.
+fn by_id<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<u32, f32>, D::Error> {
+    let named = BTreeMap::<String, f32>::deserialize(deserializer)?;
+    let pairs = named.into_iter().map(|(id, bias)| match id.parse() {
+        Ok(id) => Ok((id, bias)),
+        Err(_) => Err(serde::de::Error::custom(format!(
+            "logit_bias: {id:?} is not a token id"
+        ))),
+    });
+    pairs.collect()
 }
 
 fn yes() -> bool {

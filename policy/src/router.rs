@@ -38,11 +38,27 @@ pub fn choose(scores: &[f32], experts: &Experts) -> Vec<u32> {
 }
 
 /// The experts of every layer and row of one pass, in the order in which they were chosen: what a sampler records and a
-/// trainer replays. Layers without experts have none.
+/// trainer replays. Layers without experts have none; in the last layer, rows that nobody asked for say 0, 1, … ([`spread`]).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Routing {
     /// Layer and `[rows × per_token]`, layers ascending.
     layers: Vec<(i64, Vec<u32>)>,
+}
+
+/// One layer's choices for all `rows` of a pass that computed that layer for the rows `asked` alone, as the last one is. Of the
+/// others no result was used: they say 0, 1, ….
+pub fn spread(chosen: &[u32], per_token: usize, asked: &[usize], rows: usize) -> Vec<u32> {
+    let mut all: Vec<u32> = (0..rows).flat_map(|_| 0..per_token as u32).collect();
+    for (chosen, &row) in chosen.chunks_exact(per_token.max(1)).zip(asked) {
+        all[row * per_token..][..per_token].copy_from_slice(chosen);
+    }
+    all
+}
+
+/// The choices of the rows `asked`, of one layer's for all rows.
+pub fn pick(all: &[u32], per_token: usize, asked: &[usize]) -> Vec<u32> {
+    let of = |&row: &usize| &all[row * per_token..][..per_token];
+    asked.iter().flat_map(of).copied().collect()
 }
 
 /// Why a recorded routing cannot be replayed.
@@ -94,6 +110,25 @@ impl Routing {
                 },
             }),
         }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// Each row's own, of a pass over so many rows.
+    pub fn by_row(&self, rows: usize) -> Vec<Routing> {
+        let of = |row: usize| Routing {
+            layers: self
+                .layers
+                .iter()
+                .map(|(layer, experts)| {
+                    let each = experts.len() / rows.max(1);
+                    (*layer, experts[row * each..][..each].to_vec())
+                })
+                .collect(),
+        };
+        (0..rows).map(of).collect()
     }
 
     /// The routing of several passes' rows, one after the other: a prompt's and its decoded tokens', say.
@@ -167,6 +202,25 @@ mod tests {
         assert!(routing.replay(&mut 0, 1, 4, 4).is_err());
         let error = routing.replay(&mut 0, 1, 2, 2).unwrap_err();
         assert!(error.to_string().contains("beyond the 2"), "{error}");
+    }
+
+    #[test]
+    fn rows_that_were_not_computed_have_their_place() {
+        let all = spread(&[4, 5, 1, 3], 2, &[1, 3], 4);
+        assert_eq!(all, [0, 1, 4, 5, 0, 1, 1, 3]);
+        assert_eq!(pick(&all, 2, &[1, 3]), [4, 5, 1, 3]);
+    }
+
+    #[test]
+    fn a_pass_over_several_rows_comes_apart_and_together_again() {
+        let mut routing = Routing::default();
+        routing.record(1, vec![0, 2, 1, 3]);
+        routing.record(2, vec![4, 5, 0, 1]);
+        let rows = routing.by_row(2);
+        assert_eq!(rows[1].layers(), [(1, vec![1, 3]), (2, vec![0, 1])]);
+        let mut all = rows[0].clone();
+        all.append(&rows[1]).unwrap();
+        assert_eq!(all, routing);
     }
 
     #[test]

@@ -110,6 +110,20 @@ impl Params {
         }
     }
 
+    /// Whether the distribution is the model's own, at some temperature above 0.
+    pub fn is_plain(&self) -> bool {
+        let plain = Params {
+            temperature: self.temperature,
+            ..Params::default()
+        };
+        self.temperature > 0.0 && *self == plain
+    }
+
+    /// Whether ids may be left out of what can be drawn.
+    pub fn truncates(&self) -> bool {
+        self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0
+    }
+
     /// Whether what was there before a token matters.
     pub fn looks_back(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
@@ -128,6 +142,13 @@ impl History {
         History {
             sampled: prompt.iter().map(|&id| (id, 0)).collect(),
         }
+    }
+
+    /// What a token that comes after `prompt` and `sampled` looks back on.
+    pub fn of(prompt: &[u32], sampled: &[u32]) -> Self {
+        let mut history = History::new(prompt);
+        sampled.iter().for_each(|&id| history.push(id));
+        history
     }
 
     /// Adds a token that was sampled.
@@ -171,7 +192,7 @@ pub fn sample(logits: &[f32], params: &Params, source: &mut Source) -> (u32, f32
 /// Draws one token from `logits`, one value per vocabulary entry, finite or suppressed. Takes one number from `source`, or none
 /// where it is greedy.
 pub fn draw(logits: &[f32], params: &Params, history: &History, source: &mut Source) -> Drawn {
-    let shaped = Shaped::new(logits, params, history);
+    let shaped = Shaped::new(logits, params, history, None);
     let id = match &shaped {
         Shaped::Greedy { best, .. } => *best,
         Shaped::Weights { weights, total, .. } => {
@@ -200,12 +221,50 @@ pub fn draw(logits: &[f32], params: &Params, history: &History, source: &mut Sou
 /// The log-probability that [`draw`] gives `id` where it draws it: the same bits, from the same logits, parameters and history.
 /// −∞ where it cannot be drawn. `id` is below the vocabulary's size.
 pub fn log_prob_of(logits: &[f32], params: &Params, history: &History, id: u32) -> f32 {
-    Shaped::new(logits, params, history).log_prob(id as usize)
+    Distribution::rebuilt(logits, params, history, None).log_prob(id)
+}
+
+/// The distribution that a token was drawn from, for whoever has its logits again.
+pub struct Distribution<'a> {
+    logits: &'a [f32],
+    params: &'a Params,
+    history: &'a History,
+    shaped: Shaped<'a>,
+}
+
+impl<'a> Distribution<'a> {
+    /// `kept`: how many ids could be drawn, where that was logged; else it follows from the parameters. Where the logits are the
+    /// sampler's own bits, both are the same.
+    pub fn rebuilt(logits: &'a [f32], params: &'a Params, history: &'a History, kept: Option<u32>) -> Self {
+        Distribution {
+            logits,
+            params,
+            history,
+            shaped: Shaped::new(logits, params, history, kept),
+        }
+    }
+
+    /// In nats; −∞ where it could not be drawn. `id` is below the vocabulary's size.
+    pub fn log_prob(&self, id: u32) -> f32 {
+        self.shaped.log_prob(id as usize)
+    }
+
+    /// A factor and a summand for every logit, before the temperature: with them a network's own logits have this distribution's
+    /// softmax, and a gradient. The summand of what could not be drawn is −∞.
+    pub fn affine(&self) -> (Vec<f32>, Vec<f32>) {
+        let (factors, mut summands) = shape::affine(self.logits, self.params, self.history);
+        if let Shaped::Weights { weights, .. } = &self.shaped {
+            for (summand, _) in summands.iter_mut().zip(weights).filter(|(_, weight)| **weight == 0.0) {
+                *summand = f32::NEG_INFINITY;
+            }
+        }
+        (factors, summands)
+    }
 }
 
 /// The ids that [`draw`] can draw, rising. A function of the logits' bits, the parameters and the history alone.
 pub fn keep_set(logits: &[f32], params: &Params, history: &History) -> Vec<u32> {
-    match Shaped::new(logits, params, history) {
+    match Shaped::new(logits, params, history, None) {
         Shaped::Greedy { best, .. } => vec![best as u32],
         Shaped::Weights { weights, .. } => {
             let kept = weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0);

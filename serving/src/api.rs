@@ -1,12 +1,14 @@
-//! The OpenAI-compatible API of one replica: POST /v1/completions, GET /v1/models, GET /health.
+//! The OpenAI-compatible API of one replica: POST /v1/completions and /v1/chat/completions, GET /v1/models, GET /health.
 //!
 //! A request is checked (`ask`), routed, and sampled as one task per choice (`choice`), which ends when the log has
 //! acknowledged the generation; only then does the caller see the final chunk. A caller that goes away cancels its
 //! choices; what was sampled by then is logged as aborted. It neither trains nor releases anything.
 
 mod ask;
+mod chat;
 mod choice;
 mod complete;
+mod experts;
 mod explore;
 mod record;
 mod sessions;
@@ -25,6 +27,7 @@ use edge::json::Json;
 use futures::future::BoxFuture;
 use ingest::event::Event;
 use ingest::log::{self, Producer};
+use ingest::payload::Store as Payloads;
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
@@ -48,6 +51,8 @@ pub struct Api {
     pub engine: Handle,
     pub routing: Arc<Routing>,
     pub log: Arc<dyn Log>,
+    /// Where the experts of a mixture go; none: they are not logged.
+    pub payloads: Option<Payloads>,
     /// What the next turn of a session is compared with.
     pub sessions: Sessions,
     /// Choices at work; they outlive their caller by one log entry.
@@ -65,6 +70,7 @@ impl Api {
 pub fn router(api: Arc<Api>) -> Router {
     Router::new()
         .route("/v1/completions", post(complete::completions))
+        .route("/v1/chat/completions", post(complete::chat_completions))
         .route("/v1/models", get(models))
         .with_state(api)
 }

@@ -8,11 +8,13 @@ mod batch;
 pub mod model;
 mod queue;
 pub mod resident;
+pub mod templates;
 mod thread;
 
 pub use thread::{Config, Handle, Thread, spawn};
 
 use policy::digest::Digest;
+use policy::router::Routing;
 use policy::sampling;
 use policy::tokenizer::Tokenizer;
 use std::sync::Arc;
@@ -31,10 +33,13 @@ pub struct Version {
     pub vocab: u32,
     /// Sampling one of these ends a sequence; the id stays in it.
     pub stop_ids: Vec<u32>,
+    /// Experts that a layer of a mixture has.
+    pub experts: Option<u16>,
     /// The id that says "show nothing".
     pub decline_id: Option<u32>,
     /// None: the version came without one and answers token ids only.
     pub tokenizer: Option<Tokenizer>,
+    pub templates: templates::Rendering,
 }
 
 /// Who waits for a sequence: production goes before everything else.
@@ -86,6 +91,11 @@ pub struct Token {
     pub id: u32,
     /// Nats, under the distribution actually sampled from.
     pub logprob: f32,
+    /// How many ids could have been sampled.
+    pub kept: u32,
+    /// Which experts the tokens went to that were read for this one: the prompt's, or the one sampled before. Empty where the
+    /// model has none.
+    pub routing: Routing,
     /// (id, log-probability at temperature 1), most probable first.
     pub top: Vec<(u32, f32)>,
 }

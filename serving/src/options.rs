@@ -34,6 +34,8 @@ pub struct ServeOptions {
     pub max_tokens_default: usize,
     /// Largest `n` of one request.
     pub choices_max: usize,
+    /// Whether the experts that a mixture sampled with are logged, by reference, for a trainer to replay.
+    pub log_experts: bool,
     /// Memory for the weights and caches of all resident versions, in bytes.
     pub resident_bytes_max: u64,
     /// Time between two looks at the store, in milliseconds; announcements come sooner.
@@ -60,6 +62,7 @@ impl Default for ServeOptions {
             prefills_per_step_max: 4,
             max_tokens_default: 16,
             choices_max: 16,
+            log_experts: true,
             resident_bytes_max: 4 << 30,
             poll_interval_ms: 250,
             heartbeat_interval_ms: 1000,

@@ -184,8 +184,10 @@ pub(crate) mod tests {
             context: 32,
             vocab: 50,
             stop_ids: vec![49],
+            experts: None,
             decline_id: Some(48),
             tokenizer: None,
+            templates: crate::engine::templates::Rendering::from_image(&policy::image::Image::default()),
         })
     }
 

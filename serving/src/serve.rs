@@ -10,6 +10,7 @@ use axum::Router;
 use edge::auth::Auth;
 use ingest::kafka::ClientOptions;
 use ingest::log::Producer;
+use ingest::payload::Store as Payloads;
 use policy::store::Store;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,13 +27,14 @@ const LAST_CHOICES: Duration = Duration::from_secs(6);
 
 /// Serves until `shutdown`, or until the engine dies, which is an error: the process must start anew.
 ///
-/// `extra` holds routes of the caller (metrics); `control_url` is where the replica reports to, if anywhere.
+/// `payloads`: where a mixture's experts go, if they are logged. `extra` holds routes of the caller (metrics); `control_url` is where the replica reports to, if anywhere.
 #[expect(clippy::too_many_arguments, reason = "one call, from the role that wires everything")]
 pub async fn run(
     options: ServeOptions,
     policy_name: String,
     kafka: ClientOptions,
     store: Store,
+    payloads: Option<Payloads>,
     keys_dir: PathBuf,
     auth: Auth,
     control_url: impl Into<Option<String>>,
@@ -100,6 +102,7 @@ pub async fn run(
         engine: engine.handle.clone(),
         routing,
         log: Arc::new(log.clone()),
+        payloads,
         sessions: api::Sessions::default(),
         choices: choices.clone(),
     });
@@ -142,6 +145,7 @@ fn stage(slots: usize, context: usize) -> Stage {
         Ok(Staged {
             context: resident.context(),
             vocab: resident.vocab(),
+            experts: resident.experts(),
             cache_bytes: resident.cache_bytes(),
             model: Box::new(resident),
         })

@@ -142,7 +142,7 @@ mod tests {
         let rows = [
             row("censored", Some("no_feedback"), 3),
             row("dropped", Some("stale"), 2),
-            row("dropped", Some("truncated_sampling"), 1),
+            row("dropped", Some("greedy"), 1),
             row("trained", None, 4),
         ];
         let ledger = add_up(10, 0, rows);

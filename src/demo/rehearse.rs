@@ -124,6 +124,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                         tokens: draft.tokens,
                         logprobs: draft.logprobs,
                         temperature: args.temperature,
+                        drawing: None,
+                        experts: None,
                         reward,
                         suppressed: false,
                         weight: 1.0,

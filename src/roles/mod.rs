@@ -62,7 +62,7 @@ impl Base {
             .with_context(|| format!("listen on {address}"))
     }
 
-    #[cfg(feature = "torch")]
+    #[cfg(feature = "torch")] // of the roles that use it
     pub fn payloads(&self) -> anyhow::Result<Payloads> {
         let url = self.config.ingest.payload_store.as_deref();
         let url = url.context("ingest.payload_store is not set")?;

@@ -6,11 +6,13 @@ pub async fn run(base: Base) -> anyhow::Result<()> {
     let config = base.config.clone();
     let listener = base.listen(config.listen.serve).await?;
     let store = base.store()?;
+    let payloads = config.serve.log_experts.then(|| base.payloads()).transpose()?;
     serving::serve::run(
         config.serve.clone(),
         config.policy.name.clone(),
         config.kafka_client(),
         store,
+        payloads,
         config.keys_dir(),
         base.auth,
         config.control_url(),

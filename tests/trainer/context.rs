@@ -25,7 +25,7 @@ async fn shorten(pool: &PgPool, id: Uuid, parent: Uuid, shared: &[u32], rest: &[
     .unwrap();
 }
 
-async fn refer(pool: &PgPool, id: Uuid, kind: &str, payload: &PayloadRef) {
+pub async fn refer(pool: &PgPool, id: Uuid, kind: &str, payload: &PayloadRef) {
     let prompt = kind == "prompt";
     sqlx::query("update generation set payload_digest = case when $2 then $3 end where id = $1")
         .bind(id)

@@ -150,5 +150,6 @@ fn generation(
         consent: true,
         decline_suppressed: false,
         exploration_share: None,
+        sampling: None,
     }
 }

@@ -45,7 +45,7 @@ pub struct Sampled {
     pub prompt: Vec<u32>,
     pub tokens: Vec<u32>,
     pub logprobs: Vec<f32>,
-    pub top_p: f32,
+    pub temperature: f32,
     /// Sampled with the decline token masked.
     pub suppressed: bool,
     /// `None`: censored.
@@ -84,7 +84,7 @@ impl Running {
     }
 }
 
-fn config() -> ModelConfig {
+pub fn config() -> ModelConfig {
     ModelConfig {
         vocab_size: 61,
         hidden_size: 32,
@@ -104,6 +104,10 @@ fn config() -> ModelConfig {
 
 impl World {
     pub async fn start(name: &str) -> Self {
+        Self::start_with(name, &config()).await
+    }
+
+    pub async fn start_with(name: &str, config: &ModelConfig) -> Self {
         let stack = Stack::start(name).await;
         let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
         let publisher = Publisher {
@@ -116,7 +120,7 @@ impl World {
             image_every: 50,
             checkpoints_kept: 2,
         };
-        let mut image = random_image(&config(), 11);
+        let mut image = random_image(config, 11);
         let generation = serde_json::json!({"springtide_decline_token_id": DECLINE});
         image
             .files
@@ -194,7 +198,7 @@ impl World {
                     prompt,
                     tokens,
                     logprobs,
-                    top_p: 1.0,
+                    temperature: 1.0,
                     suppressed,
                     reward: Some(if i % 3 == 0 { 0.75 } else { -0.25 }),
                 }
@@ -254,7 +258,7 @@ impl World {
                   episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
                   finish_reason, declined, sampled_at, decline_suppressed, exploration_share)
              values ($1, 'default', $2, $3, $3, '[]', '', 'realtime', 'r', 'production', 'completion',
-                     $1, 'u', $4, 1, $5, $6, $7, 1, $8, 'stop', $9, now(), $10, 0.25)",
+                     $1, 'u', $4, 1, $5, $6, $7, $8, 1, 'stop', $9, now(), $10, 0.25)",
         )
         .bind(sampled.id)
         .bind(POLICY)
@@ -263,7 +267,7 @@ impl World {
         .bind(ids(&sampled.prompt))
         .bind(ids(&sampled.tokens))
         .bind(&sampled.logprobs)
-        .bind(sampled.top_p)
+        .bind(sampled.temperature)
         .bind(sampled.tokens.contains(&DECLINE))
         .bind(sampled.suppressed)
         .execute(&self.stack.pool)
@@ -434,6 +438,8 @@ fn to_sample(sampled: &Sampled) -> Sample {
         logprobs: sampled.logprobs.clone(),
         mask: vec![true; sampled.tokens.len()],
         temperature: 1.0,
+        drawing: None,
+        experts: None,
         reward: sampled.reward.unwrap(),
         suppressed: sampled.suppressed,
         weight: trainer::explore::weight(sampled.tokens.contains(&DECLINE), Some(0.25)),

@@ -5,7 +5,9 @@
 //! not among them. Denominators are the whole cohort's, whatever it is cut into, so the cut changes nothing but the order
 //! of summation.
 
+use crate::drawing::Drawn;
 use crate::sample::Sample;
+use policy::router::{Mismatch, Routing};
 
 /// Sequences that go through the network together, and their trained tokens.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -24,6 +26,10 @@ pub struct MicroBatch {
     pub temperature: Vec<f32>,
     /// Which of the trained tokens were sampled with the decline token masked, ascending.
     pub suppressed: Vec<i64>,
+    /// The experts that the rows went to, to replay: of all of its sequences, or of none.
+    pub routing: Option<Routing>,
+    /// Those that were not drawn from the model's own distribution, ascending.
+    pub drawn: Vec<Drawn>,
 }
 
 impl MicroBatch {
@@ -57,11 +63,16 @@ pub fn count(samples: &[Sample]) -> Counts {
 }
 
 /// Cuts samples into micro-batches of at most `tokens_max` tokens (a longer sequence gets one of its own), the longest first,
-/// and those without a gradient apart. The result depends on nothing but the arguments.
-pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Vec<MicroBatch> {
-    let (moving, still): (Vec<usize>, Vec<usize>) = (0..samples.len()).partition(|&i| advantages[i] != 0.0);
+/// and those without a gradient apart, as those whose experts were logged. The result depends on nothing but the arguments.
+/// Experts of layers that others do not have are an error.
+pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result<Vec<MicroBatch>, Mismatch> {
+    let mut kinds = [const { Vec::new() }; 4];
+    for (i, sample) in samples.iter().enumerate() {
+        let kind = 2 * usize::from(advantages[i] == 0.0) + usize::from(sample.experts.is_some());
+        kinds[kind].push(i);
+    }
     let mut batches = Vec::new();
-    for mut order in [moving, still] {
+    for mut order in kinds {
         order.sort_by_key(|&i| (std::cmp::Reverse(samples[i].input_len()), i));
         let mut rest = order.as_slice();
         while !rest.is_empty() {
@@ -71,23 +82,35 @@ pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Vec<Mi
                 tokens <= tokens_max
             };
             let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-            batches.push(micro_batch(now, samples, advantages));
+            batches.push(micro_batch(now, samples, advantages)?);
             rest = later;
         }
     }
-    batches
+    Ok(batches)
 }
 
-fn micro_batch(chosen: &[usize], samples: &[Sample], advantages: &[f64]) -> MicroBatch {
+fn micro_batch(chosen: &[usize], samples: &[Sample], advantages: &[f64]) -> Result<MicroBatch, Mismatch> {
     let mut batch = MicroBatch::default();
     let mut first = 0;
     for &i in chosen {
         let sample = &samples[i];
         let inputs = sample.prompt.iter().chain(&sample.tokens).take(sample.input_len());
         batch.sequences.push(inputs.copied().collect());
+        if let Some(experts) = &sample.experts {
+            batch.routing.get_or_insert_default().append(experts)?;
+        }
         for (j, &token) in sample.tokens.iter().enumerate().filter(|&(j, _)| sample.mask[j]) {
             if sample.suppressed {
                 batch.suppressed.push(batch.targets.len() as i64);
+            }
+            if let Some(drawing) = &sample.drawing {
+                batch.drawn.push(Drawn {
+                    at: batch.targets.len(),
+                    sequence: batch.sequences.len() - 1,
+                    prompt: sample.prompt.len(),
+                    token: j,
+                    drawing: drawing.clone(),
+                });
             }
             batch.positions.push(first + sample.prompt.len() - 1 + j);
             batch.targets.push(i64::from(token));
@@ -97,7 +120,7 @@ fn micro_batch(chosen: &[usize], samples: &[Sample], advantages: &[f64]) -> Micr
         }
         first += sample.input_len();
     }
-    batch
+    Ok(batch)
 }
 
 #[cfg(test)]
@@ -116,6 +139,8 @@ mod tests {
             logprobs: tokens.iter().map(|&t| -(t as f32)).collect(),
             mask: mask.to_vec(),
             temperature: 1.0,
+            drawing: None,
+            experts: None,
             reward: 0.0,
             suppressed: false,
             weight: 1.0,
@@ -128,7 +153,7 @@ mod tests {
             sample(&[5, 6, 7], &[8, 9], &[true, true]),
             sample(&[1], &[2, 3], &[true, false]),
         ];
-        let batches = pack(&samples, &[0.5, -1.0], 100);
+        let batches = pack(&samples, &[0.5, -1.0], 100).unwrap();
         assert_eq!(batches.len(), 1);
         let b = &batches[0];
         assert_eq!(b.sequences, [vec![5, 6, 7, 8], vec![1, 2]]);
@@ -153,7 +178,7 @@ mod tests {
         ];
         samples[1].suppressed = true;
         samples[0].weight = 1.25;
-        let batch = &pack(&samples, &[0.5, -1.0], 100)[0];
+        let batch = &pack(&samples, &[0.5, -1.0], 100).unwrap()[0];
         assert_eq!(batch.targets, [7, 8, 3]);
         assert_eq!(batch.suppressed, [2]);
         assert_eq!(batch.advantage, [0.625, 0.625, -1.0]);
@@ -162,7 +187,7 @@ mod tests {
     #[test]
     fn micro_batches_stay_under_their_budget_and_lose_nothing() {
         let samples: Vec<Sample> = (1..20).map(|n| sample(&vec![3; n], &[4, 5], &[true, true])).collect();
-        let batches = pack(&samples, &vec![1.0; samples.len()], 40);
+        let batches = pack(&samples, &vec![1.0; samples.len()], 40).unwrap();
         for b in &batches {
             assert!(b.sequences.len() == 1 || b.sequences.concat().len() <= 40);
         }
@@ -176,7 +201,7 @@ mod tests {
     #[test]
     fn what_has_no_gradient_is_packed_apart() {
         let samples: Vec<Sample> = (1..5).map(|n| sample(&vec![3; n], &[4], &[true])).collect();
-        let batches = pack(&samples, &[0.0, 0.5, f64::NAN, 0.0], 100);
+        let batches = pack(&samples, &[0.0, 0.5, f64::NAN, 0.0], 100).unwrap();
         let shape = |b: &MicroBatch| (b.sequences.iter().map(Vec::len).collect::<Vec<_>>(), b.has_gradient());
         let shapes: Vec<_> = batches.iter().map(shape).collect();
         assert_eq!(shapes, [(vec![3, 2], true), (vec![4, 1], false)]);
@@ -185,7 +210,7 @@ mod tests {
     #[test]
     fn a_sequence_longer_than_the_budget_goes_alone() {
         let samples = [sample(&[1; 50], &[2], &[true]), sample(&[1], &[2], &[true])];
-        let batches = pack(&samples, &[0.0, 0.0], 10);
+        let batches = pack(&samples, &[0.0, 0.0], 10).unwrap();
         assert_eq!(batches[0].sequences, [vec![1; 50]]);
         assert_eq!(batches.len(), 2);
     }

@@ -101,6 +101,8 @@ mod tests {
             logprobs: vec![-1.0],
             mask: vec![true],
             temperature: 1.0,
+            drawing: None,
+            experts: None,
             reward,
             suppressed: false,
             weight: 1.0,

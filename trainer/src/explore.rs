@@ -36,6 +36,7 @@ pub fn weight(declined: bool, share: Option<f32>) -> f64 {
 /// completion that declines all the same has −∞ there, which no parity guard lets pass.
 pub fn log_behaviour(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) -> Vec<f32> {
     let mut suppressed = batch.suppressed.iter().peekable();
+    let mut drawn = batch.drawn.iter().peekable();
     let mut rows = Vec::with_capacity(batch.targets.len());
     for (i, logits) in logits.rows().enumerate() {
         let masked = suppressed.next_if(|&&at| at == i as i64).and(decline);
@@ -48,7 +49,13 @@ pub fn log_behaviour(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) ->
         if let Some(decline) = masked {
             sampling::suppress(logits.to_mut(), decline);
         }
-        rows.push(sampling::log_prob_of(&logits, &params, &History::default(), target));
+        rows.push(match drawn.next_if(|drawn| drawn.at == i) {
+            Some(drawn) => {
+                let history = drawn.history(batch);
+                drawn.distribution(&logits, &history).log_prob(target)
+            }
+            None => sampling::log_prob_of(&logits, &params, &History::default(), target),
+        });
     }
     rows
 }

@@ -255,8 +255,8 @@ async fn arrivals(session: &Session<'_>, rollouts: &[Rollout], trainer: &Trainer
     let started = Instant::now();
     let mut dropped = 0;
     loop {
-        let (run, context, vocabulary) = (session.claim.run, session.context, session.vocabulary);
-        let whole = select::rollouts(&trainer.pool, &trainer.payloads, run, &ids, context, vocabulary)
+        let run = session.claim.run;
+        let whole = select::rollouts(&trainer.pool, &trainer.payloads, run, &ids, &session.shape)
             .await
             .context("read the rollouts")?;
         if !whole.broken.is_empty() {

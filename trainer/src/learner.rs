@@ -12,19 +12,22 @@ mod sums;
 pub mod thread;
 
 use crate::batch::{self, MicroBatch};
+use crate::drawing;
 use crate::guards::{Breach, Limits};
 use crate::mismatch::Mismatch;
 use crate::optim::{self, AdamW};
 use crate::sample::Sample;
+use crate::select::Shape;
 use crate::settings::StepSettings;
 use anyhow::{Context, ensure};
 use policy::image::Image;
 use policy::model::{Model, Pass};
 use policy::network::{self, Network, Parameters, image_from_f32, require_grad};
+use policy::router::Routing;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
-use sums::Sums;
+use sums::{Sums, Watched};
 use tch::{Kind, Tensor};
 
 /// What one step measured. Nats and seconds.
@@ -43,6 +46,8 @@ pub struct Metrics {
     pub sequences: usize,
     /// Of those, sampled with the decline token masked.
     pub explored: usize,
+    /// Of those, computed with the experts that were logged.
+    pub replayed: usize,
     pub tokens: usize,
     /// Sequences whose advantage is exactly 0: they count in every mean, and nothing is propagated back through them.
     pub without_gradient: usize,
@@ -132,14 +137,14 @@ impl Learner {
         })
     }
 
-    /// Longest sequence the network can score, tokens.
-    pub fn context(&self) -> i64 {
-        self.network.config().max_position_embeddings
-    }
-
-    /// Token ids are below this.
-    pub fn vocabulary(&self) -> i64 {
-        self.network.config().vocab_size
+    /// What of its model decides which trajectories it can be trained on.
+    pub fn shape(&self) -> Shape {
+        let config = self.network.config();
+        Shape {
+            context: config.max_position_embeddings,
+            vocabulary: config.vocab_size,
+            experts: config.experts.clone(),
+        }
     }
 
     /// The version this learner stands on.
@@ -184,7 +189,7 @@ impl Learner {
             );
         }
         self.sums.join(samples, advantages, batch::count(samples));
-        for batch in batch::pack(samples, advantages, settings.micro_batch_tokens) {
+        for batch in batch::pack(samples, advantages, settings.micro_batch_tokens)? {
             self.forward_backward(batch, settings)?;
         }
         self.sums.seconds += started.elapsed().as_secs_f64();
@@ -277,7 +282,7 @@ impl Learner {
         if batch.targets.is_empty() {
             return Ok(());
         }
-        let pass = score(&self.model, &batch)?;
+        let pass = score(&self.model, &batch, batch.routing.as_ref())?;
         let backward = batch.has_gradient();
         let _no_grad = (!backward).then(tch::no_grad_guard);
         let hidden = network::leaf(&pass.hidden);
@@ -286,7 +291,9 @@ impl Learner {
             true => network::with_values(self.network.project(&hidden), &logits),
             false => logits,
         };
-        let distribution = log_softmax(&logits, &batch);
+        let shape = drawing::affine(&batch, &pass.logits)
+            .map(|parts| parts.map(|part| Tensor::from_slice(&part).view_as(&logits)));
+        let distribution = log_softmax(&logits, &batch, shape.as_ref());
         let logp = at_targets(&distribution, &batch);
         let behaviour = Tensor::from_slice(&batch.behaviour);
         let advantage = Tensor::from_slice(&batch.advantage);
@@ -295,7 +302,8 @@ impl Learner {
             terms.per_token.sum(Kind::Float).backward();
             self.network.backward(&pass, hidden.grad());
         }
-        self.sums.add(batch, &pass.logits, &distribution, &terms, self.decline);
+        self.sums
+            .add(batch, shape, &pass.logits, &distribution, &terms, self.decline);
         Ok(())
     }
 
@@ -319,25 +327,35 @@ impl Learner {
     }
 }
 
-/// The model's pass over a micro-batch, asked at its trained positions.
-fn score(model: &Model, batch: &MicroBatch) -> anyhow::Result<Pass> {
+/// The model's pass over a micro-batch, asked at its trained positions. `replay`: the experts to go to instead of choosing.
+fn score(model: &Model, batch: &MicroBatch, replay: Option<&Routing>) -> anyhow::Result<Pass> {
     let sequences: Vec<&[u32]> = batch.sequences.iter().map(Vec::as_slice).collect();
-    Ok(model.score(&sequences, &batch.positions, None)?)
+    Ok(model.score(&sequences, &batch.positions, replay)?)
 }
 
-/// log-softmax of the logits at the trained positions, at each token's temperature: `[n, V]`.
-fn log_softmax(logits: &Tensor, batch: &MicroBatch) -> Tensor {
+/// log-softmax of the logits at the trained positions, as they were drawn from: `[n, V]`. `shape`: what [`drawing::affine`] gave.
+fn log_softmax(logits: &Tensor, batch: &MicroBatch, shape: Option<&[Tensor; 2]>) -> Tensor {
     let temperature = Tensor::from_slice(&batch.temperature).unsqueeze(1);
-    (logits / temperature).log_softmax(-1, Kind::Float)
+    let z = match shape {
+        Some([factors, summands]) => logits * factors + summands,
+        None => logits.shallow_clone(),
+    };
+    (z / temperature).log_softmax(-1, Kind::Float)
 }
 
 /// Mean KL(old‖new) over the trained tokens that are watched.
-fn divergence(new: &Model, watched: &[(MicroBatch, Tensor)]) -> anyhow::Result<f64> {
+fn divergence(new: &Model, watched: &[Watched]) -> anyhow::Result<f64> {
     let _no_grad = tch::no_grad_guard();
     let (mut sum, mut tokens) = (0.0, 0);
-    for (batch, old) in watched {
-        let new = log_softmax(&network::tensor(&score(new, batch)?.logits), batch);
-        sum += (old.exp() * (old - new)).sum(Kind::Double).double_value(&[]);
+    for Watched { batch, shape, before } in watched {
+        let after = log_softmax(
+            &network::tensor(&score(new, batch, None)?.logits),
+            batch,
+            shape.as_ref(),
+        );
+        // what could not be drawn has probability 0 before and after
+        let change = (before - after).masked_fill(&before.eq(f64::NEG_INFINITY), 0.0);
+        sum += (before.exp() * change).sum(Kind::Double).double_value(&[]);
         tokens += batch.targets.len();
     }
     Ok(sum / tokens.max(1) as f64)

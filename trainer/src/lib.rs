@@ -14,6 +14,7 @@ pub mod advantage;
 pub mod batch;
 pub mod checkpoint;
 pub mod claim;
+pub mod drawing;
 pub mod explore;
 pub mod grader;
 pub mod guards;

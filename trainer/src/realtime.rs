@@ -131,8 +131,7 @@ async fn session(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             policy: &trainer.policy,
             alias: &options.alias,
             head: session.head,
-            context: session.context,
-            vocabulary: session.vocabulary,
+            shape: &session.shape,
             room: size.saturating_sub(joined.len()) as i64,
             joined: &joined,
         };

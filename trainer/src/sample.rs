@@ -1,5 +1,8 @@
 //! One trajectory as the trainer sees it: exactly the ids and log-probabilities that were logged, never re-tokenised.
 
+use crate::drawing::Drawing;
+use policy::router::Routing;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// A rewarded generation, ready to be trained on.
@@ -22,6 +25,10 @@ pub struct Sample {
     pub mask: Vec<bool>,
     /// Above 0.
     pub temperature: f32,
+    /// What else shaped the distribution sampled from; `None`: nothing, it was the model's own at that temperature.
+    pub drawing: Option<Arc<Drawing>>,
+    /// The experts that its tokens went to, all but the last, in a mixture of experts; `None`: not logged, or there are none.
+    pub experts: Option<Arc<Routing>>,
     pub reward: f64,
     /// It could not decline: `logprobs` are of the distribution without the decline token.
     pub suppressed: bool,

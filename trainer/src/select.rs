@@ -6,11 +6,16 @@
 mod context;
 
 use crate::claim::{self, Claim};
+use crate::drawing::Drawing;
 use crate::explore;
 use crate::sample::Sample;
+use ingest::event::Sampling;
 use ingest::payload::Store as Payloads;
+use policy::config::Experts;
+use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
@@ -29,14 +34,22 @@ pub struct Rules<'a> {
     pub alias: &'a str,
     /// The line's head: the only version whose samples are on-policy.
     pub head: i64,
-    /// The network's context, tokens.
-    pub context: i64,
-    /// Token ids are below this.
-    pub vocabulary: i64,
+    pub shape: &'a Shape,
     /// Trajectories that may still join the cohort.
     pub room: i64,
     /// Generations that have joined it.
     pub joined: &'a [Uuid],
+}
+
+/// What of a model decides which trajectories it can be trained on.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Shape {
+    /// Longest sequence, tokens.
+    pub context: i64,
+    /// Token ids are below this.
+    pub vocabulary: i64,
+    /// Of a mixture of experts.
+    pub experts: Option<Experts>,
 }
 
 /// One look at the queue.
@@ -67,11 +80,12 @@ pub async fn next(
             rules.policy,
             rules.alias,
             rules.head,
-            rules.context,
+            rules.shape.context,
             claim.run,
             oldest,
             DECIDED_AT_ONCE_MAX,
-            i32::try_from(rules.vocabulary).unwrap_or(i32::MAX)
+            i32::try_from(rules.shape.vocabulary).unwrap_or(i32::MAX),
+            rules.shape.experts.is_none()
         )
         .fetch_all(&mut *transaction)
         .await?;
@@ -101,7 +115,7 @@ pub async fn next(
         .await?;
         let found = rows.len();
         passed_over.extend(rows.iter().map(|row| row.id));
-        let whole = context::complete(&mut transaction, payloads, rows, rules.context, rules.vocabulary).await?;
+        let whole = context::complete(&mut transaction, payloads, rows, rules.shape).await?;
         for (code, ids) in &whole.broken {
             *selection.set_aside.entry((*code).to_owned()).or_default() +=
                 drop_all(&mut transaction, claim.run, ids, code).await?;
@@ -117,21 +131,19 @@ pub async fn next(
     Ok(selection)
 }
 
-/// The graded rollouts among `ids` that are trajectories by now, and those that nobody will ever read, by code. `context` and
-/// `vocabulary`: tokens.
+/// The graded rollouts among `ids` that are trajectories by now, and those that nobody will ever read, by code.
 pub async fn rollouts(
     pool: &PgPool,
     payloads: &Payloads,
     run: Uuid,
     ids: &[Uuid],
-    context: i64,
-    vocabulary: i64,
+    shape: &Shape,
 ) -> Result<Whole, sqlx::Error> {
     let mut connection = pool.acquire().await?;
     let rows = sqlx::query_file_as!(Row, "src/select/rollouts.sql", run, ids, PARENT_LATE_SECONDS_MAX)
         .fetch_all(&mut *connection)
         .await?;
-    context::complete(&mut connection, payloads, rows, context, vocabulary).await
+    context::complete(&mut connection, payloads, rows, shape).await
 }
 
 /// Drops generations with a code, in the caller's fenced transaction. Those that are decided already stay as they are.
@@ -192,12 +204,16 @@ struct Row {
     logprobs: Vec<f32>,
     train_mask: Option<Vec<bool>>,
     temperature: f32,
+    top_p: f32,
+    sampling: Option<Json<Sampling>>,
     declined: bool,
     decline_suppressed: bool,
     exploration_share: Option<f32>,
     reward: f64,
     /// Of its prompt, the row holds only the end.
     in_parts: bool,
+    /// The experts that sampled were logged.
+    routed: bool,
     /// Closed so lately that its parents may still come.
     young: bool,
 }
@@ -215,6 +231,8 @@ impl From<Row> for Sample {
             tokens: ids(row.token_ids),
             logprobs: row.logprobs,
             temperature: row.temperature,
+            experts: None,
+            drawing: Drawing::of(row.temperature, row.top_p, row.sampling.map(|Json(sampling)| sampling)).map(Arc::new),
             reward: row.reward,
             suppressed: row.decline_suppressed,
             weight: explore::weight(row.declined, row.exploration_share),

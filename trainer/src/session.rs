@@ -14,6 +14,7 @@ use crate::learner::{Learner, Metrics, Outcome};
 use crate::publish::{self, Draft};
 use crate::sample::Sample;
 use crate::select;
+use crate::select::Shape;
 use crate::settings::StepSettings;
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -37,9 +38,8 @@ pub(crate) struct Session<'a> {
     pub coming: Coming,
     /// State of the run's random numbers, if a checkpoint had it.
     pub random: Option<u64>,
-    /// Of the network: tokens of the longest sequence, size of the vocabulary.
-    pub context: i64,
-    pub vocabulary: i64,
+    /// Of the head's model.
+    pub shape: Shape,
 }
 
 /// What a step needs beside its cohort.
@@ -92,8 +92,7 @@ impl<'a> Session<'a> {
             baselines: Baselines::new(),
             coming: Coming::new(),
             random: None,
-            context: 0,
-            vocabulary: 0,
+            shape: Shape::default(),
         };
         session.steps_done = sqlx::query_scalar!("select steps_done from run where id = $1", run)
             .fetch_one(&trainer.pool)
@@ -170,7 +169,7 @@ impl<'a> Session<'a> {
         if !restored {
             self.learner.load(move || Learner::from_image(image)).await?;
         }
-        (self.context, self.vocabulary) = self.learner.with(|l| Ok((l.context(), l.vocabulary()))).await?;
+        self.shape = self.learner.with(|l| Ok(l.shape())).await?;
         tracing::info!(run = %self.claim.run, line = self.line, head = self.head, restored, "loaded the head of the line");
         Ok(())
     }

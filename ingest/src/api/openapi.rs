@@ -268,6 +268,31 @@ pub(super) struct Generation {
     decline_suppressed: bool,
     /// (0, 1).
     exploration_share: Option<f32>,
+    /// What else shaped the distribution sampled from; absent: nothing.
+    sampling: Option<Sampling>,
+}
+
+/// What shaped the distribution sampled from beside temperature and top-p. Fields that are absent change nothing.
+#[derive(Deserialize, ToSchema)]
+#[expect(dead_code, reason = "only its shape is used")]
+struct Sampling {
+    #[serde(default)]
+    top_k: u32,
+    /// [0, 1].
+    #[serde(default)]
+    min_p: f32,
+    /// Above 0; absent: 1.
+    #[serde(default)]
+    repetition_penalty: f32,
+    #[serde(default)]
+    presence_penalty: f32,
+    #[serde(default)]
+    frequency_penalty: f32,
+    /// By token id.
+    #[serde(default)]
+    logit_bias: BTreeMap<String, f32>,
+    /// How many ids could be drawn, one per sampled token.
+    kept: Option<Vec<u32>>,
 }
 
 /// A signal about a generation or an episode: exactly one of both.

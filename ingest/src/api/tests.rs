@@ -66,6 +66,7 @@ pub(super) fn generation() -> Generation {
         consent: true,
         decline_suppressed: true,
         exploration_share: Some(0.02),
+        sampling: None,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use time::OffsetDateTime;
 
-use super::{Body, Event, Feedback, Generation, PayloadRef, Retraction, Target, Value, time_of};
+use super::{Body, Event, Feedback, Generation, PayloadRef, Retraction, Sampling, Target, Value, time_of};
 use crate::payload;
 
 /// Bytes of a name: tenant, source, id, policy, line, surface, metric, tag.
@@ -14,6 +14,8 @@ pub const TAGS_MAX: usize = 32;
 /// Prompt ids in one record; longer prompts go by reference or share a prefix with their parent.
 pub const PROMPT_TOKENS_MAX: usize = 128 * 1024;
 pub const SAMPLED_TOKENS_MAX: usize = 64 * 1024;
+/// Tokens that a logit bias names; OpenAI takes 300.
+pub const LOGIT_BIASES_MAX: usize = 1024;
 /// Bytes of one payload by reference; a reader holds it in memory.
 pub const PAYLOAD_BYTES_MAX: u64 = 256 * 1024 * 1024;
 /// How far above 0 a logged logprob may be through rounding, nats.
@@ -180,7 +182,49 @@ fn check_sampling(generation: &Generation) -> Result<(), Invalid> {
     )?;
     let top_p = generation.top_p;
     ensure(top_p > 0.0 && top_p <= 1.0, "top_p", "is not in (0, 1]")?;
+    if let Some(sampling) = &generation.sampling {
+        check_shape(sampling, generation.token_ids.len())?;
+    }
     check_exploration(generation)
+}
+
+fn check_shape(sampling: &Sampling, sampled: usize) -> Result<(), Invalid> {
+    ensure(
+        (0.0..=1.0).contains(&sampling.min_p),
+        "sampling.min_p",
+        "is not in [0, 1]",
+    )?;
+    ensure(
+        sampling.repetition_penalty.is_finite() && sampling.repetition_penalty > 0.0,
+        "sampling.repetition_penalty",
+        "is not above 0 and finite",
+    )?;
+    for (field, penalty) in [
+        ("sampling.presence_penalty", sampling.presence_penalty),
+        ("sampling.frequency_penalty", sampling.frequency_penalty),
+    ] {
+        ensure(penalty.is_finite(), field, "is not finite")?;
+    }
+    let biases = sampling.logit_bias.len();
+    ensure(
+        biases <= LOGIT_BIASES_MAX,
+        "sampling.logit_bias",
+        format!("{biases} tokens are more than {LOGIT_BIASES_MAX}"),
+    )?;
+    let valid = |(id, bias): (&u32, &f32)| *id <= TOKEN_ID_MAX && bias.is_finite();
+    ensure(
+        sampling.logit_bias.iter().all(valid),
+        "sampling.logit_bias",
+        format!("a token id is above {TOKEN_ID_MAX}, or a bias is not finite"),
+    )?;
+    let kept = sampling.kept.as_ref().map_or(sampled, Vec::len);
+    ensure(
+        kept == sampled,
+        "sampling.kept",
+        format!("{kept} entries for {sampled} sampled tokens"),
+    )?;
+    let some = sampling.kept.iter().flatten().all(|kept| *kept > 0);
+    ensure(some, "sampling.kept", "no token could be drawn, and one was")
 }
 
 fn check_exploration(generation: &Generation) -> Result<(), Invalid> {

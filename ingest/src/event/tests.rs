@@ -74,6 +74,7 @@ fn generation() -> Generation {
         consent: false,
         decline_suppressed: false,
         exploration_share: None,
+        sampling: None,
     }
 }
 
@@ -216,6 +217,31 @@ fn exploration_is_told_in_both_forms_and_is_part_of_the_digest() {
     assert_eq!(json["generation"]["decline_suppressed"], true);
     assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
     assert_ne!(event.digest(), generation_event().digest());
+}
+
+#[test]
+fn what_shaped_the_distribution_is_told_in_both_forms() {
+    let mut event = generation_event();
+    event.body = Body::Generation(Generation {
+        sampling: Some(Sampling {
+            top_k: 40,
+            min_p: 0.125,
+            repetition_penalty: 1.25,
+            logit_bias: BTreeMap::from([(7, -2.5), (70_000, 1.0)]),
+            kept: Some(vec![40, 3, 12]),
+            ..Sampling::default()
+        }),
+        ..generation()
+    });
+    event.check().unwrap();
+    assert_eq!(Event::decode(&event.encode()).unwrap(), event);
+    let json = serde_json::to_value(&event).unwrap();
+    assert_eq!(json["generation"]["sampling"]["logit_bias"]["70000"], 1.0);
+    assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
+    assert_ne!(event.digest(), generation_event().digest());
+    let short = serde_json::json!({"top_k": 5});
+    let short: Sampling = serde_json::from_value(short).unwrap();
+    assert_eq!((short.top_k, short.repetition_penalty), (5, 1.0));
 }
 
 /// With a field that the first producers did not write.
@@ -411,6 +437,38 @@ fn each_broken_rule_names_its_field() {
     );
     assert_eq!(broken(|g| g.exploration_share = Some(0.0)), "exploration_share");
     assert_eq!(broken(|g| g.exploration_share = Some(1.0)), "exploration_share");
+    let shaped = |sampling: Sampling| damaged(&|g| g.sampling = Some(sampling.clone()));
+    let some = Sampling::default;
+    assert_eq!(shaped(Sampling { min_p: 1.5, ..some() }), "sampling.min_p");
+    assert_eq!(
+        shaped(Sampling {
+            repetition_penalty: 0.0,
+            ..some()
+        }),
+        "sampling.repetition_penalty"
+    );
+    let bias = BTreeMap::from([(3, f32::NAN)]);
+    assert_eq!(
+        shaped(Sampling {
+            logit_bias: bias,
+            ..some()
+        }),
+        "sampling.logit_bias"
+    );
+    assert_eq!(
+        shaped(Sampling {
+            kept: Some(vec![1]),
+            ..some()
+        }),
+        "sampling.kept"
+    );
+    assert_eq!(
+        shaped(Sampling {
+            kept: Some(vec![1, 0, 1]),
+            ..some()
+        }),
+        "sampling.kept"
+    );
     let untossed = |g: &mut Generation| (g.declined, g.decline_suppressed) = (false, true);
     assert_eq!(broken(untossed), "decline_suppressed");
     let declined = |g: &mut Generation| (g.decline_suppressed, g.exploration_share) = (true, Some(0.02));

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     Body, EpisodeEnd, Event, Feedback, FinishReason, Generation, Invalid, PayloadRef, Prefix, Purpose, Retraction,
-    Target, Value, VersionSpan,
+    Sampling, Target, Value, VersionSpan,
 };
 use crate::proto;
 
@@ -131,6 +131,21 @@ impl From<&Generation> for proto::Generation {
             consent: (!generation.consent).then_some(false),
             decline_suppressed: generation.decline_suppressed,
             exploration_share: generation.exploration_share,
+            sampling: generation.sampling.as_ref().map(Into::into),
+        }
+    }
+}
+
+impl From<&Sampling> for proto::Sampling {
+    fn from(sampling: &Sampling) -> Self {
+        Self {
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            repetition_penalty: (sampling.repetition_penalty != 1.0).then_some(sampling.repetition_penalty),
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            logit_bias: sampling.logit_bias.clone(),
+            kept: sampling.kept.clone().unwrap_or_default(),
         }
     }
 }
@@ -274,7 +289,22 @@ impl TryFrom<proto::Generation> for Generation {
             consent: generation.consent.unwrap_or(true),
             decline_suppressed: generation.decline_suppressed,
             exploration_share: generation.exploration_share,
+            sampling: generation.sampling.map(Into::into),
         })
+    }
+}
+
+impl From<proto::Sampling> for Sampling {
+    fn from(sampling: proto::Sampling) -> Self {
+        Self {
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty.unwrap_or(1.0),
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            logit_bias: sampling.logit_bias,
+            kept: Some(sampling.kept).filter(|kept| !kept.is_empty()),
+        }
     }
 }
 

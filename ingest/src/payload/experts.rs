@@ -1,5 +1,5 @@
 //! Which experts a mixture of experts sent each token to, layer by layer: what a trainer replays, so that it computes with the
-//! experts that sampled. Decoded and checked here; the network of `policy` is dense and does not use it.
+//! experts that sampled.
 //!
 //! ```text
 //!  0  8  SPTEXPRT

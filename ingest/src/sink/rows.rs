@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::record::Record;
-use crate::event::{Event, Feedback, Generation, Target, Value, time_of};
+use crate::event::{Event, Feedback, Generation, Sampling, Target, Value, time_of};
 use crate::reward::starts_at;
 use crate::reward::stored::Surfaces;
 use crate::transaction;
@@ -157,6 +157,7 @@ pub(super) async fn insert_generations(
         column!(decline_suppressed),
         column!(exploration_share) as _,
         column!(row => row.event.time),
+        column!(row => row.body.sampling.as_ref().map(sampling)) as _,
         &prompts.from,
         &prompts.until,
         &tokens.from,
@@ -178,6 +179,10 @@ fn spans(generation: &Generation) -> serde_json::Value {
     spans
         .map(|span| serde_json::json!([span.version, span.tokens]))
         .collect()
+}
+
+fn sampling(sampling: &Sampling) -> serde_json::Value {
+    serde_json::to_value(sampling).unwrap_or_default()
 }
 
 /// Notes until when each stored generation waits. A surface that nobody defined waits for nothing.

@@ -90,6 +90,7 @@ mod tests {
             consent: true,
             decline_suppressed: false,
             exploration_share: None,
+            sampling: None,
         }
     }
 

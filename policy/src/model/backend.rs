@@ -318,13 +318,17 @@ impl Backend for Exact<'_> {
                     .for_each(|score| *score = 1.0 / (1.0 + kernel::exp(-*score))),
             }
         }
+        let rows = self.segments.iter().map(|segment| segment.count).sum();
+        let last = layer + 1 == self.config.num_hidden_layers;
         let chosen = match self.replay {
-            Some(replay) => replay
-                .replay(&mut self.replayed, layer, logits.len() * per_token, experts.count)
-                .unwrap_or_else(|mismatch| {
+            Some(replay) => match replay.replay(&mut self.replayed, layer, rows * per_token, experts.count) {
+                Ok(all) if last => router::pick(&all, per_token, &self.asked),
+                Ok(all) => all,
+                Err(mismatch) => {
                     self.mismatch.get_or_insert(mismatch);
                     vec![0; logits.len() * per_token]
-                }),
+                }
+            },
             None => {
                 let choose = |(logits, scores): (&[f32], &[f32])| match bias.and_then(vector) {
                     Some(bias) => {
@@ -353,7 +357,11 @@ impl Backend for Exact<'_> {
                 weights.iter_mut().for_each(|weight| *weight *= scale as f32);
             }
         }
-        self.routing.record(layer, chosen.clone());
+        let recorded = match last {
+            true => router::spread(&chosen, per_token, &self.asked, rows),
+            false => chosen.clone(),
+        };
+        self.routing.record(layer, recorded);
         Route {
             experts: chosen,
             per_token,

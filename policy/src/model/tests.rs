@@ -42,6 +42,32 @@ fn on_the_real_base_the_sampler_and_the_trainer_have_the_same_bits() {
 }
 
 #[test]
+fn experts_recorded_while_sampling_are_those_of_a_trainers_pass_and_replay() {
+    let model = Model::from_image(&image("tests/golden/qwen3_moe")).unwrap();
+    let ids = ids(20, 96);
+    let mut cache = KvCache::new(&model, 1, 64);
+    let mut recorded = Routing::default();
+    let mut step = Routing::default();
+    for part in [&ids[..15], &ids[15..16], &ids[16..17], &ids[17..18]] {
+        model.advance(&mut cache, &[(0, part)], Some(&mut step)).unwrap();
+        recorded.append(&step).unwrap();
+    }
+    // the rows that predict the sampled tokens
+    let asked = [14, 15, 16, 17];
+    let pass = model.score(&[&ids[..18]], &asked, None).unwrap();
+    assert_eq!(pass.routing, recorded);
+    let per_token = model.config().experts.as_ref().unwrap().per_token as usize;
+    assert!(
+        recorded
+            .layers()
+            .iter()
+            .all(|(_, experts)| experts.len() == 18 * per_token)
+    );
+    let replayed = model.score(&[&ids[..18]], &asked, Some(&recorded)).unwrap();
+    assert_eq!(replayed.logits.values(), pass.logits.values());
+}
+
+#[test]
 fn a_copied_slot_goes_on_as_its_original_does() {
     let model = Model::from_image(&image("tests/golden/deepseek_v3")).unwrap();
     let mut cache = KvCache::new(&model, 3, 64);

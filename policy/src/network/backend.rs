@@ -195,9 +195,14 @@ impl Backend for Torch<'_> {
             Scoring::Sigmoid { .. } => logits.sigmoid(),
         };
         let recorded = self.replay.and_then(|replay| replay.of_layer(layer));
-        let chosen: Vec<u32> = match recorded {
-            Some(chosen) => chosen.to_vec(),
-            None => {
+        let chosen: Vec<u32> = match (recorded, self.asked) {
+            (Some(all), Some(asked)) if layer + 1 == self.config.num_hidden_layers => {
+                let rows: Vec<i64> = Vec::try_from(asked).unwrap_or_default();
+                let rows: Vec<usize> = rows.into_iter().map(|row| row as usize).collect();
+                router::pick(all, per_token, &rows)
+            }
+            (Some(all), _) => all.to_vec(),
+            (None, _) => {
                 let for_choice = match bias {
                     Some(bias) => (&scores + bias).detach(),
                     None => logits.detach(),

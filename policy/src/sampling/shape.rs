@@ -19,13 +19,17 @@ pub enum Shaped<'a> {
 }
 
 impl<'a> Shaped<'a> {
-    pub fn new(logits: &'a [f32], params: &Params, history: &History) -> Self {
+    /// `kept`: keep so many of the largest, whatever `params` would keep.
+    pub fn new(logits: &'a [f32], params: &Params, history: &History, kept: Option<u32>) -> Self {
         let z = adjusted(logits, params, history);
         let best = argmax(&z);
         if params.temperature <= 0.0 {
             return Shaped::Greedy { z, best };
         }
-        let weights = weights(&z, best, params);
+        let weights = match kept {
+            Some(kept) => largest(&z, best, params.temperature, kept as usize),
+            None => weights(&z, best, params),
+        };
         let total = weights.iter().sum();
         Shaped::Weights { weights, total }
     }
@@ -70,6 +74,43 @@ fn adjusted<'a>(logits: &'a [f32], params: &Params, history: &History) -> Cow<'a
     z.into()
 }
 
+/// What [`adjusted`] does, as a factor and a summand for every logit. Which of its two factors a repetition penalty has follows
+/// from the logit's sign.
+pub fn affine(logits: &[f32], params: &Params, history: &History) -> (Vec<f32>, Vec<f32>) {
+    let (mut factors, mut summands) = (vec![1.0; logits.len()], vec![0.0; logits.len()]);
+    for (&id, &bias) in &params.logit_bias {
+        if let Some(summand) = summands.get_mut(id as usize) {
+            *summand = bias;
+        }
+    }
+    if params.looks_back() {
+        for (&id, &sampled) in &history.sampled {
+            let id = id as usize;
+            let Some(&logit) = logits.get(id) else { continue };
+            let factor = match logit + summands[id] < 0.0 {
+                true => params.repetition_penalty,
+                false => 1.0 / params.repetition_penalty,
+            };
+            factors[id] = factor;
+            summands[id] *= factor;
+            if sampled > 0 {
+                summands[id] -= params.frequency_penalty * sampled as f32 + params.presence_penalty;
+            }
+        }
+    }
+    (factors, summands)
+}
+
+/// The weights of the `kept` largest, the others' 0.
+fn largest(z: &[f32], best: usize, temperature: f32, kept: usize) -> Vec<f64> {
+    let (inverse, max) = (1.0 / f64::from(temperature), f64::from(z[best]));
+    let mut weights = vec![0.0; z.len()];
+    for id in Order::new(z.iter().copied().enumerate()).first(kept) {
+        weights[id] = exp((f64::from(z[id]) - max) * inverse);
+    }
+    weights
+}
+
 /// Weights with those at zero that min-p, top-k or top-p takes out. Min-p and top-k keep a beginning of the same order, so
 /// that it does not matter which comes first: with top-k first, few weights need be computed.
 fn weights(z: &[f32], best: usize, params: &Params) -> Vec<f64> {
@@ -80,14 +121,7 @@ fn weights(z: &[f32], best: usize, params: &Params) -> Vec<f64> {
         k => k as usize,
     };
     let mut weights: Vec<f64> = match top_k < z.len() {
-        true => {
-            let mut order = Order::new(z.iter().copied().enumerate());
-            let mut weights = vec![0.0; z.len()];
-            for id in order.first(top_k) {
-                weights[id] = weight(z[id]);
-            }
-            weights
-        }
+        true => largest(z, best, params.temperature, top_k),
         false => z.iter().map(|&z| weight(z)).collect(),
     };
     let least = f64::from(params.min_p);

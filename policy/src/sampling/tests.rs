@@ -338,6 +338,29 @@ proptest! {
     }
 
     #[test]
+    fn a_distribution_is_rebuilt_from_how_many_were_kept_too(
+        logits in logits(), params in params(), history in history(), seed in any::<u64>()
+    ) {
+        let drawn = draw(&logits, &params, &history, &mut Source::new(seed));
+        let rebuilt = Distribution::rebuilt(&logits, &params, &history, Some(drawn.kept));
+        prop_assert_eq!(rebuilt.log_prob(drawn.id).to_bits(), drawn.log_prob.to_bits());
+    }
+
+    #[test]
+    fn factors_and_summands_have_the_same_softmax(logits in logits(), params in params(), history in history()) {
+        let rebuilt = Distribution::rebuilt(&logits, &params, &history, None);
+        let (factors, summands) = rebuilt.affine();
+        let t = f64::from(params.temperature);
+        let z: Vec<f64> = logits.iter().zip(factors).zip(summands).map(|((l, f), s)| f64::from(l * f + s) / t).collect();
+        let max = z.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total = max + z.iter().map(|z| (z - max).exp()).sum::<f64>().ln();
+        for (id, z) in z.iter().enumerate() {
+            let exact = f64::from(rebuilt.log_prob(id as u32));
+            prop_assert!(exact == z - total || (exact - (z - total)).abs() < 1e-4, "{} {} {}", id, exact, z - total);
+        }
+    }
+
+    #[test]
     fn what_is_kept_follows_from_its_size(logits in logits(), params in params()) {
         // without what moves logits, their own order is the one of which a beginning is kept
         let params = Params { logit_bias: BTreeMap::new(), ..params };

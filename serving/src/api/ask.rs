@@ -1,19 +1,27 @@
 //! A request, understood: every field checked, every default filled in, before anything is routed or queued. Each error
 //! says what to do. Pure.
 
+use super::chat::ChatRequest;
 use super::wire::CompletionRequest;
+use crate::engine::templates::Unrendered;
 use crate::engine::{Class, Version};
 use crate::options::ServeOptions;
 use edge::Problem;
-use ingest::event::{NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose};
+use ingest::event::{LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose};
+use policy::chat::Conversation;
 use policy::sampling::Params;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
 
 /// OpenAI's limits.
 const TEMPERATURE_MAX: f64 = 2.0;
 const STOPS_MAX: usize = 4;
+const PENALTY_MAX: f64 = 2.0;
+const LOGIT_BIAS_MAX: f64 = 100.0;
+/// Beyond it nothing is said twice, and it is a mistake.
+const REPETITION_PENALTY_MAX: f64 = 10.0;
 const LOGPROBS_MAX: i64 = 5;
 /// Longest stop string, in bytes.
 const STOP_BYTES_MAX: usize = 256;
@@ -48,16 +56,38 @@ pub struct Ask {
     pub consent: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Prompt {
     Text(String),
     Ids(Vec<u32>),
+    /// Rendered by the template of the version that answers.
+    Chat(Box<Conversation>),
 }
 
 impl Ask {
     /// Checks `request`. `tenant` keeps equal session ids of two tenants apart.
-    pub fn new(request: CompletionRequest, options: &ServeOptions, tenant: &str) -> Result<Self, Problem> {
+    pub fn new(mut request: CompletionRequest, options: &ServeOptions, tenant: &str) -> Result<Self, Problem> {
+        if let Some(k) = request.logprobs.filter(|k| !(0..=LOGPROBS_MAX).contains(k)) {
+            return Err(bad(format!("logprobs is {k}; give 0 to {LOGPROBS_MAX}")));
+        }
+        let prompt = prompt(request.prompt.take())?;
+        Self::with_prompt(prompt, request, options, tenant)
+    }
+
+    /// The same for a conversation.
+    pub fn chat(request: ChatRequest, options: &ServeOptions, tenant: &str) -> Result<Self, Problem> {
+        let (request, conversation) = request.split()?;
+        Self::with_prompt(Prompt::Chat(Box::new(conversation)), request, options, tenant)
+    }
+
+    fn with_prompt(
+        prompt: Prompt,
+        request: CompletionRequest,
+        options: &ServeOptions,
+        tenant: &str,
+    ) -> Result<Self, Problem> {
         refuse_what_is_not_offered(&request)?;
+        let params = params(&request)?;
         let metadata = request.metadata.unwrap_or_default();
         let (purpose, run_id, consent) = read_metadata(&metadata)?;
         let named = |key: &str| -> Result<Option<String>, Problem> {
@@ -75,20 +105,13 @@ impl Ask {
         };
         Ok(Ask {
             model: request.model,
-            prompt: prompt(request.prompt)?,
+            prompt,
             max_tokens: match request.max_tokens {
                 None => None,
                 Some(n) if n >= 1 => Some(usize::try_from(n).unwrap_or(usize::MAX)),
                 Some(n) => return Err(bad(format!("max_tokens is {n}; give at least 1"))),
             },
-            params: Params {
-                temperature: within("temperature", request.temperature.unwrap_or(1.0), 0.0, TEMPERATURE_MAX)?,
-                top_p: match within("top_p", request.top_p.unwrap_or(1.0), 0.0, 1.0)? {
-                    top_p if top_p > 0.0 => top_p,
-                    _ => return Err(bad("top_p is 0; give more than 0, or temperature 0 for greedy")),
-                },
-                ..Params::default()
-            },
+            params,
             n: match request.n.unwrap_or(1) {
                 n if n >= 1 && n <= options.choices_max as i64 => n as usize,
                 n => return Err(bad(format!("n is {n}; give 1 to {}", options.choices_max))),
@@ -102,11 +125,7 @@ impl Ask {
             },
             stream: request.stream.unwrap_or(false),
             include_usage: request.stream_options.unwrap_or_default().include_usage,
-            logprobs: match request.logprobs {
-                None => None,
-                Some(k) if (0..=LOGPROBS_MAX).contains(&k) => Some(k as usize),
-                Some(k) => return Err(bad(format!("logprobs is {k}; give 0 to {LOGPROBS_MAX}"))),
-            },
+            logprobs: request.logprobs.map(|k| k as usize),
             episode_id: session.as_deref().map(|id| episode(tenant, id)),
             // without a name the arm is drawn anew: nobody can be recognised
             user_key: user
@@ -137,7 +156,11 @@ impl Ask {
         let ids = match (&self.prompt, &version.tokenizer) {
             (Prompt::Ids(ids), _) => ids.clone(),
             (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode_prompt(text).map_err(Problem::internal)?,
-            (Prompt::Text(_), None) => {
+            (Prompt::Chat(conversation), Some(tokenizer)) => {
+                let text = version.templates.render(conversation).map_err(unrendered)?;
+                tokenizer.encode(&text).map_err(Problem::internal)?
+            }
+            (Prompt::Text(_) | Prompt::Chat(_), None) => {
                 return Err(bad(format!(
                     "version {} came without a tokenizer; send the prompt as token ids",
                     version.serial
@@ -156,10 +179,17 @@ impl Ask {
         Ok(ids.into())
     }
 
-    /// How many tokens may be sampled after a prompt of `prompt` tokens.
+    /// Whether the answer is a message.
+    pub fn is_chat(&self) -> bool {
+        matches!(self.prompt, Prompt::Chat(_))
+    }
+
+    /// How many tokens may be sampled after a prompt of `prompt` tokens. `default`: of a completion that does not say; a
+    /// conversation may fill the context.
     pub fn room(&self, prompt: usize, version: &Version, default: usize) -> Result<usize, Problem> {
         let context = version.context.min(PROMPT_TOKENS_MAX);
         let free = context.saturating_sub(prompt);
+        let default = if self.is_chat() { free } else { default };
         let wanted = self.max_tokens.unwrap_or_else(|| default.min(free.max(1)));
         if wanted > free {
             return Err(Problem::new(
@@ -178,6 +208,14 @@ impl Ask {
     }
 }
 
+/// A conversation that the template cannot write is the caller's to change; a template that nobody can render is not.
+fn unrendered(error: Unrendered) -> Problem {
+    match error {
+        Unrendered::Broken(_) => Problem::internal(error),
+        Unrendered::Chat(_) => bad(error),
+    }
+}
+
 fn bad(detail: impl std::fmt::Display) -> Problem {
     Problem::bad_request(detail)
 }
@@ -189,17 +227,57 @@ fn refuse_what_is_not_offered(request: &CompletionRequest) -> Result<(), Problem
         ("best_of", request.best_of.is_some_and(|best| best != n)),
         ("echo", request.echo == Some(true)),
         ("suffix", request.suffix.is_some()),
-        ("presence_penalty", request.presence_penalty.is_some_and(|p| p != 0.0)),
-        ("frequency_penalty", request.frequency_penalty.is_some_and(|p| p != 0.0)),
-        (
-            "logit_bias",
-            request.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()),
-        ),
     ];
     match refused.iter().find(|(_, refused)| *refused) {
         Some((field, _)) => Err(bad(format!("{field} is not offered; leave it out"))),
         None => Ok(()),
     }
+}
+
+/// How tokens are drawn, within OpenAI's and vLLM's limits.
+fn params(request: &CompletionRequest) -> Result<Params, Problem> {
+    let penalty = |field: &str, value: Option<f64>| within(field, value.unwrap_or(0.0), -PENALTY_MAX, PENALTY_MAX);
+    Ok(Params {
+        temperature: within("temperature", request.temperature.unwrap_or(1.0), 0.0, TEMPERATURE_MAX)?,
+        top_p: match within("top_p", request.top_p.unwrap_or(1.0), 0.0, 1.0)? {
+            top_p if top_p > 0.0 => top_p,
+            _ => return Err(bad("top_p is 0; give more than 0, or temperature 0 for greedy")),
+        },
+        top_k: match request.top_k.unwrap_or(0) {
+            -1 => 0,
+            k => u32::try_from(k).map_err(|_| bad(format!("top_k is {k}; give 1 or more, or 0 or -1 for all")))?,
+        },
+        min_p: within("min_p", request.min_p.unwrap_or(0.0), 0.0, 1.0)?,
+        repetition_penalty: match within(
+            "repetition_penalty",
+            request.repetition_penalty.unwrap_or(1.0),
+            0.0,
+            REPETITION_PENALTY_MAX,
+        )? {
+            penalty if penalty > 0.0 => penalty,
+            _ => return Err(bad("repetition_penalty is 0; give more than 0, 1 for none")),
+        },
+        presence_penalty: penalty("presence_penalty", request.presence_penalty)?,
+        frequency_penalty: penalty("frequency_penalty", request.frequency_penalty)?,
+        logit_bias: logit_bias(request.logit_bias.as_ref())?,
+    })
+}
+
+fn logit_bias(biases: Option<&Map<String, Value>>) -> Result<BTreeMap<u32, f32>, Problem> {
+    let biases: Vec<_> = biases.into_iter().flatten().collect();
+    if biases.len() > LOGIT_BIASES_MAX {
+        return Err(bad(format!(
+            "logit_bias names {} tokens; at most {LOGIT_BIASES_MAX}",
+            biases.len()
+        )));
+    }
+    let pairs = biases.into_iter().map(|(id, bias)| {
+        let (Ok(id), Some(bias)) = (id.parse(), bias.as_f64()) else {
+            return Err(bad("logit_bias must be an object from token ids to numbers"));
+        };
+        Ok((id, within("logit_bias", bias, -LOGIT_BIAS_MAX, LOGIT_BIAS_MAX)?))
+    });
+    pairs.collect()
 }
 
 fn prompt(value: Value) -> Result<Prompt, Problem> {
@@ -356,6 +434,18 @@ mod tests {
     }
 
     #[test]
+    fn what_shapes_the_distribution_is_understood() {
+        let ask = ask(json!({
+            "top_k": 40, "min_p": 0.5, "repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": -1,
+            "logit_bias": {"7": -100, "9": 1.5}
+        }));
+        let params = ask.unwrap().params;
+        assert_eq!((params.top_k, params.min_p, params.repetition_penalty), (40, 0.5, 1.25));
+        assert_eq!((params.presence_penalty, params.frequency_penalty), (0.5, -1.0));
+        assert_eq!(params.logit_bias, BTreeMap::from([(7, -100.0), (9, 1.5)]));
+    }
+
+    #[test]
     fn every_bad_field_is_named_with_what_to_do() {
         for (fields, said) in [
             (json!({"max_tokens": 0}), "max_tokens is 0; give at least 1"),
@@ -373,7 +463,22 @@ mod tests {
             (json!({"prompt": {"text": 1}}), "prompt must be one string"),
             (json!({"echo": true}), "echo is not offered"),
             (json!({"best_of": 3}), "best_of is not offered"),
-            (json!({"frequency_penalty": 0.5}), "frequency_penalty is not offered"),
+            (
+                json!({"frequency_penalty": 2.5}),
+                "frequency_penalty is 2.5; give -2 to 2",
+            ),
+            (json!({"presence_penalty": -3}), "presence_penalty is -3; give -2 to 2"),
+            (
+                json!({"repetition_penalty": 0}),
+                "repetition_penalty is 0; give more than 0",
+            ),
+            (json!({"top_k": -2}), "top_k is -2; give 1 or more"),
+            (json!({"min_p": 1.5}), "min_p is 1.5; give 0 to 1"),
+            (
+                json!({"logit_bias": {"seven": 1}}),
+                "logit_bias must be an object from token ids",
+            ),
+            (json!({"logit_bias": {"7": 101}}), "logit_bias is 101; give -100 to 100"),
             (json!({"user": ""}), "user has 0 bytes"),
             (json!({"surface": "x".repeat(300)}), "surface has 300 bytes"),
             (json!({"priority": 5_000_000_000i64}), "priority does not fit"),

@@ -6,13 +6,14 @@ use super::explore::Toss;
 use super::sessions::Parent;
 use super::stop::Matcher;
 use super::wire::StopReason;
-use super::{Api, record};
+use super::{Api, experts, record};
 use crate::engine::{Event, Finish, Token};
 use crate::routing::Route;
 use edge::Problem;
-use ingest::event::{Body, FinishReason};
+use ingest::event::{Body, FinishReason, PayloadRef};
 use ingest::log;
 use policy::digest::Digest;
+use policy::router::Routing;
 use policy::tokenizer::{Decoder, Tokenizer};
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,6 +26,8 @@ use uuid::Uuid;
 pub struct TokenOut {
     pub id: u32,
     pub logprob: f32,
+    /// How many ids could have been sampled.
+    pub kept: u32,
     /// Its own text; `token_id:<id>` where it has none. Empty unless log-probabilities were asked for.
     pub text: String,
     pub top: Vec<(String, f32)>,
@@ -155,6 +158,7 @@ impl Choice {
         let mut text = Text::new(self.route.version.tokenizer.as_ref(), &self.ask);
         let mut tokens: Vec<TokenOut> = Vec::new();
         let mut generation_id = None;
+        let mut routing = Routing::default();
         let end = loop {
             let event = tokio::select! {
                 biased;
@@ -164,6 +168,7 @@ impl Choice {
             match event {
                 Some(Event::Token(token)) => {
                     generation_id.get_or_insert_with(Uuid::now_v7);
+                    routing.append(&token.routing).map_err(Problem::internal)?;
                     let (out, shown, stop) = text.take(&token).map_err(Problem::internal)?;
                     tokens.push(out.clone());
                     if let Some(stop) = stop {
@@ -214,11 +219,11 @@ impl Choice {
             root: version.root,
             arm: self.route.arm.clone(),
         };
-        self.log(&finished).await?;
+        self.log(&finished, &routing).await?;
         Ok(Some(finished))
     }
 
-    async fn log(&self, finished: &Finished) -> Result<(), Problem> {
+    async fn log(&self, finished: &Finished, routing: &Routing) -> Result<(), Problem> {
         let mut generation = record::generation(
             &self.api.policy,
             &self.api.options.replica,
@@ -228,6 +233,7 @@ impl Choice {
             self.toss,
             finished,
         );
+        generation.experts = self.log_experts(finished, routing).await;
         if let Some(parent) = &self.parent {
             parent.share(&mut generation, self.api.options.shared_prefix_tokens_min);
         }
@@ -264,6 +270,28 @@ impl Choice {
     }
 }
 
+impl Choice {
+    /// Puts the experts that sampled into the store of payloads. A generation without them can be trained on all the same, where
+    /// sampler and trainer have the same bits, so a store that is away withholds no answer.
+    async fn log_experts(&self, finished: &Finished, routing: &Routing) -> Option<PayloadRef> {
+        let store = self.api.payloads.as_ref().filter(|_| !routing.is_empty())?;
+        let read = finished.prompt_ids.len() + finished.tokens.len() - 1;
+        let encoded = experts::encode(routing, read, self.route.version.experts.unwrap_or(0));
+        let put = match encoded {
+            Ok(bytes) => store.put(&self.tenant, bytes.into(), experts::MEDIA_TYPE).await,
+            Err(error) => {
+                tracing::error!(generation = %finished.generation_id, %error, "experts not logged");
+                return None;
+            }
+        };
+        put.inspect_err(|error| {
+            tracing::warn!(generation = %finished.generation_id, %error, "experts not logged");
+            metrics::counter!("springtide_experts_unlogged_total").increment(1);
+        })
+        .ok()
+    }
+}
+
 /// Token ids on their way to text.
 struct Text<'a> {
     tokenizer: Option<&'a Tokenizer>,
@@ -293,6 +321,7 @@ impl<'a> Text<'a> {
         let mut out = TokenOut {
             id: token.id,
             logprob: token.logprob,
+            kept: token.kept,
             text: String::new(),
             top: Vec::new(),
             offset: self.decoded,

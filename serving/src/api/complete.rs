@@ -1,8 +1,9 @@
-//! `POST /v1/completions`: checked, routed, queued, and answered in one piece or as server-sent events.
+//! `POST /v1/completions` and `POST /v1/chat/completions`: checked, routed, queued, and answered in one piece or as server-sent events.
 
 use super::ask::Ask;
+use super::chat::ChatRequest;
 use super::choice::{Choice, Finished, Frame, Outlet};
-use super::wire::{self, Completion, CompletionRequest, Usage};
+use super::wire::{self, Completion, CompletionRequest, Part, Usage};
 use super::{Api, explore, no_route, record};
 use crate::engine::{Refused, Request};
 use crate::routing::Route;
@@ -30,12 +31,28 @@ pub async fn completions(
     Json(request): Json<CompletionRequest>,
 ) -> Result<Response, Problem> {
     principal.require(&[Role::Serving, Role::Research])?;
-    let ask = Arc::new(Ask::new(request, &api.options, &principal.tenant)?);
+    let ask = Ask::new(request, &api.options, &principal.tenant)?;
+    answer(&api, ask, &principal.tenant).await
+}
+
+/// `POST /v1/chat/completions`.
+pub async fn chat_completions(
+    State(api): State<Arc<Api>>,
+    principal: Principal,
+    Json(request): Json<ChatRequest>,
+) -> Result<Response, Problem> {
+    principal.require(&[Role::Serving, Role::Research])?;
+    let ask = Ask::chat(request, &api.options, &principal.tenant)?;
+    answer(&api, ask, &principal.tenant).await
+}
+
+async fn answer(api: &Arc<Api>, ask: Ask, tenant: &str) -> Result<Response, Problem> {
+    let ask = Arc::new(ask);
     let route = api
         .routing
         .route(&api.policy, &ask.model, &ask.user_key)
         .map_err(|error| no_route(&error))?;
-    let request = Begun::begin(&api, ask, &route, &principal.tenant)?;
+    let request = Begun::begin(api, ask, &route, tenant)?;
     if request.ask.stream {
         stream(request).await
     } else {
@@ -57,6 +74,7 @@ struct Begun {
 /// What every chunk begins with.
 #[derive(Clone)]
 struct Head {
+    object: &'static str,
     id: String,
     created: i64,
     model: String,
@@ -66,7 +84,7 @@ impl Head {
     fn completion(&self, choices: Vec<wire::Choice>, usage: Option<Usage>) -> Completion {
         Completion {
             id: self.id.clone(),
-            object: "text_completion",
+            object: self.object,
             created: self.created,
             model: self.model.clone(),
             choices,
@@ -126,7 +144,15 @@ impl Begun {
         let cancelled = CancellationToken::new();
         Ok(Begun {
             head: Head {
-                id: format!("cmpl-{}", Uuid::now_v7().simple()),
+                object: match (ask.is_chat(), ask.stream) {
+                    (false, _) => "text_completion",
+                    (true, false) => "chat.completion",
+                    (true, true) => "chat.completion.chunk",
+                },
+                id: match ask.is_chat() {
+                    false => format!("cmpl-{}", Uuid::now_v7().simple()),
+                    true => format!("chatcmpl-{}", Uuid::now_v7().simple()),
+                },
                 created: time::OffsetDateTime::now_utc().unix_timestamp(),
                 model: ask.model.clone(),
             },
@@ -169,7 +195,15 @@ async fn whole(request: Begun) -> Result<Response, Problem> {
         } else {
             finished.text.clone()
         };
-        answers.push(wire::Choice::finished(&ask, index, &finished, text, &finished.tokens));
+        let tokens = &finished.tokens;
+        answers.push(wire::Choice::finished(
+            &ask,
+            index,
+            Part::Whole,
+            &finished,
+            text,
+            tokens,
+        ));
     }
     drop(caller);
     let usage = Usage::new(prompt_tokens, sampled);
@@ -202,6 +236,7 @@ async fn stream(request: Begun) -> Result<Response, Problem> {
         first => first,
     };
     let state = Streaming {
+        begun: vec![false; ask.n],
         ask,
         head,
         first,
@@ -230,6 +265,8 @@ struct Streaming {
     heard: mpsc::Receiver<Frame>,
     prompt_tokens: usize,
     sampled: usize,
+    /// Choices of which something was told.
+    begun: Vec<bool>,
     last: Last,
     _caller: DropGuard,
 }
@@ -270,9 +307,20 @@ impl Streaming {
         }
     }
 
+    /// Whether this is the first that is told of a choice.
+    fn part(&mut self, index: usize) -> Part {
+        match std::mem::replace(&mut self.begun[index], true) {
+            true => Part::Further,
+            false => Part::First,
+        }
+    }
+
     fn frame(&mut self, frame: Frame) -> Sse {
         let choice = match frame {
-            Frame::Piece { index, text, tokens } => wire::Choice::piece(&self.ask, index, text, &tokens),
+            Frame::Piece { index, text, tokens } => {
+                let part = self.part(index);
+                wire::Choice::piece(&self.ask, index, part, text, &tokens)
+            }
             Frame::Finished {
                 index,
                 finished,
@@ -281,7 +329,8 @@ impl Streaming {
             } => {
                 let finished: Finished = *finished;
                 self.sampled += finished.tokens.len();
-                wire::Choice::finished(&self.ask, index, &finished, text, &tokens)
+                let part = self.part(index);
+                wire::Choice::finished(&self.ask, index, part, &finished, text, &tokens)
             }
             Frame::Failed(problem) => {
                 self.last = Last::Closed;

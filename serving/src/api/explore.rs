@@ -17,13 +17,12 @@ pub struct Toss {
 }
 
 /// Tosses for a choice, by its seed alone. None where nothing is explored: the arm does not, the version has no decline
-/// token, no user waits, or tokens are drawn from a truncated distribution, which is never trained on.
+/// token, no user waits, or tokens are not drawn from the model's own distribution, which the correction is made for.
 pub fn toss(ask: &Ask, route: &Route, seed: u64) -> Option<Toss> {
     let decline = route.version.decline_id?;
-    let plain = ask.params.temperature > 0.0 && ask.params.top_p >= 1.0;
     // tossed with the very number that is logged
     let share = route.explore as f32;
-    if share <= 0.0 || ask.purpose != Purpose::Production || !plain {
+    if share <= 0.0 || ask.purpose != Purpose::Production || !ask.params.is_plain() {
         return None;
     }
     Some(Toss {
@@ -81,6 +80,7 @@ mod tests {
         assert!(!explored(&json!({}), &route(0.0)));
         assert!(!explored(&json!({"temperature": 0}), &route(0.02)));
         assert!(!explored(&json!({"top_p": 0.9}), &route(0.02)));
+        assert!(!explored(&json!({"top_k": 40}), &route(0.02)));
         assert!(!explored(&json!({"metadata": {"purpose": "evaluation"}}), &route(0.02)));
         let mut silent = route(0.02);
         if let Some(version) = std::sync::Arc::get_mut(&mut silent.version) {

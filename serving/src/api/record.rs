@@ -4,7 +4,8 @@ use super::ask::Ask;
 use super::choice::{Finished, TokenOut};
 use super::explore::Toss;
 use crate::routing::Route;
-use ingest::event::{FinishReason, Generation, VersionSpan};
+use ingest::event::{FinishReason, Generation, Sampling, VersionSpan};
+use policy::sampling::Params;
 
 /// The generation of a choice that ended. Every sampled id is in it, the stop token included.
 pub fn generation(
@@ -59,7 +60,23 @@ pub fn generation(
         consent: ask.consent,
         decline_suppressed: toss.is_some_and(|toss| toss.suppressed.is_some()),
         exploration_share: toss.map(|toss| toss.share),
+        sampling: sampling(&ask.params, &finished.tokens),
     }
+}
+
+/// What shaped the distribution beside temperature and top-p, and how many ids it left at each token.
+fn sampling(params: &Params, tokens: &[TokenOut]) -> Option<Sampling> {
+    let kept = || tokens.iter().map(|token| token.kept).collect();
+    let sampling = Sampling {
+        top_k: params.top_k,
+        min_p: params.min_p,
+        repetition_penalty: params.repetition_penalty,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        logit_bias: params.logit_bias.clone(),
+        kept: (params.truncates() && params.temperature > 0.0).then(kept),
+    };
+    (sampling != Sampling::default()).then_some(sampling)
 }
 
 /// The seed of a choice: the request's own for the first, others derived from it. Below 2^63.

@@ -2,7 +2,8 @@
 //! file because every test talks to the same small server and reads the same log.
 
 use super::*;
-use crate::engine::model::Model;
+use crate::engine::model::{Model, Step};
+use crate::engine::templates::Rendering;
 use crate::engine::{self, Version};
 use crate::routing::tests::assignment;
 use axum::body::{Body, to_bytes};
@@ -11,14 +12,17 @@ use axum::response::Response;
 use bytes::Bytes;
 use edge::auth::Role;
 use ingest::event::{Body as EventBody, FinishReason, Generation, Purpose};
+use ingest::payload::{Experts, Store as Payloads};
 use policy::digest::Digest;
 use policy::image::Image;
+use policy::router;
 use policy::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tempfile::TempDir;
 use tower::ServiceExt;
 
 /// Characters 0..=25 are a..=z, then these.
@@ -47,20 +51,33 @@ impl Alphabet {
     }
 }
 
+impl Alphabet {
+    /// As a mixture of three experts in one layer does, whose router takes a token's id modulo 3.
+    fn step(&self, slot: usize, read: usize) -> Step {
+        let ids = &self.slots[slot];
+        let mut routing = router::Routing::default();
+        routing.record(1, ids[ids.len() - read..].iter().map(|id| id % 3).collect());
+        Step {
+            logits: self.logits(slot),
+            routing,
+        }
+    }
+}
+
 impl Model for Alphabet {
     fn slots(&self) -> usize {
         self.slots.len()
     }
-    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Vec<f32>> {
+    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Step> {
         self.slots[slot] = ids.to_vec();
-        Ok(self.logits(slot))
+        Ok(self.step(slot, ids.len()))
     }
-    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
+    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Step>> {
         std::thread::sleep(self.pace);
         for (slot, token) in tokens.iter().enumerate() {
             self.slots[slot].push(*token);
         }
-        Ok((0..tokens.len()).map(|slot| self.logits(slot)).collect())
+        Ok((0..tokens.len()).map(|slot| self.step(slot, 1)).collect())
     }
     fn move_slot(&mut self, from: usize, to: usize) {
         self.slots[to] = std::mem::take(&mut self.slots[from]);
@@ -145,6 +162,8 @@ struct Stage {
     router: Router,
     log: Arc<Notebook>,
     api: Arc<Api>,
+    payloads: Payloads,
+    _folder: TempDir,
 }
 
 async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
@@ -156,6 +175,12 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
     .unwrap()
     .handle;
     let tokenizer = tokenizer();
+    let template =
+        "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}m{% endif %}";
+    let image = Image {
+        files: [("chat_template.jinja".to_owned(), Bytes::from(template))].into(),
+        ..Image::default()
+    };
     let mut versions = BTreeMap::new();
     for serial in [1, 7] {
         let version = Arc::new(Version {
@@ -165,8 +190,10 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
             context: 64,
             vocab: VOCAB,
             stop_ids: vec![END, DECLINE],
+            experts: Some(3),
             decline_id: Some(DECLINE),
             tokenizer: Some(tokenizer.clone()),
+            templates: Rendering::from_image(&image),
         });
         let model = Alphabet {
             slots: vec![Vec::new(); options.slots],
@@ -181,12 +208,15 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
         versions,
     );
     let log = Arc::new(Notebook::default());
+    let folder = tempfile::tempdir().unwrap();
+    let payloads = Payloads::open(&format!("file://{}", folder.path().display())).unwrap();
     let api = Arc::new(Api {
         policy: "demo".into(),
         options,
         engine,
         routing,
         log: log.clone(),
+        payloads: Some(payloads.clone()),
         sessions: super::Sessions::default(),
         choices: TaskTracker::new(),
     });
@@ -201,7 +231,95 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
             .merge(health(api.clone())),
         log,
         api,
+        payloads,
+        _folder: folder,
     }
+}
+
+#[tokio::test]
+async fn a_conversation_is_answered_with_a_message_and_logged_like_any_completion() {
+    let stage = stage().await;
+    let body = |stream: bool| {
+        json!({"model": "demo", "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "k"}],
+               "max_tokens": 3, "logprobs": true, "top_logprobs": 1, "stream": stream, "seed": 5})
+    };
+    let answer = text(stage.post_to("/v1/chat/completions", body(false)).await).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["object"], "chat.completion");
+    assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"], json!({"role": "assistant", "content": "nop"}));
+    assert_eq!(choice["finish_reason"], "length");
+    assert_eq!(choice["logprobs"]["content"][0]["token"], "n");
+    assert_eq!(
+        choice["logprobs"]["content"][0]["top_logprobs"][0]["bytes"],
+        json!([110])
+    );
+    let logged = stage.log.generations().remove(0);
+    assert_eq!(
+        (logged.prompt_ids, logged.token_ids),
+        (vec![0, 10, 12], vec![13, 14, 15])
+    );
+
+    let streamed = text(stage.post_to("/v1/chat/completions", body(true)).await).await;
+    let chunks: Vec<Value> = streamed
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .filter(|data| *data != "[DONE]")
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect();
+    assert!(chunks.iter().all(|chunk| chunk["object"] == "chat.completion.chunk"));
+    let roles: Vec<_> = chunks
+        .iter()
+        .map(|chunk| chunk["choices"][0]["delta"]["role"].as_str())
+        .collect();
+    assert_eq!(roles[0], Some("assistant"));
+    assert!(roles[1..].iter().all(Option::is_none));
+    let said: String = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
+        .collect();
+    assert_eq!(said, "nop");
+
+    let refused = stage
+        .post_to("/v1/chat/completions", json!({"model": "demo", "messages": []}))
+        .await;
+    assert_eq!(refused.status(), 400);
+    assert!(text(refused).await.contains("send at least one"));
+}
+
+#[tokio::test]
+async fn the_experts_of_a_mixture_are_in_the_store_when_the_generation_is_logged() {
+    let stage = stage().await;
+    let body = json!({"model": "demo", "prompt": [1, 3, 5], "max_tokens": 3, "return_token_ids": true});
+    let (status, answer) = stage.ask(body).await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["choices"][0]["token_ids"], json!([6, 7, 8]));
+    let logged = stage.log.generations().remove(0).experts.unwrap();
+    let told = Experts::decode(&stage.payloads.get("default", &logged).await.unwrap()).unwrap();
+    assert_eq!((told.first, told.layers, told.per_layer, told.experts), (0, 1, 1, 3));
+    assert_eq!(
+        told.ids,
+        [1, 0, 2, 0, 1],
+        "of all that was read: the last token was not"
+    );
+}
+
+#[tokio::test]
+async fn what_shaped_the_distribution_is_logged_with_how_many_could_be_drawn() {
+    let stage = stage().await;
+    let body = json!({"model": "demo", "prompt": "ab", "max_tokens": 2, "top_k": 3, "logit_bias": {"4": 100}});
+    let (status, answer) = stage.ask(body).await;
+    assert_eq!(status, 200, "{answer}");
+    let logged = stage.log.generations().remove(0);
+    assert_eq!(logged.token_ids, [4, 4], "the bias outweighs the model");
+    let sampling = logged.sampling.unwrap();
+    assert_eq!((sampling.top_k, sampling.kept), (3, Some(vec![3, 3])));
+    assert_eq!(sampling.logit_bias, BTreeMap::from([(4, 100.0)]));
+    stage
+        .ask(json!({"model": "demo", "prompt": "ab", "max_tokens": 1}))
+        .await;
+    assert_eq!(stage.log.generations()[1].sampling, None);
 }
 
 async fn stage() -> Stage {
@@ -210,7 +328,11 @@ async fn stage() -> Stage {
 
 impl Stage {
     async fn post(&self, body: Value) -> Response {
-        let request = Request::post("/v1/completions")
+        self.post_to("/v1/completions", body).await
+    }
+
+    async fn post_to(&self, path: &str, body: Value) -> Response {
+        let request = Request::post(path)
             .header("content-type", "application/json")
             .body(Body::from(body.to_string()))
             .unwrap();
@@ -421,6 +543,7 @@ pub(super) fn generation(prompt_ids: Vec<u32>) -> Generation {
         consent: true,
         decline_suppressed: false,
         exploration_share: None,
+        sampling: None,
     }
 }
 
@@ -570,9 +693,9 @@ async fn bad_requests_are_problems() {
         ),
         (json!({"model": "demo", "prompt": "a", "n": 0}), 400, "n is 0"),
         (
-            json!({"model": "demo", "prompt": "a", "top_k": 5}),
+            json!({"model": "demo", "prompt": "a", "beam_width": 5}),
             400,
-            "unknown field `top_k`",
+            "unknown field `beam_width`",
         ),
         (json!({"model": "demo"}), 400, "missing field `prompt`"),
     ] {

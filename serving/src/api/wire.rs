@@ -1,6 +1,7 @@
 //! The shapes that cross the wire: OpenAI's names, vLLM's extensions, and Springtide's own beside them.
 
 use super::ask::Ask;
+use super::chat;
 use super::choice::{Finished, TokenOut};
 use crate::routing::Routing;
 use ingest::event::FinishReason;
@@ -19,6 +20,14 @@ pub struct CompletionRequest {
     pub max_tokens: Option<i64>,
     pub temperature: Option<f64>,
     pub top_p: Option<f64>,
+    /// 0 or −1: all.
+    pub top_k: Option<i64>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub presence_penalty: Option<f64>,
+    pub frequency_penalty: Option<f64>,
+    /// Token id → what is added to its logit.
+    pub logit_bias: Option<Map<String, Value>>,
     pub n: Option<i64>,
     pub stop: Option<Value>,
     pub seed: Option<i64>,
@@ -40,9 +49,6 @@ pub struct CompletionRequest {
     pub best_of: Option<i64>,
     pub echo: Option<bool>,
     pub suffix: Option<String>,
-    pub presence_penalty: Option<f64>,
-    pub frequency_penalty: Option<f64>,
-    pub logit_bias: Option<Map<String, Value>>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -68,8 +74,8 @@ pub struct Completion {
 #[derive(Debug, Serialize)]
 pub struct Choice {
     pub index: usize,
-    pub text: String,
-    pub logprobs: Option<Logprobs>,
+    #[serde(flatten)]
+    pub said: Said,
     /// `stop` or `length`; null in every chunk but a choice's last.
     pub finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,6 +85,53 @@ pub struct Choice {
     /// The rest only once the generation is in the log.
     #[serde(flatten)]
     pub outcome: Option<Outcome>,
+}
+
+/// What a choice says, as the endpoint that was asked shapes it.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum Said {
+    Text {
+        text: String,
+        logprobs: Option<Logprobs>,
+    },
+    Message {
+        message: chat::Message,
+        logprobs: Option<chat::Logprobs>,
+    },
+    Delta {
+        delta: chat::Delta,
+        logprobs: Option<chat::Logprobs>,
+    },
+}
+
+/// Which part of a choice is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Whole,
+    First,
+    Further,
+}
+
+impl Said {
+    fn new(ask: &Ask, part: Part, text: String, tokens: &[TokenOut]) -> Self {
+        let wanted = ask.logprobs.is_some();
+        if !ask.is_chat() {
+            let logprobs = wanted.then(|| Logprobs::of(tokens));
+            return Said::Text { text, logprobs };
+        }
+        let logprobs = wanted.then(|| chat::Logprobs::of(tokens));
+        match part {
+            Part::Whole => Said::Message {
+                message: chat::Message::new(text),
+                logprobs,
+            },
+            Part::First | Part::Further => Said::Delta {
+                delta: chat::Delta::new(text, part == Part::First),
+                logprobs,
+            },
+        }
+    }
 }
 
 /// What Springtide says of a finished choice.
@@ -144,11 +197,10 @@ impl Logprobs {
 
 impl Choice {
     /// Tokens of a choice that goes on.
-    pub fn piece(ask: &Ask, index: usize, text: String, tokens: &[TokenOut]) -> Self {
+    pub fn piece(ask: &Ask, index: usize, part: Part, text: String, tokens: &[TokenOut]) -> Self {
         Choice {
             index,
-            text,
-            logprobs: ask.logprobs.map(|_| Logprobs::of(tokens)),
+            said: Said::new(ask, part, text, tokens),
             finish_reason: None,
             token_ids: ask
                 .return_token_ids
@@ -159,7 +211,14 @@ impl Choice {
     }
 
     /// A choice that is in the log. `text` and `tokens` are what is to be sent with it: all of them, or the last ones.
-    pub fn finished(ask: &Ask, index: usize, finished: &Finished, text: String, tokens: &[TokenOut]) -> Self {
+    pub fn finished(
+        ask: &Ask,
+        index: usize,
+        part: Part,
+        finished: &Finished,
+        text: String,
+        tokens: &[TokenOut],
+    ) -> Self {
         Choice {
             finish_reason: Some(match finished.reason {
                 FinishReason::Length => "length",
@@ -174,7 +233,7 @@ impl Choice {
                 arm: finished.arm.clone(),
                 declined: finished.declined,
             }),
-            ..Choice::piece(ask, index, text, tokens)
+            ..Choice::piece(ask, index, part, text, tokens)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The sequences that one resident version is sampling: admit, step, compact. Sequence i is in slot i, always.
 
-use super::model::Model;
+use super::model::{Model, Step};
 use super::{Event, Finish, Request, Token, Version};
 use policy::sampling;
 use std::sync::Arc;
@@ -15,6 +15,8 @@ pub struct Batch {
 struct Sequence {
     request: Request,
     source: sampling::Source,
+    /// Empty where no penalty looks back.
+    history: sampling::History,
     /// Sampled last, not yet in the cache.
     last: u32,
     sampled: usize,
@@ -57,8 +59,8 @@ impl Batch {
     /// Reads the prompt and samples the first token. There must be a free slot.
     pub fn admit(&mut self, request: Request) {
         let slot = self.running.len();
-        let mut logits = match self.model.prefill(slot, &request.prompt) {
-            Ok(logits) => logits,
+        let step = match self.model.prefill(slot, &request.prompt) {
+            Ok(step) => step,
             Err(error) => {
                 self.model.clear(slot);
                 fail(&request, &error);
@@ -67,13 +69,18 @@ impl Batch {
         };
         metrics::histogram!("springtide_time_to_first_token_seconds").record(request.submitted.elapsed().as_secs_f64());
         let source = sampling::Source::new(request.seed);
+        let history = match request.params.looks_back() {
+            true => sampling::History::new(&request.prompt),
+            false => sampling::History::default(),
+        };
         self.running.push(Sequence {
             request,
             source,
+            history,
             last: 0,
             sampled: 0,
         });
-        if !self.running[slot].take(&mut logits) {
+        if !self.running[slot].take(step) {
             self.release(slot);
         }
     }
@@ -90,16 +97,16 @@ impl Batch {
             return;
         }
         let tokens: Vec<u32> = self.running.iter().map(|sequence| sequence.last).collect();
-        let mut rows = match self.model.decode(&tokens) {
-            Ok(rows) => rows,
+        let steps = match self.model.decode(&tokens) {
+            Ok(steps) => steps,
             Err(error) => {
                 self.fail_all(&error);
                 return;
             }
         };
         // from the back, so that the slots still to visit stay where they are
-        for slot in (0..rows.len()).rev() {
-            if !self.running[slot].take(&mut rows[slot]) {
+        for (slot, step) in steps.into_iter().enumerate().rev() {
+            if !self.running[slot].take(step) {
                 self.release(slot);
             }
         }
@@ -124,20 +131,35 @@ impl Batch {
 }
 
 impl Sequence {
-    /// Samples from `logits` and tells the caller; false when that was the last token.
-    fn take(&mut self, logits: &mut [f32]) -> bool {
+    /// Samples from the step's logits and tells the caller; false when that was the last token.
+    fn take(&mut self, step: Step) -> bool {
+        let Step { mut logits, routing } = step;
+        let logits = logits.as_mut_slice();
         let request = &self.request;
         if let Some(id) = request.suppressed {
             sampling::suppress(logits, id);
         }
-        let (id, logprob) = sampling::sample(logits, &request.params, &mut self.source);
+        let drawn = sampling::draw(logits, &request.params, &self.history, &mut self.source);
+        let (id, logprob) = (drawn.id, drawn.log_prob);
+        if request.params.looks_back() {
+            self.history.push(id);
+        }
         let top = match request.top_logprobs {
             0 => Vec::new(),
             k => sampling::top_logprobs(logits, k),
         };
         self.last = id;
         self.sampled += 1;
-        let told = send(request, Event::Token(Token { id, logprob, top }));
+        let told = send(
+            request,
+            Event::Token(Token {
+                id,
+                logprob,
+                kept: drawn.kept,
+                routing,
+                top,
+            }),
+        );
         let finish = if request.version.stop_ids.contains(&id) || request.stop_ids.contains(&id) {
             Some(Finish::Stop(id))
         } else if self.sampled >= request.max_tokens {

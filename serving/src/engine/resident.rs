@@ -1,8 +1,9 @@
 //! A version's weights and its KV cache, as the engine sees them.
 
-use super::model::Model;
+use super::model::{Model, Step};
 use policy::image::Image;
 use policy::model::{self, KvCache};
+use policy::router::Routing;
 
 /// Weights and cache of one version, in the exact arithmetic that the trainer repeats.
 #[derive(Debug)]
@@ -18,11 +19,11 @@ impl Resident {
         let model = model::Model::from_image(image)?;
         let cache = KvCache::new(&model, slots, context);
         let mut resident = Resident { model, cache };
-        let logits = resident.prefill(0, &[0])?;
-        let stepped = resident.decode(&[0])?;
+        let mut steps = vec![resident.prefill(0, &[0])?];
+        steps.extend(resident.decode(&[0])?);
         resident.clear(0);
         anyhow::ensure!(
-            logits.iter().chain(stepped.iter().flatten()).all(|l| l.is_finite()),
+            steps.iter().flat_map(|step| &step.logits).all(|l| l.is_finite()),
             "the model's logits are not finite"
         );
         resident.model.prove_exact_once();
@@ -39,6 +40,12 @@ impl Resident {
         self.cache.bytes()
     }
 
+    /// Experts that a layer of a mixture has.
+    pub fn experts(&self) -> Option<u16> {
+        let experts = self.model.config().experts.as_ref()?;
+        u16::try_from(experts.count).ok()
+    }
+
     pub fn vocab(&self) -> u32 {
         u32::try_from(self.model.config().vocab_size).unwrap_or(u32::MAX)
     }
@@ -49,13 +56,22 @@ impl Model for Resident {
         self.cache.slots()
     }
 
-    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Vec<f32>> {
+    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Step> {
         self.cache.clear(slot);
-        Ok(self.model.prefill(&mut self.cache, slot, ids)?)
+        let mut routing = Routing::default();
+        let logits = self
+            .model
+            .advance(&mut self.cache, &[(slot, ids)], Some(&mut routing))?
+            .swap_remove(0);
+        Ok(Step { logits, routing })
     }
 
-    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
-        Ok(self.model.decode(&mut self.cache, tokens)?)
+    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Step>> {
+        let segments: Vec<(usize, &[u32])> = tokens.chunks(1).enumerate().collect();
+        let mut routing = Routing::default();
+        let rows = self.model.advance(&mut self.cache, &segments, Some(&mut routing))?;
+        let steps = rows.into_iter().zip(routing.by_row(tokens.len()));
+        Ok(steps.map(|(logits, routing)| Step { logits, routing }).collect())
     }
 
     fn move_slot(&mut self, from: usize, to: usize) {

@@ -3,6 +3,7 @@
 
 use super::Options;
 use crate::engine::model::Model;
+use crate::engine::templates::Rendering;
 use crate::engine::{Handle, Version};
 use crate::fleet::Swap;
 use anyhow::Context;
@@ -31,6 +32,8 @@ pub struct Staged {
     /// Longest prompt and completion together, in tokens.
     pub context: usize,
     pub vocab: u32,
+    /// Experts that a layer of a mixture has.
+    pub experts: Option<u16>,
     /// Bytes of its cache.
     pub cache_bytes: u64,
 }
@@ -106,7 +109,7 @@ impl Residents {
         drop(bases);
         let image = materialised.image;
         let began = Instant::now();
-        let (staged, tokenizer) = self.build(image.clone()).await.context("stage")?;
+        let (staged, tokenizer, templates) = self.build(image.clone()).await.context("stage")?;
         let stage = began.elapsed();
         self.cache_bytes = staged.cache_bytes;
         let version = Arc::new(Version {
@@ -115,9 +118,11 @@ impl Residents {
             line: manifest.line,
             context: staged.context,
             vocab: staged.vocab,
+            experts: staged.experts,
             stop_ids: tokenizer.as_ref().map(stop_ids).unwrap_or_default(),
             decline_id: tokenizer.as_ref().and_then(Tokenizer::decline_id),
             tokenizer,
+            templates,
         });
         let installed = self
             .engine
@@ -160,29 +165,33 @@ impl Residents {
         Ok((version, Some(brought)))
     }
 
-    async fn build(&self, image: Arc<Image>) -> anyhow::Result<(Staged, Option<Tokenizer>)> {
+    async fn build(&self, image: Arc<Image>) -> anyhow::Result<(Staged, Option<Tokenizer>, Rendering)> {
         let stage = self.stage.clone();
-        let known = self.tokenizer_of(&image);
+        let known = self.text_of(&image);
         tokio::task::spawn_blocking(move || {
-            let tokenizer = match known {
-                Some(tokenizer) => Some(tokenizer),
-                None if image.files.contains_key("tokenizer.json") => {
-                    Some(Tokenizer::from_image(&image).context("read the tokenizer")?)
-                }
-                None => None,
+            let (tokenizer, templates) = match known {
+                Some(known) => known,
+                None => (
+                    match image.files.contains_key("tokenizer.json") {
+                        true => Some(Tokenizer::from_image(&image).context("read the tokenizer")?),
+                        false => None,
+                    },
+                    Rendering::from_image(&image),
+                ),
             };
-            Ok((stage(&image)?, tokenizer))
+            Ok((stage(&image)?, tokenizer, templates))
         })
         .await
         .context("the staging thread")?
     }
 
-    /// That of a version with the very same files, as all of a line have.
-    fn tokenizer_of(&self, image: &Image) -> Option<Tokenizer> {
+    /// Those of a version with the very same files, as all of a line have.
+    fn text_of(&self, image: &Image) -> Option<(Option<Tokenizer>, Rendering)> {
         let alike = self.held.values().filter(|held| held.image.files == image.files);
         alike
             .filter_map(|held| held.version.upgrade())
-            .find_map(|version| version.tokenizer.clone())
+            .map(|version| (version.tokenizer.clone(), version.templates.clone()))
+            .next()
     }
 
     /// Forgets versions that have left; waits for more to leave where that is needed.

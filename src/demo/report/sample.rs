@@ -242,7 +242,7 @@ fn ledger(held_out: i64) -> Ledger {
         reasons: BTreeMap::from([
             ("censored: no_feedback".to_owned(), censored),
             ("dropped: stale".to_owned(), dropped - 4),
-            ("dropped: truncated_sampling".to_owned(), 4),
+            ("dropped: greedy".to_owned(), 4),
         ]),
         ..Ledger::default()
     }

@@ -223,6 +223,7 @@ fn generation(random: &mut StdRng, by_reference: Option<&[u8]>) -> Event {
         consent: true,
         decline_suppressed: false,
         exploration_share: Some(0.02),
+        sampling: None,
     };
     generation.into_event("default", SOURCE)
 }

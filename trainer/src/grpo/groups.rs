@@ -18,7 +18,7 @@ pub(super) struct Gathered {
 /// Groups the samples, drops what cannot teach anything with its reason, and scores the rest.
 pub(super) async fn gather(session: &Session<'_>, samples: Vec<Sample>) -> anyhow::Result<Gathered> {
     let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
-    let (kept, dropped) = split(samples, session.head, session.context);
+    let (kept, dropped) = split(samples, session.head, session.shape.context);
     let mut gathered = Gathered {
         samples: Vec::new(),
         advantages: Vec::new(),
@@ -97,6 +97,8 @@ mod tests {
             logprobs: vec![-1.0],
             mask: vec![true],
             temperature: 1.0,
+            drawing: None,
+            experts: None,
             reward,
             suppressed: false,
             weight: 1.0,

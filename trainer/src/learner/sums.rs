@@ -13,18 +13,27 @@ use tch::{Kind, Tensor};
 /// nothing overlaps.
 const WATCHED_ONE_IN: usize = 4;
 
+/// A micro-batch that the update will be measured on.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub batch: MicroBatch,
+    /// What [`crate::drawing::affine`] gave for it.
+    pub shape: Option<[Tensor; 2]>,
+    /// Log-softmax at each trained position before the update, `[n, V]`, without gradient.
+    pub before: Tensor,
+}
+
 /// Sums over the trajectories that have joined.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     pub counts: Counts,
-    /// Micro-batches that the update will be measured on, with their distributions before it: log-softmax at each trained
-    /// position, `[n, V]`, without gradient.
-    pub watched: Vec<(MicroBatch, Tensor)>,
+    pub watched: Vec<Watched>,
     /// Time spent on all of it.
     pub seconds: f64,
     rewards: Vec<f64>,
     advantages: Vec<f64>,
     explored: usize,
+    replayed: usize,
     logged: Vec<f32>,
     /// Under the distribution that sampled.
     recomputed: Vec<f32>,
@@ -44,12 +53,14 @@ impl Sums {
         self.rewards.extend(samples.iter().map(|s| s.reward));
         self.advantages.extend_from_slice(advantages);
         self.explored += samples.iter().filter(|s| s.suppressed).count();
+        self.replayed += samples.iter().filter(|s| s.experts.is_some()).count();
     }
 
     /// A micro-batch of theirs has been computed. `decline`: the version's decline token.
     pub fn add(
         &mut self,
         batch: MicroBatch,
+        shape: Option<[Tensor; 2]>,
         logits: &Rows,
         distribution: &Tensor,
         terms: &Terms,
@@ -58,7 +69,7 @@ impl Sums {
         let distribution = distribution.detach();
         self.loss += terms.per_token.sum(Kind::Double).double_value(&[]);
         self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
-        self.entropy -= (distribution.exp() * &distribution).sum(Kind::Double).double_value(&[]);
+        self.entropy += distribution.exp().special_entr().sum(Kind::Double).double_value(&[]);
         let policy = at_targets(&distribution, &batch);
         self.recomputed.extend(explore::log_behaviour(logits, &batch, decline));
         self.policy.extend(to_vec(&policy));
@@ -66,7 +77,11 @@ impl Sums {
         self.rows += batch.sequences.len();
         if self.rows_watched * WATCHED_ONE_IN < self.rows {
             self.rows_watched += batch.sequences.len();
-            self.watched.push((batch, distribution));
+            self.watched.push(Watched {
+                batch,
+                shape,
+                before: distribution,
+            });
         }
     }
 
@@ -79,6 +94,7 @@ impl Sums {
             entropy: self.entropy / tokens,
             sequences: self.counts.sequences,
             explored: self.explored,
+            replayed: self.replayed,
             tokens: self.counts.tokens,
             without_gradient: self.advantages.iter().filter(|&&a| a == 0.0).count(),
             reward_mean: advantage::mean(&self.rewards),

@@ -1,9 +1,12 @@
 use super::*;
 use crate::checkpoint::{Checkpoint, StepRecord};
+use crate::drawing::Drawing;
 use crate::explore;
 use crate::settings::{Loss, Optimiser};
 use policy::config::{Family, ModelConfig};
+use policy::model::KvCache;
 use policy::network::random_image;
+use policy::sampling::{self, History, Params, Source};
 use uuid::Uuid;
 
 pub(crate) fn tiny() -> ModelConfig {
@@ -44,6 +47,8 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
                 mask: vec![true; tokens.len()],
                 tokens,
                 temperature: 0.8,
+                drawing: None,
+                experts: None,
                 reward: if i % 3 == 0 { 0.75 } else { -0.25 },
                 suppressed: false,
                 weight: 1.0,
@@ -52,15 +57,19 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
         .collect();
     let _no_grad = tch::no_grad_guard();
     for sample in &mut samples {
-        let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1);
-        let logits = score(&learner.model, &single[0]).unwrap().logits;
+        let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1).unwrap();
+        let logits = score(&learner.model, &single[0], None).unwrap().logits;
         sample.logprobs = explore::log_behaviour(&logits, &single[0], None);
     }
     samples
 }
 
 fn distribution(learner: &Learner, batch: &MicroBatch) -> Tensor {
-    log_softmax(&network::tensor(&score(&learner.model, batch).unwrap().logits), batch)
+    log_softmax(
+        &network::tensor(&score(&learner.model, batch, None).unwrap().logits),
+        batch,
+        None,
+    )
 }
 
 fn rewards(samples: &[Sample]) -> Vec<f64> {
@@ -92,7 +101,7 @@ fn steps_raise_what_was_rewarded_and_lower_what_was_not() {
     let mut learner = learner(1);
     let samples = samples(&learner, 12);
     let logp = |learner: &Learner, s: &Sample| {
-        let single = batch::pack(std::slice::from_ref(s), &[0.0], 1);
+        let single = batch::pack(std::slice::from_ref(s), &[0.0], 1).unwrap();
         let _no_grad = tch::no_grad_guard();
         at_targets(&distribution(learner, &single[0]), &single[0])
             .sum(Kind::Double)
@@ -118,6 +127,106 @@ fn steps_raise_what_was_rewarded_and_lower_what_was_not() {
     assert!(gain > 0.0, "{gain}");
 }
 
+/// Samples that were drawn with `params` from the learner's own model, as serving does.
+fn drawn(learner: &Learner, params: &Params, n: u64) -> Vec<Sample> {
+    let mut samples = samples(learner, n as u32);
+    for (seed, sample) in (0..n).zip(&mut samples) {
+        let mut cache = KvCache::new(&learner.model, 1, 64);
+        let mut logits = learner.model.prefill(&mut cache, 0, &sample.prompt).unwrap();
+        let (mut history, mut source) = (History::new(&sample.prompt), Source::new(seed));
+        let mut kept = Vec::new();
+        for at in 0..sample.tokens.len() {
+            let drawn = sampling::draw(&logits, params, &history, &mut source);
+            (sample.tokens[at], sample.logprobs[at]) = (drawn.id, drawn.log_prob);
+            kept.push(drawn.kept);
+            history.push(drawn.id);
+            logits = learner.model.decode(&mut cache, &[drawn.id]).unwrap().swap_remove(0);
+        }
+        sample.temperature = params.temperature;
+        let kept = (seed % 2 == 0).then_some(kept); // who logged it and who did not
+        sample.drawing = Some(Arc::new(Drawing {
+            params: params.clone(),
+            kept,
+        }));
+    }
+    samples
+}
+
+#[test]
+fn what_shaped_the_sampling_is_applied_before_log_probabilities_are_taken() {
+    let mut learner = learner(3);
+    let params = Params {
+        temperature: 0.9,
+        top_p: 0.9,
+        top_k: 20,
+        min_p: 0.05,
+        repetition_penalty: 1.2,
+        presence_penalty: 0.3,
+        frequency_penalty: 0.2,
+        logit_bias: [(5, -4.0), (7, 2.0)].into(),
+    };
+    let samples = drawn(&learner, &params, 12);
+    let settings = StepSettings {
+        optimiser: Optimiser {
+            learning_rate: 1e-3,
+            ..Optimiser::default()
+        },
+        ..StepSettings::default()
+    };
+    let metrics = propose(&mut learner, &samples, &settings).metrics;
+    assert_eq!(metrics.mismatch.difference_max, 0.0);
+    assert!(
+        (metrics.mismatch.weight_mean - 1.0).abs() < 1e-5,
+        "{:?}",
+        metrics.mismatch
+    );
+    assert!(
+        metrics.kl > 0.0 && metrics.kl.is_finite() && metrics.entropy > 0.0,
+        "{metrics:?}"
+    );
+
+    // taken for plain samples, the same have other probabilities
+    learner.discard().unwrap();
+    let plain: Vec<Sample> = samples
+        .iter()
+        .cloned()
+        .map(|sample| Sample {
+            drawing: None,
+            ..sample
+        })
+        .collect();
+    let limits = Limits {
+        difference_max: f64::INFINITY,
+        kl_max: f64::INFINITY,
+        ..Limits::default()
+    };
+    let outcome = learner.propose(&plain, &rewards(&plain), &settings, &limits).unwrap();
+    let Outcome::Proposed(proposal) = outcome else {
+        panic!("refused")
+    };
+    assert!(proposal.metrics.mismatch.difference_max > 0.1);
+}
+
+#[test]
+fn a_token_that_alone_could_be_drawn_has_no_gradient() {
+    let mut learner = learner(3);
+    let params = Params {
+        top_k: 1,
+        ..Params::default()
+    };
+    let samples = drawn(&learner, &params, 4);
+    assert!(
+        samples
+            .iter()
+            .all(|sample| sample.logprobs.iter().all(|&logprob| logprob == 0.0))
+    );
+    let metrics = propose(&mut learner, &samples, &StepSettings::default()).metrics;
+    assert_eq!(
+        (metrics.gradient_norm, metrics.entropy, metrics.mismatch.difference_max),
+        (0.0, 0.0, 0.0)
+    );
+}
+
 #[test]
 fn explored_samples_are_recomputed_with_the_mask_and_weigh_what_the_policy_would_have_shown() {
     let mut image = random_image(&tiny(), 12);
@@ -129,7 +238,7 @@ fn explored_samples_are_recomputed_with_the_mask_and_weigh_what_the_policy_would
         sample.suppressed = true;
         sample.tokens.retain(|&id| id != 9);
         sample.mask.truncate(sample.tokens.len());
-        let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1);
+        let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1).unwrap();
         let _no_grad = tch::no_grad_guard();
         let distribution = distribution(&learner, &single[0]);
         // log π(a) − log(1 − π(d)), worked out in f64

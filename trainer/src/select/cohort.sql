@@ -4,8 +4,10 @@
 -- joined stays, and a row that appears later with a smaller id joins after it. Parameters: policy, learning alias, head,
 -- rows at most, generations to pass over, seconds that a parent may be late.
 select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
+       g.top_p, g.sampling as "sampling: Json<Sampling>",
        g.declined, g.decline_suppressed, g.exploration_share, t.reward as "reward!",
        g.payload_digest is not null or g.prompt_prefix_len > 0 as "in_parts!",
+       exists (select from payload_reference r where r.generation_id = g.id and r.kind = 'experts') as "routed!",
        clock_timestamp() - t.closed_at < make_interval(secs => $6) as "young!"
 from generation g
 join trajectory t on t.generation_id = g.id

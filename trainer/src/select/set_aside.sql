@@ -1,5 +1,5 @@
 -- Production trajectories that this run will never train on, with the reason. Parameters: policy, learning alias, head,
--- context in tokens, run, oldest generation id to look at, rows at most, size of the vocabulary.
+-- context in tokens, run, oldest generation id to look at, rows at most, size of the vocabulary, whether the model is dense.
 with candidate as (
     select g.id,
            case
@@ -7,10 +7,10 @@ with candidate as (
                when g.arm <> $2 then 'other_arm'
                -- real-time runs admit staleness 0 only
                when g.version_oldest <> $3 or g.version <> $3 then 'stale'
-               -- the probabilities of a truncated or greedy distribution cannot be recomputed from the logits alone
-               when g.top_p < 1 or g.temperature <= 0 then 'truncated_sampling'
-               -- the network here is dense: what routed the tokens of another kind cannot be replayed
-               when exists (select from payload_reference r where r.generation_id = g.id and r.kind = 'experts') then 'has_experts'
+               -- a point mass has no gradient
+               when g.temperature <= 0 then 'greedy'
+               -- a dense model cannot have sampled it
+               when $9 and exists (select from payload_reference r where r.generation_id = g.id and r.kind = 'experts') then 'has_experts'
                when cardinality(g.prompt_ids) = 0 and g.payload_digest is null and g.prompt_prefix_len = 0
                     or cardinality(g.token_ids) = 0 then 'empty'
                when cardinality(g.train_mask) <> cardinality(g.token_ids) then 'malformed_mask'

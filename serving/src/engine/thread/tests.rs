@@ -2,6 +2,7 @@
 //! another shows in the tokens.
 
 use super::*;
+use crate::engine::model::Step;
 use crate::engine::{Event, Finish};
 use policy::digest::Digest;
 use policy::sampling::Params;
@@ -16,9 +17,12 @@ struct Sums {
 }
 
 impl Sums {
-    fn logits(&self, slot: usize) -> Vec<f32> {
+    fn step(&self, slot: usize) -> Step {
         let next = next(&self.slots[slot]);
-        (0..VOCAB).map(|id| if id == next { 50.0 } else { 0.0 }).collect()
+        Step {
+            logits: (0..VOCAB).map(|id| if id == next { 50.0 } else { 0.0 }).collect(),
+            ..Step::default()
+        }
     }
 }
 
@@ -44,20 +48,20 @@ impl Model for Sums {
         self.slots.len()
     }
 
-    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Vec<f32>> {
+    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Step> {
         assert!(self.slots[slot].is_empty(), "slot {slot} is in use");
         anyhow::ensure!(ids != [13], "thirteen");
         self.slots[slot] = ids.to_vec();
-        Ok(self.logits(slot))
+        Ok(self.step(slot))
     }
 
-    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
+    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Step>> {
         std::thread::sleep(self.pace);
         for (slot, &token) in tokens.iter().enumerate() {
             assert!(!self.slots[slot].is_empty(), "slot {slot} is empty");
             self.slots[slot].push(token);
         }
-        Ok((0..tokens.len()).map(|slot| self.logits(slot)).collect())
+        Ok((0..tokens.len()).map(|slot| self.step(slot)).collect())
     }
 
     fn move_slot(&mut self, from: usize, to: usize) {
@@ -77,8 +81,10 @@ fn version(serial: i64) -> Arc<Version> {
         context: 128,
         vocab: VOCAB,
         stop_ids: vec![STOP],
+        experts: None,
         decline_id: None,
         tokenizer: None,
+        templates: crate::engine::templates::Rendering::from_image(&policy::image::Image::default()),
     })
 }
 
