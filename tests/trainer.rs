@@ -3,6 +3,7 @@
 
 mod context;
 mod fleet;
+mod lora;
 mod offline;
 mod silence;
 mod world;
