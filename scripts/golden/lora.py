@@ -2,6 +2,7 @@
 
 Run by scripts/golden.sh after models.py. Writes policy/tests/golden/qwen2/NAME/.
 """
+import json
 import pathlib
 import shutil
 import sys
@@ -36,6 +37,9 @@ def make(folder, name, settings):
     shutil.rmtree(out, ignore_errors=True)
     model.eval().save_pretrained(out)
     (out / "README.md").unlink()
+    config = json.loads((out / "adapter_config.json").read_text())
+    config["target_modules"].sort()  # PEFT writes a set in any order
+    (out / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     for file in out.iterdir():
         file.chmod(0o644)
     with torch.no_grad():
