@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans chaos-ingest bench-ingest bench-policy parity demo learn base sqlx golden
+.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans chaos-ingest bench-ingest bench-policy parity demo learn base sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -95,3 +95,6 @@ bench-policy: libtorch ## tokens/s of prefill, decode and training step, beside 
 
 golden: ## make policy/tests/golden anew with transformers and torch from PyPI (needs python3 and 5 GB)
 	scripts/golden.sh
+
+saved: libtorch ## train a few steps, save, and let transformers and PEFT read what was saved (needs python3 and 5 GB)
+	scripts/saved.sh

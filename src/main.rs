@@ -13,6 +13,7 @@ mod control;
 mod dlq_cli;
 mod key_cli;
 mod moment;
+mod policy_cli;
 mod release_cli;
 mod reward_cli;
 mod roles;
@@ -89,6 +90,9 @@ enum Command {
     /// Training runs.
     #[command(subcommand)]
     Run(run_cli::Command),
+    /// Versions and adapters as folders.
+    #[command(subcommand)]
+    Policy(policy_cli::Command),
     /// Dead letters: what could not be stored, why, and how to put it back.
     #[command(subcommand)]
     Dlq(dlq_cli::Command),
@@ -185,6 +189,7 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
         })),
         Command::Release(command) => command_line(release_cli::run(command, config)),
         Command::Run(command) => command_line(run_cli::run(command, config)),
+        Command::Policy(command) => command_line(policy_cli::run(command, config)),
         Command::Dlq(command) => command_line(dlq_cli::run(command, config)),
         Command::Reward(command) => command_line(reward_cli::run(command, config)),
         Command::Key(command) => command_line(key_cli::run(command, config)),

@@ -4,6 +4,7 @@
 mod context;
 mod experts;
 mod fleet;
+mod lora;
 mod offline;
 mod silence;
 mod world;

@@ -11,6 +11,7 @@ pub mod folder;
 pub mod image;
 pub mod kernel;
 pub mod listing;
+pub mod lora;
 pub mod manifest;
 pub mod model;
 #[cfg(feature = "torch")]

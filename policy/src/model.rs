@@ -13,9 +13,9 @@ mod proof;
 
 pub use backend::Rows;
 pub use cache::KvCache;
-pub(crate) use load::config_of;
 #[cfg(feature = "torch")]
-pub(crate) use load::{refuse_unexpected, tensor, to_f32};
+pub(crate) use load::refuse_unexpected;
+pub(crate) use load::{config_of, rounded, tensor, to_f32};
 
 use crate::config::ModelConfig;
 use crate::image::Image;

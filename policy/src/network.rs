@@ -11,7 +11,7 @@
 mod backend;
 mod load;
 
-pub use load::{image_from_f32, random_image, require_grad};
+pub use load::{image_from_f32, random_image, require_grad, require_grad_of};
 
 use crate::config::ModelConfig;
 use crate::model::{Pass, Rows};
@@ -137,6 +137,9 @@ impl Network {
             let y = block.forward(&mut torch, &self.config, layer as i64, x.shallow_clone());
             (y * gradient).sum(Kind::Float).backward();
             gradient = x.grad();
+        }
+        if !self.transformer.embedding.requires_grad() {
+            return;
         }
         let ids: Vec<i64> = pass.ids.iter().map(|&id| i64::from(id)).collect();
         (self.embed(&Tensor::from_slice(&ids)) * gradient)

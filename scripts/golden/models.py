@@ -389,6 +389,9 @@ for DeepSeek-V3; greedy: nats).
 |---|---|---|---|---|---|---|---|
 {rows}
 
+`qwen2/adapter/` and `qwen2/adapter_rslora/` (`scripts/golden/lora.py`): LoRA adapters as PEFT saves them, with B not zero; in their
+`expected.safetensors` `ids`, `logits_f32` and `logprobs_f32` of the model that PEFT has merged them into.
+
 `chat/` (`scripts/golden/chat.py`): chat templates of our own that use what those of real models use, `cases.json` with what `apply_chat_template` makes
 of them (text, or the error; ids and the mask of what the assistant wrote), and two tokenizers of the usual kinds, `byte_level.json` and
 `byte_fallback.json`.

@@ -2,9 +2,10 @@
 //!
 //! One safetensors object per step, under `run/<run>/<step>-<serial>.safetensors` of the store's private part:
 //! ```text
-//! tensors   master.<name>, first.<name>, second.<name>     f32: master weights, Adam's moments
+//! tensors   master.<name>, first.<name>, second.<name>     f32: master weights, Adam's moments; of a run that trains an
+//!           adapter, both factors of every matrix that it adapts (`MODULE.lora_A.weight`) instead of the weights
 //! metadata  format = springtide.checkpoint.v1
-//!           state  = JSON: the step's record, Adam's step count, the state of the random numbers
+//!           state  = JSON: the step's record, Adam's step count, the state of the random numbers, what an adapter is of
 //!           blake3 = of the state and of every tensor's name, shape and bytes
 //! ```
 //! The step's record is in it so that a restart which finds the manifest of a step that was never committed can commit
@@ -12,7 +13,9 @@
 
 use crate::advantage::Baseline;
 use bytes::Bytes;
+use policy::digest::Digest;
 use policy::image::TensorData;
+use policy::lora::{self, Adapter};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -33,6 +36,8 @@ pub enum Error {
     Digest,
     #[error("checkpoint tensor `{name}`: {why}")]
     Tensor { name: String, why: &'static str },
+    #[error("the checkpoint's adapter: {0}")]
+    Adapter(String),
 }
 
 /// What a step trained on and what came out, as the commit writes it.
@@ -52,21 +57,33 @@ pub struct StepRecord {
 
 impl StepRecord {
     /// BLAKE3 of the sorted generation ids, 16 bytes each.
-    pub fn cohort_digest(&self) -> policy::digest::Digest {
+    pub fn cohort_digest(&self) -> Digest {
         let mut ids = self.cohort.clone();
         ids.sort_unstable();
         let mut hasher = blake3::Hasher::new();
         for id in &ids {
             hasher.update(id.as_bytes());
         }
-        policy::digest::Digest(*hasher.finalize().as_bytes())
+        Digest(*hasher.finalize().as_bytes())
     }
+}
+
+/// What the factors in a checkpoint are added to, and how.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lora {
+    /// The version whose weights stay as they are.
+    pub base: i64,
+    pub base_root: Digest,
+    pub config: lora::Config,
 }
 
 /// The state after a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     pub record: StepRecord,
+    /// None: all weights are trained.
+    pub lora: Option<Lora>,
     /// Updates that the moments have seen.
     pub optimiser_step: i64,
     /// State of the run's random numbers (which tasks come next).
@@ -80,6 +97,8 @@ pub struct Checkpoint {
 #[serde(deny_unknown_fields)]
 struct State {
     record: StepRecord,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lora: Option<Lora>,
     optimiser_step: i64,
     random: u64,
 }
@@ -93,6 +112,7 @@ impl Checkpoint {
     pub fn to_bytes(&self) -> Result<Bytes, Error> {
         let state = serde_json::to_string(&State {
             record: self.record.clone(),
+            lora: self.lora.clone(),
             optimiser_step: self.optimiser_step,
             random: self.random,
         })?;
@@ -138,6 +158,7 @@ impl Checkpoint {
         let state: State = serde_json::from_str(text)?;
         let mut checkpoint = Checkpoint {
             record: state.record,
+            lora: state.lora,
             optimiser_step: state.optimiser_step,
             random: state.random,
             master: BTreeMap::new(),
@@ -160,6 +181,12 @@ impl Checkpoint {
             map.insert(rest.to_string(), data);
         }
         Ok(checkpoint)
+    }
+
+    /// The adapter that the step made, if its run trains one.
+    pub fn adapter(&self) -> Result<Option<Adapter>, Error> {
+        let adapter = |lora: &Lora| Adapter::from_tensors(lora.config.clone(), &self.master).map_err(Error::Adapter);
+        self.lora.as_ref().map(adapter).transpose()
     }
 
     fn named(&self) -> BTreeMap<String, &TensorData> {
@@ -219,6 +246,11 @@ mod tests {
                 )]),
                 metrics: serde_json::json!({"loss": -0.25}),
             },
+            lora: Some(Lora {
+                base: 7,
+                base_root: Digest::of(b"base"),
+                config: lora::Config::default(),
+            }),
             optimiser_step: 3,
             random: u64::MAX - 5,
             master: of(1.0),

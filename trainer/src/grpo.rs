@@ -15,7 +15,7 @@ use crate::random::Random;
 use crate::runs;
 use crate::sample::Sample;
 use crate::select;
-use crate::session::{Session, StepPlan, Stepped};
+use crate::session::{Adaptation, Session, StepPlan, Stepped};
 use anyhow::Context;
 use rollout::{Client, Rollout};
 use serde_json::json;
@@ -131,7 +131,11 @@ async fn execute(trainer: &Trainer, learner: &Handle, id: Uuid, shutdown: &Cance
     )
     .fetch_all(&trainer.pool)
     .await?;
-    let Some(mut session) = Session::open(trainer, learner, id, &row.line).await? else {
+    let adaptation = config.lora.clone().map(|lora| Adaptation {
+        config: lora,
+        seed: config.seed,
+    });
+    let Some(mut session) = Session::open(trainer, learner, id, &row.line, adaptation).await? else {
         return Ok(());
     };
     let client = Client::new(trainer, id, &row.line, &config)?;

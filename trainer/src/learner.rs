@@ -1,12 +1,13 @@
 //! The learner: one set of master weights, its optimiser, and the published values to compute with.
 //!
 //! The forward pass is the sampler's own ([`Model`]), to the bit; the gradient is libtorch's ([`Network`]) at the same
-//! values and goes to the f32 master, and the next published values are the master rounded. Trajectories may *accumulate* while their cohort fills: a
-//! trajectory's gradient does not depend on the others', and what divides their sum is known at the end. A step is then
-//! *proposed*; the caller makes it durable and *accepts* it, or *discards* it and everything is as before. Synchronous and
-//! single-threaded: see [`thread`] for the thread that it lives on. Knows no database, no store and no clock but its own
-//! timings.
+//! values and goes to the f32 master, and the next published values are the master rounded. The master is all weights, or
+//! the factors of an adapter ([`lora`]). Trajectories may *accumulate* while their cohort fills: a trajectory's gradient does
+//! not depend on the others', and what divides their sum is known at the end. A step is then *proposed*; the caller makes it
+//! durable and *accepts* it, or *discards* it and everything is as before. Synchronous and single-threaded: see [`thread`]
+//! for the thread that it lives on. Knows no database, no store and no clock but its own timings.
 
+mod lora;
 mod state;
 mod sums;
 pub mod thread;
@@ -20,9 +21,10 @@ use crate::sample::Sample;
 use crate::select::Shape;
 use crate::settings::StepSettings;
 use anyhow::{Context, ensure};
+use lora::Lora;
 use policy::image::Image;
 use policy::model::{Model, Pass};
-use policy::network::{self, Network, Parameters, image_from_f32, require_grad};
+use policy::network::{self, Network, Parameters, image_from_f32, require_grad_of};
 use policy::router::Routing;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -94,6 +96,8 @@ pub struct Learner {
     image: Arc<Image>,
     /// The id that says "show nothing".
     decline: Option<u32>,
+    /// None: all weights are trained.
+    lora: Option<Lora>,
     master: Parameters,
     optimiser: AdamW,
     /// The coming step's; its gradients are in the network's leaves.
@@ -112,17 +116,34 @@ struct Pending {
 impl Learner {
     /// Starts from a version: the master is its published values, the optimiser is fresh.
     pub fn from_image(image: Arc<Image>) -> anyhow::Result<Self> {
-        let model = Model::from_image(&image).context("build the model of the head")?;
-        model.prove_exact_once();
-        let network = Network::from_image(&image).context("build the network of the head")?;
-        let leaves = require_grad(network.parameters());
-        let network = Network::from_parameters(network.config().clone(), leaves)?;
-        let master: Parameters = network
+        let mut learner = Self::build(image, None, Parameters::new())?;
+        learner.master = learner
+            .network
             .parameters()
             .iter()
             .map(|(name, tensor)| (name.clone(), tensor.detach().copy()))
             .collect();
-        let optimiser = AdamW::new(&master);
+        learner.optimiser = AdamW::new(&learner.master);
+        Ok(learner)
+    }
+
+    /// Starts a new adapter of version `serial`: its weights stay, and what is trained is added to them.
+    pub fn with_lora(image: Arc<Image>, serial: i64, config: &policy::lora::Config, seed: u64) -> anyhow::Result<Self> {
+        let fresh = Lora::fresh(Arc::clone(&image), serial, config, seed)?;
+        Self::adapting(image, fresh)
+    }
+
+    fn adapting(image: Arc<Image>, (lora, factors): (Lora, Parameters)) -> anyhow::Result<Self> {
+        Self::build(image, Some(lora), factors)
+    }
+
+    fn build(image: Arc<Image>, lora: Option<Lora>, master: Parameters) -> anyhow::Result<Self> {
+        let model = Model::from_image(&image).context("build the model of the head")?;
+        model.prove_exact_once();
+        let network = Network::from_image(&image).context("build the network of the head")?;
+        let trained = |name: &str| lora.as_ref().is_none_or(|lora| lora.adapts(name));
+        let leaves = require_grad_of(network.parameters(), trained);
+        let network = Network::from_parameters(network.config().clone(), leaves)?;
         let vocabulary = network.config().vocab_size;
         let decline = policy::tokenizer::decline_id(&image).context("read the decline token")?;
         Ok(Learner {
@@ -130,8 +151,9 @@ impl Learner {
             network,
             image,
             decline: decline.filter(|&id| i64::from(id) < vocabulary),
+            optimiser: AdamW::new(&master),
+            lora,
             master,
-            optimiser,
             sums: Sums::default(),
             pending: None,
         })
@@ -224,7 +246,7 @@ impl Learner {
                 metrics,
             });
         }
-        let image = Arc::new(image_from_f32(&self.image, &master).context("round the master weights")?);
+        let image = Arc::new(self.published(&master)?);
         let guarding = Instant::now();
         let model = Model::from_image(&image).context("build the model of the new weights")?;
         metrics.kl = divergence(&model, &sums.watched)?;
@@ -307,12 +329,12 @@ impl Learner {
         Ok(())
     }
 
-    /// Takes the summed gradients out of the leaves, divided, and leaves none behind.
+    /// Takes the summed gradients of the master out of the leaves, divided, and leaves none behind.
     fn take_gradients(&mut self, denominator: f64) -> Parameters {
         let _no_grad = tch::no_grad_guard();
-        self.network
-            .parameters()
-            .iter()
+        let leaves = self.network.parameters().iter();
+        let weights = leaves
+            .filter(|(_, leaf)| leaf.requires_grad())
             .map(|(name, leaf)| {
                 let gradient = leaf.grad();
                 let taken = if gradient.defined() {
@@ -323,7 +345,19 @@ impl Learner {
                 leaf.shallow_clone().zero_grad();
                 (name.clone(), taken)
             })
-            .collect()
+            .collect();
+        match &self.lora {
+            None => weights,
+            Some(lora) => lora.gradients(&self.master, &weights),
+        }
+    }
+
+    /// The version that a master makes.
+    fn published(&self, master: &Parameters) -> anyhow::Result<Image> {
+        match &self.lora {
+            None => image_from_f32(&self.image, master).context("round the master weights"),
+            Some(lora) => lora.published(master),
+        }
     }
 }
 

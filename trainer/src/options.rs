@@ -54,6 +54,10 @@ pub struct Realtime {
     pub cohort_size: u32,
     /// What a reward is compared with; default `zero`.
     pub baseline: BaselineKind,
+    /// Train an adapter of the version that the line stands on, instead of all weights; default: all weights. Fields and
+    /// defaults are PEFT's, targets all layers' matrices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<policy::lora::Config>,
     pub step: StepSettings,
     pub guards: Limits,
     pub alarms: Alarms,
@@ -87,6 +91,7 @@ impl Default for Realtime {
             alias: "champion".into(),
             cohort_size: 32,
             baseline: BaselineKind::Zero,
+            lora: None,
             step: StepSettings::default(),
             guards: Limits::default(),
             alarms: Alarms::default(),
@@ -160,6 +165,9 @@ impl Options {
                 "trainer.realtime.alarms.show_rate_window must be at least {GENERATIONS_MIN}"
             ));
         }
+        if let Some(lora) = &self.realtime.lora {
+            lora.check().map_err(|why| format!("trainer.realtime.lora: {why}"))?;
+        }
         self.realtime
             .step
             .check()
@@ -189,6 +197,20 @@ mod tests {
                 .unwrap_err()
                 .contains("trainer.realtime.step.optimiser.learning_rate")
         );
+    }
+
+    #[test]
+    fn an_adapter_has_the_fields_of_peft_and_is_checked() {
+        let with = |json: &str| serde_json::from_str::<Options>(&format!(r#"{{"realtime": {{"lora": {json}}}}}"#));
+        let options = with(r#"{"r": 4, "lora_alpha": 16, "target_modules": ["q_proj"]}"#).unwrap();
+        assert_eq!(options.check(), Ok(()));
+        assert_eq!(options.realtime.lora.as_ref().unwrap().r, 4);
+        let error = with(r#"{"r": 0}"#).unwrap().check().unwrap_err();
+        assert!(
+            error.contains("trainer.realtime.lora") && error.contains("`r`"),
+            "{error}"
+        );
+        assert!(with(r#"{"lora_dropout": 0.1}"#).is_err());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::learner::thread::Handle;
 use crate::options::BaselineKind;
 use crate::sample::Sample;
 use crate::select::{self, Rules};
-use crate::session::{Session, StepPlan, Stepped};
+use crate::session::{Adaptation, Session, StepPlan, Stepped};
 use futures::FutureExt;
 use serde_json::json;
 use sqlx::postgres::PgListener;
@@ -87,7 +87,12 @@ async fn session(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
     if !standing::may_run(trainer, run).await? {
         return Ok(End::Idle);
     }
-    let Some(mut session) = Session::open(trainer, learner, run, &options.line).await? else {
+    // the run's own bits: a restart before the first step begins with the same factors
+    let adaptation = options.lora.clone().map(|config| Adaptation {
+        config,
+        seed: run.as_u128() as u64,
+    });
+    let Some(mut session) = Session::open(trainer, learner, run, &options.line, adaptation).await? else {
         return Ok(End::Idle);
     };
     trainer.publisher.announce(session.head).await;

@@ -16,9 +16,12 @@ use crate::sample::Sample;
 use crate::select;
 use crate::select::Shape;
 use crate::settings::StepSettings;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use policy::image::Image;
+use policy::{lora, store};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
+use std::sync::Arc;
 use std::time::Instant;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -40,6 +43,14 @@ pub(crate) struct Session<'a> {
     pub random: Option<u64>,
     /// Of the head's model.
     pub shape: Shape,
+    adaptation: Option<Adaptation>,
+}
+
+/// An adapter to train instead of all weights, and the seed that it starts with.
+#[derive(Debug, Clone)]
+pub(crate) struct Adaptation {
+    pub config: lora::Config,
+    pub seed: u64,
 }
 
 /// What a step needs beside its cohort.
@@ -67,6 +78,7 @@ impl<'a> Session<'a> {
         learner: &'a Handle,
         run: Uuid,
         line: &str,
+        adaptation: Option<Adaptation>,
     ) -> anyhow::Result<Option<Self>> {
         let Some(stand) = sqlx::query!(
             "select head, branch from line where policy = $1 and line = $2",
@@ -93,6 +105,7 @@ impl<'a> Session<'a> {
             coming: Coming::new(),
             random: None,
             shape: Shape::default(),
+            adaptation,
         };
         session.steps_done = sqlx::query_scalar!("select steps_done from run where id = $1", run)
             .fetch_one(&trainer.pool)
@@ -120,13 +133,7 @@ impl<'a> Session<'a> {
     /// Loads the head, with the optimiser's state if the last step made it. Baselines outlive a re-base; what was
     /// accumulated for the next step does not.
     pub async fn load(&mut self) -> anyhow::Result<()> {
-        let Trainer {
-            pool,
-            store,
-            publisher,
-            policy,
-            ..
-        } = self.trainer;
+        let pool = &self.trainer.pool;
         let rows = sqlx::query!(
             "select class, value, weight from baseline where run_id = $1 and step = $2",
             self.claim.run,
@@ -146,19 +153,25 @@ impl<'a> Session<'a> {
                 )
             })
             .collect();
-        let image = store
-            .materialise(policy, self.head, &publisher.trusted, &[])
+        let image = self
+            .image(self.head)
             .await
-            .with_context(|| format!("materialise version {}", self.head))?
-            .image;
+            .with_context(|| format!("materialise version {}", self.head))?;
         self.random = None;
         self.coming = Coming::new();
         let restored = match self.checkpoint().await {
             Ok(None) => false,
-            Ok(Some(checkpoint)) => {
+            Ok(Some((checkpoint, base))) => {
                 let random = checkpoint.random;
                 let image = image.clone();
-                let restored = self.learner.load(move || Learner::restore(image, &checkpoint)).await;
+                let restored = match self.trains_as(&checkpoint) {
+                    true => {
+                        self.learner
+                            .load(move || Learner::restore(image, &checkpoint, base))
+                            .await
+                    }
+                    false => Err(anyhow!("it was made with other settings of `lora`")),
+                };
                 let restored = self.lost_unless(restored).await?;
                 self.random = restored.then_some(random);
                 restored
@@ -167,15 +180,37 @@ impl<'a> Session<'a> {
             Err(error) => return Err(error).context("read the checkpoint of the last step"),
         };
         if !restored {
-            self.learner.load(move || Learner::from_image(image)).await?;
+            let (adaptation, head) = (self.adaptation.clone(), self.head);
+            let fresh = move || match adaptation {
+                None => Learner::from_image(image),
+                Some(Adaptation { config, seed }) => Learner::with_lora(image, head, &config, seed),
+            };
+            self.learner.load(fresh).await?;
         }
         self.shape = self.learner.with(|l| Ok(l.shape())).await?;
         tracing::info!(run = %self.claim.run, line = self.line, head = self.head, restored, "loaded the head of the line");
         Ok(())
     }
 
-    /// The checkpoint of the last step, if that step made the head.
-    async fn checkpoint(&self) -> Result<Option<Checkpoint>, publish::Error> {
+    /// Whether a checkpoint's master is what this run is to train.
+    fn trains_as(&self, checkpoint: &Checkpoint) -> bool {
+        let theirs = checkpoint.lora.as_ref().map(|lora| &lora.config);
+        theirs == self.adaptation.as_ref().map(|adaptation| &adaptation.config)
+    }
+
+    async fn image(&self, version: i64) -> Result<Arc<Image>, store::Error> {
+        let Trainer {
+            store,
+            publisher,
+            policy,
+            ..
+        } = self.trainer;
+        let materialised = store.materialise(policy, version, &publisher.trusted, &[]).await?;
+        Ok(materialised.image)
+    }
+
+    /// The checkpoint of the last step, if that step made the head, and the version that its adapter is of.
+    async fn checkpoint(&self) -> Result<Option<(Checkpoint, Option<Arc<Image>>)>, publish::Error> {
         let key = sqlx::query_scalar!(
             "select checkpoint_key from step where run_id = $1 and step = $2 and version = $3",
             self.claim.run,
@@ -184,13 +219,17 @@ impl<'a> Session<'a> {
         )
         .fetch_optional(&self.trainer.pool)
         .await?;
-        match key {
-            Some(key) => Ok(Some(self.trainer.publisher.read_checkpoint(&key).await?)),
-            None => Ok(None),
-        }
+        let Some(key) = key else { return Ok(None) };
+        let checkpoint = self.trainer.publisher.read_checkpoint(&key).await?;
+        let base = match &checkpoint.lora {
+            Some(lora) => Some(self.image(lora.base).await?),
+            None => None,
+        };
+        Ok(Some((checkpoint, base)))
     }
 
-    /// A checkpoint that cannot be used costs the optimiser's moments and the master's low bits, not the run.
+    /// A checkpoint that cannot be used costs the optimiser's moments and the master's low bits, not the run. An adapter
+    /// begins anew on the head, which has what the old one learnt.
     async fn lost_unless(&self, restored: anyhow::Result<()>) -> anyhow::Result<bool> {
         let Err(error) = restored else { return Ok(true) };
         let message = format!(

@@ -113,3 +113,15 @@ pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
     }
     Ok(values)
 }
+
+/// `values` as a tensor of the shape and dtype of `like`: rounded to nearest, ties to even.
+pub(crate) fn rounded(name: &str, like: &TensorData, values: &[f32]) -> Result<TensorData, Error> {
+    let refuse = |why: String| Error::Tensor { name: name.into(), why };
+    let bytes: Vec<u8> = match like.dtype {
+        Dtype::BF16 => values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
+        Dtype::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
+        Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        other => return Err(refuse(format!("cannot be published as {other:?}"))),
+    };
+    TensorData::new(like.dtype, like.shape.clone(), bytes).map_err(|error| refuse(error.to_string()))
+}

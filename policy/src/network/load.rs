@@ -6,7 +6,7 @@ use crate::image::{Image, TensorData};
 use crate::model;
 use crate::transformer::Transformer;
 use bytes::Bytes;
-use half::{bf16, f16};
+use half::bf16;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
@@ -47,25 +47,8 @@ pub fn image_from_f32(template: &Image, parameters: &Parameters) -> Result<Image
             why: "is not in the template image".into(),
         })?;
         let values = Vec::<f32>::try_from(&tensor.detach().f_contiguous()?.f_view([-1i64])?)?;
-        let bytes: Vec<u8> = match old.dtype {
-            Dtype::BF16 => values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
-            Dtype::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
-            Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            other => {
-                return Err(Error::Tensor {
-                    name: name.clone(),
-                    why: format!("cannot be published as {other:?}"),
-                });
-            }
-        };
-        tensors.insert(
-            name.clone(),
-            TensorData {
-                dtype: old.dtype,
-                shape: old.shape.clone(),
-                bytes: Bytes::from(bytes),
-            },
-        );
+        let rounded = model::rounded(name, old, &values)?;
+        tensors.insert(name.clone(), rounded);
     }
     Ok(Image {
         tensors,
@@ -118,8 +101,14 @@ fn normal(rng: &mut StdRng) -> f64 {
 
 /// The same tensors, as leaves that gather gradients.
 pub fn require_grad(parameters: &Parameters) -> Parameters {
+    require_grad_of(parameters, |_| true)
+}
+
+/// The same tensors; those that `wanted` names are leaves that gather gradients.
+pub fn require_grad_of(parameters: &Parameters, wanted: impl Fn(&str) -> bool) -> Parameters {
+    let leaf = |name: &String, t: &Tensor| t.to_kind(Kind::Float).copy().set_requires_grad(wanted(name));
     parameters
         .iter()
-        .map(|(name, t)| (name.clone(), t.to_kind(Kind::Float).copy().set_requires_grad(true)))
+        .map(|(name, t)| (name.clone(), leaf(name, t)))
         .collect()
 }

@@ -1,12 +1,13 @@
 //! A learner's state as bytes, and back to the last bit.
 
 use super::Learner;
+use super::lora::Lora;
 use crate::checkpoint::{Checkpoint, StepRecord};
 use crate::optim::AdamW;
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use policy::image::{Image, TensorData};
-use policy::network::{Parameters, image_from_f32};
+use policy::network::Parameters;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ impl Learner {
         };
         Checkpoint {
             record,
+            lora: self.lora.as_ref().map(|lora| lora.identity().clone()),
             optimiser_step: optimiser.step,
             random,
             master: to_data(master),
@@ -30,18 +32,22 @@ impl Learner {
     }
 
     /// Stands where the checkpoint's run stood. `image` is the version that its step made; a checkpoint that does not
-    /// round to exactly that image is refused.
-    pub fn restore(image: Arc<Image>, checkpoint: &Checkpoint) -> anyhow::Result<Self> {
-        let mut learner = Learner::from_image(image)?;
+    /// come to exactly that image is refused. `base` is needed by a checkpoint of an adapter: the version that it names.
+    pub fn restore(image: Arc<Image>, checkpoint: &Checkpoint, base: Option<Arc<Image>>) -> anyhow::Result<Self> {
+        let mut learner = match (&checkpoint.lora, base) {
+            (None, _) => Learner::from_image(image)?,
+            (Some(identity), Some(base)) => Learner::adapting(image, Lora::named(base, identity.clone())?)?,
+            (Some(identity), None) => bail!("the adapter's base, version {}, was not given", identity.base),
+        };
         let master = of_data(&checkpoint.master, &learner.master).context("restore master weights")?;
         learner.optimiser = AdamW {
             step: checkpoint.optimiser_step,
             first: of_data(&checkpoint.first, &master).context("restore first moments")?,
             second: of_data(&checkpoint.second, &master).context("restore second moments")?,
         };
-        let rounded = image_from_f32(&learner.image, &master).context("round the master weights")?;
+        let published = learner.published(&master)?;
         ensure!(
-            rounded.tensors == learner.image.tensors,
+            published.tensors == learner.image.tensors,
             "the checkpoint's master weights are not those of its version"
         );
         learner.master = master;
@@ -49,7 +55,7 @@ impl Learner {
     }
 }
 
-fn to_data(parameters: &Parameters) -> BTreeMap<String, TensorData> {
+pub(super) fn to_data(parameters: &Parameters) -> BTreeMap<String, TensorData> {
     parameters
         .iter()
         .map(|(name, tensor)| {
@@ -82,13 +88,17 @@ fn of_data(data: &BTreeMap<String, TensorData>, like: &Parameters) -> anyhow::Re
                 "`{name}` has shape {shape:?}, expected {:?}",
                 model.size()
             );
-            let values: Vec<f32> = stored
-                .bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect();
-            ensure!(values.len() == model.numel(), "`{name}` has {} values", values.len());
-            Ok((name.clone(), Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?))
+            Ok((name.clone(), tensor(stored).with_context(|| format!("`{name}`"))?))
         })
         .collect()
+}
+
+pub(super) fn tensor(data: &TensorData) -> anyhow::Result<Tensor> {
+    let shape: Vec<i64> = data.shape.iter().map(|&n| n as i64).collect();
+    let values: Vec<f32> = data
+        .bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    Ok(Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?)
 }

@@ -9,6 +9,8 @@ use policy::network::random_image;
 use policy::sampling::{self, History, Params, Source};
 use uuid::Uuid;
 
+mod lora;
+
 pub(crate) fn tiny() -> ModelConfig {
     ModelConfig {
         vocab_size: 61,
@@ -431,7 +433,12 @@ fn a_run_resumed_from_its_checkpoint_makes_the_same_bytes() {
     let checkpoint = straight.checkpoint(record(), 7);
     straight.accept();
     let bytes = checkpoint.to_bytes().unwrap();
-    let mut resumed = Learner::restore(Arc::clone(straight.image()), &Checkpoint::from_bytes(&bytes).unwrap()).unwrap();
+    let mut resumed = Learner::restore(
+        Arc::clone(straight.image()),
+        &Checkpoint::from_bytes(&bytes).unwrap(),
+        None,
+    )
+    .unwrap();
     for _ in 0..2 {
         let cohort = samples(&straight, 8);
         let a = propose(&mut straight, &cohort, &StepSettings::default());
@@ -450,7 +457,7 @@ fn a_checkpoint_of_another_version_is_refused() {
     let cohort = samples(&one, 6);
     propose(&mut one, &cohort, &StepSettings::default());
     let checkpoint = one.checkpoint(record(), 0);
-    let error = Learner::restore(Arc::new(random_image(&tiny(), 6)), &checkpoint).unwrap_err();
+    let error = Learner::restore(Arc::new(random_image(&tiny(), 6)), &checkpoint, None).unwrap_err();
     assert!(error.to_string().contains("not those of its version"));
 }
 

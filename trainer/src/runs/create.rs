@@ -67,9 +67,12 @@ pub struct Config {
     /// Default 1.
     #[serde(default = "default_temperature")]
     pub temperature: f32,
-    /// Which tasks are drawn when; default 0.
+    /// Which tasks are drawn when, and what an adapter starts with; default 0.
     #[serde(default)]
     pub seed: u64,
+    /// Train an adapter of the base instead of all weights. Fields and defaults are PEFT's, targets all layers' matrices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<policy::lora::Config>,
 }
 
 fn default_grader() -> Grader {
@@ -117,10 +120,11 @@ impl Config {
                 "temperature must be in (0, 2]: greedy rollouts do not differ",
             ),
         ];
-        match rules.iter().find(|(holds, _)| !holds) {
-            Some((_, why)) => Err((*why).to_string()),
-            None => Ok(()),
+        if let Some((_, why)) = rules.iter().find(|(holds, _)| !holds) {
+            return Err((*why).to_string());
         }
+        let lora = self.lora.as_ref().map_or(Ok(()), policy::lora::Config::check);
+        lora.map_err(|why| format!("lora: {why}"))
     }
 
     /// How its steps are computed.
@@ -307,5 +311,10 @@ mod tests {
             ..request.config
         };
         assert!(lonely.check().unwrap_err().starts_with("group_size"));
+        let request = r#"{"kind": "grpo", "tasks": [], "lora": {"r": 2, "target_modules": "all-linear"}}"#;
+        let mut config = serde_json::from_str::<Request>(request).unwrap().config;
+        assert_eq!(config.check(), Ok(()));
+        config.lora.as_mut().unwrap().lora_alpha = 0.0;
+        assert!(config.check().unwrap_err().starts_with("lora"));
     }
 }
