@@ -9,6 +9,7 @@ pub async fn run(base: Base) -> anyhow::Result<()> {
     serving::serve::run(
         config.serve.clone(),
         config.policy.name.clone(),
+        config.policy.compute,
         config.kafka_client(),
         store,
         config.keys_dir(),

@@ -19,7 +19,7 @@ use crate::sample::Sample;
 use crate::settings::StepSettings;
 use anyhow::{Context, ensure};
 use policy::image::Image;
-use policy::model::{Model, Pass};
+use policy::model::{Arithmetic, Model, Pass};
 use policy::network::{self, Network, Parameters, image_from_f32, require_grad};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -87,6 +87,7 @@ pub struct Learner {
     /// The same values, as leaves that gather gradients.
     network: Network,
     image: Arc<Image>,
+    arithmetic: Arithmetic,
     /// The id that says "show nothing".
     decline: Option<u32>,
     master: Parameters,
@@ -105,13 +106,19 @@ struct Pending {
 }
 
 impl Learner {
-    /// Starts from a version: the master is its published values, the optimiser is fresh.
+    /// As [`with_arithmetic`](Self::with_arithmetic), in f32 on one thread.
     pub fn from_image(image: Arc<Image>) -> anyhow::Result<Self> {
-        let model = Model::from_image(&image).context("build the model of the head")?;
+        Self::with_arithmetic(image, Arithmetic::default())
+    }
+
+    /// Starts from a version: the master is its published values, the optimiser is fresh. The precision is the one that is
+    /// sampled with; gradients have it too, their sums are f32.
+    pub fn with_arithmetic(image: Arc<Image>, arithmetic: Arithmetic) -> anyhow::Result<Self> {
+        let model = Model::with_arithmetic(&image, &arithmetic).context("build the model of the head")?;
         model.prove_exact_once();
         let network = Network::from_image(&image).context("build the network of the head")?;
         let leaves = require_grad(network.parameters());
-        let network = Network::from_parameters(network.config().clone(), leaves)?;
+        let network = Network::from_parameters(network.config().clone(), leaves)?.with_compute(arithmetic.compute);
         let master: Parameters = network
             .parameters()
             .iter()
@@ -124,6 +131,7 @@ impl Learner {
             model,
             network,
             image,
+            arithmetic,
             decline: decline.filter(|&id| i64::from(id) < vocabulary),
             master,
             optimiser,
@@ -221,7 +229,7 @@ impl Learner {
         }
         let image = Arc::new(image_from_f32(&self.image, &master).context("round the master weights")?);
         let guarding = Instant::now();
-        let model = Model::from_image(&image).context("build the model of the new weights")?;
+        let model = Model::with_arithmetic(&image, &self.arithmetic).context("build the model of the new weights")?;
         metrics.kl = divergence(&model, &sums.watched)?;
         metrics.guard_seconds = guarding.elapsed().as_secs_f64();
         if let Err(breach) = limits.after_update(metrics.kl) {

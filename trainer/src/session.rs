@@ -152,14 +152,16 @@ impl<'a> Session<'a> {
             .await
             .with_context(|| format!("materialise version {}", self.head))?
             .image;
+        let arithmetic = self.trainer.arithmetic.clone();
         self.random = None;
         self.coming = Coming::new();
         let restored = match self.checkpoint().await {
             Ok(None) => false,
             Ok(Some(checkpoint)) => {
                 let random = checkpoint.random;
-                let image = image.clone();
-                let restored = self.learner.load(move || Learner::restore(image, &checkpoint)).await;
+                let (image, arithmetic) = (image.clone(), arithmetic.clone());
+                let restore = move || Learner::restore(image, arithmetic, &checkpoint);
+                let restored = self.learner.load(restore).await;
                 let restored = self.lost_unless(restored).await?;
                 self.random = restored.then_some(random);
                 restored
@@ -168,7 +170,9 @@ impl<'a> Session<'a> {
             Err(error) => return Err(error).context("read the checkpoint of the last step"),
         };
         if !restored {
-            self.learner.load(move || Learner::from_image(image)).await?;
+            self.learner
+                .load(move || Learner::with_arithmetic(image, arithmetic))
+                .await?;
         }
         (self.context, self.vocabulary) = self.learner.with(|l| Ok((l.context(), l.vocabulary()))).await?;
         tracing::info!(run = %self.claim.run, line = self.line, head = self.head, restored, "loaded the head of the line");

@@ -6,6 +6,7 @@ use crate::optim::AdamW;
 use anyhow::{Context, ensure};
 use bytes::Bytes;
 use policy::image::{Image, TensorData};
+use policy::model::Arithmetic;
 use policy::network::{Parameters, image_from_f32};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
@@ -31,8 +32,8 @@ impl Learner {
 
     /// Stands where the checkpoint's run stood. `image` is the version that its step made; a checkpoint that does not
     /// round to exactly that image is refused.
-    pub fn restore(image: Arc<Image>, checkpoint: &Checkpoint) -> anyhow::Result<Self> {
-        let mut learner = Learner::from_image(image)?;
+    pub fn restore(image: Arc<Image>, arithmetic: Arithmetic, checkpoint: &Checkpoint) -> anyhow::Result<Self> {
+        let mut learner = Learner::with_arithmetic(image, arithmetic)?;
         let master = of_data(&checkpoint.master, &learner.master).context("restore master weights")?;
         learner.optimiser = AdamW {
             step: checkpoint.optimiser_step,
