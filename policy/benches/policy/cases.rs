@@ -14,7 +14,7 @@ const SECONDS_MIN: f64 = 0.3;
 /// Batches of decode, and steps of one measurement: enough for the clock, few enough for the larger model.
 const BATCHES: [(usize, usize); 4] = [(1, 16), (4, 8), (16, 4), (64, 2)];
 /// Rows of a training step, at most.
-const TRAINED_MAX: usize = 1024;
+const TRAINED_MAX: usize = 512;
 
 pub struct Case<'a> {
     pub model: &'static str,

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 /// Multiply-adds that are worth handing to another thread: some tens of microseconds, where waking it takes a few.
 const WORK_MIN: usize = 1 << 19;
+/// A pass of fewer parts than this stays with its caller: most of its products would be too small to share.
+const PASS_PARTS_MIN: usize = 32;
 /// Parts for each thread, so that one that is held up leaves its rest to the others.
 const PARTS: usize = 3;
 
@@ -79,7 +81,7 @@ impl Threads {
     /// small for that stays with the caller, and on one thread.
     pub(crate) fn pass<T: Send>(&self, work: usize, run: impl FnOnce(&Threads) -> T + Send) -> T {
         match &self.pool {
-            Some(pool) if work / self.work_min > self.count() * PARTS => pool.install(|| run(self)),
+            Some(pool) if work / self.work_min >= PASS_PARTS_MIN => pool.install(|| run(self)),
             _ => run(&Threads::ONE),
         }
     }

@@ -139,6 +139,15 @@ const EXP_WORK: usize = 32;
 /// Queries of one part, where attention is shared among threads: the late ones look at more than the early ones.
 const QUERIES: usize = 32;
 
+/// Queries that one thread answers, and where their results go.
+struct Part<'a> {
+    keys: &'a Keys,
+    queries: Queries<'a>,
+    row: usize,
+    column: usize,
+    values: Vec<f32>,
+}
+
 /// One pass.
 #[derive(Debug)]
 pub(super) struct Exact<'a> {
@@ -248,30 +257,22 @@ impl<'a> Exact<'a> {
             for (head, keys) in self.store.heads(segment, layer).iter().enumerate() {
                 for first in (0..segment.count).step_by(QUERIES) {
                     let count = QUERIES.min(segment.count - first);
-                    let queries = queries(segment, head, first, count);
-                    parts.push((
+                    parts.push(Part {
                         keys,
-                        queries,
-                        segment.row + first,
-                        head * width,
-                        vec![0.0; count * width],
-                    ));
+                        queries: queries(segment, head, first, count),
+                        row: segment.row + first,
+                        column: head * width,
+                        values: vec![0.0; count * width],
+                    });
                 }
             }
         }
-        let jobs = parts
-            .iter_mut()
-            .map(|(keys, queries, _, _, into)| (*keys, queries, into))
-            .collect();
-        self.threads.each(
-            jobs,
-            |(keys, queries, into): (&Keys, &mut Queries<'_>, &mut Vec<f32>)| {
-                kernel::attend(self.isa, keys, queries, into, width);
-            },
-        );
-        for (_, _, row, column, values) in parts {
-            for (i, values) in values.chunks_exact(width).enumerate() {
-                out.values[(row + i) * out.width + column..][..width].copy_from_slice(values);
+        self.threads.each(parts.iter_mut().collect(), |part: &mut Part<'_>| {
+            kernel::attend(self.isa, part.keys, &part.queries, &mut part.values, width);
+        });
+        for part in &parts {
+            for (i, values) in part.values.chunks_exact(width).enumerate() {
+                out.values[(part.row + i) * out.width + part.column..][..width].copy_from_slice(values);
             }
         }
     }
