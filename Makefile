@@ -86,7 +86,7 @@ base: build ## train the demo's base model again, into .springtide/base (about 4
 sqlx: ## after a change of a query or a migration: write .sqlx anew, against a Postgres of its own
 	$(SPRINGTIDE) stack test-env -- scripts/sqlx.sh $$($(SPRINGTIDE) stack fetch | awk '/^Postgres/ { print $$2 }')/bin/psql
 
-parity: libtorch ## the model against transformers, and every way to compute a token against every other: two tables
+parity: libtorch ## the model against transformers, and every way to compute a token against every other: tables
 	cargo test --locked --package policy --features torch --test parity -- --nocapture --test-threads 1
 
 bench-policy: libtorch ## tokens/s of prefill, decode and training step, beside libtorch and (where `make golden` has been) transformers

@@ -49,6 +49,8 @@ pub struct Policy {
     pub name: String,
     /// Hugging Face folder that becomes the first version where there is none yet. Default: `models/demo-base`.
     pub base: PathBuf,
+    /// In which precision the factors of matrix products are, in every role: `f32` or `bf16`. Default: `f32`.
+    pub compute: policy::model::Compute,
     /// Object store of versions, a `file://` or `s3://` URL. Default: `store` in the state folder.
     pub store: Option<String>,
     /// Folder of the signing keys and of the public keys that are trusted. Default: `keys` in the state folder.
@@ -177,6 +179,7 @@ impl Default for Policy {
         Self {
             name: "demo".to_owned(),
             base: "models/demo-base".into(),
+            compute: policy::model::Compute::F32,
             store: None,
             keys: None,
         }

@@ -166,6 +166,7 @@ async fn serve(stack: &Stack, control_url: Option<String>, state_dir: PathBuf) -
     let task = tokio::spawn(serving::serve::run(
         options,
         "demo".into(),
+        policy::model::Compute::F32,
         stack.kafka.clone(),
         Store::open(&stack.store_url).unwrap(),
         None,

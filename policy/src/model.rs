@@ -4,7 +4,8 @@
 //! ([`crate::kernel`]). So a token's logits depend on the version and the tokens before it, and on nothing else: not on what
 //! it is batched with, how long the others are, how a prompt is cut, whether it comes from the cache, or the threads. The
 //! sampler ([`Model::prefill`], [`Model::decode`]) and the trainer ([`Model::score`]) walk the same
-//! [`crate::transformer`]. No libtorch, no thread of its own, no I/O.
+//! [`crate::transformer`]. With [`Compute::Bf16`] what goes into a matrix product is rounded to bf16 first: other values, as
+//! exact as long as both sides compute so. No libtorch, no I/O.
 
 mod backend;
 mod cache;
@@ -19,6 +20,7 @@ pub(crate) use load::{config_of, rounded, tensor, to_f32};
 
 use crate::config::ModelConfig;
 use crate::image::Image;
+pub use crate::kernel::{Compute, Threads};
 use crate::kernel::{Isa, Matrix, Vector};
 use crate::router::{Mismatch, Routing};
 use crate::transformer::{Backend, Transformer};
@@ -41,6 +43,32 @@ pub enum Error {
     Empty,
     #[error("{0}")]
     Routing(#[from] Mismatch),
+    #[error("{0}")]
+    Threads(#[from] crate::kernel::NotStarted),
+}
+
+/// How a model computes. The precision decides the values, so sampler and trainer must have the same; the threads decide
+/// nothing but the time.
+#[derive(Debug, Clone, Default)]
+pub struct Arithmetic {
+    pub compute: Compute,
+    pub threads: Threads,
+}
+
+impl Arithmetic {
+    pub fn new(compute: Compute, threads: usize) -> Result<Self, Error> {
+        Ok(Arithmetic {
+            compute,
+            threads: Threads::new(threads)?,
+        })
+    }
+}
+
+/// What computes a pass.
+#[derive(Debug, Clone, Copy)]
+struct Machine<'a> {
+    isa: Isa,
+    threads: &'a Threads,
 }
 
 /// A parameter as it is computed with.
@@ -57,6 +85,9 @@ pub struct Model {
     transformer: Transformer<Parameter>,
     rotary: backend::Rotary,
     isa: Isa,
+    arithmetic: Arithmetic,
+    /// Multiply-adds of one row.
+    work: usize,
 }
 
 /// What [`Model::score`] computed.
@@ -77,15 +108,30 @@ pub struct Pass {
 }
 
 impl Model {
-    /// Packs an image's weights.
+    /// Packs an image's weights, to compute in f32 on the caller's thread.
     pub fn from_image(image: &Image) -> Result<Self, Error> {
+        Self::with_arithmetic(image, &Arithmetic::default())
+    }
+
+    /// Packs an image's weights as `arithmetic` needs them.
+    pub fn with_arithmetic(image: &Image, arithmetic: &Arithmetic) -> Result<Self, Error> {
         let config = load::config_of(image)?;
+        let shapes = config.parameter_shapes();
+        let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();
         Ok(Model {
-            transformer: load::transformer(image, &config)?,
+            transformer: load::transformer(image, &config, arithmetic.compute)?,
             rotary: backend::Rotary::new(&config),
             isa: Isa::best(),
+            arithmetic: arithmetic.clone(),
+            work: weights as usize,
             config,
         })
+    }
+
+    /// Shares its passes among other threads: the bits are the same.
+    pub fn with_threads(mut self, threads: Threads) -> Self {
+        self.arithmetic.threads = threads;
+        self
     }
 
     /// Computes with other instructions, to compare: the bits are the same.
@@ -96,6 +142,10 @@ impl Model {
 
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    pub fn compute(&self) -> Compute {
+        self.arithmetic.compute
     }
 
     /// Appends tokens to a slot of the cache: a prompt, whole or in chunks. Returns the logits after the last, `V` values.
@@ -133,38 +183,44 @@ impl Model {
                 last - 1
             })
             .collect();
-        let mut parts = Vec::with_capacity(segments.len());
+        let mut parts: Vec<Segment> = Vec::with_capacity(segments.len());
         for &(slot, ids) in segments {
-            parts.push(Segment::new(slot, cache.len(slot), ids.len()));
+            parts.push(Segment::after(parts.last(), slot, cache.len(slot), ids.len()));
         }
-        let mut backend = Exact::new(self, self.isa, Store::Cache(cache), parts, asked, None);
-        let hidden = self.walk(&mut backend, &ids, |_| ());
-        let routing = backend.finish()?;
+        let (routing, logits) = self.arithmetic.threads.pass(ids.len() * self.work, |threads| {
+            let machine = Machine { isa: self.isa, threads };
+            let mut backend = Exact::new(self, machine, Store::Cache(&mut *cache), parts, asked, None);
+            let hidden = self.walk(&mut backend, &ids, |_| ());
+            Ok::<_, Error>((backend.finish()?, self.project(machine, &hidden)))
+        })?;
         for &(slot, ids) in segments {
             cache.grow(slot, ids.len());
         }
         if let Some(record) = record {
             *record = routing;
         }
-        let logits = self.project(self.isa, &hidden);
         Ok(logits.rows().map(<[f32]>::to_vec).collect())
     }
 
     /// Whole sequences, packed one after the other, with what a trainer needs: `asked` are rows of all of them together,
     /// counted through. `replay`: the experts to go to, instead of choosing.
     pub fn score(&self, sequences: &[&[u32]], asked: &[usize], replay: Option<&Routing>) -> Result<Pass, Error> {
-        self.score_on(self.isa, sequences, asked, replay)
+        let rows: usize = sequences.iter().map(|ids| ids.len()).sum();
+        self.arithmetic.threads.pass(rows * self.work, |threads| {
+            let machine = Machine { isa: self.isa, threads };
+            self.score_on(machine, sequences, asked, replay)
+        })
     }
 
     fn score_on(
         &self,
-        isa: Isa,
+        machine: Machine<'_>,
         sequences: &[&[u32]],
         asked: &[usize],
         replay: Option<&Routing>,
     ) -> Result<Pass, Error> {
         let context = self.config.max_position_embeddings as usize;
-        let mut parts = Vec::with_capacity(sequences.len());
+        let mut parts: Vec<Segment> = Vec::with_capacity(sequences.len());
         for &ids in sequences {
             self.check_ids(ids)?;
             if ids.len() > context {
@@ -173,15 +229,15 @@ impl Model {
                     context,
                 });
             }
-            parts.push(Segment::new(0, 0, ids.len()));
+            parts.push(Segment::after(parts.last(), 0, 0, ids.len()));
         }
         let ids: Vec<u32> = sequences.concat();
         if asked.is_empty() || asked.iter().any(|&row| row >= ids.len()) {
             return Err(Error::Empty);
         }
         let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
-        let store = Store::Scratch(cache::heads(&self.config, longest));
-        let mut backend = Exact::new(self, isa, store, parts, asked.to_vec(), replay);
+        let store = Store::Scratch(cache::heads(&self.config, longest, self.compute()));
+        let mut backend = Exact::new(self, machine, store, parts, asked.to_vec(), replay);
         let mut inputs = Vec::with_capacity(self.transformer.layers.len());
         let hidden = self.walk(&mut backend, &ids, |x: &Rows| inputs.push(x.clone()));
         let routing = backend.finish()?;
@@ -190,7 +246,7 @@ impl Model {
             ids,
             asked: asked.to_vec(),
             inputs,
-            logits: self.project(isa, &hidden),
+            logits: self.project(machine, &hidden),
             hidden,
             routing,
         })
@@ -217,8 +273,8 @@ impl Model {
     }
 
     /// The final norm and the output projection.
-    fn project(&self, isa: Isa, hidden: &Rows) -> Rows {
-        let backend = Exact::new(self, isa, Store::Scratch(Vec::new()), Vec::new(), Vec::new(), None);
+    fn project(&self, machine: Machine<'_>, hidden: &Rows) -> Rows {
+        let backend = Exact::new(self, machine, Store::Scratch(Vec::new()), Vec::new(), Vec::new(), None);
         let normed = backend.rms_norm(hidden, &self.transformer.norm, self.config.rms_norm_eps);
         backend.product(&normed, self.transformer.projection(), None)
     }

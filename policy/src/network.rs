@@ -13,6 +13,8 @@ mod load;
 
 pub use load::{image_from_f32, random_image, require_grad, require_grad_of};
 
+pub use crate::kernel::Compute;
+
 use crate::config::ModelConfig;
 use crate::model::{Pass, Rows};
 use crate::transformer::{Backend, Transformer};
@@ -37,15 +39,6 @@ pub enum Error {
 /// How many threads libtorch's operators use in this process; 1 unless the machine is otherwise idle.
 pub fn set_threads(threads: i32) {
     tch::set_num_threads(threads);
-}
-
-/// In which precision the matrix products run. Gradients of what was sampled use `F32`; supervised training may use `Bf16`
-/// products, which are several times faster on CPUs with AVX512-BF16.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Compute {
-    #[default]
-    F32,
-    Bf16,
 }
 
 /// One set of weights that gradients flow to.
@@ -79,7 +72,8 @@ impl Network {
         })
     }
 
-    /// Chooses the precision of matrix products.
+    /// Chooses the precision of matrix products. Supervised training may use bf16, which is several times faster on CPUs with
+    /// AVX512-BF16.
     pub fn with_compute(mut self, compute: Compute) -> Self {
         self.compute = compute;
         self

@@ -5,12 +5,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "parity/ways.rs"]
+mod ways;
+
 use policy::image::Image;
 use policy::kernel::Isa;
-use policy::model::{KvCache, Model};
+use policy::model::{Arithmetic, Compute, KvCache, Model, Threads};
 use policy::router::Routing;
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
+use ways::WAYS;
 
 /// The largest distance of a log-probability from `transformers` in f32.
 const F32_MAX: f32 = 1e-5;
@@ -213,124 +217,22 @@ fn continue_greedily(model: &Model, prompt: &[u32], tokens: usize) -> Vec<u32> {
     }
 }
 
-/// Ways to compute the logits of the same positions of the same tokens. Each gets the model and the sequences and returns
-/// the logits of every position from `FROM` on, of one sequence after the other.
-type Way = (&'static str, fn(&Model, &[Vec<u32>]) -> Vec<f32>);
-
-/// Positions from here on are compared: what is before is a prompt.
-const FROM: usize = 6;
-
-const WAYS: [Way; 7] = [
-    ("trainer, packed", |model, sequences| {
-        let refs: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
-        let mut rows = Vec::new();
-        let mut first = 0;
-        for ids in sequences {
-            rows.extend(first + FROM - 1..first + ids.len());
-            first += ids.len();
-        }
-        model.score(&refs, &rows, None).unwrap().logits.values().to_vec()
-    }),
-    ("trainer, alone", |model, sequences| {
-        let one = |ids: &Vec<u32>| {
-            let rows: Vec<usize> = (FROM - 1..ids.len()).collect();
-            model.score(&[ids], &rows, None).unwrap().logits.values().to_vec()
-        };
-        sequences.iter().flat_map(one).collect()
-    }),
-    ("prefill", |model, sequences| {
-        let mut cache = KvCache::new(model, 1, 64);
-        let mut all = Vec::new();
-        for ids in sequences {
-            for end in FROM..=ids.len() {
-                cache.clear(0);
-                all.extend(model.prefill(&mut cache, 0, &ids[..end]).unwrap());
-            }
-        }
-        all
-    }),
-    ("prefill in chunks", |model, sequences| {
-        let mut cache = KvCache::new(model, 1, 64);
-        let mut all = Vec::new();
-        for ids in sequences {
-            for end in FROM..=ids.len() {
-                cache.clear(0);
-                let mut logits = Vec::new();
-                for chunk in ids[..end].chunks(1 + end % 5) {
-                    logits = model.prefill(&mut cache, 0, chunk).unwrap();
-                }
-                all.extend(logits);
-            }
-        }
-        all
-    }),
-    ("decode, batch of 1", |model, sequences| {
-        let mut cache = KvCache::new(model, 3, 64);
-        let mut all = Vec::new();
-        for ids in sequences {
-            cache.clear(0);
-            all.extend(model.prefill(&mut cache, 0, &ids[..FROM]).unwrap());
-            for &id in &ids[FROM..] {
-                all.extend(model.decode(&mut cache, &[id]).unwrap().concat());
-            }
-        }
-        all
-    }),
-    ("decode, all together", |model, sequences| {
-        let mut cache = KvCache::new(model, sequences.len(), 64);
-        let mut all: Vec<Vec<f32>> = Vec::new();
-        for (slot, ids) in sequences.iter().enumerate() {
-            all.push(model.prefill(&mut cache, slot, &ids[..FROM]).unwrap());
-        }
-        // the shorter ones leave, and the ones behind take their slots, as an engine does
-        let mut running: Vec<usize> = (0..sequences.len()).collect();
-        for step in FROM.. {
-            for slot in (0..running.len()).rev() {
-                if sequences[running[slot]].len() == step {
-                    let last = running.len() - 1;
-                    cache.clear(slot);
-                    cache.move_slot(last, slot);
-                    running.swap_remove(slot);
-                }
-            }
-            if running.is_empty() {
-                break;
-            }
-            let tokens: Vec<u32> = running.iter().map(|&i| sequences[i][step]).collect();
-            for (&i, logits) in running.iter().zip(model.decode(&mut cache, &tokens).unwrap()) {
-                all[i].extend(logits);
-            }
-        }
-        all.concat()
-    }),
-    ("decode beside prompts", |model, sequences| {
-        // one sequence decodes while another's prompt is read in the same pass
-        let mut cache = KvCache::new(model, 2, 64);
-        let mut all = Vec::new();
-        for (i, ids) in sequences.iter().enumerate() {
-            let other = &sequences[(i + 1) % sequences.len()];
-            cache.clear(0);
-            all.extend(model.prefill(&mut cache, 0, &ids[..FROM]).unwrap());
-            for (t, id) in ids.iter().enumerate().skip(FROM) {
-                cache.clear(1);
-                let segments = [(1, &other[..1 + t % other.len()]), (0, std::slice::from_ref(id))];
-                all.extend(model.advance(&mut cache, &segments, None).unwrap().swap_remove(1));
-            }
-        }
-        all
-    }),
-];
-
 #[test]
 fn every_way_to_compute_a_token_gives_the_same_bits() {
     let heads: Vec<String> = WAYS.iter().map(|(name, _)| name.to_string()).collect();
     println!(
-        "\nmax abs difference of logits to \"{}\" on {:?}, on every kind of instruction:",
-        WAYS[0].0,
-        Isa::best()
+        "\nmax abs difference of logits to \"{}\" without vector instructions:",
+        WAYS[0].0
     );
-    println!("\n| folder | instructions | {} |", heads.join(" | "));
-    println!("|---|---|{}", "---|".repeat(WAYS.len()));
+    println!(
+        "\n| folder | products | instructions | threads | {} |",
+        heads.join(" | ")
+    );
+    println!("|---|---|---|---|{}", "---|".repeat(WAYS.len()));
+    let two = Threads::new(2).unwrap().eager();
+    let mut machines: Vec<(Isa, &Threads)> = Isa::available().into_iter().map(|isa| (isa, &Threads::ONE)).collect();
+    machines.push((Isa::best(), &two));
+    let mut compared = 0;
     for case in cases().into_iter().filter(|case| case.config == "config.json") {
         let bytes = case.expected();
         let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -338,24 +240,87 @@ fn every_way_to_compute_a_token_gives_the_same_bits() {
         // of different lengths, and around the panels of 32 positions
         sequences.push(sequences[0][..33].to_vec());
         sequences.push(sequences[1][..17].to_vec());
-        let reference = WAYS[0].1(
-            &Model::from_image(&case.image).unwrap().with_isa(Isa::Portable),
-            &sequences,
-        );
-        for isa in Isa::available() {
-            let model = Model::from_image(&case.image).unwrap().with_isa(isa);
-            let differences: Vec<String> = WAYS
-                .iter()
-                .map(|(name, way)| {
-                    let logits = way(&model, &sequences);
-                    let far = distance(&logits, &reference);
-                    let same = logits.iter().zip(&reference).all(|(a, b)| a.to_bits() == b.to_bits());
-                    assert!(same, "{} on {isa:?}: {name} differs by {far:e}", case.folder);
-                    format!("{far:.1}")
-                })
-                .collect();
-            println!("| {} | {isa:?} | {} |", case.folder, differences.join(" | "));
+        for compute in [Compute::F32, Compute::Bf16] {
+            let model = |isa: Isa, threads: &Threads| {
+                let threads = threads.clone();
+                Model::with_arithmetic(&case.image, &Arithmetic { compute, threads })
+                    .unwrap()
+                    .with_isa(isa)
+            };
+            let reference = WAYS[0].1(&model(Isa::Portable, &Threads::ONE), &sequences);
+            for &(isa, threads) in &machines {
+                let model = model(isa, threads);
+                let differences: Vec<String> = WAYS
+                    .iter()
+                    .map(|(name, way)| {
+                        let logits = way(&model, &sequences);
+                        let far = distance(&logits, &reference);
+                        let same = logits.iter().zip(&reference).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(
+                            same,
+                            "{} in {compute:?} on {isa:?}: {name} differs by {far:e}",
+                            case.folder
+                        );
+                        compared += 1;
+                        format!("{far:.1}")
+                    })
+                    .collect();
+                let threads = threads.count();
+                println!(
+                    "| {} | {compute:?} | {isa:?} | {threads} | {} |",
+                    case.folder,
+                    differences.join(" | ")
+                );
+            }
         }
+    }
+    println!("\n{compared} comparisons, all equal to the bit");
+}
+
+#[test]
+fn products_of_bf16_are_as_near_to_f32_as_transformers_in_bf16_is() {
+    println!(
+        "\n| folder | configuration | products of bf16 from f32: logit | log-probability | transformers in bf16 from f32: logit | ours from transformers, both bf16 | greedy tokens equal |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for case in cases() {
+        let bytes = case.expected();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let Ok(tensor) = file.tensor("logits_bf16") else {
+            continue;
+        };
+        let pairs = tensor.data().chunks_exact(2);
+        let theirs: Vec<f32> = match tensor.dtype() {
+            safetensors::Dtype::F32 => f32s(&file, "logits_bf16"),
+            _ => pairs
+                .map(|b| half::bf16::from_le_bytes(b.try_into().unwrap()).to_f32())
+                .collect(),
+        };
+        let arithmetic = Arithmetic::new(Compute::Bf16, 1).unwrap();
+        let model = Model::with_arithmetic(&case.image, &arithmetic).unwrap();
+        let sequences = ids(&file, "ids");
+        let logits = score(&model, &sequences).0;
+        let exact = f32s(&file, "logits_f32");
+        let vocabulary = model.config().vocab_size as usize;
+        let log_probability = distance(
+            &log_probs(&logits, vocabulary, &sequences),
+            &f32s(&file, "logprobs_f32"),
+        );
+        let (far, far_theirs) = (distance(&logits, &exact), distance(&theirs, &exact));
+        let mut greedy = String::new();
+        if file.tensor("greedy").is_ok() {
+            let ours = continue_greedily(&model, &ids(&file, "prompt").concat(), 12);
+            let wanted = ids(&file, "greedy").concat();
+            let equal = ours.iter().zip(&wanted).take_while(|(a, b)| a == b).count();
+            greedy = format!("{equal} of {}", wanted.len());
+        }
+        println!(
+            "| {} | {} | {far:.3} | {log_probability:.3} | {far_theirs:.3} | {:.3} | {greedy} |",
+            case.folder,
+            case.config,
+            distance(&logits, &theirs),
+        );
+        assert!(far > 0.0 && far <= far_theirs, "{}: {far}, {far_theirs}", case.name());
     }
 }
 

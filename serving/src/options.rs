@@ -17,6 +17,8 @@ pub struct ServeOptions {
     pub address: Option<String>,
     /// Folder of the follower's own memory (the highest assignment epoch it has verified).
     pub state_dir: PathBuf,
+    /// Threads that a pass of the model is shared among; the values are the same.
+    pub threads: u16,
     /// Sequences that one resident version decodes together.
     pub slots: usize,
     /// Of `slots`, how many rollouts and evaluations never take.
@@ -54,6 +56,7 @@ impl Default for ServeOptions {
             cluster: "local".into(),
             address: None,
             state_dir: PathBuf::from(".springtide/serve"),
+            threads: 1,
             slots: 16,
             slots_reserved_for_production: 4,
             context_tokens_max: 4096,
@@ -87,6 +90,7 @@ impl ServeOptions {
             ));
         }
         for (field, value) in [
+            ("threads", usize::from(self.threads)),
             ("context_tokens_max", self.context_tokens_max),
             ("queue_choices_max", self.queue_choices_max),
             ("prefills_per_step_max", self.prefills_per_step_max),

@@ -11,6 +11,7 @@ use edge::auth::Auth;
 use ingest::kafka::ClientOptions;
 use ingest::log::Producer;
 use ingest::payload::Store as Payloads;
+use policy::model::{Arithmetic, Compute};
 use policy::store::Store;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ const LAST_CHOICES: Duration = Duration::from_secs(6);
 pub async fn run(
     options: ServeOptions,
     policy_name: String,
+    compute: Compute,
     kafka: ClientOptions,
     store: Store,
     payloads: Option<Payloads>,
@@ -53,6 +55,7 @@ pub async fn run(
         slots_reserved_for_production: options.slots_reserved_for_production,
     })
     .context("start the engine's thread")?;
+    let arithmetic = Arithmetic::new(compute, options.threads.into()).context("serve.threads")?;
     let (swaps, swapped) = mpsc::channel(SWAPS_WAITING_MAX);
     let follower = Follower::new(
         follow::Options {
@@ -65,7 +68,7 @@ pub async fn run(
             resident_bytes_max: options.resident_bytes_max,
         },
         engine.handle.clone(),
-        stage(options.slots, options.context_tokens_max),
+        stage(arithmetic, options.slots, options.context_tokens_max),
         routing.clone(),
         swaps,
     )
@@ -139,9 +142,9 @@ pub async fn run(
 }
 
 /// How this replica builds a version beside the serving ones.
-fn stage(slots: usize, context: usize) -> Stage {
+fn stage(arithmetic: Arithmetic, slots: usize, context: usize) -> Stage {
     Arc::new(move |image| {
-        let resident = Resident::stage(image, slots, context)?;
+        let resident = Resident::stage(image, &arithmetic, slots, context)?;
         Ok(Staged {
             context: resident.context(),
             vocab: resident.vocab(),

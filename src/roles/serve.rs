@@ -10,6 +10,7 @@ pub async fn run(base: Base) -> anyhow::Result<()> {
     serving::serve::run(
         config.serve.clone(),
         config.policy.name.clone(),
+        config.policy.compute,
         config.kafka_client(),
         store,
         payloads,

@@ -10,6 +10,7 @@ pub async fn run(base: Base) -> anyhow::Result<()> {
     let listener = base.listen(config.listen.train).await?;
     let environment = Environment {
         policy: config.policy.name.clone(),
+        compute: config.policy.compute,
         base_dir: Some(config.policy.base.clone()),
         kafka: config.kafka_client(),
         store: base.store()?,

@@ -159,6 +159,7 @@ impl World {
     pub fn run_against(&self, options: Options, serve_url: &str) -> Running {
         let environment = Environment {
             policy: POLICY.into(),
+            compute: policy::model::Compute::F32,
             base_dir: None,
             kafka: self.stack.kafka.clone(),
             pool: self.stack.pool.clone(),

@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use ingest::kafka::ClientOptions;
 use ingest::log::Producer;
 use ingest::payload::Store as Payloads;
+use policy::model::{Arithmetic, Compute};
 use policy::sign::{SigningKey, TrustedKeys};
 use policy::store::Store;
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
@@ -27,6 +28,8 @@ const KEY_NAME: &str = "trainer";
 pub struct Environment {
     /// Name of the policy.
     pub policy: String,
+    /// In which precision its forward pass computes: that of whoever samples.
+    pub compute: Compute,
     /// Folder of the base policy, imported if the realtime line has no head.
     pub base_dir: Option<PathBuf>,
     pub kafka: ClientOptions,
@@ -44,6 +47,8 @@ pub struct Environment {
 pub(crate) struct Trainer {
     pub options: Options,
     pub policy: String,
+    /// Of every learner, on threads that they share.
+    pub arithmetic: Arithmetic,
     pub pool: PgPool,
     pub store: Store,
     pub payloads: Payloads,
@@ -99,7 +104,9 @@ fn prepare(options: Options, environment: Environment) -> anyhow::Result<(Traine
         image_every: options.image_every,
         checkpoints_kept: options.checkpoints_kept,
     };
+    let threads = options.threads.into();
     let trainer = Trainer {
+        arithmetic: Arithmetic::new(environment.compute, threads).context("trainer.threads")?,
         options,
         policy: environment.policy,
         pool: environment.pool,

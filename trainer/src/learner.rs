@@ -23,7 +23,7 @@ use crate::settings::StepSettings;
 use anyhow::{Context, ensure};
 use lora::Lora;
 use policy::image::Image;
-use policy::model::{Model, Pass};
+use policy::model::{Arithmetic, Model, Pass};
 use policy::network::{self, Network, Parameters, image_from_f32, require_grad_of};
 use policy::router::Routing;
 use serde::{Deserialize, Serialize};
@@ -94,6 +94,7 @@ pub struct Learner {
     /// The same values, as leaves that gather gradients.
     network: Network,
     image: Arc<Image>,
+    arithmetic: Arithmetic,
     /// The id that says "show nothing".
     decline: Option<u32>,
     /// None: all weights are trained.
@@ -114,9 +115,15 @@ struct Pending {
 }
 
 impl Learner {
-    /// Starts from a version: the master is its published values, the optimiser is fresh.
+    /// As [`with_arithmetic`](Self::with_arithmetic), in f32 on one thread.
     pub fn from_image(image: Arc<Image>) -> anyhow::Result<Self> {
-        let mut learner = Self::build(image, None, Parameters::new())?;
+        Self::with_arithmetic(image, Arithmetic::default())
+    }
+
+    /// Starts from a version: the master is its published values, the optimiser is fresh. The precision is the one that is
+    /// sampled with; gradients have it too, their sums are f32.
+    pub fn with_arithmetic(image: Arc<Image>, arithmetic: Arithmetic) -> anyhow::Result<Self> {
+        let mut learner = Self::build(image, arithmetic, None, Parameters::new())?;
         learner.master = learner
             .network
             .parameters()
@@ -128,28 +135,44 @@ impl Learner {
     }
 
     /// Starts a new adapter of version `serial`: its weights stay, and what is trained is added to them.
-    pub fn with_lora(image: Arc<Image>, serial: i64, config: &policy::lora::Config, seed: u64) -> anyhow::Result<Self> {
+    pub fn with_lora(
+        image: Arc<Image>,
+        arithmetic: Arithmetic,
+        serial: i64,
+        config: &policy::lora::Config,
+        seed: u64,
+    ) -> anyhow::Result<Self> {
         let fresh = Lora::fresh(Arc::clone(&image), serial, config, seed)?;
-        Self::adapting(image, fresh)
+        Self::adapting(image, arithmetic, fresh)
     }
 
-    fn adapting(image: Arc<Image>, (lora, factors): (Lora, Parameters)) -> anyhow::Result<Self> {
-        Self::build(image, Some(lora), factors)
+    fn adapting(
+        image: Arc<Image>,
+        arithmetic: Arithmetic,
+        (lora, factors): (Lora, Parameters),
+    ) -> anyhow::Result<Self> {
+        Self::build(image, arithmetic, Some(lora), factors)
     }
 
-    fn build(image: Arc<Image>, lora: Option<Lora>, master: Parameters) -> anyhow::Result<Self> {
-        let model = Model::from_image(&image).context("build the model of the head")?;
+    fn build(
+        image: Arc<Image>,
+        arithmetic: Arithmetic,
+        lora: Option<Lora>,
+        master: Parameters,
+    ) -> anyhow::Result<Self> {
+        let model = Model::with_arithmetic(&image, &arithmetic).context("build the model of the head")?;
         model.prove_exact_once();
         let network = Network::from_image(&image).context("build the network of the head")?;
         let trained = |name: &str| lora.as_ref().is_none_or(|lora| lora.adapts(name));
         let leaves = require_grad_of(network.parameters(), trained);
-        let network = Network::from_parameters(network.config().clone(), leaves)?;
+        let network = Network::from_parameters(network.config().clone(), leaves)?.with_compute(arithmetic.compute);
         let vocabulary = network.config().vocab_size;
         let decline = policy::tokenizer::decline_id(&image).context("read the decline token")?;
         Ok(Learner {
             model,
             network,
             image,
+            arithmetic,
             decline: decline.filter(|&id| i64::from(id) < vocabulary),
             optimiser: AdamW::new(&master),
             lora,
@@ -248,7 +271,7 @@ impl Learner {
         }
         let image = Arc::new(self.published(&master)?);
         let guarding = Instant::now();
-        let model = Model::from_image(&image).context("build the model of the new weights")?;
+        let model = Model::with_arithmetic(&image, &self.arithmetic).context("build the model of the new weights")?;
         metrics.kl = divergence(&model, &sums.watched)?;
         metrics.guard_seconds = guarding.elapsed().as_secs_f64();
         if let Err(breach) = limits.after_update(metrics.kl) {

@@ -17,7 +17,8 @@ pub struct Options {
     pub image_every: i64,
     /// Checkpoints kept per run, newest first; default 2.
     pub checkpoints_kept: i64,
-    /// Threads of libtorch per learner; default 1. More helps on an idle machine and hurts badly beside busy processes.
+    /// Threads of the forward pass, shared by all learners, and of libtorch per learner; default 1. Libtorch's help on an idle
+    /// machine and hurt badly beside busy processes.
     pub threads: u16,
     /// How long to sleep when there is nothing to do, milliseconds; default 200. Trajectories that close end the sleep.
     pub poll_ms: u64,

@@ -157,18 +157,18 @@ impl<'a> Session<'a> {
             .image(self.head)
             .await
             .with_context(|| format!("materialise version {}", self.head))?;
+        let arithmetic = self.trainer.arithmetic.clone();
         self.random = None;
         self.coming = Coming::new();
         let restored = match self.checkpoint().await {
             Ok(None) => false,
             Ok(Some((checkpoint, base))) => {
                 let random = checkpoint.random;
-                let image = image.clone();
+                let (image, arithmetic) = (image.clone(), arithmetic.clone());
                 let restored = match self.trains_as(&checkpoint) {
                     true => {
-                        self.learner
-                            .load(move || Learner::restore(image, &checkpoint, base))
-                            .await
+                        let restore = move || Learner::restore(image, arithmetic, &checkpoint, base);
+                        self.learner.load(restore).await
                     }
                     false => Err(anyhow!("it was made with other settings of `lora`")),
                 };
@@ -182,8 +182,8 @@ impl<'a> Session<'a> {
         if !restored {
             let (adaptation, head) = (self.adaptation.clone(), self.head);
             let fresh = move || match adaptation {
-                None => Learner::from_image(image),
-                Some(Adaptation { config, seed }) => Learner::with_lora(image, head, &config, seed),
+                None => Learner::with_arithmetic(image, arithmetic),
+                Some(Adaptation { config, seed }) => Learner::with_lora(image, arithmetic, head, &config, seed),
             };
             self.learner.load(fresh).await?;
         }

@@ -177,7 +177,14 @@ fn save(image: &Image, shelf: &Shelf) {
 
 fn save_adapter(base: &Image, config: &Config, name: &str) {
     let shelf = Shelf::new(name);
-    let mut learner = Learner::with_lora(Arc::new(base.clone()), 1, config, 7).unwrap();
+    let mut learner = Learner::with_lora(
+        Arc::new(base.clone()),
+        policy::model::Arithmetic::default(),
+        1,
+        config,
+        7,
+    )
+    .unwrap();
     train(&mut learner, 2e-3);
     save(learner.image(), &shelf);
     base.write_dir(&shelf.root.join("base")).unwrap();

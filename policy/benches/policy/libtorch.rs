@@ -1,9 +1,9 @@
-//! The baseline: the same network in plain libtorch f32, with a cache of keys and values, as one would write it in PyTorch.
+//! The baseline: the same network in plain libtorch, f32 or bf16 throughout, with a cache of keys and values, as one would write it in PyTorch.
 //! Its sums are libtorch's, in whatever order it likes. Dense models without biases only: what the bench runs.
 
 use policy::config::ModelConfig;
 use policy::network::Parameters;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 pub struct Plain {
     config: ModelConfig,
@@ -32,8 +32,10 @@ struct Weights {
 }
 
 impl Plain {
+    /// `parameters` are of one kind, which is the kind of everything.
     pub fn new(config: &ModelConfig, parameters: &Parameters, slots: i64, context: i64) -> Self {
         let get = |name: &str| parameters[name].shallow_clone();
+        let kind = get("model.norm.weight").kind();
         let layers = (0..config.num_hidden_layers)
             .map(|layer| {
                 let get = |name: &str| get(&format!("model.layers.{layer}.{name}.weight"));
@@ -56,11 +58,11 @@ impl Plain {
         let (cos, sin) = config.rope.table(config.head_dim, context);
         let table = |values: &[f32]| {
             let half = Tensor::from_slice(values).view([context, config.head_dim / 2]);
-            Tensor::cat(&[&half, &half], 1)
+            Tensor::cat(&[&half, &half], 1).to_kind(kind)
         };
         let shape = [slots, config.num_key_value_heads, context, config.head_dim];
         let cache = || {
-            let zeros = |_| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+            let zeros = |_| Tensor::zeros(shape, (kind, Device::Cpu));
             (0..config.num_hidden_layers).map(zeros).collect::<Vec<_>>()
         };
         Plain {
@@ -94,6 +96,15 @@ impl Plain {
             x = self.rest(w, &x, &a);
         }
         self.project(&x.narrow(1, length - 1, 1))
+    }
+
+    /// The same tokens in all of the first `slots` as in slot 0.
+    pub fn spread(&mut self, slots: i64) {
+        for side in self.keys.iter().chain(&self.values) {
+            for slot in 1..slots {
+                side.get(slot).copy_(&side.get(0));
+            }
+        }
     }
 
     /// One more token for the slots `0..tokens.len()`, which all hold `held` tokens.

@@ -6,89 +6,180 @@
 
 use super::matrix::ZEROS;
 use super::tile::{ROWS_MAX, Tile, side_by_side};
-use super::{Isa, PANEL, softmax};
+use super::{Compute, Isa, PANEL, Terms, bf16, softmax};
 
-/// Keys and values of one key-value head of one sequence, f32.
+/// Keys and values of one key-value head of one sequence.
 #[derive(Debug, Clone)]
 pub struct Keys {
-    /// `[⌈capacity/32⌉][key_width][32]`.
-    k: Vec<f32>,
-    /// `[⌈value_width/32⌉][capacity][32]`.
-    v: Vec<f32>,
+    panels: Panels,
+    shape: Shape,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Shape {
     key_width: usize,
     value_width: usize,
     /// In positions, a multiple of 32.
     capacity: usize,
 }
 
+#[derive(Debug, Clone)]
+enum Panels {
+    F32(Sides<f32>),
+    /// Two bf16 each: of a key two columns, of a value two positions.
+    Pairs(Sides<u32>),
+}
+
+#[derive(Debug, Clone)]
+struct Sides<T> {
+    /// `[⌈capacity/32⌉][key_width][32]`; of pairs half as many columns.
+    k: Vec<T>,
+    /// `[⌈value_width/32⌉][capacity][32]`; of pairs half as many positions.
+    v: Vec<T>,
+}
+
+impl<T: Terms> Sides<T> {
+    fn new(shape: Shape) -> Self {
+        Sides {
+            k: vec![T::default(); shape.capacity * shape.key_width.div_ceil(T::TERMS)],
+            v: vec![T::default(); shape.capacity / T::TERMS * shape.value_width.next_multiple_of(PANEL)],
+        }
+    }
+
+    fn copy_from(&mut self, shape: Shape, other: &Self, other_capacity: usize, positions: usize) {
+        let keys = positions.next_multiple_of(PANEL) * shape.key_width.div_ceil(T::TERMS);
+        self.k[..keys].copy_from_slice(&other.k[..keys]);
+        let values = positions.div_ceil(T::TERMS) * PANEL;
+        for panel in 0..shape.value_width.div_ceil(PANEL) {
+            let start = |capacity: usize| panel * (capacity / T::TERMS) * PANEL;
+            self.v[start(shape.capacity)..][..values].copy_from_slice(&other.v[start(other_capacity)..][..values]);
+        }
+    }
+}
+
 impl Keys {
     /// Room for `positions`, zeroed.
-    pub fn new(positions: usize, key_width: usize, value_width: usize) -> Self {
-        let capacity = positions.next_multiple_of(PANEL);
-        Keys {
-            k: vec![0.0; capacity * key_width],
-            v: vec![0.0; capacity * value_width.next_multiple_of(PANEL)],
+    pub fn new(positions: usize, key_width: usize, value_width: usize, compute: Compute) -> Self {
+        let shape = Shape {
             key_width,
             value_width,
-            capacity,
+            capacity: positions.next_multiple_of(PANEL),
+        };
+        Keys {
+            panels: match compute {
+                Compute::F32 => Panels::F32(Sides::new(shape)),
+                Compute::Bf16 => Panels::Pairs(Sides::new(shape)),
+            },
+            shape,
         }
     }
 
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.shape.capacity
     }
 
     pub fn bytes(&self) -> usize {
-        (self.k.len() + self.v.len()) * 4
+        match &self.panels {
+            Panels::F32(sides) => (sides.k.len() + sides.v.len()) * 4,
+            Panels::Pairs(sides) => (sides.k.len() + sides.v.len()) * 4,
+        }
     }
 
-    /// Writes one position. Both slices have their widths; `position` is below the capacity.
+    /// Writes one position. Both slices have their widths; `position` is below the capacity, and what is before it has been
+    /// written.
     pub fn write(&mut self, position: usize, key: &[f32], value: &[f32]) {
-        let at = position / PANEL * PANEL * self.key_width + position % PANEL;
-        for (into, &x) in self.k[at..].iter_mut().step_by(PANEL).zip(key) {
-            *into = x;
-        }
-        for (panel, values) in value.chunks(PANEL).enumerate() {
-            self.v[(panel * self.capacity + position) * PANEL..][..values.len()].copy_from_slice(values);
+        let Shape {
+            key_width, capacity, ..
+        } = self.shape;
+        let (panel, column) = (position / PANEL, position % PANEL);
+        match &mut self.panels {
+            Panels::F32(sides) => {
+                let at = panel * PANEL * key_width + column;
+                for (into, &x) in sides.k[at..].iter_mut().step_by(PANEL).zip(key) {
+                    *into = x;
+                }
+                for (panel, values) in value.chunks(PANEL).enumerate() {
+                    sides.v[(panel * capacity + position) * PANEL..][..values.len()].copy_from_slice(values);
+                }
+            }
+            Panels::Pairs(sides) => {
+                let at = panel * PANEL * key_width.div_ceil(2) + column;
+                for (into, x) in sides.k[at..].iter_mut().step_by(PANEL).zip(key.chunks(2)) {
+                    *into = bf16(x[0]) | x.get(1).map_or(0, |&x| bf16(x) << 16);
+                }
+                for (panel, values) in value.chunks(PANEL).enumerate() {
+                    let at = (panel * capacity + position) / 2 * PANEL;
+                    for (into, &x) in sides.v[at..].iter_mut().zip(values) {
+                        // the next position is 0 until it is written: what a sequence that was here before left is not
+                        *into = match position % 2 {
+                            0 => bf16(x),
+                            _ => *into & 0xffff | bf16(x) << 16,
+                        };
+                    }
+                }
+            }
         }
     }
 
-    /// Takes over the first `positions` of another of the same shape.
+    /// Takes over the first `positions` of another of the same shape, whatever its capacity.
     pub fn copy_from(&mut self, other: &Keys, positions: usize) {
-        let keys = positions.next_multiple_of(PANEL) * self.key_width;
-        self.k[..keys].copy_from_slice(&other.k[..keys]);
-        for panel in 0..self.value_width.div_ceil(PANEL) {
-            let (into, from) = (panel * self.capacity * PANEL, panel * other.capacity * PANEL);
-            self.v[into..][..positions * PANEL].copy_from_slice(&other.v[from..][..positions * PANEL]);
+        let (shape, capacity) = (self.shape, other.shape.capacity);
+        match (&mut self.panels, &other.panels) {
+            (Panels::F32(sides), Panels::F32(others)) => sides.copy_from(shape, others, capacity, positions),
+            (Panels::Pairs(sides), Panels::Pairs(others)) => sides.copy_from(shape, others, capacity, positions),
+            _ => {}
         }
     }
 }
 
 /// Queries `from..from + count` of `heads` heads that share these keys, each looking at itself and what is before it, at most
 /// `window` positions. Their keys and values have been written.
-///
-/// Head h of query i is at `q[i · q_stride + h · key_width ..]`, its result goes to `out[i · out_stride + h · value_width ..]`.
-/// Scores are multiplied by `scale` before the softmax.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "two strided arrays and a range; a struct would be used once"
-)]
-pub fn attend(
+#[derive(Debug, Clone, Copy)]
+pub struct Queries<'a> {
+    pub heads: usize,
+    pub from: usize,
+    pub count: usize,
+    pub window: Option<usize>,
+    /// Scores are multiplied by it before the softmax.
+    pub scale: f32,
+    /// Head h of query i is at `q[i · q_stride + h · key_width ..]`.
+    pub q: &'a [f32],
+    pub q_stride: usize,
+}
+
+/// The result of head h of query i goes to `out[i · out_stride + h · value_width ..]`.
+pub fn attend(isa: Isa, keys: &Keys, queries: &Queries<'_>, out: &mut [f32], out_stride: usize) {
+    assert!(
+        queries.from + queries.count <= keys.shape.capacity,
+        "positions beyond the room for keys"
+    );
+    match &keys.panels {
+        Panels::F32(sides) => attend_to(isa, sides, keys.shape, queries, out, out_stride),
+        Panels::Pairs(sides) => attend_to(isa, sides, keys.shape, queries, out, out_stride),
+    }
+}
+
+fn attend_to<T: Terms>(
     isa: Isa,
-    keys: &Keys,
-    heads: usize,
-    from: usize,
-    count: usize,
-    window: Option<usize>,
-    scale: f32,
-    q: &[f32],
-    q_stride: usize,
+    sides: &Sides<T>,
+    shape: Shape,
+    queries: &Queries<'_>,
     out: &mut [f32],
     out_stride: usize,
 ) {
-    assert!(from + count <= keys.capacity, "positions beyond the room for keys");
-    let (key_width, value_width) = (keys.key_width, keys.value_width);
-    let mut queries = vec![0f32; ROWS_MAX * key_width];
+    let &Queries {
+        heads,
+        from,
+        count,
+        window,
+        scale,
+        q,
+        q_stride,
+    } = queries;
+    let (key_width, value_width) = (shape.key_width, shape.value_width);
+    let key_terms = key_width.div_ceil(T::TERMS);
+    let mut scaled = vec![0f32; ROWS_MAX * key_width];
+    let (mut scaled_room, mut scores_room) = (Vec::new(), Vec::new());
     let mut scores = Vec::new();
     let mut values = vec![0f32; ROWS_MAX * PANEL];
     // rows of a block: consecutive (query, head) pairs
@@ -102,7 +193,7 @@ pub fn attend(
         let reach = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
         let start = reach(first) / PANEL * PANEL;
         let columns = end.next_multiple_of(PANEL) - start;
-        for (row, into) in queries.chunks_exact_mut(key_width).take(rows).enumerate() {
+        for (row, into) in scaled.chunks_exact_mut(key_width).take(rows).enumerate() {
             let (query, head) = place(row);
             for (into, x) in into
                 .iter_mut()
@@ -111,6 +202,7 @@ pub fn attend(
                 *into = x * scale;
             }
         }
+        let x = T::inputs(isa, &scaled[..rows * key_width], key_width, &mut scaled_room);
         scores.clear();
         scores.resize(rows * columns, 0f32);
         let mut panel = 0;
@@ -119,11 +211,11 @@ pub fn attend(
             let tile = Tile {
                 rows,
                 panels,
-                k: key_width,
-                x: &queries,
-                x_stride: key_width,
-                w: &keys.k[(start + panel * PANEL) * key_width..],
-                w_stride: key_width * PANEL,
+                k: key_terms,
+                x,
+                x_stride: key_terms,
+                w: &sides.k[(start + panel * PANEL) * key_terms..],
+                w_stride: key_terms * PANEL,
                 start: Some(&ZEROS),
                 y: &mut scores[panel * PANEL..],
                 y_stride: columns,
@@ -139,6 +231,7 @@ pub fn attend(
             scores[high..].fill(0.0);
             sums[row] = softmax(isa, &mut scores[..high]);
         }
+        let x = T::inputs(isa, &scores, columns, &mut scores_room);
         let value_panels = value_width.div_ceil(PANEL);
         let mut panel = 0;
         while panel < value_panels {
@@ -146,11 +239,11 @@ pub fn attend(
             let tile = Tile {
                 rows,
                 panels,
-                k: end - start,
-                x: &scores,
-                x_stride: columns,
-                w: &keys.v[(panel * keys.capacity + start) * PANEL..],
-                w_stride: keys.capacity * PANEL,
+                k: (end - start).div_ceil(T::TERMS),
+                x,
+                x_stride: columns / T::TERMS,
+                w: &sides.v[(panel * shape.capacity + start) / T::TERMS * PANEL..],
+                w_stride: shape.capacity / T::TERMS * PANEL,
                 start: Some(&ZEROS),
                 y: &mut values,
                 y_stride: panels * PANEL,

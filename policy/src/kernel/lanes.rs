@@ -28,7 +28,7 @@ macro_rules! for_each_isa {
             match isa {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `Isa::available` names AVX-512 only where the machine has it.
-                Isa::Avx512 => unsafe { avx512($($arg),*) },
+                Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `Isa::available` names AVX2 only where the machine has it, with FMA.
                 Isa::Avx2 => unsafe { avx2($($arg),*) },
@@ -156,6 +156,36 @@ for_each_isa! {
         let (low, high) = x.split_at_mut(cos.len());
         for (((a, b), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
             (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}
+
+/// The nearest bf16, ties to even, as bits. Subnormals become 0: products of pairs take them for that.
+#[inline(always)]
+pub fn bf16(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let magnitude = bits & 0x7fff_ffff;
+    if magnitude > 0x7f80_0000 {
+        0x7fc0
+    } else if magnitude < 0x0080_0000 {
+        bits >> 16 & 0x8000
+    } else {
+        rounded
+    }
+}
+
+for_each_isa! {
+    /// Rows of `width` values as pairs of bf16, a row that is odd ending with a 0. `pairs` has them all.
+    pub fn round_pairs(x: &[f32], width: usize, pairs: &mut [u32]) {
+        for (x, pairs) in x.chunks_exact(width).zip(pairs.chunks_exact_mut(width.div_ceil(2))) {
+            let mut two = x.chunks_exact(2);
+            for (pair, x) in pairs.iter_mut().zip(&mut two) {
+                *pair = bf16(x[0]) | bf16(x[1]) << 16;
+            }
+            if let ([x], Some(last)) = (two.remainder(), pairs.last_mut()) {
+                *last = bf16(*x);
+            }
         }
     }
 }

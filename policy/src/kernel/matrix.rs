@@ -1,20 +1,28 @@
 //! A weight matrix, packed for products that stream it once.
 
 use super::tile::{ROWS_MAX, Tile, Weight, side_by_side};
-use super::{Isa, PANEL};
+use super::{Compute, Isa, PANEL, Terms, Threads};
 
 /// Terms of a sum that are added before the next rows are taken up: a panel of so many weights stays in the first cache.
 const DEPTH: usize = 384;
 /// Rows that share a pass over the weights of that depth.
 const ROWS: usize = 8 * ROWS_MAX;
 
-/// Weights `[outputs, inputs]` in panels of 32 outputs, `[⌈outputs/32⌉][inputs][32]`, the last one padded with zeros; bf16
-/// where every value is one (half the bytes to read), else f32.
+/// Weights `[outputs, inputs]` in panels of 32 outputs, `[⌈outputs/32⌉][inputs][32]`, the last one padded with zeros.
 #[derive(Debug, Clone)]
 pub struct Matrix {
     outputs: usize,
     inputs: usize,
-    elements: Element,
+    packed: Packed,
+}
+
+#[derive(Debug, Clone)]
+enum Packed {
+    F32(Vec<f32>),
+    /// The bits of bf16: half the bytes to read.
+    Bf16(Vec<u16>),
+    /// Two of them for products of bf16, `[⌈outputs/32⌉][⌈inputs/2⌉][32]`: the even input's in the lower half.
+    Pairs(Vec<u32>),
 }
 
 /// One value per output, padded for the last panel.
@@ -39,7 +47,7 @@ impl Vector {
     }
 }
 
-/// Values of a matrix, row-major or packed.
+/// Values of a matrix, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Element {
     F32(Vec<f32>),
@@ -48,19 +56,30 @@ pub enum Element {
 }
 
 impl Matrix {
-    /// Packs row-major `[outputs, inputs]`.
+    /// Packs row-major `[outputs, inputs]`. With [`Compute::F32`] bf16 stays what it is; with [`Compute::Bf16`] everything
+    /// becomes it.
     ///
     /// # Panics
     /// When the length does not fit: it is checked where an image is read.
-    pub fn pack(values: &Element, outputs: usize, inputs: usize) -> Self {
-        let elements = match values {
-            Element::F32(values) => Element::F32(panels(values, outputs, inputs)),
-            Element::Bf16(values) => Element::Bf16(panels(values, outputs, inputs)),
+    pub fn pack(values: &Element, outputs: usize, inputs: usize, compute: Compute) -> Self {
+        let packed = match (compute, values) {
+            (Compute::F32, Element::F32(values)) => Packed::F32(panels(values, outputs, inputs)),
+            (Compute::F32, Element::Bf16(values)) => Packed::Bf16(panels(values, outputs, inputs)),
+            (Compute::Bf16, values) => {
+                let bits: Vec<u32> = match values {
+                    Element::F32(values) => values.iter().map(|&value| super::bf16(value)).collect(),
+                    Element::Bf16(values) => values.iter().map(|&bits| super::bf16(widen(bits))).collect(),
+                };
+                let rows = bits.chunks_exact(inputs.max(1));
+                let pair = |two: &[u32]| two[0] | two.get(1).map_or(0, |high| high << 16);
+                let pairs: Vec<u32> = rows.flat_map(|row| row.chunks(2).map(pair)).collect();
+                Packed::Pairs(panels(&pairs, outputs, inputs.div_ceil(2)))
+            }
         };
         Matrix {
             outputs,
             inputs,
-            elements,
+            packed,
         }
     }
 
@@ -74,24 +93,33 @@ impl Matrix {
 
     /// Bytes that a product has to read.
     pub fn bytes(&self) -> usize {
-        match &self.elements {
-            Element::F32(values) => values.len() * 4,
-            Element::Bf16(values) => values.len() * 2,
+        match &self.packed {
+            Packed::F32(values) => values.len() * 4,
+            Packed::Bf16(values) => values.len() * 2,
+            Packed::Pairs(values) => values.len() * 4,
         }
     }
 
     /// The weights of one output, as an embedding reads them. `output < outputs`.
     pub fn row(&self, output: usize, into: &mut [f32]) {
-        let from = (output / PANEL) * PANEL * self.inputs + output % PANEL;
-        match &self.elements {
-            Element::F32(values) => {
-                for (into, value) in into.iter_mut().zip(values[from..].iter().step_by(PANEL)) {
+        let from = |inputs: usize| (output / PANEL) * PANEL * inputs + output % PANEL;
+        match &self.packed {
+            Packed::F32(values) => {
+                for (into, value) in into.iter_mut().zip(values[from(self.inputs)..].iter().step_by(PANEL)) {
                     *into = *value;
                 }
             }
-            Element::Bf16(values) => {
-                for (into, value) in into.iter_mut().zip(values[from..].iter().step_by(PANEL)) {
-                    *into = f32::from_bits(u32::from(*value) << 16);
+            Packed::Bf16(values) => {
+                for (into, value) in into.iter_mut().zip(values[from(self.inputs)..].iter().step_by(PANEL)) {
+                    *into = widen(*value);
+                }
+            }
+            Packed::Pairs(values) => {
+                let pairs = values[from(self.inputs.div_ceil(2))..].iter().step_by(PANEL);
+                for (into, pair) in into.chunks_mut(2).zip(pairs) {
+                    for (into, bits) in into.iter_mut().zip([pair << 16, pair & 0xffff_0000]) {
+                        *into = f32::from_bits(bits);
+                    }
                 }
             }
         }
@@ -99,7 +127,7 @@ impl Matrix {
 
     /// `y[r] = bias + W x[r]` for every row: x `[rows, inputs]`, y `[rows, outputs]`, both dense. Without a bias sums start
     /// at 0.
-    pub fn multiply(&self, isa: Isa, x: &[f32], bias: Option<&Vector>, y: &mut [f32]) {
+    pub fn multiply(&self, isa: Isa, threads: &Threads, x: &[f32], bias: Option<&Vector>, y: &mut [f32]) {
         let rows = x.len() / self.inputs.max(1);
         assert_eq!(x.len(), rows * self.inputs, "x is whole rows of {} inputs", self.inputs);
         assert_eq!(
@@ -110,11 +138,61 @@ impl Matrix {
         );
         assert!(bias.is_none_or(|bias| bias.len == self.outputs), "one bias per output");
         let bias = bias.map(|bias| bias.padded.as_slice());
-        match &self.elements {
-            Element::F32(w) => product(isa, w, bias, self.inputs, x, y, self.outputs),
-            Element::Bf16(w) => product(isa, w, bias, self.inputs, x, y, self.outputs),
+        match &self.packed {
+            Packed::F32(w) => self.shared(isa, threads, w, bias, x, y),
+            Packed::Bf16(w) => self.shared(isa, threads, w, bias, x, y),
+            Packed::Pairs(w) => self.shared(isa, threads, w, bias, x, y),
         }
     }
+
+    /// Many rows are cut into shares of rows, few into shares of panels.
+    fn shared<W: Terms>(&self, isa: Isa, threads: &Threads, w: &[W], bias: Option<&[f32]>, x: &[f32], y: &mut [f32]) {
+        let (outputs, inputs) = (self.outputs, self.inputs.div_ceil(W::TERMS));
+        let mut rounded = Vec::new();
+        let x = W::inputs(isa, x, self.inputs, &mut rounded);
+        let rows = y.len() / outputs.max(1);
+        let panels = outputs.div_ceil(PANEL);
+        let parts = threads.parts(rows * inputs * outputs);
+        if parts == 1 || rows * panels <= 1 {
+            product(isa, w, bias, inputs, x, y, outputs);
+            return;
+        }
+        if rows >= threads.count() * ROWS {
+            let share = rows.div_ceil(parts).next_multiple_of(ROWS_MAX);
+            let jobs = x.chunks(share * inputs).zip(y.chunks_mut(share * outputs)).collect();
+            threads.each(jobs, |(x, y): (&[W::Input], &mut [f32])| {
+                product(isa, w, bias, inputs, x, y, outputs);
+            });
+            return;
+        }
+        let share = panels.div_ceil(parts);
+        let of_panels = |part: usize, y: &mut [f32]| {
+            let first = part * share * PANEL;
+            let bias = bias.map(|bias| &bias[first..]);
+            product(isa, &w[first * inputs..], bias, inputs, x, y, y.len() / rows);
+        };
+        if rows == 1 {
+            let jobs = y.chunks_mut(share * PANEL).enumerate().collect();
+            threads.each(jobs, |(part, y): (usize, &mut [f32])| of_panels(part, y));
+            return;
+        }
+        // the rows of a share do not lie together in y
+        let width = |part: usize| (share * PANEL).min(outputs - part * share * PANEL);
+        let mut results: Vec<Vec<f32>> = (0..panels.div_ceil(share))
+            .map(|part| vec![0.0; rows * width(part)])
+            .collect();
+        let jobs = results.iter_mut().enumerate().collect();
+        threads.each(jobs, |(part, y): (usize, &mut Vec<f32>)| of_panels(part, y));
+        for (part, result) in results.iter().enumerate() {
+            for (y, result) in y.chunks_exact_mut(outputs).zip(result.chunks_exact(width(part))) {
+                y[part * share * PANEL..][..result.len()].copy_from_slice(result);
+            }
+        }
+    }
+}
+
+fn widen(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
 }
 
 fn panels<T: Copy + Default>(values: &[T], outputs: usize, inputs: usize) -> Vec<T> {
@@ -143,13 +221,17 @@ fn product<W: Weight>(
     w: &[W],
     bias: Option<&[f32]>,
     inputs: usize,
-    x: &[f32],
+    x: &[W::Input],
     y: &mut [f32],
     outputs: usize,
 ) {
-    let rows = x.len() / inputs.max(1);
+    let rows = y.len() / outputs.max(1);
     // few rows read the weights once and keep their sums in registers
-    let depth_max = if rows <= ROWS_MAX { inputs.max(1) } else { DEPTH };
+    let depth_max = if rows <= ROWS_MAX {
+        inputs.max(1)
+    } else {
+        DEPTH / W::TERMS
+    };
     let whole = outputs / PANEL;
     let mut last = [0f32; ROWS_MAX * PANEL];
     let mut from = 0;

@@ -5,21 +5,39 @@
 //! of the machine's vectors change nothing. Sums along a row (norm, softmax) go through sixteen partial sums whatever the
 //! vector width, `partial[i mod 16]`, added in a fixed tree. `exp` is ours: a polynomial in fused multiply-adds.
 //!
-//! What runs is chosen once, at run time: AVX-512, AVX2 with FMA, or portable Rust. Knows slices only: no tensors, no names.
+//! With [`Compute::Bf16`] both factors of a term are bf16, and the chain adds the odd k of a pair before the even one: the
+//! order of the machine's own instruction, which computes twice as many terms.
+//!
+//! What runs is chosen once, at run time: AVX-512 (with or without that instruction), AVX2 with FMA, or portable Rust. Knows
+//! slices only: no tensors, no names.
 
 mod attention;
 mod lanes;
 mod matrix;
+mod threads;
 mod tile;
 
-pub use attention::{Keys, attend};
-pub use lanes::{add, add_scaled, exp, rms_norm, rotate, softmax, swiglu};
+pub use attention::{Keys, Queries, attend};
+pub use lanes::{add, add_scaled, bf16, exp, rms_norm, rotate, round_pairs, softmax, swiglu};
 pub use matrix::{Element, Matrix, Vector};
+pub use threads::{NotStarted, Threads};
 
+use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
+use tile::Weight;
 
 /// Outputs that are computed side by side: the width of a panel of packed weights.
 pub(crate) const PANEL: usize = 32;
+
+/// In which precision the factors of a matrix product are; sums are f32 in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compute {
+    #[default]
+    F32,
+    /// Both rounded to bf16 where they are not.
+    Bf16,
+}
 
 /// Which instructions compute. All of them give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,10 +45,39 @@ pub enum Isa {
     Portable,
     Avx2,
     Avx512,
+    /// With AVX512-BF16, for products of bf16.
+    Avx512Bf16,
+}
+
+/// Weights, and the rows of f32 that they are multiplied with.
+trait Terms: Weight {
+    /// Rows of `width` values as the inputs of a product; `room` holds them where they have to be rounded.
+    fn inputs<'a>(isa: Isa, x: &'a [f32], width: usize, room: &'a mut Vec<Self::Input>) -> &'a [Self::Input];
+}
+
+macro_rules! as_they_are {
+    ($weight:ty) => {
+        impl Terms for $weight {
+            fn inputs<'a>(_: Isa, x: &'a [f32], _: usize, _: &'a mut Vec<f32>) -> &'a [f32] {
+                x
+            }
+        }
+    };
+}
+
+as_they_are!(f32);
+as_they_are!(u16);
+
+impl Terms for u32 {
+    fn inputs<'a>(isa: Isa, x: &'a [f32], width: usize, room: &'a mut Vec<u32>) -> &'a [u32] {
+        room.resize(x.len() / width.max(1) * width.div_ceil(2), 0);
+        round_pairs(isa, x, width.max(1), room);
+        room
+    }
 }
 
 impl Isa {
-    /// The fastest that this machine has. `SPRINGTIDE_ISA` (`portable`, `avx2`, `avx512`) asks for less, to compare.
+    /// The fastest that this machine has. `SPRINGTIDE_ISA` (`portable`, `avx2`, `avx512`, `avx512bf16`) asks for less, to compare.
     pub fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
@@ -60,6 +107,9 @@ impl Isa {
                 available.push(Isa::Avx2);
                 if is_x86_feature_detected!("avx512f") {
                     available.push(Isa::Avx512);
+                    if is_x86_feature_detected!("avx512bf16") {
+                        available.push(Isa::Avx512Bf16);
+                    }
                 }
             }
         }

@@ -6,12 +6,33 @@ fn values(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| rng.random_range(-1.0f32..1.0)).collect()
 }
 
-fn bf16(values: &[f32]) -> Vec<u16> {
+fn bf16_bits(values: &[f32]) -> Vec<u16> {
     values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect()
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn wide(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The definition for bf16: the odd k of a pair before the even one, a subnormal sum taken for 0.
+fn chain_of_pairs(w: &[f32], bias: &[f32], inputs: usize, x: &[f32]) -> Vec<f32> {
+    let add = |sum: f32, x: f32, w: f32| {
+        let sum = x.mul_add(w, sum);
+        if sum.is_subnormal() { 0.0f32.copysign(sum) } else { sum }
+    };
+    let dot = |x: &[f32], w: &[f32], bias: f32| {
+        x.chunks(2).zip(w.chunks(2)).fold(bias, |sum, (x, w)| match (x, w) {
+            ([x0, x1], [w0, w1]) => add(add(sum, *x1, *w1), *x0, *w0),
+            _ => add(sum, x[0], w[0]),
+        })
+    };
+    x.chunks_exact(inputs)
+        .flat_map(|x| w.chunks_exact(inputs).zip(bias).map(|(w, &bias)| dot(x, w, bias)))
+        .collect()
 }
 
 /// The definition: one chain per output, from the bias on.
@@ -24,22 +45,34 @@ fn chain(w: &[f32], bias: &[f32], inputs: usize, x: &[f32]) -> Vec<f32> {
         .collect()
 }
 
+/// Sizes around the panel of 32, the block of 12 rows, the 96 rows of a pass, the depth of 384, and odd ones.
+const SIZES: [(usize, usize); 5] = [(1, 1), (31, 7), (32, 64), (70, 385), (200, 800)];
+const ROWS: [usize; 10] = [0, 1, 2, 3, 5, 12, 13, 16, 97, 110];
+
 #[test]
 fn a_product_is_the_chain_that_its_definition_says_on_every_instruction_set() {
-    // sizes around the panel of 32, the block of 12 rows, the 96 rows of a pass and the depth of 384
-    for (outputs, inputs) in [(1, 1), (31, 7), (32, 64), (70, 385), (200, 800)] {
-        let w = bf16(&values(outputs * inputs, 1));
-        let wide: Vec<f32> = w.iter().map(|&w| f32::from_bits(u32::from(w) << 16)).collect();
+    for (outputs, inputs) in SIZES {
+        let w = bf16_bits(&values(outputs * inputs, 1));
+        let wide: Vec<f32> = w.iter().map(|&w| wide(w)).collect();
         let bias = values(outputs, 2);
-        for rows in [0, 1, 2, 3, 5, 12, 13, 16, 97, 110] {
+        for rows in ROWS {
             let x = values(rows * inputs, 3);
-            let expected = chain(&wide, &bias, inputs, &x);
-            for packed in [Element::Bf16(w.clone()), Element::F32(wide.clone())] {
-                let matrix = Matrix::pack(&packed, outputs, inputs);
-                for isa in Isa::available() {
-                    let mut y = vec![f32::NAN; rows * outputs];
-                    matrix.multiply(isa, &x, Some(&Vector::new(&bias)), &mut y);
-                    assert_eq!(bits(&y), bits(&expected), "[{outputs}, {inputs}] × {rows} on {isa:?}");
+            let x_rounded: Vec<f32> = x.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect();
+            for (compute, expected) in [
+                (Compute::F32, chain(&wide, &bias, inputs, &x)),
+                (Compute::Bf16, chain_of_pairs(&wide, &bias, inputs, &x_rounded)),
+            ] {
+                for values in [Element::Bf16(w.clone()), Element::F32(wide.clone())] {
+                    let matrix = Matrix::pack(&values, outputs, inputs, compute);
+                    for isa in Isa::available() {
+                        let mut y = vec![f32::NAN; rows * outputs];
+                        matrix.multiply(isa, &Threads::ONE, &x, Some(&Vector::new(&bias)), &mut y);
+                        assert_eq!(
+                            bits(&y),
+                            bits(&expected),
+                            "{compute:?} [{outputs}, {inputs}] × {rows} on {isa:?}"
+                        );
+                    }
                 }
             }
         }
@@ -47,13 +80,103 @@ fn a_product_is_the_chain_that_its_definition_says_on_every_instruction_set() {
 }
 
 #[test]
+fn threads_change_no_bit_of_a_product() {
+    let both = [2, 3].map(|count| Threads::new(count).unwrap().eager());
+    for (outputs, inputs) in SIZES {
+        let w = Element::F32(values(outputs * inputs, 1));
+        let bias = Vector::new(&values(outputs, 2));
+        for compute in [Compute::F32, Compute::Bf16] {
+            let matrix = Matrix::pack(&w, outputs, inputs, compute);
+            for rows in ROWS.into_iter().chain([300, 613]) {
+                let x = values(rows * inputs, 3);
+                let run = |threads: &Threads| {
+                    let mut y = vec![f32::NAN; rows * outputs];
+                    matrix.multiply(Isa::best(), threads, &x, Some(&bias), &mut y);
+                    bits(&y)
+                };
+                for threads in &both {
+                    assert_eq!(
+                        run(threads),
+                        run(&Threads::ONE),
+                        "{compute:?} [{outputs}, {inputs}] × {rows} on {} threads",
+                        threads.count()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pairs_underflow_to_zero_and_overflow_to_infinity_alike_on_every_instruction_set() {
+    // every exponent that a bf16 has
+    let (outputs, inputs, rows) = (32, 64, 5);
+    let any = |n: usize, seed: u64| -> Vec<f32> {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let normal = |bits: &u16| (1..255).contains(&(bits >> 7 & 0xff));
+        let bits = std::iter::repeat_with(|| rng.random::<u16>()).filter(normal);
+        bits.take(n).map(wide).collect()
+    };
+    let matrix = Matrix::pack(&Element::F32(any(outputs * inputs, 1)), outputs, inputs, Compute::Bf16);
+    for part in 0..inputs / 2 {
+        // few terms at a time: all together would be infinite
+        let mut x = vec![0.0; rows * inputs];
+        for (row, any) in x.chunks_exact_mut(inputs).zip(any(rows * 2, part as u64).chunks(2)) {
+            row[2 * part..][..2].copy_from_slice(any);
+        }
+        let run = |isa| {
+            let mut y = vec![0.0; rows * outputs];
+            matrix.multiply(isa, &Threads::ONE, &x, None, &mut y);
+            y
+        };
+        let portable = run(Isa::Portable);
+        assert!(portable.iter().all(|y| !y.is_subnormal()));
+        for isa in Isa::available() {
+            assert_eq!(bits(&run(isa)), bits(&portable), "{isa:?}");
+        }
+    }
+}
+
+#[test]
+fn bf16_is_the_nearest_one_and_never_subnormal() {
+    for seed in 0..200_000u32 {
+        let x = f32::from_bits(seed.wrapping_mul(2_654_435_761));
+        let nearest = half::bf16::from_f32(x);
+        let expected = match x.is_subnormal() {
+            true => 0.0f32.copysign(x),
+            false => nearest.to_f32(),
+        };
+        let got = wide(bf16(x) as u16);
+        assert!(
+            got.to_bits() == expected.to_bits() || (got.is_nan() && x.is_nan()),
+            "{x:e}: {got:e}"
+        );
+    }
+    for (x, expected) in [
+        (f32::INFINITY, 0x7f80),
+        (f32::MAX, 0x7f80),
+        (f32::NAN, 0x7fc0),
+        (-0.0, 0x8000),
+    ] {
+        assert_eq!(bf16(x), expected, "{x}");
+    }
+}
+
+#[test]
 fn a_packed_matrix_gives_its_rows_back() {
-    let w = values(70 * 9, 4);
-    let matrix = Matrix::pack(&Element::F32(w.clone()), 70, 9);
-    let mut row = [0.0; 9];
-    for (output, expected) in w.chunks_exact(9).enumerate() {
-        matrix.row(output, &mut row);
-        assert_eq!(bits(&row), bits(expected));
+    for inputs in [9, 16] {
+        let rounded = bf16_bits(&values(70 * inputs, 4));
+        let w: Vec<f32> = rounded.iter().map(|&w| wide(w)).collect();
+        for compute in [Compute::F32, Compute::Bf16] {
+            for values in [Element::F32(w.clone()), Element::Bf16(rounded.clone())] {
+                let matrix = Matrix::pack(&values, 70, inputs, compute);
+                let mut row = vec![0.0; inputs];
+                for (output, expected) in w.chunks_exact(inputs).enumerate() {
+                    matrix.row(output, &mut row);
+                    assert_eq!(bits(&row), bits(expected));
+                }
+            }
+        }
     }
 }
 
@@ -89,7 +212,10 @@ fn what_happens_along_a_row_has_the_same_bits_on_every_instruction_set() {
             let mut added = x.clone();
             add(isa, &mut added, &normed);
             add_scaled(isa, &mut added, &gated, 0.37);
-            bits(&[normed, gated, weights, vec![sum], turned, added].concat())
+            let mut pairs = vec![0; 3 * n.div_ceil(2)];
+            round_pairs(isa, &x, n, &mut pairs);
+            let values = bits(&[normed, gated, weights, vec![sum], turned, added].concat());
+            [values, pairs].concat()
         };
         let portable = run(Isa::Portable);
         for isa in Isa::available() {
@@ -124,47 +250,87 @@ fn attention_in_f64(q: &[f32], k: &[f32], v: &[f32], widths: (usize, usize), win
 #[test]
 fn attention_is_the_formula_and_the_same_bits_however_the_queries_arrive() {
     let n = 75;
-    for (kw, vw, window) in [(8, 8, usize::MAX), (64, 64, usize::MAX), (24, 40, 33), (16, 16, 5)] {
+    for (kw, vw, window) in [
+        (8, 8, usize::MAX),
+        (64, 64, usize::MAX),
+        (24, 40, 33),
+        (16, 16, 5),
+        (7, 9, 20),
+    ] {
         let (q, k, v) = (values(n * kw, 7), values(n * kw, 8), values(n * vw, 9));
         let scale = 1.0 / (kw as f32).sqrt();
-        let run = |isa: Isa, cuts: &[usize]| {
-            let mut keys = Keys::new(n, kw, vw);
-            let mut out = vec![f32::NAN; n * vw];
-            let mut from = 0;
-            for &count in cuts {
-                for i in from..from + count {
-                    keys.write(i, &k[i * kw..][..kw], &v[i * vw..][..vw]);
-                }
-                attend(
-                    isa,
-                    &keys,
-                    1,
-                    from,
-                    count,
-                    Some(window),
-                    scale,
-                    &q[from * kw..],
-                    kw,
-                    &mut out[from * vw..],
-                    vw,
-                );
-                from += count;
-            }
-            out
-        };
-        let whole = run(Isa::Portable, &[n]);
         let truth = attention_in_f64(&q, &k, &v, (kw, vw), window, f64::from(scale));
-        for (a, b) in whole.iter().zip(&truth) {
-            assert!((f64::from(*a) - b).abs() < 1e-6, "{a} against {b}");
-        }
-        for isa in Isa::available() {
-            for cuts in [vec![n], vec![1; n], vec![32, 43], vec![7, 1, 1, 30, 36], vec![74, 1]] {
-                assert_eq!(
-                    bits(&run(isa, &cuts)),
-                    bits(&whole),
-                    "{kw}/{vw} window {window} {cuts:?} on {isa:?}"
-                );
+        for (compute, tolerance) in [(Compute::F32, 1e-6), (Compute::Bf16, 1e-2)] {
+            let run = |isa: Isa, cuts: &[usize]| {
+                // a sequence was here before, and left its keys and values
+                let mut keys = Keys::new(n, kw, vw, compute);
+                for i in 0..n {
+                    keys.write(i, &vec![3.0; kw], &vec![-5.0; vw]);
+                }
+                let mut out = vec![f32::NAN; n * vw];
+                let mut from = 0;
+                for &count in cuts {
+                    for i in from..from + count {
+                        keys.write(i, &k[i * kw..][..kw], &v[i * vw..][..vw]);
+                    }
+                    let queries = Queries {
+                        heads: 1,
+                        from,
+                        count,
+                        window: Some(window),
+                        scale,
+                        q: &q[from * kw..],
+                        q_stride: kw,
+                    };
+                    attend(isa, &keys, &queries, &mut out[from * vw..], vw);
+                    from += count;
+                }
+                out
+            };
+            let whole = run(Isa::Portable, &[n]);
+            for (a, b) in whole.iter().zip(&truth) {
+                assert!((f64::from(*a) - b).abs() < tolerance, "{compute:?}: {a} against {b}");
             }
+            for isa in Isa::available() {
+                for cuts in [vec![n], vec![1; n], vec![32, 43], vec![7, 1, 1, 30, 36], vec![74, 1]] {
+                    assert_eq!(
+                        bits(&run(isa, &cuts)),
+                        bits(&whole),
+                        "{compute:?} {kw}/{vw} window {window} {cuts:?} on {isa:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn copied_keys_go_on_as_their_originals_do() {
+    let (n, width) = (45, 40);
+    let (q, k, v) = (values(width, 7), values(n * width, 8), values(n * width, 9));
+    for compute in [Compute::F32, Compute::Bf16] {
+        for held in [1, 31, 32, 33, 44] {
+            let mut keys = Keys::new(64, width, width, compute);
+            let mut copy = Keys::new(96, width, width, compute);
+            let write = |keys: &mut Keys, i: usize| keys.write(i, &k[i * width..][..width], &v[i * width..][..width]);
+            (0..held).for_each(|i| write(&mut keys, i));
+            copy.copy_from(&keys, held);
+            let run = |keys: &mut Keys| {
+                (held..n).for_each(|i| write(keys, i));
+                let queries = Queries {
+                    heads: 1,
+                    from: n - 1,
+                    count: 1,
+                    window: None,
+                    scale: 0.5,
+                    q: &q,
+                    q_stride: width,
+                };
+                let mut out = vec![0.0; width];
+                attend(Isa::best(), keys, &queries, &mut out, width);
+                bits(&out)
+            };
+            assert_eq!(run(&mut copy), run(&mut keys), "{compute:?}, {held} copied");
         }
     }
 }
@@ -177,25 +343,22 @@ fn heads_that_share_keys_are_heads_of_their_own() {
         values(n * width, 11),
         values(n * width, 12),
     );
-    let mut keys = Keys::new(n, width, width);
+    let mut keys = Keys::new(n, width, width, Compute::F32);
     for i in 0..n {
         keys.write(i, &k[i * width..][..width], &v[i * width..][..width]);
     }
     let run = |heads: usize, q: &[f32], q_stride: usize| {
         let mut out = vec![0.0; n * heads * width];
-        attend(
-            Isa::best(),
-            &keys,
+        let queries = Queries {
             heads,
-            0,
-            n,
-            None,
-            0.5,
+            from: 0,
+            count: n,
+            window: None,
+            scale: 0.5,
             q,
             q_stride,
-            &mut out,
-            heads * width,
-        );
+        };
+        attend(Isa::best(), &keys, &queries, &mut out, heads * width);
         out
     };
     let together = run(heads, &q, heads * width);

@@ -1,7 +1,8 @@
 //! The innermost loops of a matrix product: a few rows by one panel of outputs, for each kind of instruction.
 //!
 //! Every output is one chain of fused multiply-adds over k. The macro writes the same loop for each instruction set; what
-//! differs is how many outputs one register holds.
+//! differs is how many outputs one register holds. Pairs of bf16 are two links of the chain at once: what `VDPBF16PS` does,
+//! and for machines without it the same written out.
 
 #![expect(
     unsafe_code,
@@ -24,15 +25,14 @@ pub(super) fn side_by_side(rows: usize, panels_left: usize) -> usize {
 }
 
 /// One block of work: `y[r][j] = start[r][j] + Σ_k x[r][k] · w[k][j]` for `rows` rows and the panels' outputs.
-#[derive(Debug)]
-pub(super) struct Tile<'a, W> {
+pub(super) struct Tile<'a, W: Weight> {
     /// 1 to [`ROWS_MAX`].
     pub rows: usize,
     /// Panels computed side by side: see [`side_by_side`].
     pub panels: usize,
-    /// Terms of the sum.
+    /// Terms of the sum; with pairs, two each.
     pub k: usize,
-    pub x: &'a [f32],
+    pub x: &'a [W::Input],
     /// Distance between rows of x, in elements; so for y, and between panels of w.
     pub x_stride: usize,
     /// `[panels][k][32]`.
@@ -80,11 +80,11 @@ impl<W: Weight> Tile<'_, W> {
 }
 
 /// A [`Tile`] whose bounds have been checked.
-pub(super) struct Pointers<W> {
+pub(super) struct Pointers<W: Weight> {
     rows: usize,
     panels: usize,
     k: usize,
-    x: *const f32,
+    x: *const W::Input,
     x_stride: usize,
     w: *const W,
     w_stride: usize,
@@ -94,8 +94,32 @@ pub(super) struct Pointers<W> {
     y_stride: usize,
 }
 
-/// A weight as it lies in memory: f32, or the upper half of one.
-pub(super) trait Weight: Copy {
+impl<W: Weight> Pointers<W> {
+    /// The rows from `from` on, at most so many. `from < rows`.
+    ///
+    /// # Safety
+    /// As for [`Weight::run`].
+    unsafe fn rows_from(&self, from: usize, rows_max: usize) -> Self {
+        // SAFETY: a row below `rows` of each is inside what the caller promised.
+        unsafe {
+            Pointers {
+                rows: rows_max.min(self.rows - from),
+                x: self.x.add(from * self.x_stride),
+                start: self.start.add(from * self.start_stride),
+                y: self.y.add(from * self.y_stride),
+                ..*self
+            }
+        }
+    }
+}
+
+/// A weight as it lies in memory: f32, the upper half of one, or two such halves, of k and (in the upper bits) of k + 1.
+pub(super) trait Weight: Copy + Default + Send + Sync {
+    /// What it is multiplied with.
+    type Input: Copy + Default + Send + Sync;
+    /// Terms of a sum in one of them.
+    const TERMS: usize;
+
     /// # Safety
     /// The machine has `isa`, and the pointers are valid for what their counts and strides name.
     unsafe fn run(isa: Isa, tile: &Pointers<Self>);
@@ -123,17 +147,40 @@ macro_rules! by_rows {
     };
 }
 
+/// Pairs written out need registers for both halves of the weights: four rows at a time.
+macro_rules! by_four_rows {
+    ($function:ident, $tile:expr) => {
+        for from in (0..$tile.rows).step_by(4) {
+            let part = $tile.rows_from(from, 4);
+            match (part.rows, part.panels) {
+                (1, 4) => $function::<1, 4>(&part),
+                (1, 2) => $function::<1, 2>(&part),
+                (1, _) => $function::<1, 1>(&part),
+                (2, 2) => $function::<2, 2>(&part),
+                (2, _) => $function::<2, 1>(&part),
+                (3, _) => $function::<3, 1>(&part),
+                _ => $function::<4, 1>(&part),
+            }
+        }
+    };
+}
+
 macro_rules! weight {
-    ($type:ty, $avx512:ident, $avx2:ident, $portable:ident) => {
+    ($type:ty, $input:ty, $terms:literal, $avx512_bf16:ident, $by:ident, $avx512:ident, $avx2:ident, $portable:ident) => {
         impl Weight for $type {
+            type Input = $input;
+            const TERMS: usize = $terms;
+
             unsafe fn run(isa: Isa, tile: &Pointers<Self>) {
                 // SAFETY: the caller's promise, passed on.
                 unsafe {
                     match isa {
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx512 => by_rows!($avx512, tile),
+                        Isa::Avx512Bf16 => by_rows!($avx512_bf16, tile),
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx2 => by_rows!($avx2, tile),
+                        Isa::Avx512 => $by!($avx512, tile),
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx2 => $by!($avx2, tile),
                         _ => $portable(tile),
                     }
                 }
@@ -142,8 +189,18 @@ macro_rules! weight {
     };
 }
 
-weight!(f32, avx512_f32, avx2_f32, portable_f32);
-weight!(u16, avx512_bf16, avx2_bf16, portable_bf16);
+weight!(f32, f32, 1, avx512_f32, by_rows, avx512_f32, avx2_f32, portable_f32);
+weight!(u16, f32, 1, avx512_bf16, by_rows, avx512_bf16, avx2_bf16, portable_bf16);
+weight!(
+    u32,
+    u32,
+    2,
+    avx512_pairs,
+    by_four_rows,
+    avx512_pairs_apart,
+    avx2_pairs,
+    portable_pairs
+);
 
 /// A tile on vectors of `$width` floats, `$at_once` of a panel's at a time: more would not leave the sums in registers.
 #[cfg(target_arch = "x86_64")]
@@ -202,8 +259,9 @@ use x86::*;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{PANEL, Pointers};
+    use super::{EXPONENT, HIGH, PANEL, Pointers};
     use std::arch::x86_64::*;
+    use std::mem::transmute;
 
     tile!(
         avx512_f32,
@@ -254,6 +312,124 @@ mod x86 {
         _mm256_storeu_ps
     );
 
+    tile!(
+        avx512_pairs,
+        "avx512f,avx512bf16",
+        u32,
+        16,
+        2,
+        pairs_16,
+        spread_16,
+        add_pairs,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps
+    );
+    tile!(
+        avx512_pairs_apart,
+        "avx512f",
+        u32,
+        16,
+        2,
+        pairs_16,
+        spread_16,
+        add_pairs_16,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps
+    );
+    tile!(
+        avx2_pairs,
+        "avx2,fma",
+        u32,
+        8,
+        2,
+        pairs_8,
+        spread_8,
+        add_pairs_8,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps
+    );
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn pairs_16(w: *const u32) -> __m512i {
+        // SAFETY: the caller's pointer is valid for 16 pairs.
+        unsafe { _mm512_loadu_si512(w.cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn spread_16(x: u32) -> __m512i {
+        _mm512_set1_epi32(x.cast_signed())
+    }
+
+    /// sum + x₁w₁ + x₀w₀ of sixteen pairs: fused multiply-adds in this order, each rounded to nearest, subnormals taken for 0
+    /// before and after.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn add_pairs(x: __m512i, w: __m512i, sum: __m512) -> __m512 {
+        // SAFETY: both are 64 bytes, and any bits are values.
+        let (x, w) = unsafe { (transmute::<__m512i, __m512bh>(x), transmute::<__m512i, __m512bh>(w)) };
+        _mm512_dpbf16_ps(sum, x, w)
+    }
+
+    /// The same, written out.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn add_pairs_16(x: __m512i, w: __m512i, sum: __m512) -> __m512 {
+        let high = |v: __m512i| _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(HIGH)));
+        let low = |v: __m512i| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v));
+        flush_16(_mm512_fmadd_ps(
+            low(x),
+            low(w),
+            flush_16(_mm512_fmadd_ps(high(x), high(w), sum)),
+        ))
+    }
+
+    /// 0, with its sign, for what is subnormal.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn flush_16(x: __m512) -> __m512 {
+        let bits = _mm512_castps_si512(x);
+        let normal = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(EXPONENT));
+        let sign = _mm512_and_si512(bits, _mm512_set1_epi32(i32::MIN));
+        _mm512_castsi512_ps(_mm512_mask_mov_epi32(sign, normal, bits))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn pairs_8(w: *const u32) -> __m256i {
+        // SAFETY: the caller's pointer is valid for 8 pairs.
+        unsafe { _mm256_loadu_si256(w.cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn spread_8(x: u32) -> __m256i {
+        _mm256_set1_epi32(x.cast_signed())
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn add_pairs_8(x: __m256i, w: __m256i, sum: __m256) -> __m256 {
+        let high = |v: __m256i| _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(HIGH)));
+        let low = |v: __m256i| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v));
+        flush_8(_mm256_fmadd_ps(
+            low(x),
+            low(w),
+            flush_8(_mm256_fmadd_ps(high(x), high(w), sum)),
+        ))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn flush_8(x: __m256) -> __m256 {
+        let bits = _mm256_castps_si256(x);
+        let exponent = _mm256_and_si256(bits, _mm256_set1_epi32(EXPONENT));
+        let tiny = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+        let magnitude = _mm256_and_si256(tiny, _mm256_set1_epi32(i32::MAX));
+        _mm256_castsi256_ps(_mm256_andnot_si256(magnitude, bits))
+    }
+
     /// Sixteen bf16 as f32.
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -273,8 +449,12 @@ mod x86 {
     }
 }
 
+/// The upper half of a pair; an f32's exponent.
+const HIGH: i32 = 0xffff_0000u32.cast_signed();
+const EXPONENT: i32 = 0x7f80_0000;
+
 macro_rules! portable {
-    ($name:ident, $weight:ty, $widen:expr) => {
+    ($name:ident, $weight:ty, $add:expr) => {
         unsafe fn $name(t: &Pointers<$weight>) {
             for (r, p) in (0..t.rows).flat_map(|r| (0..t.panels).map(move |p| (r, p))) {
                 // SAFETY: r < rows, p < panels, k < t.k and j < PANEL: inside what the caller promised.
@@ -286,7 +466,7 @@ macro_rules! portable {
                     for k in 0..t.k {
                         let x = *t.x.add(r * t.x_stride + k);
                         for (j, sum) in sums.iter_mut().enumerate() {
-                            *sum = x.mul_add($widen(*t.w.add(p * t.w_stride + k * PANEL + j)), *sum);
+                            *sum = $add(x, *t.w.add(p * t.w_stride + k * PANEL + j), *sum);
                         }
                     }
                     for (j, sum) in sums.iter().enumerate() {
@@ -298,5 +478,19 @@ macro_rules! portable {
     };
 }
 
-portable!(portable_f32, f32, |w: f32| w);
-portable!(portable_bf16, u16, |w: u16| f32::from_bits(u32::from(w) << 16));
+portable!(portable_f32, f32, |x: f32, w: f32, sum| x.mul_add(w, sum));
+portable!(portable_bf16, u16, |x: f32, w: u16, sum| x
+    .mul_add(f32::from_bits(u32::from(w) << 16), sum));
+portable!(portable_pairs, u32, |x: u32, w: u32, sum| {
+    let high = |pair: u32| f32::from_bits(pair & HIGH.cast_unsigned());
+    let low = |pair: u32| f32::from_bits(pair << 16);
+    flush(low(x).mul_add(low(w), flush(high(x).mul_add(high(w), sum))))
+});
+
+/// 0, with its sign, for what is subnormal.
+fn flush(x: f32) -> f32 {
+    match x.to_bits() & EXPONENT.cast_unsigned() {
+        0 => f32::from_bits(x.to_bits() & (1 << 31)),
+        _ => x,
+    }
+}

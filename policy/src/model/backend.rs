@@ -1,9 +1,9 @@
 //! The transformer's operations on the exact kernels.
 
 use super::cache::KvCache;
-use super::{Model, Parameter};
+use super::{Machine, Model, Parameter};
 use crate::config::{Experts, ModelConfig, Scoring};
-use crate::kernel::{self, Isa, Keys, Vector};
+use crate::kernel::{self, Isa, Keys, Queries, Threads, Vector};
 use crate::router::{self, Mismatch, Routing};
 use crate::transformer::{Backend, Linear, Route};
 
@@ -95,14 +95,18 @@ impl Rotary {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     slot: usize,
-    /// Position of the first.
+    /// The first of its rows, of all in the pass.
+    row: usize,
+    /// Position of that.
     from: usize,
     count: usize,
 }
 
 impl Segment {
-    pub fn new(slot: usize, from: usize, count: usize) -> Self {
-        Segment { slot, from, count }
+    /// The segment whose rows follow those of `before`.
+    pub fn after(before: Option<&Segment>, slot: usize, from: usize, count: usize) -> Self {
+        let row = before.map_or(0, |before| before.row + before.count);
+        Segment { slot, row, from, count }
     }
 }
 
@@ -114,12 +118,43 @@ pub(super) enum Store<'a> {
     Scratch(Vec<Keys>),
 }
 
+impl Store<'_> {
+    fn heads_mut(&mut self, segment: &Segment, layer: i64) -> &mut [Keys] {
+        match self {
+            Store::Cache(cache) => cache.heads_mut(segment.slot, layer as usize),
+            Store::Scratch(heads) => heads,
+        }
+    }
+
+    fn heads(&self, segment: &Segment, layer: i64) -> &[Keys] {
+        match self {
+            Store::Cache(cache) => cache.heads(segment.slot, layer as usize),
+            Store::Scratch(heads) => heads,
+        }
+    }
+}
+
+/// Work of an exponential, in multiply-adds.
+const EXP_WORK: usize = 32;
+/// Queries of one part, where attention is shared among threads: the late ones look at more than the early ones.
+const QUERIES: usize = 32;
+
+/// Queries that one thread answers, and where their results go.
+struct Part<'a> {
+    keys: &'a Keys,
+    queries: Queries<'a>,
+    row: usize,
+    column: usize,
+    values: Vec<f32>,
+}
+
 /// One pass.
 #[derive(Debug)]
 pub(super) struct Exact<'a> {
     config: &'a ModelConfig,
     rotary: &'a Rotary,
     isa: Isa,
+    threads: &'a Threads,
     store: Store<'a>,
     segments: Vec<Segment>,
     /// Rows that the last layer's results are wanted of.
@@ -134,7 +169,7 @@ pub(super) struct Exact<'a> {
 impl<'a> Exact<'a> {
     pub fn new(
         model: &'a Model,
-        isa: Isa,
+        machine: Machine<'a>,
         store: Store<'a>,
         segments: Vec<Segment>,
         asked: Vec<usize>,
@@ -143,7 +178,8 @@ impl<'a> Exact<'a> {
         Exact {
             config: &model.config,
             rotary: &model.rotary,
-            isa,
+            isa: machine.isa,
+            threads: machine.threads,
             store,
             segments,
             asked,
@@ -173,8 +209,72 @@ impl<'a> Exact<'a> {
             return Rows::zeros(0, 0);
         };
         let mut y = Rows::zeros(x.len(), matrix.outputs());
-        matrix.multiply(self.isa, &x.values, bias, &mut y.values);
+        matrix.multiply(self.isa, self.threads, &x.values, bias, &mut y.values);
         y
+    }
+
+    fn write(&mut self, layer: i64, segment: &Segment, k: &Rows, v: &Rows) {
+        let (key_width, value_width) = (self.config.head_dim as usize, self.config.value_dim() as usize);
+        for (head, keys) in self.store.heads_mut(segment, layer).iter_mut().enumerate() {
+            for i in 0..segment.count {
+                let key = &k.row(segment.row + i)[head * key_width..][..key_width];
+                let value = &v.row(segment.row + i)[head * value_width..][..value_width];
+                keys.write(segment.from + i, key, value);
+            }
+        }
+    }
+
+    /// Attention of the segments' queries, whose keys and values have been written.
+    fn attend_all(&self, layer: i64, segments: &[Segment], q: &Rows, out: &mut Rows) {
+        let c = self.config;
+        let (key_width, value_width) = (c.head_dim as usize, c.value_dim() as usize);
+        let shared = (c.num_attention_heads / c.cached_heads()) as usize;
+        let queries = |segment: &Segment, head: usize, first: usize, count: usize| Queries {
+            heads: shared,
+            from: segment.from + first,
+            count,
+            window: c.window(layer).map(|window| window as usize),
+            scale: c.attention_scale() as f32,
+            q: &q.values[(segment.row + first) * q.width + head * shared * key_width..],
+            q_stride: q.width,
+        };
+        let looks = |s: &Segment| s.count * (s.from + s.count);
+        let heads = c.num_attention_heads as usize;
+        let work = segments.iter().map(looks).sum::<usize>() * heads * (key_width + value_width);
+        if self.threads.parts(work) == 1 {
+            for segment in segments {
+                for (head, keys) in self.store.heads(segment, layer).iter().enumerate() {
+                    let width = out.width;
+                    let into = &mut out.values[segment.row * width + head * shared * value_width..];
+                    kernel::attend(self.isa, keys, &queries(segment, head, 0, segment.count), into, width);
+                }
+            }
+            return;
+        }
+        let width = shared * value_width;
+        let mut parts = Vec::new();
+        for segment in segments {
+            for (head, keys) in self.store.heads(segment, layer).iter().enumerate() {
+                for first in (0..segment.count).step_by(QUERIES) {
+                    let count = QUERIES.min(segment.count - first);
+                    parts.push(Part {
+                        keys,
+                        queries: queries(segment, head, first, count),
+                        row: segment.row + first,
+                        column: head * width,
+                        values: vec![0.0; count * width],
+                    });
+                }
+            }
+        }
+        self.threads.each(parts.iter_mut().collect(), |part: &mut Part<'_>| {
+            kernel::attend(self.isa, part.keys, &part.queries, &mut part.values, width);
+        });
+        for part in &parts {
+            for (i, values) in part.values.chunks_exact(width).enumerate() {
+                out.values[(part.row + i) * out.width + part.column..][..width].copy_from_slice(values);
+            }
+        }
     }
 
     /// The position of every row.
@@ -220,47 +320,33 @@ impl Backend for Exact<'_> {
     }
 
     fn attend(&mut self, layer: i64, q: &Rows, k: &Rows, v: &Rows) -> Rows {
-        let c = self.config;
-        let (key_width, value_width) = (c.head_dim as usize, c.value_dim() as usize);
-        let shared = (c.num_attention_heads / c.cached_heads()) as usize;
-        let window = c.window(layer).map(|window| window as usize);
-        let scale = c.attention_scale() as f32;
-        let mut out = Rows::zeros(q.len(), c.num_attention_heads as usize * value_width);
-        let mut row = 0;
-        for segment in &self.segments {
-            let heads = match &mut self.store {
-                Store::Cache(cache) => cache.heads_mut(segment.slot, layer as usize),
-                Store::Scratch(heads) => heads.as_mut_slice(),
-            };
-            for (head, keys) in heads.iter_mut().enumerate() {
-                for i in 0..segment.count {
-                    let key = &k.row(row + i)[head * key_width..][..key_width];
-                    let value = &v.row(row + i)[head * value_width..][..value_width];
-                    keys.write(segment.from + i, key, value);
-                }
-                let first = head * shared;
-                let out_width = out.width;
-                kernel::attend(
-                    self.isa,
-                    keys,
-                    shared,
-                    segment.from,
-                    segment.count,
-                    window,
-                    scale,
-                    &q.values[row * q.width + first * key_width..],
-                    q.width,
-                    &mut out.values[row * out_width + first * value_width..],
-                    out_width,
-                );
+        let mut out = Rows::zeros(
+            q.len(),
+            self.config.num_attention_heads as usize * self.config.value_dim() as usize,
+        );
+        let segments = std::mem::take(&mut self.segments);
+        // what has room for all of them at once is attended to at once
+        let together = match self.store {
+            Store::Cache(_) => segments.len().max(1),
+            Store::Scratch(_) => 1,
+        };
+        for segments in segments.chunks(together) {
+            for segment in segments {
+                self.write(layer, segment, k, v);
             }
-            row += segment.count;
+            self.attend_all(layer, segments, q, &mut out);
         }
+        self.segments = segments;
         out
     }
 
     fn swiglu(&self, mut gate: Rows, up: &Rows) -> Rows {
-        kernel::swiglu(self.isa, &mut gate.values, &up.values);
+        let parts = self.threads.parts(gate.values.len() * EXP_WORK);
+        let share = gate.values.len().div_ceil(parts).max(1);
+        let jobs = gate.values.chunks_mut(share).zip(up.values.chunks(share)).collect();
+        self.threads.each(jobs, |(gate, up): (&mut [f32], &[f32])| {
+            kernel::swiglu(self.isa, gate, up);
+        });
         gate
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Error, Model};
 use crate::config::ModelConfig;
-use crate::kernel::Keys;
+use crate::kernel::{Compute, Keys};
 
 /// Cache of a fixed number of slots of a fixed context. It belongs to one set of weights: never carry it to another.
 #[derive(Debug)]
@@ -21,7 +21,8 @@ impl KvCache {
     pub fn new(model: &Model, slots: usize, context: usize) -> Self {
         let config = model.config();
         let context = context.min(config.max_position_embeddings as usize);
-        let layers = || (0..config.num_hidden_layers).map(|_| heads(config, context)).collect();
+        let heads = |_| heads(config, context, model.compute());
+        let layers = || (0..config.num_hidden_layers).map(heads).collect();
         KvCache {
             places: (0..slots).map(|_| layers()).collect(),
             place_of: (0..slots).collect(),
@@ -100,12 +101,16 @@ impl KvCache {
     pub(super) fn heads_mut(&mut self, slot: usize, layer: usize) -> &mut [Keys] {
         &mut self.places[self.place_of[slot]][layer]
     }
+
+    pub(super) fn heads(&self, slot: usize, layer: usize) -> &[Keys] {
+        &self.places[self.place_of[slot]][layer]
+    }
 }
 
 /// One layer's keys and values of one sequence.
-pub(super) fn heads(config: &ModelConfig, positions: usize) -> Vec<Keys> {
+pub(super) fn heads(config: &ModelConfig, positions: usize, compute: Compute) -> Vec<Keys> {
     let (key_width, value_width) = (config.head_dim as usize, config.value_dim() as usize);
     (0..config.cached_heads())
-        .map(|_| Keys::new(positions, key_width, value_width))
+        .map(|_| Keys::new(positions, key_width, value_width, compute))
         .collect()
 }

@@ -3,7 +3,7 @@
 use super::{Error, Parameter};
 use crate::config::ModelConfig;
 use crate::image::{Image, TensorData};
-use crate::kernel::{Element, Matrix, Vector};
+use crate::kernel::{Compute, Element, Matrix, Vector};
 use crate::transformer::Transformer;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -19,16 +19,26 @@ pub(crate) fn config_of(image: &Image) -> Result<ModelConfig, Error> {
 }
 
 /// Every parameter that the config names; a missing, misshapen or unexpected tensor is an error.
-pub(super) fn transformer(image: &Image, config: &ModelConfig) -> Result<Transformer<Parameter>, Error> {
+pub(super) fn transformer(
+    image: &Image,
+    config: &ModelConfig,
+    compute: Compute,
+) -> Result<Transformer<Parameter>, Error> {
     let mut seen = BTreeSet::new();
     let transformer = Transformer::build::<Error>(config, &mut |name: &str, shape: &[i64]| {
         let data = tensor(image, name, shape)?;
         seen.insert(name.to_string());
+        // a router is small, and whether two experts are near each other must not hang on the rounding of its input
+        let compute = match name.ends_with("mlp.gate.weight") {
+            true => Compute::F32,
+            false => compute,
+        };
         Ok(match shape {
             [outputs, inputs] => Parameter::Matrix(Matrix::pack(
                 &elements(name, data)?,
                 *outputs as usize,
                 *inputs as usize,
+                compute,
             )),
             _ => Parameter::Vector(Vector::new(&to_f32(name, data)?)),
         })

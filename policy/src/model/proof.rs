@@ -1,13 +1,13 @@
 //! The proof, on the machine at hand, that the same tokens have the same bits however they are computed.
 
-use super::{Error, KvCache, Model};
-use crate::kernel::Isa;
+use super::{Error, KvCache, Machine, Model};
+use crate::kernel::{Isa, Threads};
 use std::sync::Once;
 
 /// Tokens of the longest sequence: across a panel of 32 positions.
 const TOKENS: usize = 40;
 /// Larger models are not computed on slower instructions as well: they would keep a start waiting.
-const WEIGHTS_MAX: i64 = 16_000_000;
+const WEIGHTS_MAX: usize = 16_000_000;
 
 impl Model {
     /// [`prove_exact`](Self::prove_exact), once in a process, told to its log.
@@ -16,10 +16,14 @@ impl Model {
         ONCE.call_once(|| match self.prove_exact() {
             Ok(None) => tracing::info!(
                 instructions = ?Isa::best(),
+                compute = ?self.compute(),
+                threads = self.arithmetic.threads.count(),
                 "the forward pass is exact on this machine: sampled and recomputed log-probabilities have the same bits"
             ),
             Ok(Some(why)) => tracing::error!(
                 instructions = ?Isa::best(),
+                compute = ?self.compute(),
+                threads = self.arithmetic.threads.count(),
                 why,
                 "THE FORWARD PASS IS NOT EXACT ON THIS MACHINE: log-probabilities that are recomputed are only near the logged \
                  ones; SPRINGTIDE_ISA=portable computes without vector instructions"
@@ -28,13 +32,8 @@ impl Model {
         });
     }
 
-    fn weights(&self) -> i64 {
-        let shapes = self.config.parameter_shapes();
-        shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum()
-    }
-
-    /// Computes a few tokens of these weights in every way that a sampler and a trainer do, small models also on every kind
-    /// of instruction of this machine, and compares the bits. `Ok(Some(…))` says what differs: then log-probabilities that are recomputed are
+    /// Computes a few tokens of these weights in every way that a sampler and a trainer do, on one thread and on two, small
+    /// models also on every kind of instruction of this machine, and compares the bits. `Ok(Some(…))` says what differs: then log-probabilities that are recomputed are
     /// near the logged ones, as everywhere else, and not equal to them.
     pub fn prove_exact(&self) -> Result<Option<String>, Error> {
         let tokens = TOKENS.min(self.config.max_position_embeddings as usize);
@@ -67,14 +66,16 @@ impl Model {
         let last = |rows: &[Vec<f32>]| rows.last().is_some_and(|row| row == &chunked);
         let mut found = differs("decoding from the cache", &decoded)
             .or((!last(&decoded)).then(|| "a prompt in chunks does not give the bits of decoding".to_string()));
-        let narrower = match self.weights() <= WEIGHTS_MAX {
-            true => Isa::available(),
-            false => Vec::new(),
-        };
-        for isa in narrower {
-            let logits = self.score_on(isa, &[&ids], &asked, None)?.logits;
+        let mut others = vec![(self.isa, Threads::new(2)?.eager(), "on two threads".to_string())];
+        if self.work <= WEIGHTS_MAX {
+            let one = |isa| (isa, Threads::ONE, format!("with {isa:?}"));
+            others.extend(Isa::available().into_iter().map(one));
+        }
+        for (isa, threads, how) in &others {
+            let machine = Machine { isa: *isa, threads };
+            let logits = self.score_on(machine, &[&ids], &asked, None)?.logits;
             let rows: Vec<Vec<f32>> = logits.rows().map(<[f32]>::to_vec).collect();
-            found = found.or(differs(&format!("computing with {isa:?}"), &rows));
+            found = found.or(differs(&format!("computing {how}"), &rows));
         }
         Ok(found)
     }

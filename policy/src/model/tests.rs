@@ -15,10 +15,18 @@ fn ids(n: usize, vocabulary: u32) -> Vec<u32> {
 
 #[test]
 fn on_the_real_base_the_sampler_and_the_trainer_have_the_same_bits() {
-    let model = Model::from_image(&image("../models/demo-base")).unwrap();
+    let image = image("../models/demo-base");
+    for compute in [Compute::F32, Compute::Bf16] {
+        same_bits(&Model::with_arithmetic(&image, &Arithmetic::new(compute, 1).unwrap()).unwrap());
+    }
+    // a trainer on two threads: sequences this long are worth sharing
+    same_bits(&Model::with_arithmetic(&image, &Arithmetic::new(Compute::F32, 2).unwrap()).unwrap());
+}
+
+fn same_bits(model: &Model) {
     let vocabulary = model.config().vocab_size as u32;
     let sequences: Vec<Vec<u32>> = (0..8).map(|row| ids(120 + 13 * row, vocabulary)).collect();
-    let mut cache = KvCache::new(&model, 8, 256);
+    let mut cache = KvCache::new(model, 8, 256);
     let mut sampled: Vec<Vec<f32>> = Vec::new();
     for (slot, ids) in sequences.iter().enumerate() {
         sampled.push(model.prefill(&mut cache, slot, &ids[..ids.len() - 10]).unwrap());
@@ -69,14 +77,17 @@ fn experts_recorded_while_sampling_are_those_of_a_trainers_pass_and_replay() {
 
 #[test]
 fn a_copied_slot_goes_on_as_its_original_does() {
-    let model = Model::from_image(&image("tests/golden/deepseek_v3")).unwrap();
-    let mut cache = KvCache::new(&model, 3, 64);
-    model.prefill(&mut cache, 0, &ids(40, 96)).unwrap();
-    cache.copy_slot(0, 2);
-    cache.move_slot(2, 1);
-    let both = model.decode(&mut cache, &[5, 5]).unwrap();
-    assert_eq!(both[0], both[1]);
-    assert_eq!((cache.len(0), cache.len(1), cache.len(2)), (41, 41, 0));
+    for compute in [Compute::F32, Compute::Bf16] {
+        let arithmetic = Arithmetic::new(compute, 1).unwrap();
+        let model = Model::with_arithmetic(&image("tests/golden/deepseek_v3"), &arithmetic).unwrap();
+        let mut cache = KvCache::new(&model, 3, 64);
+        model.prefill(&mut cache, 0, &ids(39, 96)).unwrap();
+        cache.copy_slot(0, 2);
+        cache.move_slot(2, 1);
+        let both = model.decode(&mut cache, &[5, 5]).unwrap();
+        assert_eq!(both[0], both[1]);
+        assert_eq!((cache.len(0), cache.len(1), cache.len(2)), (40, 40, 0));
+    }
 }
 
 #[test]
@@ -130,7 +141,10 @@ fn every_architecture_proves_itself_exact_on_this_machine() {
         "deepseek_v3",
         "deepseek_v3_full_q",
     ] {
-        let model = Model::from_image(&image(&format!("tests/golden/{folder}"))).unwrap();
-        assert_eq!(model.prove_exact().unwrap(), None, "{folder}");
+        let image = image(&format!("tests/golden/{folder}"));
+        for compute in [Compute::F32, Compute::Bf16] {
+            let model = Model::with_arithmetic(&image, &Arithmetic::new(compute, 1).unwrap()).unwrap();
+            assert_eq!(model.prove_exact().unwrap(), None, "{folder}, {compute:?}");
+        }
     }
 }

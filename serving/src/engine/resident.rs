@@ -2,7 +2,7 @@
 
 use super::model::{Model, Step};
 use policy::image::Image;
-use policy::model::{self, KvCache};
+use policy::model::{self, Arithmetic, KvCache};
 use policy::router::Routing;
 
 /// Weights and cache of one version, in the exact arithmetic that the trainer repeats.
@@ -15,8 +15,8 @@ pub struct Resident {
 impl Resident {
     /// Builds the model beside whatever serves, and runs one token through it: the first request finds warm memory, and
     /// a version that computes nonsense is refused before anyone is routed to it.
-    pub fn stage(image: &Image, slots: usize, context: usize) -> anyhow::Result<Self> {
-        let model = model::Model::from_image(image)?;
+    pub fn stage(image: &Image, arithmetic: &Arithmetic, slots: usize, context: usize) -> anyhow::Result<Self> {
+        let model = model::Model::with_arithmetic(image, arithmetic)?;
         let cache = KvCache::new(&model, slots, context);
         let mut resident = Resident { model, cache };
         let mut steps = vec![resident.prefill(0, &[0])?];
@@ -35,7 +35,7 @@ impl Resident {
         self.cache.context()
     }
 
-    /// Keys and values of every slot, f32.
+    /// Keys and values of every slot.
     pub fn cache_bytes(&self) -> u64 {
         self.cache.bytes()
     }

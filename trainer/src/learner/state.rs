@@ -7,6 +7,7 @@ use crate::optim::AdamW;
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use policy::image::{Image, TensorData};
+use policy::model::Arithmetic;
 use policy::network::Parameters;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
@@ -33,10 +34,15 @@ impl Learner {
 
     /// Stands where the checkpoint's run stood. `image` is the version that its step made; a checkpoint that does not
     /// come to exactly that image is refused. `base` is needed by a checkpoint of an adapter: the version that it names.
-    pub fn restore(image: Arc<Image>, checkpoint: &Checkpoint, base: Option<Arc<Image>>) -> anyhow::Result<Self> {
+    pub fn restore(
+        image: Arc<Image>,
+        arithmetic: Arithmetic,
+        checkpoint: &Checkpoint,
+        base: Option<Arc<Image>>,
+    ) -> anyhow::Result<Self> {
         let mut learner = match (&checkpoint.lora, base) {
-            (None, _) => Learner::from_image(image)?,
-            (Some(identity), Some(base)) => Learner::adapting(image, Lora::named(base, identity.clone())?)?,
+            (None, _) => Learner::with_arithmetic(image, arithmetic)?,
+            (Some(identity), Some(base)) => Learner::adapting(image, arithmetic, Lora::named(base, identity.clone())?)?,
             (Some(identity), None) => bail!("the adapter's base, version {}, was not given", identity.base),
         };
         let master = of_data(&checkpoint.master, &learner.master).context("restore master weights")?;

@@ -4,7 +4,7 @@ use crate::drawing::Drawing;
 use crate::explore;
 use crate::settings::{Loss, Optimiser};
 use policy::config::{Family, ModelConfig};
-use policy::model::KvCache;
+use policy::model::{Compute, KvCache};
 use policy::network::random_image;
 use policy::sampling::{self, History, Params, Source};
 use uuid::Uuid;
@@ -296,6 +296,26 @@ fn the_cut_into_micro_batches_does_not_change_the_step() {
     assert_eq!(a.tokens, b.mismatch.tokens);
 }
 
+#[test]
+fn in_bf16_too_the_trainer_has_the_bits_of_the_sampler_and_a_gradient_near_that_of_f32() {
+    let image = Arc::new(random_image(&tiny(), 2));
+    let arithmetic = Arithmetic::new(Compute::Bf16, 2).unwrap();
+    let mut rounded = Learner::with_arithmetic(Arc::clone(&image), arithmetic).unwrap();
+    let mut plain = Learner::from_image(image).unwrap();
+    let cohort = samples(&rounded, 9);
+    let settings = StepSettings::default();
+    let step = propose(&mut rounded, &cohort, &settings).metrics;
+    assert_eq!(step.mismatch.difference_max, 0.0);
+    let logged = samples(&plain, 9);
+    let other = propose(&mut plain, &logged, &settings).metrics;
+    let far = (step.gradient_norm - other.gradient_norm).abs() / other.gradient_norm;
+    assert!(far < 0.02, "{far}");
+    // who samples in f32 and trains in bf16 is told
+    rounded.discard().unwrap();
+    let mixed = propose(&mut rounded, &logged, &settings).metrics;
+    assert!(mixed.mismatch.difference_max > 0.0);
+}
+
 /// As [`propose`], but joining in parts.
 fn accumulate(learner: &mut Learner, parts: &[&[Sample]], settings: &StepSettings) -> Proposal {
     for part in parts {
@@ -433,12 +453,9 @@ fn a_run_resumed_from_its_checkpoint_makes_the_same_bytes() {
     let checkpoint = straight.checkpoint(record(), 7);
     straight.accept();
     let bytes = checkpoint.to_bytes().unwrap();
-    let mut resumed = Learner::restore(
-        Arc::clone(straight.image()),
-        &Checkpoint::from_bytes(&bytes).unwrap(),
-        None,
-    )
-    .unwrap();
+    let checkpoint = Checkpoint::from_bytes(&bytes).unwrap();
+    let image = Arc::clone(straight.image());
+    let mut resumed = Learner::restore(image, Arithmetic::default(), &checkpoint, None).unwrap();
     for _ in 0..2 {
         let cohort = samples(&straight, 8);
         let a = propose(&mut straight, &cohort, &StepSettings::default());
@@ -457,7 +474,8 @@ fn a_checkpoint_of_another_version_is_refused() {
     let cohort = samples(&one, 6);
     propose(&mut one, &cohort, &StepSettings::default());
     let checkpoint = one.checkpoint(record(), 0);
-    let error = Learner::restore(Arc::new(random_image(&tiny(), 6)), &checkpoint, None).unwrap_err();
+    let other = Arc::new(random_image(&tiny(), 6));
+    let error = Learner::restore(other, Arithmetic::default(), &checkpoint, None).unwrap_err();
     assert!(error.to_string().contains("not those of its version"));
 }
 

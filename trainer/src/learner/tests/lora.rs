@@ -23,7 +23,7 @@ const ADAPTED: [&str; 3] = [
 
 fn adapting(seed: u64) -> Learner {
     let base = Arc::new(random_image(&tiny(), seed));
-    Learner::with_lora(base, SERIAL, &config(), seed).unwrap()
+    Learner::with_lora(base, Arithmetic::default(), SERIAL, &config(), seed).unwrap()
 }
 
 fn fast() -> StepSettings {
@@ -104,7 +104,7 @@ fn a_run_of_an_adapter_resumed_from_its_checkpoint_makes_the_same_bytes() {
     straight.accept();
     let checkpoint = Checkpoint::from_bytes(&bytes).unwrap();
     let image = Arc::clone(straight.image());
-    let mut resumed = Learner::restore(image, &checkpoint, Some(Arc::clone(&base))).unwrap();
+    let mut resumed = Learner::restore(image, Arithmetic::default(), &checkpoint, Some(Arc::clone(&base))).unwrap();
     for _ in 0..3 {
         let (a, b) = (step(&mut straight), step(&mut resumed));
         assert_eq!(a.image.root(), b.image.root());
@@ -123,7 +123,7 @@ fn a_checkpoint_of_an_adapter_needs_the_base_that_it_names() {
     learner.accept();
     let image = Arc::clone(learner.image());
     let restore = |base| {
-        let restored = Learner::restore(Arc::clone(&image), &checkpoint, base);
+        let restored = Learner::restore(Arc::clone(&image), Arithmetic::default(), &checkpoint, base);
         format!("{:#}", restored.unwrap_err())
     };
     assert!(restore(None).contains("version 5"), "{}", restore(None));
@@ -205,6 +205,8 @@ fn a_target_that_the_model_does_not_have_is_refused_with_those_that_it_has() {
         ..Config::default()
     };
     let base = Arc::new(random_image(&tiny(), 1));
-    let error = Learner::with_lora(base, SERIAL, &nowhere, 1).unwrap_err().to_string();
+    let error = Learner::with_lora(base, Arithmetic::default(), SERIAL, &nowhere, 1)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("c_attn") && error.contains("q_proj"), "{error}");
 }
