@@ -8,6 +8,7 @@ mod control;
 mod disk;
 mod dlq;
 mod ingest;
+mod ingest_crash;
 mod ingest_evolution;
 mod ingest_http;
 mod ingest_order;
