@@ -11,6 +11,7 @@ mod ingest;
 mod ingest_crash;
 mod ingest_evolution;
 mod ingest_http;
+mod ingest_identity;
 mod ingest_order;
 mod ingest_rescore;
 mod ingest_retention;
