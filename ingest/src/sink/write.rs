@@ -15,7 +15,7 @@ use super::settle::{Touched, settle};
 use super::{Sink, references, revoke, rows};
 use crate::event::{Body, Event};
 use crate::log::{DeadLetter, Reason};
-use crate::transaction::begin_repeatable;
+use crate::transaction::begin;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -81,7 +81,7 @@ impl Sink {
 
     async fn write_together(&self, claims: &Claims, records: &[Record]) -> Result<Next, Error> {
         let started = std::time::Instant::now();
-        let mut transaction = begin_repeatable(&self.pool).await?;
+        let mut transaction = begin(&self.pool).await?;
         let (next, caught_up_to) = self.hold(&mut transaction, claims, records).await?;
         let unread = |record: &&Record| {
             let slot = (record.from.topic.clone(), record.from.partition);
