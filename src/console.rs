@@ -90,11 +90,10 @@ impl Write for Writer {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "torch"))]
 mod tests {
     use super::*;
 
-    #[cfg(feature = "torch")]
     #[test]
     fn lines_wait_for_the_view_to_end_and_a_panic_waits_with_them() {
         let kept = keep();

@@ -30,12 +30,12 @@ pub(crate) enum Entrance {
 }
 
 impl Entrance {
-    /// Resolves when the event is as safe as this entrance makes it: acknowledged by the log, or flushed to the spool.
-    pub(crate) async fn send_event(&self, event: &Event) -> Result<(), log::Error> {
+    /// Resolves when the event is as safe as this entrance makes it: acknowledged by the log, or flushed to the spool. It has
+    /// been checked, and `value` is its encoding.
+    pub(crate) async fn send(&self, event: &Event, value: &[u8]) -> Result<(), log::Error> {
         match self {
-            Self::Log(producer) => producer.send_event(event).await,
+            Self::Log(producer) => producer.send_encoded(event, value).await,
             Self::Spool(spool) => {
-                event.check()?;
                 // What could not be forwarded must not be acknowledged.
                 spool::Request::of(event)?;
                 spool.append(event).await?;

@@ -19,10 +19,11 @@ pub use check::{
     Invalid, LOGIT_BIASES_MAX, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PROMPT_TOKENS_MAX,
     SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX,
 };
+pub(crate) use one::{ONE_BODY, body};
 pub use wire::Undecodable;
 
 /// One thing that happened. `(tenant, source, id)` identifies it, as in CloudEvents.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Event {
     pub tenant: String,
     /// Who produced it, a URI reference: `springtide/serve/replica-1`.
@@ -282,7 +283,7 @@ impl Generation {
 }
 
 /// What a feedback says.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Value {
     Bool(bool),
@@ -311,7 +312,7 @@ pub enum Target {
 }
 
 /// A signal about a generation or an episode.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Feedback {
     /// UUIDv7.
     #[serde(rename = "feedback_id")]
@@ -320,7 +321,6 @@ pub struct Feedback {
     pub target: Target,
     pub metric_name: String,
     pub value: Value,
-    #[serde(default)]
     pub tags: BTreeMap<String, String>,
 }
 
@@ -369,7 +369,8 @@ pub struct EpisodeEnd {
 }
 
 impl EpisodeEnd {
-    /// The event of this end, at `time`. An episode ends once, so its id is the event's.
+    /// The event of this end, at `time`. An episode ends once, so its id is the event's: what a source says again, with whatever
+    /// time, is the same event. Ends of several sources are several events, of which the earliest counts.
     pub fn into_event(self, tenant: impl Into<String>, source: impl Into<String>, time: OffsetDateTime) -> Event {
         Event {
             tenant: tenant.into(),

@@ -53,7 +53,8 @@ impl Sweep {
         let Some(from) = lease(&mut transaction).await.context("take the lease")? else {
             return Ok(false);
         };
-        let until = OffsetDateTime::now_utc() - self.ttl;
+        let until = settled(&mut transaction).await.context("look for transactions")?;
+        let until = until.min(OffsetDateTime::now_utc() - self.ttl);
         let rows = sqlx::query_file!("src/orphan/sweep.sql", from, until, BATCH_MAX)
             .fetch_all(&mut *transaction)
             .await
@@ -119,6 +120,19 @@ async fn lease(connection: &mut PgConnection) -> sqlx::Result<Option<OffsetDateT
     .fetch_optional(connection)
     .await?;
     Ok(held.flatten())
+}
+
+/// The moment before which no transaction began that is still storing. Its feedback will have been stored at its beginning, and
+/// must not come to lie behind the sweep, however long it takes: it would never become a dead letter. Who else works in the
+/// database under the same name holds the sweep up, and loses nothing by it.
+async fn settled(connection: &mut PgConnection) -> sqlx::Result<OffsetDateTime> {
+    // A statement of its own: what has ended by now is seen by the next one.
+    sqlx::query_scalar!(
+        "select coalesce(min(xact_start), clock_timestamp()) as \"until!\" from pg_stat_activity \
+         where datname = current_database() and usename = current_user and pid <> pg_backend_pid()"
+    )
+    .fetch_one(connection)
+    .await
 }
 
 fn letter(event: &Event) -> DeadLetter {

@@ -43,6 +43,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 const IDLE_POLL: Duration = Duration::from_millis(50);
 /// How long one poll waits while a round is being written; also how soon its end is noticed.
 const BUSY_POLL: Duration = Duration::from_millis(2);
+/// Values of one round, or one more; what they are decoded to is a small multiple.
+const ROUND_BYTES_MAX: usize = 16 * 1024 * 1024;
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// Springtide's settings of the consumer, for whoever wants to compare with it; `[kafka.librdkafka]` wins over them.
@@ -131,7 +133,7 @@ impl Sink {
                 consumer.context().advance(&round.end()?);
             }
             if !records.is_empty() {
-                round = Round::begin(self, runtime, &consumer.context().fences(), records);
+                round = Round::begin(self, runtime, &consumer.context().claims(), records);
             }
             if progress_at.elapsed() >= PROGRESS_INTERVAL {
                 progress_at = Instant::now();
@@ -147,9 +149,10 @@ impl Sink {
     /// offset.
     fn gather(&self, consumer: &BaseConsumer<Assigner>, before: &Round) -> Result<Vec<Record>, Failure> {
         let assignment = consumer.context().assignment();
-        let mut records = Vec::new();
+        let mut records: Vec<Record> = Vec::new();
+        let mut bytes = 0;
         let mut deadline = Instant::now() + IDLE_POLL;
-        while records.len() < self.batch_records_max {
+        while records.len() < self.batch_records_max && bytes < ROUND_BYTES_MAX {
             let left = deadline.saturating_duration_since(Instant::now());
             let busy = before.is_running() && !self.shutdown.is_cancelled();
             match consumer.poll(if busy { BUSY_POLL } else { left }) {
@@ -157,6 +160,7 @@ impl Sink {
                     if records.is_empty() {
                         deadline = Instant::now() + self.batch_wait;
                     }
+                    bytes += message.payload_len();
                     records.push(Record::read(&message, &self.rules));
                 }
                 Some(Err(error)) => self.judge(consumer, error)?,

@@ -24,6 +24,8 @@ type Key = (String, String);
 #[derive(Debug)]
 pub(super) struct Examined {
     pub event: Event,
+    /// Its record's value.
+    pub value: Vec<u8>,
     pub duplicate: bool,
 }
 
@@ -63,12 +65,16 @@ impl Api {
     }
 
     async fn send(&self, examined: Result<Examined, Problem>) -> Result<Event, Problem> {
-        let Examined { event, duplicate } = examined?;
+        let Examined {
+            event,
+            value,
+            duplicate,
+        } = examined?;
         if duplicate {
             return Ok(event);
         }
         self.circuit.pass(Instant::now()).map_err(|_| away())?;
-        match self.entrance.send_event(&event).await {
+        match self.entrance.send(&event, &value).await {
             Ok(()) => self.circuit.acknowledged(),
             Err(error) => {
                 // The other errors say nothing about the log.
@@ -131,7 +137,7 @@ impl Api {
 /// `known`: digests by identity; grows with the events of the request itself.
 fn compare(events: Vec<Result<Event, Problem>>, mut known: HashMap<Key, [u8; 32]>) -> Vec<Result<Examined, Problem>> {
     let mut compare = |event: Event| {
-        let digest = event.digest();
+        let (value, digest) = event.encode_with_digest();
         let duplicate = match known.entry((event.source.clone(), event.id.clone())) {
             Entry::Vacant(entry) => {
                 entry.insert(digest);
@@ -145,7 +151,11 @@ fn compare(events: Vec<Result<Event, Problem>>, mut known: HashMap<Key, [u8; 32]
                 )));
             }
         };
-        Ok(Examined { event, duplicate })
+        Ok(Examined {
+            event,
+            value,
+            duplicate,
+        })
     };
     events.into_iter().map(|event| compare(event?)).collect()
 }

@@ -18,52 +18,81 @@ use time::OffsetDateTime;
 use utoipa::ToSchema;
 
 use super::Api;
-use super::body::{self, JsonText};
+use super::body::{self, FEEDBACK_BYTES_MAX, JsonText};
 use super::dryrun::{self, Outlook};
 use super::openapi::Refusal;
 use super::query::Query;
 use super::tally;
-use crate::event::{self, Body, Event};
+use crate::event::{self, Body, EpisodeEnd, Event, Feedback, Generation, Retraction};
 
 /// An [`Event`] as JSON, without its tenant, which is the key's.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Item<'a> {
+struct Item<G, F, R, E> {
     source: String,
     id: String,
     #[serde(with = "time::serde::rfc3339")]
     time: OffsetDateTime,
-    #[serde(borrow)]
-    generation: Option<&'a RawValue>,
-    #[serde(borrow)]
-    feedback: Option<&'a RawValue>,
-    #[serde(borrow)]
-    retraction: Option<&'a RawValue>,
-    #[serde(borrow)]
-    episode_end: Option<&'a RawValue>,
+    generation: Option<G>,
+    feedback: Option<F>,
+    retraction: Option<R>,
+    episode_end: Option<E>,
 }
 
-impl Item<'_> {
+/// Read to its end.
+type Whole = Item<Generation, Feedback, Retraction, EpisodeEnd>;
+/// With its bodies as they were written.
+type Cut<'a> = Item<&'a RawValue, &'a RawValue, &'a RawValue, &'a RawValue>;
+
+impl Whole {
+    /// No body may be longer than that of its kind. A text that could hold a longer one is read twice.
+    fn read(text: &[u8]) -> Result<Self, Problem> {
+        if text.len() <= FEEDBACK_BYTES_MAX {
+            return body::read(text);
+        }
+        let cut: Cut<'_> = body::read(text)?;
+        Ok(Self {
+            source: cut.source,
+            id: cut.id,
+            time: cut.time,
+            generation: cut
+                .generation
+                .map(|text| body::read(text.get().as_bytes()))
+                .transpose()?,
+            feedback: cut.feedback.map(short).transpose()?,
+            retraction: cut.retraction.map(short).transpose()?,
+            episode_end: cut.episode_end.map(short).transpose()?,
+        })
+    }
+
     fn into_event(self, tenant: &str) -> Result<Event, Problem> {
-        let body = match (self.generation, self.feedback, self.retraction, self.episode_end) {
-            (Some(generation), None, None, None) => Body::Generation(body::read(generation.get().as_bytes())?),
-            (None, Some(feedback), None, None) => Body::Feedback(body::read_feedback(feedback.get().as_bytes())?),
-            (None, None, Some(retraction), None) => Body::Retraction(body::read_feedback(retraction.get().as_bytes())?),
-            (None, None, None, Some(end)) => Body::EpisodeEnd(body::read_feedback(end.get().as_bytes())?),
-            _ => {
-                return Err(Problem::bad_request(
-                    "exactly one of generation, feedback, retraction and episode_end is needed",
-                ));
-            }
-        };
+        let body = event::body(self.generation, self.feedback, self.retraction, self.episode_end);
         Ok(Event {
             tenant: tenant.to_owned(),
             source: self.source,
             id: self.id,
             time: event::to_microseconds(self.time),
-            body,
+            body: body.ok_or_else(|| Problem::bad_request(event::ONE_BODY))?,
         })
     }
+}
+
+fn short<'a, T: Deserialize<'a>>(text: &'a RawValue) -> Result<T, Problem> {
+    body::read_feedback(text.get().as_bytes())
+}
+
+/// In one pass where all of them can be read; otherwise one by one, each by itself.
+fn read_events(text: &[u8], count_max: usize, tenant: &str) -> Result<Vec<Result<Event, Problem>>, Problem> {
+    if text.len() <= FEEDBACK_BYTES_MAX
+        && let Ok(items) = body::read_items::<Whole>(text, count_max)
+    {
+        return Ok(items.into_iter().map(|item| item.into_event(tenant)).collect());
+    }
+    let items: Vec<&RawValue> = body::read_items(text, count_max)?;
+    let events = items
+        .iter()
+        .map(|item| Whole::read(item.get().as_bytes())?.into_event(tenant));
+    Ok(events.collect())
 }
 
 /// What became of one event.
@@ -112,23 +141,19 @@ pub(super) async fn batch(
     Query(options): Query<dryrun::Options>,
     JsonText(text): JsonText,
 ) -> Result<Response, Problem> {
-    let items = body::read_items(&text, api.events_max)?;
-    let tenant = &principal.tenant;
-    let events = items
-        .iter()
-        .map(|item| body::read::<Item<'_>>(item.get().as_bytes())?.into_event(tenant));
-    take(&api, &principal, options, &items, events).await
+    let events = read_events(&text, api.events_max, &principal.tenant)?;
+    take(&api, &principal, options, &text, events).await
 }
 
-/// Takes the events of `items`, in order, and answers for each.
+/// Takes the events of `text`, a JSON array, in order, and answers for each.
 pub(super) async fn take(
     api: &Api,
     principal: &Principal,
     options: dryrun::Options,
-    items: &[&RawValue],
-    events: impl Iterator<Item = Result<Event, Problem>>,
+    text: &[u8],
+    events: Vec<Result<Event, Problem>>,
 ) -> Result<Response, Problem> {
-    let events: Vec<_> = events.map(|event| allowed(principal, event?)).collect();
+    let events: Vec<_> = events.into_iter().map(|event| allowed(principal, event?)).collect();
     let results: Vec<_> = if options.dryrun {
         let forecasts = api.forecast(events).await?.into_iter();
         forecasts
@@ -138,10 +163,15 @@ pub(super) async fn take(
         let results = api.accept(events).await.into_iter();
         results.map(|result| result.map(|event| (event, None))).collect()
     };
+    // An event that was refused is gone; what it was called stands in the request.
+    let items: Vec<&RawValue> = match results.iter().any(Result::is_err) {
+        true => body::read_items(text, api.events_max)?,
+        false => Vec::new(),
+    };
     let (results, problems): (Vec<_>, Vec<_>) = results
         .into_iter()
-        .zip(items)
-        .map(|(result, item)| Outcome::new(result, item))
+        .enumerate()
+        .map(|(index, result)| Outcome::new(result, items.get(index).copied()))
         .unzip();
     let problems: Vec<_> = problems.into_iter().flatten().collect();
     problems.iter().for_each(tally::refused);
@@ -162,7 +192,7 @@ pub(super) fn allowed(principal: &Principal, event: Event) -> Result<Event, Prob
 }
 
 impl Outcome {
-    fn new(result: Result<(Event, Option<Outlook>), Problem>, item: &RawValue) -> (Self, Option<Problem>) {
+    fn new(result: Result<(Event, Option<Outlook>), Problem>, item: Option<&RawValue>) -> (Self, Option<Problem>) {
         match result {
             Ok((event, dryrun)) => {
                 let outcome = Self {
@@ -175,7 +205,8 @@ impl Outcome {
                 (outcome, None)
             }
             Err(problem) => {
-                let named: Named = serde_json::from_str(item.get()).unwrap_or_default();
+                let named: Option<Named> = item.and_then(|item| serde_json::from_str(item.get()).ok());
+                let named = named.unwrap_or_default();
                 let outcome = Self {
                     status: problem.status.as_u16(),
                     source: named.source,
@@ -222,9 +253,15 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// Alone, as an item of a request that is read in one pass, and of one that is not.
     fn read(item: &Value) -> Result<Event, Problem> {
-        let text = item.to_string();
-        body::read::<Item<'_>>(text.as_bytes())?.into_event("acme")
+        let alone = Whole::read(item.to_string().as_bytes()).and_then(|item| item.into_event("acme"));
+        for beside in [vec![], vec![json!(5)], vec![json!(" ".repeat(FEEDBACK_BYTES_MAX))]] {
+            let request = Value::from_iter([vec![item.clone()], beside].concat()).to_string();
+            let events = read_events(request.as_bytes(), 3, "acme").unwrap();
+            assert_eq!(events[0].as_ref().ok(), alone.as_ref().ok());
+        }
+        alone
     }
 
     fn item() -> Value {
@@ -260,6 +297,21 @@ mod tests {
         assert!(read(&none).unwrap_err().detail.unwrap().contains("exactly one"));
     }
 
+    #[test]
+    fn a_feedback_longer_than_any_is_refused_and_a_generation_is_not() {
+        let mut long = item();
+        long["feedback"]["tags"] = json!({"long": "x".repeat(FEEDBACK_BYTES_MAX)});
+        assert_eq!(read(&long).unwrap_err().status, 413);
+        let text = json!({"source": "app", "id": "1", "time": "2026-11-21T10:00:00Z", "generation": {
+            "generation_id": "019aa5e6-2f40-7abc-8def-0123456789ac", "episode_id": "019aa5e6-2f40-7abc-8def-0123456789ac",
+            "policy": "p", "line": "l", "versions": [], "replica": "r", "purpose": "production", "surface": "s",
+            "user_key": "u", "arm": "a", "arm_probability": 1, "prompt_ids": vec![100_000; FEEDBACK_BYTES_MAX / 6],
+            "token_ids": [], "logprobs": [], "temperature": 1, "top_p": 1, "finish_reason": "stop",
+        }});
+        assert!(text.to_string().len() > FEEDBACK_BYTES_MAX);
+        read(&text).unwrap();
+    }
+
     fn status_of(problems: &[Problem]) -> StatusCode {
         answer(Outcomes { results: Vec::new() }, problems).status()
     }
@@ -282,7 +334,7 @@ mod tests {
     fn a_failed_item_says_which_it_was_as_far_as_it_can_be_read() {
         let outcome = |text: &str| {
             let item = RawValue::from_string(text.to_owned()).unwrap();
-            Outcome::new(Err(Problem::bad_request("no")), &item).0
+            Outcome::new(Err(Problem::bad_request("no")), Some(&item)).0
         };
         let named = outcome(r#"{"id": "7", "source": "app", "feedback": 5}"#);
         assert_eq!((named.status, named.id.as_deref()), (400, Some("7")));

@@ -1,12 +1,13 @@
 //! From bytes of JSON to canonical bodies, in memory proportional to the bytes. Types that serde reads by buffering (an
-//! untagged value, a flattened field) take many times the memory of their text, so they only ever see short texts.
+//! untagged value, a flattened field) and maps take many times the memory of their text, so they only ever see short texts.
+
+use std::marker::PhantomData;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, header};
 use edge::problem::Problem;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
-use serde_json::value::RawValue;
 
 /// The longest text of a feedback: its largest comment with every byte escaped, and its largest tags.
 pub(super) const FEEDBACK_BYTES_MAX: usize = 512 * 1024;
@@ -52,10 +53,14 @@ pub(super) fn read_feedback<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T,
     read(text)
 }
 
-/// The items of a JSON array, `count_max` at most, each as it was written.
-pub(super) fn read_items(text: &[u8], count_max: usize) -> Result<Vec<&RawValue>, Problem> {
+/// The items of a JSON array, `count_max` at most; as `&RawValue` each as it was written.
+pub(super) fn read_items<'a, T: Deserialize<'a>>(text: &'a [u8], count_max: usize) -> Result<Vec<T>, Problem> {
     let mut reader = serde_json::Deserializer::from_slice(text);
-    let items = Items { count_max }.deserialize(&mut reader);
+    let items = Items {
+        count_max,
+        item: PhantomData,
+    };
+    let items = items.deserialize(&mut reader);
     let items = items.and_then(|items| reader.end().map(|()| items));
     items.map_err(Problem::bad_request)?.map_err(|count| {
         Problem::too_large(format!(
@@ -65,20 +70,21 @@ pub(super) fn read_items(text: &[u8], count_max: usize) -> Result<Vec<&RawValue>
 }
 
 /// Reads all items and keeps none beyond the limit; then tells how many there were.
-struct Items {
+struct Items<T> {
     count_max: usize,
+    item: PhantomData<T>,
 }
 
-impl<'de> DeserializeSeed<'de> for Items {
-    type Value = Result<Vec<&'de RawValue>, usize>;
+impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Items<T> {
+    type Value = Result<Vec<T>, usize>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_seq(self)
     }
 }
 
-impl<'de> Visitor<'de> for Items {
-    type Value = Result<Vec<&'de RawValue>, usize>;
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Items<T> {
+    type Value = Result<Vec<T>, usize>;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("an array of events")
@@ -103,14 +109,15 @@ impl<'de> Visitor<'de> for Items {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::value::RawValue;
 
     #[test]
     fn items_come_as_they_were_written_and_no_more_than_allowed() {
-        let items = read_items(br#" [ {"a": 1}, null ,[2] ] "#, 3).unwrap();
+        let items: Vec<&RawValue> = read_items(br#" [ {"a": 1}, null ,[2] ] "#, 3).unwrap();
         let texts: Vec<_> = items.iter().map(|item| item.get()).collect();
         assert_eq!(texts, [r#"{"a": 1}"#, "null", "[2]"]);
-        assert!(read_items(b"[]", 3).unwrap().is_empty());
-        let refused = read_items(b"[1,2,3,4,5]", 3).unwrap_err();
+        assert!(read_items::<&RawValue>(b"[]", 3).unwrap().is_empty());
+        let refused = read_items::<&RawValue>(b"[1,2,3,4,5]", 3).unwrap_err();
         assert_eq!(refused.status.as_u16(), 413);
         assert!(refused.detail.unwrap().starts_with("5 events"));
     }
@@ -133,7 +140,7 @@ mod tests {
     #[test]
     fn what_is_no_array_is_refused_with_the_place() {
         for text in ["{}", "[1", "[1] 2", ""] {
-            let refused = read_items(text.as_bytes(), 3).unwrap_err();
+            let refused = read_items::<&RawValue>(text.as_bytes(), 3).unwrap_err();
             assert_eq!(refused.status.as_u16(), 400, "{text}");
             assert!(refused.detail.unwrap().contains("line 1"), "{text}");
         }
@@ -147,7 +154,7 @@ mod tests {
         assert!(refused.detail.unwrap().contains("recursion limit"));
         // Items are cut out without recursion, however deep they are; reading one has the limit again.
         let deep = nested(1_000_000);
-        let items = read_items(deep.as_bytes(), 1).unwrap();
+        let items: Vec<&RawValue> = read_items(deep.as_bytes(), 1).unwrap();
         assert!(read::<serde_json::Value>(items[0].get().as_bytes()).is_err());
     }
 

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use edge::auth::Principal;
 use edge::problem::Problem;
 use serde::Serialize;
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::accept::invalid;
@@ -69,9 +70,9 @@ pub(super) async fn events(
     let tenant = &principal.tenant;
     let event = match body::media_type(&headers).as_deref() {
         Some(BATCHED) => {
-            let items = body::read_items(&text, api.events_max)?;
+            let items: Vec<&RawValue> = body::read_items(&text, api.events_max)?;
             let events = items.iter().map(|item| structured(item.get().as_bytes(), tenant));
-            return batch::take(&api, &principal, options, &items, events).await;
+            return batch::take(&api, &principal, options, &text, events.collect()).await;
         }
         Some(STRUCTURED) => structured(&text, tenant)?,
         _ if headers.contains_key("ce-specversion") => {

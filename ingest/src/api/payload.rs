@@ -84,7 +84,10 @@ pub(super) async fn payload(
 
 /// Refuses events whose payloads are known not to be there. Not finding out in time counts as not knowing: readers find out.
 pub(super) async fn look(store: Option<&Store>, events: Vec<Result<Event, Problem>>) -> Vec<Result<Event, Problem>> {
-    let Some(store) = store else { return events };
+    let refers = |event: &Event| matches!(&event.body, Body::Generation(body) if body.payload.is_some() || body.experts.is_some());
+    let Some(store) = store.filter(|_| events.iter().flatten().any(refers)) else {
+        return events;
+    };
     let looks = events.into_iter().map(|event| async {
         let event = event?;
         if let Body::Generation(generation) = &event.body {

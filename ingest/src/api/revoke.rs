@@ -94,6 +94,7 @@ pub(super) struct AcceptedEpisodeEnd {
 /// Nothing more will come for an episode.
 ///
 /// Where its surface has `close_on_episode_end`, what is open closes then. Of several ends of one episode the earliest counts.
+/// A source says it once: said again, with whatever time, it is the same event.
 #[utoipa::path(
     post,
     path = "/v1/episode-ends",

@@ -104,40 +104,32 @@ fn check_generation(generation: &Generation) -> Result<(), Invalid> {
 
 fn check_payload(field: &'static str, payload: &PayloadRef) -> Result<(), Invalid> {
     ensure(payload.size_bytes > 0, field, "has no bytes")?;
-    ensure(
-        payload.size_bytes <= PAYLOAD_BYTES_MAX,
-        field,
-        format!("{} bytes are more than {PAYLOAD_BYTES_MAX}", payload.size_bytes),
-    )?;
+    ensure_else(payload.size_bytes <= PAYLOAD_BYTES_MAX, field, || {
+        format!("{} bytes are more than {PAYLOAD_BYTES_MAX}", payload.size_bytes)
+    })?;
     name(field, &payload.media_type)
 }
 
 fn check_tokens(generation: &Generation) -> Result<(), Invalid> {
     let prompt = generation.prompt_ids.len();
     let sampled = generation.token_ids.len();
-    ensure(
-        prompt <= PROMPT_TOKENS_MAX,
-        "prompt_ids",
-        format!("{prompt} tokens are more than {PROMPT_TOKENS_MAX}; send them by reference"),
-    )?;
+    ensure_else(prompt <= PROMPT_TOKENS_MAX, "prompt_ids", || {
+        format!("{prompt} tokens are more than {PROMPT_TOKENS_MAX}; send them by reference")
+    })?;
     ensure(sampled > 0, "token_ids", "is empty")?;
-    ensure(
-        sampled <= SAMPLED_TOKENS_MAX,
-        "token_ids",
-        format!("{sampled} tokens are more than {SAMPLED_TOKENS_MAX}"),
-    )?;
+    ensure_else(sampled <= SAMPLED_TOKENS_MAX, "token_ids", || {
+        format!("{sampled} tokens are more than {SAMPLED_TOKENS_MAX}")
+    })?;
     for (field, ids) in [
         ("prompt_ids", &generation.prompt_ids),
         ("token_ids", &generation.token_ids),
     ] {
         let small = ids.iter().all(|id| *id <= TOKEN_ID_MAX);
-        ensure(small, field, format!("a token id is above {TOKEN_ID_MAX}"))?;
+        ensure_else(small, field, || format!("a token id is above {TOKEN_ID_MAX}"))?;
     }
-    ensure(
-        generation.logprobs.len() == sampled,
-        "logprobs",
-        format!("{} for {sampled} sampled tokens", generation.logprobs.len()),
-    )?;
+    ensure_else(generation.logprobs.len() == sampled, "logprobs", || {
+        format!("{} for {sampled} sampled tokens", generation.logprobs.len())
+    })?;
     let valid = |logprob: &f32| logprob.is_finite() && *logprob <= LOGPROBS_TOLERANCE;
     ensure(
         generation.logprobs.iter().all(valid),
@@ -145,11 +137,9 @@ fn check_tokens(generation: &Generation) -> Result<(), Invalid> {
         "a logprob is above 0 or not finite",
     )?;
     let masked = generation.train_mask.as_ref().map_or(sampled, Vec::len);
-    ensure(
-        masked == sampled,
-        "train_mask",
-        format!("{masked} entries for {sampled} sampled tokens"),
-    )
+    ensure_else(masked == sampled, "train_mask", || {
+        format!("{masked} entries for {sampled} sampled tokens")
+    })
 }
 
 fn check_spans(generation: &Generation) -> Result<(), Invalid> {
@@ -160,11 +150,9 @@ fn check_spans(generation: &Generation) -> Result<(), Invalid> {
         covered += u64::from(span.tokens);
     }
     let sampled = generation.token_ids.len();
-    ensure(
-        covered == sampled as u64,
-        "versions",
-        format!("spans cover {covered} of {sampled} sampled tokens"),
-    )
+    ensure_else(covered == sampled as u64, "versions", || {
+        format!("spans cover {covered} of {sampled} sampled tokens")
+    })
 }
 
 fn check_sampling(generation: &Generation) -> Result<(), Invalid> {
@@ -206,23 +194,17 @@ fn check_shape(sampling: &Sampling, sampled: usize) -> Result<(), Invalid> {
         ensure(penalty.is_finite(), field, "is not finite")?;
     }
     let biases = sampling.logit_bias.len();
-    ensure(
-        biases <= LOGIT_BIASES_MAX,
-        "sampling.logit_bias",
-        format!("{biases} tokens are more than {LOGIT_BIASES_MAX}"),
-    )?;
+    ensure_else(biases <= LOGIT_BIASES_MAX, "sampling.logit_bias", || {
+        format!("{biases} tokens are more than {LOGIT_BIASES_MAX}")
+    })?;
     let valid = |(id, bias): (&u32, &f32)| *id <= TOKEN_ID_MAX && bias.is_finite();
-    ensure(
-        sampling.logit_bias.iter().all(valid),
-        "sampling.logit_bias",
-        format!("a token id is above {TOKEN_ID_MAX}, or a bias is not finite"),
-    )?;
+    ensure_else(sampling.logit_bias.iter().all(valid), "sampling.logit_bias", || {
+        format!("a token id is above {TOKEN_ID_MAX}, or a bias is not finite")
+    })?;
     let kept = sampling.kept.as_ref().map_or(sampled, Vec::len);
-    ensure(
-        kept == sampled,
-        "sampling.kept",
-        format!("{kept} entries for {sampled} sampled tokens"),
-    )?;
+    ensure_else(kept == sampled, "sampling.kept", || {
+        format!("{kept} entries for {sampled} sampled tokens")
+    })?;
     let some = sampling.kept.iter().flatten().all(|kept| *kept > 0);
     ensure(some, "sampling.kept", "no token could be drawn, and one was")
 }
@@ -264,7 +246,7 @@ fn check_feedback(feedback: &Feedback) -> Result<(), Invalid> {
         Value::Bool(_) => ensure(!reserved, "value", "a comment or demonstration is a text")?,
     }
     let tags = feedback.tags.len();
-    ensure(tags <= TAGS_MAX, "tags", format!("{tags} are more than {TAGS_MAX}"))?;
+    ensure_else(tags <= TAGS_MAX, "tags", || format!("{tags} are more than {TAGS_MAX}"))?;
     for (key, value) in &feedback.tags {
         name("tags", key)?;
         text("tags", value, NAME_BYTES_MAX)?;
@@ -280,8 +262,17 @@ fn check_retraction(retraction: &Retraction) -> Result<(), Invalid> {
     text("reason", &retraction.reason, TEXT_BYTES_MAX)
 }
 
-fn ensure(holds: bool, field: &'static str, rule: impl Into<String>) -> Result<(), Invalid> {
-    if holds { Ok(()) } else { Err(Invalid::new(field, rule)) }
+fn ensure(holds: bool, field: &'static str, rule: &str) -> Result<(), Invalid> {
+    ensure_else(holds, field, || rule.to_owned())
+}
+
+/// With a rule that has to be put together, which only a broken one is.
+fn ensure_else(holds: bool, field: &'static str, rule: impl FnOnce() -> String) -> Result<(), Invalid> {
+    if holds {
+        Ok(())
+    } else {
+        Err(Invalid::new(field, rule()))
+    }
 }
 
 fn name(field: &'static str, value: &str) -> Result<(), Invalid> {
@@ -290,11 +281,9 @@ fn name(field: &'static str, value: &str) -> Result<(), Invalid> {
 }
 
 fn text(field: &'static str, value: &str, bytes_max: usize) -> Result<(), Invalid> {
-    ensure(
-        value.len() <= bytes_max,
-        field,
-        format!("is longer than {bytes_max} bytes"),
-    )?;
+    ensure_else(value.len() <= bytes_max, field, || {
+        format!("is longer than {bytes_max} bytes")
+    })?;
     // Postgres has no way to store it.
     ensure(!value.contains('\0'), field, "contains a NUL character")
 }

@@ -374,6 +374,7 @@ fn json_and_protobuf_are_the_same_event_with_the_same_digest() {
         let read = Event::decode_json(&json).unwrap();
         assert_eq!(read, event);
         assert_eq!(read.digest(), Event::decode(&event.encode()).unwrap().digest());
+        assert_eq!(event.encode_with_digest(), (event.encode(), event.digest()));
     }
 }
 

@@ -46,15 +46,18 @@ impl Producer {
     /// Resolves when the log has acknowledged the event (`acks=all`), 5 s later at most. The current span travels along.
     pub async fn send_event(&self, event: &Event) -> Result<(), Error> {
         event.check()?;
+        self.send_encoded(event, &event.encode()).await
+    }
+
+    /// The same of an event that has been checked and encoded.
+    pub(crate) async fn send_encoded(&self, event: &Event, value: &[u8]) -> Result<(), Error> {
         let mut headers = Headers::of(event);
         headers.set("content-type", "application/protobuf");
         for (key, value) in edge::trace::inject() {
             headers.set(&key, &value);
         }
         let topic = self.topics.of(event);
-        self.send(topic, &event.key(), &event.encode(), headers.0)
-            .await
-            .map(drop)
+        self.send(topic, &event.key(), value, headers.0).await.map(drop)
     }
 
     /// Tells followers that there is a new object to look at. May be repeated, may be lost.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
@@ -13,7 +13,7 @@ use sqlx::PgPool;
 use time::OffsetDateTime;
 use tokio::runtime::Handle;
 
-use super::offset::{self, Claim, Fences, Next, Progress, Slot};
+use super::offset::{self, Claim, Claims, Next, Progress, Slot};
 use crate::kafka::ClientOptions;
 use crate::{event, kafka};
 
@@ -51,8 +51,7 @@ struct State {
 }
 
 struct Owned {
-    fence: i64,
-    next_offset: i64,
+    claim: Claim,
     /// The log's end as seen at a moment: once the tables are there, they hold everything up to that moment.
     mark: Option<Mark>,
 }
@@ -86,7 +85,7 @@ impl Assigner {
     /// Fails once the group has been silent for too long.
     pub(super) fn check_membership(&self) -> Result<(), Failure> {
         match self.state().waiting_since {
-            Some(since) if since.elapsed() > ASSIGNMENT_TIMEOUT => Err(Failure::Lost(anyhow::anyhow!(
+            Some(since) if since.elapsed() > ASSIGNMENT_TIMEOUT => Err(Failure::Lost(anyhow!(
                 "the consumer group has assigned nothing for {ASSIGNMENT_TIMEOUT:?}"
             ))),
             _ => Ok(()),
@@ -105,17 +104,17 @@ impl Assigner {
         self.state().failure.take()
     }
 
-    pub(super) fn fences(&self) -> Fences {
+    pub(super) fn claims(&self) -> Claims {
         let state = self.state();
-        let fences = state.owned.iter();
-        fences.map(|(slot, owned)| (slot.clone(), owned.fence)).collect()
+        let claims = state.owned.iter();
+        claims.map(|(slot, owned)| (slot.clone(), owned.claim)).collect()
     }
 
     pub(super) fn advance(&self, next: &Next) {
         let mut state = self.state();
         for (slot, next_offset) in next {
             if let Some(owned) = state.owned.get_mut(slot) {
-                owned.next_offset = *next_offset;
+                owned.claim.next_offset = *next_offset;
             }
         }
     }
@@ -154,15 +153,8 @@ impl Assigner {
             assignment
                 .add_partition_offset(&slot.0, slot.1, Offset::Offset(next_offset))
                 .map_err(|error| lost(error.into()))?;
-            let fence = claim.fence;
-            owned.insert(
-                slot,
-                Owned {
-                    fence,
-                    next_offset,
-                    mark: None,
-                },
-            );
+            let claim = Claim { next_offset, ..claim };
+            owned.insert(slot, Owned { claim, mark: None });
         }
         consumer.assign(&assignment).map_err(|error| lost(error.into()))?;
         tracing::info!(partitions = owned.len(), "partitions claimed");
@@ -269,9 +261,17 @@ pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), 
         return Ok(());
     }
     let noted = offset::note_progress(&context.pool, &context.cluster_id, &progress);
-    if let Err(error) = context.runtime.block_on(noted) {
+    match context.runtime.block_on(noted) {
+        Ok(noted) if noted < progress.len() as u64 => {
+            return Err(Failure::Lost(anyhow!(
+                "of {} partitions, {} were claimed by another sink, or the tables hold less of them than they did",
+                progress.len(),
+                progress.len() as u64 - noted
+            )));
+        }
+        Ok(_) => {}
         // The next mark says the same and more.
-        tracing::warn!(%error, "progress not noted");
+        Err(error) => tracing::warn!(%error, "progress not noted"),
     }
     match context.take_failure() {
         Some(failure) => Err(failure),
@@ -283,10 +283,10 @@ fn reached(state: &mut State) -> Vec<Progress> {
     let mut progress = Vec::new();
     for (slot, owned) in &mut state.owned {
         let Some(mark) = &owned.mark else { continue };
-        if owned.next_offset >= mark.end {
+        if owned.claim.next_offset >= mark.end {
             progress.push(Progress {
                 slot: slot.clone(),
-                fence: owned.fence,
+                claim: owned.claim,
                 caught_up_to: mark.seen_at,
             });
             owned.mark = None;
@@ -304,11 +304,8 @@ mod tests {
             seen_at: OffsetDateTime::UNIX_EPOCH,
             end,
         });
-        let owned = Owned {
-            fence: 3,
-            next_offset,
-            mark,
-        };
+        let claim = Claim { next_offset, fence: 3 };
+        let owned = Owned { claim, mark };
         State {
             owned: BTreeMap::from([(("t".to_owned(), 0), owned)]),
             ..State::default()
@@ -322,7 +319,7 @@ mod tests {
         assert!(behind.owned.values().all(|owned| owned.mark.is_some()));
         let mut there = owned(10, 10);
         let progress = reached(&mut there);
-        assert_eq!(progress[0].fence, 3);
+        assert_eq!(progress[0].claim.fence, 3);
         assert_eq!(progress[0].caught_up_to, OffsetDateTime::UNIX_EPOCH);
         assert!(there.owned.values().all(|owned| owned.mark.is_none()));
     }

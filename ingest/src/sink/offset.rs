@@ -7,8 +7,8 @@ use time::OffsetDateTime;
 
 /// A topic and one of its partitions.
 pub(super) type Slot = (String, i32);
-/// The fence under which each owned partition may be moved.
-pub(super) type Fences = BTreeMap<Slot, i64>;
+/// The fence under which each owned partition may be moved, and how far its owner has moved it.
+pub(super) type Claims = BTreeMap<Slot, Claim>;
 /// The first offset of each partition that is not in the tables.
 pub(super) type Next = BTreeMap<Slot, i64>;
 
@@ -120,9 +120,9 @@ pub(super) struct Held {
 pub(super) async fn lock(
     connection: &mut PgConnection,
     cluster_id: &str,
-    fences: &Fences,
+    claims: &Claims,
 ) -> sqlx::Result<BTreeMap<Slot, Held>> {
-    let (topics, numbers) = columns(fences.keys());
+    let (topics, numbers) = columns(claims.keys());
     let rows = sqlx::query!(
         "select topic, partition, next_offset, fence, caught_up_to from consumer_offset \
          where consumer = 'sink' and cluster_id = $1 \
@@ -166,34 +166,36 @@ pub(super) async fn advance(connection: &mut PgConnection, cluster_id: &str, nex
     Ok(())
 }
 
-/// One partition's news: under this fence, everything up to this moment is in the tables.
+/// One partition's news: under this fence, everything up to this moment is in the tables, as long as they reach this offset.
 pub(super) struct Progress {
     pub slot: Slot,
-    pub fence: i64,
+    pub claim: Claim,
     pub caught_up_to: OffsetDateTime,
 }
 
-/// Notes progress where the fence still holds.
-pub(super) async fn note_progress(pool: &PgPool, cluster_id: &str, progress: &[Progress]) -> sqlx::Result<()> {
+/// Notes progress where the fence still holds and nothing was lost with the database's last transactions; for how many.
+pub(super) async fn note_progress(pool: &PgPool, cluster_id: &str, progress: &[Progress]) -> sqlx::Result<u64> {
     let (topics, numbers) = columns(progress.iter().map(|progress| &progress.slot));
-    let fences: Vec<i64> = progress.iter().map(|progress| progress.fence).collect();
+    let fences: Vec<i64> = progress.iter().map(|progress| progress.claim.fence).collect();
+    let offsets: Vec<i64> = progress.iter().map(|progress| progress.claim.next_offset).collect();
     let times: Vec<_> = progress.iter().map(|progress| progress.caught_up_to).collect();
-    sqlx::query!(
+    let noted = sqlx::query!(
         "update consumer_offset o \
          set caught_up_to = greatest(o.caught_up_to, p.caught_up_to), updated_at = now() \
-         from unnest($2::text[], $3::int[], $4::bigint[], $5::timestamptz[]) \
-              as p (topic, partition, fence, caught_up_to) \
+         from unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::timestamptz[]) \
+              as p (topic, partition, fence, next_offset, caught_up_to) \
          where o.consumer = 'sink' and o.cluster_id = $1 \
-           and o.topic = p.topic and o.partition = p.partition and o.fence = p.fence",
+           and o.topic = p.topic and o.partition = p.partition and o.fence = p.fence and o.next_offset >= p.next_offset",
         cluster_id,
         &topics,
         &numbers,
         &fences,
+        &offsets,
         &times
     )
     .execute(pool)
     .await?;
-    Ok(())
+    Ok(noted.rows_affected())
 }
 
 /// The moment up to which every event of every partition is in the tables; `None` while one partition has no such moment.

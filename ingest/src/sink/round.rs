@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::consumer::Failure;
-use super::offset::{Fences, Next};
+use super::offset::{Claims, Next};
 use super::record::Record;
 use super::{Sink, write};
 
@@ -30,8 +30,8 @@ impl Round {
         }
     }
 
-    pub(super) fn begin(sink: &Arc<Sink>, runtime: &Handle, fences: &Fences, records: Vec<Record>) -> Self {
-        let writing = runtime.spawn(write_all(sink.clone(), fences.clone(), records));
+    pub(super) fn begin(sink: &Arc<Sink>, runtime: &Handle, claims: &Claims, records: Vec<Record>) -> Self {
+        let writing = runtime.spawn(write_all(sink.clone(), claims.clone(), records));
         Self {
             runtime: runtime.clone(),
             writing: Some(writing),
@@ -59,11 +59,11 @@ impl Drop for Round {
     }
 }
 
-async fn write_all(sink: Arc<Sink>, fences: Fences, records: Vec<Record>) -> Result<Next, Failure> {
+async fn write_all(sink: Arc<Sink>, claims: Claims, records: Vec<Record>) -> Result<Next, Failure> {
     let shares = share_out(records, sink.writers).into_iter();
     let writes = shares.map(|records| {
-        let (sink, fences) = (sink.clone(), fences.clone());
-        tokio::spawn(async move { sink.store(&fences, records).await })
+        let (sink, claims) = (sink.clone(), claims.clone());
+        tokio::spawn(async move { sink.store(&claims, records).await })
     });
     let mut advanced = Next::new();
     for written in join_all(writes).await {
@@ -87,31 +87,38 @@ fn share_out(records: Vec<Record>, writers: usize) -> Vec<Vec<Record>> {
 impl Sink {
     /// Writes a batch, waiting out a database that is away. A batch with a row that the database refuses is written one
     /// by one, so that one such record never holds up a partition.
-    async fn store(&self, fences: &Fences, records: Vec<Record>) -> Result<Next, Failure> {
-        match self.write(fences, &records).await {
+    async fn store(&self, claims: &Claims, records: Vec<Record>) -> Result<Next, Failure> {
+        match self.write(claims, &records).await {
             Err(write::Error::Refused(error)) => {
                 tracing::warn!(%error, records = records.len(), "a row was refused, writing one by one");
             }
             other => return into_failure(other),
         }
+        let mut claims = claims.clone();
         let mut advanced = Next::new();
         for mut record in records {
-            let result = match self.write(fences, std::slice::from_ref(&record)).await {
+            let result = match self.write(&claims, std::slice::from_ref(&record)).await {
                 Err(write::Error::Refused(error)) => {
                     record.refuse(&error);
-                    self.write(fences, std::slice::from_ref(&record)).await
+                    self.write(&claims, std::slice::from_ref(&record)).await
                 }
                 other => other,
             };
-            advanced.extend(into_failure(result)?);
+            let next = into_failure(result)?;
+            for (slot, next_offset) in &next {
+                if let Some(claim) = claims.get_mut(slot) {
+                    claim.next_offset = *next_offset;
+                }
+            }
+            advanced.extend(next);
         }
         Ok(advanced)
     }
 
-    async fn write(&self, fences: &Fences, records: &[Record]) -> Result<Next, write::Error> {
+    async fn write(&self, claims: &Claims, records: &[Record]) -> Result<Next, write::Error> {
         let mut pause = Duration::from_millis(100);
         loop {
-            let error = match self.transaction(fences, records).await {
+            let error = match self.transaction(claims, records).await {
                 Err(write::Error::Away(error)) => error,
                 other => return other,
             };

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use sqlx::PgConnection;
+use sqlx::types::Json;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -340,7 +341,7 @@ pub(super) async fn insert_feedback(
             Value::Text(value) => Some(value.clone()),
             _ => None,
         }) as _,
-        column!(row => serde_json::json!(row.body.tags)),
+        column!(row => Json(&row.body.tags)) as _,
         column!(row => row.event.time),
     )
     .fetch_all(connection)

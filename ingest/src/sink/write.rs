@@ -9,7 +9,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use tracing::Instrument;
 
-use super::offset::{self, Fences, Next};
+use super::offset::{self, Claims, Next};
 use super::record::{Record, transaction_span};
 use super::settle::{Touched, settle};
 use super::{Sink, references, revoke, rows};
@@ -22,6 +22,14 @@ pub(super) enum Error {
     /// Someone else has claimed the partition since.
     #[error("{topic}/{partition} was claimed by another sink")]
     Fenced { topic: String, partition: i32 },
+    /// Its last transactions went with a crash, or with a server that another one took over from.
+    #[error("the tables held {topic}/{partition} up to {moved_to}, and now hold it up to {held}")]
+    WentBack {
+        topic: String,
+        partition: i32,
+        moved_to: i64,
+        held: i64,
+    },
     /// The database does not take one of the rows, and never will.
     #[error("the database refused a row")]
     Refused(#[source] sqlx::Error),
@@ -66,15 +74,15 @@ struct Counts {
 impl Sink {
     /// Writes what the tables do not hold yet and moves the offsets. Dead letters are acknowledged by the log before the
     /// commit: a crash in between repeats them, and loses none.
-    pub(super) async fn transaction(&self, fences: &Fences, records: &[Record]) -> Result<Next, Error> {
+    pub(super) async fn transaction(&self, claims: &Claims, records: &[Record]) -> Result<Next, Error> {
         let span = transaction_span(records);
-        self.write_together(fences, records).instrument(span).await
+        self.write_together(claims, records).instrument(span).await
     }
 
-    async fn write_together(&self, fences: &Fences, records: &[Record]) -> Result<Next, Error> {
+    async fn write_together(&self, claims: &Claims, records: &[Record]) -> Result<Next, Error> {
         let started = std::time::Instant::now();
         let mut transaction = begin(&self.pool).await?;
-        let (next, caught_up_to) = self.hold(&mut transaction, fences, records).await?;
+        let (next, caught_up_to) = self.hold(&mut transaction, claims, records).await?;
         let unread = |record: &&Record| {
             let slot = (record.from.topic.clone(), record.from.partition);
             next.get(&slot).is_some_and(|next| record.from.offset >= *next)
@@ -97,31 +105,40 @@ impl Sink {
         Ok(moved)
     }
 
-    /// Locks the offsets of the batch's partitions and checks that they may still be moved. Until the transaction ends, the
+    /// Locks the offsets of the batch's partitions and checks that they may still be moved, and are where they were left: the
+    /// database may lose transactions that it has confirmed, and what lay between would never be read again. Until the transaction ends, the
     /// closer closes nothing after the returned moment: it waits for each of these partitions to be caught up.
     async fn hold(
         &self,
         connection: &mut PgConnection,
-        fences: &Fences,
+        claims: &Claims,
         records: &[Record],
     ) -> Result<(Next, Option<OffsetDateTime>), Error> {
         let fenced = |(topic, partition): &offset::Slot| Error::Fenced {
             topic: topic.clone(),
             partition: *partition,
         };
-        let mut wanted = Fences::new();
+        let mut wanted = Claims::new();
         for record in records {
             let slot = (record.from.topic.clone(), record.from.partition);
-            let fence = fences.get(&slot).ok_or_else(|| fenced(&slot))?;
-            wanted.insert(slot, *fence);
+            let claim = claims.get(&slot).ok_or_else(|| fenced(&slot))?;
+            wanted.insert(slot, *claim);
         }
         let held = offset::lock(connection, &self.cluster_id, &wanted).await?;
         let mut next = Next::new();
-        for (slot, fence) in wanted {
-            match held.get(&slot) {
-                Some(held) if held.claim.fence == fence => next.insert(slot, held.claim.next_offset),
-                _ => return Err(fenced(&slot)),
-            };
+        for (slot, wanted) in wanted {
+            let held = held.get(&slot).map(|held| held.claim);
+            let held = held.filter(|held| held.fence == wanted.fence);
+            let held = held.ok_or_else(|| fenced(&slot))?;
+            if held.next_offset < wanted.next_offset {
+                return Err(Error::WentBack {
+                    topic: slot.0,
+                    partition: slot.1,
+                    moved_to: wanted.next_offset,
+                    held: held.next_offset,
+                });
+            }
+            next.insert(slot, held.next_offset);
         }
         let caught_up_to = held.values().filter_map(|held| held.caught_up_to).max();
         Ok((next, caught_up_to))

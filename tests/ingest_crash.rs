@@ -1,0 +1,89 @@
+//! A database that loses what it had confirmed: its last transactions after a crash, or behind a server that another one took over
+//! from. And a transaction that takes longer than anybody expects.
+
+use std::time::Duration;
+
+use ingest::event::Event;
+use sqlx::Executor;
+use uuid::Uuid;
+
+use crate::ingest::{
+    Service, Trajectory, accept, count, dead_letters, generation, no_dead_letters, options, send, stored, trajectory,
+};
+use crate::support::Stack;
+
+const SOURCE: &str = "tests/crash";
+
+/// Everything that the sink has written, gone, rows and offsets alike; the fences stay, and so does the running sink.
+async fn go_back(stack: &Stack) {
+    let mut transaction = stack.pool.begin().await.unwrap();
+    for table in ["event_key", "generation", "open_generation", "feedback", "trajectory"] {
+        let delete = sqlx::AssertSqlSafe(format!("delete from {table}"));
+        transaction.execute(delete).await.unwrap();
+    }
+    let back = "update consumer_offset set next_offset = 0, caught_up_to = null where consumer = 'sink'";
+    transaction.execute(back).await.unwrap();
+    transaction.commit().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_database_loses_is_read_from_the_log_again() {
+    let stack = Stack::start("went_back").await;
+    let service = Service::start(&stack).await;
+    let generations: Vec<_> = (0..20).map(|_| generation()).collect();
+    let events: Vec<Event> = generations
+        .iter()
+        .map(|generation| generation.clone().into_event("default", SOURCE))
+        .collect();
+    send(&stack, &events).await;
+    stored(&stack.pool, 20).await;
+    go_back(&stack).await;
+    // The sink stands after the records that are gone; the next one must not be written on top of the gap.
+    let said = accept(generations[0].id, true);
+    send(&stack, std::slice::from_ref(&said)).await;
+    let after = generation().into_event("default", SOURCE);
+    let every_partition: Vec<Event> = (0..10).map(|_| generation().into_event("default", SOURCE)).collect();
+    send(&stack, &[&[after], &*every_partition].concat()).await;
+    stored(&stack.pool, 32).await;
+    assert_eq!(count(&stack.pool, "select count(*) from generation").await, 31);
+    assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 1);
+    assert_eq!(count(&stack.pool, "select count(*) from event_key").await, 32);
+    no_dead_letters(&stack).await;
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_database_loses_is_read_again_although_nothing_new_comes() {
+    let stack = Stack::start("went_back_idle").await;
+    let service = Service::start(&stack).await;
+    let shown = generation();
+    let id = shown.id;
+    send(&stack, &[shown.into_event("default", SOURCE), accept(id, true)]).await;
+    stored(&stack.pool, 2).await;
+    go_back(&stack).await;
+    // Neither closed without its feedback nor left open for ever.
+    stored(&stack.pool, 2).await;
+    assert_eq!(trajectory(&stack.pool, id).await, Trajectory::rewarded(0.75, "accept"));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_orphan_whose_transaction_outlasts_its_time_becomes_a_dead_letter_all_the_same() {
+    let stack = Stack::start("long_orphan").await;
+    let options = ingest::Options {
+        orphan_ttl_seconds: 0.5,
+        ..options()
+    };
+    let service = Service::start_with(&stack, options).await;
+    let mut storing = stack.pool.begin().await.unwrap();
+    // `stored_at` is when the transaction began, and nobody sees the row before it ends.
+    let insert = "insert into feedback (id, tenant_id, generation_id, metric_name, value_bool, given_at) \
+                  values ($1, 'default', $2, 'accept', true, now())";
+    let insert = sqlx::query(insert).bind(Uuid::now_v7()).bind(Uuid::now_v7());
+    insert.execute(&mut *storing).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    storing.commit().await.unwrap();
+    let letters = dead_letters(&stack, 1).await;
+    assert_eq!(letters[0].headers["reason"], "orphan");
+    service.stop().await;
+}
