@@ -211,7 +211,8 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
         RUN,
         recent,
         5000_i64,
-        50_000_i32
+        50_000_i32,
+        true
     );
     ask!(
         "trainer: set aside, a day",
@@ -223,7 +224,8 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
         RUN,
         today,
         5000_i64,
-        50_000_i32
+        50_000_i32,
+        true
     );
     ask!(
         "trainer: show rate",

@@ -58,6 +58,7 @@ fn story(rng: &mut StdRng) -> Vec<Event> {
             token_ids: (0..length).map(|_| rng.random_range(0..1000)).collect(),
             logprobs: (0..length).map(|_| -rng.random::<f32>()).collect(),
             train_mask: None,
+            sampling: None,
             ..generation()
         };
         let about = Target::Generation(generation.id);
