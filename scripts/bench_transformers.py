@@ -48,7 +48,7 @@ def row(model, ids, what, steps):
         token = torch.full((batch, 1), 11)
 
         def decode():
-            cache.crop(half)
+            cache.crop(half - cache.get_seq_length())
             with torch.no_grad():
                 for _ in range(steps):
                     model(token, past_key_values=cache, use_cache=True)
