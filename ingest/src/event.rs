@@ -255,14 +255,34 @@ impl Default for Sampling {
 
 /// Ids are text as keys of JSON, and stay text where serde has buffered them.
 fn by_id<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<u32, f32>, D::Error> {
-    let named = BTreeMap::<String, f32>::deserialize(deserializer)?;
-    let pairs = named.into_iter().map(|(id, bias)| match id.parse() {
-        Ok(id) => Ok((id, bias)),
-        Err(_) => Err(serde::de::Error::custom(format!(
-            "logit_bias: {id:?} is not a token id"
-        ))),
-    });
-    pairs.collect()
+    struct ById;
+    impl<'de> serde::de::Visitor<'de> for ById {
+        type Value = BTreeMap<u32, f32>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object from token ids to numbers")
+        }
+
+        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            use serde::de::Error;
+            let mut biases = BTreeMap::new();
+            while let Some((id, bias)) = map.next_entry::<String, f32>()? {
+                let Ok(number) = id.parse() else {
+                    return Err(A::Error::custom(format!("logit_bias: {id:?} is not a token id")));
+                };
+                if biases.insert(number, bias).is_some() {
+                    return Err(A::Error::custom(format!("logit_bias: {number} is there twice")));
+                }
+                if biases.len() > LOGIT_BIASES_MAX {
+                    return Err(A::Error::custom(format!(
+                        "logit_bias: more than {LOGIT_BIASES_MAX} tokens"
+                    )));
+                }
+            }
+            Ok(biases)
+        }
+    }
+    deserializer.deserialize_map(ById)
 }
 
 fn yes() -> bool {

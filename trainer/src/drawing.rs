@@ -65,13 +65,25 @@ impl Drawn {
         }
     }
 
-    pub fn distribution<'a>(&'a self, logits: &'a [f32], history: &'a History) -> Distribution<'a> {
+    /// `target` was drawn: where the logits are not the sampler's own bits (another engine's), the set's edge may fall short of
+    /// it, and then reaches as far as it.
+    pub fn distribution<'a>(&'a self, logits: &'a [f32], history: &'a History, target: u32) -> Distribution<'a> {
         let kept = self
             .drawing
             .kept
             .as_ref()
             .and_then(|kept| kept.get(self.token).copied());
-        Distribution::rebuilt(logits, &self.drawing.params, history, kept)
+        let rebuilt = |kept| Distribution::rebuilt(logits, &self.drawing.params, history, kept);
+        let distribution = rebuilt(kept);
+        if distribution.log_prob(target) > f32::NEG_INFINITY {
+            return distribution;
+        }
+        let all = rebuilt(Some(u32::MAX));
+        let (of, mut above) = (all.log_prob(target), 0);
+        for id in 0..logits.len() as u32 {
+            above += u32::from(all.log_prob(id) >= of);
+        }
+        rebuilt(Some(above))
     }
 }
 
@@ -86,7 +98,8 @@ pub fn affine(batch: &MicroBatch, logits: &Rows) -> Option<[Vec<f32>; 2]> {
     let width = logits.width();
     for drawn in &batch.drawn {
         let history = drawn.history(batch);
-        let (factor, summand) = drawn.distribution(logits.row(drawn.at), &history).affine();
+        let target = batch.targets[drawn.at] as u32;
+        let (factor, summand) = drawn.distribution(logits.row(drawn.at), &history, target).affine();
         factors[drawn.at * width..][..width].copy_from_slice(&factor);
         summands[drawn.at * width..][..width].copy_from_slice(&summand);
     }

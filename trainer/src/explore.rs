@@ -52,7 +52,7 @@ pub fn log_behaviour(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) ->
         rows.push(match drawn.next_if(|drawn| drawn.at == i) {
             Some(drawn) => {
                 let history = drawn.history(batch);
-                drawn.distribution(&logits, &history).log_prob(target)
+                drawn.distribution(&logits, &history, target).log_prob(target)
             }
             None => sampling::log_prob_of(&logits, &params, &History::default(), target),
         });

@@ -400,13 +400,13 @@ fn log_softmax(logits: &Tensor, batch: &MicroBatch, shape: Option<&[Tensor; 2]>)
     (z / temperature).log_softmax(-1, Kind::Float)
 }
 
-/// Mean KL(old‖new) over the trained tokens that are watched.
+/// Mean KL(old‖new) over the trained tokens that are watched, at the experts that were logged where they were.
 fn divergence(new: &Model, watched: &[Watched]) -> anyhow::Result<f64> {
     let _no_grad = tch::no_grad_guard();
     let (mut sum, mut tokens) = (0.0, 0);
     for Watched { batch, shape, before } in watched {
         let after = log_softmax(
-            &network::tensor(&score(new, batch, None)?.logits),
+            &network::tensor(&score(new, batch, batch.routing.as_ref())?.logits),
             batch,
             shape.as_ref(),
         );

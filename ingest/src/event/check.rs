@@ -182,24 +182,25 @@ fn check_shape(sampling: &Sampling, sampled: usize) -> Result<(), Invalid> {
         "sampling.min_p",
         "is not in [0, 1]",
     )?;
+    // beyond these f32 arithmetic would overflow, and nobody means it
     ensure(
-        sampling.repetition_penalty.is_finite() && sampling.repetition_penalty > 0.0,
+        (0.01..=100.0).contains(&sampling.repetition_penalty),
         "sampling.repetition_penalty",
-        "is not above 0 and finite",
+        "is not in [0.01, 100]",
     )?;
     for (field, penalty) in [
         ("sampling.presence_penalty", sampling.presence_penalty),
         ("sampling.frequency_penalty", sampling.frequency_penalty),
     ] {
-        ensure(penalty.is_finite(), field, "is not finite")?;
+        ensure((-100.0..=100.0).contains(&penalty), field, "is not in [-100, 100]")?;
     }
     let biases = sampling.logit_bias.len();
     ensure_else(biases <= LOGIT_BIASES_MAX, "sampling.logit_bias", || {
         format!("{biases} tokens are more than {LOGIT_BIASES_MAX}")
     })?;
-    let valid = |(id, bias): (&u32, &f32)| *id <= TOKEN_ID_MAX && bias.is_finite();
+    let valid = |(id, bias): (&u32, &f32)| *id <= TOKEN_ID_MAX && (-1000.0..=1000.0).contains(bias);
     ensure_else(sampling.logit_bias.iter().all(valid), "sampling.logit_bias", || {
-        format!("a token id is above {TOKEN_ID_MAX}, or a bias is not finite")
+        format!("a token id is above {TOKEN_ID_MAX}, or a bias is not in [-1000, 1000]")
     })?;
     let kept = sampling.kept.as_ref().map_or(sampled, Vec::len);
     ensure_else(kept == sampled, "sampling.kept", || {

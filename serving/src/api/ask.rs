@@ -7,7 +7,7 @@ use crate::engine::templates::Unrendered;
 use crate::engine::{Class, Version};
 use crate::options::ServeOptions;
 use edge::Problem;
-use ingest::event::{LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose};
+use ingest::event::{LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose, SAMPLED_TOKENS_MAX};
 use policy::chat::Conversation;
 use policy::sampling::Params;
 use serde_json::{Map, Value};
@@ -20,7 +20,8 @@ const TEMPERATURE_MAX: f64 = 2.0;
 const STOPS_MAX: usize = 4;
 const PENALTY_MAX: f64 = 2.0;
 const LOGIT_BIAS_MAX: f64 = 100.0;
-/// Beyond it nothing is said twice, and it is a mistake.
+/// Beyond these it is a mistake.
+const REPETITION_PENALTY_MIN: f64 = 0.01;
 const REPETITION_PENALTY_MAX: f64 = 10.0;
 const LOGPROBS_MAX: i64 = 5;
 /// Longest stop string, in bytes.
@@ -188,7 +189,7 @@ impl Ask {
     /// conversation may fill the context.
     pub fn room(&self, prompt: usize, version: &Version, default: usize) -> Result<usize, Problem> {
         let context = version.context.min(PROMPT_TOKENS_MAX);
-        let free = context.saturating_sub(prompt);
+        let free = context.saturating_sub(prompt).min(SAMPLED_TOKENS_MAX);
         let default = if self.is_chat() { free } else { default };
         let wanted = self.max_tokens.unwrap_or_else(|| default.min(free.max(1)));
         if wanted > free {
@@ -248,15 +249,12 @@ fn params(request: &CompletionRequest) -> Result<Params, Problem> {
             k => u32::try_from(k).map_err(|_| bad(format!("top_k is {k}; give 1 or more, or 0 or -1 for all")))?,
         },
         min_p: within("min_p", request.min_p.unwrap_or(0.0), 0.0, 1.0)?,
-        repetition_penalty: match within(
+        repetition_penalty: within(
             "repetition_penalty",
             request.repetition_penalty.unwrap_or(1.0),
-            0.0,
+            REPETITION_PENALTY_MIN,
             REPETITION_PENALTY_MAX,
-        )? {
-            penalty if penalty > 0.0 => penalty,
-            _ => return Err(bad("repetition_penalty is 0; give more than 0, 1 for none")),
-        },
+        )?,
         presence_penalty: penalty("presence_penalty", request.presence_penalty)?,
         frequency_penalty: penalty("frequency_penalty", request.frequency_penalty)?,
         logit_bias: logit_bias(request.logit_bias.as_ref())?,
@@ -470,7 +468,7 @@ mod tests {
             (json!({"presence_penalty": -3}), "presence_penalty is -3; give -2 to 2"),
             (
                 json!({"repetition_penalty": 0}),
-                "repetition_penalty is 0; give more than 0",
+                "repetition_penalty is 0; give 0.01 to 10",
             ),
             (json!({"top_k": -2}), "top_k is -2; give 1 or more"),
             (json!({"min_p": 1.5}), "min_p is 1.5; give 0 to 1"),

@@ -188,7 +188,8 @@ struct TokenLogprob {
 struct Spelled {
     token: String,
     logprob: f32,
-    bytes: Vec<u8>,
+    /// None where the token has no text of its own.
+    bytes: Option<Vec<u8>>,
 }
 
 impl Logprobs {
@@ -196,7 +197,7 @@ impl Logprobs {
         let spelled = |(text, logprob): &(String, f32)| Spelled {
             token: text.clone(),
             logprob: *logprob,
-            bytes: text.as_bytes().to_vec(),
+            bytes: (!text.starts_with("token_id:") && !text.contains('\u{fffd}')).then(|| text.as_bytes().to_vec()),
         };
         let content = tokens.iter().map(|token| TokenLogprob {
             token: spelled(&(token.text.clone(), token.logprob)),

@@ -16,10 +16,13 @@ use policy::digest::Digest;
 use policy::router::Routing;
 use policy::tokenizer::{Decoder, Tokenizer};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
+
+/// How long an answer waits for the store of payloads.
+const EXPERTS_WAIT: Duration = Duration::from_secs(2);
 
 /// A sampled token, for the log and for people.
 #[derive(Debug, Clone, PartialEq)]
@@ -278,7 +281,15 @@ impl Choice {
         let read = finished.prompt_ids.len() + finished.tokens.len() - 1;
         let encoded = experts::encode(routing, read, self.route.version.experts.unwrap_or(0));
         let put = match encoded {
-            Ok(bytes) => store.put(&self.tenant, bytes.into(), experts::MEDIA_TYPE).await,
+            Ok(bytes) => {
+                let put = store.put(&self.tenant, bytes.into(), experts::MEDIA_TYPE);
+                let Ok(put) = tokio::time::timeout(EXPERTS_WAIT, put).await else {
+                    tracing::warn!(generation = %finished.generation_id, "experts not logged: the store did not answer in time");
+                    metrics::counter!("springtide_experts_unlogged_total").increment(1);
+                    return None;
+                };
+                put
+            }
             Err(error) => {
                 tracing::error!(generation = %finished.generation_id, %error, "experts not logged");
                 return None;

@@ -50,6 +50,8 @@ fn split(samples: Vec<Sample>, head: i64, context: i64) -> (Groups, BTreeMap<&'s
             Some("empty")
         } else if length > context {
             Some("longer_than_context")
+        } else if sample.temperature <= 0.0 {
+            Some("greedy")
         } else if !sample.reward.is_finite() {
             Some("reward_not_finite")
         } else {
