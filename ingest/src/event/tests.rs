@@ -1,5 +1,5 @@
 //! The wire: version 1 as it was first written must read the same for ever. The fixtures are bytes, not code, so that no
-//! change of the code can change them along.
+//! change of the code can change them along. Longer than 500 lines because every case damages or rewrites the same few events.
 
 use std::collections::BTreeMap;
 

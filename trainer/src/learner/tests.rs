@@ -1,3 +1,6 @@
+//! The learner on small models. One file of more than 500 lines, because every case draws its samples from the same few functions
+//! at its beginning.
+
 use super::*;
 use crate::checkpoint::{Checkpoint, StepRecord};
 use crate::drawing::Drawing;
