@@ -1,4 +1,6 @@
-//! A moment as commands take it on their command lines.
+//! A moment as commands take it, or an age, on their command lines.
+
+use std::time::Duration;
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -8,13 +10,20 @@ pub fn since(text: &str) -> Result<OffsetDateTime, String> {
     if let Ok(moment) = OffsetDateTime::parse(text, &Rfc3339) {
         return Ok(moment);
     }
-    let units = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
-    let ago = units.into_iter().find_map(|(unit, seconds)| {
-        let count: i64 = text.strip_suffix(unit)?.parse().ok()?;
-        let ago = time::Duration::seconds(count.checked_mul(seconds)?);
-        OffsetDateTime::now_utc().checked_sub(ago).filter(|_| count >= 0)
-    });
+    let ago = age(text)
+        .ok()
+        .and_then(|age| OffsetDateTime::now_utc().checked_sub(age.try_into().ok()?));
     ago.ok_or_else(|| "give a moment such as 2026-11-21T03:00:00Z, or an age such as 90s, 30m, 2h, 7d".to_owned())
+}
+
+/// How long something lasts, or ago it was: a number with its unit.
+pub fn age(text: &str) -> Result<Duration, String> {
+    let units = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
+    let age = units.into_iter().find_map(|(unit, seconds)| {
+        let count: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        Some(Duration::from_secs(count.checked_mul(seconds)?))
+    });
+    age.ok_or_else(|| "give a number with its unit, such as 90s, 30m, 2h, 7d".to_owned())
 }
 
 #[cfg(test)]

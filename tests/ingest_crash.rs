@@ -1,18 +1,21 @@
 //! A database that loses what it had confirmed: its last transactions after a crash, or behind a server that another one took over
-//! from. And a transaction that takes longer than anybody expects.
+//! from. A sink that loses partitions while it writes. And a transaction that takes longer than anybody expects.
 
 use std::time::Duration;
 
 use ingest::event::Event;
+use rdkafka::ClientConfig;
+use rdkafka::producer::{FutureProducer, FutureRecord};
 use sqlx::Executor;
 use uuid::Uuid;
 
 use crate::ingest::{
     Service, Trajectory, accept, count, dead_letters, generation, no_dead_letters, options, send, stored, trajectory,
 };
-use crate::support::Stack;
+use crate::support::{Stack, eventually};
 
 const SOURCE: &str = "tests/crash";
+const SOON: Duration = Duration::from_secs(20);
 
 /// Everything that the sink has written, gone, rows and offsets alike; the fences stay, and so does the running sink.
 async fn go_back(stack: &Stack) {
@@ -86,4 +89,64 @@ async fn an_orphan_whose_transaction_outlasts_its_time_becomes_a_dead_letter_all
     let letters = dead_letters(&stack, 1).await;
     assert_eq!(letters[0].headers["reason"], "orphan");
     service.stop().await;
+}
+
+/// Events about generations, straight into one partition.
+async fn send_to(stack: &Stack, partition: i32, events: &[Event]) {
+    let producer: FutureProducer = ClientConfig::new()
+        .set("bootstrap.servers", &stack.kafka.brokers)
+        .create()
+        .unwrap();
+    let topic = stack.kafka.topics().generation;
+    for event in events {
+        let value = event.encode();
+        let record = FutureRecord::<(), _>::to(&topic).partition(partition).payload(&value);
+        producer.send(record, SOON).await.unwrap();
+    }
+}
+
+fn generations(number: usize) -> Vec<Event> {
+    let event = |_| generation().into_event("default", SOURCE);
+    (0..number).map(event).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_read_between_a_rebalance_and_the_end_of_a_round_is_stored() {
+    let mut stack = Stack::start("rebalanced").await;
+    let named = |stack: &mut Stack, name: &str| {
+        stack.kafka.librdkafka.insert("client.id".to_owned(), name.to_owned());
+    };
+    // Partitions go round by the members' names: the first of two gets partition 0 of each topic.
+    named(&mut stack, "a");
+    let first = Service::start(&stack).await;
+    send_to(&stack, 0, &generations(1)).await;
+    stored(&stack.pool, 1).await;
+    let mut holding_up = stack.pool.begin().await.unwrap();
+    holding_up
+        .execute("lock table generation in exclusive mode")
+        .await
+        .unwrap();
+    send_to(&stack, 1, &generations(1)).await;
+    eventually("a round is held up", SOON, async || {
+        let waiting = "select count(*) from pg_locks where not granted and relation = 'generation'::regclass";
+        (count(&stack.pool, waiting).await > 0).then_some(())
+    })
+    .await;
+    send_to(&stack, 0, &generations(10)).await;
+    named(&mut stack, "b");
+    let second = Service::start(&stack).await;
+    eventually("the first sink has partition 0 anew", SOON, async || {
+        let fence = "select max(fence) from consumer_offset where partition = 0";
+        (count(&stack.pool, fence).await == 2).then_some(())
+    })
+    .await;
+    // It reads on while its round is held up.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    holding_up.rollback().await.unwrap();
+    send_to(&stack, 0, &generations(1)).await;
+    stored(&stack.pool, 13).await;
+    assert_eq!(count(&stack.pool, "select count(*) from generation").await, 13);
+    no_dead_letters(&stack).await;
+    first.stop().await;
+    second.stop().await;
 }

@@ -267,7 +267,7 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
     ask!(
         "entrance: known events",
         "../ingest/src/api/known.sql",
-        "default",
+        vec!["default".to_owned(); names.len()],
         sources,
         names
     );

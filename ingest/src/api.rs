@@ -19,6 +19,7 @@ mod feedback;
 mod generation;
 mod idempotency;
 mod intake;
+mod known;
 mod openapi;
 mod payload;
 mod query;
@@ -47,6 +48,7 @@ use crate::rules::Rules;
 use circuit::Circuit;
 use intake::Intake;
 pub(crate) use intake::REQUEST_BYTES;
+use known::Known;
 
 /// The source of events that name none.
 const SOURCE: &str = "springtide/api";
@@ -56,6 +58,7 @@ const SOURCE: &str = "springtide/api";
 pub(crate) struct Api {
     /// `None` in a collector.
     pool: Option<PgPool>,
+    known: Option<Known>,
     entrance: Entrance,
     /// `None` where none is configured, and in a collector.
     payloads: Option<Store>,
@@ -74,6 +77,7 @@ impl Api {
     pub(crate) fn new(options: &Options, pool: Option<PgPool>, entrance: Entrance, rules: Arc<Rules>) -> Self {
         let probe_interval = Duration::from_secs_f64(options.log_probe_seconds);
         Self {
+            known: pool.as_ref().map(Known::new),
             pool,
             entrance,
             payloads: None,

@@ -144,38 +144,46 @@ impl Sink {
         round.end().map(drop)
     }
 
-    /// Waits for a record, and a little longer for more; longer still while the round before is being written. What was read
-    /// under an assignment that changed meanwhile is forgotten: whoever has the partition now starts from the database's
-    /// offset.
+    /// Waits for a record, and a little longer for more; longer still while the round before is being written. A rebalance takes
+    /// place inside of a poll: what was read before it is forgotten, because whoever has the partition now starts from the
+    /// database's offset; what is read after it counts.
     fn gather(&self, consumer: &BaseConsumer<Assigner>, before: &Round) -> Result<Vec<Record>, Failure> {
-        let assignment = consumer.context().assignment();
+        let context = consumer.context();
+        let mut assignment = context.assignment();
+        let mut forget_if_rebalanced = |records: &mut Vec<Record>| {
+            if context.assignment() != assignment {
+                assignment = context.assignment();
+                records.clear();
+            }
+        };
         let mut records: Vec<Record> = Vec::new();
         let mut bytes = 0;
         let mut deadline = Instant::now() + IDLE_POLL;
         while records.len() < self.batch_records_max && bytes < ROUND_BYTES_MAX {
             let left = deadline.saturating_duration_since(Instant::now());
             let busy = before.is_running() && !self.shutdown.is_cancelled();
-            match consumer.poll(if busy { BUSY_POLL } else { left }) {
+            let polled = consumer.poll(if busy { BUSY_POLL } else { left });
+            forget_if_rebalanced(&mut records);
+            match polled {
                 Some(Ok(message)) => {
+                    let Some(follows) = context.note_read(&message) else {
+                        continue;
+                    };
                     if records.is_empty() {
                         deadline = Instant::now() + self.batch_wait;
                     }
                     bytes += message.payload_len();
-                    records.push(Record::read(&message, &self.rules));
+                    records.push(Record::read(&message, follows, &self.rules));
                 }
                 Some(Err(error)) => self.judge(consumer, error)?,
                 None if busy => {}
                 None => break,
             }
         }
-        let context = consumer.context();
-        if let Some(failure) = context.take_failure() {
-            return Err(failure);
+        match context.take_failure() {
+            Some(failure) => Err(failure),
+            None => Ok(records),
         }
-        if context.assignment() != assignment {
-            records.clear();
-        }
-        Ok(records)
     }
 
     /// Most errors of the client are news about brokers that it goes on dealing with itself.

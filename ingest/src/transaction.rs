@@ -14,6 +14,14 @@ pub(crate) async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Po
         .await
 }
 
+/// The same for a transaction that moves offsets with its rows, and does not wait until it is flushed. What a crash of the
+/// server takes back, the offsets with it, is still in the log; the sink notices and reads it again. Whatever is committed later
+/// and waits, as a closure does, flushes it first, so nothing is built on what could go.
+pub(crate) async fn begin_repeatable(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
+    pool.begin_with("begin; set local synchronous_commit = off; set local idle_in_transaction_session_timeout = '10s'")
+        .await
+}
+
 /// Until its end, this transaction stores feedback about generations or episodes of which it sees nothing open, or takes
 /// feedback back. One of 4,096 locks stands for an id: the server's room for locks is small, and two ids that share one cost
 /// nothing but a round of the closer.

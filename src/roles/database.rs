@@ -46,16 +46,31 @@ pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
     MIGRATIONS.run(pool).await.context("migrate the database")
 }
 
-/// Refuses a schema that is older than this program.
+/// Whether the server is not there, or is starting or stopping: SQLSTATE class 57P.
+fn is_away(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(error) => error.code().is_some_and(|code| code.starts_with("57P")),
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Protocol(_) => true,
+        _ => false,
+    }
+}
+
+/// Refuses a schema that is older than this program; waits a minute for a server that goes away meanwhile.
 pub async fn check_schema(pool: &PgPool) -> anyhow::Result<()> {
     let wanted = MIGRATIONS.iter().map(|migration| migration.version).max();
-    let applied = sqlx::query_scalar::<_, Option<i64>>("select max(version) from _sqlx_migrations where success")
-        .fetch_one(pool)
-        .await;
-    let applied = match applied {
-        Ok(applied) => applied,
-        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42P01") => None,
-        Err(error) => return Err(error).context("read the schema's version"),
+    let mut attempts = 1;
+    let applied = loop {
+        let applied = sqlx::query_scalar::<_, Option<i64>>("select max(version) from _sqlx_migrations where success");
+        match applied.fetch_one(pool).await {
+            Ok(applied) => break applied,
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42P01") => break None,
+            // a server that went away since the connection was made
+            Err(error) if is_away(&error) && attempts < ATTEMPTS_MAX => {
+                attempts += 1;
+                tokio::time::sleep(ATTEMPT_EVERY).await;
+            }
+            Err(error) => return Err(error).context("read the schema's version"),
+        }
     };
     ensure!(
         applied >= wanted,

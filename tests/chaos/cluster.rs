@@ -39,14 +39,16 @@ async fn a_recreated_cluster_is_noticed_and_not_skipped() {
     let mut servers = Servers::start(CONFIG, &[]).await;
     let pool = servers.pool();
     let mut rows = 0;
+    let mut in_log = 0;
     let mut known: Vec<String> = Vec::new();
     for swap in 0..swaps {
         let allowed = if swap == 0 { "false" } else { "true" };
         let running = servers.ingest(2 * swap, &[("SPRINGTIDE__INGEST__ACCEPT_OTHER_LOG", allowed)]);
         running.answers().await;
         if swap == 0 {
-            send(&servers, EVENTS).await;
-            rows += EVENTS;
+            in_log = EVENTS;
+            send(&servers, in_log).await;
+            rows += in_log;
         }
         stored(&pool, rows).await;
         running.process.stop().await;
@@ -55,9 +57,9 @@ async fn a_recreated_cluster_is_noticed_and_not_skipped() {
         let running = servers.ingest(2 * swap + 1, &[]);
         running.answers().await;
         servers = servers.recreate_cluster().await;
-        // More than the tables have of the old one: offsets alone would not tell.
-        let more = rows + EVENTS;
-        send(&servers, more).await;
+        // More than the old one had: offsets alone would not tell.
+        in_log += EVENTS;
+        send(&servers, in_log).await;
         eventually("ingest stops", SOON, async || {
             (!running.process.ended_by_itself().is_empty()).then_some(())
         })
@@ -79,7 +81,7 @@ async fn a_recreated_cluster_is_noticed_and_not_skipped() {
         let ended = running.process.ended_by_itself().len();
         let reasons = running.process.said().matches("these tables were filled from").count();
         assert!(reasons >= ended, "{ended} ends:\n{}", end_of(&running.process.said()));
-        rows += more;
+        rows += in_log;
         drop(running);
     }
     // The operator decides to go on: all of the new log is read, from its beginning.

@@ -1,8 +1,7 @@
 //! The one path of every event, whichever way it came: check, look up, send.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::http::StatusCode;
 use edge::problem::Problem;
@@ -10,15 +9,10 @@ use futures::StreamExt;
 use futures::stream;
 
 use super::dryrun::Outlook;
+use super::known::{Digests, Key};
 use super::{Api, payload, tally};
 use crate::event::{self, Event, Invalid};
 use crate::{log, spool};
-
-/// How long the look for a known contradiction may take; the log is asked all the same.
-const LOOK_UP_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// `(source, id)`; the tenant is the request's.
-type Key = (String, String);
 
 /// A valid event, and whether the same one is stored, or stands earlier in its request.
 #[derive(Debug)]
@@ -104,38 +98,19 @@ impl Api {
         compare(checked, stored)
     }
 
-    /// The digests under which the tables hold these events. Not finding out in time counts as not knowing: the log takes
-    /// events while the database is away, and the sink compares again.
-    async fn stored(&self, events: &[Result<Event, Problem>]) -> HashMap<Key, [u8; 32]> {
-        let Some(pool) = &self.pool else {
-            return HashMap::new();
-        };
+    /// The digests under which the tables hold these events, as far as that can be found out.
+    async fn stored(&self, events: &[Result<Event, Problem>]) -> Digests {
         let valid = || events.iter().flatten();
-        let Some(tenant) = valid().map(|event| &event.tenant).next() else {
-            return HashMap::new();
+        let Some((known, first)) = self.known.as_ref().zip(valid().next()) else {
+            return Digests::new();
         };
-        let sources: Vec<String> = valid().map(|event| event.source.clone()).collect();
-        let ids: Vec<String> = valid().map(|event| event.id.clone()).collect();
-        let rows = sqlx::query_file!("src/api/known.sql", tenant, &sources, &ids).fetch_all(pool);
-        let rows = match tokio::time::timeout(LOOK_UP_TIMEOUT, rows).await {
-            Ok(Ok(rows)) => rows,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "duplicates cannot be looked up");
-                return HashMap::new();
-            }
-            Err(_) => {
-                tracing::warn!("duplicates cannot be looked up in time");
-                return HashMap::new();
-            }
-        };
-        rows.into_iter()
-            .filter_map(|row| Some(((row.source, row.event_id), row.digest.try_into().ok()?)))
-            .collect()
+        let keys: Vec<Key> = valid().map(|event| (event.source.clone(), event.id.clone())).collect();
+        known.digests(first.tenant.clone(), keys).await
     }
 }
 
 /// `known`: digests by identity; grows with the events of the request itself.
-fn compare(events: Vec<Result<Event, Problem>>, mut known: HashMap<Key, [u8; 32]>) -> Vec<Result<Examined, Problem>> {
+fn compare(events: Vec<Result<Event, Problem>>, mut known: Digests) -> Vec<Result<Examined, Problem>> {
     let mut compare = |event: Event| {
         let (value, digest) = event.encode_with_digest();
         let duplicate = match known.entry((event.source.clone(), event.id.clone())) {
@@ -219,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_same_event_twice_in_a_request_is_sent_once_and_another_body_conflicts() {
-        let known = HashMap::from([(("test".to_owned(), "old".to_owned()), event("old", true).digest())]);
+        let known = Digests::from([(("test".to_owned(), "old".to_owned()), event("old", true).digest())]);
         let events = vec![
             Ok(event("a", true)),
             Ok(event("a", true)),

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::message::BorrowedMessage;
 use rdkafka::types::RDKafkaRespErr;
-use rdkafka::{ClientContext, Offset, TopicPartitionList};
+use rdkafka::{ClientContext, Message, Offset, TopicPartitionList};
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use tokio::runtime::Handle;
@@ -52,6 +53,8 @@ struct State {
 
 struct Owned {
     claim: Claim,
+    /// The offset that reading has come to.
+    position: i64,
     /// The log's end as seen at a moment: once the tables are there, they hold everything up to that moment.
     mark: Option<Mark>,
 }
@@ -110,6 +113,14 @@ impl Assigner {
         claims.map(|(slot, owned)| (slot.clone(), owned.claim)).collect()
     }
 
+    /// A record was read: the offset that reading had come to before it. `None`: its partition is not ours.
+    pub(super) fn note_read(&self, message: &BorrowedMessage<'_>) -> Option<i64> {
+        let slot = (message.topic().to_owned(), message.partition());
+        let mut state = self.state();
+        let owned = state.owned.get_mut(&slot)?;
+        Some(std::mem::replace(&mut owned.position, message.offset() + 1))
+    }
+
     pub(super) fn advance(&self, next: &Next) {
         let mut state = self.state();
         for (slot, next_offset) in next {
@@ -153,8 +164,12 @@ impl Assigner {
             assignment
                 .add_partition_offset(&slot.0, slot.1, Offset::Offset(next_offset))
                 .map_err(|error| lost(error.into()))?;
-            let claim = Claim { next_offset, ..claim };
-            owned.insert(slot, Owned { claim, mark: None });
+            let read = Owned {
+                claim: Claim { next_offset, ..claim },
+                position: next_offset,
+                mark: None,
+            };
+            owned.insert(slot, read);
         }
         consumer.assign(&assignment).map_err(|error| lost(error.into()))?;
         tracing::info!(partitions = owned.len(), "partitions claimed");
@@ -305,7 +320,11 @@ mod tests {
             end,
         });
         let claim = Claim { next_offset, fence: 3 };
-        let owned = Owned { claim, mark };
+        let owned = Owned {
+            claim,
+            position: next_offset,
+            mark,
+        };
         State {
             owned: BTreeMap::from([(("t".to_owned(), 0), owned)]),
             ..State::default()

@@ -120,9 +120,9 @@ pub(super) struct Held {
 pub(super) async fn lock(
     connection: &mut PgConnection,
     cluster_id: &str,
-    claims: &Claims,
+    slots: impl Iterator<Item = &Slot>,
 ) -> sqlx::Result<BTreeMap<Slot, Held>> {
-    let (topics, numbers) = columns(claims.keys());
+    let (topics, numbers) = columns(slots);
     let rows = sqlx::query!(
         "select topic, partition, next_offset, fence, caught_up_to from consumer_offset \
          where consumer = 'sink' and cluster_id = $1 \

@@ -13,6 +13,9 @@ const LINKS_MAX: usize = 128;
 
 pub(super) struct Record {
     pub from: Position,
+    /// The offset that its partition had been read up to before it. Where the tables hold less than that, what lies between
+    /// was read and not stored.
+    pub follows: i64,
     pub event: Result<Event, Unusable>,
     /// From reading to the commit; its parent is the span that sent the record. Disabled where no trace came along.
     pub span: Span,
@@ -28,7 +31,7 @@ pub(super) struct Unusable {
 }
 
 impl Record {
-    pub(super) fn read(message: &BorrowedMessage<'_>, rules: &Rules) -> Self {
+    pub(super) fn read(message: &BorrowedMessage<'_>, follows: i64, rules: &Rules) -> Self {
         let mut content_type = "application/protobuf".to_owned();
         let mut trace_headers = Vec::new();
         for header in message.headers().into_iter().flat_map(Headers::iter) {
@@ -52,6 +55,7 @@ impl Record {
         Self {
             span: span(&from, &trace_headers, event.as_ref().ok()),
             event,
+            follows,
             key: message.key().unwrap_or_default().to_vec(),
             from,
             value,

@@ -94,23 +94,16 @@ impl Sink {
             }
             other => return into_failure(other),
         }
-        let mut claims = claims.clone();
         let mut advanced = Next::new();
         for mut record in records {
-            let result = match self.write(&claims, std::slice::from_ref(&record)).await {
+            let result = match self.write(claims, std::slice::from_ref(&record)).await {
                 Err(write::Error::Refused(error)) => {
                     record.refuse(&error);
-                    self.write(&claims, std::slice::from_ref(&record)).await
+                    self.write(claims, std::slice::from_ref(&record)).await
                 }
                 other => other,
             };
-            let next = into_failure(result)?;
-            for (slot, next_offset) in &next {
-                if let Some(claim) = claims.get_mut(slot) {
-                    claim.next_offset = *next_offset;
-                }
-            }
-            advanced.extend(next);
+            advanced.extend(into_failure(result)?);
         }
         Ok(advanced)
     }

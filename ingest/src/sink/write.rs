@@ -15,19 +15,21 @@ use super::settle::{Touched, settle};
 use super::{Sink, references, revoke, rows};
 use crate::event::{Body, Event};
 use crate::log::{DeadLetter, Reason};
-use crate::transaction::begin;
+use crate::transaction::begin_repeatable;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     /// Someone else has claimed the partition since.
     #[error("{topic}/{partition} was claimed by another sink")]
     Fenced { topic: String, partition: i32 },
-    /// Its last transactions went with a crash, or with a server that another one took over from.
-    #[error("the tables held {topic}/{partition} up to {moved_to}, and now hold it up to {held}")]
-    WentBack {
+    /// The database lost its last transactions with a crash, or with a server that another one took over from.
+    #[error(
+        "{topic}/{partition} was read up to {follows}, and the tables hold it up to {held}: what lies between is missing"
+    )]
+    Gap {
         topic: String,
         partition: i32,
-        moved_to: i64,
+        follows: i64,
         held: i64,
     },
     /// The database does not take one of the rows, and never will.
@@ -81,7 +83,7 @@ impl Sink {
 
     async fn write_together(&self, claims: &Claims, records: &[Record]) -> Result<Next, Error> {
         let started = std::time::Instant::now();
-        let mut transaction = begin(&self.pool).await?;
+        let mut transaction = begin_repeatable(&self.pool).await?;
         let (next, caught_up_to) = self.hold(&mut transaction, claims, records).await?;
         let unread = |record: &&Record| {
             let slot = (record.from.topic.clone(), record.from.partition);
@@ -105,9 +107,9 @@ impl Sink {
         Ok(moved)
     }
 
-    /// Locks the offsets of the batch's partitions and checks that they may still be moved, and are where they were left: the
-    /// database may lose transactions that it has confirmed, and what lay between would never be read again. Until the transaction ends, the
-    /// closer closes nothing after the returned moment: it waits for each of these partitions to be caught up.
+    /// Locks the offsets of the batch's partitions and checks that they may still be moved, and that the batch goes on where
+    /// the tables end: what lay between would never be read again. Until the transaction ends, the closer closes nothing
+    /// after the returned moment: it waits for each of these partitions to be caught up.
     async fn hold(
         &self,
         connection: &mut PgConnection,
@@ -118,23 +120,23 @@ impl Sink {
             topic: topic.clone(),
             partition: *partition,
         };
-        let mut wanted = Claims::new();
+        let mut firsts: BTreeMap<offset::Slot, &Record> = BTreeMap::new();
         for record in records {
             let slot = (record.from.topic.clone(), record.from.partition);
-            let claim = claims.get(&slot).ok_or_else(|| fenced(&slot))?;
-            wanted.insert(slot, *claim);
+            firsts.entry(slot).or_insert(record);
         }
-        let held = offset::lock(connection, &self.cluster_id, &wanted).await?;
+        let held = offset::lock(connection, &self.cluster_id, firsts.keys()).await?;
         let mut next = Next::new();
-        for (slot, wanted) in wanted {
+        for (slot, first) in firsts {
+            let fence = claims.get(&slot).map(|claim| claim.fence);
             let held = held.get(&slot).map(|held| held.claim);
-            let held = held.filter(|held| held.fence == wanted.fence);
+            let held = held.filter(|held| fence == Some(held.fence));
             let held = held.ok_or_else(|| fenced(&slot))?;
-            if held.next_offset < wanted.next_offset {
-                return Err(Error::WentBack {
+            if held.next_offset < first.follows {
+                return Err(Error::Gap {
                     topic: slot.0,
                     partition: slot.1,
-                    moved_to: wanted.next_offset,
+                    follows: first.follows,
                     held: held.next_offset,
                 });
             }

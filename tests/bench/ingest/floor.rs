@@ -74,6 +74,8 @@ fn consume(
     runtime.block_on(register(pool, &assignment))?;
     let (mut client, connection) = runtime.block_on(tokio_postgres::connect(database_url, NoTls))?;
     let connection = runtime.spawn(connection);
+    // As the product's sink: what a crash takes back is still in the log.
+    runtime.block_on(client.batch_execute("set synchronous_commit = off"))?;
     while !stop.is_cancelled() {
         let mut events = Vec::new();
         let mut next = BTreeMap::new();
