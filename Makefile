@@ -2,7 +2,7 @@
 # and again. The others are their parts.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test setup libtorch stack build torch-free lint property-order fuzz-ingest schemathesis overload full-disks plans chaos-ingest bench-ingest bench-policy parity demo learn base sqlx golden saved
+.PHONY: help up test setup libtorch nvrtc stack build torch-free lint ptx test-cuda property-order fuzz-ingest fuzz-policy schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest bench-policy bench-delta bench-link bench-sync bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -10,6 +10,9 @@ SPRINGTIDE := $(TARGET)/debug/springtide
 export SQLX_OFFLINE := true
 # Two OpenMP threads beside another busy process are many times slower than one.
 export OMP_NUM_THREADS := 1
+# Where CUDA's compiler is: fetched, or one that is named.
+NVRTC ?= $(abspath .nvrtc)
+WITH_NVRTC := LD_LIBRARY_PATH=$(NVRTC)$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -17,7 +20,7 @@ help: ## show this
 up: build ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C
 	$(SPRINGTIDE) up --demo
 
-test: build lint torch-free ## format, lints, floor plan, all tests, against a real Postgres and Kafka
+test: build lint torch-free ptx ## format, lints, floor plan, kernels for GPUs, all tests, against a real Postgres and Kafka
 	$(SPRINGTIDE) stack fetch
 	cargo test --locked --workspace
 	cargo run --locked --quiet --package bench --bin bench-ingest -- --springtide $(SPRINGTIDE) --rate 200 --seconds 2 \
@@ -28,6 +31,9 @@ setup: ## install missing distribution packages (uses root or sudo for those alo
 
 libtorch: setup ## fetch libtorch for the CPU into .libtorch
 	@[ -n "$$LIBTORCH" ] || scripts/libtorch.sh .libtorch
+
+nvrtc: setup ## fetch NVRTC, which compiles kernels for NVIDIA's GPUs, into .nvrtc (90 MB); NVRTC=DIR names another
+	@[ "$(NVRTC)" != "$(abspath .nvrtc)" ] || scripts/nvrtc.sh .nvrtc
 
 build: libtorch ## build the binary
 	cargo build --locked --package springtide
@@ -43,13 +49,23 @@ torch-free: libtorch ## build the binary without libtorch, put aside for the tes
 lint: libtorch ## format check, clippy, floor plan
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --package policy --features cuda --all-targets -- -D warnings
 	@scripts/floor-plan.sh
+
+ptx: nvrtc ## the kernels for GPUs: compiled for two kinds without a GPU (PTX in target/ptx), run as C++ on the CPU
+	$(WITH_NVRTC) SPRINGTIDE_PTX=$(abspath $(TARGET))/ptx cargo test --locked --package policy --features cuda --lib device::
+
+test-cuda: nvrtc ## the same tests on an NVIDIA GPU, which must be there; GPU=0
+	$(WITH_NVRTC) SPRINGTIDE_TEST_DEVICE=$(or $(GPU),0) cargo test --locked --package policy --features cuda --lib device:: -- --test-threads 1
 
 property-order: stack ## any order of the same events gives the same rows, at length; STORIES=100000
 	SPRINGTIDE_ORDER_STORIES=$(or $(STORIES),100000) cargo test --locked --test it any_order -- --nocapture
 
 fuzz-ingest: setup ## every decoder of ingest under libFuzzer, and what came of it; SECONDS=60 each, or RUNS=, TARGETS=
-	SECONDS_EACH=$(or $(SECONDS),60) RUNS=$(RUNS) TARGETS="$(TARGETS)" scripts/fuzz-ingest.sh
+	SECONDS_EACH=$(or $(SECONDS),60) RUNS=$(RUNS) TARGETS="$(TARGETS)" scripts/fuzz.sh ingest
+
+fuzz-policy: setup ## every reader of policy (delta, image, manifest, safetensors) under libFuzzer; SECONDS=60 each, or RUNS=, TARGETS=
+	SECONDS_EACH=$(or $(SECONDS),60) RUNS=$(RUNS) TARGETS="$(TARGETS)" scripts/fuzz.sh policy
 
 schemathesis: stack ## the served OpenAPI document against the server, with Schemathesis (needs python3); EXAMPLES=200 SEED=1
 	$(SPRINGTIDE) stack test-env -- scripts/schemathesis.sh $(SPRINGTIDE) $(or $(EXAMPLES),200) $(or $(SEED),1)
@@ -92,6 +108,39 @@ parity: libtorch ## the model against transformers, and every way to compute a t
 bench-policy: libtorch ## tokens/s of prefill, decode and training step, beside libtorch and (where `make golden` has been) transformers
 	OMP_NUM_THREADS=1 cargo bench --locked --profile dev --package policy --features torch --bench policy
 	scripts/bench-transformers.sh $(TARGET)/bench/policy.json
+
+bench-delta: ## sizes and speeds of deltas beside other codecs, on made pairs and PAIRS=DIR of model folders; MIB=64
+	scripts/setup.sh bsdiff xdelta3
+	cargo bench --locked --profile dev --package policy --bench delta -- --programs --mib $(or $(MIB),64) --json $(abspath $(TARGET))/bench/delta.json \
+		$(if $(PAIRS),--pairs $(abspath $(PAIRS)))
+	python3 scripts/chart_delta.py $(TARGET)/bench/delta.json $(TARGET)/bench/delta.svg
+
+bench-sync: stack ## from a step's bytes to the last follower serving them, and what a streaming caller notices; MIB=1024 FOLLOWERS=2 STEPS=4 THREADS=2
+	SPRINGTIDE_SYNC_MIB=$(or $(MIB),1024) SPRINGTIDE_SYNC_FOLLOWERS=$(or $(FOLLOWERS),2) SPRINGTIDE_SYNC_STEPS=$(or $(STEPS),4) \
+	  SPRINGTIDE_SYNC_THREADS=$(or $(THREADS),2) SPRINGTIDE_SYNC_JSON=$(abspath $(TARGET))/bench/sync.json \
+	  cargo test --locked --test it sync:: -- --nocapture
+
+chaos-delta: stack ## spoiled stores, wrong bases, broken deltas, replicas killed in the middle, and what came of each; TRIALS=100000 KILLS=1000
+	SPRINGTIDE_FAULTS_TRIALS=$(or $(TRIALS),100000) SPRINGTIDE_DELTA_TENSORS=$(or $(TRIALS),100000) \
+		cargo test --locked --package policy --lib -- --nocapture store::tests::faults delta::tests
+	cargo test --locked --package serving --lib -- trust
+	SPRINGTIDE_SYNC_KILLS=$(or $(KILLS),1000) cargo test --locked --test it sync_kills -- --nocapture
+
+checkpoints: libtorch ## train a random-start model and keep the last versions for bench-delta PAIRS=target/checkpoints; RATES=1e-6,3e-6,1e-5 STEPS=200 KEEP=3
+	cargo bench --locked --profile dev --package trainer --features torch --bench checkpoints -- --out $(abspath $(TARGET))/checkpoints \
+		--rates $(or $(RATES),1e-6,3e-6,1e-5) --steps $(or $(STEPS),200) --keep $(or $(KEEP),3)
+
+bench-cuda: nvrtc ## deltas in a GPU's memory, which must be there, beside the CPU; MIB=16384
+	$(WITH_NVRTC) cargo bench --locked --profile dev --package policy --features cuda --bench cuda -- --mib $(or $(MIB),16384) \
+		--json $(abspath $(TARGET))/bench/cuda.json
+
+bench-quant: ## quantised copies: what a step changes of them, and GB/s from nothing and of touched blocks alone; MIB=64 PAIRS=DIR
+	cargo bench --locked --profile dev --package policy --bench delta -- --quantised --mib $(or $(MIB),64) \
+		--json $(abspath $(TARGET))/bench/quantised.json $(if $(PAIRS),--pairs $(abspath $(PAIRS)))
+
+bench-link: build ## how much of a slow or lossy 1 Gb/s link a download through a relay fills, beside bare TCP (as root, about 25 minutes); ARGS='--times 1'
+	cargo build --locked --package bench --bin bench-link
+	$(TARGET)/debug/bench-link --springtide $(SPRINGTIDE) --json $(TARGET)/bench/link.json $(ARGS)
 
 golden: ## make policy/tests/golden anew with transformers and torch from PyPI (needs python3 and 5 GB)
 	scripts/golden.sh

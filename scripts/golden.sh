@@ -10,3 +10,4 @@ export HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 "$python" scripts/golden/lora.py policy/tests/golden
 "$python" scripts/golden/chat.py policy/tests/golden/chat
 "$python" scripts/golden/sampling.py policy/tests/golden/sampling.json
+"$python" scripts/golden/quant.py policy/tests/golden/quantised.json

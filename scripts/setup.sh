@@ -26,6 +26,10 @@ has python3 || need python3 "unpacks wheels"
 has_pip || need python3-pip "downloads wheels; nothing is installed with it"
 has mvn || need maven "downloads Apache Kafka"
 has java || need default-jre-headless "runs Maven and Apache Kafka"
+# what one command wants beside
+for extra in "$@"; do
+  has "$extra" || need "$extra" "asked for by this command"
+done
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need ca-certificates "checks where downloads come from"
 
 install() {

@@ -38,6 +38,7 @@ pub struct Config {
     pub release: serving::ReleaseOptions,
     pub ingest: ingest::Options,
     pub spool: ingest::spool::Options,
+    pub relay: serving::relay::Options,
     pub trainer: trainer::Options,
 }
 
@@ -51,8 +52,21 @@ pub struct Policy {
     pub base: PathBuf,
     /// In which precision the factors of matrix products are, in every role: `f32` or `bf16`. Default: `f32`.
     pub compute: policy::model::Compute,
-    /// Object store of versions, a `file://` or `s3://` URL. Default: `store` in the state folder.
+    /// Quantised copies that the manifest of every version names, by their specs: `fp8-e4m3-b128.1`, `int4-sym-g32.1`. Default: none.
+    pub quantised: Vec<policy::quant::Spec>,
+    /// Object store of versions, a `file://` or `s3://` URL, or the `http://` URL of a relay where it is only read. Default:
+    /// `store` in the state folder.
     pub store: Option<String>,
+    /// The key that a relay asks for. Never printed. Default: none.
+    #[serde(skip_serializing)]
+    pub store_api_key: Option<String>,
+    /// Disk in the state folder for objects of a store that is not on this machine, bytes: what was begun is not fetched again,
+    /// and processes share it. An object that is larger is an error. Default: 64 GiB.
+    pub cache_bytes_max: u64,
+    /// Parts of such an object (8 MiB each) that are fetched at once. Default: 8.
+    pub cache_streams: usize,
+    /// Threads that make, check and follow deltas, in every process that does. Default: 1.
+    pub sync_threads: u16,
     /// Folder of the signing keys and of the public keys that are trusted. Default: `keys` in the state folder.
     pub keys: Option<PathBuf>,
 }
@@ -169,6 +183,7 @@ impl Default for Config {
             release: serving::ReleaseOptions::default(),
             ingest: ingest::Options::default(),
             spool: ingest::spool::Options::default(),
+            relay: serving::relay::Options::default(),
             trainer: trainer::Options::default(),
         }
     }
@@ -180,7 +195,12 @@ impl Default for Policy {
             name: "demo".to_owned(),
             base: "models/demo-base".into(),
             compute: policy::model::Compute::F32,
+            quantised: vec![],
             store: None,
+            store_api_key: None,
+            cache_bytes_max: 64 << 30,
+            cache_streams: 8,
+            sync_threads: 1,
             keys: None,
         }
     }
@@ -449,6 +469,7 @@ mod tests {
         let text = "[postgres]\nurl = 'postgres://u:secret-1@h/d'\n[client]\napi_key = 'secret-2'\n\
                     [serve]\napi_key = 'secret-3'\n[trainer]\napi_key = 'secret-4'\n\
                     [spool]\napi_key = 'secret-6'\ncaller_key = 'secret-7'\n\
+                    [relay]\napi_key = 'secret-8'\ncaller_key = 'secret-9'\n[policy]\nstore_api_key = 'secret-10'\n\
                     [kafka.librdkafka]\n'sasl.password' = 'secret-5'";
         let shown = toml::to_string(&parse(text).unwrap()).unwrap();
         assert!(!shown.contains("secret"), "{shown}");

@@ -72,6 +72,8 @@ enum Command {
     Serve,
     /// Role: take events in, close horizons. Or collect them for an ingest elsewhere: `--spool DIR --upstream URL`.
     Ingest(roles::ingest::Args),
+    /// Role: pass versions on in a cluster or region: each object crosses the long way once.
+    Relay(roles::relay::Args),
     /// Role: one front for runs, versions, releases and the fleet.
     Control,
     /// Role: execute training runs. Or train a model here and now: `springtide train sft`.
@@ -90,7 +92,7 @@ enum Command {
     /// Training runs.
     #[command(subcommand)]
     Run(run_cli::Command),
-    /// Versions and adapters as folders.
+    /// Versions: look, check, keep, publish, pull.
     #[command(subcommand)]
     Policy(policy_cli::Command),
     /// Dead letters: what could not be stored, why, and how to put it back.
@@ -149,6 +151,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Key(_) | Command::Migrate => Config::load_to_make_keys,
         // A collector calls none of the roles that need keys, and asks for a key of its own.
         Command::Ingest(args) if args.spool.is_some() => Config::load_to_make_keys,
+        Command::Relay(_) => Config::load_to_make_keys,
         _ => Config::load,
     };
     let mut config = load(cli.config.as_deref())?;
@@ -170,6 +173,9 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
                 roles::ingest::collect(config, telemetry, &folder, args.upstream.as_deref()).await
             }),
         },
+        Command::Relay(args) => process("relay", config, async |telemetry| {
+            roles::relay::run(config, telemetry, &args).await
+        }),
         Command::Control => role("control", config, roles::control::run),
         #[cfg(feature = "torch")]
         Command::Train(args) => match args.command {
@@ -189,7 +195,7 @@ fn dispatch(command: Command, file: Option<PathBuf>, config: &Config) -> anyhow:
         })),
         Command::Release(command) => command_line(release_cli::run(command, config)),
         Command::Run(command) => command_line(run_cli::run(command, config)),
-        Command::Policy(command) => command_line(policy_cli::run(command, config)),
+        Command::Policy(command) => command_exit(policy_cli::run(command, config)),
         Command::Dlq(command) => command_line(dlq_cli::run(command, config)),
         Command::Reward(command) => command_line(reward_cli::run(command, config)),
         Command::Key(command) => command_line(key_cli::run(command, config)),
@@ -236,11 +242,16 @@ fn process(
 
 /// A command that a person waits for.
 fn command_line(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    command_exit(async { work.await.map(|()| ExitCode::SUCCESS) })
+}
+
+/// A command whose answer is also in how it ends.
+fn command_exit(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     telemetry::init_warnings()?;
     let runtime = Runtime::new().context("start threads")?;
     let outcome = runtime.block_on(Box::pin(work));
     runtime.shutdown_background();
-    outcome.map(|()| ExitCode::SUCCESS)
+    outcome
 }
 
 /// Drops the work on SIGTERM, so that a terminal which it has taken is given back.

@@ -22,11 +22,23 @@ mod ingest_telemetry;
 mod overload;
 mod plans;
 #[cfg(feature = "torch")]
+mod quantised;
+mod relay;
+mod relay_link;
+#[cfg(feature = "torch")]
 mod serving;
+#[cfg(feature = "torch")]
+mod shares;
 #[cfg(feature = "torch")]
 mod spine;
 mod spool;
+#[cfg(feature = "torch")]
+mod store;
 mod support;
+#[cfg(feature = "torch")]
+mod sync;
+#[cfg(feature = "torch")]
+mod sync_kills;
 #[cfg(feature = "torch")]
 mod trainer;
 mod up;

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 const SOON: Duration = Duration::from_secs(30);
 
-fn tiny() -> ModelConfig {
+pub fn tiny() -> ModelConfig {
     ModelConfig {
         vocab_size: 61,
         hidden_size: 32,
@@ -70,7 +70,8 @@ impl<'a> Publisher<'a> {
                 whole = Some(self.store.put_object("demo", &bytes).await.unwrap());
             }
             Some(parent) => {
-                let bytes = policy::delta::encode(&self.images[&parent], &image).unwrap();
+                let bytes =
+                    policy::delta::encode(&self.images[&parent], &image, &policy::kernel::Threads::ONE).unwrap();
                 delta = Some(self.store.put_object("demo", &bytes.into()).await.unwrap());
             }
         }
@@ -90,6 +91,8 @@ impl<'a> Publisher<'a> {
             run: None,
             fence: 0,
             created_at: time::OffsetDateTime::now_utc(),
+            quantised: vec![],
+            delta_shards: vec![],
         };
         self.store.put_manifest(&manifest, &self.key).await.unwrap();
         sqlx::query(
@@ -116,7 +119,7 @@ impl<'a> Publisher<'a> {
     }
 }
 
-fn desk(stack: &Stack) -> Desk {
+pub fn desk(stack: &Stack) -> Desk {
     let log = ingest::log::Producer::new(&stack.kafka).unwrap();
     Desk::new(
         ReleaseOptions::default(),
@@ -130,20 +133,20 @@ fn desk(stack: &Stack) -> Desk {
 }
 
 /// A running role and its address.
-struct Role {
-    url: String,
-    stop: CancellationToken,
-    task: JoinHandle<anyhow::Result<()>>,
+pub struct Role {
+    pub url: String,
+    pub stop: CancellationToken,
+    pub task: JoinHandle<anyhow::Result<()>>,
 }
 
 impl Role {
-    async fn stop(self) {
+    pub async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap().unwrap();
     }
 }
 
-async fn control(stack: &Stack, desk: &Desk) -> Role {
+pub async fn control(stack: &Stack, desk: &Desk) -> Role {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
@@ -153,7 +156,7 @@ async fn control(stack: &Stack, desk: &Desk) -> Role {
     Role { url, stop, task }
 }
 
-async fn serve(stack: &Stack, control_url: Option<String>, state_dir: PathBuf) -> Role {
+pub async fn serve(stack: &Stack, control_url: Option<String>, state_dir: PathBuf) -> Role {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
@@ -201,7 +204,7 @@ async fn served(url: &str, model: &str) -> Option<i64> {
     answer["choices"][0]["version"].as_i64()
 }
 
-async fn wait_for(url: &str, model: &str, version: i64) {
+pub async fn wait_for(url: &str, model: &str, version: i64) {
     let what = format!("{model} answers with version {version}");
     eventually(&what, SOON, async || {
         (served(url, model).await == Some(version)).then_some(())

@@ -4,8 +4,11 @@
 //! (`listing` for a version's root, `manifest` for objects).
 
 use std::fmt;
+use std::ops::Deref;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
+use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A BLAKE3 hash, 32 bytes. Written as 64 lowercase hexadecimal digits.
@@ -35,6 +38,67 @@ impl Digest {
     /// The first 12 hexadecimal digits, for people; never for comparing.
     pub fn short(&self) -> String {
         hex::encode(&self.0[..6])
+    }
+}
+
+/// Bytes that stay as they are, hashed when their digest is first asked for and not again. Cheap to clone; what is known
+/// goes along.
+#[derive(Clone, Default)]
+pub struct Hashed {
+    bytes: Bytes,
+    digest: OnceLock<Digest>,
+}
+
+impl Hashed {
+    /// Bytes whose digest the caller has just computed.
+    pub(crate) fn known(bytes: Bytes, digest: Digest) -> Self {
+        Hashed {
+            bytes,
+            digest: OnceLock::from(digest),
+        }
+    }
+
+    pub fn digest(&self) -> Digest {
+        *self.digest.get_or_init(|| Digest::of(&self.bytes))
+    }
+
+    /// The digest, if nobody has to hash for it.
+    pub(crate) fn digest_if_known(&self) -> Option<Digest> {
+        self.digest.get().copied()
+    }
+
+    /// Notes what somebody computed from the bytes on the way.
+    pub(crate) fn note(&self, digest: Digest) {
+        self.digest.get_or_init(|| digest);
+    }
+}
+
+impl Deref for Hashed {
+    type Target = Bytes;
+
+    fn deref(&self) -> &Bytes {
+        &self.bytes
+    }
+}
+
+impl<T: Into<Bytes>> From<T> for Hashed {
+    fn from(bytes: T) -> Self {
+        Hashed {
+            bytes: bytes.into(),
+            digest: OnceLock::new(),
+        }
+    }
+}
+
+impl PartialEq for Hashed {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl fmt::Debug for Hashed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bytes.fmt(f)
     }
 }
 

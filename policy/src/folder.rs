@@ -2,9 +2,12 @@
 //!
 //! safetensors' own `__metadata__` and the index's `metadata` are not part of a version: neither is read into an image.
 
+mod lazy;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use safetensors::{SafeTensors, tensor::TensorView};
@@ -12,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic;
 use crate::image::{Error, Image, TensorData};
+
+pub use lazy::LazyFolder;
 
 /// The files beside the weights that belong to a version: what a loader or an engine reads.
 pub const FILES: &[&str] = &[
@@ -29,10 +34,13 @@ pub const FILES: &[&str] = &[
 ];
 
 /// Weights beyond this are cut into shards of at most this many bytes (a single larger tensor has a shard of its own).
-pub(crate) const SHARD_BYTES_MAX: u64 = 5_000_000_000;
+pub const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+
+const STILL_WRITTEN: &str =
+    "either it is still being written, or it was copied in part; wait for its writer, or copy it again";
 
 #[derive(Serialize, Deserialize)]
 struct Index {
@@ -42,13 +50,52 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// Refuses a folder that somebody is still writing, as far as that can be seen: the index comes last, no file is cut off, and
+/// none changes while the folder is read.
 pub(crate) fn read(folder: &Path) -> Result<Image, Error> {
+    let before = times(folder)?;
+    let image = read_files(folder)?;
+    let after = times(folder)?;
+    match before.iter().find(|(name, time)| after.get(*name) != Some(time)) {
+        Some((name, _)) => Err(refuse(
+            folder,
+            format!("{name} changed while it was read: wait until whoever writes the folder is done"),
+        )),
+        None => Ok(image),
+    }
+}
+
+/// Size and time of the last change of every file.
+fn times(folder: &Path) -> Result<BTreeMap<String, (u64, Option<SystemTime>)>, Error> {
+    let entries = fs::read_dir(folder).map_err(io("read", folder))?;
+    entries
+        .map(|entry| {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            Ok((name, (metadata.len(), metadata.modified().ok())))
+        })
+        .filter(|file| file.as_ref().map_or(true, |(name, _)| is_read(name)))
+        .collect::<std::io::Result<_>>()
+        .map_err(io("read", folder))
+}
+
+/// Weights, their index and the files of [`FILES`]: what [`read`] looks at.
+pub fn is_read(name: &str) -> bool {
+    name.ends_with(".safetensors") || name == INDEX || FILES.contains(&name)
+}
+
+fn read_files(folder: &Path) -> Result<Image, Error> {
     let mut image = Image::default();
     let index = read_if_there(&folder.join(INDEX))?;
     let single = read_if_there(&folder.join(SINGLE))?;
     match (single, index) {
         (Some(_), Some(_)) => {
             return Err(refuse(folder, format!("both {SINGLE} and {INDEX} are there")));
+        }
+        (None, None) if times(folder)?.keys().any(|name| name.ends_with(".safetensors")) => {
+            let reason = format!("there are shards and no {INDEX}, which comes last: {STILL_WRITTEN}");
+            return Err(refuse(folder, reason));
         }
         (None, None) => {
             return Err(refuse(folder, format!("neither {SINGLE} nor {INDEX} is there")));
@@ -74,8 +121,8 @@ fn read_shards(folder: &Path, index: &[u8], image: &mut Image) -> Result<(), Err
             return Err(refuse(&index_path, format!("`{shard}` is not a file name")));
         }
         let path = folder.join(shard);
-        let bytes =
-            read_if_there(&path)?.ok_or_else(|| refuse(&index_path, format!("the shard {shard} is missing")))?;
+        let bytes = read_if_there(&path)?
+            .ok_or_else(|| refuse(&index_path, format!("the shard {shard} is missing: {STILL_WRITTEN}")))?;
         let mut part = Image::default();
         read_tensors(&path, &bytes, &mut part)?;
         for (name, tensor) in part.tensors {
@@ -92,8 +139,8 @@ fn read_shards(folder: &Path, index: &[u8], image: &mut Image) -> Result<(), Err
     }
 }
 
-fn read_tensors(path: &Path, bytes: &Bytes, image: &mut Image) -> Result<(), Error> {
-    let file = SafeTensors::deserialize(bytes).map_err(|error| refuse(path, error.to_string()))?;
+pub(crate) fn read_tensors(path: &Path, bytes: &Bytes, image: &mut Image) -> Result<(), Error> {
+    let file = SafeTensors::deserialize(bytes).map_err(|error| refuse(path, format!("{error}: {STILL_WRITTEN}")))?;
     for (name, view) in file.iter() {
         let data = bytes.slice_ref(view.data());
         let tensor = TensorData::new(view.dtype(), view.shape().to_vec(), data)?;
@@ -199,7 +246,7 @@ mod tests {
     use super::*;
     use crate::image::tests::sample;
 
-    fn model() -> Image {
+    pub(super) fn model() -> Image {
         let mut image = sample();
         image.files = [
             ("config.json".to_string(), Bytes::from_static(b"{}\n")),
@@ -271,6 +318,26 @@ mod tests {
         fs::write(path.join(SINGLE), &good).unwrap();
         fs::write(path.join(INDEX), "{\"weight_map\": {}}").unwrap();
         assert!(Image::read_dir(path).unwrap_err().to_string().contains("both"));
+    }
+
+    #[test]
+    fn a_folder_that_is_still_being_written_is_refused_in_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        write(&model(), path, 13).unwrap();
+        let index = fs::read(path.join(INDEX)).unwrap();
+        let refused = || Image::read_dir(path).unwrap_err().to_string();
+        fs::remove_file(path.join(INDEX)).unwrap();
+        assert!(refused().contains("comes last"), "{}", refused());
+        fs::write(path.join(INDEX), &index).unwrap();
+        let shard = path.join("model-00002-of-00002.safetensors");
+        let whole = fs::read(&shard).unwrap();
+        fs::write(&shard, &whole[..whole.len() - 2]).unwrap();
+        assert!(refused().contains("still being written"), "{}", refused());
+        fs::remove_file(&shard).unwrap();
+        assert!(refused().contains("still being written"), "{}", refused());
+        fs::write(&shard, &whole).unwrap();
+        assert_eq!(Image::read_dir(path).unwrap(), model());
     }
 
     #[test]

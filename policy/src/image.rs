@@ -21,7 +21,9 @@ use std::path::Path;
 use bytes::Bytes;
 use safetensors::Dtype;
 
-use crate::digest::Digest;
+use crate::delta;
+use crate::digest::{Digest, Hashed};
+use crate::kernel::Threads;
 use crate::listing::{self, Listing, Reader};
 
 const MAGIC: &[u8; 8] = b"SPTIMAGE";
@@ -42,7 +44,7 @@ pub struct Image {
 pub struct TensorData {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    pub bytes: Bytes,
+    pub bytes: Hashed,
 }
 
 /// Why bytes or a folder are not an image.
@@ -74,7 +76,7 @@ pub enum Error {
 
 impl TensorData {
     /// Refuses bytes whose number does not follow from `dtype` and `shape`.
-    pub fn new(dtype: Dtype, shape: Vec<usize>, bytes: impl Into<Bytes>) -> Result<Self, Error> {
+    pub fn new(dtype: Dtype, shape: Vec<usize>, bytes: impl Into<Hashed>) -> Result<Self, Error> {
         let bytes = bytes.into();
         if bytes_of(dtype, &shape) != Some(bytes.len()) {
             return Err(Error::Shape {
@@ -102,12 +104,43 @@ impl Image {
     /// Writes a folder that [`read_dir`](Self::read_dir) and Hugging Face's loaders read; creates it when it is missing.
     /// Every file appears whole or not at all. Weights over 5 GB are cut into shards.
     pub fn write_dir(&self, path: &Path) -> Result<(), Error> {
-        crate::folder::write(self, path, crate::folder::SHARD_BYTES_MAX)
+        self.write_shards(path, crate::folder::SHARD_BYTES_MAX)
     }
 
-    /// The version's identity: the digest of its listing. Hashes every byte.
+    /// [`write_dir`](Self::write_dir) with shards of at most `shard_bytes_max`; a larger tensor has one of its own.
+    pub fn write_shards(&self, path: &Path, shard_bytes_max: u64) -> Result<(), Error> {
+        crate::folder::write(self, path, shard_bytes_max)
+    }
+
+    /// The version's identity: the digest of its listing. Hashes every byte that has not been hashed yet.
     pub fn root(&self) -> Digest {
         Listing::of(self).root()
+    }
+
+    /// [`root`](Self::root), from the bytes alone.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn root_anew(&self) -> Digest {
+        let mut image = self.clone();
+        for tensor in image.tensors.values_mut() {
+            tensor.bytes = Bytes::clone(&tensor.bytes).into();
+        }
+        image.root()
+    }
+
+    /// How the tensors of `other` differ in name, dtype or shape from these: one line each, in name order. Empty: a step
+    /// could have led from one to the other.
+    pub fn form_differences(&self, other: &Image) -> Vec<String> {
+        let form = |tensor: &TensorData| format!("{} {:?}", tensor.dtype, tensor.shape);
+        let names: std::collections::BTreeSet<&String> = self.tensors.keys().chain(other.tensors.keys()).collect();
+        let differs = |name: &String| match (self.tensors.get(name), other.tensors.get(name)) {
+            (Some(_), None) => Some(format!("`{name}` is missing")),
+            (None, Some(new)) => Some(format!("`{name}` {} is new", form(new))),
+            (Some(old), Some(new)) if form(old) != form(new) => {
+                Some(format!("`{name}` is {}, not {}", form(new), form(old)))
+            }
+            _ => None,
+        };
+        names.into_iter().filter_map(differs).collect()
     }
 
     /// Bytes of all tensors together, files not counted.
@@ -117,33 +150,43 @@ impl Image {
 
     /// The image as one object.
     pub fn to_bytes(&self) -> Result<Bytes, Error> {
+        let parts = self.to_pieces()?;
+        let mut out = Vec::with_capacity(parts.iter().map(Bytes::len).sum());
+        parts.iter().for_each(|part| out.extend_from_slice(part));
+        Ok(out.into())
+    }
+
+    /// The image as one object, in pieces one after another: the tensors and files themselves, and what stands between them.
+    pub fn to_pieces(&self) -> Result<Vec<Bytes>, Error> {
         let listing = Listing::of(self);
         listing.check()?;
         let encoded = listing.to_bytes();
-        let payload = self.tensor_bytes() as usize + self.files.values().map(Bytes::len).sum::<usize>();
-        let gaps = ALIGNMENT * (self.tensors.len() + self.files.len());
-        let mut out = Vec::with_capacity(56 + encoded.len() + payload + gaps);
-        out.extend(MAGIC);
-        out.extend(FORMAT_VERSION.to_le_bytes());
-        out.extend([0; 4]);
-        out.extend(Digest::of(&encoded).0);
-        out.extend((encoded.len() as u64).to_le_bytes());
-        out.extend(encoded);
-        let tensors = self.tensors.values().map(|tensor| &tensor.bytes);
+        let mut head = Vec::with_capacity(56 + encoded.len());
+        head.extend(MAGIC);
+        head.extend(FORMAT_VERSION.to_le_bytes());
+        head.extend([0; 4]);
+        head.extend(Digest::of(&encoded).0);
+        head.extend((encoded.len() as u64).to_le_bytes());
+        head.extend(encoded);
+        let mut position = head.len();
+        let mut parts = vec![head.into()];
+        let tensors = self.tensors.values().map(|tensor| &*tensor.bytes);
         for bytes in tensors.chain(self.files.values()) {
-            out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
-            out.extend_from_slice(bytes);
+            let gap = position.next_multiple_of(ALIGNMENT) - position;
+            parts.push(Bytes::from_static(&[0; ALIGNMENT]).slice(..gap));
+            parts.push(bytes.clone());
+            position += gap + bytes.len();
         }
-        Ok(out.into())
+        Ok(parts)
     }
 
     /// Reads one image object and verifies every byte of it. The tensors share `object`'s memory.
     pub fn from_bytes(object: &Bytes) -> Result<Self, Error> {
-        Ok(Self::from_bytes_rooted(object)?.0)
+        Ok(Self::from_bytes_rooted(object, &Threads::ONE)?.0)
     }
 
-    /// [`from_bytes`](Self::from_bytes), with the root that the image was found to have.
-    pub(crate) fn from_bytes_rooted(object: &Bytes) -> Result<(Self, Digest), Error> {
+    /// [`from_bytes`](Self::from_bytes) on several threads, with the root that the image was found to have.
+    pub(crate) fn from_bytes_rooted(object: &Bytes, threads: &Threads) -> Result<(Self, Digest), Error> {
         let early = |_| Error::Malformed("it ends early");
         let mut reader = Reader(object);
         if reader.take(8).map_err(early)? != MAGIC {
@@ -166,7 +209,7 @@ impl Image {
         let listing = Listing::from_bytes(encoded)?;
 
         let mut position = object.len() - reader.0.len();
-        let mut next = |name: &str, size: u64, digest: Digest| -> Result<Bytes, Error> {
+        let mut next = |size: u64| -> Result<Bytes, Error> {
             let start = position.next_multiple_of(ALIGNMENT);
             let end = usize::try_from(size)
                 .ok()
@@ -177,30 +220,27 @@ impl Image {
                 return Err(Error::Malformed("a gap is not zero"));
             }
             position = end;
-            let bytes = object.slice(start..end);
-            if Digest::of(&bytes) != digest {
-                return Err(Error::Digest(name.into()));
-            }
-            Ok(bytes)
+            Ok(object.slice(start..end))
         };
         let mut image = Image::default();
-        for tensor in listing.tensors {
-            let bytes = next(&tensor.name, tensor.size, tensor.digest)?;
+        for tensor in &listing.tensors {
             let data = TensorData {
                 dtype: tensor.dtype,
-                shape: tensor.shape,
-                bytes,
+                shape: tensor.shape.clone(),
+                bytes: next(tensor.size)?.into(),
             };
-            image.tensors.insert(tensor.name, data);
+            image.tensors.insert(tensor.name.clone(), data);
         }
-        for file in listing.files {
-            let bytes = next(&file.name, file.size, file.digest)?;
-            image.files.insert(file.name, bytes);
+        for file in &listing.files {
+            image.files.insert(file.name.clone(), next(file.size)?);
         }
         if position != object.len() {
             return Err(Error::Malformed("it has bytes after its last entry"));
         }
-        Ok((image, root))
+        match delta::listing(&image, threads).difference(&listing) {
+            None => Ok((image, root)),
+            Some(name) => Err(Error::Digest(name.into())),
+        }
     }
 }
 

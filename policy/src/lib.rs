@@ -6,8 +6,13 @@ mod atomic;
 pub mod chat;
 pub mod config;
 pub mod delta;
+#[cfg(any(test, feature = "cuda"))]
+pub mod device;
 pub mod digest;
+pub mod fold;
 pub mod folder;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod image;
 pub mod kernel;
 pub mod listing;
@@ -16,6 +21,8 @@ pub mod manifest;
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod network;
+pub mod parts;
+pub mod quant;
 pub mod router;
 pub mod sampling;
 pub mod sign;

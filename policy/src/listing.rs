@@ -16,6 +16,9 @@
 //! Integers are little-endian. There is exactly one encoding of a version, so equal roots mean equal versions. The listing
 //! says nothing of how or where the bytes are stored.
 
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
 use safetensors::Dtype;
 
 use crate::digest::Digest;
@@ -73,7 +76,7 @@ pub enum Error {
 }
 
 impl Listing {
-    /// Hashes every tensor and file of `image`.
+    /// Hashes the files of `image`, and every tensor that has not been hashed yet.
     pub fn of(image: &Image) -> Self {
         Listing {
             tensors: image
@@ -84,19 +87,20 @@ impl Listing {
                     dtype: tensor.dtype,
                     shape: tensor.shape.clone(),
                     size: tensor.bytes.len() as u64,
-                    digest: Digest::of(&tensor.bytes),
+                    digest: tensor.bytes.digest(),
                 })
                 .collect(),
-            files: image
-                .files
-                .iter()
-                .map(|(name, bytes)| File {
-                    name: name.clone(),
-                    size: bytes.len() as u64,
-                    digest: Digest::of(bytes),
-                })
-                .collect(),
+            files: files(&image.files),
         }
+    }
+
+    /// The first entry whose digest is another than in `other`, which has the same names.
+    pub(crate) fn difference<'a>(&'a self, other: &Listing) -> Option<&'a str> {
+        let tensors = self.tensors.iter().zip(&other.tensors);
+        let tensor = tensors.filter(|(a, b)| a.digest != b.digest).map(|(a, _)| &a.name);
+        let files = self.files.iter().zip(&other.files);
+        let file = files.filter(|(a, b)| a.digest != b.digest).map(|(a, _)| &a.name);
+        tensor.chain(file).map(String::as_str).next()
     }
 
     pub fn root(&self) -> Digest {
@@ -177,6 +181,16 @@ impl Listing {
         listing.check()?;
         Ok(listing)
     }
+}
+
+/// Files as they are listed.
+pub(crate) fn files(files: &BTreeMap<String, Bytes>) -> Vec<File> {
+    let file = |(name, bytes): (&String, &Bytes)| File {
+        name: name.clone(),
+        size: bytes.len() as u64,
+        digest: Digest::of(bytes),
+    };
+    files.iter().map(file).collect()
 }
 
 /// Refuses names that do not rise: an order of their own, or one twice.

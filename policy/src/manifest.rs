@@ -2,6 +2,8 @@
 //!
 //! A manifest is written once, after its objects. It does not say who is served by the version; an assignment does.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -10,6 +12,9 @@ use crate::digest::Digest;
 
 /// The kind in the envelope's payload type.
 pub const KIND: &str = "manifest";
+/// The same where the delta is in shards: a program that does not know of them refuses the document, and neither takes the head for
+/// the delta nor the shards for garbage.
+pub const SHARDED_KIND: &str = "sharded-manifest";
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -35,6 +40,32 @@ pub struct Manifest {
     pub fence: i64,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
+    /// Quantised copies that whoever has the version can make and check. Not written where there are none, so that such a
+    /// manifest has the bytes that it always had.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quantised: Vec<Quantised>,
+    /// Where several made the delta: what each made of its frames, in their order. `delta` is then its header and index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub delta_shards: Vec<Shard>,
+}
+
+/// The part of a delta that one shard made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Payloads of its frames, then what they need for the way back.
+    #[serde(flatten)]
+    pub object: ObjectRef,
+    /// Of the object, what the way back needs.
+    pub back_bytes: u64,
+}
+
+/// A quantised copy, by how it is made and what comes of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quantised {
+    /// Name of a [`crate::quant::Spec`]; a reader that does not know it leaves it alone.
+    pub spec: String,
+    /// Root of the copy.
+    pub root: Digest,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +75,7 @@ pub struct Parent {
 }
 
 /// An object of the store, named by its content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ObjectRef {
     /// BLAKE3 of the object's bytes.
     pub digest: Digest,
@@ -70,6 +101,12 @@ pub enum Error {
     DeltaWithoutParent(i64),
     #[error("version {0} has neither an image nor a delta")]
     NoObject(i64),
+    #[error("version {0} has shards of a delta and no delta, or one that is shorter than its way back")]
+    Shards(i64),
+    #[error(
+        "version {version} names a quantised copy `{spec}`: a name is 1 to 64 of a-z, 0-9, `-` and `.`, and there once"
+    )]
+    Quantised { version: i64, spec: String },
 }
 
 impl ObjectRef {
@@ -82,6 +119,26 @@ impl ObjectRef {
 }
 
 impl Manifest {
+    /// The kind that it is signed as.
+    pub fn kind(&self) -> &'static str {
+        match self.delta_shards.is_empty() {
+            true => KIND,
+            false => SHARDED_KIND,
+        }
+    }
+
+    /// Every object of the delta: itself, and where several made it what each made.
+    pub fn delta_objects(&self) -> impl Iterator<Item = ObjectRef> + Clone + '_ {
+        let shards = self.delta_shards.iter().map(|shard| shard.object);
+        self.delta.into_iter().chain(shards)
+    }
+
+    /// Bytes of the delta, in however many objects; none where there is no delta.
+    pub fn delta_bytes(&self) -> Option<u64> {
+        let objects = self.delta_objects().map(|object| object.size_bytes);
+        self.delta.map(|_| objects.fold(0, u64::saturating_add))
+    }
+
     /// Refuses what no reader could follow. Called before a manifest is signed and after it is read.
     pub fn check(&self) -> Result<(), Error> {
         let version = self.version;
@@ -102,8 +159,29 @@ impl Manifest {
         if self.image.is_none() && self.delta.is_none() {
             return Err(Error::NoObject(version));
         }
-        Ok(())
+        let sound = |shard: &Shard| shard.back_bytes <= shard.object.size_bytes;
+        if !self.delta_shards.is_empty() && (self.delta.is_none() || !self.delta_shards.iter().all(sound)) {
+            return Err(Error::Shards(version));
+        }
+        let mut names = BTreeSet::new();
+        let refused = self
+            .quantised
+            .iter()
+            .find(|copy| !is_spec(&copy.spec) || !names.insert(&copy.spec));
+        match refused {
+            Some(copy) => Err(Error::Quantised {
+                version,
+                spec: copy.spec.clone(),
+            }),
+            None => Ok(()),
+        }
     }
+}
+
+/// Whether a name has the form of a spec's.
+fn is_spec(name: &str) -> bool {
+    let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    (1..=64).contains(&name.len()) && name.bytes().all(letter)
 }
 
 #[cfg(test)]
@@ -131,6 +209,8 @@ pub(crate) mod tests {
             }),
             fence: 2,
             created_at: time::macros::datetime!(2026-11-21 06:00:00.25 UTC),
+            quantised: vec![],
+            delta_shards: vec![],
         }
     }
 
@@ -142,9 +222,26 @@ pub(crate) mod tests {
         assert_eq!(json["root"], manifest.root.to_string());
         assert_eq!(json["delta"]["size_bytes"], 5);
         assert_eq!(json["image"], serde_json::Value::Null);
+        assert!(json.get("quantised").is_none() && json.get("delta_shards").is_none());
         assert_eq!(json["run"]["run"], "00000000-0000-0000-0000-000000000007");
         let back: Manifest = serde_json::from_value(json).unwrap();
         assert_eq!(back, manifest);
+    }
+
+    #[test]
+    fn a_delta_in_shards_names_them_with_what_the_way_back_needs() {
+        let mut manifest = sample();
+        let object = ObjectRef::of(b"a shard");
+        manifest.delta_shards = vec![Shard { object, back_bytes: 2 }; 3];
+        assert_eq!(manifest.check(), Ok(()));
+        assert_eq!(
+            (manifest.delta_objects().count(), manifest.delta_bytes()),
+            (4, Some(5 + 3 * 7))
+        );
+        let json = serde_json::to_value(&manifest).unwrap();
+        let expected = serde_json::json!({"digest": object.digest, "size_bytes": 7, "back_bytes": 2});
+        assert_eq!(json["delta_shards"][2], expected);
+        assert_eq!(serde_json::from_value::<Manifest>(json).unwrap(), manifest);
     }
 
     #[test]
@@ -159,5 +256,47 @@ pub(crate) mod tests {
         assert!(matches!(with(&|m| m.version = 7), Error::ParentNotOlder { .. }));
         assert_eq!(with(&|m| m.parent = None), Error::DeltaWithoutParent(8));
         assert_eq!(with(&|m| m.delta = None), Error::NoObject(8));
+        let shard = |back_bytes| Shard {
+            object: ObjectRef::of(b"shard"),
+            back_bytes,
+        };
+        assert_eq!(with(&|m| m.delta_shards = vec![shard(5), shard(6)]), Error::Shards(8));
+        let without = with(&|m| {
+            (m.image, m.delta) = (m.delta, None);
+            m.delta_shards = vec![shard(0)];
+        });
+        assert_eq!(without, Error::Shards(8));
+        for specs in [
+            vec![""],
+            vec!["Fp8"],
+            vec!["a b"],
+            vec!["fp8.1", "int4.1", "fp8.1"],
+            vec![&"x".repeat(65)],
+        ] {
+            let error = with(&|m| m.quantised = copies(&specs));
+            assert!(matches!(error, Error::Quantised { .. }), "{specs:?}");
+        }
+    }
+
+    fn copies(specs: &[&str]) -> Vec<Quantised> {
+        let copy = |spec: &&str| Quantised {
+            spec: (*spec).into(),
+            root: Digest::of(b"copy"),
+        };
+        specs.iter().map(copy).collect()
+    }
+
+    #[test]
+    fn copies_that_nobody_here_can_make_are_read_and_written_as_they_are() {
+        let mut manifest = sample();
+        let before = serde_json::to_string(&manifest).unwrap();
+        manifest.quantised = copies(&["mxfp4.3", "fp8-e4m3-b128.1"]);
+        assert_eq!(manifest.check(), Ok(()));
+        let json = serde_json::to_string(&manifest).unwrap();
+        assert_eq!(serde_json::from_str::<Manifest>(&json).unwrap(), manifest);
+        // a manifest of before has no such field, and is the same to the byte
+        assert!(json.starts_with(before.trim_end_matches('}')));
+        let old: Manifest = serde_json::from_str(&before).unwrap();
+        assert_eq!((old.quantised.len(), serde_json::to_string(&old).unwrap()), (0, before));
     }
 }

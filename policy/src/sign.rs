@@ -3,7 +3,7 @@
 //! An envelope binds its payload to a type, so a signed assignment can never pass for a manifest. What the payload says is
 //! checked by whoever asked for it. Envelope: <https://github.com/secure-systems-lab/dsse/blob/v1.0.2/envelope.md>.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -34,6 +34,10 @@ pub enum Error {
     PayloadType { expected: String, found: String },
     #[error("no trusted key made any of the envelope's signatures")]
     Untrusted,
+    #[error(
+        "key {0} signed it and has been revoked: publish it again, or have a trusted key sign it (`springtide policy resign`)"
+    )]
+    Revoked(String),
 }
 
 /// A private key. Its `Debug` form shows the public key's id only.
@@ -42,9 +46,12 @@ pub struct SigningKey {
     key_id: String,
 }
 
-/// Public keys by id. A document is trusted when one of them signed it.
+/// Public keys by id. A document is trusted when one of them signed it that has not been revoked.
 #[derive(Debug, Clone, Default)]
-pub struct TrustedKeys(BTreeMap<String, VerifyingKey>);
+pub struct TrustedKeys {
+    keys: BTreeMap<String, VerifyingKey>,
+    revoked: BTreeSet<String>,
+}
 
 /// A DSSE envelope in its JSON form.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -140,36 +147,68 @@ impl std::fmt::Debug for SigningKey {
 }
 
 impl TrustedKeys {
-    /// Every `*.pub` in `folder`. A folder without one is refused: nothing could ever be verified.
+    /// Every `*.pub` in `folder`, but for those that a `*.revoked` names too. A folder without a key is refused: nothing could
+    /// ever be verified.
     pub fn load(folder: &Path) -> Result<Self, Error> {
         let mut keys = TrustedKeys::default();
         for entry in fs::read_dir(folder).map_err(io("read", folder))? {
             let path = entry.map_err(io("read", folder))?.path();
-            if path.extension().is_some_and(|extension| extension == "pub") {
-                let key = VerifyingKey::from_bytes(&read_hex(&path)?)
-                    .ok()
-                    .filter(|key| !key.is_weak())
-                    .ok_or_else(|| key_error(&path, "it is not a usable Ed25519 public key"))?;
-                keys.0.insert(key_id(&key), key);
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            let Some(kind @ ("pub" | "revoked")) = extension else {
+                continue;
+            };
+            let key = VerifyingKey::from_bytes(&read_hex(&path)?)
+                .ok()
+                .filter(|key| !key.is_weak())
+                .ok_or_else(|| key_error(&path, "it is not a usable Ed25519 public key"))?;
+            if kind == "pub" {
+                keys.keys.insert(key_id(&key), key);
+            } else {
+                keys.revoked.insert(key_id(&key));
             }
         }
-        if keys.0.is_empty() {
+        if keys.keys.is_empty() {
             return Err(key_error(folder, "there is no trusted key (*.pub) in it"));
         }
         Ok(keys)
     }
 
-    /// Trusts `key` too.
-    pub fn insert(&mut self, key: &SigningKey) {
-        self.0.insert(key.key_id.clone(), key.key.verifying_key());
+    /// The id of the public key in a file.
+    pub fn id_of(path: &Path) -> Result<String, Error> {
+        Ok(Digest::of(&read_hex(path)?).to_string())
     }
 
+    /// Trusts `key` too.
+    pub fn insert(&mut self, key: &SigningKey) {
+        self.keys.insert(key.key_id.clone(), key.key.verifying_key());
+    }
+
+    /// Trusts the key of this id no longer, whoever names it.
+    pub fn revoke(&mut self, key_id: &str) {
+        self.revoked.insert(key_id.into());
+    }
+
+    /// Whether the key of this id is trusted.
+    pub fn contains(&self, key_id: &str) -> bool {
+        self.keys.contains_key(key_id) && !self.revoked.contains(key_id)
+    }
+
+    pub fn is_revoked(&self, key_id: &str) -> bool {
+        self.revoked.contains(key_id)
+    }
+
+    /// Ids of the keys that were given, the revoked ones among them.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.keys.keys().map(String::as_str)
+    }
+
+    /// Keys that are trusted.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.ids().filter(|id| self.contains(id)).count()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len() == 0
     }
 }
 
@@ -188,8 +227,18 @@ impl Envelope {
         }
     }
 
+    /// Whether it says that it is a document of `kind`.
+    pub fn says(&self, kind: &str) -> bool {
+        self.payload_type == payload_type(kind)
+    }
+
     /// The payload, when a trusted key signed it as a document of `kind`.
     pub fn verify(&self, kind: &str, keys: &TrustedKeys) -> Result<Vec<u8>, Error> {
+        Ok(self.verify_signer(kind, keys)?.0)
+    }
+
+    /// [`verify`](Self::verify), with the id of the first trusted key that signed it.
+    pub fn verify_signer(&self, kind: &str, keys: &TrustedKeys) -> Result<(Vec<u8>, String), Error> {
         let expected = payload_type(kind);
         if self.payload_type != expected {
             return Err(Error::PayloadType {
@@ -201,14 +250,33 @@ impl Envelope {
             .decode(&self.payload)
             .map_err(|error| Error::Malformed(error.to_string()))?;
         let signed = pre_authentication_encoding(&expected, &payload);
-        let trusted = self.signatures.iter().any(|signature| {
+        let mut revoked = None;
+        for signature in &self.signatures {
             let bytes = BASE64.decode(&signature.sig).unwrap_or_default();
-            match (keys.0.get(&signature.keyid), Signature::from_slice(&bytes)) {
+            let verified = match (keys.keys.get(&signature.keyid), Signature::from_slice(&bytes)) {
                 (Some(key), Ok(signature)) => key.verify_strict(&signed, &signature).is_ok(),
                 _ => false,
+            };
+            if verified && keys.contains(&signature.keyid) {
+                return Ok((payload, signature.keyid.clone()));
             }
-        });
-        if trusted { Ok(payload) } else { Err(Error::Untrusted) }
+            if verified {
+                revoked.get_or_insert(&signature.keyid);
+            }
+        }
+        Err(revoked.map_or(Error::Untrusted, |key| Error::Revoked(key.clone())))
+    }
+
+    /// Adds a signature to those there are; false when the key signed it before. The caller has verified what it signs.
+    pub fn countersign(&mut self, kind: &str, key: &SigningKey) -> Result<bool, Error> {
+        if self.signatures.iter().any(|signature| signature.keyid == key.key_id) {
+            return Ok(false);
+        }
+        let payload = BASE64
+            .decode(&self.payload)
+            .map_err(|error| Error::Malformed(error.to_string()))?;
+        self.signatures.extend(Envelope::sign(kind, &payload, key).signatures);
+        Ok(true)
     }
 
     pub fn to_bytes(&self) -> Result<Vec<u8>, Error> {
@@ -319,6 +387,30 @@ mod tests {
             },
         );
         assert!(envelope.verify("manifest", &key.trusted()).is_ok());
+    }
+
+    #[test]
+    fn a_revoked_key_counts_for_nothing_and_a_second_signature_takes_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let old = SigningKey::load_or_create(path, "old").unwrap();
+        let new = SigningKey::load_or_create(path, "new").unwrap();
+        let mut envelope = Envelope::sign("manifest", b"{}", &old);
+        assert!(envelope.verify("manifest", &TrustedKeys::load(path).unwrap()).is_ok());
+        fs::copy(path.join("old.pub"), path.join("old.revoked")).unwrap();
+        let keys = TrustedKeys::load(path).unwrap();
+        assert_eq!(
+            (keys.len(), keys.contains(old.key_id()), keys.is_revoked(old.key_id())),
+            (1, false, true)
+        );
+        assert!(matches!(envelope.verify("manifest", &keys), Err(Error::Revoked(_))));
+        assert!(envelope.countersign("manifest", &new).unwrap());
+        assert!(!envelope.countersign("manifest", &new).unwrap());
+        let (payload, signer) = envelope.verify_signer("manifest", &keys).unwrap();
+        assert_eq!((payload.as_slice(), signer.as_str()), (&b"{}"[..], new.key_id()));
+        let mut keys = keys;
+        keys.revoke(new.key_id());
+        assert!(keys.is_empty() && envelope.verify("manifest", &keys).is_err());
     }
 
     #[test]

@@ -398,6 +398,9 @@ of them (text, or the error; ids and the mask of what the assistant wrote), and 
 
 `sampling.json` (`scripts/golden/sampling.py`): what the logits processors for temperature, top-k, top-p, min-p and the repetition penalty make of
 random logits.
+
+`quantised.json` (`scripts/golden/quant.py`): matrices with the fp8 codes that torch 2.11.0 makes of them and the int4 codes and scales of
+compressed-tensors 0.20.0, for each spec of quantised copies.
 """
 
 

@@ -8,6 +8,7 @@
 mod memory;
 mod report;
 mod resident;
+mod trust;
 
 pub use report::{Reporter, Told};
 pub use resident::{Stage, Staged};
@@ -19,7 +20,6 @@ use anyhow::Context;
 use futures::{Stream, StreamExt};
 use ingest::kafka::ClientOptions;
 use ingest::log::Announcements;
-use memory::Memory;
 use policy::assignment::{Assignment, CHAMPION, Target};
 use policy::sign::TrustedKeys;
 use policy::store::Store;
@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use trust::Trust;
 
 /// Longest wait after a failure, before the store is looked at again.
 const BACK_OFF_MAX: Duration = Duration::from_secs(10);
@@ -51,7 +52,7 @@ pub struct Options {
 
 pub struct Follower {
     options: Options,
-    memory: Memory,
+    trust: Trust,
     residents: Residents,
     routing: Arc<Routing>,
     swaps: mpsc::Sender<Swap>,
@@ -66,11 +67,16 @@ impl Follower {
         routing: Arc<Routing>,
         swaps: mpsc::Sender<Swap>,
     ) -> anyhow::Result<Self> {
-        let memory = Memory::open(&options.state_dir, &options.policy)?;
+        let trust = Trust::new(
+            options.store.clone(),
+            &options.policy,
+            &options.keys_dir,
+            &options.state_dir,
+        )?;
         let residents = Residents::new(engine, stage, options.resident_bytes_max);
         Ok(Follower {
             options,
-            memory,
+            trust,
             residents,
             routing,
             swaps,
@@ -118,35 +124,9 @@ impl Follower {
 
     /// Looks at the store once. Returns the epoch that is now in force if it is a new one.
     pub async fn look(&mut self) -> anyhow::Result<Option<i64>> {
-        let keys = TrustedKeys::load(&self.options.keys_dir).context("load the trusted keys")?;
-        let in_force = self.routing.epoch();
-        // after a restart the remembered epoch itself is still good; an earlier one never is
-        let after = in_force.max(self.memory.epoch() - 1);
-        let newest = self
-            .options
-            .store
-            .latest_assignment(&self.options.policy, after, &keys)
-            .await
-            .context("look for an assignment")?;
-        let Some(assignment) = newest else {
-            if in_force == 0 && self.memory.epoch() > 0 {
-                anyhow::bail!(
-                    "the store has no assignment at or above epoch {}, the highest one verified here before; \
-                     an older one is refused",
-                    self.memory.epoch()
-                );
-            }
+        let Some((assignment, keys)) = self.trust.newest(self.routing.epoch()).await? else {
             return Ok(None);
         };
-        anyhow::ensure!(
-            assignment.epoch > after && assignment.policy == self.options.policy,
-            "the store answered with assignment {} of {}, after {after} of {} was asked for",
-            assignment.epoch,
-            assignment.policy,
-            self.options.policy
-        );
-        assignment.check().context("check the assignment")?;
-        self.memory.verified(assignment.epoch).context("remember the epoch")?;
         let epoch = assignment.epoch;
         self.apply(assignment, &keys)
             .await

@@ -9,6 +9,7 @@ pub mod engine;
 pub mod fleet;
 pub mod follow;
 pub mod options;
+pub mod relay;
 pub mod release;
 pub mod routing;
 pub mod serve;

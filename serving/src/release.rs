@@ -74,7 +74,9 @@ impl Desk {
     }
 
     /// Keys may come and go while this runs, so they are read when they are needed.
-    fn trusted(&self) -> anyhow::Result<TrustedKeys> {
-        TrustedKeys::load(&self.0.keys_dir).context("load the trusted keys")
+    async fn trusted(&self) -> anyhow::Result<TrustedKeys> {
+        let keys = TrustedKeys::load(&self.0.keys_dir).context("load the trusted keys")?;
+        let trusted = self.0.store.trusted(&self.0.policy, keys).await;
+        trusted.context("look for revoked keys")
     }
 }

@@ -11,6 +11,7 @@ impl Config {
     pub fn check(&self) -> anyhow::Result<()> {
         self.ingest.check()?;
         self.spool.check()?;
+        self.relay.check()?;
         self.serve.check().map_err(|why| anyhow!(why))?;
         self.release.check().map_err(|why| anyhow!(why))?;
         self.trainer.check().map_err(|why| anyhow!(why))?;
@@ -26,6 +27,13 @@ impl Config {
             !self.policy.name.is_empty(),
             "policy.name is empty; give the model a name"
         );
+        let quantised = &self.policy.quantised;
+        if let Some(twice) = (1..quantised.len()).find(|&i| quantised[..i].contains(&quantised[i])) {
+            return Err(anyhow!(
+                "policy.quantised names {} twice; name it once",
+                quantised[twice]
+            ));
+        }
         Ok(())
     }
 
@@ -85,8 +93,20 @@ impl Config {
             return Ok(());
         };
         ensure!(
-            store.starts_with("file:///") || store.starts_with("s3://"),
-            "policy.store is {store:?}; give file:///an/absolute/folder or s3://bucket/prefix"
+            ["file:///", "s3://", "http://", "https://"]
+                .iter()
+                .any(|scheme| store.starts_with(scheme)),
+            "policy.store is {store:?}; give file:///an/absolute/folder, s3://bucket/prefix or http://a-relay:8004"
+        );
+        ensure!(
+            (1..=256).contains(&self.policy.cache_streams),
+            "policy.cache_streams is {}, and must be 1 to 256",
+            self.policy.cache_streams
+        );
+        ensure!(
+            (1..=256).contains(&self.policy.sync_threads),
+            "policy.sync_threads is {}, and must be 1 to 256",
+            self.policy.sync_threads
         );
         ensure!(
             cfg!(feature = "s3") || !store.starts_with("s3://"),

@@ -4,6 +4,7 @@
 pub mod control;
 pub mod database;
 pub mod ingest;
+pub mod relay;
 #[cfg(feature = "torch")]
 pub mod serve;
 mod shutdown;
@@ -17,7 +18,8 @@ use ::ingest::payload::Store as Payloads;
 use anyhow::Context;
 use axum::Router;
 use edge::auth::Auth;
-use policy::store::Store;
+use policy::kernel::Threads;
+use policy::store::{Cache, Limits, Store};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -40,11 +42,15 @@ impl Base {
     /// Waits for the database, checks its schema and starts to listen for signals.
     pub async fn new(config: &Config, telemetry: &Telemetry) -> anyhow::Result<Self> {
         let shutdown = shutdown::on_signal()?;
+        let ready = async {
+            let pool = database::connect(config).await?;
+            database::check_schema(&pool).await?;
+            anyhow::Ok(pool)
+        };
         let pool = tokio::select! {
-            pool = database::connect(config) => pool?,
+            pool = ready => pool?,
             () = shutdown.cancelled() => anyhow::bail!("stopped while waiting for the database"),
         };
-        database::check_schema(&pool).await?;
         Ok(Self {
             config: config.clone(),
             auth: Auth::new(config.auth, pool.clone()),
@@ -70,7 +76,38 @@ impl Base {
     }
 
     pub fn store(&self) -> anyhow::Result<Store> {
-        let url = self.config.store_url();
-        Store::open(&url).with_context(|| format!("open the policy store {url}"))
+        store(&self.config)
     }
+}
+
+/// The policy store of the configuration; with a cache where it is not on this machine.
+pub fn store(config: &Config) -> anyhow::Result<Store> {
+    let url = config.store_url();
+    let store = on_threads(open_store(&url, config.policy.store_api_key.as_deref())?, config)?;
+    if url.starts_with("file://") {
+        return Ok(store);
+    }
+    let folder = config.state_dir.join("objects");
+    let limits = Limits {
+        bytes_max: config.policy.cache_bytes_max,
+        streams: config.policy.cache_streams,
+    };
+    let cache = Cache::open(&folder, limits).with_context(|| format!("open {}", folder.display()))?;
+    Ok(store.with_cache(cache))
+}
+
+/// Where versions are: an object store, or a relay in front of one.
+pub fn open_store(url: &str, api_key: Option<&str>) -> anyhow::Result<Store> {
+    let store = if url.starts_with("http://") || url.starts_with("https://") {
+        serving::relay::open(url, api_key)
+    } else {
+        Store::open(url).map_err(Into::into)
+    };
+    store.with_context(|| format!("open the policy store {url}"))
+}
+
+/// A store whose deltas are made and followed on as many threads as the configuration says.
+pub fn on_threads(store: Store, config: &Config) -> anyhow::Result<Store> {
+    let threads = Threads::new(config.policy.sync_threads.into()).context("policy.sync_threads")?;
+    Ok(store.with_threads(threads))
 }

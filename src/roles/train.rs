@@ -11,6 +11,7 @@ pub async fn run(base: Base) -> anyhow::Result<()> {
     let environment = Environment {
         policy: config.policy.name.clone(),
         compute: config.policy.compute,
+        quantised: config.policy.quantised.clone(),
         base_dir: Some(config.policy.base.clone()),
         kafka: config.kafka_client(),
         store: base.store()?,
@@ -23,7 +24,7 @@ pub async fn run(base: Base) -> anyhow::Result<()> {
     // The answer to "are you there" ends with the work, whichever way that ends.
     let done = base.shutdown.child_token();
     let server = tokio::spawn(edge::server::run(listener, router, done.clone()));
-    let outcome = trainer::run(config.trainer.clone(), environment, base.shutdown).await;
+    let outcome = Box::pin(trainer::run(config.trainer.clone(), environment, base.shutdown)).await;
     done.cancel();
     server.await??;
     outcome

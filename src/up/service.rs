@@ -120,12 +120,21 @@ impl Supervision {
             };
             let ever_ready = matches!(*self.tell.borrow(), State::Ready);
             if !ever_ready && tries >= FIRST_TRIES_MAX {
-                let why = format!("{why}; the end of {}:\n{}", self.log.display(), tail(&self.log));
+                let why = format!(
+                    "{why}; the end of {}:\n{}",
+                    self.log.display(),
+                    tail(&self.log, TAIL_LINES)
+                );
                 self.tell.send_replace(State::GivenUp(why));
                 return;
             }
             let delay = backoff(tries);
-            console::say(&format!("{name} ended ({why}); again in {:.1} s", delay.as_secs_f64()));
+            console::say(&format!(
+                "{name} ended ({why}); again in {:.1} s; the end of {}: {}",
+                delay.as_secs_f64(),
+                self.log.display(),
+                tail(&self.log, 1)
+            ));
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
                 () = self.stop.cancelled() => return,
@@ -199,11 +208,11 @@ fn open_log(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("open {}", path.display()))
 }
 
-fn tail(path: &Path) -> String {
+fn tail(path: &Path, lines_max: usize) -> String {
     let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<_> = text.lines().collect();
-    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+    lines[lines.len().saturating_sub(lines_max)..].join("\n")
 }
 
 #[cfg(test)]
@@ -232,7 +241,8 @@ mod tests {
         let path = temp.path().join("role.log");
         let lines: Vec<_> = (0..100).map(|line| line.to_string()).collect();
         fs::write(&path, lines.join("\n")).unwrap();
-        assert!(tail(&path).starts_with("88\n") && tail(&path).ends_with("\n99"));
-        assert_eq!(tail(&temp.path().join("none")), "");
+        assert!(tail(&path, TAIL_LINES).starts_with("88\n") && tail(&path, TAIL_LINES).ends_with("\n99"));
+        assert_eq!(tail(&path, 1), "99");
+        assert_eq!(tail(&temp.path().join("none"), 1), "");
     }
 }

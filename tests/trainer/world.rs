@@ -18,7 +18,7 @@ use trainer::checkpoint::StepRecord;
 use trainer::claim::Claim;
 use trainer::guards::Limits;
 use trainer::learner::{Learner, Outcome};
-use trainer::publish::{Draft, Prepared, Publisher, import_image};
+use trainer::publish::{Copies, Draft, Prepared, Publisher, import_image};
 use trainer::sample::Sample;
 use trainer::settings::StepSettings;
 use trainer::{Environment, Options};
@@ -119,6 +119,7 @@ impl World {
             policy: POLICY.into(),
             image_every: 50,
             checkpoints_kept: 2,
+            copies: Copies::default(),
         };
         let mut image = random_image(config, 11);
         let generation = serde_json::json!({"springtide_decline_token_id": DECLINE});
@@ -160,6 +161,7 @@ impl World {
         let environment = Environment {
             policy: POLICY.into(),
             compute: policy::model::Compute::F32,
+            quantised: vec![],
             base_dir: None,
             kafka: self.stack.kafka.clone(),
             pool: self.stack.pool.clone(),

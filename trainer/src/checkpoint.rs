@@ -108,6 +108,14 @@ pub fn key(run: Uuid, step: i64, serial: i64) -> String {
     format!("run/{run}/{step:010}-{serial:010}.safetensors")
 }
 
+/// The version that the adapter of a checkpoint is of, from the JSON header of its bytes; none where all weights are trained.
+pub fn base_in_header(header: &[u8]) -> Result<Option<i64>, Error> {
+    let header: serde_json::Value = serde_json::from_slice(header)?;
+    let state = header["__metadata__"]["state"].as_str().unwrap_or_default();
+    let state: State = serde_json::from_str(state)?;
+    Ok(state.lora.map(|lora| lora.base))
+}
+
 impl Checkpoint {
     pub fn to_bytes(&self) -> Result<Bytes, Error> {
         let state = serde_json::to_string(&State {
@@ -147,7 +155,7 @@ impl Checkpoint {
             let data = TensorData {
                 dtype: Dtype::F32,
                 shape: view.shape().to_vec(),
-                bytes: bytes.slice_ref(view.data()),
+                bytes: bytes.slice_ref(view.data()).into(),
             };
             tensors.insert(name.to_string(), data);
         }

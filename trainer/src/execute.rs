@@ -4,13 +4,14 @@
 //! doubt, and the fences stop what it might still try.
 
 use crate::options::Options;
-use crate::publish::{self, Publisher};
-use crate::{claim, grpo, realtime, silence};
+use crate::publish::{self, Copies, Publisher};
+use crate::{claim, grpo, realtime, silence, upkeep};
 use anyhow::{Context, bail};
 use ingest::kafka::ClientOptions;
 use ingest::log::Producer;
 use ingest::payload::Store as Payloads;
 use policy::model::{Arithmetic, Compute};
+use policy::quant::Spec;
 use policy::sign::{SigningKey, TrustedKeys};
 use policy::store::Store;
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
@@ -30,6 +31,8 @@ pub struct Environment {
     pub policy: String,
     /// In which precision its forward pass computes: that of whoever samples.
     pub compute: Compute,
+    /// The quantised copies that every version of it has.
+    pub quantised: Vec<Spec>,
     /// Folder of the base policy, imported if the realtime line has no head.
     pub base_dir: Option<PathBuf>,
     pub kafka: ClientOptions,
@@ -62,7 +65,7 @@ pub async fn run(options: Options, environment: Environment, shutdown: Cancellat
     if let Err(why) = options.check() {
         bail!("configuration: {why}");
     }
-    let (trainer, base_dir) = prepare(options, environment)?;
+    let (trainer, base_dir) = prepare(options, environment).await?;
     let Some(mut lease) = wait_for_lease(&trainer, &shutdown).await? else {
         return Ok(());
     };
@@ -81,7 +84,16 @@ pub async fn run(options: Options, environment: Environment, shutdown: Cancellat
                 silence::watch(trainer.pool.clone(), &trainer.policy, options, &shutdown).await;
                 anyhow::Ok(())
             });
-            tokio::try_join!(realtime::run(&trainer, &shutdown), grpo::run(&trainer, &shutdown), watch)
+            let folds = Box::pin(async {
+                if trainer.options.folds {
+                    tokio::select! {
+                        () = shutdown.cancelled() => {}
+                        () = upkeep::run(&trainer.publisher) => {}
+                    }
+                }
+                anyhow::Ok(())
+            });
+            tokio::try_join!(realtime::run(&trainer, &shutdown), grpo::run(&trainer, &shutdown), watch, folds)
         } => {
             done?;
         }
@@ -90,9 +102,15 @@ pub async fn run(options: Options, environment: Environment, shutdown: Cancellat
     Ok(())
 }
 
-fn prepare(options: Options, environment: Environment) -> anyhow::Result<(Trainer, Option<PathBuf>)> {
+async fn prepare(options: Options, environment: Environment) -> anyhow::Result<(Trainer, Option<PathBuf>)> {
     let key = SigningKey::load_or_create(&environment.keys_dir, KEY_NAME).context("load the signing key")?;
     let trusted = TrustedKeys::load(&environment.keys_dir).context("load the trusted keys")?;
+    let trusted = environment.store.trusted(&environment.policy, trusted).await;
+    let trusted = trusted.context("look for revoked keys")?;
+    anyhow::ensure!(
+        trusted.contains(key.key_id()),
+        "the key that this would sign with is revoked: put {KEY_NAME}.key and {KEY_NAME}.pub away, and a new one is made"
+    );
     let producer = Producer::new(&environment.kafka).context("connect to the log")?;
     let publisher = Publisher {
         pool: environment.pool.clone(),
@@ -103,6 +121,7 @@ fn prepare(options: Options, environment: Environment) -> anyhow::Result<(Traine
         policy: environment.policy.clone(),
         image_every: options.image_every,
         checkpoints_kept: options.checkpoints_kept,
+        copies: Copies::new(&environment.quantised),
     };
     let threads = options.threads.into();
     let trainer = Trainer {

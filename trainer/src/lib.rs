@@ -27,6 +27,7 @@ pub mod sample;
 pub mod select;
 pub mod settings;
 pub mod silence;
+pub mod upkeep;
 pub mod versions;
 
 #[cfg(feature = "torch")]

@@ -13,8 +13,12 @@ pub struct Options {
     pub realtime: Realtime,
     /// Offline runs.
     pub offline: Offline,
-    /// Every this many steps a version is published as a whole image beside its delta; default 50.
+    /// Every this many steps a version is published as a whole image beside its delta, and sooner where the deltas since the
+    /// last one would take more than half of its bytes; default 50.
     pub image_every: i64,
+    /// Whether deltas over several steps are made beside training, for replicas that are behind; default true. It takes
+    /// the memory of two images while it goes on.
+    pub folds: bool,
     /// Checkpoints kept per run, newest first; default 2.
     pub checkpoints_kept: i64,
     /// Threads of the forward pass, shared by all learners, and of libtorch per learner; default 1. Libtorch's help on an idle
@@ -33,6 +37,7 @@ impl Default for Options {
             realtime: Realtime::default(),
             offline: Offline::default(),
             image_every: 50,
+            folds: true,
             checkpoints_kept: 2,
             threads: 1,
             poll_ms: 200,

@@ -3,6 +3,7 @@
 //! ```text
 //! serial from the sequence → private checkpoint uploaded ┐
 //! delta encoded → objects uploaded                         ┴→ manifest put if absent (run, step, cohort, fence)
+//!   → objects looked for once more, for a collection may have taken one that was there before
 //!   → one fenced Postgres transaction: version, head of the line, step, dispositions, baselines       = THE COMMIT
 //!   → announcement, repeatable
 //! ```
@@ -10,19 +11,28 @@
 //! next executor: [`Publisher::adopt`] finds the manifest that carries its own (run, step) and commits exactly that step,
 //! or leaves it as an orphan that nobody follows. Computes no loss and holds no tensors.
 
+mod copies;
+mod error;
+mod external;
 mod import;
 mod record;
+mod shares;
 
+pub use copies::Copies;
+pub use error::Error;
+pub use external::{External, Outcome, publish_external};
 pub use import::{import, import_image};
+pub use shares::{Shares, publish_shares, put_share};
 
 use crate::checkpoint::{self, Checkpoint, StepRecord};
-use crate::claim::{self, Claim, Fenced};
+use crate::claim::Claim;
 use bytes::Bytes;
 use ingest::log::Producer;
 use policy::image::Image;
-use policy::manifest::{Manifest, Parent, RunStep};
+use policy::kernel::Threads;
+use policy::manifest::{Manifest, Parent, Quantised, RunStep};
 use policy::sign::{SigningKey, TrustedKeys};
-use policy::store::{self, PutOutcome, Store};
+use policy::store::{self, Pieces, PutOutcome, Store};
 use sqlx::PgPool;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,54 +44,6 @@ const SERIALS_TRIED_MAX: usize = 8;
 /// Manifests looked at when a restart searches for its own.
 const PROBED_MAX: i64 = 1_000;
 
-/// Why a step was not published.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error(transparent)]
-    Fenced(#[from] Fenced),
-    #[error("line `{line}` is no longer at version {parent} of branch {branch}")]
-    LineMoved { line: String, parent: i64, branch: i32 },
-    #[error("a generation of the cohort has its disposition already")]
-    AlreadyDecided,
-    #[error(
-        "the store holds manifests of other steps under the next {SERIALS_TRIED_MAX} serials of this database: do they belong together?"
-    )]
-    ForeignStore,
-    #[error("version {0} is not in the database")]
-    NoSuchVersion(i64),
-    #[error("database: {0}")]
-    Database(#[from] sqlx::Error),
-    #[error("policy store: {0}")]
-    Store(#[from] policy::store::Error),
-    #[error("write the image: {0}")]
-    Image(#[from] policy::image::Error),
-    #[error("make the delta: {0}")]
-    Delta(#[from] policy::delta::Error),
-    #[error(transparent)]
-    Checkpoint(#[from] checkpoint::Error),
-    #[error("a worker thread did not finish: {0}")]
-    Worker(#[from] tokio::task::JoinError),
-}
-
-impl Error {
-    /// A checkpoint is gone or damaged: asking again will not help.
-    pub fn is_lost(&self) -> bool {
-        matches!(
-            self,
-            Error::Checkpoint(_) | Error::Store(store::Error::NotFound(_) | store::Error::Corrupt { .. })
-        )
-    }
-}
-
-impl From<claim::Error> for Error {
-    fn from(error: claim::Error) -> Self {
-        match error {
-            claim::Error::Fenced(fenced) => Error::Fenced(fenced),
-            claim::Error::Database(error) => Error::Database(error),
-        }
-    }
-}
-
 /// Where versions of one policy go.
 #[derive(Clone)]
 pub struct Publisher {
@@ -92,9 +54,12 @@ pub struct Publisher {
     /// `None`: nothing is announced, followers find versions by polling.
     pub announce: Option<Producer>,
     pub policy: String,
-    /// A whole image beside the delta every this many steps.
+    /// A whole image beside the delta every this many steps, and where the deltas since the last one would take more than
+    /// half of its bytes.
     pub image_every: i64,
     pub checkpoints_kept: i64,
+    /// The quantised copies that manifests name.
+    pub copies: Copies,
 }
 
 /// A step that has been computed and passed its guards.
@@ -130,7 +95,7 @@ pub struct Published {
 /// Where the time of a publication went, seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Timings {
-    /// Making the delta, and applying it once.
+    /// Making the delta and applying it once, and the quantised copies.
     pub encode: f64,
     /// Until objects, checkpoint and manifest were in the store, as far as it was not beside the encoding.
     pub upload: f64,
@@ -173,29 +138,22 @@ impl Publisher {
         let image_due = step % self.image_every == 0 || parent.line != draft.line || parent.branch != draft.branch;
         // the checkpoint is most of the bytes: it goes to the store while the delta is made
         let checkpoint = Some((claim.run, step, &draft.checkpoint));
-        let objects = async {
-            let bytes = encode(draft.parent_image, Arc::clone(&draft.image), image_due).await?;
-            let encode = started.elapsed().as_secs_f64();
-            let delta = self.store.put_object(&self.policy, &bytes.delta).await?;
-            let image = match &bytes.image {
-                Some(bytes) => Some(self.store.put_object(&self.policy, bytes).await?),
-                None => None,
-            };
-            Ok((bytes.root, delta, image, encode))
+        let parent_ref = Parent {
+            version: draft.parent,
+            root: parent.root,
         };
-        let ((root, delta, image, encode), place) = tokio::try_join!(objects, self.place(checkpoint))?;
+        let images = (draft.parent_image, Arc::clone(&draft.image));
+        let objects = self.objects(started, parent_ref, images, image_due);
+        let (objects, place) = tokio::try_join!(objects, self.place(checkpoint))?;
         let mut manifest = Manifest {
             policy: self.policy.clone(),
             version: place.serial,
-            root,
-            parent: Some(Parent {
-                version: draft.parent,
-                root: parent.root,
-            }),
+            root: objects.root,
+            parent: Some(parent_ref),
             line: draft.line,
             branch: draft.branch,
-            image,
-            delta: Some(delta),
+            image: objects.image.as_ref().map(Pieces::object),
+            delta: Some(objects.delta.object()),
             tensor_bytes: draft.image.tensor_bytes(),
             run: Some(RunStep {
                 run: claim.run,
@@ -204,8 +162,12 @@ impl Publisher {
             }),
             fence: claim.fence,
             created_at: OffsetDateTime::now_utc(),
+            quantised: objects.quantised.clone(),
+            delta_shards: vec![],
         };
         let checkpoint_key = self.put_manifest(&mut manifest, place, checkpoint).await?;
+        self.make_good(&objects).await?;
+        let encode = objects.encode_seconds;
         let prepared = Prepared {
             manifest,
             record: draft.record,
@@ -217,6 +179,77 @@ impl Publisher {
             commit: 0.0,
         };
         Ok((prepared, timings))
+    }
+
+    /// Delta and, where one is due, image of a version, in the store; and the roots of its quantised copies.
+    async fn objects(
+        &self,
+        started: Instant,
+        parent: Parent,
+        (parent_image, image): (Arc<Image>, Arc<Image>),
+        image_due: bool,
+    ) -> Result<Objects, Error> {
+        let copies = self
+            .copies
+            .make(Some((parent.root, Arc::clone(&parent_image))), Arc::clone(&image));
+        let encoded = encode(parent_image, Arc::clone(&image), self.store.threads().clone());
+        let chain_bytes = self.chain_bytes(parent.version, image_due);
+        let ((root, delta), mut copies, chain_bytes) = tokio::try_join!(encoded, copies, chain_bytes)?;
+        let quantised = std::mem::take(&mut copies.quantised);
+        self.copies.keep(root, copies);
+        let bytes = chain_bytes.saturating_add(delta.object().size_bytes);
+        let whole = image_due || bytes.saturating_mul(2) > image.tensor_bytes();
+        let whole = match whole {
+            true => Some(tokio::task::spawn_blocking(move || image.to_pieces().map(Pieces::new)).await??),
+            false => None,
+        };
+        let encode_seconds = started.elapsed().as_secs_f64();
+        self.store.put_pieces(&self.policy, &delta).await?;
+        if let Some(whole) = &whole {
+            self.store.put_pieces(&self.policy, whole).await?;
+        }
+        Ok(Objects {
+            root,
+            delta,
+            image: whole,
+            quantised,
+            encode_seconds,
+        })
+    }
+
+    /// Bytes of the deltas that lead from the nearest image to `serial`: what a joiner reads beside the image. Not asked for
+    /// where an image is due anyway.
+    async fn chain_bytes(&self, serial: i64, image_due: bool) -> Result<u64, Error> {
+        let mut bytes = 0;
+        let mut at = Some(serial).filter(|_| !image_due);
+        for _ in 0..self.image_every {
+            let Some(serial) = at else { break };
+            let manifest = match self.store.get_manifest(&self.policy, serial, &self.trusted).await {
+                Err(error @ store::Error::Backend { .. }) => return Err(error.into()),
+                // no joiner comes this way: an image makes another
+                Err(_) => return Ok(u64::MAX),
+                Ok(manifest) => manifest,
+            };
+            if manifest.image.is_some() {
+                break;
+            }
+            bytes += manifest.delta_bytes().unwrap_or(0);
+            at = manifest.parent.map(|parent| parent.version);
+        }
+        Ok(bytes)
+    }
+
+    /// Once their manifest is written: see [`Store::make_good`].
+    async fn make_good(&self, objects: &Objects) -> Result<(), Error> {
+        let parts: Vec<&Pieces> = objects.image.iter().chain([&objects.delta]).collect();
+        let missing = self.store.make_good(&self.policy, &parts).await?;
+        if missing > 0 {
+            tracing::warn!(
+                missing,
+                "a collection had taken objects of this version: they were put again"
+            );
+        }
+        Ok(())
     }
 
     /// The next serial, with the checkpoint of its step in the store.
@@ -257,7 +290,7 @@ impl Publisher {
     pub async fn commit(&self, claim: &Claim, prepared: &Prepared) -> Result<(), Error> {
         let mut transaction = self.pool.begin().await?;
         claim.hold(&mut transaction).await?;
-        record::commit(&mut transaction, &self.policy, prepared).await?;
+        record::commit(&mut transaction, prepared).await?;
         transaction.commit().await?;
         Ok(())
     }
@@ -369,20 +402,24 @@ impl Publisher {
     }
 }
 
-struct Encoded {
+/// The objects of a version, with their bytes, until the manifest that names them is written.
+struct Objects {
     root: policy::digest::Digest,
-    delta: Bytes,
-    image: Option<Bytes>,
+    delta: Pieces,
+    image: Option<Pieces>,
+    quantised: Vec<Quantised>,
+    encode_seconds: f64,
 }
 
 /// Digests and compresses on a thread for blocking work: it is seconds for large models.
-async fn encode(parent: Arc<Image>, image: Arc<Image>, whole: bool) -> Result<Encoded, Error> {
+async fn encode(
+    parent: Arc<Image>,
+    image: Arc<Image>,
+    threads: Threads,
+) -> Result<(policy::digest::Digest, Pieces), Error> {
     tokio::task::spawn_blocking(move || {
-        Ok(Encoded {
-            root: image.root(),
-            delta: Bytes::from(policy::delta::encode(&parent, &image)?),
-            image: whole.then(|| image.to_bytes()).transpose()?,
-        })
+        let delta = policy::delta::encode(&parent, &image, &threads)?;
+        Ok((image.root(), Pieces::new(vec![delta.into()])))
     })
     .await?
 }

@@ -93,4 +93,12 @@ impl Threads {
             None => jobs.into_iter().for_each(run),
         }
     }
+
+    /// Does every job, in any order; what comes of them is in theirs.
+    pub(crate) fn map<J: Send, R: Send>(&self, jobs: Vec<J>, run: impl Fn(J) -> R + Send + Sync) -> Vec<R> {
+        match &self.pool {
+            Some(pool) => pool.install(|| jobs.into_par_iter().with_max_len(1).map(run).collect()),
+            None => jobs.into_iter().map(run).collect(),
+        }
+    }
 }

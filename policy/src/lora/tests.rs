@@ -122,7 +122,7 @@ fn every_value_is_the_base_plus_its_sum_rounded_to_the_bases_dtype() {
             bf16::from_f32(w0[i] + sum).to_le_bytes() // s = 8/8
         })
         .collect();
-    assert_eq!(merged.tensors[&weight].bytes, bits);
+    assert_eq!(merged.tensors[&weight].bytes.as_ref(), bits);
     let others = |image: &Image| {
         let mut image = image.clone();
         image.tensors.remove(&weight);

@@ -84,7 +84,7 @@ pub fn random_image(config: &ModelConfig, seed: u64) -> Image {
             TensorData {
                 dtype: Dtype::BF16,
                 shape: shape.iter().map(|&n| n as usize).collect(),
-                bytes: Bytes::from(bytes),
+                bytes: bytes.into(),
             },
         );
     }

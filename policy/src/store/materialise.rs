@@ -1,22 +1,23 @@
-//! Putting a version together: from a held version or an image, through deltas, along the path that costs the fewest
-//! bytes. Every object, every delta and every root on the way is verified.
+//! Putting a version together: from a held version or an image, through deltas and folds, along the path that costs the
+//! fewest bytes (`path`). Every object, every delta and every root on the way is verified.
 //!
-//! A broken or missing object is not an error while another way leads to the version. Only parents are walked: a path
-//! never goes through a version that is not an ancestor.
+//! A broken or missing object is not an error while another way leads to the version.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
+use super::path::{Path, Step};
 use super::{Error, Store, blocking};
 use crate::delta;
 use crate::digest::Digest;
 use crate::image::Image;
-use crate::manifest::{Manifest, ObjectRef};
+use crate::kernel::Threads;
+use crate::manifest::{Manifest, ObjectRef, Shard};
 use crate::sign::TrustedKeys;
 
-/// Longer chains are not walked: a store that needs them has lost its images.
-const DELTAS_MAX: usize = 10_000;
 /// What the files beside the tensors may occupy in a result, in bytes.
 const FILES_BYTES_MAX: u64 = 1 << 30;
 
@@ -45,24 +46,11 @@ impl Store {
         keys: &TrustedKeys,
         have: &[(i64, Arc<Image>)],
     ) -> Result<Materialised, Error> {
-        let mut walk = Walk {
-            store: self,
-            policy,
-            serial,
-            keys,
-            held: have.iter().cloned().collect(),
-            progress: None,
-            manifests: BTreeMap::new(),
-            broken: BTreeSet::new(),
-            reasons: vec![],
-            fetch: Duration::ZERO,
-            verify: Duration::ZERO,
-            bytes_fetched: 0,
-        };
+        let mut walk = Walk::new(self, policy, serial, keys, have);
         loop {
             let plan = walk.plan().await?;
             let mut path = vec![plan.start];
-            path.extend(plan.deltas.iter().rev());
+            path.extend(plan.steps.iter().map(|step| step.to));
             // what fails is marked, so every round has fewer ways than the one before
             if let Some(image) = walk.follow(&plan).await? {
                 return Ok(Materialised {
@@ -77,107 +65,83 @@ impl Store {
     }
 }
 
-struct Walk<'a> {
-    store: &'a Store,
-    policy: &'a str,
-    serial: i64,
-    keys: &'a TrustedKeys,
+pub(super) struct Walk<'a> {
+    pub(super) store: &'a Store,
+    pub(super) policy: &'a str,
+    pub(super) serial: i64,
+    pub(super) keys: &'a TrustedKeys,
     held: BTreeMap<i64, Arc<Image>>,
     /// The furthest version that this walk put together; earlier ones are let go.
     progress: Option<(i64, Arc<Image>)>,
-    manifests: BTreeMap<i64, Manifest>,
+    pub(super) manifests: BTreeMap<i64, Manifest>,
+    /// The folds that there are, by the version that they lead to; none: not looked for yet.
+    pub(super) folds: Option<BTreeMap<i64, Vec<i64>>>,
     /// Objects that were missing or did not verify.
     broken: BTreeSet<Digest>,
+    /// Deltas that turned out to lead forward only.
+    pub(super) one_way: BTreeSet<Digest>,
+    /// Steps back from what is at hand, by the version that they lead to; none: not looked for yet.
+    pub(super) backward: Option<BTreeMap<i64, Vec<Step>>>,
     /// Why ways were given up, for the error when none is left.
-    reasons: Vec<String>,
-    fetch: Duration,
+    pub(super) reasons: Vec<String>,
+    pub(super) fetch: Duration,
     verify: Duration,
     bytes_fetched: u64,
 }
 
-struct Plan {
-    start: i64,
-    /// None: the start is held.
-    image: Option<ObjectRef>,
-    /// Versions whose deltas to apply, from the one asked for back to the start's child.
-    deltas: Vec<i64>,
-}
-
-impl Walk<'_> {
-    /// The cheapest way in bytes that no broken object blocks.
-    async fn plan(&mut self) -> Result<Plan, Error> {
-        let mut best: Option<(u64, Plan)> = None;
-        let mut deltas = vec![];
-        let mut cost = 0u64;
-        let mut at = (self.serial, None);
-        while best.as_ref().is_none_or(|(best, _)| cost < *best) && deltas.len() <= DELTAS_MAX {
-            let (serial, root) = at;
-            let manifest = match self.manifest(serial, root).await {
-                Ok(manifest) => manifest,
-                Err(error) if serial == self.serial => return Err(error),
-                Err(error) => {
-                    self.give_up(error.to_string());
-                    break;
-                }
-            };
-            let plan = |image| Plan {
-                start: serial,
-                image,
-                deltas: deltas.clone(),
-            };
-            if self.at_hand(serial).is_some() {
-                best = Some((cost, plan(None)));
-                break;
-            }
-            if let Some(image) = self.usable(manifest.image) {
-                let total = cost.saturating_add(image.size_bytes);
-                if best.as_ref().is_none_or(|(best, _)| total < *best) {
-                    best = Some((total, plan(Some(image))));
-                }
-            }
-            let (Some(parent), Some(delta)) = (manifest.parent, self.usable(manifest.delta)) else {
-                break;
-            };
-            cost = cost.saturating_add(delta.size_bytes);
-            deltas.push(serial);
-            at = (parent.version, Some(parent.root));
+impl<'a> Walk<'a> {
+    pub(super) fn new(
+        store: &'a Store,
+        policy: &'a str,
+        serial: i64,
+        keys: &'a TrustedKeys,
+        have: &[(i64, Arc<Image>)],
+    ) -> Self {
+        Walk {
+            store,
+            policy,
+            serial,
+            keys,
+            held: have.iter().cloned().collect(),
+            progress: None,
+            manifests: BTreeMap::new(),
+            folds: None,
+            broken: BTreeSet::new(),
+            one_way: BTreeSet::new(),
+            backward: None,
+            reasons: vec![],
+            fetch: Duration::ZERO,
+            verify: Duration::ZERO,
+            bytes_fetched: 0,
         }
-        best.map(|(_, plan)| plan).ok_or_else(|| Error::NoPath {
-            policy: self.policy.into(),
-            version: self.serial,
-            reason: match self.reasons.is_empty() {
-                true => "no image and no held version leads to it".into(),
-                false => self.reasons.join("; "),
-            },
-        })
     }
 
     /// Carries a plan out; none when something on the way was broken and is now marked.
-    async fn follow(&mut self, plan: &Plan) -> Result<Option<Arc<Image>>, Error> {
+    async fn follow(&mut self, plan: &Path) -> Result<Option<Arc<Image>>, Error> {
         let Some(mut image) = self.start(plan).await? else {
             return Ok(None);
         };
-        for &serial in plan.deltas.iter().rev() {
-            match self.step(serial, &image).await? {
+        for step in &plan.steps {
+            match self.step(step, &image).await? {
                 Some(next) => image = next,
                 None => return Ok(None),
             }
-            self.progress = Some((serial, image.clone()));
+            self.progress = Some((step.to, image.clone()));
         }
         Ok(Some(image))
     }
 
-    async fn start(&mut self, plan: &Plan) -> Result<Option<Arc<Image>>, Error> {
-        let manifest = self.manifest(plan.start, None).await?;
+    async fn start(&mut self, plan: &Path) -> Result<Option<Arc<Image>>, Error> {
+        let manifest = self.manifest(plan.start).await?;
         let Some(object) = plan.image else {
             let Some(image) = self.at_hand(plan.start) else {
                 return Ok(None);
             };
-            if plan.deltas.is_empty() {
+            if plan.steps.is_empty() {
                 // a delta checks its base; without one it is done here
                 let root = self.timed({
-                    let image = image.clone();
-                    move || image.root()
+                    let (image, threads) = (image.clone(), self.store.threads.clone());
+                    move || delta::root(&image, &threads)
                 });
                 let root = root.await?;
                 if root != manifest.root {
@@ -192,41 +156,68 @@ impl Walk<'_> {
         let Some(bytes) = self.fetch(&object).await else {
             return Ok(None);
         };
+        let threads = self.store.threads.clone();
         let made = self.timed(move || {
-            verified(&bytes, &object)?;
-            let (image, root) = Image::from_bytes_rooted(&bytes).map_err(|error| error.to_string())?;
+            verified(&bytes, &object, &threads)?;
+            let (image, root) = Image::from_bytes_rooted(&bytes, &threads).map_err(|error| error.to_string())?;
             as_described(image, root, &manifest)
         });
         let made = made.await?;
         Ok(self.note(made, plan.start, &object, "image"))
     }
 
-    async fn step(&mut self, serial: i64, base: &Arc<Image>) -> Result<Option<Arc<Image>>, Error> {
-        let manifest = self.manifest(serial, None).await?;
-        let Some(object) = manifest.delta else {
+    async fn step(&mut self, step: &Step, base: &Arc<Image>) -> Result<Option<Arc<Image>>, Error> {
+        let Step {
+            from,
+            to,
+            delta,
+            fold,
+            back,
+            bytes: _,
+        } = *step;
+        let manifest = self.manifest(to).await?;
+        let Some(head) = self.fetch(&delta).await else {
             return Ok(None);
         };
-        let Some(bytes) = self.fetch(&object).await else {
-            return Ok(None);
-        };
-        let parent = manifest.parent.map(|parent| parent.version);
-        let base = base.clone();
+        let mut shards = vec![];
+        for shard in self.shards(step) {
+            let Some(bytes) = self.fetch(&shard.object).await else {
+                self.broken.insert(delta.digest);
+                return Ok(None);
+            };
+            shards.push((bytes, shard));
+        }
+        let (base, threads) = (base.clone(), self.store.threads.clone());
         let made = self.timed(move || {
-            verified(&bytes, &object)?;
+            verified(&head, &delta, &threads)?;
+            let bytes = stitched(head, shards, &threads)?;
             let limit = manifest.tensor_bytes.saturating_add(FILES_BYTES_MAX);
-            match delta::apply_rooted(&base, &bytes, limit) {
+            let made = match back {
+                false => delta::apply_rooted(&base, &bytes, limit, &threads),
+                true => delta::apply_reverse_rooted(&base, &bytes, limit, &threads),
+            };
+            match made {
                 Ok((image, root)) => as_described(image, root, &manifest).map_err(Fault::Object),
                 Err(error @ delta::Error::WrongBase { .. }) => Err(Fault::Base(error.to_string())),
+                Err(error @ delta::Error::OneWay(_)) => Err(Fault::OneWay(error.to_string())),
                 Err(error) => Err(Fault::Object(error.to_string())),
             }
         });
         match made.await? {
             // the held version is not what it is said to be; the delta may be sound
-            Err(Fault::Base(reason)) if parent.is_some_and(|p| self.held.remove(&p).is_some()) => {
-                self.give_up(format!("the held parent of version {serial}: {reason}"));
+            Err(Fault::Base(reason)) if self.held.remove(&from).is_some() => {
+                self.give_up(format!("the held version {from}: {reason}"));
                 Ok(None)
             }
-            Err(Fault::Base(reason) | Fault::Object(reason)) => Ok(self.note(Err(reason), serial, &object, "delta")),
+            // forward it may be sound
+            Err(Fault::OneWay(reason)) => {
+                self.one_way.insert(delta.digest);
+                self.give_up(format!("back from version {from}: {reason}"));
+                Ok(None)
+            }
+            Err(Fault::Base(reason) | Fault::Object(reason)) => {
+                Ok(self.note(Err(reason), to, &delta, if fold { "fold" } else { "delta" }))
+            }
             Ok(image) => Ok(Some(image)),
         }
     }
@@ -249,28 +240,7 @@ impl Walk<'_> {
         }
     }
 
-    async fn manifest(&mut self, serial: i64, root: Option<Digest>) -> Result<Manifest, Error> {
-        let manifest = match self.manifests.get(&serial) {
-            Some(manifest) => manifest.clone(),
-            None => {
-                let began = Instant::now();
-                let read = self.store.get_manifest(self.policy, serial, self.keys).await;
-                self.fetch += began.elapsed();
-                let manifest = read?;
-                self.manifests.insert(serial, manifest.clone());
-                manifest
-            }
-        };
-        match root {
-            Some(root) if root != manifest.root => Err(Error::Document {
-                key: format!("version {serial}"),
-                reason: format!("its root is {}, its child's parent has {root}", manifest.root),
-            }),
-            _ => Ok(manifest),
-        }
-    }
-
-    async fn fetch(&mut self, object: &ObjectRef) -> Option<bytes::Bytes> {
+    async fn fetch(&mut self, object: &ObjectRef) -> Option<Bytes> {
         let began = Instant::now();
         let read = self.store.fetch_object(self.policy, object).await;
         self.fetch += began.elapsed();
@@ -287,14 +257,26 @@ impl Walk<'_> {
         }
     }
 
-    fn at_hand(&self, serial: i64) -> Option<Arc<Image>> {
+    /// An object that is not there closes the ways over what it is a part of.
+    pub(super) fn give_up_object(&mut self, object: &ObjectRef, of: &ObjectRef) {
+        self.broken.insert(of.digest);
+        self.give_up(format!("object {} is not there", object.digest));
+    }
+
+    pub(super) fn at_hand(&self, serial: i64) -> Option<Arc<Image>> {
         let progress = self.progress.iter().find(|(at, _)| *at == serial);
         progress
             .map(|(_, image)| image.clone())
             .or_else(|| self.held.get(&serial).cloned())
     }
 
-    fn usable(&self, object: Option<ObjectRef>) -> Option<ObjectRef> {
+    /// The newest version at hand.
+    pub(super) fn newest_at_hand(&self) -> Option<i64> {
+        let progress = self.progress.iter().map(|(at, _)| *at);
+        progress.chain(self.held.keys().copied()).max()
+    }
+
+    pub(super) fn usable(&self, object: Option<ObjectRef>) -> Option<ObjectRef> {
         object.filter(|object| !self.broken.contains(&object.digest))
     }
 
@@ -305,7 +287,10 @@ impl Walk<'_> {
         result
     }
 
-    fn give_up(&mut self, reason: String) {
+    pub(super) fn give_up(&mut self, reason: String) {
+        if self.reasons.contains(&reason) {
+            return;
+        }
         tracing::warn!(
             policy = self.policy,
             version = self.serial,
@@ -319,6 +304,8 @@ impl Walk<'_> {
 /// What was wrong with a step.
 enum Fault {
     Base(String),
+    /// The delta cannot be followed back.
+    OneWay(String),
     Object(String),
 }
 
@@ -328,11 +315,27 @@ impl From<String> for Fault {
     }
 }
 
-fn verified(bytes: &[u8], object: &ObjectRef) -> Result<(), String> {
-    match Digest::of(bytes) {
+fn verified(bytes: &[u8], object: &ObjectRef, threads: &Threads) -> Result<(), String> {
+    match delta::digest_on(bytes, threads) {
         digest if digest == object.digest => Ok(()),
         digest => Err(format!("the object's digest is {digest}, not {}", object.digest)),
     }
+}
+
+/// The delta, of one object or of several.
+fn stitched(head: Bytes, shards: Vec<(Bytes, Shard)>, threads: &Threads) -> Result<Bytes, String> {
+    if shards.is_empty() {
+        return Ok(head);
+    }
+    for (bytes, shard) in &shards {
+        verified(bytes, &shard.object, threads)?;
+    }
+    let shards: Vec<_> = shards
+        .into_iter()
+        .map(|(bytes, shard)| (bytes, shard.back_bytes))
+        .collect();
+    let delta = delta::stitch(&head, &shards).map_err(|error| error.to_string())?;
+    Ok(delta.into())
 }
 
 fn as_described(image: Image, root: Digest, manifest: &Manifest) -> Result<Arc<Image>, String> {

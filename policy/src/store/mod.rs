@@ -2,19 +2,37 @@
 //!
 //! ```text
 //! policy/{policy}/object/{hex}                 an image or a delta, named by the BLAKE3 of its bytes
+//! policy/{policy}/parts/{hex}                  the hashes of an object's parts, where it has several; written before it
 //! policy/{policy}/version/{serial:010}.json    the signed manifest of a version
 //! policy/{policy}/assignment/{epoch:010}.json  the signed assignment of an epoch
-//! private/{key}                                what only its writer reads, such as a run's optimiser state
+//! policy/{policy}/fold/{to:010}-{from:010}.json  a signed delta over several steps, beside those of each step
+//! policy/{policy}/pin/{serial:010}.json        a version that is kept whatever happens; its deletion is the unpinning
+//! policy/{policy}/revocation/{key id}.json     a signed statement that a key is trusted no longer
+//! policy/{policy}/statement.json               the signed statement of what is newest, replaced again and again
+//! policy/{policy}/trash/{hex}                  an object that a collection is about to delete
+//! private/{key}                                what is for nobody's replicas: a run's optimiser state, what shares report
 //! ```
-//! Everything under `policy/` is written once and never changed. Whatever is read is verified: objects by size and digest,
+//! What is under `policy/` is written once and never changed, but for the statement; `gc` takes objects away. Whatever is read is verified: objects by size and digest,
 //! documents by signature and by the place they were found in. Which line a version heads, and who may write, is not
 //! known here: the database and the fence in the manifest decide that.
 //!
 //! On the local file system every write is a file of its own, flushed with its folder before it gets its name; a delete is
 //! not flushed and may come undone in a power cut.
 
+mod cache;
+mod catalog;
 mod documents;
+mod download;
+mod folds;
+mod fsck;
+mod gc;
 mod materialise;
+mod objects;
+mod partial;
+mod path;
+mod pins;
+mod revocations;
+mod statement;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,10 +43,22 @@ use object_store::{
 };
 
 use crate::digest::Digest;
-use crate::manifest::ObjectRef;
+use crate::kernel::Threads;
 use crate::sign;
 
+pub use cache::{Arrival, Cache, Limits};
+pub use catalog::{Catalog, Costs, Stored};
+pub use documents::Signed;
+pub use folds::{Folded, SPANS, due};
+pub use fsck::{Finding, Report, Severity};
+pub use gc::{Collected, Keep};
 pub use materialise::Materialised;
+pub use objects::Pieces;
+pub use partial::PartialDelta;
+pub use path::{Path as VersionPath, Step};
+pub use pins::Pin;
+pub use revocations::Revocation;
+pub use statement::Statement;
 
 /// Why the store could not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +89,11 @@ pub enum Error {
         version: i64,
         reason: String,
     },
+    #[error("object {object} did not arrive: {reason}")]
+    Download { object: Digest, reason: String },
+    /// Who was asked could not say what is needed.
+    #[error("{0}")]
+    Needed(String),
     #[error("a blocking task did not finish: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -75,6 +110,8 @@ pub enum PutOutcome<T> {
 #[derive(Debug, Clone)]
 pub struct Store {
     backend: Arc<dyn ObjectStore>,
+    cache: Option<Cache>,
+    threads: Threads,
 }
 
 impl Store {
@@ -126,60 +163,33 @@ impl Store {
 
     /// A store over any backend that supports put-if-absent.
     pub fn over(backend: Arc<dyn ObjectStore>) -> Self {
-        Store { backend }
+        Store {
+            backend,
+            cache: None,
+            threads: Threads::ONE,
+        }
     }
 
-    /// Writes an object under the name of its content. Repeating it is harmless; an object that is there but damaged is
-    /// replaced.
-    pub async fn put_object(&self, policy: &str, bytes: &Bytes) -> Result<ObjectRef, Error> {
-        let object = blocking({
-            let bytes = bytes.clone();
-            move || ObjectRef::of(&bytes)
-        })
-        .await?;
-        let key = object_key(policy, &object.digest)?;
-        if self.put(&key, bytes.clone(), PutMode::Create).await? {
-            return Ok(object);
+    /// Objects of several parts are read through `cache`.
+    pub fn with_cache(self, cache: Cache) -> Self {
+        Store {
+            cache: Some(cache),
+            ..self
         }
-        match self.get_object(policy, &object).await {
-            Ok(_) => {}
-            Err(error @ Error::Corrupt { .. }) => {
-                tracing::warn!(%key, %error, "replacing a damaged object");
-                self.put(&key, bytes.clone(), PutMode::Overwrite).await?;
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(object)
     }
 
-    /// Reads an object; its size and digest are verified.
-    pub async fn get_object(&self, policy: &str, object: &ObjectRef) -> Result<Bytes, Error> {
-        let bytes = self.fetch_object(policy, object).await?;
-        let digest = blocking({
-            let bytes = bytes.clone();
-            move || Digest::of(&bytes)
-        })
-        .await?;
-        if digest == object.digest {
-            return Ok(bytes);
-        }
-        Err(Error::Corrupt {
-            key: object_key(policy, &object.digest)?.into(),
-            reason: format!("its digest is {digest}"),
-        })
+    /// Deltas and folds are made and followed, and images hashed, on these.
+    pub fn with_threads(self, threads: Threads) -> Self {
+        Store { threads, ..self }
     }
 
-    /// Reads an object of the right size without looking at its bytes.
-    async fn fetch_object(&self, policy: &str, object: &ObjectRef) -> Result<Bytes, Error> {
-        let key = object_key(policy, &object.digest)?;
-        self.get(&key, |size| {
-            if size == object.size_bytes {
-                Ok(())
-            } else {
-                Err(format!("it has {size} bytes, not {}", object.size_bytes))
-            }
-        })
-        .await
+    pub fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// Where the bytes are; for whoever passes them on as they are.
+    pub fn backend(&self) -> &Arc<dyn ObjectStore> {
+        &self.backend
     }
 
     /// Writes or replaces `private/{key}`.
@@ -194,12 +204,21 @@ impl Store {
         self.get(&private_key(key)?, |_| Ok(())).await
     }
 
+    /// Reads a part of `private/{key}`.
+    pub async fn get_private_range(&self, key: &str, range: std::ops::Range<u64>) -> Result<Bytes, Error> {
+        let key = private_key(key)?;
+        self.backend.get_range(&key, range).await.map_err(backend("read", &key))
+    }
+
     /// Deletes `private/{key}`; it is no error when it is not there.
     pub async fn delete_private(&self, key: &str) -> Result<(), Error> {
-        let key = private_key(key)?;
-        match self.backend.delete(&key).await {
+        self.delete(&private_key(key)?).await
+    }
+
+    async fn delete(&self, key: &Path) -> Result<(), Error> {
+        match self.backend.delete(key).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(source) => Err(backend("delete", &key)(source)),
+            Err(source) => Err(backend("delete", key)(source)),
         }
     }
 
@@ -242,6 +261,10 @@ fn key(policy: &str, rest: &str) -> Result<Path, Error> {
 
 fn object_key(policy: &str, digest: &Digest) -> Result<Path, Error> {
     key(policy, &format!("object/{digest}"))
+}
+
+fn parts_key(policy: &str, digest: &Digest) -> Result<Path, Error> {
+    key(policy, &format!("parts/{digest}"))
 }
 
 fn private_key(key: &str) -> Result<Path, Error> {

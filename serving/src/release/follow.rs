@@ -5,13 +5,15 @@ use super::{CHAMPION, Desk, books, plan};
 use anyhow::Context;
 use sqlx::PgConnection;
 use sqlx::postgres::PgListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 /// First half of the leader lock's key; the second is the policy's.
 const LEADER_CLASS: i32 = 0x5274_6c65;
 /// How often a stand-by asks for the lead, and how long an error is waited out.
 const STAND_BY: Duration = Duration::from_secs(1);
+/// How often it is said what is newest; followers believe nothing new for longer than six times that.
+const STATE_EVERY: Duration = Duration::from_secs(10);
 /// On which the database says that a line has moved.
 const MOVED: &str = "springtide_line";
 
@@ -63,10 +65,15 @@ async fn lead(desk: &Desk) -> anyhow::Result<()> {
     moved.listen(MOVED).await.context("listen")?;
     let mut ticks = tokio::time::interval(Duration::from_millis(inner.options.poll_interval_ms));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut stated: Option<Instant> = None;
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
             news = moved.recv() => drop(news.context("listen")?),
+        }
+        if stated.is_none_or(|stated| stated.elapsed() >= STATE_EVERY) {
+            desk.state().await?;
+            stated = Some(Instant::now());
         }
         round(desk, &mut connection).await?;
     }

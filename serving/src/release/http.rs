@@ -9,6 +9,7 @@ use axum::routing::get;
 use edge::Problem;
 use edge::auth::{Principal, Role};
 use edge::json::Json;
+use policy::store;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -160,6 +161,33 @@ struct Done {
     follows: Option<String>,
 }
 
+/// Why a version cannot be served any longer, if a collection has taken away what it was made of: replicas would get an
+/// assignment that they cannot follow. A store that does not answer is no reason.
+async fn gone(desk: &Desk, version: i64) -> Option<Problem> {
+    let inner = &desk.0;
+    let reachable = match desk.trusted().await {
+        Ok(keys) => inner.store.reachable(&inner.policy, version, &keys).await,
+        Err(error) => {
+            tracing::warn!(
+                version,
+                error = format!("{error:#}"),
+                "could not look whether the version is whole"
+            );
+            return None;
+        }
+    };
+    match reachable {
+        Err(error @ (store::Error::NoPath { .. } | store::Error::NotFound(_))) => Some(Problem::conflict(format!(
+            "version {version} can no longer be put together ({error}); `springtide policy versions` shows which can"
+        ))),
+        Err(error) => {
+            tracing::warn!(version, %error, "could not look whether the version is whole");
+            None
+        }
+        Ok(_) => None,
+    }
+}
+
 async fn ask(
     State(desk): State<Desk>,
     principal: Principal,
@@ -187,7 +215,14 @@ async fn ask(
     let known = books::has_version(&mut transaction, &inner.policy, change.to)
         .await
         .map_err(unavailable)?;
-    if !known {
+    let problem = match known {
+        false => Some(Problem::not_found(format!(
+            "policy {} has no version {}; GET /v1/versions lists them",
+            inner.policy, change.to
+        ))),
+        true => gone(&desk, change.to).await,
+    };
+    if let Some(problem) = problem {
         let release = books::record(
             &mut transaction,
             &inner.policy,
@@ -199,11 +234,7 @@ async fn ask(
         .await
         .map_err(unavailable)?;
         transaction.commit().await.map_err(unavailable)?;
-        return Err(Problem::not_found(format!(
-            "policy {} has no version {}; GET /v1/versions lists them",
-            inner.policy, change.to
-        ))
-        .with("release_id", release.to_string()));
+        return Err(problem.with("release_id", release.to_string()));
     }
     let (epoch, releases) = books::write(
         &mut transaction,

@@ -6,9 +6,11 @@ use anyhow::Context;
 use ingest::log::Announcement;
 use policy::assignment::{Arm, Assignment, Target};
 use policy::digest::Digest;
-use policy::store::PutOutcome;
+use policy::sign::TrustedKeys;
+use policy::store::{PutOutcome, Statement};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use time::OffsetDateTime;
 
 impl Desk {
     /// Puts every document that is missing, oldest first, so that no follower meets a gap. Returns the newest epoch, 0
@@ -43,9 +45,29 @@ impl Desk {
     async fn published_from(&self, epoch: i64) -> anyhow::Result<Option<Assignment>> {
         let desk = &self.0;
         desk.store
-            .latest_assignment(&desk.policy, epoch - 1, &self.trusted()?)
+            .latest_assignment(&desk.policy, epoch - 1, &self.trusted().await?)
             .await
             .with_context(|| format!("look for assignment {epoch}"))
+    }
+
+    /// Says what is newest, for followers to hold what the store shows them against.
+    pub(super) async fn state(&self) -> anyhow::Result<()> {
+        let desk = &self.0;
+        anyhow::ensure!(
+            self.trusted().await?.contains(desk.key.key_id()),
+            "the key `release` is revoked: put release.key and release.pub away, and a new one is made"
+        );
+        let epoch = self.publish_missing().await?;
+        let keys = TrustedKeys::load(&desk.keys_dir).context("load the trusted keys")?;
+        let revoked = desk.store.revocations(&desk.policy, &keys).await;
+        let statement = Statement {
+            policy: desk.policy.clone(),
+            epoch,
+            revoked: revoked.context("look for revoked keys")?.into_keys().collect(),
+            created_at: OffsetDateTime::now_utc(),
+        };
+        let put = desk.store.put_statement(&statement, &desk.key).await;
+        put.context("write the store's statement")
     }
 
     /// Whether the newest document has other arms than this process was told to have.

@@ -5,7 +5,6 @@ use super::lora::Lora;
 use crate::checkpoint::{Checkpoint, StepRecord};
 use crate::optim::AdamW;
 use anyhow::{Context, bail, ensure};
-use bytes::Bytes;
 use policy::image::{Image, TensorData};
 use policy::model::Arithmetic;
 use policy::network::Parameters;
@@ -70,7 +69,7 @@ pub(super) fn to_data(parameters: &Parameters) -> BTreeMap<String, TensorData> {
             let data = TensorData {
                 dtype: Dtype::F32,
                 shape: tensor.size().iter().map(|&n| n as usize).collect(),
-                bytes: Bytes::from(bytes),
+                bytes: bytes.into(),
             };
             (name.clone(), data)
         })

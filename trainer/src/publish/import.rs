@@ -3,6 +3,7 @@
 use super::{Error, Publisher, record};
 use policy::image::Image;
 use policy::manifest::Manifest;
+use policy::store::Pieces;
 use std::path::Path;
 use std::sync::Arc;
 use time::OffsetDateTime;
@@ -26,11 +27,19 @@ pub async fn import_image(publisher: &Publisher, image: Arc<Image>, line: &str) 
     if let Some(head) = head(publisher, line).await? {
         return Ok(head);
     }
-    let (root, bytes, tensor_bytes) = {
-        let image = Arc::clone(&image);
-        tokio::task::spawn_blocking(move || (image.root(), image.to_bytes(), image.tensor_bytes())).await?
+    let (root, parts, tensor_bytes) = {
+        let (image, threads) = (Arc::clone(&image), publisher.store.threads().clone());
+        tokio::task::spawn_blocking(move || {
+            let root = policy::delta::root(&image, &threads);
+            (root, image.to_pieces().map(Pieces::new), image.tensor_bytes())
+        })
+        .await?
     };
-    let object = publisher.store.put_object(&publisher.policy, &bytes?).await?;
+    let parts = parts?;
+    let mut copies = publisher.copies.make(None, image).await?;
+    let quantised = std::mem::take(&mut copies.quantised);
+    publisher.copies.keep(root, copies);
+    let object = publisher.store.put_pieces(&publisher.policy, &parts).await?;
     let mut manifest = Manifest {
         policy: publisher.policy.clone(),
         version: 0,
@@ -44,9 +53,12 @@ pub async fn import_image(publisher: &Publisher, image: Arc<Image>, line: &str) 
         run: None,
         fence: 0,
         created_at: OffsetDateTime::now_utc(),
+        quantised,
+        delta_shards: vec![],
     };
     let place = publisher.place(None).await?;
     publisher.put_manifest(&mut manifest, place, None).await?;
+    publisher.store.make_good(&publisher.policy, &[&parts]).await?;
     let mut transaction = publisher.pool.begin().await?;
     record::insert_version(&mut transaction, &manifest).await?;
     let inserted = sqlx::query!(

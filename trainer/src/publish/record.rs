@@ -97,7 +97,7 @@ pub(super) async fn insert_version(connection: &mut PgConnection, manifest: &Man
         manifest.run.as_ref().map(|r| r.run),
         manifest.run.as_ref().map(|r| r.step),
         manifest_key(&manifest.policy, manifest.version),
-        manifest.delta.as_ref().map(|d| d.size_bytes as i64),
+        manifest.delta_bytes().map(|bytes| bytes as i64),
         manifest.tensor_bytes as i64
     )
     .execute(connection)
@@ -105,8 +105,99 @@ pub(super) async fn insert_version(connection: &mut PgConnection, manifest: &Man
     Ok(())
 }
 
+/// Where a line stands, if it is there: head and branch.
+pub(super) async fn line(pool: &PgPool, policy: &str, line: &str) -> Result<Option<(i64, i32)>, sqlx::Error> {
+    let row = sqlx::query!(
+        "select head, branch from line where policy = $1 and line = $2",
+        policy,
+        line
+    )
+    .fetch_optional(pool)
+    .await?;
+    Ok(row.map(|row| (row.head, row.branch)))
+}
+
+/// The run that writes a line now, or is about to.
+pub(super) async fn writer(
+    connection: &mut PgConnection,
+    policy: &str,
+    line: &str,
+) -> Result<Option<Uuid>, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"
+        select id from run
+        where policy = $1 and line = $2 and status in ('validating_files', 'queued', 'running', 'pausing')
+        limit 1
+        "#,
+        policy,
+        line
+    )
+    .fetch_optional(connection)
+    .await
+}
+
+/// Writes a version that no run made: its row, and the line's head, which must still be its parent. `begins`: the line is not
+/// there yet.
+pub(super) async fn commit_external(
+    connection: &mut PgConnection,
+    manifest: &Manifest,
+    begins: bool,
+) -> Result<(), Error> {
+    let parent = manifest.parent.as_ref().map_or(0, |p| p.version);
+    if let Some(run) = writer(connection, &manifest.policy, &manifest.line).await? {
+        return Err(Error::LineTaken {
+            line: manifest.line.clone(),
+            run,
+        });
+    }
+    insert_version(connection, manifest).await?;
+    let moved = match begins {
+        true => {
+            sqlx::query!(
+                "insert into line (policy, line, head, branch) values ($1, $2, $3, $4) on conflict do nothing",
+                manifest.policy,
+                manifest.line,
+                manifest.version,
+                manifest.branch
+            )
+            .execute(connection)
+            .await?
+        }
+        false => move_head(connection, manifest, parent).await?,
+    };
+    if moved.rows_affected() != 1 {
+        return Err(Error::LineMoved {
+            line: manifest.line.clone(),
+            parent,
+            branch: manifest.branch,
+        });
+    }
+    Ok(())
+}
+
+/// Moves the line's head from `parent` to the version, if it still stands there.
+async fn move_head(
+    connection: &mut PgConnection,
+    manifest: &Manifest,
+    parent: i64,
+) -> Result<sqlx::postgres::PgQueryResult, sqlx::Error> {
+    sqlx::query!(
+        r#"
+        update line set head = $3, updated_at = now()
+        where policy = $1 and line = $2 and head = $4 and branch = $5
+        "#,
+        manifest.policy,
+        manifest.line,
+        manifest.version,
+        parent,
+        manifest.branch
+    )
+    .execute(connection)
+    .await
+}
+
 /// Writes a whole step. The caller holds the fence and commits.
-pub(super) async fn commit(connection: &mut PgConnection, policy: &str, prepared: &Prepared) -> Result<(), Error> {
+pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -> Result<(), Error> {
     let Prepared {
         manifest,
         record,
@@ -114,19 +205,7 @@ pub(super) async fn commit(connection: &mut PgConnection, policy: &str, prepared
     } = prepared;
     let parent = manifest.parent.as_ref().map_or(0, |p| p.version);
     insert_version(connection, manifest).await?;
-    let moved = sqlx::query!(
-        r#"
-        update line set head = $3, updated_at = now()
-        where policy = $1 and line = $2 and head = $4 and branch = $5
-        "#,
-        policy,
-        manifest.line,
-        manifest.version,
-        parent,
-        manifest.branch
-    )
-    .execute(&mut *connection)
-    .await?;
+    let moved = move_head(connection, manifest, parent).await?;
     if moved.rows_affected() != 1 {
         return Err(Error::LineMoved {
             line: manifest.line.clone(),

@@ -1,16 +1,22 @@
 #!/usr/bin/env bash
-# The decoders of ingest under libFuzzer, one after the other: each for SECONDS, or for RUNS inputs. Prints a table and writes
-# target/fuzz/ingest.json; fails where an input crashed, hung, or took too much memory, and says where that input is.
+# The decoders of a crate under libFuzzer, one after the other: each for SECONDS, or for RUNS inputs. Prints a table and writes
+# target/fuzz/CRATE.json; fails where an input crashed, hung, or took too much memory, and says where that input is.
 # Coverage comes from LLVM's own pass, which the stable compiler has (`scripts/sancov.sh`); a C++ compiler builds libFuzzer.
-# Usage: [SECONDS=60 | RUNS=1000000] [TARGETS="event_json …"] scripts/fuzz-ingest.sh
+# Usage: [SECONDS_EACH=60 | RUNS=1000000] [TARGETS="event_json …"] scripts/fuzz.sh ingest|policy
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$(realpath -m "${CARGO_TARGET_DIR:-target}")/fuzz
 mkdir -p "$dir"
 
-build=(cargo build --locked --workspace --features ingest/fuzz --example fuzz)
+crate=$1
+case $crate in
+  # as every build has the other crates, so that little is built twice
+  ingest) build=(cargo build --locked --workspace --features ingest/fuzz --example fuzz) example=fuzz ;;
+  policy) build=(cargo build --locked --package policy --features fuzz --example fuzz-policy) example=fuzz-policy ;;
+  *) echo "fuzz: ingest and policy have targets, not $crate" >&2; exit 2 ;;
+esac
 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/sancov.sh "${build[@]}"
-program=$dir/../debug/examples/fuzz
+program=$dir/../debug/examples/$example
 
 limit=(-max_total_time="${SECONDS_EACH:-60}")
 if [ -n "${RUNS:-}" ]; then limit=(-runs="$RUNS"); fi
@@ -29,9 +35,9 @@ for target in $targets; do
     -artifact_prefix="$crashes/" -print_final_stats=1 >"$dir/logs/$target" 2>&1 || failed=1
 done
 
-python3 - "$dir" $targets <<'PY'
+python3 - "$dir" "$crate" $targets <<'PY'
 import json, os, re, sys
-dir, targets = sys.argv[1], sys.argv[2:]
+dir, crate, targets = sys.argv[1], sys.argv[2], sys.argv[3:]
 rows = []
 for target in targets:
     log = open(f"{dir}/logs/{target}", errors="replace").read()
@@ -57,7 +63,7 @@ for row in rows:
           f"{row['edges_covered'] or 0:>8,}{row['rss_mib_peak']:>6}{row['crashes']:>9}")
 total = sum(row["executions"] for row in rows)
 print(f"{'all':24}{total:>12,}{'':>32}{sum(row['crashes'] for row in rows):>9}")
-json.dump({"targets": rows, "executions": total}, open(f"{dir}/ingest.json", "w"), indent=1)
+json.dump({"targets": rows, "executions": total}, open(f"{dir}/{crate}.json", "w"), indent=1)
 PY
 if [ "$failed" != 0 ]; then
   echo "fuzz: some target ended with an error; its input is below $dir/crashes, its last words in $dir/logs" >&2

@@ -1,9 +1,17 @@
 //! The store on a local folder: put-if-absent, verification of whatever is read, chains and their repair.
 
+mod back;
+mod collection;
+mod faults;
+mod folding;
+mod shards;
+mod whole;
+
 use super::*;
 use crate::delta;
 use crate::image::{Image, TensorData};
-use crate::manifest::{Manifest, Parent};
+use crate::kernel::Threads;
+use crate::manifest::{Manifest, ObjectRef, Parent};
 use crate::sign::{SigningKey, TrustedKeys};
 use safetensors::Dtype;
 
@@ -59,10 +67,12 @@ impl Fixture {
                 run: None,
                 fence: 1,
                 line: "realtime".into(),
-                created_at: time::OffsetDateTime::UNIX_EPOCH,
+                created_at: time::OffsetDateTime::now_utc() - time::Duration::days(2),
+                quantised: vec![],
+                delta_shards: vec![],
             };
             if let Some((_, base)) = last {
-                let delta = delta::encode(base, &image).unwrap();
+                let delta = delta::encode(base, &image, &Threads::ONE).unwrap();
                 manifest.delta = Some(self.store.put_object(POLICY, &delta.into()).await.unwrap());
             }
             if version == 1 || version % image_every == 0 {
@@ -74,6 +84,23 @@ impl Fixture {
             versions.push((manifest, image));
         }
         versions
+    }
+
+    /// Makes everything that is there two days old.
+    fn age(&self) {
+        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 86_400);
+        for folder in ["object", "version", "fold", "assignment", "pin"] {
+            for entry in std::fs::read_dir(self.path(&format!("policy/{POLICY}/{folder}")))
+                .into_iter()
+                .flatten()
+            {
+                let file = std::fs::File::options()
+                    .write(true)
+                    .open(entry.unwrap().path())
+                    .unwrap();
+                file.set_modified(old).unwrap();
+            }
+        }
     }
 
     async fn materialise(&self, serial: i64, have: &[(i64, Arc<Image>)]) -> Result<Materialised, Error> {
@@ -127,6 +154,45 @@ async fn a_damaged_object_is_refused_and_put_again_repairs_it() {
         f.store.put_object(POLICY, &bytes).await.unwrap();
         assert_eq!(f.store.get_object(POLICY, &object).await.unwrap(), bytes);
     }
+}
+
+#[tokio::test]
+async fn an_object_that_is_there_already_is_young_again_when_it_is_put_again() {
+    let f = fixture();
+    let bytes = Bytes::from_static(b"some bytes");
+    let object = f.store.put_object(POLICY, &bytes).await.unwrap();
+    f.age();
+    let modified = || std::fs::metadata(f.object_path(&object)).unwrap().modified().unwrap();
+    let old = modified();
+    f.store.put_object(POLICY, &bytes).await.unwrap();
+    assert!(modified() > old);
+    assert_eq!(f.store.get_object(POLICY, &object).await.unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn a_large_object_goes_up_in_parts_and_is_the_same() {
+    let f = fixture();
+    let piece = |seed: u8, len: usize| Bytes::from((0..len).map(|i| (i % 251) as u8 ^ seed).collect::<Vec<_>>());
+    let pieces = vec![piece(1, 40 << 20), Bytes::new(), piece(2, 3), piece(3, 25 << 20)];
+    let whole: Vec<u8> = pieces.concat();
+    let parts = Pieces::new(pieces);
+    let object = f.store.put_pieces(POLICY, &parts).await.unwrap();
+    assert_eq!(object, ObjectRef::of(&whole));
+    assert!(std::fs::read(f.object_path(&object)).unwrap() == whole);
+    f.store.check_object(POLICY, &object).await.unwrap();
+    // damaged, and put again
+    std::fs::write(f.object_path(&object), &whole[1..]).unwrap();
+    assert!(matches!(
+        f.store.check_object(POLICY, &object).await,
+        Err(Error::Corrupt { .. })
+    ));
+    assert_eq!(f.store.put_pieces(POLICY, &parts).await.unwrap(), object);
+    f.store.check_object(POLICY, &object).await.unwrap();
+    // gone once its manifest is written, and made good
+    assert_eq!(f.store.make_good(POLICY, &[&parts]).await.unwrap(), 0);
+    std::fs::remove_file(f.object_path(&object)).unwrap();
+    assert_eq!(f.store.make_good(POLICY, &[&parts]).await.unwrap(), 1);
+    f.store.check_object(POLICY, &object).await.unwrap();
 }
 
 #[tokio::test]

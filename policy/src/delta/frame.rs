@@ -1,0 +1,321 @@
+//! One frame: 2^20 weights of a tensor, or what is left of it at its end, coded alone. Its digests are checked where its bytes
+//! are touched: the base's before anything is decoded, the result's before anything is used.
+
+use twox_hash::XxHash3_128;
+
+use super::class::{self, Steps};
+use super::{Error, lanes, planes};
+use crate::kernel::Isa;
+
+/// Weights of a frame.
+pub(super) const WEIGHTS: usize = 1 << 20;
+
+/// How a frame is coded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Codec {
+    /// As in the base; there is no payload.
+    Same,
+    /// See `planes`.
+    Planes,
+    /// The same as one zstd frame.
+    Packed,
+    /// See `class`.
+    Steps,
+}
+
+/// What the index says of a frame that is not as in the base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub codec: Codec,
+    pub payload_bytes: u32,
+    /// Of what the way back needs beside the payload.
+    pub back_bytes: u32,
+    /// XXH3-128 of the frame's bytes in the base; zero where it is the same in the result.
+    pub base: u128,
+    /// The same of its bytes in the result.
+    pub result: u128,
+}
+
+impl Frame {
+    pub const SAME: Frame = Frame {
+        codec: Codec::Same,
+        payload_bytes: 0,
+        back_bytes: 0,
+        base: 0,
+        result: 0,
+    };
+}
+
+/// A frame and its bytes.
+#[derive(Debug, Clone)]
+pub(super) struct Coded {
+    pub frame: Frame,
+    pub payload: Vec<u8>,
+    pub back: Vec<u8>,
+}
+
+impl Default for Coded {
+    fn default() -> Self {
+        Coded {
+            frame: Frame::SAME,
+            payload: vec![],
+            back: vec![],
+        }
+    }
+}
+
+/// Which way a delta is followed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Way<'a> {
+    Forward,
+    /// From the result to the base, with what the frame has for that.
+    Back(&'a [u8]),
+}
+
+/// What becomes of a frame's weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    Same,
+    /// Index in the frame and new value of each weight that changes, by ascending index.
+    Some(Vec<(u32, u64)>),
+    /// Every weight: the frame's new bytes.
+    All(Vec<u8>),
+}
+
+pub(crate) fn digest(bytes: &[u8]) -> u128 {
+    XxHash3_128::oneshot(bytes)
+}
+
+/// Appends the indices of the weights that differ.
+pub(super) fn differing(width: usize, old: &[u8], new: &[u8], out: &mut Vec<u32>) {
+    let isa = lanes::best();
+    match width {
+        1 => lanes::differing::<1>(isa, old, new, out),
+        2 => lanes::differing::<2>(isa, old, new, out),
+        4 => lanes::differing::<4>(isa, old, new, out),
+        _ => lanes::differing::<8>(isa, old, new, out),
+    }
+}
+
+/// Codes `new` in the smallest way that is worth trying. Both slices have the same length, a multiple of `width`; without `old`
+/// all of its bytes are taken for zero. `known` is what makes `new` of `old`, where that is known: then they are not compared again,
+/// unless most of it differs.
+pub(super) fn encode(
+    isa: Isa,
+    width: usize,
+    old: Option<&[u8]>,
+    new: &[u8],
+    known: Option<&Change>,
+) -> Result<Coded, Error> {
+    match width {
+        1 => encode_width::<1>(isa, old, new, known),
+        2 => encode_width::<2>(isa, old, new, known),
+        4 => encode_width::<4>(isa, old, new, known),
+        _ => encode_width::<8>(isa, old, new, known),
+    }
+}
+
+/// Whether steps are tried: where most weights change, positions say nothing.
+pub(crate) fn few(changed: usize, weights: usize) -> bool {
+    changed <= weights / 2 + 1
+}
+
+fn encode_width<const W: usize>(
+    isa: Isa,
+    old: Option<&[u8]>,
+    new: &[u8],
+    known: Option<&Change>,
+) -> Result<Coded, Error> {
+    let weights = new.len() / W;
+    let zeros;
+    let mut changed = vec![];
+    let old = match old {
+        Some(old) => {
+            match known {
+                Some(Change::Same) => {}
+                Some(Change::Some(values)) => {
+                    let indices = values.iter().map(|&(index, _)| index);
+                    changed.extend(indices.filter(|&index| lanes::at::<W>(old, index) != lanes::at::<W>(new, index)));
+                }
+                Some(Change::All(_)) | None => {
+                    changed.reserve(weights / 64);
+                    lanes::differing::<W>(isa, old, new, &mut changed);
+                }
+            }
+            if changed.is_empty() {
+                return Ok(Coded::default());
+            }
+            old
+        }
+        None => {
+            zeros = vec![0; new.len()];
+            &zeros
+        }
+    };
+    let mut best: Option<(Codec, Vec<u8>, Vec<u8>)> = None;
+    if !changed.is_empty() && few(changed.len(), weights) {
+        let steps = class::steps::<W>(isa, old, new, &changed);
+        best = Some((Codec::Steps, steps.to_bytes::<W>(), steps.back_to_bytes()));
+    }
+    let dense = best.as_ref().is_none_or(|(_, best, _)| best.len() > new.len() / 8);
+    if dense {
+        let raw = planes::encode::<W>(old, new);
+        let packed = planes::pack(&raw)?;
+        let (codec, payload) = if packed.len() < raw.len() {
+            (Codec::Packed, packed)
+        } else {
+            (Codec::Planes, raw)
+        };
+        if best.as_ref().is_none_or(|(_, best, _)| payload.len() < best.len()) {
+            best = Some((codec, payload, vec![]));
+        }
+    }
+    let (codec, payload, back) = best.unwrap_or((Codec::Same, vec![], vec![]));
+    let frame = Frame {
+        codec,
+        payload_bytes: payload.len() as u32,
+        back_bytes: back.len() as u32,
+        base: digest(old),
+        result: digest(new),
+    };
+    Ok(Coded { frame, payload, back })
+}
+
+/// Decodes what happens to `from`: the frame's bytes in the base, or on the way back in the result. Their digest must be the
+/// frame's.
+pub(super) fn decode(
+    isa: Isa,
+    width: usize,
+    frame: &Frame,
+    payload: &[u8],
+    from: &[u8],
+    way: Way<'_>,
+) -> Result<Change, Error> {
+    if frame.codec == Codec::Same {
+        return Ok(Change::Same);
+    }
+    let expected = match way {
+        Way::Forward => frame.base,
+        Way::Back(_) => frame.result,
+    };
+    if digest(from) != expected {
+        return Err(Error::Malformed("a frame was made from other bytes".into()));
+    }
+    match width {
+        1 => decode_width::<1>(isa, frame.codec, payload, from, way),
+        2 => decode_width::<2>(isa, frame.codec, payload, from, way),
+        4 => decode_width::<4>(isa, frame.codec, payload, from, way),
+        _ => decode_width::<8>(isa, frame.codec, payload, from, way),
+    }
+}
+
+fn decode_width<const W: usize>(
+    isa: Isa,
+    codec: Codec,
+    payload: &[u8],
+    from: &[u8],
+    way: Way<'_>,
+) -> Result<Change, Error> {
+    let unpacked;
+    let planes = match codec {
+        Codec::Same => return Ok(Change::Same),
+        Codec::Steps => return decode_steps::<W>(isa, payload, from, way).map(Change::Some),
+        Codec::Packed => {
+            unpacked = planes::unpack(payload, from.len())?;
+            &unpacked
+        }
+        Codec::Planes => payload,
+    };
+    if planes.len() != from.len() {
+        return Err(Error::Malformed("the planes have another size than the frame".into()));
+    }
+    let mut new = from.to_vec();
+    planes::apply::<W>(&mut new, planes, matches!(way, Way::Back(_)));
+    Ok(Change::All(new))
+}
+
+fn decode_steps<const W: usize>(isa: Isa, payload: &[u8], from: &[u8], way: Way<'_>) -> Result<Vec<(u32, u64)>, Error> {
+    let weights = from.len() / W;
+    let mut steps = Steps::from_bytes::<W>(payload, weights)?;
+    let back = match way {
+        Way::Forward => false,
+        Way::Back(back) => {
+            steps = steps.with_back(back, weights)?;
+            true
+        }
+    };
+    let mut values = Vec::with_capacity(steps.count());
+    steps.locate::<W>(isa, from, back, |index, step| {
+        let value = lanes::value::<W>(lanes::at(from, index));
+        values.push((index, planes::moved::<W>(value, step)));
+    })?;
+    Ok(values)
+}
+
+impl Change {
+    /// Refuses what is not about a frame of so many bytes.
+    pub(super) fn check(&self, width: usize, frame_bytes: usize) -> Result<(), Error> {
+        let fits = match self {
+            Change::Same => true,
+            Change::All(new) => new.len() == frame_bytes,
+            Change::Some(values) => {
+                values.is_sorted_by(|a, b| a.0 < b.0)
+                    && values.last().is_none_or(|last| (last.0 as usize) < frame_bytes / width)
+            }
+        };
+        if !fits {
+            return Err(Error::Malformed(
+                "a frame's changes do not ascend, or go beyond its end".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// What brings the frame back, whose bytes are still those of before.
+    pub(super) fn undone(&self, width: usize, frame: &[u8]) -> Change {
+        let value = |index: u32| {
+            let mut value = [0; 8];
+            let at = index as usize * width;
+            value[..width].copy_from_slice(&frame[at..at + width]);
+            u64::from_le_bytes(value)
+        };
+        match self {
+            Change::Same => Change::Same,
+            Change::All(_) => Change::All(frame.to_vec()),
+            Change::Some(values) => Change::Some(values.iter().map(|&(index, _)| (index, value(index))).collect()),
+        }
+    }
+
+    /// Does it to the frame that it was decoded from; once more, it changes nothing.
+    pub(super) fn write(&self, width: usize, frame: &mut [u8]) {
+        match self {
+            Change::Same => {}
+            Change::All(new) => frame.copy_from_slice(new),
+            Change::Some(values) => match width {
+                1 => write_width::<1>(values, frame),
+                2 => write_width::<2>(values, frame),
+                4 => write_width::<4>(values, frame),
+                _ => write_width::<8>(values, frame),
+            },
+        }
+    }
+}
+
+fn write_width<const W: usize>(values: &[(u32, u64)], frame: &mut [u8]) {
+    for &(index, value) in values {
+        let at = index as usize * W;
+        frame[at..at + W].copy_from_slice(&value.to_le_bytes()[..W]);
+    }
+}
+
+/// Refuses a frame whose bytes are not the result, or `back` not the base.
+pub(super) fn check(frame: &Frame, bytes: &[u8], way: Way<'_>) -> Result<(), Error> {
+    let expected = match way {
+        Way::Forward => frame.result,
+        Way::Back(_) => frame.base,
+    };
+    if frame.codec != Codec::Same && digest(bytes) != expected {
+        return Err(Error::Malformed("a frame makes other bytes than it says".into()));
+    }
+    Ok(())
+}

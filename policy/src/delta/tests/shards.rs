@@ -1,0 +1,255 @@
+//! Several make the delta that one alone makes; what they report is put together only if it is whole.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::manifest::ObjectRef;
+
+/// Two tensors of several frames, one of a few weights, one of none, of different widths; a file that changes.
+fn pair() -> (Image, Image) {
+    let (base, result) = lean(2 * FRAME_WEIGHTS + 4321);
+    let several = |image: &Image, config: &'static str| {
+        let w = &image.tensors["w"];
+        let part = |from: usize, weights: usize, dtype: Dtype, shape: Vec<usize>| {
+            let bytes = weights * dtype.bitsize() / 8;
+            TensorData::new(dtype, shape, w.bytes.slice(from..from + bytes)).unwrap()
+        };
+        let tensors = [
+            ("a", part(0, FRAME_WEIGHTS + 50, Dtype::BF16, vec![FRAME_WEIGHTS + 50])),
+            ("b", part(600, 1000, Dtype::F32, vec![10, 100])),
+            ("c", part(0, 0, Dtype::BF16, vec![0, 7])),
+            ("d", w.clone()),
+            ("e", part(1000, 300, Dtype::U8, vec![300])),
+        ];
+        Image {
+            tensors: tensors.map(|(name, tensor)| (name.to_string(), tensor)).into(),
+            files: [("config.json".to_string(), config.into())].into(),
+        }
+    };
+    let (mut base, result) = (several(&base, "{}"), several(&result, "{\"a\": 1}"));
+    base.tensors.insert("e".into(), result.tensors["e"].clone());
+    (base, result)
+}
+
+fn stretches<'a>(base: &'a Image, result: &'a Image, shard: usize, of: usize) -> Vec<Stretch<'a>> {
+    let forms = base.tensors.iter();
+    let forms = forms.map(|(name, tensor)| (name.as_str(), tensor.dtype, tensor.shape.as_slice()));
+    let runs = run(forms, shard, of).unwrap();
+    let stretch = |run: &Run<'a>| Stretch {
+        name: run.name,
+        dtype: run.dtype,
+        shape: run.shape,
+        first_frame: run.frames.start,
+        old: &base.tensors[run.name].bytes[run.bytes.clone()],
+        new: &result.tensors[run.name].bytes[run.bytes.clone()],
+        known: None,
+    };
+    runs.iter().map(stretch).collect()
+}
+
+fn shares(base: &Image, result: &Image, of: usize) -> Vec<Share> {
+    let share = |shard| super::super::share(&stretches(base, result, shard, of), &ONE).unwrap();
+    (0..of).map(share).collect()
+}
+
+#[test]
+fn any_number_of_shards_makes_the_same_bytes() {
+    let (base, result) = pair();
+    for (base, result) in [(&base, &result), (&result, &base), (&base, &base)] {
+        let alone = encode(base, result).unwrap();
+        for of in [1, 2, 3, 4, 7, 40] {
+            let shares = shares(base, result, of);
+            let reports: Vec<Report> = shares.iter().map(|share| share.report.clone()).collect();
+            for (share, report) in shares.iter().zip(&reports) {
+                assert_eq!(report.shard().object, ObjectRef::of(&share.object));
+                assert_eq!(&Report::from_bytes(&report.to_bytes()).unwrap(), report);
+            }
+            let joined = join(&reports, &base.files, &result.files).unwrap();
+            assert_eq!(joined.header.base, base.root_anew());
+            assert_eq!(joined.header.result, result.root_anew());
+            assert_eq!(joined.tensor_bytes, result.tensor_bytes());
+            let part = |share: &Share| (share.object.clone(), share.report.shard().back_bytes);
+            let mut parts: Vec<_> = shares.iter().map(part).collect();
+            parts.push((joined.files.into(), 0));
+            assert!(stitch(&joined.head, &parts).unwrap() == alone, "{of} shards");
+        }
+    }
+}
+
+#[test]
+fn every_frame_has_one_shard_and_shards_about_the_same_work() {
+    let (base, _) = pair();
+    for of in [1, 2, 3, 5, 64] {
+        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut most = 0;
+        for shard in 0..of {
+            let own = stretches(&base, &base, shard, of);
+            most = most.max(own.iter().map(|stretch| stretch.new.len()).sum());
+            for stretch in own {
+                let next = seen.entry(stretch.name).or_default();
+                assert_eq!(*next, stretch.first_frame, "{} of {of}", stretch.name);
+                *next += stretch.new.len().div_ceil(FRAME_WEIGHTS * width(stretch.dtype));
+            }
+        }
+        assert_eq!(seen.into_values().collect::<Vec<_>>(), [2, 1, 0, 3, 1]);
+        let fair = base.tensor_bytes() as usize / of;
+        assert!(most <= fair + 2 * FRAME_WEIGHTS, "{most} of {of}");
+    }
+}
+
+#[test]
+fn reports_that_do_not_make_a_whole_are_refused() {
+    let (base, result) = pair();
+    let reports: Vec<Report> = shares(&base, &result, 3)
+        .into_iter()
+        .map(|share| share.report)
+        .collect();
+    let refused = |reports: &[Report], what: &str| {
+        let error = join(reports, &base.files, &result.files).unwrap_err();
+        assert!(matches!(error, Error::Malformed(_)), "{what}: {error}");
+    };
+    let [one, two, three] = <[Report; 3]>::try_from(reports).unwrap();
+    refused(&[one.clone(), two.clone()], "the last is missing");
+    refused(&[two.clone(), three.clone()], "the first is missing");
+    refused(&[one.clone(), three.clone()], "one between is missing");
+    refused(&[one.clone(), one.clone(), two.clone(), three.clone()], "one twice");
+    refused(&[two.clone(), one.clone(), three.clone()], "another order");
+    join(&[one, two, three], &base.files, &result.files).unwrap();
+}
+
+#[test]
+fn stretches_that_are_not_whole_frames_are_refused() {
+    let (base, result) = pair();
+    let whole = stretches(&base, &result, 0, 1);
+    let few = [Change::Same];
+    let beyond = [Change::Same, Change::Same, Change::Some(vec![(5000, 0)])];
+    fn changed<'a>(mut stretch: Stretch<'a>, change: impl FnOnce(&mut Stretch<'a>)) -> Error {
+        change(&mut stretch);
+        share(&[stretch], &ONE).unwrap_err()
+    }
+    let errors = [
+        changed(whole[3], |stretch| {
+            stretch.old = &stretch.old[2..];
+        }),
+        changed(whole[3], |stretch| {
+            (stretch.old, stretch.new) = (&stretch.old[2..], &stretch.new[2..]);
+        }),
+        changed(whole[3], |stretch| {
+            (stretch.old, stretch.new) = (&stretch.old[..2], &stretch.new[..2]);
+        }),
+        changed(whole[3], |stretch| {
+            stretch.first_frame = 1;
+        }),
+        changed(whole[3], |stretch| {
+            stretch.first_frame = usize::MAX;
+        }),
+        changed(whole[3], |stretch| {
+            stretch.known = Some(&few);
+        }),
+        changed(whole[3], |stretch| {
+            stretch.known = Some(&beyond);
+        }),
+    ];
+    for error in errors {
+        assert!(matches!(error, Error::Malformed(_)), "{error}");
+    }
+}
+
+#[test]
+fn a_shard_that_there_is_not_takes_nothing() {
+    assert!(run([], 0, 0).is_err() && run([], 2, 2).is_err());
+    assert_eq!(run([], 1, 2).unwrap(), []);
+}
+
+#[test]
+fn a_shard_is_never_longer_than_it_says() {
+    let parts = [(bytes::Bytes::from_static(b"abc"), 4)];
+    assert!(matches!(stitch(b"", &parts), Err(Error::Malformed(_))));
+}
+
+/// A tensor's shape, the dimension that is cut, and between which indices.
+fn any_cut() -> impl Strategy<Value = (Vec<usize>, usize, std::ops::Range<usize>)> {
+    prop::collection::vec(1usize..7, 1..4).prop_flat_map(|shape| {
+        let dims = 0..shape.len();
+        (Just(shape), dims).prop_flat_map(|(shape, dim)| {
+            let extent = shape[dim];
+            (Just(shape), Just(dim), 0..=extent, 0..=extent)
+                .prop_map(|(shape, dim, a, b)| (shape, dim, a.min(b)..a.max(b)))
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_falls_into_a_cut_goes_there_and_back((shape, dim, range) in any_cut(), seed in any::<u8>()) {
+        let weights: usize = shape.iter().product();
+        let (old, chance) = (noise(seed, weights * 2), noise(seed.wrapping_add(1), weights * 2));
+        let mut new = old.clone();
+        for (new, chance) in new.chunks_exact_mut(2).zip(chance.chunks_exact(2)) {
+            if chance[0] % 3 == 0 {
+                new.copy_from_slice(chance);
+            }
+        }
+        let cut = Cut::new(Dtype::BF16, &shape, dim, range.clone()).unwrap();
+        let (mine, next) = (cut.take(&old).unwrap(), cut.take(&new).unwrap());
+        prop_assert_eq!(mine.len(), cut.weights() * 2);
+        // whose weight it is, by walking over all indices
+        let inner: usize = shape[dim + 1..].iter().product();
+        let expected = (0..weights).filter(|at| range.contains(&(at / inner % shape[dim])));
+        let expected: Vec<u8> = expected.flat_map(|at| [old[at * 2], old[at * 2 + 1]]).collect();
+        prop_assert_eq!(&mine, &expected);
+
+        let changed = cut.compare(&mine, &next).unwrap();
+        let mut differing = vec![];
+        frame::differing(2, &old, &new, &mut differing);
+        let all = Change::Some(differing.iter().map(|&at| (at, lanes::value::<2>(lanes::at(&new, at)))).collect());
+        prop_assert_eq!(&cut.own(0, &all), &changed);
+        prop_assert_eq!(&cut.own(0, &Change::Same), &vec![]);
+
+        for weights in [changed.clone(), cut.own(0, &Change::All(new.clone()))] {
+            let mut arrived = mine.clone();
+            cut.write(&weights, &mut arrived).unwrap();
+            prop_assert_eq!(&arrived, &next);
+        }
+        let mut whole = old.clone();
+        for (frame, values) in cut.in_frames(&changed) {
+            prop_assert_eq!(frame, 0);
+            Change::Some(values).write(2, &mut whole);
+        }
+        prop_assert_eq!(cut.take(&whole).unwrap(), next);
+    }
+}
+
+#[test]
+fn a_row_split_touches_few_frames_and_a_column_split_all() {
+    let shape = [4096, 1024];
+    let rows = Cut::even(Dtype::BF16, &shape, 0, 1, 4).unwrap();
+    assert_eq!((rows.frames(), rows.weights()), (1..2, 1 << 20));
+    assert_eq!(Cut::new(Dtype::BF16, &shape, 0, 1000..1030).unwrap().frames(), 0..2);
+    assert_eq!(Cut::new(Dtype::BF16, &shape, 0, 7..7).unwrap().frames(), 0..0);
+    let columns = Cut::even(Dtype::BF16, &shape, 1, 3, 4).unwrap();
+    assert_eq!((columns.frames(), columns.weights()), (0..4, 1 << 20));
+    // the second of two frames, by its own indices
+    let columns = columns.in_frames(&[(0, 7), (255, 8), (256 * 1024, 9)]);
+    let expected = [(0, vec![(768, 7), (1023, 8)]), (1, vec![(768, 9)])];
+    assert_eq!(columns, expected.into());
+}
+
+#[test]
+fn cuts_that_there_are_not_are_refused() {
+    let even = |shape: &[usize], dim, rank, of| Cut::even(Dtype::BF16, shape, dim, rank, of);
+    assert!(even(&[4, 4], 1, 3, 4).is_ok());
+    assert!(even(&[4, 4], 2, 0, 1).is_err());
+    assert!(even(&[4, 4], 1, 4, 4).is_err());
+    assert!(even(&[4, 4], 1, 0, 3).is_err());
+    assert!(even(&[4, 4], 1, 0, 0).is_err());
+    assert!(Cut::new(Dtype::BF16, &[4, 4], 0, 3..5).is_err());
+    assert!(Cut::new(Dtype::F4, &[4, 4], 0, 0..1).is_err());
+    let cut = even(&[4, 4], 1, 3, 4).unwrap();
+    assert!(cut.take(&[0; 31]).is_err());
+    assert!(cut.compare(&[0; 8], &[0; 7]).is_err());
+    assert!(cut.write(&[(4, 0)], &mut [0; 8]).is_err());
+    assert!(cut.write(&[(u64::MAX, 0)], &mut [0; 8]).is_err());
+}

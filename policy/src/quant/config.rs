@@ -1,0 +1,45 @@
+//! `quantization_config` in `config.json`: put behind the first brace, so that every other byte of the file stays, whatever its
+//! numbers look like and in whichever order its fields are.
+
+use super::{Error, Spec};
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+/// `config.json` with what vLLM and `transformers` read of a copy.
+pub(super) fn with_quantisation(config: &[u8], spec: Spec, untouched: &[String]) -> Result<Bytes, Error> {
+    let fields: Map<String, Value> =
+        serde_json::from_slice(config).map_err(|_| Error::Config("is not a JSON object"))?;
+    if fields.contains_key("quantization_config") || fields.contains_key("compression_config") {
+        return Err(Error::Config("says that the weights are quantised already"));
+    }
+    let brace = config.iter().position(|&byte| byte == b'{');
+    let (head, rest) = brace
+        .and_then(|at| config.split_at_checked(at + 1))
+        .ok_or(Error::Config("is not a JSON object"))?;
+    let comma = if fields.is_empty() { "" } else { "," };
+    let quantisation = quantisation(spec, untouched);
+    let put = format!("\n  \"quantization_config\": {quantisation}{comma}");
+    Ok([head, put.as_bytes(), rest].concat().into())
+}
+
+/// Its value, written out: no formatter's habits are part of a spec.
+fn quantisation(spec: Spec, untouched: &[String]) -> String {
+    let names: Vec<String> = untouched
+        .iter()
+        .map(|name| Value::from(name.as_str()).to_string())
+        .collect();
+    let names = names.join(", ");
+    match spec {
+        Spec::Fp8 => format!(
+            "{{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"activation_scheme\": \"dynamic\", \
+             \"weight_block_size\": [128, 128], \"modules_to_not_convert\": [{names}]}}"
+        ),
+        Spec::Int4 => format!(
+            "{{\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \
+             \"quantization_status\": \"compressed\", \"config_groups\": {{\"group_0\": {{\"targets\": [\"Linear\"], \
+             \"weights\": {{\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \
+             \"group_size\": 32, \"dynamic\": false}}, \"input_activations\": null, \"output_activations\": null}}}}, \
+             \"ignore\": [{names}]}}"
+        ),
+    }
+}

@@ -1,0 +1,199 @@
+//! A policy store that is read through a relay.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use policy::store::Store;
+use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, RANGE};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use std::sync::Arc;
+
+use super::server::Listing;
+
+const NAME: &str = "relay";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two reads of a body.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The store behind the relay at `url` (`http://host:port`), to read. `api_key`: what the relay asks for.
+pub fn open(url: &str, api_key: Option<&str>) -> anyhow::Result<Store> {
+    let http = url.starts_with("http://") || url.starts_with("https://");
+    ensure!(http, "{url:?} is no relay; give http://host:port");
+    let client = reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
+        .build()
+        .context("make an HTTP client")?;
+    Ok(Store::over(Arc::new(Relay {
+        url: url.trim_end_matches('/').to_owned(),
+        api_key: api_key.map(str::to_owned),
+        client,
+    })))
+}
+
+struct Relay {
+    url: String,
+    api_key: Option<String>,
+    client: reqwest::Client,
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)
+    }
+}
+
+impl Relay {
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self.client.request(method, format!("{}{path}", self.url));
+        match &self.api_key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        }
+    }
+
+    async fn send(&self, request: RequestBuilder, location: &Path) -> Result<Response> {
+        let response = request.send().await.map_err(generic)?;
+        let path = location.to_string();
+        let said = |status: StatusCode| format!("{} answered {status}", self.url).into();
+        match response.status() {
+            status if status.is_success() => Ok(response),
+            status @ StatusCode::NOT_FOUND => Err(Error::NotFound {
+                path,
+                source: said(status),
+            }),
+            status @ StatusCode::UNAUTHORIZED => Err(Error::Unauthenticated {
+                path,
+                source: said(status),
+            }),
+            status @ StatusCode::FORBIDDEN => Err(Error::PermissionDenied {
+                path,
+                source: said(status),
+            }),
+            status => Err(generic(said(status))),
+        }
+    }
+
+    async fn listed(&self, prefix: &Path) -> Result<Vec<ObjectMeta>> {
+        let request = self
+            .request(Method::GET, "/v1/store")
+            .query(&[("prefix", prefix.as_ref())]);
+        let response = self.send(request, prefix).await?;
+        let listing: Listing = response.json().await.map_err(generic)?;
+        let entries = listing.objects.into_iter();
+        entries
+            .map(|entry| Ok(meta(Path::parse(entry.key)?, entry.size_bytes)))
+            .collect()
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Relay {
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let method = if options.head { Method::HEAD } else { Method::GET };
+        let mut request = self.request(method, &format!("/v1/store/{location}"));
+        if let Some(range) = options.range.as_ref().filter(|_| !options.head) {
+            let range = match range {
+                GetRange::Bounded(range) => format!("bytes={}-{}", range.start, range.end.saturating_sub(1)),
+                GetRange::Offset(from) => format!("bytes={from}-"),
+                GetRange::Suffix(last) => format!("bytes=-{last}"),
+            };
+            request = request.header(RANGE, range);
+        }
+        let response = self.send(request, location).await?;
+        let headers = response.headers();
+        let length = number(headers, CONTENT_LENGTH.as_str()).ok_or_else(|| generic("an answer without a length"))?;
+        let (range, size) = content_range(headers).unwrap_or((0..length, length));
+        Ok(GetResult {
+            payload: GetResultPayload::Stream(response.bytes_stream().map_err(generic).boxed()),
+            meta: meta(location.clone(), size),
+            range,
+            attributes: Default::default(),
+            extensions: Default::default(),
+        })
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        // The trait's stream outlives this borrow.
+        let relay = Relay {
+            url: self.url.clone(),
+            api_key: self.api_key.clone(),
+            client: self.client.clone(),
+        };
+        let prefix = prefix.cloned().unwrap_or_default();
+        let listed = async move { relay.listed(&prefix).await.map(|entries| stream::iter(entries).map(Ok)) };
+        stream::once(listed).try_flatten().boxed()
+    }
+
+    async fn list_with_delimiter(&self, _: Option<&Path>) -> Result<ListResult> {
+        Err(read_only())
+    }
+
+    async fn put_opts(&self, _: &Path, _: PutPayload, _: PutOptions) -> Result<PutResult> {
+        Err(read_only())
+    }
+
+    async fn put_multipart_opts(&self, _: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        Err(read_only())
+    }
+
+    fn delete_stream(&self, _: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        stream::once(async { Err(read_only()) }).boxed()
+    }
+
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        Err(read_only())
+    }
+}
+
+fn meta(location: Path, size: u64) -> ObjectMeta {
+    ObjectMeta {
+        location,
+        // Not told, and asked for by nobody.
+        last_modified: Default::default(),
+        size,
+        e_tag: None,
+        version: None,
+    }
+}
+
+fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.parse().ok()
+}
+
+/// `bytes a-b/size`.
+fn content_range(headers: &HeaderMap) -> Option<(std::ops::Range<u64>, u64)> {
+    let text = headers.get(CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
+    let (range, size) = text.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let end = last.parse::<u64>().ok()?.checked_add(1)?;
+    Some((first.parse().ok()?..end, size.parse().ok()?))
+}
+
+fn generic(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::Generic {
+        store: NAME,
+        source: source.into(),
+    }
+}
+
+fn read_only() -> Error {
+    Error::NotSupported {
+        source: "a store behind a relay is read, not written".into(),
+    }
+}

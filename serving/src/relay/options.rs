@@ -1,0 +1,64 @@
+//! What an operator sets of the relay.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+
+/// `[relay]` of the configuration file: for `springtide relay`, and read by nobody else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Where it listens. Default: `127.0.0.1:8004`.
+    pub listen: SocketAddr,
+    /// Where objects come from: `file://`, `s3://`, or the `http://` URL of another relay. `--upstream` wins. Default:
+    /// `policy.store`.
+    pub upstream: Option<String>,
+    /// The key that the upstream asks for, where it is a relay. Never printed. Default: none.
+    #[serde(skip_serializing)]
+    pub api_key: Option<String>,
+    /// The one key that followers must send; there is no database to look others up in. Never printed. Default: none, and then
+    /// only loopback may be listened on.
+    #[serde(skip_serializing)]
+    pub caller_key: Option<String>,
+    /// Disk that objects take at most; what was used longest ago goes first. An object that is larger is not passed on.
+    /// Default: 64 GiB.
+    pub bytes_max: u64,
+    /// Parts of an object (8 MiB each) that are fetched at once. Default: 8.
+    pub streams: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8004),
+            upstream: None,
+            api_key: None,
+            caller_key: None,
+            bytes_max: 64 << 30,
+            streams: 8,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses values out of range.
+    pub fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            (1..=256).contains(&self.streams),
+            "relay.streams is {}, and must be 1 to 256",
+            self.streams
+        );
+        ensure!(
+            self.bytes_max > 0,
+            "relay.bytes_max is 0; give the bytes that objects may take"
+        );
+        for (field, key) in [("api_key", &self.api_key), ("caller_key", &self.caller_key)] {
+            ensure!(
+                key.as_ref().is_none_or(|key| !key.is_empty()),
+                "relay.{field} is empty; leave it out or give a key"
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,245 @@
+//! The relay's HTTP side.
+
+use std::ops::Range;
+
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use edge::auth::Auth;
+use edge::problem::Problem;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::path::Path as Key;
+use object_store::{GetResultPayload, ObjectStoreExt as _};
+use policy::digest::Digest;
+use policy::manifest::ObjectRef;
+use policy::parts::PART_BYTES;
+use policy::store::{Arrival, Cache, Store};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Clone)]
+struct Relay {
+    upstream: Store,
+    cache: Cache,
+}
+
+pub(super) fn router(upstream: Store, cache: Cache, auth: &Auth) -> Router {
+    let relay = Relay { upstream, cache };
+    let store = Router::new()
+        .route("/v1/store", get(list))
+        .route("/v1/store/{*key}", get(pass_on))
+        .with_state(relay);
+    auth.protect(store).route("/health", get(async || "ok"))
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    prefix: String,
+}
+
+/// What is under a prefix.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Listing {
+    pub objects: Vec<Entry>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub key: String,
+    pub size_bytes: u64,
+}
+
+async fn list(State(relay): State<Relay>, Query(listed): Query<Listed>) -> Result<Json<Listing>, Problem> {
+    let prefix = public(&listed.prefix)?;
+    let objects = relay.upstream.backend().list(Some(&prefix)).map_ok(|meta| Entry {
+        key: meta.location.to_string(),
+        size_bytes: meta.size,
+    });
+    let objects = objects.try_collect().await.map_err(|error| upstream(&prefix, &error))?;
+    Ok(Json(Listing { objects }))
+}
+
+async fn pass_on(State(relay): State<Relay>, Path(key): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
+    let key = public(&key)?;
+    let Some((policy, digest)) = object(&key) else {
+        return document(&relay, &key).await;
+    };
+    let size_bytes = match relay.cache.size_of(&digest) {
+        Some(size_bytes) => size_bytes,
+        None => {
+            let meta = relay.upstream.backend().head(&key).await;
+            meta.map_err(|error| upstream(&key, &error))?.size
+        }
+    };
+    let range = asked(&headers, size_bytes)?;
+    let object = ObjectRef { digest, size_bytes };
+    match relay.cache.object(&relay.upstream, policy, &object).await {
+        Ok(arrival) => Ok(stream_of(arrival, size_bytes, range)),
+        Err(error) => Err(away(&key, &error)),
+    }
+}
+
+/// As the upstream has it: small, signed, and judged by whoever reads it.
+async fn document(relay: &Relay, key: &Key) -> Result<Response, Problem> {
+    let found = relay.upstream.backend().get(key).await;
+    let found = found.map_err(|error| upstream(key, &error))?;
+    let length = found.meta.size;
+    let body = match found.payload {
+        GetResultPayload::Stream(chunks) => Body::from_stream(chunks),
+        GetResultPayload::File(..) => Body::from_stream(found.into_stream()),
+    };
+    metrics::counter!("springtide_relay_documents_total").increment(1);
+    Ok((StatusCode::OK, [(header::CONTENT_LENGTH, length)], body).into_response())
+}
+
+/// The bytes of a range (all without one), part by part as they arrive. A part that does not arrive breaks the connection off: what was
+/// sent until then is right, and the caller asks for the rest again.
+fn stream_of(arrival: Arc<Arrival>, size_bytes: u64, range: Option<Range<u64>>) -> Response {
+    let wanted = range.clone().unwrap_or(0..size_bytes);
+    let length = wanted.end - wanted.start;
+    let first = wanted.start / PART_BYTES;
+    let last = wanted.end.div_ceil(PART_BYTES).max(first);
+    let digest = arrival.object().digest;
+    let chunks = stream::iter(first..last).then(move |index| {
+        let (arrival, wanted) = (arrival.clone(), wanted.clone());
+        async move {
+            let bytes = arrival.part(index).await.inspect_err(|error| {
+                tracing::warn!(%error, "an object that is being passed on broke off");
+            })?;
+            let begins = index * PART_BYTES;
+            // Within a part, so within usize.
+            let from = wanted.start.saturating_sub(begins) as usize;
+            let until = (wanted.end - begins).min(bytes.len() as u64) as usize;
+            metrics::counter!("springtide_relay_bytes_total").increment((until - from) as u64);
+            Ok::<_, policy::store::Error>(bytes.slice(from..until))
+        }
+    });
+    let mut response = Body::from_stream(chunks).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_LENGTH, length.into());
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
+    if let Ok(tag) = HeaderValue::try_from(format!("\"{digest}\"")) {
+        headers.insert(header::ETAG, tag);
+    }
+    if let Some(range) = range {
+        let text = format!("bytes {}-{}/{size_bytes}", range.start, range.end.saturating_sub(1));
+        if let Ok(text) = HeaderValue::try_from(text) {
+            headers.insert(header::CONTENT_RANGE, text);
+        }
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    response
+}
+
+/// One range of the form `bytes=a-b`, `bytes=a-` or `bytes=-n`; none for the whole.
+fn asked(headers: &HeaderMap, size_bytes: u64) -> Result<Option<Range<u64>>, Problem> {
+    let Some(text) = headers.get(header::RANGE) else {
+        return Ok(None);
+    };
+    let range = text.to_str().ok().and_then(|text| parse_range(text, size_bytes));
+    range.map(Some).ok_or_else(|| {
+        let detail = format!("give one range of the object's {size_bytes} bytes, as in bytes=0-99");
+        Problem::new(
+            StatusCode::RANGE_NOT_SATISFIABLE,
+            "range-not-satisfiable",
+            "There is no such range",
+        )
+        .detail(detail)
+    })
+}
+
+fn parse_range(text: &str, size_bytes: u64) -> Option<Range<u64>> {
+    let (from, until) = text.strip_prefix("bytes=")?.split_once('-')?;
+    let range = match (from, until) {
+        ("", last) => size_bytes.checked_sub(last.parse::<u64>().ok()?.min(size_bytes))?..size_bytes,
+        (from, "") => from.parse().ok()?..size_bytes,
+        (from, until) => from.parse().ok()?..until.parse::<u64>().ok()?.checked_add(1)?.min(size_bytes),
+    };
+    (range.start < range.end).then_some(range)
+}
+
+/// A key that everybody may read.
+fn public(text: &str) -> Result<Key, Problem> {
+    let key = Key::parse(text).map_err(Problem::bad_request)?;
+    let inside = key.parts().next().is_some_and(|first| first.as_ref() == "policy");
+    inside
+        .then_some(key)
+        .ok_or_else(|| Problem::not_found("a relay passes on what is under policy/ and nothing else"))
+}
+
+/// The policy and the name of an object; none for every other key.
+fn object(key: &Key) -> Option<(&str, Digest)> {
+    let mut parts = key.as_ref().split('/').skip(1);
+    let (policy, kind, name) = (parts.next()?, parts.next()?, parts.next()?);
+    (kind == "object" && parts.next().is_none())
+        .then(|| Some((policy, name.parse().ok()?)))
+        .flatten()
+}
+
+fn upstream(key: &Key, error: &object_store::Error) -> Problem {
+    match error {
+        object_store::Error::NotFound { .. } => Problem::not_found(format!("{key} is not there")),
+        error => {
+            tracing::warn!(%key, %error, "the upstream does not answer");
+            Problem::unavailable("the upstream does not answer; ask again", 1)
+        }
+    }
+}
+
+fn away(key: &Key, error: &policy::store::Error) -> Problem {
+    match error {
+        policy::store::Error::NotFound(key) => Problem::not_found(format!("{key} is not there")),
+        error => {
+            tracing::warn!(%key, %error, "an object cannot be passed on");
+            Problem::unavailable("the object cannot be fetched now; ask again", 1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_http() {
+        for (text, range) in [
+            ("bytes=0-9", Some(0..10)),
+            ("bytes=90-", Some(90..100)),
+            ("bytes=-10", Some(90..100)),
+            ("bytes=-1000", Some(0..100)),
+            ("bytes=90-1000", Some(90..100)),
+            ("bytes=100-", None),
+            ("bytes=9-8", None),
+            ("bytes=-0", None),
+            ("bytes=0-9,20-29", None),
+            ("lines=0-9", None),
+            ("bytes=0-18446744073709551615", None),
+        ] {
+            assert_eq!(parse_range(text, 100), range, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_what_everybody_may_read_has_a_key() {
+        assert!(public("policy/demo/version/0000000001.json").is_ok());
+        for refused in ["private/run/state", "policy/../private/run", "", "policyx/a"] {
+            assert!(public(refused).is_err(), "{refused}");
+        }
+        let digest = Digest::of(b"a");
+        let key = Key::from(format!("policy/demo/object/{digest}"));
+        assert_eq!(object(&key), Some(("demo", digest)));
+        for other in [
+            format!("policy/demo/parts/{digest}"),
+            "policy/demo/version/1.json".into(),
+        ] {
+            assert_eq!(object(&Key::from(other)), None);
+        }
+    }
+}

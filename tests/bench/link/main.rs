@@ -1,0 +1,207 @@
+//! `make bench-link`: how much of a link the download of an object through a relay fills, with several streams, with and without
+//! delay and loss, beside a bare TCP stream over the same link.
+//!
+//! Each measurement has namespaces of its own, so that nothing of what the kernel learnt about the way helps or hurts the next one.
+
+mod bare;
+mod object;
+mod region;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Parser;
+use link::{Conditions, Counts};
+use serde::Serialize;
+
+use object::Object;
+use region::Region;
+
+/// As good a number as any; the same packets of the same traffic are lost.
+const SEED: u64 = 7;
+
+#[derive(Debug, Clone, Parser, Serialize)]
+struct Args {
+    /// The binary whose relay is measured.
+    #[arg(long, default_value = "target/debug/springtide")]
+    springtide: PathBuf,
+    /// Size of the object, MiB.
+    #[arg(long, default_value_t = 256)]
+    mib: u64,
+    /// The link's rate, Mb/s of IP packets; a TCP stream can fill 96.5% of it, the rest is headers.
+    #[arg(long, default_value_t = 1000)]
+    rate_mbit: u64,
+    /// Delay from one end to the other, ms, where there is one.
+    #[arg(long, default_value_t = 50)]
+    delay_ms: u64,
+    /// Share of packets lost each way, where there is loss.
+    #[arg(long, default_value_t = 0.001)]
+    loss: f64,
+    /// What may wait for the link, in ms at its rate.
+    #[arg(long, default_value_t = 50)]
+    queue_ms: u64,
+    /// Parts fetched at once.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 8])]
+    streams: Vec<usize>,
+    /// Congestion controls of who sends, one after the other.
+    #[arg(long, value_delimiter = ',', default_values_t = ["cubic".to_owned(), "bbr".to_owned()])]
+    congestion: Vec<String>,
+    /// A transfer that takes longer is cut off; its rate is that of what had come, seconds.
+    #[arg(long, default_value_t = 60.0)]
+    seconds_max: f64,
+    /// How often each transfer is made.
+    #[arg(long, default_value_t = 3)]
+    times: usize,
+    #[arg(long, default_value = "target/bench/link.json")]
+    json: PathBuf,
+}
+
+/// What one transfer brought.
+#[derive(Debug, Clone, Copy)]
+struct Brought {
+    bytes: u64,
+    seconds: f64,
+    /// Parts that were sent again.
+    again: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    delay_ms: u64,
+    loss: f64,
+    way: String,
+    bytes: u64,
+    seconds: f64,
+    mbit_per_s: f64,
+    /// Of the link's rate.
+    share: f64,
+    cut_off: bool,
+    /// Parts that were sent again, where it was not cut off.
+    again: u64,
+    packets: Counts,
+    /// By devices, before the link saw them.
+    device_drops: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    args: Args,
+    /// Of a bare stream where the link is as fast as this machine forwards: what it can hold.
+    free_mbit_per_s: f64,
+    rows: Vec<Row>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "this needs root: it makes network namespaces and TUN devices (they are gone when it ends)"
+    );
+    ensure!(
+        args.springtide.exists(),
+        "{}: build it first (`make bench-link` does)",
+        args.springtide.display()
+    );
+    let object = Object::make(args.mib << 20)?;
+    let limit = Duration::from_secs_f64(args.seconds_max);
+
+    let region = Region::join(Conditions::FREE, SEED)?;
+    let free = bare::stream(&region, object.size_bytes(), limit)?;
+    object.fill_relay(&args.springtide, &region)?;
+    drop(region);
+    let free_mbit_per_s = mbit_per_s(free);
+    println!("a bare stream where the link is free: {free_mbit_per_s:.0} Mb/s");
+
+    let rate_bits = args.rate_mbit * 1_000_000;
+    let near = Conditions {
+        rate_bits: Some(rate_bits),
+        queue_bytes: rate_bits / 8 * args.queue_ms / 1000,
+        ..Conditions::FREE
+    };
+    let delay = Duration::from_millis(args.delay_ms);
+    let far = Conditions { delay, ..near };
+    let lossy = Conditions { loss: args.loss, ..far };
+    let mut report = Report {
+        args: args.clone(),
+        free_mbit_per_s,
+        rows: vec![],
+    };
+    println!(
+        "round trip    loss  way                              MiB  seconds     Mb/s  of the link    again  lost packets  no room"
+    );
+    for conditions in [near, far, lossy] {
+        for round in 0..args.times {
+            for congestion in &args.congestion {
+                for streams in std::iter::once(None).chain(args.streams.iter().copied().map(Some)) {
+                    let region = Region::join(conditions, SEED + round as u64)?;
+                    if !region.choose(congestion)? {
+                        println!("this kernel has no {congestion}");
+                        break;
+                    }
+                    let (way, brought) = match streams {
+                        None => (
+                            "bare TCP".to_owned(),
+                            bare::stream(&region, object.size_bytes(), limit)?,
+                        ),
+                        Some(streams) => (
+                            format!("download, {streams} at once"),
+                            object.download(&args.springtide, &region, streams, limit)?,
+                        ),
+                    };
+                    report.add(&region, conditions, format!("{way}, {congestion}"), brought)?;
+                }
+            }
+        }
+    }
+    if let Some(parent) = args.json.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::write(&args.json, serde_json::to_string_pretty(&report)?)
+        .with_context(|| format!("write {}", args.json.display()))?;
+    println!("{}", args.json.display());
+    Ok(())
+}
+
+impl Report {
+    fn add(&mut self, region: &Region, conditions: Conditions, way: String, brought: Brought) -> anyhow::Result<()> {
+        let row = Row {
+            delay_ms: conditions.delay.as_millis() as u64,
+            loss: conditions.loss,
+            way,
+            bytes: brought.bytes,
+            seconds: brought.seconds,
+            mbit_per_s: mbit_per_s(brought),
+            share: mbit_per_s(brought) / self.args.rate_mbit as f64,
+            cut_off: brought.bytes < self.args.mib << 20,
+            again: brought.again,
+            packets: region.link.counts(),
+            device_drops: region.device_drops()?,
+        };
+        println!(
+            "{:>7} ms {:>8.2}%  {:<29} {:>6.0} {:>8.2} {:>8.1} {:>11.1}% {:>8} {:>13} {:>8}{}{}",
+            2 * row.delay_ms,
+            row.loss * 100.0,
+            row.way,
+            row.bytes as f64 / f64::from(1 << 20),
+            row.seconds,
+            row.mbit_per_s,
+            row.share * 100.0,
+            row.again,
+            row.packets.lost,
+            row.packets.full,
+            if row.cut_off { ", cut off" } else { "" },
+            match row.device_drops {
+                0 => String::new(),
+                drops => format!(", {drops} dropped before the link"),
+            }
+        );
+        self.rows.push(row);
+        Ok(())
+    }
+}
+
+fn mbit_per_s(brought: Brought) -> f64 {
+    brought.bytes as f64 * 8.0 / 1e6 / brought.seconds
+}

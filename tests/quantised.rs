@@ -1,0 +1,174 @@
+//! Quantised copies → manifest → whoever serves them: publishers name the roots, `springtide policy` makes the copies out of the
+//! store's own bytes and gives out none with another root.
+
+use crate::store::{json, name, policy, trained, world};
+use policy::image::Image;
+use policy::kernel::Threads;
+use policy::manifest::{Manifest, Quantised};
+use policy::quant::{self, Spec};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use trainer::publish::{Copies, External, Publisher, publish_external};
+
+async fn publish(publisher: &Publisher, parent: i64, image: &Image) -> Manifest {
+    let external = External {
+        line: "realtime".into(),
+        parent,
+        image: image.clone(),
+        whole: false,
+    };
+    publish_external(publisher, external).await.unwrap().manifest
+}
+
+fn copy(image: &Image, spec: Spec) -> Image {
+    quant::quantise(image, spec, &Threads::ONE).unwrap()
+}
+
+fn roots(image: &Image) -> Vec<Quantised> {
+    let named = Spec::ALL.map(|spec| Quantised {
+        spec: spec.name().into(),
+        root: copy(image, spec).root(),
+    });
+    named.into()
+}
+
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .map(|path| {
+            (
+                name(&path).rsplit('/').next().unwrap().into(),
+                std::fs::read(&path).unwrap(),
+            )
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_is_exported_is_the_one_that_its_publisher_named() {
+    let (stack, mut publisher, image, base) = world("quantised").await;
+    publisher.copies = Copies::new(&Spec::ALL);
+    // the base names none: its manifest is of before; then one quantised whole, and one out of its parent's copies
+    let images = [trained(&image, 1), trained(&trained(&image, 1), 2)];
+    let first = publish(&publisher, base, &images[0]).await;
+    let second = publish(&publisher, first.version, &images[1]).await;
+    assert_eq!(
+        (&first.quantised, &second.quantised),
+        (&roots(&images[0]), &roots(&images[1]))
+    );
+    let serial = second.version.to_string();
+
+    let at = |folder: &str| stack.dir.path().join(folder);
+    for spec in Spec::ALL {
+        let expected = copy(&images[1], spec);
+        let (one, other) = (at(&format!("one-{spec}")), at(&format!("other-{spec}")));
+        for folder in [&one, &other] {
+            let export = ["export", &serial, "--quantised", spec.name(), "--out", name(folder)];
+            let (well, said, told) = policy(&stack, &export, false).await;
+            assert!(well, "{said}{told}");
+        }
+        assert_eq!(files(&one), files(&other));
+        assert_eq!(Image::read_dir(&one).unwrap(), expected);
+
+        // pulled, beside the version itself; then on from both
+        let (plain, pulled) = (at(&format!("plain-{spec}")), at(&format!("pulled-{spec}")));
+        for (manifest, image) in [(&first, &images[0]), (&second, &images[1])] {
+            let serial = manifest.version.to_string();
+            let base = ["--base", name(&plain)];
+            let pull = ["pull", &serial, name(&pulled), "--quantised", spec.name(), "--json"];
+            let arguments: Vec<&str> = match plain.exists() {
+                true => pull.iter().chain(&base).copied().collect(),
+                false => pull.into(),
+            };
+            let report = json(&stack, &arguments, false).await;
+            assert_eq!(
+                report["quantised"]["root"].as_str().unwrap(),
+                copy(image, spec).root().to_string()
+            );
+            assert_eq!(Image::read_dir(&pulled).unwrap(), copy(image, spec));
+            if plain.exists() {
+                // the delta alone was fetched
+                let delta = manifest.delta.unwrap().size_bytes;
+                assert_eq!(report["fetched_bytes"].as_u64(), Some(delta));
+            }
+            assert_eq!(json(&stack, &pull, false).await["fetched_bytes"], 0);
+            json(&stack, &["pull", &serial, name(&plain), "--json"], false).await;
+        }
+        // a copy is nothing that a delta goes on from
+        let new = at("new");
+        let wrong = ["pull", &serial, name(&new), "--base", name(&pulled)];
+        let (well, _, told) = policy(&stack, &wrong, false).await;
+        assert!(!well && told.contains("is a quantised copy"), "{told}");
+    }
+
+    let known: Value = json(&stack, &["inspect", &serial, "--json"], false).await;
+    assert_eq!(known["manifest"]["quantised"].as_array().unwrap().len(), 2);
+    let (well, said, told) = policy(&stack, &["inspect", &serial], false).await;
+    assert!(well && said.contains("by int4-sym-g32.1, root "), "{said}{told}");
+    let (well, said, told) = policy(&stack, &["verify", &serial, "--quantised"], false).await;
+    assert!(
+        well && said.matches("as the manifest says").count() == 2,
+        "{said}{told}"
+    );
+    let (well, said, told) = policy(&stack, &["verify", &base.to_string(), "--quantised"], false).await;
+    assert!(well && said.contains("names no quantised copies"), "{said}{told}");
+    let (serial, none) = (base.to_string(), at("none"));
+    let export = ["export", &serial, "--quantised", "int4-sym-g32.1", "--out", name(&none)];
+    let (well, _, told) = policy(&stack, &export, false).await;
+    assert!(!well && told.contains("policy.quantised") && !none.exists(), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_with_another_root_is_given_to_nobody_and_a_spec_that_is_not_known_hurts_nobody() {
+    let (stack, publisher, image, base) = world("quantised-wrong").await;
+    let next = trained(&image, 1);
+    let told = publish(&publisher, base, &next).await;
+    assert!(told.quantised.is_empty());
+    // a manifest of a program that knows more than this one, and quantises otherwise
+    let later = Manifest {
+        version: told.version + 1,
+        quantised: vec![
+            Quantised {
+                spec: "mxfp4-b32.1".into(),
+                root: next.root(),
+            },
+            Quantised {
+                spec: Spec::Fp8.name().into(),
+                root: copy(&image, Spec::Fp8).root(),
+            },
+        ],
+        ..told
+    };
+    publisher.store.put_manifest(&later, &publisher.key).await.unwrap();
+    let serial = later.version.to_string();
+    let pulled = stack.dir.path().join("pulled");
+    json(&stack, &["pull", &serial, name(&pulled), "--json"], false).await;
+    assert_eq!(Image::read_dir(&pulled).unwrap(), next);
+    let copied = stack.dir.path().join("copied");
+    let refused = async |arguments: &[&str], why: &str| {
+        let (well, said, told) = policy(&stack, arguments, false).await;
+        assert!(!well && told.contains(why) && !copied.exists(), "{said}{told}");
+    };
+    let base = ["--base", name(&pulled)];
+    let fp8 = Spec::Fp8.name();
+    refused(&["pull", &serial, name(&copied), "--quantised", fp8], "not to be used").await;
+    refused(
+        &["pull", &serial, name(&copied), "--quantised", fp8, base[0], base[1]],
+        "not to be used",
+    )
+    .await;
+    refused(
+        &["export", &serial, "--quantised", fp8, "--out", name(&copied)],
+        "not to be used",
+    )
+    .await;
+    refused(
+        &["pull", &serial, name(&copied), "--quantised", "mxfp4-b32.1"],
+        "known are fp8-e4m3-b128.1",
+    )
+    .await;
+    refused(&["verify", &serial, "--quantised"], "not to be used").await;
+    let (well, said, told) = policy(&stack, &["fsck"], false).await;
+    assert!(well && said.contains("copies by mxfp4-b32.1"), "{said}{told}");
+}

@@ -1,0 +1,177 @@
+//! Two relays in a row over a link that is slow, loses packets and for a while brings nothing, each in a network namespace of its own; who follows has neither
+//! a way to the first nor to the store. Needs root, to make namespaces and TUN devices.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use link::{Conditions, Link, Namespace};
+use policy::manifest::ObjectRef;
+use policy::store::{Cache, Limits, Store};
+use rand::rngs::SmallRng;
+use rand::{RngCore as _, SeedableRng as _};
+
+use crate::support::{SPRINGTIDE, eventually};
+
+const POLICY: &str = "demo";
+const KEY: &str = "spring_region";
+/// Each namespace has all ports to itself.
+const PORT: u16 = 8004;
+const OBJECT_BYTES: usize = 10 << 20;
+const LONG: Duration = Duration::from_secs(300);
+/// 20 ms there and back.
+const SLOW: Conditions = Conditions {
+    rate_bits: Some(20_000_000),
+    delay: Duration::from_millis(10),
+    loss: 0.01,
+    queue_bytes: 125_000,
+};
+
+/// A relay in a namespace; ends with this.
+struct Relay {
+    process: Child,
+    url: String,
+}
+
+impl Relay {
+    fn start(namespace: &Namespace, address: Ipv4Addr, folder: &Path, upstream: &str) -> Self {
+        std::fs::create_dir_all(folder).unwrap();
+        let address = SocketAddr::from((address, PORT));
+        let mut command = Command::new(SPRINGTIDE);
+        command
+            .args(["--die-with", &std::process::id().to_string()])
+            .args(["relay", "--upstream", upstream])
+            .current_dir(folder)
+            .env("SPRINGTIDE__STATE_DIR", folder.join("state"))
+            .env("SPRINGTIDE__RELAY__LISTEN", address.to_string())
+            .env("SPRINGTIDE__RELAY__API_KEY", KEY)
+            .env("SPRINGTIDE__RELAY__CALLER_KEY", KEY)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(folder.join("relay.log")).unwrap());
+        let process = namespace.run(move || command.spawn()).unwrap().unwrap();
+        let url = format!("http://{address}");
+        Self { process, url }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// Until a relay answers, and the bytes of objects that it has passed on.
+async fn passed_on(url: &str) -> u64 {
+    let answer = eventually("the relay answers", LONG, async || {
+        reqwest::get(format!("{url}/metrics")).await.ok()
+    });
+    let text = answer.await.text().await.unwrap();
+    let mut lines = text
+        .lines()
+        .filter(|line| line.starts_with("springtide_relay_bytes_total{"));
+    let number = lines.next().and_then(|line| line.rsplit(' ').next());
+    number.map_or(0, |number| number.parse().unwrap())
+}
+
+/// What is asked of a relay, from inside a namespace.
+fn inside<T: Send + 'static, F: Future<Output = T>>(
+    namespace: &Namespace,
+    work: impl FnOnce() -> F + Send + 'static,
+) -> T {
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    namespace.run(move || runtime().block_on(work())).unwrap()
+}
+
+#[test]
+fn two_relays_bring_an_object_over_a_slow_link_that_loses_packets_and_for_a_while_all() {
+    // The store and the first relay; the second; who follows.
+    let made: std::io::Result<Vec<Namespace>> = (0..3).map(|_| Namespace::new()).collect();
+    let links = made.and_then(|made| {
+        let long = Link::between(&made[0], &made[1], 1, SLOW, 7)?;
+        let short = Link::between(&made[1], &made[2], 2, Conditions::FREE, 8)?;
+        Ok((made, long, short))
+    });
+    let (namespaces, long, short) = match links {
+        Ok(links) => links,
+        Err(error) => {
+            eprintln!(
+                "not run, because network namespaces and TUN devices cannot be made here (that needs root): {error}"
+            );
+            return;
+        }
+    };
+    let [home, region, follower] = &namespaces[..] else {
+        unreachable!("three were made")
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let store_url = format!("file://{}", folder.path().join("store").display());
+    let mut bytes = vec![0; OBJECT_BYTES];
+    SmallRng::seed_from_u64(7).fill_bytes(&mut bytes);
+    let bytes = Bytes::from(bytes);
+    let object: ObjectRef = tokio::runtime::Runtime::new()
+        .unwrap()
+        .block_on(Store::open(&store_url).unwrap().put_object(POLICY, &bytes))
+        .unwrap();
+
+    let first = Relay::start(home, long.near(), &folder.path().join("first"), &store_url);
+    let url = first.url.clone();
+    assert_eq!(inside(region, move || async move { passed_on(&url).await }), 0);
+    let second = Relay::start(region, short.near(), &folder.path().join("second"), &first.url);
+    let followed = [1, 2].map(|name| {
+        let (url, folder) = (second.url.clone(), folder.path().join(format!("follower-{name}")));
+        move || async move {
+            let limits = Limits {
+                bytes_max: 1 << 30,
+                streams: 4,
+            };
+            passed_on(&url).await;
+            let store = serving::relay::open(&url, Some(KEY)).unwrap();
+            let store = store.with_cache(Cache::open(&folder, limits).unwrap());
+            store.get_object(POLICY, &object).await.unwrap()
+        }
+    });
+    let got = std::thread::scope(|scope| {
+        // in the middle nothing passes at all for a while
+        scope.spawn(|| {
+            let begun = Instant::now();
+            while long.counts().bytes < OBJECT_BYTES as u64 / 4 && begun.elapsed() < LONG {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            long.set(Conditions { loss: 1.0, ..SLOW });
+            std::thread::sleep(Duration::from_secs(3));
+            long.set(SLOW);
+        });
+        inside(follower, move || {
+            futures::future::join_all(followed.map(|follow| follow()))
+        })
+    });
+    assert!(got.iter().all(|got| *got == bytes));
+
+    let size = object.size_bytes;
+    let (by_first, by_second) = (first.url.clone(), second.url.clone());
+    assert_eq!(
+        inside(region, move || async move { passed_on(&by_first).await }),
+        size,
+        "the long way once"
+    );
+    assert_eq!(
+        inside(follower, move || async move { passed_on(&by_second).await }),
+        2 * size
+    );
+    let crossed = long.counts();
+    assert!(crossed.lost > 20, "{crossed:?}");
+    assert!(
+        crossed.bytes < size + size / 4,
+        "the object, headers, and what was lost: {crossed:?}"
+    );
+    let unreachable = inside(follower, {
+        let url = first.url.clone();
+        move || async move { reqwest::get(format!("{url}/health")).await.is_err() }
+    });
+    assert!(unreachable, "who follows has a way to the first relay");
+}

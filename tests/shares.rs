@@ -1,0 +1,194 @@
+//! Several machines outside → one version → serving: each uploads a share of the delta, one publishes, by the commands, on a
+//! real store, database and log.
+
+use crate::serving;
+use crate::store::{json, name, policy, trained, world};
+use policy::image::Image;
+use policy::store::Store;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_of_several_machines_are_published_as_one_version_and_served() {
+    let (stack, publisher, base_image, base) = world("shares").await;
+    let desk = serving::desk(&stack);
+    desk.round().await.unwrap();
+    let replica = serving::serve(&stack, None, stack.dir.path().join("serve")).await;
+    serving::wait_for(&replica.url, "demo@champion", base).await;
+
+    let (parent, before) = (base.to_string(), stack.dir.path().join("before"));
+    json(&stack, &["pull", &parent, name(&before), "--json"], false).await;
+    // ranks write weights, and of the files one, which differs
+    let mut image = trained(&base_image, 1);
+    image.files.retain(|file, _| file == "generation_config.json");
+    image
+        .files
+        .insert("generation_config.json".into(), "{\"do_sample\": true}".into());
+    let after = stack.dir.path().join("after");
+    image.write_shards(&after, 4_096).unwrap();
+
+    let share = async |shard: &str| {
+        let arguments = [
+            "share",
+            name(&after),
+            "--base",
+            name(&before),
+            "--name",
+            "step-1",
+            "--shard",
+            shard,
+            "--json",
+        ];
+        json(&stack, &arguments, false).await
+    };
+    let publish = async |parent: &str, base: &str| {
+        let arguments = [
+            "publish",
+            name(&after),
+            "--line",
+            "realtime",
+            "--parent",
+            parent,
+            "--shares",
+            "step-1",
+            "--of",
+            "4",
+            "--base",
+            base,
+            "--json",
+        ];
+        policy(&stack, &arguments, true).await
+    };
+    tokio::join!(share("1/4"), share("2/4"), share("4/4"));
+    let (well, _, told) = publish(&parent, name(&before)).await;
+    assert!(!well && told.contains("share 3 of 4 of `step-1`"), "{told}");
+    // who can write into the store can neither give one share out for another nor make one up
+    let store = Store::open(&stack.store_url).unwrap();
+    let of_first = store.get_private("shares/demo/step-1/1-of-4").await.unwrap();
+    let mut envelope: serde_json::Value = serde_json::from_slice(&of_first).unwrap();
+    envelope["payload"] = "e30=".into();
+    let changed = serde_json::to_vec(&envelope).unwrap().into();
+    for (report, reason) in [(of_first, "it is share 1 of 4"), (changed, "signature")] {
+        store.put_private("shares/demo/step-1/3-of-4", &report).await.unwrap();
+        let (well, _, told) = publish(&parent, name(&before)).await;
+        assert!(
+            !well && told.contains("share 3 of 4") && told.contains(reason),
+            "{told}"
+        );
+    }
+    // twice is harmless
+    share("3/4").await;
+    share("3/4").await;
+    // the files of another folder make another base
+    let (well, _, told) = publish(&parent, name(&after)).await;
+    assert!(!well && told.contains("policy pull"), "{told}");
+    let (well, said, told) = publish(&parent, name(&before)).await;
+    assert!(well, "{told}");
+    let published: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let version = published["version"].as_i64().unwrap();
+    // four shares, and the file
+    assert_eq!(published["delta_shards"].as_array().unwrap().len(), 5);
+
+    assert_eq!(desk.round().await.unwrap().changes, 1);
+    serving::wait_for(&replica.url, "demo@champion", version).await;
+
+    // out again, over the delta alone, and whole
+    let mut expected = image.clone();
+    for (file, bytes) in &base_image.files {
+        expected.files.entry(file.clone()).or_insert_with(|| bytes.clone());
+    }
+    let pulled = json(&stack, &["pull", "champion", name(&before), "--json"], false).await;
+    assert_eq!(pulled["fetched_bytes"], published["delta_bytes"]);
+    assert_eq!(Image::read_dir(&before).unwrap(), expected);
+    assert_eq!(published["root"], expected.root().to_string());
+    let serial = version.to_string();
+    let (well, said, told) = policy(&stack, &["verify", &serial, "--deep"], false).await;
+    assert!(well, "{said}{told}");
+    let (well, said, told) = policy(&stack, &["inspect", &serial], false).await;
+    assert!(well && said.contains("5 of 5"), "{said}{told}");
+    let (well, said, told) = policy(&stack, &["fsck", "--deep"], false).await;
+    assert!(well, "{said}{told}");
+
+    // what was reported is gone, and a trainer that did not notice is told
+    let (well, _, told) = publish(&parent, name(&before)).await;
+    assert!(
+        !well && told.contains(&format!("stands at version {version}")),
+        "{told}"
+    );
+    assert!(store.get_private("shares/demo/step-1/1-of-4").await.is_err());
+
+    // the next from one machine, with an image
+    let next = stack.dir.path().join("next");
+    trained(&expected, 2).write_dir(&next).unwrap();
+    let arguments = [
+        "publish",
+        name(&next),
+        "--line",
+        "realtime",
+        "--parent",
+        &serial,
+        "--image",
+        "--json",
+    ];
+    let second = json(&stack, &arguments, true).await;
+    assert!(second["image_bytes"].is_u64());
+    drop(publisher);
+    replica.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_that_do_not_fit_are_refused_in_words() {
+    let (stack, _publisher, image, base) = world("unfit-shares").await;
+    let folder = |name: &str| stack.dir.path().join(name);
+    image.write_dir(&folder("before")).unwrap();
+    let mut other = trained(&image, 1);
+    let (first, tensor) = other.tensors.pop_first().unwrap();
+    other.tensors.insert(format!("{first}.other"), tensor);
+    other.write_dir(&folder("other")).unwrap();
+    trained(&image, 1).write_dir(&folder("after")).unwrap();
+    let share = async |after: &str, shard: &str, under: &str| {
+        let (after, before) = (folder(after), folder("before"));
+        let arguments = [
+            "share",
+            name(&after),
+            "--base",
+            name(&before),
+            "--name",
+            under,
+            "--shard",
+            shard,
+        ];
+        policy(&stack, &arguments, false).await
+    };
+    for (after, shard, under, reason) in [
+        ("other", "1/1", "step", "different forms"),
+        ("nothing", "1/1", "step", "nothing"),
+        ("after", "0/4", "step", "the first of four"),
+        ("after", "1/1", "../step", "is not a name"),
+    ] {
+        let (well, _, told) = share(after, shard, under).await;
+        assert!(!well && told.contains(reason), "{reason}: {told}");
+    }
+    // shares of two attempts make no version
+    assert!(share("after", "1/2", "twice").await.0);
+    let (well, _, told) = share("before", "1/2", "twice").await;
+    assert!(!well && told.contains("a name of its own"), "{told}");
+    // what did not change is no version
+    let (well, _, told) = share("before", "1/1", "same").await;
+    assert!(well, "{told}");
+    let (before, parent) = (folder("before"), base.to_string());
+    let arguments = [
+        "publish",
+        name(&before),
+        "--line",
+        "realtime",
+        "--parent",
+        &parent,
+        "--shares",
+        "same",
+        "--of",
+        "1",
+        "--base",
+        name(&before),
+    ];
+    let (well, _, told) = policy(&stack, &arguments, true).await;
+    assert!(!well && told.contains("nothing to publish"), "{told}");
+}

@@ -1,0 +1,381 @@
+//! A trainer outside → policy store → serving, and out of the store again: what `springtide policy` does, by the command itself,
+//! on a real store, database and log.
+
+use crate::serving;
+use crate::support::{SPRINGTIDE, Stack};
+use policy::image::{Image, TensorData};
+use policy::network::random_image;
+use policy::sign::{SigningKey, TrustedKeys};
+use policy::store::Store;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::process::Command;
+use trainer::publish::{Copies, Error, External, Publisher, import_image, publish_external};
+use uuid::Uuid;
+
+const POLICY: &str = "demo";
+
+/// A base version on the realtime line, and the folder of it.
+pub async fn world(name: &str) -> (Stack, Publisher, Image, i64) {
+    let stack = Stack::start(name).await;
+    let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
+    let publisher = Publisher {
+        pool: stack.pool.clone(),
+        store: Store::open(&stack.store_url).unwrap(),
+        trusted: Arc::new(TrustedKeys::load(&stack.keys_dir).unwrap()),
+        key: Arc::new(key),
+        announce: None,
+        policy: POLICY.into(),
+        image_every: 50,
+        checkpoints_kept: 2,
+        copies: Copies::default(),
+    };
+    let mut image = random_image(&serving::tiny(), 5);
+    image.files.insert("generation_config.json".into(), "{}".into());
+    let base = import_image(&publisher, Arc::new(image.clone()), "realtime")
+        .await
+        .unwrap();
+    (stack, publisher, image, base)
+}
+
+/// One step of some trainer: every 50th weight of every matrix moves a little.
+pub fn trained(image: &Image, step: usize) -> Image {
+    let mut next = image.clone();
+    for tensor in next.tensors.values_mut() {
+        let mut bytes = tensor.bytes.to_vec();
+        for at in (2 * (step % 50)..bytes.len()).step_by(100) {
+            bytes[at] = bytes[at].wrapping_add(1);
+        }
+        *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
+    }
+    next
+}
+
+/// `springtide policy …`: whether it went well, standard output, standard error.
+pub async fn policy(stack: &Stack, arguments: &[&str], database: bool) -> (bool, String, String) {
+    let mut command = Command::new(SPRINGTIDE);
+    command
+        .current_dir(stack.dir.path())
+        .arg("policy")
+        .args(arguments)
+        .env("SPRINGTIDE__POLICY__NAME", POLICY)
+        .env("SPRINGTIDE__POLICY__STORE", &stack.store_url)
+        .env("SPRINGTIDE__POLICY__KEYS", &stack.keys_dir);
+    if database {
+        command.env("SPRINGTIDE__POSTGRES__URL", &stack.database_url);
+    }
+    let output = command.output().await.unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+pub async fn json(stack: &Stack, arguments: &[&str], database: bool) -> Value {
+    let (well, said, told) = policy(stack, arguments, database).await;
+    assert!(well, "{arguments:?}: {said}{told}");
+    serde_json::from_str(&said).unwrap()
+}
+
+pub fn name(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_trainer_wrote_is_published_served_and_pulled() {
+    let (stack, _, base_image, base) = world("outside").await;
+    let desk = serving::desk(&stack);
+    desk.round().await.unwrap();
+    let replica = serving::serve(&stack, None, stack.dir.path().join("serve")).await;
+    serving::wait_for(&replica.url, "demo@champion", base).await;
+
+    // many ranks write shards; the index comes last
+    let folder = stack.dir.path().join("rank-output");
+    let mut image = trained(&base_image, 1);
+    image.files.clear();
+    image.write_shards(&folder, 4_096).unwrap();
+    let index = folder.join("model.safetensors.index.json");
+    let written = std::fs::read(&index).unwrap();
+    std::fs::remove_file(&index).unwrap();
+    let parent = base.to_string();
+    let publish = [
+        "publish",
+        name(&folder),
+        "--line",
+        "realtime",
+        "--parent",
+        &parent,
+        "--json",
+    ];
+    let (well, _, told) = policy(&stack, &publish, true).await;
+    assert!(!well && told.contains("comes last"), "{told}");
+    std::fs::write(&index, written).unwrap();
+    let published = json(&stack, &publish, true).await;
+    let version = published["version"].as_i64().unwrap();
+    assert!(published["delta_bytes"].as_u64() < published["tensor_bytes"].as_u64().map(|bytes| bytes / 4));
+    assert_eq!(published["image_bytes"], Value::Null);
+    assert_eq!(published["inherited"].as_array().unwrap().len(), base_image.files.len());
+
+    // the champion follows the line, and the version serves
+    assert_eq!(desk.round().await.unwrap().changes, 1);
+    serving::wait_for(&replica.url, "demo@champion", version).await;
+
+    // the same weights again, other weights from the same parent, and a second trainer that did not notice
+    let (well, _, told) = policy(&stack, &publish, true).await;
+    assert!(
+        !well && told.contains(&format!("stands at version {version}")),
+        "{told}"
+    );
+
+    // out again, from the store and the public keys alone
+    let out = stack.dir.path().join("pulled");
+    let pulled = json(&stack, &["pull", "champion", name(&out), "--json"], false).await;
+    assert_eq!(pulled["version"].as_i64(), Some(version));
+    let whole = Image::read_dir(&out).unwrap();
+    assert_eq!(whole.root().to_string(), published["root"]);
+    assert_eq!((&whole.tensors, &whole.files), (&image.tensors, &base_image.files));
+
+    // once more: nothing is fetched; a version further: its delta alone
+    let again = json(&stack, &["pull", "champion", name(&out), "--json"], false).await;
+    assert_eq!(again["fetched_bytes"], 0);
+    let next = trained(&whole, 2);
+    next.write_dir(&stack.dir.path().join("next")).unwrap();
+    let parent = version.to_string();
+    let next_folder = stack.dir.path().join("next");
+    let arguments = [
+        "publish",
+        name(&next_folder),
+        "--line",
+        "realtime",
+        "--parent",
+        &parent,
+        "--json",
+    ];
+    let second = json(&stack, &arguments, true).await;
+    let serial = second["version"].to_string();
+    let pulled = json(
+        &stack,
+        &["pull", &serial, name(&out), "--json", "--shard-bytes", "5000"],
+        false,
+    )
+    .await;
+    assert_eq!(pulled["fetched_bytes"], second["delta_bytes"]);
+    assert_eq!(Image::read_dir(&out).unwrap(), next);
+    assert!(!stack.dir.path().join("pulled.old").exists() && !stack.dir.path().join("pulled.partial").exists());
+    // what a pull did not write is not deleted by one
+    std::fs::write(out.join("notes.txt"), "mine").unwrap();
+    let (well, _, told) = policy(&stack, &["pull", &parent, name(&out)], false).await;
+    assert!(!well && told.contains("notes.txt"), "{told}");
+
+    // exported, and imported again, it is the same
+    let exported = stack.dir.path().join("exported");
+    let arguments = ["export", &serial, "--out", name(&exported), "--shard-bytes", "6000"];
+    let (well, said, told) = policy(&stack, &arguments, false).await;
+    assert!(well, "{said}{told}");
+    assert_eq!(Image::read_dir(&exported).unwrap().root().to_string(), second["root"]);
+    replica.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_fit_its_parent_or_its_line_is_refused_in_words() {
+    let (stack, publisher, image, base) = world("unfit").await;
+    let external = |line: &str, parent: i64, image: Image| External {
+        line: line.into(),
+        parent,
+        image,
+        whole: false,
+    };
+    let publish =
+        async |line: &str, parent: i64, image: Image| publish_external(&publisher, external(line, parent, image)).await;
+    let mut other = trained(&image, 1);
+    let (first, tensor) = other.tensors.pop_first().unwrap();
+    other.tensors.insert("lm_head.extra".into(), tensor);
+    let error = publish("ext", base, other).await.unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("`{first}` is missing")) && error.contains("is new"),
+        "{error}"
+    );
+    assert!(matches!(
+        publish("ext", base, image.clone()).await,
+        Err(Error::Unchanged(_))
+    ));
+    assert!(matches!(
+        publish("ext", 9_999, trained(&image, 1)).await,
+        Err(Error::NoSuchVersion(9_999))
+    ));
+    assert!(matches!(
+        publish("run-1", base, trained(&image, 1)).await,
+        Err(Error::LineName(_))
+    ));
+    // a line that a run writes
+    let run = Uuid::now_v7();
+    sqlx::query("insert into run (id, kind, policy, line, status, config) values ($1, 'realtime', 'demo', 'realtime', 'running', '{}')")
+        .bind(run)
+        .execute(&stack.pool)
+        .await
+        .unwrap();
+    let error = publish("realtime", base, trained(&image, 1)).await.unwrap_err();
+    assert!(
+        matches!(&error, Error::LineTaken { run: taken, .. } if *taken == run),
+        "{error}"
+    );
+    // a line of its own begins with an image; then a zombie publishes from where the line was
+    let first = publish("ext", base, trained(&image, 1)).await.unwrap();
+    assert!(first.manifest.image.is_some() && first.manifest.delta.is_some());
+    let head = first.manifest.version;
+    publish("ext", head, trained(&image, 2)).await.unwrap();
+    for parent in [base, head] {
+        let error = publish("ext", parent, trained(&image, 3)).await.unwrap_err();
+        assert!(matches!(error, Error::NotHead { .. }), "{error}");
+    }
+    // two that begin at once: one is committed, the other's manifest is nobody's
+    let (one, two) = tokio::join!(
+        publish("both", base, trained(&image, 7)),
+        publish("both", base, trained(&image, 8))
+    );
+    assert_eq!(
+        usize::from(one.is_ok()) + usize::from(two.is_ok()),
+        1,
+        "{one:?} {two:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_is_seen_checked_pinned_and_cleared_by_commands() {
+    let (stack, publisher, image, base) = world("keep").await;
+    let (mut head, mut last) = (base, image);
+    for step in 1..=18 {
+        last = trained(&last, step);
+        let external = External {
+            line: "ext".into(),
+            parent: head,
+            image: last.clone(),
+            whole: step % 6 == 0,
+        };
+        head = publish_external(&publisher, external).await.unwrap().manifest.version;
+    }
+    let rows = json(&stack, &["versions", "--json"], false).await;
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 19);
+    assert_eq!(rows[0]["version"].as_i64(), Some(head));
+    assert!(rows.iter().all(|row| row["path_bytes"].is_u64()));
+    let (well, table, _) = policy(&stack, &["versions", "--line", "ext", "--limit", "3"], false).await;
+    assert!(
+        well && table.lines().count() == 5 && table.contains("15 older ones"),
+        "{table}"
+    );
+
+    let (well, said, told) = policy(&stack, &["fold"], false).await;
+    assert!(well && said.contains("folds made"), "{said}{told}");
+    assert!(!said.contains("0 folds made"), "{said}");
+    let number = head.to_string();
+    let known = json(&stack, &["inspect", &number, "--json"], false).await;
+    assert_eq!(known["signed_by"][0]["trusted"], true);
+    assert_eq!(known["delta"]["there"], true);
+    let (well, said, told) = policy(&stack, &["verify", &number, "--deep"], false).await;
+    assert!(well && said.contains("is whole"), "{said}{told}");
+    let report = json(&stack, &["fsck", "--deep", "--json"], false).await;
+    assert_eq!(report["findings"].as_array().unwrap().len(), 0, "{report}");
+
+    // pinned, and everything older than a day
+    let pinned = (head - 10).to_string();
+    let (well, said, _) = policy(&stack, &["pin", &pinned, "--reason", "the paper"], false).await;
+    assert!(well, "{said}");
+    let (well, _, told) = policy(&stack, &["gc", "--grace", "5s"], true).await;
+    assert!(!well && told.contains("ten minutes"), "{told}");
+    age(&stack);
+    let would = json(&stack, &["gc", "--grace", "0s", "--dry-run", "--json"], true).await;
+    assert!(would["deleted_bytes"].as_u64().unwrap() > 0, "{would}");
+    let needed: Vec<i64> = would["needed"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_i64)
+        .collect();
+    assert!(
+        needed.contains(&(head - 10)) && needed.contains(&base) && needed.contains(&head),
+        "{needed:?}"
+    );
+    // without the database nothing is deleted: it knows more than the store
+    let count = || std::fs::read_dir(objects(&stack)).unwrap().count();
+    let before = count();
+    let done = json(&stack, &["gc", "--json"], true).await;
+    assert_eq!(done["deleted"].as_array().unwrap().len(), before - count());
+    let (well, said, told) = policy(&stack, &["fsck"], false).await;
+    assert!(well, "{said}{told}");
+
+    // a fault, by its exit code
+    for what in ["image", "delta"] {
+        let digest = known[what]["digest"].as_str().unwrap();
+        std::fs::remove_file(objects(&stack).join(digest)).unwrap();
+    }
+    std::fs::remove_dir_all(policy_folder(&stack).join("fold")).unwrap();
+    let (well, said, _) = policy(&stack, &["fsck"], false).await;
+    assert!(
+        !well && said.contains("NOT whole") && said.contains("cannot be put together"),
+        "{said}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trust_goes_from_one_key_to_the_next_by_commands() {
+    let (stack, publisher, image, base) = world("keys").await;
+    for name in ["next", "release"] {
+        SigningKey::load_or_create(&stack.keys_dir, name).unwrap();
+    }
+    let said = async |arguments: &[&str]| {
+        let (well, said, told) = policy(&stack, arguments, false).await;
+        assert!(well, "{arguments:?}: {said}{told}");
+        said
+    };
+    let keys = said(&["keys"]).await;
+    assert_eq!(
+        (keys.lines().count(), keys.matches("trusted").count()),
+        (3, 3),
+        "{keys}"
+    );
+    assert!(said(&["resign", "--by", "next"]).await.starts_with("1 documents"));
+    assert!(said(&["resign", "--by", "next"]).await.starts_with("0 documents"));
+    // signed by the old key alone, after that
+    let external = External {
+        line: "ext".into(),
+        parent: base,
+        image: trained(&image, 1),
+        whole: false,
+    };
+    let late = publish_external(&publisher, external)
+        .await
+        .unwrap()
+        .manifest
+        .version
+        .to_string();
+    said(&["verify", &late]).await;
+    said(&["revoke", "trainer", "--reason", "the machine was lost"]).await;
+    assert!(said(&["keys"]).await.contains("REVOKED"));
+    said(&["verify", &base.to_string()]).await;
+    let (well, _, told) = policy(&stack, &["verify", &late], false).await;
+    assert!(!well && told.contains("revoked"), "{told}");
+    let (well, _, told) = policy(&stack, &["gc"], true).await;
+    assert!(!well && told.contains("nothing is deleted"), "{told}");
+    let (well, _, told) = policy(&stack, &["resign", "--by", "trainer"], false).await;
+    assert!(!well && told.contains("is revoked"), "{told}");
+}
+
+fn policy_folder(stack: &Stack) -> std::path::PathBuf {
+    Path::new(stack.store_url.strip_prefix("file://").unwrap()).join("policy/demo")
+}
+
+fn objects(stack: &Stack) -> std::path::PathBuf {
+    policy_folder(stack).join("object")
+}
+
+/// Objects as if they had been written two days ago.
+fn age(stack: &Stack) {
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 86_400);
+    for entry in std::fs::read_dir(objects(stack)).unwrap() {
+        let file = std::fs::File::options()
+            .write(true)
+            .open(entry.unwrap().path())
+            .unwrap();
+        file.set_modified(old).unwrap();
+    }
+}
