@@ -14,16 +14,20 @@ export OMP_NUM_THREADS := 1
 NVRTC ?= $(abspath .nvrtc)
 WITH_NVRTC := LD_LIBRARY_PATH=$(NVRTC)$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
 
+# One build for all that is tested: another choice of packages would have dependencies with other features, and build them again.
+WORKSPACE := --locked --workspace --features policy/cuda
+
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 up: build ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C
 	$(SPRINGTIDE) up --demo
 
-test: build lint torch-free ptx ## format, lints, floor plan, kernels for GPUs, all tests, against a real Postgres and Kafka
+test: lint torch-free nvrtc ## format, lints, floor plan, kernels for GPUs, all tests, against a real Postgres and Kafka
+	cargo build $(WORKSPACE) --bins --tests
 	$(SPRINGTIDE) stack fetch
-	cargo test --locked --workspace
-	cargo run --locked --quiet --package bench --bin bench-ingest -- --springtide $(SPRINGTIDE) --rate 200 --seconds 2 \
+	$(WITH_NVRTC) SPRINGTIDE_PTX=$(abspath $(TARGET))/ptx cargo test $(WORKSPACE)
+	$(TARGET)/debug/bench-ingest --springtide $(SPRINGTIDE) --rate 200 --seconds 2 \
 		--single-rate 50 --capacity-events 2000 --json $(TARGET)/bench/ingest-small.json
 
 setup: ## install missing distribution packages (uses root or sudo for those alone)
@@ -41,15 +45,14 @@ build: libtorch ## build the binary
 stack: build ## fetch Postgres, Kafka and, if need be, a Java into .stack
 	$(SPRINGTIDE) stack fetch
 
-torch-free: libtorch ## build the binary without libtorch, put aside for the tests
+torch-free: setup ## build the binary without libtorch, put aside for the tests
 	cargo build --locked --package springtide --no-default-features
-	@mkdir -p $(TARGET)/torch-free && cp $(SPRINGTIDE) $(TARGET)/torch-free/springtide
-	@cargo build --locked --quiet --package springtide # the whole one takes its place again
+	@mkdir -p $(TARGET)/torch-free && mv $(SPRINGTIDE) $(TARGET)/torch-free/springtide # the next build brings the whole one back
 
 lint: libtorch ## format check, clippy, floor plan
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
-	cargo clippy --locked --package policy --features cuda --all-targets -- -D warnings
+	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	cargo clippy --locked --package policy --all-targets -- -D warnings
 	@scripts/floor-plan.sh
 
 ptx: nvrtc ## the kernels for GPUs: compiled for two kinds without a GPU (PTX in target/ptx), run as C++ on the CPU

@@ -2,7 +2,7 @@
 //! letters and stores what is put back.
 
 use std::process::{Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use edge::auth::{Auth, AuthOptions};
 use ingest::event::{self, Event, Feedback, Target, Value};
@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::support::{SPRINGTIDE, Stack, eventually};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(90);
 const SECRET: &str = "what the user wrote";
 
 struct Service {
@@ -119,12 +119,16 @@ async fn refused(stack: &Stack, words: &[&str]) -> String {
 /// The list, once it has `count` letters.
 async fn listed(stack: &Stack, words: &[&str], count: usize) -> Vec<serde_json::Value> {
     let words = [&["list", "--json"], words].concat();
-    eventually("the letters are there", SOON, async || {
+    let started = Instant::now();
+    loop {
         let lines = ok(stack, &words).await;
         let rows: Vec<_> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        (rows.len() == count).then_some(rows)
-    })
-    .await
+        if rows.len() == count {
+            return rows;
+        }
+        assert!(started.elapsed() < SOON, "{count} letters are not there, but {rows:#?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 async fn rows(stack: &Stack) -> i64 {

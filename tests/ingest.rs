@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use crate::support::{Stack, eventually};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(90);
 const SOURCE: &str = "tests/ingest";
 pub const JSON: (&str, &str) = ("content-type", "application/json");
 

@@ -15,7 +15,7 @@ use crate::ingest::{
 use crate::support::{Stack, eventually};
 
 const SOURCE: &str = "tests/crash";
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(90);
 
 /// Everything that the sink has written, gone, rows and offsets alike; the fences stay, and so does the running sink.
 async fn go_back(stack: &Stack) {

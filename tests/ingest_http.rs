@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::ingest::{JSON, Service, count, generation, stored};
 use crate::support::{Stack, eventually};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(90);
 
 /// A horizon that a test does not outlive.
 fn options() -> ingest::Options {

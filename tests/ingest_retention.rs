@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::ingest::{Service, accept, count, dead_letters, generation, options, send, stored};
 use crate::support::{Stack, eventually};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(90);
 
 /// A UUIDv7 of so many days ago.
 fn id_of(days_ago: i64, number: u64) -> Uuid {

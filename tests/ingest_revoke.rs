@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::ingest::{Service, Trajectory, accept, count, generation, options, send, trajectory};
 use crate::support::{Stack, eventually};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(90);
 const SOURCE: &str = "tests/revoke";
 
 /// Takes `feedback` back, now.

@@ -28,7 +28,7 @@ use uuid::Uuid;
 use crate::ingest::{accept, count, generation, send};
 use crate::support::{SPRINGTIDE, Stack, eventually};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(90);
 const CONFIG: &str = "\
 [ingest]
 orphan_ttl_seconds = 3600.0

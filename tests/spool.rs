@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::support::{SPRINGTIDE, Stack, eventually};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(90);
 
 /// An ingest role at `address`, until dropped.
 pub fn ingest(stack: &Stack, listener: TcpListener) -> DropGuard {

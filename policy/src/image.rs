@@ -25,6 +25,7 @@ use crate::delta;
 use crate::digest::{Digest, Hashed};
 use crate::kernel::Threads;
 use crate::listing::{self, Listing, Reader};
+use crate::memory;
 
 const MAGIC: &[u8; 8] = b"SPTIMAGE";
 const FORMAT_VERSION: u32 = 1;
@@ -151,7 +152,7 @@ impl Image {
     /// The image as one object.
     pub fn to_bytes(&self) -> Result<Bytes, Error> {
         let parts = self.to_pieces()?;
-        let mut out = Vec::with_capacity(parts.iter().map(Bytes::len).sum());
+        let mut out = memory::room(parts.iter().map(Bytes::len).sum());
         parts.iter().for_each(|part| out.extend_from_slice(part));
         Ok(out.into())
     }

@@ -68,16 +68,27 @@ fn size<const W: usize>(step: u64) -> (u64, bool) {
     (signed.unsigned_abs(), signed < 0)
 }
 
+/// A changed weight.
+#[derive(Clone, Copy)]
+struct Changed {
+    /// How far it moves.
+    step: u64,
+    /// Of the base, and of the result.
+    keys: [u8; 2],
+}
+
 /// The changed weights at `indices`.
 pub(super) fn steps<const W: usize>(isa: Isa, old: &[u8], new: &[u8], indices: &[u32]) -> Steps {
-    let step = |index: u32| {
-        let (old, new) = (
-            lanes::value::<W>(lanes::at(old, index)),
-            lanes::value::<W>(lanes::at(new, index)),
-        );
-        scale::<W>(new).wrapping_sub(scale::<W>(old))
-    };
-    let classes = choose::<W>(old, indices, step);
+    let (olds, news) = (old.as_chunks::<W>().0, new.as_chunks::<W>().0);
+    let changed = indices.iter().map(|&index| {
+        let (old, new) = (&olds[index as usize], &news[index as usize]);
+        Changed {
+            step: scale::<W>(lanes::value(new)).wrapping_sub(scale::<W>(lanes::value(old))),
+            keys: [lanes::key(old), lanes::key(new)],
+        }
+    });
+    let changed: Vec<Changed> = changed.collect();
+    let classes = choose::<W>(olds, &changed);
     let mut places = Vec::with_capacity(indices.len());
     lanes::ranks::<W>(isa, old, &classes, indices, &mut places);
     let mut first = [0; CLASSES_MAX + 1];
@@ -91,14 +102,14 @@ pub(super) fn steps<const W: usize>(isa: Isa, old: &[u8], new: &[u8], indices: &
     let (mut ranks, mut steps) = (vec![0; places.len()], vec![0; places.len()]);
     let mut crossed = vec![];
     let class_of = classes.of_keys();
-    for Place { index, class, rank } in places {
-        let result = class_of[usize::from(lanes::key::<W>(lanes::at(new, index)))];
+    for (Place { index, class, rank }, changed) in places.into_iter().zip(changed) {
+        let result = class_of[usize::from(changed.keys[1])];
         if result != class {
             crossed.push((index, class as i8 - result as i8));
         }
         let slot = &mut next[usize::from(class)];
         ranks[*slot] = rank;
-        steps[*slot] = step(index);
+        steps[*slot] = changed.step;
         *slot += 1;
     }
     Steps {
@@ -173,10 +184,6 @@ impl Steps {
         Ok(self)
     }
 
-    pub fn count(&self) -> usize {
-        self.ranks.len()
-    }
-
     /// What the way back needs beside the payload; empty where it needs nothing.
     pub fn back_to_bytes(&self) -> Vec<u8> {
         let (count, unary) = (self.crossed.len() as u64, Golomb::new(0));
@@ -197,14 +204,8 @@ impl Steps {
         out.finish()
     }
 
-    /// Calls `each` with index and step of every changed weight of the base; `back`: of the result, steps turned round.
-    pub fn locate<const W: usize>(
-        &self,
-        isa: Isa,
-        weights: &[u8],
-        back: bool,
-        mut each: impl FnMut(u32, u64),
-    ) -> Result<(), Error> {
+    /// Of every changed weight its index and the place of its [`step`](Self::step), in the base; `back`: in the result.
+    pub fn locate<const W: usize>(&self, isa: Isa, weights: &[u8], back: bool) -> Result<Vec<(u32, u32)>, Error> {
         let moved = if back { self.moved::<W>(weights)? } else { vec![] };
         let mut found = Vec::with_capacity(self.ranks.len());
         let Steps {
@@ -214,11 +215,13 @@ impl Steps {
         if found.len() != self.ranks.len() {
             return Err(bad("a position lies beyond the last weight of its class"));
         }
-        for (index, place) in found {
-            let step = self.steps[place as usize];
-            each(index, if back { step.wrapping_neg() } else { step });
-        }
-        Ok(())
+        Ok(found)
+    }
+
+    /// How far a weight moves from the base to the result.
+    #[inline]
+    pub fn step(&self, place: u32) -> u64 {
+        self.steps[place as usize]
     }
 
     /// The base's classes of those weights of the result that are in another one.
@@ -412,15 +415,15 @@ impl Sum {
 
 /// Classes of neighbouring keys, joined while that costs less than the class, and until there are few enough. Sums and
 /// logarithms are computed the same on every machine, so the choice is the same.
-fn choose<const W: usize>(old: &[u8], indices: &[u32], step: impl Fn(u32) -> u64) -> Classes {
+fn choose<const W: usize>(old: &[[u8; W]], changed: &[Changed]) -> Classes {
     let mut keys = [Sum::default(); 256];
-    for weight in old.as_chunks::<W>().0.iter().step_by(SAMPLE) {
+    for weight in old.iter().step_by(SAMPLE) {
         keys[usize::from(lanes::key(weight))].weights += SAMPLE as u64;
     }
-    for &index in indices {
-        let sum = &mut keys[usize::from(lanes::key::<W>(lanes::at(old, index)))];
+    for weight in changed {
+        let sum = &mut keys[usize::from(weight.keys[0])];
         sum.changed += 1;
-        sum.extra += (size::<W>(step(index)).0 - 1) as f64;
+        sum.extra += (size::<W>(weight.step).0 - 1) as f64;
     }
     // (first key, sum, its bits, what joining it with the one before adds)
     let mut classes: Vec<(u8, Sum, f64, f64)> = vec![];

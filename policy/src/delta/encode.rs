@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use safetensors::Dtype;
 
-use super::frame::{self, Change, Coded, Frame, WEIGHTS, Way};
+use super::frame::{self, Change, Coded, Frame, WEIGHTS};
 use super::index::{self, Entry, File, Index, Tensor, width};
 use super::tree::{self, Part};
 use super::{Error, Header, frames, in_entry, lanes, planes, roots, same_form};
@@ -160,22 +160,25 @@ pub(super) struct Row {
 pub(super) fn encode_frame(job: &Job<'_>) -> Result<(Row, Vec<u8>, Vec<u8>), Error> {
     let Job { old, new, width, .. } = *job;
     let isa = lanes::best();
-    let Coded { frame, payload, back } = frame::encode(isa, width, old, new, job.known)?;
+    let coded = frame::encode(isa, width, old, new, job.known)?;
     let result = tree::part(new, job.offset, job.tensor_bytes);
-    if frame == Frame::SAME {
-        let base = result;
+    let base = result;
+    if coded.frame == Frame::SAME {
+        let Coded {
+            frame, payload, back, ..
+        } = coded;
         return Ok((Row { frame, base, result }, payload, back));
     }
-    let mut tried = old.map_or_else(|| vec![0; new.len()], <[u8]>::to_vec);
-    let change = frame::decode(isa, width, &frame, &payload, &tried, Way::Forward)?;
-    change.write(width, &mut tried);
-    if tried != new {
+    if !frame::arrives(isa, width, &coded, old, new)? {
         return Err(Error::Malformed(
             "a frame does not decode to what it was made from".into(),
         ));
     }
+    let Coded {
+        frame, payload, back, ..
+    } = coded;
     let hashed = old.filter(|_| !job.base_known);
-    let base = hashed.map_or(result, |base| tree::part(base, job.offset, job.tensor_bytes));
+    let base = hashed.map_or(base, |base| tree::part(base, job.offset, job.tensor_bytes));
     Ok((Row { frame, base, result }, payload, back))
 }
 

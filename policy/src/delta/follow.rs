@@ -10,6 +10,7 @@ use crate::digest::{Digest, Hashed};
 use crate::image::{Image, TensorData};
 use crate::kernel::Threads;
 use crate::listing::Listing;
+use crate::memory;
 
 /// Puts the other version together, with its listing; `back` from the result.
 pub(super) fn follow(
@@ -76,7 +77,7 @@ fn make_tensors<'a>(
     let mut bytes = Vec::with_capacity(entries.len());
     for Entry { name, change } in entries {
         let size = change.as_ref().map_or(Ok(0), Tensor::bytes);
-        bytes.push(vec![0u8; size.map_err(|error| in_entry(name, error))?]);
+        bytes.push(memory::zeros(size.map_err(|error| in_entry(name, error))?));
     }
     let mut jobs = vec![];
     let mut backs = opened.back.unwrap_or_default();
@@ -151,9 +152,7 @@ fn make_frame(job: &mut Job<'_>, back: bool) -> Result<Part, Error> {
     if let Some(from) = job.from {
         job.to.copy_from_slice(from);
     }
-    let change = frame::decode(isa, width, job.frame, job.payload, job.to, way)?;
-    change.write(width, job.to);
-    frame::check(job.frame, job.to, way)?;
+    frame::follow(isa, width, job.frame, job.payload, job.to, way)?;
     let bytes = job.tensor.bytes()?;
     Ok(tree::part(job.to, job.offset, bytes))
 }

@@ -44,12 +44,22 @@ impl Frame {
         base: 0,
         result: 0,
     };
+
+    /// The digests of where the way begins and where it ends.
+    fn ends(&self, way: Way<'_>) -> (u128, u128) {
+        match way {
+            Way::Forward => (self.base, self.result),
+            Way::Back(_) => (self.result, self.base),
+        }
+    }
 }
 
 /// A frame and its bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Coded {
     pub frame: Frame,
+    /// Weights that differ; not counted where nothing was compared.
+    pub changed: usize,
     pub payload: Vec<u8>,
     pub back: Vec<u8>,
 }
@@ -58,6 +68,7 @@ impl Default for Coded {
     fn default() -> Self {
         Coded {
             frame: Frame::SAME,
+            changed: 0,
             payload: vec![],
             back: vec![],
         }
@@ -178,7 +189,135 @@ fn encode_width<const W: usize>(
         base: digest(old),
         result: digest(new),
     };
-    Ok(Coded { frame, payload, back })
+    Ok(Coded {
+        frame,
+        changed: changed.len(),
+        payload,
+        back,
+    })
+}
+
+/// Whether what was coded decodes to `new`, weight for weight; nothing is copied for that.
+pub(super) fn arrives(isa: Isa, width: usize, coded: &Coded, old: Option<&[u8]>, new: &[u8]) -> Result<bool, Error> {
+    match width {
+        1 => arrives_width::<1>(isa, coded, old, new),
+        2 => arrives_width::<2>(isa, coded, old, new),
+        4 => arrives_width::<4>(isa, coded, old, new),
+        _ => arrives_width::<8>(isa, coded, old, new),
+    }
+}
+
+fn arrives_width<const W: usize>(isa: Isa, coded: &Coded, old: Option<&[u8]>, new: &[u8]) -> Result<bool, Error> {
+    let (codec, payload) = (coded.frame.codec, &coded.payload);
+    if let (Codec::Steps, Some(old)) = (codec, old) {
+        let found = Found::of::<W>(isa, payload, old, Way::Forward)?;
+        // as many as differ, each another weight, and each one that differs: so these are all
+        let each = found.each().all(|(index, step)| {
+            let value = |bytes| lanes::value::<W>(lanes::at(bytes, index));
+            let (before, after) = (value(old), value(new));
+            before != after && planes::moved::<W>(before, step) == after
+        });
+        return Ok(each && found.each().len() == coded.changed);
+    }
+    let zeros;
+    let old = match old {
+        Some(old) => old,
+        None => {
+            zeros = vec![0; new.len()];
+            &zeros
+        }
+    };
+    Ok(match decode_width::<W>(isa, codec, payload, old, Way::Forward)? {
+        Change::Same => old == new,
+        Change::All(made) => made == new,
+        // steps have been looked at above
+        Change::Some(_) => false,
+    })
+}
+
+/// Follows a frame in its own bytes: those of the base, or on the way back of the result. Both ends are checked; where one does
+/// not hold, it is an error and the bytes are as they were.
+pub(super) fn follow(
+    isa: Isa,
+    width: usize,
+    frame: &Frame,
+    payload: &[u8],
+    bytes: &mut [u8],
+    way: Way<'_>,
+) -> Result<(), Error> {
+    if frame.codec == Codec::Same {
+        return Ok(());
+    }
+    if digest(bytes) != frame.ends(way).0 {
+        return Err(Error::Malformed("a frame was made from other bytes".into()));
+    }
+    match width {
+        1 => follow_width::<1>(isa, frame, payload, bytes, way),
+        2 => follow_width::<2>(isa, frame, payload, bytes, way),
+        4 => follow_width::<4>(isa, frame, payload, bytes, way),
+        _ => follow_width::<8>(isa, frame, payload, bytes, way),
+    }
+}
+
+fn follow_width<const W: usize>(
+    isa: Isa,
+    frame: &Frame,
+    payload: &[u8],
+    bytes: &mut [u8],
+    way: Way<'_>,
+) -> Result<(), Error> {
+    if frame.codec != Codec::Steps {
+        if let Change::All(new) = decode_width::<W>(isa, frame.codec, payload, bytes, way)? {
+            check(frame, &new, way)?;
+            bytes.copy_from_slice(&new);
+        }
+        return Ok(());
+    }
+    let found = Found::of::<W>(isa, payload, bytes, way)?;
+    found.take::<W>(bytes, |step| step);
+    check(frame, bytes, way).inspect_err(|_| found.take::<W>(bytes, u64::wrapping_neg))
+}
+
+/// The weights that change, where they are in the frame.
+struct Found {
+    steps: Steps,
+    /// Index in the frame, and place among the steps.
+    places: Vec<(u32, u32)>,
+    back: bool,
+}
+
+impl Found {
+    fn of<const W: usize>(isa: Isa, payload: &[u8], from: &[u8], way: Way<'_>) -> Result<Self, Error> {
+        let weights = from.len() / W;
+        let mut steps = Steps::from_bytes::<W>(payload, weights)?;
+        let back = match way {
+            Way::Forward => false,
+            Way::Back(back) => {
+                steps = steps.with_back(back, weights)?;
+                true
+            }
+        };
+        let places = steps.locate::<W>(isa, from, back)?;
+        Ok(Found { steps, places, back })
+    }
+
+    /// Index and step of each, the way that is followed.
+    fn each(&self) -> impl ExactSizeIterator<Item = (u32, u64)> {
+        self.places.iter().map(|&(index, place)| {
+            let step = self.steps.step(place);
+            (index, if self.back { step.wrapping_neg() } else { step })
+        })
+    }
+
+    /// Moves each by what becomes of its step.
+    fn take<const W: usize>(&self, bytes: &mut [u8], step: impl Fn(u64) -> u64) {
+        let weights = bytes.as_chunks_mut::<W>().0;
+        for (index, own) in self.each() {
+            let weight = &mut weights[index as usize];
+            let new = planes::moved::<W>(lanes::value(weight), step(own));
+            weight.copy_from_slice(&new.to_le_bytes()[..W]);
+        }
+    }
 }
 
 /// Decodes what happens to `from`: the frame's bytes in the base, or on the way back in the result. Their digest must be the
@@ -194,11 +333,7 @@ pub(super) fn decode(
     if frame.codec == Codec::Same {
         return Ok(Change::Same);
     }
-    let expected = match way {
-        Way::Forward => frame.base,
-        Way::Back(_) => frame.result,
-    };
-    if digest(from) != expected {
+    if digest(from) != frame.ends(way).0 {
         return Err(Error::Malformed("a frame was made from other bytes".into()));
     }
     match width {
@@ -235,21 +370,12 @@ fn decode_width<const W: usize>(
 }
 
 fn decode_steps<const W: usize>(isa: Isa, payload: &[u8], from: &[u8], way: Way<'_>) -> Result<Vec<(u32, u64)>, Error> {
-    let weights = from.len() / W;
-    let mut steps = Steps::from_bytes::<W>(payload, weights)?;
-    let back = match way {
-        Way::Forward => false,
-        Way::Back(back) => {
-            steps = steps.with_back(back, weights)?;
-            true
-        }
-    };
-    let mut values = Vec::with_capacity(steps.count());
-    steps.locate::<W>(isa, from, back, |index, step| {
+    let found = Found::of::<W>(isa, payload, from, way)?;
+    let values = found.each().map(|(index, step)| {
         let value = lanes::value::<W>(lanes::at(from, index));
-        values.push((index, planes::moved::<W>(value, step)));
-    })?;
-    Ok(values)
+        (index, planes::moved::<W>(value, step))
+    });
+    Ok(values.collect())
 }
 
 impl Change {
@@ -310,11 +436,7 @@ fn write_width<const W: usize>(values: &[(u32, u64)], frame: &mut [u8]) {
 
 /// Refuses a frame whose bytes are not the result, or `back` not the base.
 pub(super) fn check(frame: &Frame, bytes: &[u8], way: Way<'_>) -> Result<(), Error> {
-    let expected = match way {
-        Way::Forward => frame.result,
-        Way::Back(_) => frame.base,
-    };
-    if frame.codec != Codec::Same && digest(bytes) != expected {
+    if frame.codec != Codec::Same && digest(bytes) != frame.ends(way).1 {
         return Err(Error::Malformed("a frame makes other bytes than it says".into()));
     }
     Ok(())

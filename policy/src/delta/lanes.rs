@@ -85,7 +85,8 @@ pub(super) fn available() -> Vec<Isa> {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vpopcntdq")
-                && is_x86_feature_detected!("avx512vbmi");
+                && is_x86_feature_detected!("avx512vbmi")
+                && is_x86_feature_detected!("gfni");
             if wide {
                 available.push(Isa::Avx512);
             }
@@ -94,30 +95,29 @@ pub(super) fn available() -> Vec<Isa> {
     available
 }
 
-/// A number for each class.
-type Sixteen = [u64; CLASSES_MAX];
+/// For each class the bits of a block's weights that are in it.
+type Masks = [u64; CLASSES_MAX];
+/// For each class how many of a batch's weights are in it.
+type Counts = [u16; CLASSES_MAX];
 
 /// What the compiler does not find by itself.
 trait Word: Copy {
-    /// A number for each class, where the machine computes with them.
-    type Lanes: Copy;
+    /// [`Masks`] where the machine computes with them.
+    type Masks: Copy;
+    /// [`Counts`] likewise.
+    type Counts: Copy;
 
-    /// Bit i is set where byte i is not zero.
-    fn nonzero(self, bytes: &[u8; BLOCK]) -> u64;
+    /// Bit i is set where weight i is another one.
+    fn differs<const W: usize>(self, old: &[[u8; W]; BLOCK], new: &[[u8; W]; BLOCK]) -> u64;
     /// The place of the bit of `word` that has `rank` set bits below it; it has more than that.
     fn select(self, word: u64, rank: u64) -> u32;
-    /// For each class the bits of the weights whose keys are in it.
-    fn masks(self, keys: &[u8; BLOCK], classes: &Table) -> Self::Lanes;
-    fn lanes(self, numbers: &Sixteen) -> Self::Lanes;
-    fn numbers(self, lanes: Self::Lanes) -> Sixteen;
-    fn store(self, lanes: Self::Lanes, numbers: &mut Sixteen);
-    /// With another number for one class.
-    fn with(self, lanes: Self::Lanes, class: usize, number: u64) -> Self::Lanes;
-    /// How many bits are set in each.
-    fn ones(self, lanes: Self::Lanes) -> Self::Lanes;
-    fn add(self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Bit c is set where the number of class c in `a` is less than that in `b`.
-    fn less(self, a: Self::Lanes, b: Self::Lanes) -> u32;
+    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], classes: &Table) -> Self::Masks;
+    fn store(self, masks: Self::Masks, to: &mut Masks);
+    fn load(self, masks: &Masks) -> Self::Masks;
+    fn nothing(self) -> Self::Counts;
+    /// With the weights of one more block.
+    fn counted(self, counts: Self::Counts, masks: Self::Masks) -> Self::Counts;
+    fn store_counts(self, counts: Self::Counts, to: &mut Counts);
 }
 
 /// [`Classes`] in the forms that the loops look them up in.
@@ -125,6 +125,12 @@ struct Table {
     count: usize,
     /// By key.
     class: [u8; 256],
+    /// By key, the class's four bits and above them the same inverted.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "AVX-512 picks bits out of them")
+    )]
+    planes: [u8; 256],
     /// A key above the c-th of them is in a class above c; 255 where there is none.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "AVX2 compares with them"))]
     limits: [u8; CLASSES_MAX - 1],
@@ -136,9 +142,11 @@ impl Table {
         for (limit, start) in limits.iter_mut().zip(&classes.starts[..classes.count - 1]) {
             *limit = start - 1;
         }
+        let class = classes.of_keys();
         Table {
             count: classes.count,
-            class: classes.of_keys(),
+            class,
+            planes: class.map(|class| class | (class ^ 15) << 4),
             limits,
         }
     }
@@ -150,7 +158,7 @@ macro_rules! for_each_isa {
         $(#[$doc])*
         pub(super) fn $name<const W: usize>(isa: Isa, $($arg: $type),*) $(-> $result)? {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vpopcntdq,avx512vbmi,bmi1,bmi2,lzcnt,popcnt")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vpopcntdq,avx512vbmi,gfni,bmi1,bmi2,lzcnt,popcnt")]
             fn avx512<const W: usize>($($arg: $type),*) $(-> $result)? { $body::<W, _>(x86::Avx512::asked_for(), $($arg),*) }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
@@ -193,16 +201,29 @@ for_each_isa! {
     ) = locate_body
 }
 
-/// Blocks that are counted before any of them is looked into: what happens in one is hard to foresee, in several less so.
-const BATCH: usize = 8;
+/// Changed weights of a block that are written down in one go.
+const AT_ONCE: usize = 4;
+/// Blocks that are counted before any of them is looked into: what happens in one is hard to foresee, in many less so.
+const BATCH: usize = 32;
 
 #[repr(align(64))]
-#[derive(Default)]
 struct Batch {
     /// By block, by class: which weights are in it.
-    masks: [Sixteen; BATCH],
-    /// How many were, in the blocks before.
-    before: [Sixteen; BATCH],
+    masks: [Masks; BATCH],
+    /// How many were, in the batch's blocks before.
+    before: [Counts; BATCH],
+    /// In all of them.
+    all: Counts,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Batch {
+            masks: [[0; CLASSES_MAX]; BATCH],
+            before: [[0; CLASSES_MAX]; BATCH],
+            all: [0; CLASSES_MAX],
+        }
+    }
 }
 
 #[inline(always)]
@@ -210,18 +231,29 @@ fn differing_body<const W: usize, X: Word>(word: X, old: &[u8], new: &[u8], out:
     let (old, new) = (old.as_chunks::<W>().0, new.as_chunks::<W>().0);
     let ((old, old_rest), (new, new_rest)) = (old.as_chunks::<BLOCK>(), new.as_chunks::<BLOCK>());
     let mut first = 0u32;
+    let mut filled = out.len();
     for (old, new) in old.iter().zip(new) {
-        let mut differs = [0u8; BLOCK];
-        for i in 0..BLOCK {
-            differs[i] = u8::from(value(&old[i]) != value(&new[i]));
+        let mut changed = word.differs(old, new);
+        if filled + BLOCK > out.len() {
+            out.resize(2 * out.len() + 16 * BLOCK, 0);
         }
-        let mut changed = word.nonzero(&differs);
-        while changed != 0 {
-            out.push(first + changed.trailing_zeros());
+        let slots = &mut out[filled..filled + BLOCK];
+        filled += changed.count_ones() as usize;
+        // as many as nearly every block has, whether they are there or not: no turn that must be guessed
+        for slot in &mut slots[..AT_ONCE] {
+            *slot = first + changed.trailing_zeros();
+            changed &= changed.wrapping_sub(1);
+        }
+        for slot in &mut slots[AT_ONCE..] {
+            if changed == 0 {
+                break;
+            }
+            *slot = first + changed.trailing_zeros();
             changed &= changed - 1;
         }
         first += BLOCK as u32;
     }
+    out.truncate(filled);
     for (i, (old, new)) in old_rest.iter().zip(new_rest).enumerate() {
         if old != new {
             out.push(first + i as u32);
@@ -240,13 +272,15 @@ fn ranks_body<const W: usize, X: Word>(
     let table = Table::of(classes);
     let blocks = Blocks::<W>::of(weights);
     let mut batch = Batch::default();
-    let mut seen = word.lanes(&[0; CLASSES_MAX]);
+    // of the frame, before the batch
+    let mut seen = [0; CLASSES_MAX];
     for begin in (0..blocks.count).step_by(BATCH) {
+        let mut counts = word.nothing();
         for n in begin..blocks.count.min(begin + BATCH) {
-            let masks = masks(word, blocks.at(n).0, &table);
+            let masks = word.masks(blocks.at(n).0, &table);
             word.store(masks, &mut batch.masks[n - begin]);
-            word.store(seen, &mut batch.before[n - begin]);
-            seen = word.add(seen, word.ones(masks));
+            word.store_counts(counts, &mut batch.before[n - begin]);
+            counts = word.counted(counts, masks);
         }
         let end = ((begin + BATCH) * BLOCK) as u32;
         while let Some((&index, rest)) = indices.split_first()
@@ -259,9 +293,13 @@ fn ranks_body<const W: usize, X: Word>(
             out.push(Place {
                 index,
                 class,
-                rank: batch.before[n % BATCH][c] as u32 + below,
+                rank: seen[c] + u32::from(batch.before[n % BATCH][c]) + below,
             });
             indices = rest;
+        }
+        word.store_counts(counts, &mut batch.all);
+        for c in 0..CLASSES_MAX {
+            seen[c] += u32::from(batch.all[c]);
         }
     }
 }
@@ -277,62 +315,62 @@ fn locate_body<const W: usize, X: Word>(
     out: &mut Vec<(u32, u32)>,
 ) {
     let table = Table::of(classes);
-    let mut cursor = [0; CLASSES_MAX];
-    let mut next = [0; CLASSES_MAX];
-    for c in 0..CLASSES_MAX {
-        cursor[c] = first[c];
-        next[c] = rank_at(wanted, cursor[c], first[c + 1]);
-    }
+    let mut cursors = *first;
     let blocks = Blocks::<W>::of(weights);
     let mut batch = Batch::default();
-    let mut nexts = word.lanes(&next);
-    let mut seen = word.lanes(&[0; CLASSES_MAX]);
+    // of the frame, before the batch
+    let mut seen = [0u32; CLASSES_MAX];
     for begin in (0..blocks.count).step_by(BATCH) {
         let end = blocks.count.min(begin + BATCH);
+        let mut counts = word.nothing();
         for n in begin..end {
             let (block, valid) = blocks.at(n);
-            let mut masks = masks(word, block, &table);
+            let mut masks = word.masks(block, &table);
             let start = (n * BLOCK) as u32;
             if valid != u64::MAX || moved.first().is_some_and(|moved| moved.index < start + BLOCK as u32) {
-                let mut numbers = word.numbers(masks);
+                let mut numbers = [0; CLASSES_MAX];
+                word.store(masks, &mut numbers);
                 recount(&mut numbers, &mut moved, start, valid);
-                masks = word.lanes(&numbers);
+                masks = word.load(&numbers);
             }
             word.store(masks, &mut batch.masks[n - begin]);
-            word.store(seen, &mut batch.before[n - begin]);
-            seen = word.add(seen, word.ones(masks));
+            word.store_counts(counts, &mut batch.before[n - begin]);
+            counts = word.counted(counts, masks);
         }
         for before in &mut batch.before[end - begin..] {
-            *before = [u64::MAX; CLASSES_MAX];
+            *before = [u16::MAX; CLASSES_MAX];
         }
-        let mut hit = word.less(nexts, seen);
-        if hit == 0 {
-            continue;
-        }
-        let until = word.numbers(seen);
-        while hit != 0 {
-            let c = hit.trailing_zeros() as usize % CLASSES_MAX;
-            hit &= hit - 1;
-            while next[c] < until[c] {
-                // the last block that begins at or before the rank: counted, which takes no turns that must be guessed
-                let mut n = 0;
-                for before in &batch.before[1..] {
-                    n += usize::from(before[c] <= next[c]);
+        word.store_counts(counts, &mut batch.all);
+        for c in 0..CLASSES_MAX {
+            let until = seen[c] + u32::from(batch.all[c]);
+            let ranks = wanted.get(cursors[c]..first[c + 1]).unwrap_or_default();
+            let mut found = 0;
+            for &rank in ranks {
+                if rank >= until {
+                    break;
                 }
-                let bit = word.select(batch.masks[n % BATCH][c], next[c] - batch.before[n % BATCH][c]);
-                out.push((((begin + n) * BLOCK) as u32 + bit, cursor[c] as u32));
-                cursor[c] += 1;
-                next[c] = rank_at(wanted, cursor[c], first[c + 1]);
+                // the last block that begins at or before the rank: halves of what is left, with no turn that must be guessed
+                let rank = (rank - seen[c]) as u16;
+                let mut n = 0;
+                for step in [16, 8, 4, 2, 1] {
+                    n += step * usize::from(batch.before[(n + step) % BATCH][c] <= rank);
+                }
+                let n = n % BATCH;
+                let bit = word.select(batch.masks[n][c], u64::from(rank - batch.before[n][c]));
+                out.push((((begin + n) * BLOCK) as u32 + bit, (cursors[c] + found) as u32));
+                found += 1;
             }
-            // not read back from memory: it would have to wait for what was just written there
-            nexts = word.with(nexts, c, next[c]);
+            cursors[c] += found;
+            seen[c] = until;
         }
     }
 }
 
+const _: () = assert!(BATCH == 32, "blocks are looked for in five steps");
+
 /// Counts those of a block's weights that have `moved` to their other classes, and only `valid` ones.
 #[inline(always)]
-fn recount(masks: &mut Sixteen, moved: &mut &[Moved], start: u32, valid: u64) {
+fn recount(masks: &mut Masks, moved: &mut &[Moved], start: u32, valid: u64) {
     while let Some((&Moved { index, class }, rest)) = moved.split_first()
         && index < start + BLOCK as u32
     {
@@ -346,15 +384,6 @@ fn recount(masks: &mut Sixteen, moved: &mut &[Moved], start: u32, valid: u64) {
     for mask in masks {
         *mask &= valid;
     }
-}
-
-/// The rank at `cursor`, or one that no weight has.
-#[inline(always)]
-fn rank_at(wanted: &[u32], cursor: usize, end: usize) -> u64 {
-    if cursor >= end {
-        return u64::MAX >> 1;
-    }
-    wanted.get(cursor).map_or(u64::MAX >> 1, |&rank| rank.into())
 }
 
 /// The weights of a frame in blocks; what fills the last one up means nothing.
@@ -389,13 +418,14 @@ impl<'a, const W: usize> Blocks<'a, W> {
     }
 }
 
+/// The keys of a block, and for each its place there.
 #[inline(always)]
-fn masks<const W: usize, X: Word>(word: X, block: &[[u8; W]; BLOCK], table: &Table) -> X::Lanes {
+fn keys<const W: usize>(block: &[[u8; W]; BLOCK], place: impl Fn(usize) -> usize) -> [u8; BLOCK] {
     let mut keys = [0; BLOCK];
     for i in 0..BLOCK {
-        keys[i] = key(&block[i]);
+        keys[place(i)] = key(&block[i]);
     }
-    word.masks(&keys, table)
+    keys
 }
 
 /// A weight's bits as an unsigned integer.

@@ -78,7 +78,9 @@ impl<'a> Slices<'a> {
 
     /// [`apply`](Self::apply) with the frames' payloads, the bytes that [`payload`](Self::payload) names.
     pub fn apply_fetched(&self, name: &str, first_frame: usize, payload: &[u8], bytes: &mut [u8]) -> Result<(), Error> {
-        self.each(name, first_frame, payload, bytes, drop)
+        self.each(name, first_frame, payload, bytes, |width, frame, payload, bytes| {
+            frame::follow(lanes::best(), width, frame, payload, bytes, Way::Forward)
+        })
     }
 
     /// [`apply_fetched`](Self::apply_fetched), and what became of each frame: for who holds weights of it somewhere else.
@@ -90,7 +92,14 @@ impl<'a> Slices<'a> {
         bytes: &mut [u8],
     ) -> Result<Vec<Change>, Error> {
         let mut changes = vec![];
-        self.each(name, first_frame, payload, bytes, |change| changes.push(change))?;
+        self.each(name, first_frame, payload, bytes, |width, frame, payload, bytes| {
+            let new = frame::decode(lanes::best(), width, frame, payload, bytes, Way::Forward)?;
+            let old = new.undone(width, bytes);
+            new.write(width, bytes);
+            frame::check(frame, bytes, Way::Forward).inspect_err(|_| old.write(width, bytes))?;
+            changes.push(new);
+            Ok(())
+        })?;
         Ok(changes)
     }
 
@@ -106,7 +115,7 @@ impl<'a> Slices<'a> {
         first_frame: usize,
         mut payload: &[u8],
         bytes: &mut [u8],
-        mut done: impl FnMut(Change),
+        mut one: impl FnMut(usize, &Frame, &[u8], &mut [u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let Some((_, tensor)) = self.find(name) else {
             return Ok(());
@@ -118,7 +127,7 @@ impl<'a> Slices<'a> {
         for (frame, bytes) in frames.iter().zip(bytes.chunks_mut(WEIGHTS * width)) {
             let own = payload.split_off(..frame.payload_bytes as usize);
             let own = own.ok_or_else(|| fewer(name))?;
-            done(one(width, frame, own, bytes).map_err(|error| in_entry(name, error))?);
+            one(width, frame, own, bytes).map_err(|error| in_entry(name, error))?;
         }
         Ok(())
     }
@@ -154,14 +163,6 @@ pub fn tensor_digest(subtrees: &[Part], dtype: Dtype, tensor_bytes: usize) -> Di
 fn fewer(name: &str) -> Error {
     let reason = "there are fewer frames, or their payloads end early";
     in_entry(name, Error::Malformed(reason.into()))
-}
-
-fn one(width: usize, frame: &Frame, payload: &[u8], bytes: &mut [u8]) -> Result<Change, Error> {
-    let new = frame::decode(lanes::best(), width, frame, payload, bytes, Way::Forward)?;
-    let old = new.undone(width, bytes);
-    new.write(width, bytes);
-    frame::check(frame, bytes, Way::Forward).inspect_err(|_| old.write(width, bytes))?;
-    Ok(new)
 }
 
 /// The payload of one frame of weights of `width` bytes, without trial and BLAKE3: what the codec alone costs.

@@ -12,6 +12,7 @@ use safetensors::tensor::Metadata;
 
 use super::{FILES, INDEX, Index, SINGLE, STILL_WRITTEN, io, read_if_there, refuse};
 use crate::image::{Error, bytes_of};
+use crate::memory;
 
 /// safetensors' own limit.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -99,7 +100,7 @@ impl LazyFolder {
         let place = place.ok_or_else(|| refuse(&self.folder, format!("`{name}` has no bytes {range:?}")))?;
         let path = self.folder.join(&place.file);
         let file = File::open(&path).map_err(io("open", &path))?;
-        let mut bytes = vec![0; range.len()];
+        let mut bytes = memory::zeros(range.len());
         let read = file.read_exact_at(&mut bytes, place.start + range.start as u64);
         read.map_err(io("read", &path))?;
         Ok(bytes)

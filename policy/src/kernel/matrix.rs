@@ -2,6 +2,7 @@
 
 use super::tile::{ROWS_MAX, Tile, Weight, side_by_side};
 use super::{Compute, Isa, PANEL, Terms, Threads};
+use crate::memory;
 
 /// Terms of a sum that are added before the next rows are taken up: a panel of so many weights stays in the first cache.
 const DEPTH: usize = 384;
@@ -48,11 +49,11 @@ impl Vector {
 }
 
 /// Values of a matrix, row-major.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Element {
-    F32(Vec<f32>),
-    /// The bits of bf16.
-    Bf16(Vec<u16>),
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Element<'a> {
+    F32(&'a [f32]),
+    /// The bytes of bf16, the lower one first.
+    Bf16(&'a [[u8; 2]]),
 }
 
 impl Matrix {
@@ -61,20 +62,19 @@ impl Matrix {
     ///
     /// # Panics
     /// When the length does not fit: it is checked where an image is read.
-    pub fn pack(values: &Element, outputs: usize, inputs: usize, compute: Compute) -> Self {
+    pub fn pack(values: Element<'_>, outputs: usize, inputs: usize, compute: Compute) -> Self {
+        let pair = |low: u32, high: Option<u32>| low | high.unwrap_or(0) << 16;
+        let bits = |&[low, high]: &[u8; 2]| u16::from_le_bytes([low, high]);
+        let again = |value: &[u8; 2]| super::bf16(widen(bits(value)));
         let packed = match (compute, values) {
-            (Compute::F32, Element::F32(values)) => Packed::F32(panels(values, outputs, inputs)),
-            (Compute::F32, Element::Bf16(values)) => Packed::Bf16(panels(values, outputs, inputs)),
-            (Compute::Bf16, values) => {
-                let bits: Vec<u32> = match values {
-                    Element::F32(values) => values.iter().map(|&value| super::bf16(value)).collect(),
-                    Element::Bf16(values) => values.iter().map(|&bits| super::bf16(widen(bits))).collect(),
-                };
-                let rows = bits.chunks_exact(inputs.max(1));
-                let pair = |two: &[u32]| two[0] | two.get(1).map_or(0, |high| high << 16);
-                let pairs: Vec<u32> = rows.flat_map(|row| row.chunks(2).map(pair)).collect();
-                Packed::Pairs(panels(&pairs, outputs, inputs.div_ceil(2)))
-            }
+            (Compute::F32, Element::F32(w)) => Packed::F32(panels::<_, _, 1>(w, outputs, inputs, |w| w[0])),
+            (Compute::F32, Element::Bf16(w)) => Packed::Bf16(panels::<_, _, 1>(w, outputs, inputs, |w| bits(&w[0]))),
+            (Compute::Bf16, Element::F32(w)) => Packed::Pairs(panels::<_, _, 2>(w, outputs, inputs, |w| {
+                pair(super::bf16(w[0]), w.get(1).map(|&high| super::bf16(high)))
+            })),
+            (Compute::Bf16, Element::Bf16(w)) => Packed::Pairs(panels::<_, _, 2>(w, outputs, inputs, |w| {
+                pair(again(&w[0]), w.get(1).map(again))
+            })),
         };
         Matrix {
             outputs,
@@ -195,23 +195,36 @@ fn widen(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-fn panels<T: Copy + Default>(values: &[T], outputs: usize, inputs: usize) -> Vec<T> {
+/// Inputs that are packed of one row after the other: as many as a panel's rows have room for in the first cache.
+const PACKED_AT_ONCE: usize = 128;
+
+/// Panels of what `packed` makes of each TERMS values of a row; of the last ones there may be fewer.
+fn panels<S, T: Copy + Default, const TERMS: usize>(
+    values: &[S],
+    outputs: usize,
+    inputs: usize,
+    packed: impl Fn(&[S]) -> T,
+) -> Vec<T> {
     assert_eq!(
         values.len(),
         outputs * inputs,
         "values of a matrix [{outputs}, {inputs}]"
     );
-    let mut packed = vec![T::default(); outputs.next_multiple_of(PANEL) * inputs];
-    for (panel, into) in packed.chunks_exact_mut((PANEL * inputs).max(1)).enumerate() {
+    let depth = inputs.div_ceil(TERMS);
+    let mut out = memory::zeros(outputs.next_multiple_of(PANEL) * depth);
+    for (panel, panel_out) in out.chunks_exact_mut((PANEL * depth).max(1)).enumerate() {
         let from = panel * PANEL;
-        for j in 0..PANEL.min(outputs - from) {
-            let row = &values[(from + j) * inputs..][..inputs];
-            for (into, &value) in into[j..].iter_mut().step_by(PANEL).zip(row) {
-                *into = value;
+        for (n, block) in panel_out.chunks_mut(PACKED_AT_ONCE * PANEL).enumerate() {
+            for j in 0..PANEL.min(outputs - from) {
+                let row = &values[(from + j) * inputs..][..inputs];
+                let terms = row[n * PACKED_AT_ONCE * TERMS..].chunks(TERMS);
+                for (into, terms) in block[j..].iter_mut().step_by(PANEL).zip(terms) {
+                    *into = packed(terms);
+                }
             }
         }
     }
-    packed
+    out
 }
 
 /// Blocks over the depth, then over rows, then over panels, so that what is read again is still in a cache. The depth is cut

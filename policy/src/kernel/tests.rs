@@ -6,6 +6,10 @@ fn values(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| rng.random_range(-1.0f32..1.0)).collect()
 }
 
+fn bytes(bits: &[u16]) -> Vec<[u8; 2]> {
+    bits.iter().map(|bits| bits.to_le_bytes()).collect()
+}
+
 fn bf16_bits(values: &[f32]) -> Vec<u16> {
     values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect()
 }
@@ -62,8 +66,8 @@ fn a_product_is_the_chain_that_its_definition_says_on_every_instruction_set() {
                 (Compute::F32, chain(&wide, &bias, inputs, &x)),
                 (Compute::Bf16, chain_of_pairs(&wide, &bias, inputs, &x_rounded)),
             ] {
-                for values in [Element::Bf16(w.clone()), Element::F32(wide.clone())] {
-                    let matrix = Matrix::pack(&values, outputs, inputs, compute);
+                for values in [Element::Bf16(&bytes(&w)), Element::F32(&wide)] {
+                    let matrix = Matrix::pack(values, outputs, inputs, compute);
                     for isa in Isa::available() {
                         let mut y = vec![f32::NAN; rows * outputs];
                         matrix.multiply(isa, &Threads::ONE, &x, Some(&Vector::new(&bias)), &mut y);
@@ -83,10 +87,10 @@ fn a_product_is_the_chain_that_its_definition_says_on_every_instruction_set() {
 fn threads_change_no_bit_of_a_product() {
     let both = [2, 3].map(|count| Threads::new(count).unwrap().eager());
     for (outputs, inputs) in SIZES {
-        let w = Element::F32(values(outputs * inputs, 1));
+        let w = values(outputs * inputs, 1);
         let bias = Vector::new(&values(outputs, 2));
         for compute in [Compute::F32, Compute::Bf16] {
-            let matrix = Matrix::pack(&w, outputs, inputs, compute);
+            let matrix = Matrix::pack(Element::F32(&w), outputs, inputs, compute);
             for rows in ROWS.into_iter().chain([300, 613]) {
                 let x = values(rows * inputs, 3);
                 let run = |threads: &Threads| {
@@ -117,7 +121,7 @@ fn pairs_underflow_to_zero_and_overflow_to_infinity_alike_on_every_instruction_s
         let bits = std::iter::repeat_with(|| rng.random::<u16>()).filter(normal);
         bits.take(n).map(wide).collect()
     };
-    let matrix = Matrix::pack(&Element::F32(any(outputs * inputs, 1)), outputs, inputs, Compute::Bf16);
+    let matrix = Matrix::pack(Element::F32(&any(outputs * inputs, 1)), outputs, inputs, Compute::Bf16);
     for part in 0..inputs / 2 {
         // few terms at a time: all together would be infinite
         let mut x = vec![0.0; rows * inputs];
@@ -168,8 +172,8 @@ fn a_packed_matrix_gives_its_rows_back() {
         let rounded = bf16_bits(&values(70 * inputs, 4));
         let w: Vec<f32> = rounded.iter().map(|&w| wide(w)).collect();
         for compute in [Compute::F32, Compute::Bf16] {
-            for values in [Element::F32(w.clone()), Element::Bf16(rounded.clone())] {
-                let matrix = Matrix::pack(&values, 70, inputs, compute);
+            for values in [Element::F32(&w), Element::Bf16(&bytes(&rounded))] {
+                let matrix = Matrix::pack(values, 70, inputs, compute);
                 let mut row = vec![0.0; inputs];
                 for (output, expected) in w.chunks_exact(inputs).enumerate() {
                     matrix.row(output, &mut row);

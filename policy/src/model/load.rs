@@ -4,6 +4,7 @@ use super::{Error, Parameter};
 use crate::config::ModelConfig;
 use crate::image::{Image, TensorData};
 use crate::kernel::{Compute, Element, Matrix, Vector};
+use crate::memory;
 use crate::transformer::Transformer;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -34,12 +35,14 @@ pub(super) fn transformer(
             false => compute,
         };
         Ok(match shape {
-            [outputs, inputs] => Parameter::Matrix(Matrix::pack(
-                &elements(name, data)?,
-                *outputs as usize,
-                *inputs as usize,
-                compute,
-            )),
+            [outputs, inputs] => {
+                let pack = |values| Matrix::pack(values, *outputs as usize, *inputs as usize, compute);
+                // bf16 stays what it is; everything else becomes f32 of the same values
+                Parameter::Matrix(match data.dtype {
+                    Dtype::BF16 => pack(Element::Bf16(data.bytes.as_chunks().0)),
+                    _ => pack(Element::F32(&to_f32(name, data)?)),
+                })
+            }
             _ => Parameter::Vector(Vector::new(&to_f32(name, data)?)),
         })
     })?;
@@ -88,15 +91,6 @@ pub(crate) fn refuse_unexpected(
     }
 }
 
-/// bf16 stays what it is; everything else becomes f32 of the same values.
-fn elements(name: &str, data: &TensorData) -> Result<Element, Error> {
-    if data.dtype == Dtype::BF16 {
-        let pairs = data.bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
-        return Ok(Element::Bf16(pairs.collect()));
-    }
-    Ok(Element::F32(to_f32(name, data)?))
-}
-
 /// The values of a tensor as f32, exactly.
 pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
     let pairs = || data.bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
@@ -127,11 +121,19 @@ pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
 /// `values` as a tensor of the shape and dtype of `like`: rounded to nearest, ties to even.
 pub(crate) fn rounded(name: &str, like: &TensorData, values: &[f32]) -> Result<TensorData, Error> {
     let refuse = |why: String| Error::Tensor { name: name.into(), why };
-    let bytes: Vec<u8> = match like.dtype {
-        Dtype::BF16 => values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
-        Dtype::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
-        Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    let bytes = match like.dtype {
+        Dtype::BF16 => in_bytes(values, |v| bf16::from_f32(v).to_le_bytes()),
+        Dtype::F16 => in_bytes(values, |v| f16::from_f32(v).to_le_bytes()),
+        Dtype::F32 => in_bytes(values, f32::to_le_bytes),
         other => return Err(refuse(format!("cannot be published as {other:?}"))),
     };
     TensorData::new(like.dtype, like.shape.clone(), bytes).map_err(|error| refuse(error.to_string()))
+}
+
+fn in_bytes<const W: usize>(values: &[f32], one: impl Fn(f32) -> [u8; W]) -> Vec<u8> {
+    let mut bytes = memory::zeros(values.len() * W);
+    for (bytes, &value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+        *bytes = one(value);
+    }
+    bytes
 }

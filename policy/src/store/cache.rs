@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use super::{Error, Store, blocking, download, object_key};
 use crate::digest::Digest;
 use crate::manifest::ObjectRef;
+use crate::memory;
 use crate::parts::Parts;
 
 /// How often a process looks whether another one has fetched what it wants.
@@ -121,7 +122,7 @@ impl Cache {
     /// All bytes of the object.
     pub(super) async fn whole(&self, store: &Store, policy: &str, object: &ObjectRef) -> Result<Bytes, Error> {
         let arrival = self.object(store, policy, object).await?;
-        let mut bytes = Vec::with_capacity(usize::try_from(object.size_bytes).unwrap_or_default());
+        let mut bytes = memory::room(usize::try_from(object.size_bytes).unwrap_or_default());
         for index in 0..arrival.parts.count() {
             bytes.extend_from_slice(&arrival.part(index).await?);
         }

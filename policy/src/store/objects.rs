@@ -12,6 +12,7 @@ use super::{Error, Store, backend, blocking, download, object_key, parts_key};
 use crate::delta;
 use crate::digest::Digest;
 use crate::manifest::ObjectRef;
+use crate::memory;
 use crate::parts::{self, PART_BYTES, Parts};
 
 /// From this size on an object is uploaded in parts: S3 takes at most 5 GB at once, and parts go side by side.
@@ -210,7 +211,7 @@ impl Store {
         let mut parts = stream::iter(ranges)
             .map(|range| download::part(self.backend.as_ref(), &key, range, |_| true))
             .buffered(STREAMS);
-        let mut bytes = Vec::with_capacity(usize::try_from(object.size_bytes).unwrap_or_default());
+        let mut bytes = memory::room(usize::try_from(object.size_bytes).unwrap_or_default());
         let failed = |failure| not_arrived(&key, object, failure);
         while let Some(part) = parts.try_next().await.map_err(failed)? {
             bytes.extend_from_slice(&part);

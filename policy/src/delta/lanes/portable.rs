@@ -1,22 +1,19 @@
 //! The loops of `lanes` without naming any instruction.
 
-use super::{BLOCK, CLASSES_MAX, Sixteen, Table, Word};
+use super::{BLOCK, CLASSES_MAX, Counts, Masks, Table, Word, key};
 
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
 impl Word for Portable {
-    type Lanes = Sixteen;
+    type Masks = Masks;
+    type Counts = Counts;
 
     #[inline(always)]
-    fn nonzero(self, bytes: &[u8; BLOCK]) -> u64 {
+    fn differs<const W: usize>(self, old: &[[u8; W]; BLOCK], new: &[[u8; W]; BLOCK]) -> u64 {
         let mut word = 0;
-        for (i, eight) in bytes.as_chunks::<8>().0.iter().enumerate() {
-            let mut byte = 0;
-            for (j, &value) in eight.iter().enumerate() {
-                byte |= u64::from(value != 0) << j;
-            }
-            word |= byte << (8 * i);
+        for i in 0..BLOCK {
+            word |= u64::from(old[i] != new[i]) << i;
         }
         word
     }
@@ -30,59 +27,39 @@ impl Word for Portable {
     }
 
     #[inline(always)]
-    fn masks(self, keys: &[u8; BLOCK], classes: &Table) -> Sixteen {
+    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], classes: &Table) -> Masks {
         let mut masks = [0; CLASSES_MAX];
-        for (i, &key) in keys.iter().enumerate() {
-            masks[usize::from(classes.class[usize::from(key)]) % CLASSES_MAX] |= 1 << i;
+        for (i, weight) in block.iter().enumerate() {
+            masks[usize::from(classes.class[usize::from(key(weight))]) % CLASSES_MAX] |= 1 << i;
         }
         masks
     }
 
     #[inline(always)]
-    fn lanes(self, numbers: &Sixteen) -> Sixteen {
-        *numbers
+    fn store(self, masks: Masks, to: &mut Masks) {
+        *to = masks;
     }
 
     #[inline(always)]
-    fn numbers(self, lanes: Sixteen) -> Sixteen {
-        lanes
+    fn load(self, masks: &Masks) -> Masks {
+        *masks
     }
 
     #[inline(always)]
-    fn store(self, lanes: Sixteen, numbers: &mut Sixteen) {
-        *numbers = lanes;
+    fn nothing(self) -> Counts {
+        [0; CLASSES_MAX]
     }
 
     #[inline(always)]
-    fn with(self, mut lanes: Sixteen, class: usize, number: u64) -> Sixteen {
-        lanes[class % CLASSES_MAX] = number;
-        lanes
-    }
-
-    #[inline(always)]
-    fn ones(self, lanes: Sixteen) -> Sixteen {
-        let mut ones = [0; CLASSES_MAX];
+    fn counted(self, mut counts: Counts, masks: Masks) -> Counts {
         for c in 0..CLASSES_MAX {
-            ones[c] = lanes[c].count_ones().into();
+            counts[c] += masks[c].count_ones() as u16;
         }
-        ones
+        counts
     }
 
     #[inline(always)]
-    fn add(self, a: Sixteen, b: Sixteen) -> Sixteen {
-        let mut sum = [0; CLASSES_MAX];
-        for c in 0..CLASSES_MAX {
-            sum[c] = a[c] + b[c];
-        }
-        sum
-    }
-
-    #[inline(always)]
-    fn less(self, a: Sixteen, b: Sixteen) -> u32 {
-        let mut less = 0;
-        for c in 0..CLASSES_MAX {
-            less |= u32::from(a[c] < b[c]) << c;
-        }
-        less
+    fn store_counts(self, counts: Counts, to: &mut Counts) {
+        *to = counts;
     }
 }

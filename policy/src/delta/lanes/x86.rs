@@ -1,18 +1,18 @@
-//! The instructions that the loops of `lanes` name: AVX2, or AVX-512 with its bytes, permutations and counts of bits.
+//! The instructions that the loops of `lanes` name: AVX2, or AVX-512 with its bytes, permutations, counts of bits and matrices of bits.
 
 #![expect(
     unsafe_code,
     reason = "calls functions compiled for instructions that the machine was asked for"
 )]
 
-use super::{BLOCK, CLASSES_MAX, Sixteen, Table, Word};
+use super::{BLOCK, CLASSES_MAX, Counts, Masks, Table, Word, keys, value};
 use std::arch::x86_64::*;
 
 /// Its methods may only be reached where AVX2, BMI1 and BMI2 are.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(());
 
-/// Its methods may only be reached where AVX-512 F, BW, VL, VBMI and VPOPCNTDQ, BMI1 and BMI2 are.
+/// Its methods may only be reached where AVX-512 F, BW, VL, VBMI and VPOPCNTDQ, GFNI, BMI1 and BMI2 are.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(());
 
@@ -26,7 +26,7 @@ impl Avx2 {
 
 impl Avx512 {
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vpopcntdq,avx512vbmi,bmi1,bmi2")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vpopcntdq,avx512vbmi,gfni,bmi1,bmi2")]
     pub fn asked_for() -> Self {
         Avx512(())
     }
@@ -47,61 +47,70 @@ macro_rules! methods {
 }
 
 impl Word for Avx2 {
-    type Lanes = Sixteen;
+    type Masks = Masks;
+    type Counts = Counts;
 
     methods! {
-        fn nonzero(bytes: &[u8; BLOCK]) -> u64 = nonzero_256;
         fn select(word: u64, rank: u64) -> u32 = select;
-        fn masks(keys: &[u8; BLOCK], classes: &Table) -> Sixteen = masks_256;
-        fn ones(lanes: Sixteen) -> Sixteen = ones_256;
-        fn less(a: Sixteen, b: Sixteen) -> u32 = less_256;
+        fn counted(counts: Counts, masks: Masks) -> Counts = counted_256;
     }
 
     #[inline(always)]
-    fn lanes(self, numbers: &Sixteen) -> Sixteen {
-        *numbers
+    fn store(self, masks: Masks, to: &mut Masks) {
+        *to = masks;
     }
 
     #[inline(always)]
-    fn numbers(self, lanes: Sixteen) -> Sixteen {
-        lanes
+    fn load(self, masks: &Masks) -> Masks {
+        *masks
     }
 
     #[inline(always)]
-    fn store(self, lanes: Sixteen, numbers: &mut Sixteen) {
-        *numbers = lanes;
+    fn nothing(self) -> Counts {
+        [0; CLASSES_MAX]
     }
 
     #[inline(always)]
-    fn with(self, mut lanes: Sixteen, class: usize, number: u64) -> Sixteen {
-        lanes[class % CLASSES_MAX] = number;
-        lanes
+    fn store_counts(self, counts: Counts, to: &mut Counts) {
+        *to = counts;
     }
 
     #[inline(always)]
-    fn add(self, a: Sixteen, b: Sixteen) -> Sixteen {
-        let mut sum = [0; CLASSES_MAX];
-        for c in 0..CLASSES_MAX {
-            sum[c] = a[c] + b[c];
-        }
-        sum
+    fn differs<const W: usize>(self, old: &[[u8; W]; BLOCK], new: &[[u8; W]; BLOCK]) -> u64 {
+        // SAFETY: `self` is only made in a function that is compiled for these instructions.
+        unsafe { differs_256(old, new) }
+    }
+
+    #[inline(always)]
+    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], classes: &Table) -> Masks {
+        // SAFETY: `self` is only made in a function that is compiled for these instructions.
+        unsafe { masks_256(block, classes) }
     }
 }
 
 impl Word for Avx512 {
-    type Lanes = [__m512i; 2];
+    type Masks = [__m512i; 2];
+    type Counts = __m256i;
 
     methods! {
-        fn nonzero(bytes: &[u8; BLOCK]) -> u64 = nonzero_512;
         fn select(word: u64, rank: u64) -> u32 = select;
-        fn masks(keys: &[u8; BLOCK], classes: &Table) -> [__m512i; 2] = masks_512;
-        fn lanes(numbers: &Sixteen) -> [__m512i; 2] = lanes_512;
-        fn numbers(lanes: [__m512i; 2]) -> Sixteen = numbers_512;
-        fn store(lanes: [__m512i; 2], numbers: &mut Sixteen) = store_512;
-        fn with(lanes: [__m512i; 2], class: usize, number: u64) -> [__m512i; 2] = with_512;
-        fn ones(lanes: [__m512i; 2]) -> [__m512i; 2] = ones_512;
-        fn add(a: [__m512i; 2], b: [__m512i; 2]) -> [__m512i; 2] = add_512;
-        fn less(a: [__m512i; 2], b: [__m512i; 2]) -> u32 = less_512;
+        fn store(masks: [__m512i; 2], to: &mut Masks) = store_512;
+        fn load(masks: &Masks) -> [__m512i; 2] = load_512;
+        fn nothing() -> __m256i = nothing_512;
+        fn counted(counts: __m256i, masks: [__m512i; 2]) -> __m256i = counted_512;
+        fn store_counts(counts: __m256i, to: &mut Counts) = store_counts_512;
+    }
+
+    #[inline(always)]
+    fn differs<const W: usize>(self, old: &[[u8; W]; BLOCK], new: &[[u8; W]; BLOCK]) -> u64 {
+        // SAFETY: `self` is only made in a function that is compiled for these instructions.
+        unsafe { differs_512(old, new) }
+    }
+
+    #[inline(always)]
+    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], classes: &Table) -> [__m512i; 2] {
+        // SAFETY: `self` is only made in a function that is compiled for these instructions.
+        unsafe { masks_512(block, classes) }
     }
 }
 
@@ -133,16 +142,18 @@ fn tops([low, high]: [__m256i; 2]) -> u64 {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn nonzero_256(bytes: &[u8; BLOCK]) -> u64 {
-    let zero = _mm256_setzero_si256();
-    let [low, high] = halves(bytes);
-    !tops([_mm256_cmpeq_epi8(low, zero), _mm256_cmpeq_epi8(high, zero)])
+fn differs_256<const W: usize>(old: &[[u8; W]; BLOCK], new: &[[u8; W]; BLOCK]) -> u64 {
+    let mut same = [0; BLOCK];
+    for i in 0..BLOCK {
+        same[i] = u8::from(value(&old[i]) == value(&new[i])) << 7;
+    }
+    !tops(halves(&same))
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn masks_256(keys: &[u8; BLOCK], classes: &Table) -> Sixteen {
-    let [low, high] = halves(keys);
+fn masks_256<const W: usize>(block: &[[u8; W]; BLOCK], classes: &Table) -> Masks {
+    let [low, high] = halves(&keys(block, |i| i));
     let mut masks = [0; CLASSES_MAX];
     let mut above = u64::MAX;
     for (c, mask) in masks.iter_mut().enumerate().take(classes.count) {
@@ -160,22 +171,11 @@ fn masks_256(keys: &[u8; BLOCK], classes: &Table) -> Sixteen {
 
 #[inline]
 #[target_feature(enable = "popcnt")]
-fn ones_256(lanes: Sixteen) -> Sixteen {
-    let mut ones = [0; CLASSES_MAX];
+fn counted_256(mut counts: Counts, masks: Masks) -> Counts {
     for c in 0..CLASSES_MAX {
-        ones[c] = lanes[c].count_ones().into();
+        counts[c] += masks[c].count_ones() as u16;
     }
-    ones
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn less_256(a: Sixteen, b: Sixteen) -> u32 {
-    let mut less = 0;
-    for c in 0..CLASSES_MAX {
-        less |= u32::from(a[c] < b[c]) << c;
-    }
-    less
+    counts
 }
 
 #[inline]
@@ -187,43 +187,92 @@ fn load(bytes: &[u8; BLOCK]) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn nonzero_512(bytes: &[u8; BLOCK]) -> u64 {
-    let bytes = load(bytes);
-    _mm512_test_epi8_mask(bytes, bytes)
+fn differs_512<const W: usize>(old: &[[u8; W]; BLOCK], new: &[[u8; W]; BLOCK]) -> u64 {
+    let (old, new) = (old.as_flattened().as_chunks().0, new.as_flattened().as_chunks().0);
+    let mut word = 0;
+    for i in 0..W {
+        let (old, new) = (load(&old[i]), load(&new[i]));
+        let differs = match W {
+            1 => _mm512_cmpneq_epi8_mask(old, new),
+            2 => _mm512_cmpneq_epi16_mask(old, new).into(),
+            4 => _mm512_cmpneq_epi32_mask(old, new).into(),
+            _ => _mm512_cmpneq_epi64_mask(old, new).into(),
+        };
+        word |= differs << (i * BLOCK / W);
+    }
+    word
 }
 
+/// The keys of a block, each eight of them from behind: a matrix of bits has its first row at the top.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-fn masks_512(keys: &[u8; BLOCK], classes: &Table) -> [__m512i; 2] {
-    let keys = load(keys);
-    let (quarters, _) = classes.class.as_chunks::<BLOCK>();
+fn keys_512<const W: usize>(block: &[[u8; W]; BLOCK]) -> __m512i {
+    const HIGHER: [u8; BLOCK] = {
+        let mut place = [0; BLOCK];
+        let mut i = 0;
+        while i < BLOCK {
+            place[i] = (i as u8 ^ 7) * 2 + 1;
+            i += 1;
+        }
+        place
+    };
+    match block.as_flattened().as_chunks().0 {
+        [first, second] => {
+            let doubled = |words| _mm512_slli_epi16::<1>(load(words));
+            _mm512_permutex2var_epi8(doubled(first), load(&HIGHER), doubled(second))
+        }
+        _ => load(&keys(block, |i| i ^ 7)),
+    }
+}
+
+/// Which bytes of eight matrices make up a bit of the class, or its inverse, for each of eight classes: where all of them are set,
+/// the weight is in the class.
+const PICKS: [[u8; BLOCK]; 3] = {
+    let mut picks = [[0; BLOCK]; 3];
+    let mut at = 0;
+    while at < 3 * BLOCK {
+        let (bit, lane, byte) = (at / BLOCK, at % BLOCK / 8, at % 8);
+        let inverted = lane >> bit & 1 == 0;
+        picks[bit][at % BLOCK] = (byte * 8 + bit + if inverted { 4 } else { 0 }) as u8;
+        at += 1;
+    }
+    picks
+};
+/// The same of the bit that parts the first eight classes from the last.
+const HIGH: [u8; BLOCK] = {
+    let mut pick = [0; BLOCK];
+    let mut at = 0;
+    while at < BLOCK {
+        pick[at] = (at % 8 * 8 + 3) as u8;
+        at += 1;
+    }
+    pick
+};
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+fn masks_512<const W: usize>(block: &[[u8; W]; BLOCK], classes: &Table) -> [__m512i; 2] {
+    let keys = keys_512(block);
+    let (quarters, _) = classes.planes.as_chunks::<BLOCK>();
     // each looks up by the lowest seven bits of the key, in two quarters of the table
     let low = _mm512_permutex2var_epi8(load(&quarters[0]), keys, load(&quarters[1]));
     let high = _mm512_permutex2var_epi8(load(&quarters[2]), keys, load(&quarters[3]));
-    let class = _mm512_mask_blend_epi8(_mm512_movepi8_mask(keys), low, high);
-    let plane = |bit: i8| _mm512_set1_epi64(_mm512_test_epi8_mask(class, _mm512_set1_epi8(bit)) as i64);
-    let (p0, p1, p2, p3) = (plane(1), plane(2), plane(4), plane(8));
-    // where a class has the bit of its plane, in the order of the lanes; the eighth bit parts the two vectors
-    let h0 = _mm512_set_epi64(-1, 0, -1, 0, -1, 0, -1, 0);
-    let h1 = _mm512_set_epi64(-1, -1, 0, 0, -1, -1, 0, 0);
-    let h2 = _mm512_set_epi64(-1, -1, -1, -1, 0, 0, 0, 0);
-    let differs = _mm512_or_si512(
-        _mm512_or_si512(_mm512_xor_si512(p0, h0), _mm512_xor_si512(p1, h1)),
-        _mm512_xor_si512(p2, h2),
-    );
-    let all = _mm512_set1_epi64(-1);
-    [
-        _mm512_xor_si512(_mm512_or_si512(differs, p3), all),
-        _mm512_andnot_si512(differs, p3),
-    ]
+    let planes = _mm512_mask_blend_epi8(_mm512_movepi8_mask(keys), low, high);
+    // byte b of eight: bit b of each of the eight weights
+    let unit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
+    let planes = _mm512_gf2p8affine_epi64_epi8::<0>(unit, planes);
+    let pick = |places| _mm512_permutexvar_epi8(load(places), planes);
+    let all = _mm512_and_si512(pick(&PICKS[0]), pick(&PICKS[1]));
+    let (all, high) = (_mm512_and_si512(all, pick(&PICKS[2])), pick(&HIGH));
+    [_mm512_andnot_si512(high, all), _mm512_and_si512(high, all)]
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn lanes_512(numbers: &Sixteen) -> [__m512i; 2] {
-    // SAFETY: both loads end at the sixteenth number or before, and need no alignment.
+fn load_512(masks: &Masks) -> [__m512i; 2] {
+    // SAFETY: both loads end at the sixteenth word or before, and need no alignment.
     unsafe {
-        let first = numbers.as_ptr();
+        let first = masks.as_ptr();
         [
             _mm512_loadu_si512(first.cast()),
             _mm512_loadu_si512(first.add(8).cast()),
@@ -233,18 +282,10 @@ fn lanes_512(numbers: &Sixteen) -> [__m512i; 2] {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn numbers_512(lanes: [__m512i; 2]) -> Sixteen {
-    let mut numbers = [0; CLASSES_MAX];
-    store_512(lanes, &mut numbers);
-    numbers
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store_512([low, high]: [__m512i; 2], numbers: &mut Sixteen) {
-    // SAFETY: both stores end at the sixteenth number or before, and need no alignment.
+fn store_512([low, high]: [__m512i; 2], to: &mut Masks) {
+    // SAFETY: both stores end at the sixteenth word or before, and need no alignment.
     unsafe {
-        let first = numbers.as_mut_ptr();
+        let first = to.as_mut_ptr();
         _mm512_storeu_si512(first.cast(), low);
         _mm512_storeu_si512(first.add(8).cast(), high);
     }
@@ -252,28 +293,24 @@ fn store_512([low, high]: [__m512i; 2], numbers: &mut Sixteen) {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn with_512([low, high]: [__m512i; 2], class: usize, number: u64) -> [__m512i; 2] {
-    let [low_lane, high_lane] = (1u16 << (class % CLASSES_MAX)).to_le_bytes();
-    [
-        _mm512_mask_set1_epi64(low, low_lane, number as i64),
-        _mm512_mask_set1_epi64(high, high_lane, number as i64),
-    ]
+fn nothing_512() -> __m256i {
+    _mm256_setzero_si256()
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512vpopcntdq")]
-fn ones_512(lanes: [__m512i; 2]) -> [__m512i; 2] {
-    [_mm512_popcnt_epi64(lanes[0]), _mm512_popcnt_epi64(lanes[1])]
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn add_512(a: [__m512i; 2], b: [__m512i; 2]) -> [__m512i; 2] {
-    [_mm512_add_epi64(a[0], b[0]), _mm512_add_epi64(a[1], b[1])]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vpopcntdq")]
+fn counted_512(counts: __m256i, [low, high]: [__m512i; 2]) -> __m256i {
+    // the lowest word of each lane of the one, then of the other
+    let lowest = _mm512_set_epi16(
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0,
+    );
+    let both = _mm512_permutex2var_epi16(_mm512_popcnt_epi64(low), lowest, _mm512_popcnt_epi64(high));
+    _mm256_add_epi16(counts, _mm512_castsi512_si256(both))
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn less_512(a: [__m512i; 2], b: [__m512i; 2]) -> u32 {
-    u32::from(_mm512_cmplt_epu64_mask(a[0], b[0])) | u32::from(_mm512_cmplt_epu64_mask(a[1], b[1])) << 8
+fn store_counts_512(counts: __m256i, to: &mut Counts) {
+    // SAFETY: the store ends with the sixteenth number, and needs no alignment.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), counts) }
 }

@@ -1,0 +1,56 @@
+//! Memory for weights. A page of 4 KiB that is touched for the first time takes a virtual machine about as long as verifying
+//! 50 KB of a delta, so large buffers ask for pages of 2 MiB.
+
+#![expect(unsafe_code, reason = "tells the kernel which pages memory should have")]
+
+/// The size of a huge page.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// `count` zeros, which take no memory until they are written to.
+pub(crate) fn zeros<T: Copy + Default>(count: usize) -> Vec<T> {
+    let mut zeros = vec![T::default(); count];
+    in_huge_pages(&mut zeros);
+    zeros
+}
+
+/// An empty vector with room for `count`, as far as they will ever be written.
+pub(crate) fn room<T: Copy>(count: usize) -> Vec<T> {
+    let mut room = Vec::with_capacity(count);
+    in_huge_pages(&mut room);
+    room
+}
+
+/// Asks for huge pages where whole ones fit. Where there are none to be had, nothing changes.
+#[cfg(target_os = "linux")]
+fn in_huge_pages<T>(memory: &mut Vec<T>) {
+    use nix::sys::mman::{MmapAdvise, madvise};
+    let bytes = memory.capacity() * size_of::<T>();
+    let first = memory.as_mut_ptr().cast::<u8>();
+    let before = first.align_offset(HUGE_BYTES);
+    let within = bytes.saturating_sub(before) / HUGE_BYTES * HUGE_BYTES;
+    if within == 0 {
+        return;
+    }
+    let Some(start) = std::ptr::NonNull::new(first.wrapping_add(before).cast()) else {
+        return;
+    };
+    // SAFETY: the pages lie within the vector's own memory, and the advice changes neither what they hold nor who may use them.
+    let _ = unsafe { madvise(start, within, MmapAdvise::MADV_HUGEPAGE) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn in_huge_pages<T>(_: &mut Vec<T>) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_zeros_and_room_is_empty() {
+        for count in [0, 1, 1000, 3 * HUGE_BYTES / 2 + 1] {
+            assert!(zeros::<u16>(count) == vec![0; count]);
+            let room = room::<u32>(count);
+            assert!(room.is_empty() && room.capacity() >= count);
+        }
+    }
+}
