@@ -23,7 +23,7 @@ help: ## show this
 up: build ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C
 	$(SPRINGTIDE) up --demo
 
-test: lint torch-free nvrtc ## format, lints, floor plan, kernels for GPUs, all tests, against a real Postgres and Kafka
+test: libtorch lint torch-free nvrtc ## format, lints, floor plan, kernels for GPUs, all tests, against a real Postgres and Kafka
 	cargo build $(WORKSPACE) --bins --tests
 	$(SPRINGTIDE) stack fetch
 	$(WITH_NVRTC) SPRINGTIDE_PTX=$(abspath $(TARGET))/ptx cargo test $(WORKSPACE)
@@ -52,7 +52,7 @@ torch-free: setup ## build the binary without libtorch, put aside for the tests
 lint: libtorch ## format check, clippy, floor plan
 	cargo fmt --all --check
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
-	cargo clippy --locked --package policy --all-targets -- -D warnings
+	cargo clippy --locked --package springtide -- -D warnings # as `make up` builds it
 	@scripts/floor-plan.sh
 
 ptx: nvrtc ## the kernels for GPUs: compiled for two kinds without a GPU (PTX in target/ptx), run as C++ on the CPU
@@ -102,7 +102,7 @@ base: build ## train the demo's base model again, into .springtide/base (about 4
 	$(SPRINGTIDE) train sft --data .springtide/base --out .springtide/base/model
 	$(SPRINGTIDE) corpus evaluate --model .springtide/base/model
 
-sqlx: ## after a change of a query or a migration: write .sqlx anew, against a Postgres of its own
+sqlx: build ## after a change of a query or a migration: write .sqlx anew, against a Postgres of its own
 	$(SPRINGTIDE) stack test-env -- scripts/sqlx.sh $$($(SPRINGTIDE) stack fetch | awk '/^Postgres/ { print $$2 }')/bin/psql
 
 parity: libtorch ## the model against transformers, and every way to compute a token against every other: tables

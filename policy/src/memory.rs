@@ -3,8 +3,9 @@
 
 #![expect(unsafe_code, reason = "tells the kernel which pages memory should have")]
 
-/// The size of a huge page.
-const HUGE_BYTES: usize = 2 << 20;
+/// Memory smaller than some huge pages stays as it is.
+const LARGE_BYTES: usize = 8 << 20;
+const PAGE_BYTES: usize = 4096;
 
 /// `count` zeros, which take no memory until they are written to.
 pub(crate) fn zeros<T: Copy + Default>(count: usize) -> Vec<T> {
@@ -20,22 +21,21 @@ pub(crate) fn room<T: Copy>(count: usize) -> Vec<T> {
     room
 }
 
-/// Asks for huge pages where whole ones fit. Where there are none to be had, nothing changes.
+/// Asks for huge pages, for all pages that the memory lies in: a mapping that is advised in part becomes two, of which a process
+/// may have some tens of thousands. Where there are none to be had, nothing changes.
 #[cfg(target_os = "linux")]
 fn in_huge_pages<T>(memory: &mut Vec<T>) {
     use nix::sys::mman::{MmapAdvise, madvise};
     let bytes = memory.capacity() * size_of::<T>();
     let first = memory.as_mut_ptr().cast::<u8>();
-    let before = first.align_offset(HUGE_BYTES);
-    let within = bytes.saturating_sub(before) / HUGE_BYTES * HUGE_BYTES;
-    if within == 0 {
-        return;
+    let before = first.addr() % PAGE_BYTES;
+    let start = std::ptr::NonNull::new(first.wrapping_sub(before).cast());
+    if let Some(start) = start.filter(|_| bytes >= LARGE_BYTES) {
+        let pages = (before + bytes).next_multiple_of(PAGE_BYTES);
+        // SAFETY: the vector's memory lies in each of these pages, so all are this process's own, and the advice changes neither
+        // what they hold nor who may use them.
+        let _ = unsafe { madvise(start, pages, MmapAdvise::MADV_HUGEPAGE) };
     }
-    let Some(start) = std::ptr::NonNull::new(first.wrapping_add(before).cast()) else {
-        return;
-    };
-    // SAFETY: the pages lie within the vector's own memory, and the advice changes neither what they hold nor who may use them.
-    let _ = unsafe { madvise(start, within, MmapAdvise::MADV_HUGEPAGE) };
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn zeros_are_zeros_and_room_is_empty() {
-        for count in [0, 1, 1000, 3 * HUGE_BYTES / 2 + 1] {
+        for count in [0, 1, 1000, LARGE_BYTES / 2 + 1] {
             assert!(zeros::<u16>(count) == vec![0; count]);
             let room = room::<u32>(count);
             assert!(room.is_empty() && room.capacity() >= count);

@@ -58,8 +58,6 @@ impl Frame {
 #[derive(Debug, Clone)]
 pub(super) struct Coded {
     pub frame: Frame,
-    /// Weights that differ; not counted where nothing was compared.
-    pub changed: usize,
     pub payload: Vec<u8>,
     pub back: Vec<u8>,
 }
@@ -68,7 +66,6 @@ impl Default for Coded {
     fn default() -> Self {
         Coded {
             frame: Frame::SAME,
-            changed: 0,
             payload: vec![],
             back: vec![],
         }
@@ -87,7 +84,8 @@ pub(super) enum Way<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     Same,
-    /// Index in the frame and new value of each weight that changes, by ascending index.
+    /// Index in the frame and new value of each weight that changes. Whoever makes a delta of them gives them by ascending index;
+    /// those that were read from one come in any order.
     Some(Vec<(u32, u64)>),
     /// Every weight: the frame's new bytes.
     All(Vec<u8>),
@@ -189,15 +187,11 @@ fn encode_width<const W: usize>(
         base: digest(old),
         result: digest(new),
     };
-    Ok(Coded {
-        frame,
-        changed: changed.len(),
-        payload,
-        back,
-    })
+    Ok(Coded { frame, payload, back })
 }
 
-/// Whether what was coded decodes to `new`, weight for weight; nothing is copied for that.
+/// Whether what was coded decodes to `new`, weight for weight. They are counted once more, by a loop that has nothing of the one
+/// that found them.
 pub(super) fn arrives(isa: Isa, width: usize, coded: &Coded, old: Option<&[u8]>, new: &[u8]) -> Result<bool, Error> {
     match width {
         1 => arrives_width::<1>(isa, coded, old, new),
@@ -211,13 +205,17 @@ fn arrives_width<const W: usize>(isa: Isa, coded: &Coded, old: Option<&[u8]>, ne
     let (codec, payload) = (coded.frame.codec, &coded.payload);
     if let (Codec::Steps, Some(old)) = (codec, old) {
         let found = Found::of::<W>(isa, payload, old, Way::Forward)?;
-        // as many as differ, each another weight, and each one that differs: so these are all
+        // each of them another weight that differs, and as many as differ: so these are all
         let each = found.each().all(|(index, step)| {
             let value = |bytes| lanes::value::<W>(lanes::at(bytes, index));
             let (before, after) = (value(old), value(new));
             before != after && planes::moved::<W>(before, step) == after
         });
-        return Ok(each && found.each().len() == coded.changed);
+        let pairs = old.as_chunks::<W>().0.iter().zip(new.as_chunks::<W>().0);
+        let differ = pairs
+            .filter(|(old, new)| lanes::value(old) != lanes::value(new))
+            .count();
+        return Ok(each && found.each().len() == differ);
     }
     let zeros;
     let old = match old {
@@ -267,15 +265,16 @@ fn follow_width<const W: usize>(
     way: Way<'_>,
 ) -> Result<(), Error> {
     if frame.codec != Codec::Steps {
-        if let Change::All(new) = decode_width::<W>(isa, frame.codec, payload, bytes, way)? {
-            check(frame, &new, way)?;
-            bytes.copy_from_slice(&new);
+        let change = decode_width::<W>(isa, frame.codec, payload, bytes, way)?;
+        if let Change::All(new) = &change {
+            check(frame, new, way)?;
         }
+        change.write(W, bytes);
         return Ok(());
     }
     let found = Found::of::<W>(isa, payload, bytes, way)?;
-    found.take::<W>(bytes, |step| step);
-    check(frame, bytes, way).inspect_err(|_| found.take::<W>(bytes, u64::wrapping_neg))
+    found.write::<W>(bytes);
+    check(frame, bytes, way).inspect_err(|_| found.undo::<W>(bytes))
 }
 
 /// The weights that change, where they are in the frame.
@@ -309,15 +308,26 @@ impl Found {
         })
     }
 
-    /// Moves each by what becomes of its step.
-    fn take<const W: usize>(&self, bytes: &mut [u8], step: impl Fn(u64) -> u64) {
+    fn write<const W: usize>(&self, bytes: &mut [u8]) {
         let weights = bytes.as_chunks_mut::<W>().0;
-        for (index, own) in self.each() {
-            let weight = &mut weights[index as usize];
-            let new = planes::moved::<W>(lanes::value(weight), step(own));
-            weight.copy_from_slice(&new.to_le_bytes()[..W]);
+        for (index, step) in self.each() {
+            move_by::<W>(&mut weights[index as usize], step);
         }
     }
+
+    /// Takes back what [`write`](Self::write) did.
+    fn undo<const W: usize>(&self, bytes: &mut [u8]) {
+        let weights = bytes.as_chunks_mut::<W>().0;
+        for (index, step) in self.each() {
+            move_by::<W>(&mut weights[index as usize], step.wrapping_neg());
+        }
+    }
+}
+
+#[inline(always)]
+fn move_by<const W: usize>(weight: &mut [u8; W], step: u64) {
+    let new = planes::moved::<W>(lanes::value(weight), step);
+    weight.copy_from_slice(&new.to_le_bytes()[..W]);
 }
 
 /// Decodes what happens to `from`: the frame's bytes in the base, or on the way back in the result. Their digest must be the

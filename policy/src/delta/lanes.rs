@@ -1,6 +1,6 @@
 //! The two loops that touch every weight: which of them differ, and which rank each has in its class. 64 weights at a time,
-//! plain Rust that the compiler turns into vectors, written once and compiled for each kind of instruction; only what it
-//! cannot say (bytes to bits, the n-th bit of a word) names instructions. All kinds give the same.
+//! plain Rust that is written once and compiled for each kind of instruction; only what one block takes (which weights
+//! differ, which are in which class and how many, the n-th bit of a word) names instructions. All kinds give the same.
 //!
 //! A weight's *key* is the highest byte of twice its value, that is the eight bits below the top one: the exponent of bf16
 //! and f32, the exponent and three bits of the mantissa of f16, all but the sign of one-byte dtypes.
@@ -187,8 +187,8 @@ for_each_isa! {
 }
 
 for_each_isa! {
-    /// The inverse of [`ranks`]: appends the index of each weight that `wanted` names, with its place in `wanted`; block
-    /// by block. `wanted` has the ranks of each class one after another, ascending, where `first[c]` to
+    /// The inverse of [`ranks`]: appends the index of each weight that `wanted` names, with its place in `wanted`; batch
+    /// by batch of blocks, in one class after the other. `wanted` has the ranks of each class one after another, ascending, where `first[c]` to
     /// `first[c + 1]` are those of class c. The weights in `moved`, ascending, count to the class named there. Ranks beyond the
     /// class's last weight are passed over.
     pub fn locate<const W: usize>(
@@ -207,6 +207,7 @@ const AT_ONCE: usize = 4;
 const BATCH: usize = 32;
 
 #[repr(align(64))]
+#[derive(Default)]
 struct Batch {
     /// By block, by class: which weights are in it.
     masks: [Masks; BATCH],
@@ -214,16 +215,6 @@ struct Batch {
     before: [Counts; BATCH],
     /// In all of them.
     all: Counts,
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Batch {
-            masks: [[0; CLASSES_MAX]; BATCH],
-            before: [[0; CLASSES_MAX]; BATCH],
-            all: [0; CLASSES_MAX],
-        }
-    }
 }
 
 #[inline(always)]
@@ -298,8 +289,8 @@ fn ranks_body<const W: usize, X: Word>(
             indices = rest;
         }
         word.store_counts(counts, &mut batch.all);
-        for c in 0..CLASSES_MAX {
-            seen[c] += u32::from(batch.all[c]);
+        for (seen, &all) in seen.iter_mut().zip(&batch.all) {
+            *seen += u32::from(all);
         }
     }
 }
@@ -418,7 +409,8 @@ impl<'a, const W: usize> Blocks<'a, W> {
     }
 }
 
-/// The keys of a block, and for each its place there.
+/// The keys of a block, each put where `place` says.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn keys<const W: usize>(block: &[[u8; W]; BLOCK], place: impl Fn(usize) -> usize) -> [u8; BLOCK] {
     let mut keys = [0; BLOCK];

@@ -190,7 +190,13 @@ pub(crate) fn fuzz_frame(input: &[u8]) -> bool {
     let Ok(change) = frame::decode(lanes::best(), width, &frame, payload, &base, Way::Forward) else {
         return false;
     };
+    // what a payload makes is not what `frame` says: the bytes stay as they are
     let mut result = base.clone();
+    let refused = frame::follow(lanes::best(), width, &frame, payload, &mut result, Way::Forward);
+    assert!(
+        refused.is_err() && result == base,
+        "a frame that does not hold has changed bytes"
+    );
     change.write(width, &mut result);
     change.undone(width, &base).write(width, &mut result);
     result == base

@@ -206,21 +206,57 @@ fn more_threads_and_other_instructions_make_the_same_bytes() {
     assert_eq!(super::encode(&base, &result, &threads).unwrap(), delta);
     assert_eq!(super::apply(&base, &delta, &threads).unwrap(), result);
     assert_eq!(super::apply_reverse(&result, &delta, &threads).unwrap(), base);
-    let (old, new) = (&base.tensors["w"].bytes, &result.tensors["w"].bytes);
-    let (old, new) = (&old[..200_002], &new[..200_002]);
-    let coded: Vec<_> = lanes::available()
-        .into_iter()
-        .map(|isa| {
-            let coded = frame::encode(isa, 2, Some(old), new, None).unwrap();
-            let mut made = new.to_vec();
-            let way = frame::Way::Back(&coded.back);
-            let change = frame::decode(isa, 2, &coded.frame, &coded.payload, new, way).unwrap();
-            change.write(2, &mut made);
-            assert_eq!(made, old, "{isa:?}");
-            (coded.payload, coded.back)
-        })
-        .collect();
-    assert!(coded.iter().all(|other| *other == coded[0]));
+}
+
+/// A frame of three batches of blocks and some weights more, of which a few change a little and one a lot.
+fn some_change<const W: usize>() -> (Vec<u8>, Vec<u8>) {
+    let mut old = vec![];
+    let mut new = vec![];
+    for i in 0..3 * 2048 + 77u64 {
+        let weight = i.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) >> (64 - 8 * W);
+        let step = match i {
+            5000 => u64::MAX / 3,
+            _ if i % 37 == 0 => (i % 3).wrapping_sub(1),
+            _ => 0,
+        };
+        old.extend_from_slice(&weight.to_le_bytes()[..W]);
+        new.extend_from_slice(&weight.wrapping_add(step).to_le_bytes()[..W]);
+    }
+    (old, new)
+}
+
+#[test]
+fn every_kind_of_instruction_makes_the_same_frame_and_follows_it_both_ways() {
+    fn all<const W: usize>() {
+        let (old, new) = some_change::<W>();
+        let mut first = None;
+        for isa in lanes::available() {
+            let coded = frame::encode(isa, W, Some(&old), &new, None).unwrap();
+            assert_eq!(coded.frame.codec, frame::Codec::Steps);
+            assert!(frame::arrives(isa, W, &coded, Some(&old), &new).unwrap(), "{isa:?}");
+            let mut bytes = old.clone();
+            let forward =
+                |bytes: &mut [u8], frame| frame::follow(isa, W, frame, &coded.payload, bytes, frame::Way::Forward);
+            forward(&mut bytes, &coded.frame).unwrap();
+            assert!(bytes == new, "{isa:?}");
+            assert!(forward(&mut bytes, &coded.frame).is_err(), "made from other bytes");
+            let back = frame::Way::Back(&coded.back);
+            frame::follow(isa, W, &coded.frame, &coded.payload, &mut bytes, back).unwrap();
+            assert!(bytes == old, "{isa:?}");
+            let other = frame::Frame {
+                result: 1,
+                ..coded.frame
+            };
+            assert!(forward(&mut bytes, &other).is_err(), "makes other bytes");
+            assert!(bytes == old, "{isa:?}: what did not hold was taken back");
+            let coded = (coded.frame, coded.payload, coded.back);
+            assert_eq!(*first.get_or_insert_with(|| coded.clone()), coded, "{isa:?}");
+        }
+    }
+    all::<1>();
+    all::<2>();
+    all::<4>();
+    all::<8>();
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use super::{BLOCK, CLASSES_MAX, Counts, Masks, Table, Word, keys, value};
 use std::arch::x86_64::*;
 
-/// Its methods may only be reached where AVX2, BMI1 and BMI2 are.
+/// Its methods may only be reached where AVX2, BMI1, BMI2 and POPCNT are.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(());
 
@@ -18,7 +18,7 @@ pub(super) struct Avx512(());
 
 impl Avx2 {
     #[inline]
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
     pub fn asked_for() -> Self {
         Avx2(())
     }

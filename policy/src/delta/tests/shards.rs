@@ -120,6 +120,55 @@ fn reports_that_do_not_make_a_whole_are_refused() {
 }
 
 #[test]
+fn changes_that_are_not_all_are_refused() {
+    let (base, result) = pair();
+    // the others are so small or so full that planes carry them, which leave nothing out
+    let large = |stretch: &Stretch<'_>| ["a", "d"].contains(&stretch.name);
+    for stretch in stretches(&base, &result, 0, 1).into_iter().filter(large) {
+        let width = index::width(stretch.dtype);
+        let frames = stretch
+            .old
+            .chunks(FRAME_WEIGHTS * width)
+            .zip(stretch.new.chunks(FRAME_WEIGHTS * width));
+        let value = |bytes: &[u8], at: u32| {
+            let mut value = [0; 8];
+            value[..width].copy_from_slice(&bytes[at as usize * width..][..width]);
+            u64::from_le_bytes(value)
+        };
+        let known = frames.map(|(old, new)| {
+            let mut indices = vec![];
+            frame::differing(width, old, new, &mut indices);
+            indices.iter().map(|&at| (at, value(new, at))).collect::<Vec<_>>()
+        });
+        let known: Vec<Vec<(u32, u64)>> = known.collect();
+        let shared = |known: &[Vec<(u32, u64)>]| {
+            let known: Vec<Change> = known.iter().map(|values| Change::Some(values.clone())).collect();
+            let stretch = Stretch {
+                known: Some(&known),
+                ..stretch
+            };
+            share(&[stretch], &ONE).map(drop)
+        };
+        shared(&known).unwrap();
+        for frame in 0..known.len() {
+            let mut fewer = known.clone();
+            if fewer[frame].pop().is_some() {
+                assert!(
+                    shared(&fewer).is_err(),
+                    "the last change of frame {frame} was not named"
+                );
+            }
+            fewer[frame].clear();
+            assert_eq!(
+                shared(&fewer).is_err(),
+                !known[frame].is_empty(),
+                "none of frame {frame} was"
+            );
+        }
+    }
+}
+
+#[test]
 fn stretches_that_are_not_whole_frames_are_refused() {
     let (base, result) = pair();
     let whole = stretches(&base, &result, 0, 1);
