@@ -47,7 +47,8 @@ stack: build ## fetch Postgres, Kafka and, if need be, a Java into .stack
 
 torch-free: setup ## build the binary without libtorch, put aside for the tests
 	cargo build --locked --package springtide --no-default-features
-	@mkdir -p $(TARGET)/torch-free && mv $(SPRINGTIDE) $(TARGET)/torch-free/springtide # the next build brings the whole one back
+	@mkdir -p $(TARGET)/torch-free && cp --remove-destination $(SPRINGTIDE) $(TARGET)/torch-free/springtide
+	@rm $(SPRINGTIDE) # the next build brings the whole one back
 
 lint: libtorch ## format check, clippy, floor plan
 	cargo fmt --all --check
