@@ -63,7 +63,7 @@ test-cuda: nvrtc ## the same tests on an NVIDIA GPU, which must be there; GPU=0
 	$(WITH_NVRTC) SPRINGTIDE_TEST_DEVICE=$(or $(GPU),0) cargo test --locked --package policy --features cuda --lib device:: -- --test-threads 1
 
 property-order: stack ## any order of the same events gives the same rows, at length; STORIES=100000
-	SPRINGTIDE_ORDER_STORIES=$(or $(STORIES),100000) cargo test --locked --test it any_order -- --nocapture
+	SPRINGTIDE_ORDER_STORIES=$(or $(STORIES),100000) cargo test $(WORKSPACE) --test it any_order -- --nocapture
 
 fuzz-ingest: setup ## every decoder of ingest under libFuzzer, and what came of it; SECONDS=60 each, or RUNS=, TARGETS=
 	SECONDS_EACH=$(or $(SECONDS),60) RUNS=$(RUNS) TARGETS="$(TARGETS)" scripts/fuzz.sh ingest
@@ -76,13 +76,13 @@ schemathesis: stack ## the served OpenAPI document against the server, with Sche
 
 overload: stack ## ten times what ingest can take, under a memory limit, at length; SECONDS=30 of each of four parts, TIMES=10
 	SPRINGTIDE_OVERLOAD_SECONDS=$(or $(SECONDS),30) SPRINGTIDE_OVERLOAD_TIMES=$(or $(TIMES),10) \
-	  cargo test --locked --test it overload:: -- --nocapture
+	  cargo test $(WORKSPACE) --test it overload:: -- --nocapture
 
 full-disks: stack ## disks that fill under the spool, Postgres and the broker; FILLS=50 (as root, who may mount)
-	SPRINGTIDE_DISK_FILLS=$(or $(FILLS),50) cargo test --locked --test it disk:: -- --nocapture
+	SPRINGTIDE_DISK_FILLS=$(or $(FILLS),50) cargo test $(WORKSPACE) --test it disk:: -- --nocapture
 
 plans: stack ## the plans of the queries on many rows (10⁷: about an hour and 15 GB of disk); ROWS=1000000
-	SPRINGTIDE_PLANS_ROWS=$(or $(ROWS),10000000) cargo test --locked --test it plans:: -- --nocapture
+	SPRINGTIDE_PLANS_ROWS=$(or $(ROWS),10000000) cargo test $(WORKSPACE) --test it plans:: -- --nocapture
 
 bench-ingest: setup ## events/s and latency from HTTP to rows, beside a bare producer and sink; ARGS='--rate 5000 --seconds 60'
 	cargo build --locked --release --package springtide --no-default-features --package bench
@@ -90,7 +90,7 @@ bench-ingest: setup ## events/s and latency from HTTP to rows, beside a bare pro
 
 chaos-ingest: stack ## kill ingest, the broker and Postgres at random under load and count what is lost; KILLS=1000 MINUTES=120 RATE= SEED= SWAPS=20
 	$(foreach name,KILLS MINUTES RATE SEED SWAPS,$(if $($(name)),SPRINGTIDE_CHAOS_$(name)=$($(name)))) \
-		cargo test --locked --test it chaos -- --nocapture --test-threads 1
+		cargo test $(WORKSPACE) --test it chaos -- --nocapture --test-threads 1
 
 demo: build ## replay developers against a running stack; ARGS='--minutes 2'
 	$(SPRINGTIDE) demo $(ARGS)
@@ -122,13 +122,13 @@ bench-delta: ## sizes and speeds of deltas beside other codecs, on made pairs an
 bench-sync: stack ## from a step's bytes to the last follower serving them, and what a streaming caller notices; MIB=1024 FOLLOWERS=2 STEPS=4 THREADS=2
 	SPRINGTIDE_SYNC_MIB=$(or $(MIB),1024) SPRINGTIDE_SYNC_FOLLOWERS=$(or $(FOLLOWERS),2) SPRINGTIDE_SYNC_STEPS=$(or $(STEPS),4) \
 	  SPRINGTIDE_SYNC_THREADS=$(or $(THREADS),2) SPRINGTIDE_SYNC_JSON=$(abspath $(TARGET))/bench/sync.json \
-	  cargo test --locked --test it sync:: -- --nocapture
+	  cargo test $(WORKSPACE) --test it sync:: -- --nocapture
 
 chaos-delta: stack ## spoiled stores, wrong bases, broken deltas, replicas killed in the middle, and what came of each; TRIALS=100000 KILLS=1000
 	SPRINGTIDE_FAULTS_TRIALS=$(or $(TRIALS),100000) SPRINGTIDE_DELTA_TENSORS=$(or $(TRIALS),100000) \
 		cargo test --locked --package policy --lib -- --nocapture store::tests::faults delta::tests
 	cargo test --locked --package serving --lib -- trust
-	SPRINGTIDE_SYNC_KILLS=$(or $(KILLS),1000) cargo test --locked --test it sync_kills -- --nocapture
+	SPRINGTIDE_SYNC_KILLS=$(or $(KILLS),1000) cargo test $(WORKSPACE) --test it sync_kills -- --nocapture
 
 checkpoints: libtorch ## train a random-start model and keep the last versions for bench-delta PAIRS=target/checkpoints; RATES=1e-6,3e-6,1e-5 STEPS=200 KEEP=3
 	cargo bench --locked --profile dev --package trainer --features torch --bench checkpoints -- --out $(abspath $(TARGET))/checkpoints \
