@@ -119,8 +119,8 @@ bench-delta: ## sizes and speeds of deltas beside other codecs, on made pairs an
 		$(if $(PAIRS),--pairs $(abspath $(PAIRS)))
 	python3 scripts/chart_delta.py $(TARGET)/bench/delta.json $(TARGET)/bench/delta.svg
 
-bench-sync: stack ## from a step's bytes to the last follower serving them, and what a streaming caller notices; MIB=1024 FOLLOWERS=2 STEPS=4 THREADS=2
-	SPRINGTIDE_SYNC_MIB=$(or $(MIB),1024) SPRINGTIDE_SYNC_FOLLOWERS=$(or $(FOLLOWERS),2) SPRINGTIDE_SYNC_STEPS=$(or $(STEPS),4) \
+bench-sync: stack ## from a step's bytes to the last follower serving them, and what a streaming caller notices; MIB=1024 FOLLOWERS=2 STEPS=6 THREADS=2
+	SPRINGTIDE_SYNC_MIB=$(or $(MIB),1024) SPRINGTIDE_SYNC_FOLLOWERS=$(or $(FOLLOWERS),2) SPRINGTIDE_SYNC_STEPS=$(or $(STEPS),6) \
 	  SPRINGTIDE_SYNC_THREADS=$(or $(THREADS),2) SPRINGTIDE_SYNC_JSON=$(abspath $(TARGET))/bench/sync.json \
 	  cargo test $(WORKSPACE) --test it sync:: -- --nocapture
 

@@ -18,7 +18,7 @@ pub mod kernel;
 pub mod listing;
 pub mod lora;
 pub mod manifest;
-mod memory;
+pub mod memory;
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod network;

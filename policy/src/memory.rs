@@ -1,11 +1,166 @@
 //! Memory for weights. A page of 4 KiB that is touched for the first time took 2 µs on the virtual machine of docs/delta.md, in which
-//! 9 KB of a model are verified, so large buffers ask for pages of 2 MiB.
+//! 9 KB of a model are verified. So large buffers ask for pages of 2 MiB, and where one version follows another in the same process, the
+//! memory of those that left can be kept for the next: a [`Spare`].
 
 #![expect(unsafe_code, reason = "tells the kernel which pages memory should have")]
+
+use bytemuck::Pod;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory smaller than some huge pages stays as it is.
 const LARGE_BYTES: usize = 8 << 20;
 const PAGE_BYTES: usize = 4096;
+/// Smaller buffers are not kept: the allocator has its own ways with them.
+const KEPT_BYTES_MIN: usize = 1 << 20;
+
+/// Values whose memory may be kept when they are dropped.
+pub(crate) struct Buffer<T> {
+    words: Vec<u64>,
+    count: usize,
+    of: PhantomData<T>,
+}
+
+/// Room to keep memory in that weights no longer need, for weights of the same sizes. The rooms of a process add up, and are gone
+/// with their `Spare`s; at first there is none.
+#[derive(Debug, Default)]
+pub struct Spare {
+    bytes: usize,
+}
+
+/// Memory that is kept, by its words.
+struct Kept {
+    buffers: BTreeMap<usize, Vec<Vec<u64>>>,
+    bytes: usize,
+    room: usize,
+}
+
+static KEPT: Mutex<Kept> = Mutex::new(Kept {
+    buffers: BTreeMap::new(),
+    bytes: 0,
+    room: 0,
+});
+
+/// What is kept at present, of all rooms, bytes.
+pub fn kept_bytes() -> usize {
+    kept().bytes
+}
+
+fn kept() -> MutexGuard<'static, Kept> {
+    // nothing in between panics but an allocation, and then the counts are still those of before
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Spare {
+    /// Changes the room; what no longer has any is given back.
+    pub fn resize(&mut self, bytes: u64) {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let mut kept = kept();
+        kept.room = (kept.room - self.bytes).saturating_add(bytes);
+        let mut gone = vec![];
+        while kept.bytes > kept.room {
+            gone.extend(kept.take_any());
+        }
+        drop(kept);
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        self.resize(0);
+    }
+}
+
+impl Kept {
+    fn take(&mut self, words: usize) -> Option<Vec<u64>> {
+        let alike = self.buffers.get_mut(&words)?;
+        let taken = alike.pop();
+        if alike.is_empty() {
+            self.buffers.remove(&words);
+        }
+        self.bytes -= taken.as_ref().map_or(0, |_| words * size_of::<u64>());
+        taken
+    }
+
+    fn take_any(&mut self) -> Option<Vec<u64>> {
+        let words = *self.buffers.keys().next()?;
+        self.take(words)
+    }
+
+    /// Keeps the memory where it has room; else it comes back.
+    fn put(&mut self, words: Vec<u64>) -> Option<Vec<u64>> {
+        let bytes = words.len() * size_of::<u64>();
+        if bytes < KEPT_BYTES_MIN || bytes > self.room.saturating_sub(self.bytes) {
+            return Some(words);
+        }
+        self.bytes += bytes;
+        self.buffers.entry(words.len()).or_default().push(words);
+        None
+    }
+}
+
+impl<T: Pod> Buffer<T> {
+    /// `count` values, of which nothing is known: whoever asks for them sets every one.
+    pub fn unset(count: usize) -> Self {
+        let words = (count * size_of::<T>()).div_ceil(size_of::<u64>());
+        let taken = kept().take(words);
+        #[cfg_attr(not(test), expect(unused_mut, reason = "tests set what nobody should read"))]
+        let mut words = taken.unwrap_or_else(|| zeros(words));
+        #[cfg(test)]
+        words.fill(0xa5a5_a5a5_a5a5_a5a5);
+        Buffer {
+            words,
+            count,
+            of: PhantomData,
+        }
+    }
+}
+
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        let words = std::mem::take(&mut self.words);
+        // what is not kept goes back to the kernel after the lock was let go
+        let _given_back = kept().put(words);
+    }
+}
+
+impl<T: Pod> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &bytemuck::cast_slice(&self.words)[..self.count]
+    }
+}
+
+impl<T: Pod> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.count]
+    }
+}
+
+impl<T: Pod> AsRef<[T]> for Buffer<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T: Pod> Clone for Buffer<T> {
+    fn clone(&self) -> Self {
+        let mut clone = Buffer::unset(self.count);
+        clone.copy_from_slice(self);
+        clone
+    }
+}
+
+impl<T> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} values", self.count)
+    }
+}
 
 /// `count` zeros, which take no memory until they are written to.
 pub(crate) fn zeros<T: Copy + Default>(count: usize) -> Vec<T> {
@@ -51,6 +206,50 @@ mod tests {
             assert!(zeros::<u16>(count) == vec![0; count]);
             let room = room::<u32>(count);
             assert!(room.is_empty() && room.capacity() >= count);
+        }
+    }
+
+    #[test]
+    fn memory_is_kept_as_far_as_there_is_room_and_no_longer() {
+        // sizes that no other test of this process has
+        let (words, more) = ((KEPT_BYTES_MIN + 72) / 8, (KEPT_BYTES_MIN + 80) / 8);
+        let drop_both = || {
+            drop(Buffer::<u16>::unset(words * 4));
+            // the last word is not full
+            drop(Buffer::<u8>::unset(more * 8 - 3));
+        };
+        let left = || [words, more].map(|words| kept().take(words).map(|buffer| buffer.len()));
+        drop_both();
+        assert_eq!(left(), [None, None], "nobody gave room");
+        let (mut spare, mut second) = (Spare::default(), Spare::default());
+        spare.resize(1 << 40);
+        drop(Buffer::<u8>::unset(KEPT_BYTES_MIN - 8));
+        assert_eq!(kept().take(KEPT_BYTES_MIN / 8 - 1), None, "not worth it");
+        drop_both();
+        assert!(kept_bytes() >= (words + more) * 8);
+        assert_eq!(left(), [Some(words), Some(more)]);
+        assert_eq!(left(), [None, None], "each is kept once");
+        drop_both();
+        second.resize(1 << 40);
+        spare.resize(0);
+        assert_eq!(left(), [Some(words), Some(more)], "the other room is left");
+        drop_both();
+        drop(second);
+        drop(spare);
+        assert_eq!(left(), [None, None], "the room is gone");
+    }
+
+    #[test]
+    fn a_buffer_has_the_values_that_were_set() {
+        let mut spare = Spare::default();
+        spare.resize(1 << 40);
+        for count in [0, 1, 3, KEPT_BYTES_MIN / 2 + 5] {
+            for _ in 0..2 {
+                let mut buffer = Buffer::<u16>::unset(count);
+                let expected: Vec<u16> = (0..count).map(|i| (i * 7) as u16).collect();
+                buffer.copy_from_slice(&expected);
+                assert!(*buffer == *expected && *buffer.clone() == *expected);
+            }
         }
     }
 }

@@ -113,13 +113,18 @@ impl Model {
         Self::with_arithmetic(image, &Arithmetic::default())
     }
 
-    /// Packs an image's weights as `arithmetic` needs them.
+    /// Packs an image's weights as `arithmetic` needs them, on its threads.
     pub fn with_arithmetic(image: &Image, arithmetic: &Arithmetic) -> Result<Self, Error> {
+        Self::packed_on(image, arithmetic, &arithmetic.threads)
+    }
+
+    /// Packs an image's weights on other threads than those that will compute with them.
+    pub fn packed_on(image: &Image, arithmetic: &Arithmetic, packing: &Threads) -> Result<Self, Error> {
         let config = load::config_of(image)?;
         let shapes = config.parameter_shapes();
         let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();
         Ok(Model {
-            transformer: load::transformer(image, &config, arithmetic.compute)?,
+            transformer: load::transformer(image, &config, arithmetic.compute, packing)?,
             rotary: backend::Rotary::new(&config),
             isa: Isa::best(),
             arithmetic: arithmetic.clone(),

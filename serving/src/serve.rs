@@ -11,6 +11,7 @@ use edge::auth::Auth;
 use ingest::kafka::ClientOptions;
 use ingest::log::Producer;
 use ingest::payload::Store as Payloads;
+use policy::kernel::Threads;
 use policy::model::{Arithmetic, Compute};
 use policy::store::Store;
 use std::path::PathBuf;
@@ -57,6 +58,7 @@ pub async fn run(
     .context("start the engine's thread")?;
     let arithmetic = Arithmetic::new(compute, options.threads.into()).context("serve.threads")?;
     let (swaps, swapped) = mpsc::channel(SWAPS_WAITING_MAX);
+    let packing = store.threads().clone();
     let follower = Follower::new(
         follow::Options {
             policy: policy_name.clone(),
@@ -68,7 +70,7 @@ pub async fn run(
             resident_bytes_max: options.resident_bytes_max,
         },
         engine.handle.clone(),
-        stage(arithmetic, options.slots, options.context_tokens_max),
+        stage(arithmetic, packing, options.slots, options.context_tokens_max),
         routing.clone(),
         swaps,
     )
@@ -142,9 +144,9 @@ pub async fn run(
 }
 
 /// How this replica builds a version beside the serving ones.
-fn stage(arithmetic: Arithmetic, slots: usize, context: usize) -> Stage {
+fn stage(arithmetic: Arithmetic, packing: Threads, slots: usize, context: usize) -> Stage {
     Arc::new(move |image| {
-        let resident = Resident::stage(image, &arithmetic, slots, context)?;
+        let resident = Resident::stage(image, &arithmetic, &packing, slots, context)?;
         Ok(Staged {
             context: resident.context(),
             vocab: resident.vocab(),

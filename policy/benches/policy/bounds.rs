@@ -45,7 +45,13 @@ fn reading(values: &[u64]) -> f64 {
 /// A product whose every operand stays in the first cache: as near to the units' own speed as a chain of adds comes.
 fn multiplying(compute: Compute) -> f64 {
     let (rows, inputs, outputs) = (12, 128, 32);
-    let matrix = Matrix::pack(Element::F32(&vec![0.5; inputs * outputs]), outputs, inputs, compute);
+    let matrix = Matrix::pack(
+        Element::F32(&vec![0.5; inputs * outputs]),
+        outputs,
+        inputs,
+        compute,
+        &Threads::ONE,
+    );
     let x = vec![0.25; rows * inputs];
     let mut y = vec![0.0; rows * outputs];
     let times = 20_000;

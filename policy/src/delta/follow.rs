@@ -10,7 +10,7 @@ use crate::digest::{Digest, Hashed};
 use crate::image::{Image, TensorData};
 use crate::kernel::Threads;
 use crate::listing::Listing;
-use crate::memory;
+use crate::memory::Buffer;
 
 /// Puts the other version together, with its listing; `back` from the result.
 pub(super) fn follow(
@@ -73,11 +73,11 @@ fn make_tensors<'a>(
     threads: &Threads,
 ) -> Result<Vec<MadeTensor<'a>>, Error> {
     let entries = &opened.index.tensors;
-    // zeros that nobody has written yet take no memory; each thread brings its own frames in
-    let mut bytes = Vec::with_capacity(entries.len());
+    // memory that is fresh is brought in by the thread that decodes a frame into it
+    let mut bytes: Vec<Buffer<u8>> = Vec::with_capacity(entries.len());
     for Entry { name, change } in entries {
         let size = change.as_ref().map_or(Ok(0), Tensor::bytes);
-        bytes.push(memory::zeros(size.map_err(|error| in_entry(name, error))?));
+        bytes.push(Buffer::unset(size.map_err(|error| in_entry(name, error))?));
     }
     let mut jobs = vec![];
     let mut backs = opened.back.unwrap_or_default();
@@ -139,7 +139,8 @@ fn make_tensors<'a>(
                     Error::Malformed("its bytes have another digest than the delta says".into()),
                 ));
             }
-            let tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), Hashed::known(bytes.into(), digest))
+            let bytes = Hashed::known(Bytes::from_owner(bytes), digest);
+            let tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes)
                 .map_err(|error| in_entry(name, Error::Malformed(error.to_string())))?;
             Ok((name.as_str(), Some(tensor)))
         });
@@ -149,8 +150,9 @@ fn make_tensors<'a>(
 fn make_frame(job: &mut Job<'_>, back: bool) -> Result<Part, Error> {
     let way = if back { Way::Back(job.back) } else { Way::Forward };
     let (isa, width) = (lanes::best(), width(job.tensor.dtype));
-    if let Some(from) = job.from {
-        job.to.copy_from_slice(from);
+    match job.from {
+        Some(from) => job.to.copy_from_slice(from),
+        None => job.to.fill(0),
     }
     frame::follow(isa, width, job.frame, job.payload, job.to, way)?;
     let bytes = job.tensor.bytes()?;

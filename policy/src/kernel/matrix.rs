@@ -1,8 +1,10 @@
 //! A weight matrix, packed for products that stream it once.
 
+use bytemuck::Pod;
+
 use super::tile::{ROWS_MAX, Tile, Weight, side_by_side};
 use super::{Compute, Isa, PANEL, Terms, Threads};
-use crate::memory;
+use crate::memory::Buffer;
 
 /// Terms of a sum that are added before the next rows are taken up: a panel of so many weights stays in the first cache.
 const DEPTH: usize = 384;
@@ -19,11 +21,11 @@ pub struct Matrix {
 
 #[derive(Debug, Clone)]
 enum Packed {
-    F32(Vec<f32>),
+    F32(Buffer<f32>),
     /// The bits of bf16: half the bytes to read.
-    Bf16(Vec<u16>),
+    Bf16(Buffer<u16>),
     /// Two of them for products of bf16, `[⌈outputs/32⌉][⌈inputs/2⌉][32]`: the even input's in the lower half.
-    Pairs(Vec<u32>),
+    Pairs(Buffer<u32>),
 }
 
 /// One value per output, padded for the last panel.
@@ -57,22 +59,23 @@ pub enum Element<'a> {
 }
 
 impl Matrix {
-    /// Packs row-major `[outputs, inputs]`. With [`Compute::F32`] bf16 stays what it is; with [`Compute::Bf16`] everything
-    /// becomes it.
+    /// Packs row-major `[outputs, inputs]`, on any number of threads. With [`Compute::F32`] bf16 stays what it is; with
+    /// [`Compute::Bf16`] everything becomes it.
     ///
     /// # Panics
     /// When the length does not fit: it is checked where an image is read.
-    pub fn pack(values: Element<'_>, outputs: usize, inputs: usize, compute: Compute) -> Self {
+    pub fn pack(values: Element<'_>, outputs: usize, inputs: usize, compute: Compute, threads: &Threads) -> Self {
+        let size = (outputs, inputs);
         let pair = |low: u32, high: Option<u32>| low | high.unwrap_or(0) << 16;
         let bits = |&[low, high]: &[u8; 2]| u16::from_le_bytes([low, high]);
         let again = |value: &[u8; 2]| super::bf16(widen(bits(value)));
         let packed = match (compute, values) {
-            (Compute::F32, Element::F32(w)) => Packed::F32(panels::<_, _, 1>(w, outputs, inputs, |w| w[0])),
-            (Compute::F32, Element::Bf16(w)) => Packed::Bf16(panels::<_, _, 1>(w, outputs, inputs, |w| bits(&w[0]))),
-            (Compute::Bf16, Element::F32(w)) => Packed::Pairs(panels::<_, _, 2>(w, outputs, inputs, |w| {
+            (Compute::F32, Element::F32(w)) => Packed::F32(panels::<_, _, 1>(threads, w, size, |w| w[0])),
+            (Compute::F32, Element::Bf16(w)) => Packed::Bf16(panels::<_, _, 1>(threads, w, size, |w| bits(&w[0]))),
+            (Compute::Bf16, Element::F32(w)) => Packed::Pairs(panels::<_, _, 2>(threads, w, size, |w| {
                 pair(super::bf16(w[0]), w.get(1).map(|&high| super::bf16(high)))
             })),
-            (Compute::Bf16, Element::Bf16(w)) => Packed::Pairs(panels::<_, _, 2>(w, outputs, inputs, |w| {
+            (Compute::Bf16, Element::Bf16(w)) => Packed::Pairs(panels::<_, _, 2>(threads, w, size, |w| {
                 pair(again(&w[0]), w.get(1).map(again))
             })),
         };
@@ -197,25 +200,32 @@ fn widen(bits: u16) -> f32 {
 
 /// Inputs that are packed of one row after the other: as many as a panel's rows have room for in the first cache.
 const PACKED_AT_ONCE: usize = 128;
+/// Panels that one thread packs before it takes others up.
+const PANELS_AT_ONCE: usize = 8;
 
 /// Panels of what `packed` makes of each TERMS values of a row; of the last ones there may be fewer.
-fn panels<S, T: Copy + Default, const TERMS: usize>(
+fn panels<S: Sync, T: Pod + Default + Send, const TERMS: usize>(
+    threads: &Threads,
     values: &[S],
-    outputs: usize,
-    inputs: usize,
-    packed: impl Fn(&[S]) -> T,
-) -> Vec<T> {
+    (outputs, inputs): (usize, usize),
+    packed: impl Fn(&[S]) -> T + Sync,
+) -> Buffer<T> {
     assert_eq!(
         values.len(),
         outputs * inputs,
         "values of a matrix [{outputs}, {inputs}]"
     );
     let depth = inputs.div_ceil(TERMS);
-    let mut out = memory::zeros(outputs.next_multiple_of(PANEL) * depth);
-    for (panel, panel_out) in out.chunks_exact_mut((PANEL * depth).max(1)).enumerate() {
+    let mut out = Buffer::unset(outputs.next_multiple_of(PANEL) * depth);
+    let panel_values = (PANEL * depth).max(1);
+    let pack_panel = |panel: usize, out: &mut [T]| {
         let from = panel * PANEL;
-        for (n, block) in panel_out.chunks_mut(PACKED_AT_ONCE * PANEL).enumerate() {
-            for j in 0..PANEL.min(outputs - from) {
+        let rows = PANEL.min(outputs - from);
+        if rows < PANEL {
+            out.fill(T::default());
+        }
+        for (n, block) in out.chunks_mut(PACKED_AT_ONCE * PANEL).enumerate() {
+            for j in 0..rows {
                 let row = &values[(from + j) * inputs..][..inputs];
                 let terms = row[n * PACKED_AT_ONCE * TERMS..].chunks(TERMS);
                 for (into, terms) in block[j..].iter_mut().step_by(PANEL).zip(terms) {
@@ -223,7 +233,13 @@ fn panels<S, T: Copy + Default, const TERMS: usize>(
                 }
             }
         }
-    }
+    };
+    let jobs = out.chunks_mut(PANELS_AT_ONCE * panel_values).enumerate().collect();
+    threads.each(jobs, |(n, some): (usize, &mut [T])| {
+        for (panel, out) in some.chunks_exact_mut(panel_values).enumerate() {
+            pack_panel(n * PANELS_AT_ONCE + panel, out);
+        }
+    });
     out
 }
 

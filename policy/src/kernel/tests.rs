@@ -67,7 +67,7 @@ fn a_product_is_the_chain_that_its_definition_says_on_every_instruction_set() {
                 (Compute::Bf16, chain_of_pairs(&wide, &bias, inputs, &x_rounded)),
             ] {
                 for values in [Element::Bf16(&bytes(&w)), Element::F32(&wide)] {
-                    let matrix = Matrix::pack(values, outputs, inputs, compute);
+                    let matrix = Matrix::pack(values, outputs, inputs, compute, &Threads::ONE);
                     for isa in Isa::available() {
                         let mut y = vec![f32::NAN; rows * outputs];
                         matrix.multiply(isa, &Threads::ONE, &x, Some(&Vector::new(&bias)), &mut y);
@@ -90,7 +90,7 @@ fn threads_change_no_bit_of_a_product() {
         let w = values(outputs * inputs, 1);
         let bias = Vector::new(&values(outputs, 2));
         for compute in [Compute::F32, Compute::Bf16] {
-            let matrix = Matrix::pack(Element::F32(&w), outputs, inputs, compute);
+            let matrix = Matrix::pack(Element::F32(&w), outputs, inputs, compute, &Threads::ONE);
             for rows in ROWS.into_iter().chain([300, 613]) {
                 let x = values(rows * inputs, 3);
                 let run = |threads: &Threads| {
@@ -112,6 +112,26 @@ fn threads_change_no_bit_of_a_product() {
 }
 
 #[test]
+fn packing_on_threads_puts_every_weight_where_it_belongs() {
+    // two lots of panels and part of one more
+    let (outputs, inputs) = (2 * 256 + 45, 131);
+    let w = bf16_bits(&values(outputs * inputs, 1));
+    let wide: Vec<f32> = w.iter().map(|&w| wide(w)).collect();
+    for compute in [Compute::F32, Compute::Bf16] {
+        for threads in [Threads::ONE, Threads::new(3).unwrap()] {
+            for values in [Element::Bf16(&bytes(&w)), Element::F32(&wide)] {
+                let matrix = Matrix::pack(values, outputs, inputs, compute, &threads);
+                let mut row = vec![f32::NAN; inputs];
+                for (output, expected) in wide.chunks(inputs).enumerate() {
+                    matrix.row(output, &mut row);
+                    assert_eq!(bits(&row), bits(expected), "{compute:?}, output {output}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn pairs_underflow_to_zero_and_overflow_to_infinity_alike_on_every_instruction_set() {
     // every exponent that a bf16 has
     let (outputs, inputs, rows) = (32, 64, 5);
@@ -121,7 +141,13 @@ fn pairs_underflow_to_zero_and_overflow_to_infinity_alike_on_every_instruction_s
         let bits = std::iter::repeat_with(|| rng.random::<u16>()).filter(normal);
         bits.take(n).map(wide).collect()
     };
-    let matrix = Matrix::pack(Element::F32(&any(outputs * inputs, 1)), outputs, inputs, Compute::Bf16);
+    let matrix = Matrix::pack(
+        Element::F32(&any(outputs * inputs, 1)),
+        outputs,
+        inputs,
+        Compute::Bf16,
+        &Threads::ONE,
+    );
     for part in 0..inputs / 2 {
         // few terms at a time: all together would be infinite
         let mut x = vec![0.0; rows * inputs];
@@ -173,7 +199,7 @@ fn a_packed_matrix_gives_its_rows_back() {
         let w: Vec<f32> = rounded.iter().map(|&w| wide(w)).collect();
         for compute in [Compute::F32, Compute::Bf16] {
             for values in [Element::F32(&w), Element::Bf16(&bytes(&rounded))] {
-                let matrix = Matrix::pack(values, 70, inputs, compute);
+                let matrix = Matrix::pack(values, 70, inputs, compute, &Threads::ONE);
                 let mut row = vec![0.0; inputs];
                 for (output, expected) in w.chunks_exact(inputs).enumerate() {
                     matrix.row(output, &mut row);

@@ -3,9 +3,10 @@
 use super::{Error, Parameter};
 use crate::config::ModelConfig;
 use crate::image::{Image, TensorData};
-use crate::kernel::{Compute, Element, Matrix, Vector};
-use crate::memory;
+use crate::kernel::{Compute, Element, Matrix, Threads, Vector};
+use crate::memory::Buffer;
 use crate::transformer::Transformer;
+use bytes::Bytes;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use std::collections::BTreeSet;
@@ -24,6 +25,7 @@ pub(super) fn transformer(
     image: &Image,
     config: &ModelConfig,
     compute: Compute,
+    threads: &Threads,
 ) -> Result<Transformer<Parameter>, Error> {
     let mut seen = BTreeSet::new();
     let transformer = Transformer::build::<Error>(config, &mut |name: &str, shape: &[i64]| {
@@ -36,7 +38,7 @@ pub(super) fn transformer(
         };
         Ok(match shape {
             [outputs, inputs] => {
-                let pack = |values| Matrix::pack(values, *outputs as usize, *inputs as usize, compute);
+                let pack = |values| Matrix::pack(values, *outputs as usize, *inputs as usize, compute, threads);
                 // bf16 stays what it is; everything else becomes f32 of the same values
                 Parameter::Matrix(match data.dtype {
                     Dtype::BF16 => pack(Element::Bf16(data.bytes.as_chunks().0)),
@@ -130,10 +132,10 @@ pub(crate) fn rounded(name: &str, like: &TensorData, values: &[f32]) -> Result<T
     TensorData::new(like.dtype, like.shape.clone(), bytes).map_err(|error| refuse(error.to_string()))
 }
 
-fn in_bytes<const W: usize>(values: &[f32], one: impl Fn(f32) -> [u8; W]) -> Vec<u8> {
-    let mut bytes = memory::zeros(values.len() * W);
+fn in_bytes<const W: usize>(values: &[f32], one: impl Fn(f32) -> [u8; W]) -> Bytes {
+    let mut bytes = Buffer::unset(values.len() * W);
     for (bytes, &value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
         *bytes = one(value);
     }
-    bytes
+    Bytes::from_owner(bytes)
 }

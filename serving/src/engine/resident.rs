@@ -2,6 +2,7 @@
 
 use super::model::{Model, Step};
 use policy::image::Image;
+use policy::kernel::Threads;
 use policy::model::{self, Arithmetic, KvCache};
 use policy::router::Routing;
 
@@ -14,9 +15,16 @@ pub struct Resident {
 
 impl Resident {
     /// Builds the model beside whatever serves, and runs one token through it: the first request finds warm memory, and
-    /// a version that computes nonsense is refused before anyone is routed to it.
-    pub fn stage(image: &Image, arithmetic: &Arithmetic, slots: usize, context: usize) -> anyhow::Result<Self> {
-        let model = model::Model::with_arithmetic(image, arithmetic)?;
+    /// a version that computes nonsense is refused before anyone is routed to it. Weights are packed on `packing`, not on
+    /// the threads that others' tokens are waiting for.
+    pub fn stage(
+        image: &Image,
+        arithmetic: &Arithmetic,
+        packing: &Threads,
+        slots: usize,
+        context: usize,
+    ) -> anyhow::Result<Self> {
+        let model = model::Model::packed_on(image, arithmetic, packing)?;
         let cache = KvCache::new(&model, slots, context);
         let mut resident = Resident { model, cache };
         let mut steps = vec![resident.prefill(0, &[0])?];

@@ -9,6 +9,7 @@ use crate::fleet::Swap;
 use anyhow::Context;
 use policy::assignment::Target;
 use policy::image::Image;
+use policy::memory::{self, Spare};
 use policy::sign::TrustedKeys;
 use policy::store::Store;
 use policy::tokenizer::Tokenizer;
@@ -62,6 +63,10 @@ pub struct Residents {
     /// Of the version staged last; all versions of a policy have about the same.
     cache_bytes: u64,
     held: BTreeMap<i64, Held>,
+    /// Where the memory of a version that left waits for the next one.
+    spare: Spare,
+    /// Of the weights of the version staged last.
+    tensor_bytes: u64,
 }
 
 impl Residents {
@@ -72,6 +77,8 @@ impl Residents {
             bytes_max,
             cache_bytes: 0,
             held: BTreeMap::new(),
+            spare: Spare::default(),
+            tensor_bytes: 0,
         }
     }
 
@@ -93,6 +100,10 @@ impl Residents {
             .await
             .context("read the manifest")?;
         check_root(manifest.root, target)?;
+        if manifest.tensor_bytes != self.tensor_bytes {
+            // what is kept would fit nowhere
+            self.spare.resize(0);
+        }
         let weights = manifest.tensor_bytes.saturating_mul(BYTES_PER_IMAGE_BYTE);
         self.make_room(weights.saturating_add(self.cache_bytes), required)
             .await?;
@@ -144,6 +155,9 @@ impl Residents {
                 bytes: weights + self.cache_bytes,
             },
         );
+        self.tensor_bytes = manifest.tensor_bytes;
+        self.spare
+            .resize(weights.min(self.bytes_max.saturating_sub(self.used())));
         let brought = Brought {
             fetch: materialised.fetch,
             verify: materialised.verify,
@@ -194,13 +208,18 @@ impl Residents {
             .next()
     }
 
+    fn used(&self) -> u64 {
+        self.held.values().map(|held| held.bytes).sum()
+    }
+
     /// Forgets versions that have left; waits for more to leave where that is needed.
     async fn make_room(&mut self, bytes: u64, required: bool) -> anyhow::Result<()> {
         let began = Instant::now();
         loop {
             self.held.retain(|_, held| held.version.strong_count() > 0);
-            let used: u64 = self.held.values().map(|held| held.bytes).sum();
+            let used = self.used();
             metrics::gauge!("springtide_resident_bytes").set(used as f64);
+            metrics::gauge!("springtide_spare_bytes").set(memory::kept_bytes() as f64);
             if used.saturating_add(bytes) <= self.bytes_max {
                 return Ok(());
             }
