@@ -42,11 +42,11 @@ pub enum Error {
     #[error("what is in the store is not it: {0}")]
     Differs(String),
     /// Says nothing about the payload; asking again may help.
-    #[error("{action} a payload")]
+    #[error("{action} a payload: {why}")]
     Away {
         action: &'static str,
-        #[source]
-        source: object_store::Error,
+        /// Not a `source`: its words have those of all errors behind it, which a chain would repeat.
+        why: object_store::Error,
     },
 }
 
@@ -231,8 +231,8 @@ fn written_at(meta: &ObjectMeta) -> OffsetDateTime {
 }
 
 fn away(action: &'static str) -> impl Fn(object_store::Error) -> Error {
-    move |source| match source {
+    move |why| match why {
         object_store::Error::NotFound { .. } => Error::Missing,
-        source => Error::Away { action, source },
+        why => Error::Away { action, why },
     }
 }

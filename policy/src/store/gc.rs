@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use object_store::{ObjectStoreExt as _, path::Path};
+use object_store::path::Path;
 use time::{Duration, OffsetDateTime};
 
 use super::catalog::{Catalog, Stored};
@@ -141,11 +141,15 @@ impl Store {
     /// Moves an object into the trash, unless it was written again since it was listed.
     async fn discard(&self, policy: &str, digest: &Digest, listed: &Stored) -> Result<bool, Error> {
         let place = object_key(policy, digest)?;
+        // in whole seconds: some servers list an object with a finer time than they give for it alone
         match self.head(&place).await? {
-            Some(meta) if modified(&meta) == listed.modified_at => {}
+            Some(meta) if modified(&meta).unix_timestamp() == listed.modified_at.unix_timestamp() => {}
             _ => return Ok(false),
         }
-        match self.backend.rename(&place, &trash_key(policy, digest)?).await {
+        match self
+            .relocate(&place, &trash_key(policy, digest)?, listed.size_bytes)
+            .await
+        {
             Ok(()) => Ok(true),
             Err(object_store::Error::NotFound { .. }) => Ok(false),
             Err(source) => Err(backend("move to the trash", &place)(source)),
@@ -161,11 +165,11 @@ impl Store {
             .extend(catalog.trash.iter().map(|(digest, stored)| (*digest, *stored)));
         let needed = plan(&whole, keep).needed;
         let mut put_back = BTreeSet::new();
-        for digest in catalog.trash.keys() {
+        for (digest, stored) in &catalog.trash {
             let trash = trash_key(policy, digest)?;
             if needed.contains(digest) {
                 let place = object_key(policy, digest)?;
-                match self.backend.rename(&trash, &place).await {
+                match self.relocate(&trash, &place, stored.size_bytes).await {
                     Ok(()) => drop(put_back.insert(*digest)),
                     // another collection was quicker
                     Err(object_store::Error::NotFound { .. }) => {}

@@ -71,11 +71,12 @@ pub enum Error {
     Key { key: String, reason: String },
     #[error("{0} is not there")]
     NotFound(String),
-    #[error("{action} {key}")]
+    /// Not a `source`: its words have those of all errors behind it, which a chain would repeat.
+    #[error("{action} {key}: {why}")]
     Backend {
         action: &'static str,
         key: String,
-        source: object_store::Error,
+        why: object_store::Error,
     },
     #[error("{key} is corrupt: {reason}")]
     Corrupt { key: String, reason: String },
@@ -138,14 +139,16 @@ impl Store {
 
     #[cfg(feature = "s3")]
     fn open_s3(url: &str) -> Result<Self, Error> {
+        Self::open_bucket(url, object_store::aws::AmazonS3Builder::from_env())
+    }
+
+    #[cfg(feature = "s3")]
+    fn open_bucket(url: &str, access: object_store::aws::AmazonS3Builder) -> Result<Self, Error> {
         let refuse = |error: object_store::Error| Error::Url {
             url: url.into(),
             reason: error.to_string(),
         };
-        let bucket = object_store::aws::AmazonS3Builder::from_env()
-            .with_url(url)
-            .build()
-            .map_err(refuse)?;
+        let bucket = access.with_url(url).build().map_err(refuse)?;
         let prefix = url.splitn(4, '/').nth(3).unwrap_or_default();
         let prefix = Path::parse(prefix).map_err(|error| refuse(error.into()))?;
         Ok(Self::over(Arc::new(object_store::prefix::PrefixStore::new(
@@ -281,9 +284,9 @@ fn private_key(key: &str) -> Result<Path, Error> {
 
 fn backend(action: &'static str, key: &Path) -> impl FnOnce(object_store::Error) -> Error {
     let key = key.to_string();
-    move |source| match source {
+    move |why| match why {
         object_store::Error::NotFound { .. } => Error::NotFound(key),
-        source => Error::Backend { action, key, source },
+        why => Error::Backend { action, key, why },
     }
 }
 

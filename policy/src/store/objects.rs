@@ -17,8 +17,12 @@ use crate::parts::{self, PART_BYTES, Parts};
 
 /// From this size on an object is uploaded in parts: S3 takes at most 5 GB at once, and parts go side by side.
 const MULTIPART_BYTES_MIN: u64 = 64 << 20;
-const UPLOAD_PART_BYTES: usize = 16 << 20;
+/// A part of an upload is not smaller, and larger only where there would be more of them than S3 takes.
+const UPLOAD_PART_BYTES: u64 = 16 << 20;
+const UPLOAD_PARTS_MAX: u64 = 10_000;
 const UPLOADS_AT_ONCE: usize = 8;
+/// S3 copies no larger object.
+pub(super) const COPY_BYTES_MAX: u64 = if cfg!(test) { 1_000 } else { 5 << 30 };
 /// Parts of one object that are fetched at once where there is no cache that says how many.
 const STREAMS: usize = 4;
 /// An object that is there already and older than this is written again, so that a collection which counts its age starts
@@ -280,19 +284,62 @@ impl Store {
     /// An object appears whole, when its last part is there; an upload that was cut off leaves nothing under its name.
     async fn upload(&self, key: &Path, pieces: &Pieces) -> Result<(), Error> {
         let upload = self.backend.put_multipart(key).await.map_err(backend("write", key))?;
-        let mut upload = WriteMultipart::new_with_chunk_size(upload, UPLOAD_PART_BYTES);
+        let part_bytes = upload_part_bytes(pieces.object().size_bytes);
+        let mut upload = WriteMultipart::new_with_chunk_size(upload, part_bytes);
         for piece in &pieces.pieces {
-            for start in (0..piece.len()).step_by(UPLOAD_PART_BYTES) {
+            for start in (0..piece.len()).step_by(part_bytes) {
                 upload
                     .wait_for_capacity(UPLOADS_AT_ONCE)
                     .await
                     .map_err(backend("write", key))?;
-                upload.put(piece.slice(start..piece.len().min(start + UPLOAD_PART_BYTES)));
+                upload.put(piece.slice(start..piece.len().min(start + part_bytes)));
             }
         }
         upload.finish().await.map_err(backend("write", key))?;
         Ok(())
     }
+
+    /// Moves an object of so many bytes; one that the backend does not copy goes through this process.
+    pub(super) async fn relocate(&self, from: &Path, to: &Path, size_bytes: u64) -> object_store::Result<()> {
+        match self.backend.rename(from, to).await {
+            Err(error) if size_bytes > COPY_BYTES_MAX && !matches!(error, object_store::Error::NotFound { .. }) => {
+                tracing::info!(%from, %to, size_bytes, %error, "too large for the store to copy: copied through this process");
+                self.copy_through(from, to).await?;
+                self.backend.delete(from).await
+            }
+            moved => moved,
+        }
+    }
+
+    async fn copy_through(&self, from: &Path, to: &Path) -> object_store::Result<()> {
+        let found = self.backend.get(from).await?;
+        let size_bytes = found.meta.size;
+        let upload = self.backend.put_multipart(to).await?;
+        let mut upload = WriteMultipart::new_with_chunk_size(upload, upload_part_bytes(size_bytes));
+        let mut stream = found.into_stream();
+        while let Some(piece) = stream.next().await {
+            let room = match &piece {
+                Ok(_) => upload.wait_for_capacity(UPLOADS_AT_ONCE).await,
+                Err(_) => Ok(()),
+            };
+            match room.and(piece) {
+                Ok(piece) => upload.put(piece),
+                Err(error) => {
+                    // its parts would be kept, and paid for, under no name
+                    let _ = upload.abort().await;
+                    return Err(error);
+                }
+            }
+        }
+        upload.finish().await?;
+        Ok(())
+    }
+}
+
+/// Bytes of each part but the last of an upload of `size_bytes`.
+pub(super) fn upload_part_bytes(size_bytes: u64) -> usize {
+    let fewest = size_bytes.div_ceil(UPLOAD_PARTS_MAX).next_multiple_of(1 << 20);
+    usize::try_from(fewest.max(UPLOAD_PART_BYTES)).unwrap_or(usize::MAX)
 }
 
 /// Why a part of an object is not here.

@@ -16,8 +16,18 @@ use std::sync::atomic::{AtomicI64, Ordering};
 struct Dying {
     inner: Arc<dyn ObjectStore>,
     left: AtomicI64,
-    /// Moves by copying and deleting, as object stores do; each of the two may be the last.
-    copies: bool,
+    moves: Moves,
+}
+
+/// How a store moves an object.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Moves {
+    /// At once, as a file system does.
+    AtOnce,
+    /// By copying and deleting, as object stores do; each of the two may be the last.
+    ByCopy,
+    /// By copying, as S3, which copies no object beyond a size.
+    SmallByCopy,
 }
 
 impl Dying {
@@ -88,22 +98,30 @@ impl ObjectStore for Dying {
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> object_store::Result<()> {
         self.alive()?;
-        if self.copies {
-            self.inner.copy_opts(from, to, CopyOptions::default()).await?;
-            self.alive()?;
-            return self.inner.delete(from).await;
+        match self.moves {
+            Moves::AtOnce => self.inner.rename_opts(from, to, options).await,
+            Moves::SmallByCopy if self.inner.head(from).await?.size > objects::COPY_BYTES_MAX => {
+                Err(object_store::Error::Generic {
+                    store: "test",
+                    source: "the copy source is larger than the maximum allowable size".into(),
+                })
+            }
+            Moves::ByCopy | Moves::SmallByCopy => {
+                self.inner.copy_opts(from, to, CopyOptions::default()).await?;
+                self.alive()?;
+                self.inner.delete(from).await
+            }
         }
-        self.inner.rename_opts(from, to, options).await
     }
 }
 
 impl Fixture {
     /// The same store by a process that dies after `operations`.
-    fn dying(&self, operations: i64, copies: bool) -> Store {
+    fn dying(&self, operations: i64, moves: Moves) -> Store {
         Store::over(Arc::new(Dying {
             inner: self.store.backend.clone(),
             left: AtomicI64::new(operations),
-            copies,
+            moves,
         }))
     }
 
@@ -161,7 +179,10 @@ fn keep(assignments: usize) -> Keep {
 
 /// Thirty versions with an image at every eighth; served are 30 and 13, before that 9; 4 is pinned.
 async fn scene() -> (Fixture, Vec<(Manifest, Arc<Image>)>) {
-    let f = fixture();
+    scene_in(fixture()).await
+}
+
+async fn scene_in(f: Fixture) -> (Fixture, Vec<(Manifest, Arc<Image>)>) {
     let versions = f.chain(30, 8).await;
     let manifest = |serial: usize| &versions[serial - 1].0;
     f.assign(1, &[("champion", manifest(9))]).await;
@@ -192,7 +213,11 @@ async fn scene() -> (Fixture, Vec<(Manifest, Arc<Image>)>) {
 
 #[tokio::test]
 async fn what_is_live_stays_whole_and_the_rest_goes() {
-    let (f, versions) = scene().await;
+    live_stays_whole(fixture()).await;
+}
+
+pub(super) async fn live_stays_whole(f: Fixture) {
+    let (f, versions) = scene_in(f).await;
     f.store
         .put_object(POLICY, &Bytes::from_static(b"of one that goes on"))
         .await
@@ -260,14 +285,14 @@ async fn nothing_is_deleted_while_a_document_cannot_be_read() {
 #[tokio::test]
 async fn a_collection_that_is_killed_at_any_step_loses_nothing_and_the_next_one_ends_it() {
     let mut killed = 0;
-    for copies in [false, true] {
+    for moves in [Moves::AtOnce, Moves::ByCopy, Moves::SmallByCopy] {
         // the scene is made once; every kill gets a copy of it
         let (made, versions) = scene().await;
         let from = made.folder.path().join("new/store");
         for operations in 1.. {
             let f = fixture();
             copy(&from, &f.folder.path().join("new/store"));
-            let outcome = f.collect(&f.dying(operations, copies), false).await;
+            let outcome = f.collect(&f.dying(operations, moves), false).await;
             f.assert_whole(&versions, [4, 13, 30]).await;
             let done = f.collect(&f.store, false).await.unwrap();
             assert!(

@@ -4,6 +4,8 @@ mod back;
 mod collection;
 mod faults;
 mod folding;
+#[cfg(feature = "s3")]
+mod s3;
 mod shards;
 mod whole;
 
@@ -131,7 +133,10 @@ fn weights(version: i64) -> Image {
 
 #[tokio::test]
 async fn an_object_is_stored_once_under_its_digest_and_read_back() {
-    let f = fixture();
+    an_object_is_written_once(fixture()).await;
+}
+
+async fn an_object_is_written_once(f: Fixture) {
     let bytes = Bytes::from_static(b"some bytes");
     let object = f.store.put_object(POLICY, &bytes).await.unwrap();
     assert_eq!(object, ObjectRef::of(b"some bytes"));
@@ -171,7 +176,10 @@ async fn an_object_that_is_there_already_is_young_again_when_it_is_put_again() {
 
 #[tokio::test]
 async fn a_large_object_goes_up_in_parts_and_is_the_same() {
-    let f = fixture();
+    goes_up_in_parts(fixture()).await;
+}
+
+async fn goes_up_in_parts(f: Fixture) {
     let piece = |seed: u8, len: usize| Bytes::from((0..len).map(|i| (i % 251) as u8 ^ seed).collect::<Vec<_>>());
     let pieces = vec![piece(1, 40 << 20), Bytes::new(), piece(2, 3), piece(3, 25 << 20)];
     let whole: Vec<u8> = pieces.concat();
@@ -180,6 +188,7 @@ async fn a_large_object_goes_up_in_parts_and_is_the_same() {
     assert_eq!(object, ObjectRef::of(&whole));
     assert!(std::fs::read(f.object_path(&object)).unwrap() == whole);
     f.store.check_object(POLICY, &object).await.unwrap();
+    assert!(f.store.get_object(POLICY, &object).await.unwrap() == whole);
     // damaged, and put again
     std::fs::write(f.object_path(&object), &whole[1..]).unwrap();
     assert!(matches!(
@@ -197,7 +206,10 @@ async fn a_large_object_goes_up_in_parts_and_is_the_same() {
 
 #[tokio::test]
 async fn a_manifest_is_written_once_and_the_second_writer_learns_what_is_there() {
-    let f = fixture();
+    a_document_is_written_once(fixture()).await;
+}
+
+async fn a_document_is_written_once(f: Fixture) {
     let (manifest, _) = f.chain(1, 1).await.remove(0);
     let read = f.store.get_manifest(POLICY, 1, &f.trusted()).await.unwrap();
     assert_eq!(read, manifest);
