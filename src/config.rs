@@ -65,7 +65,7 @@ pub struct Policy {
     pub cache_bytes_max: u64,
     /// Parts of such an object (8 MiB each) that are fetched at once. Default: 8.
     pub cache_streams: usize,
-    /// Threads that make, check and follow deltas, in every process that does. Default: 1.
+    /// Threads that make, check and follow deltas, and lay weights out for an engine, in every process that does. Default: 1.
     pub sync_threads: u16,
     /// Folder of the signing keys and of the public keys that are trusted. Default: `keys` in the state folder.
     pub keys: Option<PathBuf>,

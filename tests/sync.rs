@@ -270,6 +270,10 @@ async fn a_step_reaches_every_follower_and_callers_get_their_tokens_all_the_whil
         head = way.version;
         ways.push(way);
     }
+    eventually("a version that left leaves its memory to the next", LIMIT, async || {
+        (policy::memory::kept_bytes() > 0).then_some(())
+    })
+    .await;
     caller.stop.store(true, Ordering::Relaxed);
     calling.await.unwrap();
     assert_eq!(*caller.errors.lock().unwrap(), Vec::<String>::new());

@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const LARGE_BYTES: usize = 8 << 20;
 const PAGE_BYTES: usize = 4096;
 /// Smaller buffers are not kept: the allocator has its own ways with them.
-const KEPT_BYTES_MIN: usize = 1 << 20;
+const KEPT_BYTES_MIN: usize = 256 << 10;
 
 /// Values whose memory may be kept when they are dropped.
 pub(crate) struct Buffer<T> {
@@ -31,74 +31,91 @@ pub struct Spare {
     bytes: usize,
 }
 
-/// Memory that is kept, by its words.
+/// Memory that has no room any more. Dropping it gives it back to the kernel, which takes about 0.1 s for a gigabyte.
+#[derive(Debug, Default)]
+#[must_use = "dropping it blocks for a while"]
+pub struct Released {
+    _buffers: Vec<Vec<u64>>,
+}
+
+/// Memory that is kept.
 struct Kept {
+    /// By their words.
     buffers: BTreeMap<usize, Vec<Vec<u64>>>,
     bytes: usize,
+    /// Bytes that there is room for.
     room: usize,
 }
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept {
-    buffers: BTreeMap::new(),
-    bytes: 0,
-    room: 0,
-});
+static KEPT: Mutex<Kept> = Mutex::new(Kept::new());
 
-/// What is kept at present, of all rooms, bytes.
+/// What is kept at present, in all rooms, bytes.
 pub fn kept_bytes() -> usize {
     kept().bytes
 }
 
 fn kept() -> MutexGuard<'static, Kept> {
-    // nothing in between panics but an allocation, and then the counts are still those of before
+    // only an allocation can panic in between, before anything is counted
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Spare {
-    /// Changes the room; what no longer has any is given back.
-    pub fn resize(&mut self, bytes: u64) {
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let mut kept = kept();
-        kept.room = (kept.room - self.bytes).saturating_add(bytes);
-        let mut gone = vec![];
-        while kept.bytes > kept.room {
-            gone.extend(kept.take_any());
-        }
-        drop(kept);
+    /// Changes the room.
+    pub fn resize(&mut self, bytes: u64) -> Released {
+        // so small that no sum overflows
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(usize::MAX >> 16);
+        let released = kept().resize(self.bytes, bytes);
         self.bytes = bytes;
+        released
     }
 }
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        self.resize(0);
+        drop(self.resize(0));
     }
 }
 
 impl Kept {
+    const fn new() -> Self {
+        Kept {
+            buffers: BTreeMap::new(),
+            bytes: 0,
+            room: 0,
+        }
+    }
+
+    /// One room has `to` bytes instead of `from`.
+    fn resize(&mut self, from: usize, to: usize) -> Released {
+        self.room = self.room - from + to;
+        let mut released = vec![];
+        while self.bytes > self.room {
+            let Some(&words) = self.buffers.keys().next() else {
+                break;
+            };
+            released.extend(self.take(words));
+        }
+        Released { _buffers: released }
+    }
+
     fn take(&mut self, words: usize) -> Option<Vec<u64>> {
         let alike = self.buffers.get_mut(&words)?;
         let taken = alike.pop();
         if alike.is_empty() {
             self.buffers.remove(&words);
         }
-        self.bytes -= taken.as_ref().map_or(0, |_| words * size_of::<u64>());
+        self.bytes -= taken.as_ref().map_or(0, |words| size_of_val(words.as_slice()));
         taken
-    }
-
-    fn take_any(&mut self) -> Option<Vec<u64>> {
-        let words = *self.buffers.keys().next()?;
-        self.take(words)
     }
 
     /// Keeps the memory where it has room; else it comes back.
     fn put(&mut self, words: Vec<u64>) -> Option<Vec<u64>> {
-        let bytes = words.len() * size_of::<u64>();
+        let bytes = size_of_val(words.as_slice());
         if bytes < KEPT_BYTES_MIN || bytes > self.room.saturating_sub(self.bytes) {
             return Some(words);
         }
-        self.bytes += bytes;
         self.buffers.entry(words.len()).or_default().push(words);
+        self.bytes += bytes;
         None
     }
 }
@@ -211,38 +228,33 @@ mod tests {
 
     #[test]
     fn memory_is_kept_as_far_as_there_is_room_and_no_longer() {
-        // sizes that no other test of this process has
-        let (words, more) = ((KEPT_BYTES_MIN + 72) / 8, (KEPT_BYTES_MIN + 80) / 8);
-        let drop_both = || {
-            drop(Buffer::<u16>::unset(words * 4));
-            // the last word is not full
-            drop(Buffer::<u8>::unset(more * 8 - 3));
-        };
-        let left = || [words, more].map(|words| kept().take(words).map(|buffer| buffer.len()));
-        drop_both();
-        assert_eq!(left(), [None, None], "nobody gave room");
-        let (mut spare, mut second) = (Spare::default(), Spare::default());
-        spare.resize(1 << 40);
-        drop(Buffer::<u8>::unset(KEPT_BYTES_MIN - 8));
-        assert_eq!(kept().take(KEPT_BYTES_MIN / 8 - 1), None, "not worth it");
-        drop_both();
-        assert!(kept_bytes() >= (words + more) * 8);
-        assert_eq!(left(), [Some(words), Some(more)]);
-        assert_eq!(left(), [None, None], "each is kept once");
-        drop_both();
-        second.resize(1 << 40);
-        spare.resize(0);
-        assert_eq!(left(), [Some(words), Some(more)], "the other room is left");
-        drop_both();
-        drop(second);
-        drop(spare);
-        assert_eq!(left(), [None, None], "the room is gone");
+        let (words, more) = (KEPT_BYTES_MIN / 8, KEPT_BYTES_MIN / 8 + 1);
+        let both_bytes = (words + more) * 8;
+        let mut kept = Kept::new();
+        assert!(kept.put(vec![1; words]).is_some(), "nobody gave room");
+        assert!(kept.resize(0, both_bytes)._buffers.is_empty());
+        assert!(kept.put(vec![1; words - 1]).is_some(), "not worth it");
+        assert_eq!(kept.put(vec![1; words]), None);
+        assert!(kept.put(vec![2; more + 1]).is_some(), "one word too many");
+        assert_eq!(kept.put(vec![2; more]), None);
+        assert_eq!(kept.bytes, both_bytes);
+        assert_eq!(kept.take(more), Some(vec![2; more]));
+        assert_eq!(kept.take(more), None, "each is kept once");
+        assert_eq!(kept.take(words + 7), None, "of another size");
+        assert_eq!(kept.put(vec![2; more]), None);
+        // another room, and then this one is gone: both have it
+        assert!(kept.resize(0, both_bytes)._buffers.is_empty());
+        assert!(kept.resize(both_bytes, 0)._buffers.is_empty());
+        // of what is left one has room
+        assert_eq!(kept.resize(both_bytes, more * 8)._buffers, [vec![1; words]]);
+        assert_eq!(kept.resize(more * 8, 0)._buffers, [vec![2; more]]);
+        assert_eq!((kept.bytes, kept.room, kept.buffers.len()), (0, 0, 0));
     }
 
     #[test]
     fn a_buffer_has_the_values_that_were_set() {
         let mut spare = Spare::default();
-        spare.resize(1 << 40);
+        drop(spare.resize(u64::MAX));
         for count in [0, 1, 3, KEPT_BYTES_MIN / 2 + 5] {
             for _ in 0..2 {
                 let mut buffer = Buffer::<u16>::unset(count);

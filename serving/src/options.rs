@@ -38,7 +38,7 @@ pub struct ServeOptions {
     pub choices_max: usize,
     /// Whether the experts that a mixture sampled with are logged, by reference, for a trainer to replay.
     pub log_experts: bool,
-    /// Memory for the weights and caches of all resident versions, in bytes.
+    /// Memory for the weights and caches of all resident versions, and for what is kept of one that left, in bytes.
     pub resident_bytes_max: u64,
     /// Time between two looks at the store, in milliseconds; announcements come sooner.
     pub poll_interval_ms: u64,

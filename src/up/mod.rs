@@ -160,7 +160,7 @@ impl<'a> Supervisor<'a> {
     }
 
     async fn roles(&self) -> anyhow::Result<()> {
-        self.bring_up(parts::roles(self.config, self.file.as_deref())).await
+        self.bring_up(parts::roles(self.config, self.file.as_deref())?).await
     }
 
     /// Starts all of `services` at once and returns when each has been ready once.

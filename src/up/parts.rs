@@ -85,9 +85,10 @@ fn kafka_service(node: Kafka) -> Service {
 }
 
 /// Control first: it answers who serves what. Serve last: it is what users see.
-pub fn roles(config: &Config, file: Option<&Path>) -> Vec<Service> {
+pub fn roles(config: &Config, file: Option<&Path>) -> anyhow::Result<Vec<Service>> {
     let listen = &config.listen;
-    [
+    let http = reqwest::Client::builder().build().context("make an HTTP client")?;
+    let roles = [
         ("control", listen.control),
         ("train", listen.train),
         ("ingest", listen.ingest),
@@ -98,16 +99,15 @@ pub fn roles(config: &Config, file: Option<&Path>) -> Vec<Service> {
         Service {
             name,
             stop: Signal::SIGTERM,
-            probe: health(address),
+            probe: health(http.clone(), address),
             command: Box::new(move || child::own(file.as_deref(), name)),
         }
-    })
-    .into()
+    });
+    Ok(roles.into())
 }
 
 /// `GET /health` answers 200.
-fn health(address: SocketAddr) -> Probe {
-    let client = reqwest::Client::new();
+fn health(client: reqwest::Client, address: SocketAddr) -> Probe {
     let ip = if address.ip().is_unspecified() {
         [127, 0, 0, 1].into()
     } else {

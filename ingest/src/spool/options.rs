@@ -170,6 +170,17 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "tls")]
+    #[test]
+    fn a_secure_upstream_is_taken() {
+        check_upstream("--upstream", "https://ingest.example").unwrap();
+        let options = Options {
+            upstream: Some("https://ingest.example".to_owned()),
+            ..Options::default()
+        };
+        options.check().unwrap();
+    }
+
     #[cfg(not(feature = "tls"))]
     #[test]
     fn without_tls_a_secure_upstream_is_refused_with_what_to_do() {

@@ -25,6 +25,15 @@ pub struct Stored {
     pub modified_at: OffsetDateTime,
 }
 
+impl Stored {
+    pub(super) fn under(&self, digest: Digest) -> ObjectRef {
+        ObjectRef {
+            digest,
+            size_bytes: self.size_bytes,
+        }
+    }
+}
+
 /// One look at everything. Objects were listed before the documents were read, so an object of a publication that went on
 /// meanwhile is missing from `objects` rather than from the documents.
 #[derive(Debug, Clone, Default)]

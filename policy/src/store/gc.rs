@@ -23,7 +23,7 @@ use time::{Duration, OffsetDateTime};
 
 use super::catalog::{Catalog, Stored};
 use super::objects::modified;
-use super::{Error, Store, backend, key, object_key, parts_key};
+use super::{Error, Store, key, object_key, parts_key};
 use crate::digest::Digest;
 use crate::sign::TrustedKeys;
 
@@ -146,14 +146,8 @@ impl Store {
             Some(meta) if modified(&meta).unix_timestamp() == listed.modified_at.unix_timestamp() => {}
             _ => return Ok(false),
         }
-        match self
-            .relocate(&place, &trash_key(policy, digest)?, listed.size_bytes)
-            .await
-        {
-            Ok(()) => Ok(true),
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
-            Err(source) => Err(backend("move to the trash", &place)(source)),
-        }
+        let object = listed.under(*digest);
+        self.relocate(&object, &place, &trash_key(policy, digest)?).await
     }
 
     /// Puts back what is needed and not there, and deletes the rest. The documents of `catalog` were read after its trash was
@@ -169,11 +163,9 @@ impl Store {
             let trash = trash_key(policy, digest)?;
             if needed.contains(digest) {
                 let place = object_key(policy, digest)?;
-                match self.relocate(&trash, &place, stored.size_bytes).await {
-                    Ok(()) => drop(put_back.insert(*digest)),
-                    // another collection was quicker
-                    Err(object_store::Error::NotFound { .. }) => {}
-                    Err(source) => return Err(backend("put back", &place)(source)),
+                // else another collection was quicker
+                if self.relocate(&stored.under(*digest), &trash, &place).await? {
+                    put_back.insert(*digest);
                 }
             } else {
                 // The list of its parts first: what is left of a collection that was killed is in the trash.

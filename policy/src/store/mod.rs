@@ -144,9 +144,18 @@ impl Store {
 
     #[cfg(feature = "s3")]
     fn open_bucket(url: &str, access: object_store::aws::AmazonS3Builder) -> Result<Self, Error> {
-        let refuse = |error: object_store::Error| Error::Url {
-            url: url.into(),
-            reason: error.to_string(),
+        let refuse = |error: object_store::Error| {
+            let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |cause| cause.source());
+            let last = causes.last().map(ToString::to_string).unwrap_or_default();
+            let whole = error.to_string();
+            Error::Url {
+                url: url.into(),
+                reason: if whole.contains(&last) {
+                    whole
+                } else {
+                    format!("{whole}: {last}")
+                },
+            }
         };
         let bucket = access.with_url(url).build().map_err(refuse)?;
         let prefix = url.splitn(4, '/').nth(3).unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use object_store::{GetResult, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, WriteMultipart, path::Path};
 use time::OffsetDateTime;
 
@@ -21,8 +21,8 @@ const MULTIPART_BYTES_MIN: u64 = 64 << 20;
 const UPLOAD_PART_BYTES: u64 = 16 << 20;
 const UPLOAD_PARTS_MAX: u64 = 10_000;
 const UPLOADS_AT_ONCE: usize = 8;
-/// S3 copies no larger object.
-pub(super) const COPY_BYTES_MAX: u64 = if cfg!(test) { 1_000 } else { 5 << 30 };
+/// S3 copies no object beyond 5 GB, and a copy of fewer may take longer than a request lasts. Less in unit tests, which move no gigabytes.
+pub(super) const COPY_BYTES_MAX: u64 = if cfg!(test) { 100 } else { 1 << 30 };
 /// Parts of one object that are fetched at once where there is no cache that says how many.
 const STREAMS: usize = 4;
 /// An object that is there already and older than this is written again, so that a collection which counts its age starts
@@ -281,57 +281,73 @@ impl Store {
         }
     }
 
-    /// An object appears whole, when its last part is there; an upload that was cut off leaves nothing under its name.
     async fn upload(&self, key: &Path, pieces: &Pieces) -> Result<(), Error> {
+        let size_bytes = pieces.object().size_bytes;
+        let part_bytes = upload_part_bytes(size_bytes);
+        let slices = pieces.pieces.iter().flat_map(|piece| {
+            let starts = (0..piece.len()).step_by(part_bytes);
+            starts.map(move |start| Ok(piece.slice(start..piece.len().min(start + part_bytes))))
+        });
+        self.upload_stream(key, size_bytes, stream::iter(slices)).await
+    }
+
+    /// Writes an object whose bytes come in pieces. It appears whole, when its last part is there; an upload that was cut off leaves
+    /// nothing under its name.
+    async fn upload_stream(
+        &self,
+        key: &Path,
+        size_bytes: u64,
+        mut pieces: impl Stream<Item = Result<Bytes, Error>> + Unpin,
+    ) -> Result<(), Error> {
         let upload = self.backend.put_multipart(key).await.map_err(backend("write", key))?;
-        let part_bytes = upload_part_bytes(pieces.object().size_bytes);
-        let mut upload = WriteMultipart::new_with_chunk_size(upload, part_bytes);
-        for piece in &pieces.pieces {
-            for start in (0..piece.len()).step_by(part_bytes) {
-                upload
-                    .wait_for_capacity(UPLOADS_AT_ONCE)
-                    .await
-                    .map_err(backend("write", key))?;
-                upload.put(piece.slice(start..piece.len().min(start + part_bytes)));
+        let mut upload = WriteMultipart::new_with_chunk_size(upload, upload_part_bytes(size_bytes));
+        while let Some(piece) = pieces.next().await {
+            let room = upload.wait_for_capacity(UPLOADS_AT_ONCE).await;
+            match room.map_err(backend("write", key)).and(piece) {
+                Ok(piece) => upload.put(piece),
+                Err(error) => {
+                    // parts that are there would be kept, and paid for, under no name
+                    let _ = upload.abort().await;
+                    return Err(error);
+                }
             }
         }
         upload.finish().await.map_err(backend("write", key))?;
         Ok(())
     }
 
-    /// Moves an object of so many bytes; one that the backend does not copy goes through this process.
-    pub(super) async fn relocate(&self, from: &Path, to: &Path, size_bytes: u64) -> object_store::Result<()> {
+    /// Moves an object; false where there is none. A large one that the backend does not move goes through this process.
+    pub(super) async fn relocate(&self, object: &ObjectRef, from: &Path, to: &Path) -> Result<bool, Error> {
         match self.backend.rename(from, to).await {
-            Err(error) if size_bytes > COPY_BYTES_MAX && !matches!(error, object_store::Error::NotFound { .. }) => {
-                tracing::info!(%from, %to, size_bytes, %error, "too large for the store to copy: copied through this process");
-                self.copy_through(from, to).await?;
-                self.backend.delete(from).await
+            Ok(()) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) if object.size_bytes > COPY_BYTES_MAX => {
+                tracing::warn!(%from, %to, object.size_bytes, %error, "the store did not move an object, which goes through this process");
+                match self.carry(object, from, to).await {
+                    // another collection was quicker
+                    Err(Error::NotFound(_)) => Ok(false),
+                    carried => carried.map(|()| true),
+                }
             }
-            moved => moved,
+            Err(error) => Err(backend("move", from)(error)),
         }
     }
 
-    async fn copy_through(&self, from: &Path, to: &Path) -> object_store::Result<()> {
-        let found = self.backend.get(from).await?;
-        let size_bytes = found.meta.size;
-        let upload = self.backend.put_multipart(to).await?;
-        let mut upload = WriteMultipart::new_with_chunk_size(upload, upload_part_bytes(size_bytes));
-        let mut stream = found.into_stream();
-        while let Some(piece) = stream.next().await {
-            let room = match &piece {
-                Ok(_) => upload.wait_for_capacity(UPLOADS_AT_ONCE).await,
-                Err(_) => Ok(()),
-            };
-            match room.and(piece) {
-                Ok(piece) => upload.put(piece),
-                Err(error) => {
-                    // its parts would be kept, and paid for, under no name
-                    let _ = upload.abort().await;
-                    return Err(error);
-                }
-            }
+    /// Moves an object by reading and writing it, unless it is written again meanwhile: then the new one stays as well.
+    pub(super) async fn carry(&self, object: &ObjectRef, from: &Path, to: &Path) -> Result<(), Error> {
+        let written = |meta: object_store::ObjectMeta| (meta.last_modified, meta.size, meta.e_tag);
+        let before = self.backend.head(from).await.map_err(backend("look at", from))?;
+        let size_bytes = before.size;
+        let ranges = (0..parts::count(size_bytes)).map(|index| parts::range(size_bytes, index));
+        let parts = stream::iter(ranges)
+            .map(|range| download::part(self.backend.as_ref(), from, range, |_| true))
+            .buffered(STREAMS)
+            .map_err(|failure| not_arrived(from, object, failure));
+        self.upload_stream(to, size_bytes, parts).await?;
+        let now = self.head(from).await?;
+        if now.map(written) == Some(written(before)) {
+            self.delete(from).await?;
         }
-        upload.finish().await?;
         Ok(())
     }
 }

@@ -100,13 +100,16 @@ impl Residents {
             .await
             .context("read the manifest")?;
         check_root(manifest.root, target)?;
-        if manifest.tensor_bytes != self.tensor_bytes {
-            // what is kept would fit nowhere
-            self.spare.resize(0);
-        }
         let weights = manifest.tensor_bytes.saturating_mul(BYTES_PER_IMAGE_BYTE);
-        self.make_room(weights.saturating_add(self.cache_bytes), required)
-            .await?;
+        let needed = weights.saturating_add(self.cache_bytes);
+        self.make_room(needed, required).await?;
+        // what is kept may turn out to have other sizes than what is needed: it has to fit beside all of it
+        let kept = memory::kept_bytes() as u64;
+        if manifest.tensor_bytes != self.tensor_bytes
+            || self.used().saturating_add(needed).saturating_add(kept) > self.bytes_max
+        {
+            self.keep(0);
+        }
 
         let bases: Vec<(i64, Arc<Image>)> = self
             .held
@@ -145,6 +148,7 @@ impl Residents {
         tokio::spawn(async move {
             if let Ok(model) = left.await {
                 let _ = tokio::task::spawn_blocking(move || drop(model)).await;
+                metrics::gauge!("springtide_spare_bytes").set(memory::kept_bytes() as f64);
             }
         });
         self.held.insert(
@@ -156,8 +160,7 @@ impl Residents {
             },
         );
         self.tensor_bytes = manifest.tensor_bytes;
-        self.spare
-            .resize(weights.min(self.bytes_max.saturating_sub(self.used())));
+        self.keep(weights.min(self.bytes_max.saturating_sub(self.used())));
         let brought = Brought {
             fetch: materialised.fetch,
             verify: materialised.verify,
@@ -208,6 +211,13 @@ impl Residents {
             .next()
     }
 
+    /// Keeps at most so much of the memory of versions that leave. What is given back is, on a thread that may block.
+    fn keep(&mut self, bytes: u64) {
+        let released = self.spare.resize(bytes);
+        tokio::task::spawn_blocking(move || drop(released));
+        metrics::gauge!("springtide_spare_bytes").set(memory::kept_bytes() as f64);
+    }
+
     fn used(&self) -> u64 {
         self.held.values().map(|held| held.bytes).sum()
     }
@@ -219,7 +229,6 @@ impl Residents {
             self.held.retain(|_, held| held.version.strong_count() > 0);
             let used = self.used();
             metrics::gauge!("springtide_resident_bytes").set(used as f64);
-            metrics::gauge!("springtide_spare_bytes").set(memory::kept_bytes() as f64);
             if used.saturating_add(bytes) <= self.bytes_max {
                 return Ok(());
             }

@@ -5,7 +5,7 @@ use crate::assignment::{Assignment, Target};
 use futures::stream::BoxStream;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions, PutResult,
-    RenameOptions,
+    RenameOptions, UploadPart,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use std::collections::BTreeSet;
@@ -15,8 +15,45 @@ use std::sync::atomic::{AtomicI64, Ordering};
 #[derive(Debug)]
 struct Dying {
     inner: Arc<dyn ObjectStore>,
-    left: AtomicI64,
+    left: Arc<AtomicI64>,
     moves: Moves,
+}
+
+/// An upload to it: its parts and its end count as operations.
+#[derive(Debug)]
+struct DyingUpload {
+    inner: Box<dyn MultipartUpload>,
+    left: Arc<AtomicI64>,
+}
+
+fn alive(left: &AtomicI64) -> object_store::Result<()> {
+    match left.fetch_sub(1, Ordering::Relaxed) {
+        1.. => Ok(()),
+        // of a kind that is not tried again
+        _ => Err(object_store::Error::NotSupported {
+            source: "killed".into(),
+        }),
+    }
+}
+
+#[async_trait::async_trait]
+impl MultipartUpload for DyingUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        match alive(&self.left) {
+            Ok(()) => self.inner.put_part(data),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
+    }
+
+    async fn complete(&mut self) -> object_store::Result<PutResult> {
+        alive(&self.left)?;
+        self.inner.complete().await
+    }
+
+    async fn abort(&mut self) -> object_store::Result<()> {
+        alive(&self.left)?;
+        self.inner.abort().await
+    }
 }
 
 /// How a store moves an object.
@@ -32,13 +69,7 @@ enum Moves {
 
 impl Dying {
     fn alive(&self) -> object_store::Result<()> {
-        match self.left.fetch_sub(1, Ordering::Relaxed) {
-            1.. => Ok(()),
-            _ => Err(object_store::Error::Generic {
-                store: "test",
-                source: "killed".into(),
-            }),
-        }
+        alive(&self.left)
     }
 }
 
@@ -61,7 +92,10 @@ impl ObjectStore for Dying {
         options: PutMultipartOptions,
     ) -> object_store::Result<Box<dyn MultipartUpload>> {
         self.alive()?;
-        self.inner.put_multipart_opts(at, options).await
+        Ok(Box::new(DyingUpload {
+            inner: self.inner.put_multipart_opts(at, options).await?,
+            left: self.left.clone(),
+        }))
     }
 
     async fn get_opts(&self, at: &Path, options: GetOptions) -> object_store::Result<GetResult> {
@@ -120,7 +154,7 @@ impl Fixture {
     fn dying(&self, operations: i64, moves: Moves) -> Store {
         Store::over(Arc::new(Dying {
             inner: self.store.backend.clone(),
-            left: AtomicI64::new(operations),
+            left: Arc::new(AtomicI64::new(operations)),
             moves,
         }))
     }
@@ -346,8 +380,9 @@ async fn beside_publishers_nothing_live_is_ever_lost() {
         let mut random = StdRng::seed_from_u64(seed);
         // without a grace time only what was made good counts on: an object may be away for the moment that it is looked at
         let grace = if random.random_bool(0.7) { 0 } else { 3600 };
+        let moves = [Moves::AtOnce, Moves::ByCopy, Moves::SmallByCopy][seed as usize % 3];
         let collector = {
-            let f = f.clone();
+            let (f, store) = (f.clone(), f.dying(i64::MAX, moves));
             tokio::spawn(async move {
                 let mut deleted = 0;
                 for _ in 0..4 {
@@ -356,7 +391,7 @@ async fn beside_publishers_nothing_live_is_ever_lost() {
                         ..keep(1)
                     };
                     let versions = || async { Ok(BTreeSet::new()) };
-                    let done = f.store.collect(POLICY, &f.trusted(), &keep, false, versions).await;
+                    let done = store.collect(POLICY, &f.trusted(), &keep, false, versions).await;
                     deleted += done.unwrap().deleted.len();
                 }
                 deleted

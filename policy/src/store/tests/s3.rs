@@ -66,6 +66,22 @@ async fn large_objects_go_up_and_come_down_in_parts() {
 }
 
 #[tokio::test]
+async fn what_a_bucket_does_not_copy_is_carried() {
+    let f = in_bucket().await;
+    let bytes: Vec<u8> = (0..20 << 20).map(|i: u32| (i % 251) as u8).collect();
+    let object = f.store.put_object(POLICY, &bytes.clone().into()).await.unwrap();
+    let (place, trash) = (
+        object_key(POLICY, &object.digest).unwrap(),
+        Path::from("policy/demo/trash/x"),
+    );
+    f.store.carry(&object, &place, &trash).await.unwrap();
+    assert!(!f.object_path(&object).exists());
+    assert!(std::fs::read(f.path(trash.as_ref())).unwrap() == bytes);
+    let again = f.store.carry(&object, &place, &trash).await;
+    assert!(matches!(again, Err(Error::NotFound(_))), "{again:?}");
+}
+
+#[tokio::test]
 async fn a_collection_leaves_what_is_live_and_empties_its_trash() {
     collection::live_stays_whole(in_bucket().await).await;
 }
