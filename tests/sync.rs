@@ -120,8 +120,8 @@ async fn follower(stack: &Stack, number: usize, mib: u64, threads: usize, contro
         cluster: format!("cluster-{number}"),
         state_dir: stack.dir.path().join(format!("serve-{number}")),
         heartbeat_interval_ms: 100,
-        // three versions of weights, each as published and as the engine has it, and caches
-        resident_bytes_max: (mib << 20) * 8 + (4 << 30),
+        // three versions of weights, each as published and as the engine has it, caches, and what is kept of a fourth
+        resident_bytes_max: (mib << 20) * 12 + (4 << 30),
         ..ServeOptions::default()
     };
     let store = Store::open(&stack.store_url).unwrap();

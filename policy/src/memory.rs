@@ -60,6 +60,11 @@ fn kept() -> MutexGuard<'static, Kept> {
 }
 
 impl Spare {
+    /// What is kept in this room, bytes: exactly where a process has no other, else at most.
+    pub fn kept_bytes(&self) -> usize {
+        kept_bytes().min(self.bytes)
+    }
+
     /// Changes the room.
     pub fn resize(&mut self, bytes: u64) -> Released {
         // so small that no sum overflows

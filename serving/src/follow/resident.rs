@@ -104,7 +104,7 @@ impl Residents {
         let needed = weights.saturating_add(self.cache_bytes);
         self.make_room(needed, required).await?;
         // what is kept may turn out to have other sizes than what is needed: it has to fit beside all of it
-        let kept = memory::kept_bytes() as u64;
+        let kept = self.spare.kept_bytes() as u64;
         if manifest.tensor_bytes != self.tensor_bytes
             || self.used().saturating_add(needed).saturating_add(kept) > self.bytes_max
         {
