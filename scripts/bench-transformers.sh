@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Adds transformers on PyTorch, f32, to what `cargo bench --bench policy` measured: the same weights, prompts, batches and one
+# Adds transformers on PyTorch, f32, to what `cargo bench --bench model` measured: the same weights, prompts, batches and one
 # thread. Needs the environment of `make golden`; without it says so and leaves the report as it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -18,13 +18,24 @@ forbid() { # crate, features, packages…
   done
 }
 
-forbid edge    ""    tch torch-sys ingest policy trainer serving
-forbid ingest  ""    tch torch-sys policy trainer serving
-forbid policy  torch sqlx axum rdkafka edge ingest trainer serving
-forbid policy  ""    tch torch-sys
-forbid trainer torch serving
+policy="artifact store model text"
+# shellcheck disable=SC2086
+{
+  forbid edge   ""    tch torch-sys ingest $policy trainer serving demo
+  forbid ingest ""    tch torch-sys $policy trainer serving demo
+}
+for crate in $policy; do
+  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge ingest trainer serving
+done
+forbid artifact ""    tokio object_store tokenizers minijinja rand store model text
+forbid store    ""    sqlx axum rdkafka tokenizers minijinja model text
+forbid model    torch sqlx axum rdkafka tokio object_store tokenizers minijinja store text edge ingest
+forbid text     ""    tokio object_store store model
+forbid trainer torch serving demo
 forbid trainer ""    tch torch-sys
-forbid serving ""    tch torch-sys trainer
+forbid serving ""    tch torch-sys trainer demo
+forbid report  ""    sqlx tokio reqwest demo
+forbid demo    ""    tch torch-sys edge ingest store trainer serving
 
 # Each table has one writing crate.
 writer() {
@@ -40,7 +51,7 @@ tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '
 for table in $tables; do
   [ "$(writer "$table")" != nobody ] || fail "scripts/floor-plan.sh does not say who writes the table $table"
 done
-for place in edge ingest policy trainer serving src; do
+for place in edge ingest policy trainer serving report demo src; do
   files=$(find "$place" \( -name '*.rs' -o -name '*.sql' \) -not -path '*/tests/*' -not -path '*/target/*')
   # Statements may break a line anywhere, so each file is read as one.
   # shellcheck disable=SC2086

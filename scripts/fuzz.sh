@@ -12,7 +12,7 @@ crate=$1
 case $crate in
   # as every build has the other crates, so that little is built twice
   ingest) build=(cargo build --locked --workspace --features ingest/fuzz --example fuzz) example=fuzz ;;
-  policy) build=(cargo build --locked --package policy --features fuzz --example fuzz-policy) example=fuzz-policy ;;
+  policy) build=(cargo build --locked --package artifact --features fuzz --example fuzz-policy) example=fuzz-policy ;;
   *) echo "fuzz: ingest and policy have targets, not $crate" >&2; exit 2 ;;
 esac
 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/sancov.sh "${build[@]}"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes the golden fixtures of policy/tests/golden anew, with the versions that scripts/golden/requirements.txt pins.
+# Makes the golden fixtures in policy/*/tests/golden anew, with the versions that scripts/golden/requirements.txt pins.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(scripts/golden-venv.sh)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
-"$python" scripts/golden/models.py policy/tests/golden "$scratch"
-"$python" scripts/golden/lora.py policy/tests/golden
-"$python" scripts/golden/chat.py policy/tests/golden/chat
-"$python" scripts/golden/sampling.py policy/tests/golden/sampling.json
-"$python" scripts/golden/quant.py policy/tests/golden/quantised.json
+"$python" scripts/golden/models.py policy/model/tests/golden "$scratch"
+"$python" scripts/golden/lora.py policy/model/tests/golden
+"$python" scripts/golden/chat.py policy/text/tests/golden/chat
+"$python" scripts/golden/sampling.py policy/model/tests/golden/sampling.json
+"$python" scripts/golden/quant.py policy/artifact/tests/golden/quantised.json

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does it learn? One demo after another, each on a fresh stack of its own, none left out.
+# Does it learn? Runs one demo after another, each on a fresh stack of its own, and reports every one of them.
 # usage: learn.sh SPRINGTIDE 'house plain' '1 2 3 4 5' MINUTES [DEMO_ARGS…]
 set -euo pipefail
 springtide=$1 kinds=$2 seeds=$3 minutes=$4
@@ -12,7 +12,7 @@ for seed in $seeds; do
         state=$(mktemp -d "$out/state-XXXXXX")
         echo "== $name"
         SPRINGTIDE__STATE_DIR=$state "$springtide" up --demo --once -- --users "$users" --seed "$seed" --minutes "$minutes" \
-            --json "$out/$name.json" "$@" >"$out/$name.log" 2>&1 || echo "$name did not end well, see $out/$name.log"
+            --report "$out/$name.json" "$@" >"$out/$name.log" 2>&1 || echo "$name failed, see $out/$name.log"
         grep -E -B1 '^(champion − base|feedback to serving|ledger|report:)' "$out/$name.log" | grep -vE '^(--|report:|$)' || true
         rm -rf "$state"
     done

@@ -5,7 +5,7 @@
 set -euo pipefail
 flags=()
 case " $* " in
-  *" --crate-name ingest "* | *" --crate-name fuzz "* | *" --crate-name policy "* | *" --crate-name fuzz_policy "*)
+  *" --crate-name ingest "* | *" --crate-name fuzz "* | *" --crate-name artifact "* | *" --crate-name fuzz_policy "*)
     # rust-lld would drop the coverage tables, to which only their start and stop symbols refer.
     flags=(-Cpasses=sancov-module -Ccodegen-units=1 -Clinker-features=-lld)
     for option in level=4 inline-8bit-counters pc-table trace-compares; do

@@ -10,7 +10,7 @@ for migration in migrations/*.sql; do
 done
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
-touch edge/src/lib.rs ingest/src/lib.rs trainer/src/lib.rs serving/src/lib.rs src/main.rs tests/main.rs # expand all macros again
+touch edge/src/lib.rs ingest/src/lib.rs trainer/src/lib.rs serving/src/lib.rs demo/src/lib.rs src/main.rs tests/main.rs # expand all macros again
 SQLX_OFFLINE=false SQLX_OFFLINE_DIR=$fresh DATABASE_URL=$SPRINGTIDE_TEST_POSTGRES cargo check --locked --workspace --all-targets
 mkdir -p .sqlx
 find .sqlx -name 'query-*.json' -delete

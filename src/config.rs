@@ -1,21 +1,34 @@
-//! One file for every role: `springtide.toml`, overlaid by `SPRINGTIDE__SECTION__FIELD` from the environment. This file holds
-//! what the binary itself needs; each crate brings its own section. Contradictions are refused here, before anything
-//! starts, with what to do about them. Knows nothing of what the roles do with their sections.
+//! The configuration of every role: `springtide.toml`, overridden by `SPRINGTIDE__SECTION__FIELD`
+//! in the environment. Each crate declares its own section; this file declares the binary's.
+//! Contradictions are refused before anything starts.
 
 mod check;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use figment::Figment;
-use figment::providers::{Env, Format, Toml};
+use figment::providers::{Env, Format};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::stack::postgres;
 
-/// Read where no `--config` is given, if it is there.
+/// The file's language, read by the `toml` crate that the rest of the program uses.
+struct Toml;
+
+impl Format for Toml {
+    type Error = toml::de::Error;
+    const NAME: &'static str = "TOML";
+
+    fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Self::Error> {
+        toml::from_str(text)
+    }
+}
+
+/// Read without `--config`, if it exists.
 pub const FILE: &str = "springtide.toml";
 const ENV_PREFIX: &str = "SPRINGTIDE__";
 
@@ -23,8 +36,8 @@ const ENV_PREFIX: &str = "SPRINGTIDE__";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Folder of everything that a stack on this machine remembers: database, log, weights, keys, log files.
-    /// Default: `.springtide`.
+    /// Folder of everything that a stack on this machine keeps: database, log, weights, keys, log
+    /// files. Default: `.springtide`.
     pub state_dir: PathBuf,
     pub policy: Policy,
     pub listen: Listen,
@@ -48,30 +61,33 @@ pub struct Config {
 pub struct Policy {
     /// Its name, also the `model` of requests. Default: `demo`.
     pub name: String,
-    /// Hugging Face folder that becomes the first version where there is none yet. Default: `models/demo-base`.
+    /// Hugging Face folder that becomes the first version of a new policy. Default:
+    /// `models/demo-base`.
     pub base: PathBuf,
-    /// In which precision the factors of matrix products are, in every role: `f32` or `bf16`. Default: `f32`.
-    pub compute: policy::model::Compute,
-    /// Quantised copies that the manifest of every version names, by their specs: `fp8-e4m3-b128.1`, `int4-sym-g32.1`. Default: none.
-    pub quantised: Vec<policy::quant::Spec>,
-    /// Object store of versions, a `file://` or `s3://` URL, or the `http://` URL of a relay where it is only read. Default:
-    /// `store` in the state folder.
+    /// Precision of matrix products in every role: `f32` or `bf16`. Default: `f32`.
+    pub compute: model::exact::Compute,
+    /// Quantised copies that every manifest names: `fp8-e4m3-b128.1`, `int4-sym-g32.1`. Default:
+    /// none.
+    pub quantised: Vec<artifact::quant::Spec>,
+    /// Object store of versions: a `file://` or `s3://` URL, or a relay's `http://` URL for reading
+    /// only. Default: `store` in the state folder.
     pub store: Option<String>,
-    /// The key that a relay asks for. Never printed. Default: none.
+    /// API key for a relay. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub store_api_key: Option<String>,
-    /// Disk in the state folder for objects of a store that is not on this machine, bytes: what was begun is not fetched again,
-    /// and processes share it. An object that is larger is an error. Default: 64 GiB.
+    /// Disk in the state folder for objects of a remote store, bytes. Processes share it, and
+    /// interrupted downloads resume from it. A larger object is an error. Default: 64 GiB.
     pub cache_bytes_max: u64,
-    /// Parts of such an object (8 MiB each) that are fetched at once. Default: 8.
+    /// Parts of a remote object (8 MiB each) to fetch at once, 1 to 256. Default: 8.
     pub cache_streams: usize,
-    /// Threads that make, check and follow deltas, and lay weights out for an engine, in every process that does. Default: 1.
+    /// Threads per process for encoding, verifying and applying deltas and packing weights, 1 to
+    /// 256. Default: 1.
     pub sync_threads: u16,
-    /// Folder of the signing keys and of the public keys that are trusted. Default: `keys` in the state folder.
+    /// Folder of the signing keys and the trusted public keys. Default: `keys` in the state folder.
     pub keys: Option<PathBuf>,
 }
 
-/// `[listen]`: where each role listens. Anything but loopback needs `auth.required`.
+/// `[listen]`: where each role listens. Addresses other than loopback need `auth.required`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Listen {
@@ -89,30 +105,31 @@ pub struct Listen {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Client {
-    /// Base URL. Default: where `listen.serve` listens.
+    /// Base URL. Default: the address of `listen.serve`.
     pub serve: Option<String>,
-    /// Base URL. Default: where `listen.ingest` listens.
+    /// Base URL. Default: the address of `listen.ingest`.
     pub ingest: Option<String>,
-    /// Base URL. Default: where `listen.control` listens.
+    /// Base URL. Default: the address of `listen.control`.
     pub control: Option<String>,
     /// API key that commands such as `springtide release` send. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub api_key: Option<String>,
 }
 
-/// `[telemetry]`: what every role says about itself. Prometheus metrics are always on, at `/metrics`.
+/// `[telemetry]`: logs and traces. Prometheus metrics are always on, at `/metrics`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Telemetry {
-    /// `human` or `json`. Default: `human`.
+    /// Format of log lines: `human` or `json`. Default: `human`.
     pub format: LogFormat,
-    /// Levels by module, as the crate tracing-subscriber reads them. Default: `info`.
+    /// Log levels by module, in the syntax of the crate tracing-subscriber. Default: `info`.
     pub filter: String,
-    /// OTLP endpoint for traces over HTTP, e.g. `http://127.0.0.1:4318/v1/traces`. Default: none, no traces.
+    /// OTLP endpoint for traces over HTTP, e.g. `http://127.0.0.1:4318/v1/traces`. Default: none,
+    /// no traces.
     pub otlp_endpoint: Option<String>,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
@@ -124,13 +141,13 @@ pub enum LogFormat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Postgres {
-    /// An external Postgres 18: `postgres://user:password@host/database`. Never printed. Default: none, `springtide up`
-    /// runs a private one.
+    /// An external Postgres 18: `postgres://user:password@host/database`. Never printed.
+    /// Default: none, `springtide up` runs a private one.
     #[serde(skip_serializing)]
     pub url: Option<String>,
-    /// Loopback port of the private one. Default: 15432.
+    /// Loopback port of the private Postgres. Default: 15432.
     pub port: u16,
-    /// Connections that one role holds at most. Default: 16.
+    /// Largest number of connections per role, at least 4. Default: 16.
     pub connections_max: u32,
 }
 
@@ -138,22 +155,24 @@ pub struct Postgres {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Kafka {
-    /// An external cluster: `host:port`, comma-separated. Default: none, `springtide up` runs a private node.
+    /// An external cluster: `host:port`, comma-separated. Default: none, `springtide up` runs a
+    /// private node.
     pub brokers: Option<String>,
     /// First part of every topic's name. Default: `springtide`.
     pub topic_prefix: String,
-    /// How long topics that are made here keep events, hours. Default: 168.
+    /// Retention of new topics, hours. Must exceed the longest outage of ingest. Default: 168.
     pub log_retention_hours: u32,
-    /// Largest size of one of their partitions, bytes; 0: no bound. Default: 0.
+    /// Largest size of a partition of new topics, bytes; 0: no limit. Default: 0.
     pub log_bytes_max: u64,
-    /// How long dead letters are kept, days. Default: 90.
+    /// Retention of the dead-letter queue, days. Default: 90.
     pub dead_letter_retention_days: u32,
-    /// librdkafka settings, handed through as they are; they win over Springtide's own. Never printed. Default: none.
+    /// librdkafka settings, passed through unchanged; they override Springtide's own. Never
+    /// printed. Default: none.
     #[serde(skip_serializing)]
     pub librdkafka: BTreeMap<String, String>,
     /// Loopback port of the private node. Default: 19192.
     pub port: u16,
-    /// Loopback port on which the private node's broker and controller meet. Default: 19193.
+    /// Loopback port between the private node's broker and controller. Default: 19193.
     pub controller_port: u16,
     /// Largest Java heap of the private node, MiB. Default: 384.
     pub heap_mib: u32,
@@ -163,7 +182,7 @@ pub struct Kafka {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Stack {
-    /// Folder of what is downloaded once (about 150 MB unpacked). Default: `.stack`.
+    /// Folder of what is downloaded once, about 150 MB unpacked. Default: `.stack`.
     pub cache: PathBuf,
 }
 
@@ -194,7 +213,7 @@ impl Default for Policy {
         Self {
             name: "demo".to_owned(),
             base: "models/demo-base".into(),
-            compute: policy::model::Compute::F32,
+            compute: model::exact::Compute::F32,
             quantised: vec![],
             store: None,
             store_api_key: None,
@@ -208,7 +227,6 @@ impl Default for Policy {
 
 impl Default for Listen {
     fn default() -> Self {
-        let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
         Self {
             serve: loopback(8000),
             ingest: loopback(8001),
@@ -261,18 +279,19 @@ impl Default for Stack {
 }
 
 impl Config {
-    /// What `file` (or `springtide.toml` here, if there is one) and the environment say, checked, with absolute paths.
+    /// Reads `file` (default: `springtide.toml` in the current folder) and the environment. Checks
+    /// the values and makes paths absolute.
     pub fn load(file: Option<&Path>) -> anyhow::Result<Self> {
-        let config = Self::load_to_make_keys(file)?;
+        let config = Self::load_without_keys(file)?;
         config.check_auth().context("the configuration contradicts itself")?;
         Ok(config)
     }
 
-    /// As [`Config::load`], but keys that are not there yet are no contradiction: for the commands that make them.
-    pub fn load_to_make_keys(file: Option<&Path>) -> anyhow::Result<Self> {
+    /// Like [`Config::load`], but API keys may be missing: for the commands that make them.
+    pub fn load_without_keys(file: Option<&Path>) -> anyhow::Result<Self> {
         let here = std::env::current_dir().context("find the current folder")?;
         let file = match file {
-            Some(file) if !file.is_file() => bail!("there is no file {}", file.display()),
+            Some(file) if !file.is_file() => bail!("--config {}: there is no such file", file.display()),
             Some(file) => Some(here.join(file)),
             None => Some(here.join(FILE)).filter(|file| file.is_file()),
         };
@@ -294,7 +313,7 @@ impl Config {
             .context("read the configuration")
     }
 
-    /// Makes paths absolute. The follower's memory moves with the state folder unless it was given.
+    /// Makes paths absolute. `serve.state_dir` is in the state folder unless it was set.
     fn resolve(&mut self, base: &Path) {
         if self.serve.state_dir == serving::ServeOptions::default().state_dir {
             self.serve.state_dir = self.state_dir.join("serve");
@@ -322,7 +341,7 @@ impl Config {
         self.policy.keys.clone().unwrap_or_else(own)
     }
 
-    /// Folder of one log file per supervised process.
+    /// Folder of the log files, one per supervised process.
     pub fn log_dir(&self) -> PathBuf {
         self.state_dir.join("log")
     }
@@ -332,9 +351,9 @@ impl Config {
         self.postgres.url.clone().unwrap_or_else(own)
     }
 
-    pub fn kafka_client(&self) -> ingest::kafka::ClientOptions {
+    pub fn kafka_client(&self) -> ingest::log::ClientOptions {
         let own = || format!("127.0.0.1:{}", self.kafka.port);
-        ingest::kafka::ClientOptions {
+        ingest::log::ClientOptions {
             brokers: self.kafka.brokers.clone().unwrap_or_else(own),
             topic_prefix: self.kafka.topic_prefix.clone(),
             log_retention_hours: self.kafka.log_retention_hours,
@@ -355,15 +374,44 @@ impl Config {
     pub fn control_url(&self) -> String {
         url(self.client.control.as_ref(), self.listen.control)
     }
+
+    /// The addresses that a stack on this machine listens on, with the fields that set them.
+    pub fn own_addresses(&self) -> Vec<(&'static str, SocketAddr)> {
+        let listen = &self.listen;
+        let mut addresses = vec![
+            ("listen.serve", listen.serve),
+            ("listen.ingest", listen.ingest),
+            ("listen.control", listen.control),
+            ("listen.train", listen.train),
+        ];
+        if self.postgres.url.is_none() {
+            addresses.push(("postgres.port", loopback(self.postgres.port)));
+        }
+        if self.kafka.brokers.is_none() {
+            addresses.push(("kafka.port", loopback(self.kafka.port)));
+            addresses.push(("kafka.controller_port", loopback(self.kafka.controller_port)));
+        }
+        addresses
+    }
 }
 
 fn url(given: Option<&String>, listens: SocketAddr) -> String {
     match given {
         Some(url) => url.trim_end_matches('/').to_owned(),
-        // An address that means "every interface" is reached over loopback.
-        None if listens.ip().is_unspecified() => format!("http://127.0.0.1:{}", listens.port()),
-        None => format!("http://{listens}"),
+        None => local_url(listens),
     }
+}
+
+/// How this machine reaches a role: over loopback where the role listens on every interface.
+pub fn local_url(listens: SocketAddr) -> String {
+    match listens.ip().is_unspecified() {
+        true => format!("http://{}", loopback(listens.port())),
+        false => format!("http://{listens}"),
+    }
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
 }
 
 #[cfg(test)]
@@ -374,67 +422,68 @@ mod tests {
         Ok(Figment::new().merge(Toml::string(toml)).extract()?)
     }
 
+    const DOCUMENTED: &str = include_str!("../springtide.toml");
+
     #[test]
-    fn the_documented_file_says_what_the_defaults_are() {
-        let documented = include_str!("../springtide.toml");
-        assert_eq!(parse(documented).unwrap(), Config::default());
+    fn springtide_toml_has_the_defaults() {
+        assert_eq!(parse(DOCUMENTED).unwrap(), Config::default());
     }
 
     #[test]
-    fn the_documented_file_names_every_field_in_its_section() {
-        let sections = sections(include_str!("../springtide.toml"));
-        let table = toml::Table::try_from(Config::default()).unwrap();
-        let mut fields = Vec::new();
-        collect_fields(&table, "", &mut fields);
-        assert!(fields.len() > 50, "only {} fields were found", fields.len());
-        for (path, name) in fields {
-            // an inline table stands in the nearest section around it
-            let mut section = path.as_str();
-            while !sections.contains_key(section) {
-                section = section.rsplit_once('.').map_or("", |(outer, _)| outer);
+    fn springtide_toml_mentions_every_key() {
+        let mut keys = 0;
+        for (header, text) in sections() {
+            // An unknown key makes serde name the keys that a section has.
+            let unknown = format!("{header}\nno_such_key = 1");
+            let Err(error) = Figment::new().merge(Toml::string(&unknown)).extract::<Config>() else {
+                continue; // [kafka.librdkafka] takes any key
+            };
+            let figment::error::Kind::UnknownField(_, fields) = error.kind else {
+                panic!("{header}: {error}");
+            };
+            for field in fields {
+                let is_key = |line: &str| {
+                    let line = line.trim_start_matches(['#', ' ']);
+                    line.strip_prefix(field)
+                        .is_some_and(|rest| rest.trim_start().starts_with('='))
+                };
+                let inner = header.trim_matches(['[', ']']);
+                let path = if inner.is_empty() {
+                    (*field).to_owned()
+                } else {
+                    format!("{inner}.{field}")
+                };
+                let is_section = sections().iter().any(|(header, _)| {
+                    let name = header.trim_matches(['[', ']']);
+                    name == path || name.starts_with(&format!("{path}."))
+                });
+                assert!(
+                    text.lines().any(is_key) || is_section,
+                    "springtide.toml does not mention {path}"
+                );
+                keys += 1;
             }
-            let text = &sections[section];
-            let there = text.match_indices(&name).any(|(at, _)| {
-                let before = text[..at].chars().next_back();
-                let after = text[at + name.len()..].trim_start();
-                after.starts_with('=') && !before.is_some_and(|c| c.is_alphanumeric() || c == '_')
-            });
-            assert!(there, "springtide.toml does not mention {path}.{name}");
         }
+        assert!(keys > 100, "only {keys} keys were found");
     }
 
-    /// The text under each `[header]`, commented ones included; what precedes the first is under "".
-    fn sections(documented: &str) -> BTreeMap<String, String> {
-        let mut sections = BTreeMap::from([(String::new(), String::new())]);
-        let mut current = String::new();
-        for line in documented.lines() {
+    /// Every section's header, commented ones included, with the text below it. The first header is
+    /// empty.
+    fn sections() -> Vec<(String, String)> {
+        let mut sections = vec![(String::new(), String::new())];
+        for line in DOCUMENTED.lines() {
             let bare = line.trim_start_matches(['#', ' ']);
-            if let Some((header, _)) = bare.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-                current = header.trim_start_matches('[').to_owned();
+            if bare.starts_with('[')
+                && let Some(end) = bare.rfind(']')
+            {
+                let header = bare[..=end].split_whitespace().next().unwrap_or_default();
+                sections.push((header.to_owned(), String::new()));
+            } else if let Some((_, text)) = sections.last_mut() {
+                text.push_str(line);
+                text.push('\n');
             }
-            let text = sections.entry(current.clone()).or_default();
-            text.push_str(line);
-            text.push('\n');
         }
         sections
-    }
-
-    /// Every plain field as (section, name).
-    fn collect_fields(table: &toml::Table, path: &str, fields: &mut Vec<(String, String)>) {
-        for (name, value) in table {
-            match value {
-                toml::Value::Table(inner) => {
-                    let inner_path = if path.is_empty() {
-                        name.clone()
-                    } else {
-                        format!("{path}.{name}")
-                    };
-                    collect_fields(inner, &inner_path, fields);
-                }
-                toml::Value::Array(_) => {}
-                _ => fields.push((path.to_owned(), name.clone())),
-            }
-        }
     }
 
     #[test]
@@ -444,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_the_state_folder_moves_with_it() {
+    fn default_paths_are_in_the_state_folder() {
         let mut config = parse("state_dir = \"elsewhere\"").unwrap();
         config.resolve(Path::new("/srv"));
         assert_eq!(config.store_url(), "file:///srv/elsewhere/store");
@@ -457,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_that_listens_everywhere_is_reached_over_loopback() {
+    fn a_role_on_every_interface_is_reached_over_loopback() {
         let config = parse("[listen]\ncontrol = \"0.0.0.0:9002\"").unwrap();
         assert_eq!(config.control_url(), "http://127.0.0.1:9002");
         let config = parse("[client]\ncontrol = \"https://control.example/\"").unwrap();
@@ -465,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_shown() {
+    fn secrets_are_not_printed() {
         let text = "[postgres]\nurl = 'postgres://u:secret-1@h/d'\n[client]\napi_key = 'secret-2'\n\
                     [serve]\napi_key = 'secret-3'\n[trainer]\napi_key = 'secret-4'\n\
                     [spool]\napi_key = 'secret-6'\ncaller_key = 'secret-7'\n\

@@ -1,5 +1,5 @@
-//! What a person at the terminal is told: at once, or, while a full-screen view has the terminal, after it. Whatever writes
-//! lines beside such a view writes them here, so that they do not tear it.
+//! Lines for a person at the terminal. They are printed at once, or after a full-screen view has
+//! ended. Everything that prints beside such a view must use this module.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
@@ -8,19 +8,20 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use nix::unistd::{getpgrp, tcgetpgrp};
 
-/// Lines that wait for the view to end; of more, the oldest are lost.
+/// Largest number of lines held back for a view; older lines are dropped.
 const KEPT_MAX: usize = 1000;
 
-/// Some while a view has the terminal.
+/// The lines held back; `None` without a view.
 static KEPT: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
 
-/// Whether a full-screen view can be shown: there is a terminal to read from and to write to, and it is ours to use (a job
-/// in the background would be stopped for touching it).
+/// Whether a full-screen view can be shown: there is a terminal to read from and write to, and this
+/// process is in its foreground.
 pub fn has_screen() -> bool {
     let stdin = io::stdin();
     stdin.is_terminal() && io::stderr().is_terminal() && tcgetpgrp(&stdin).is_ok_and(|group| group == getpgrp())
 }
 
+/// Prints a line, or holds it back.
 pub fn say(line: &str) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     match &mut *kept {
@@ -33,8 +34,8 @@ pub fn say(line: &str) {
     }
 }
 
-/// The newest lines that wait, the oldest of them first.
-#[cfg(feature = "torch")]
+/// The newest lines that are held back, oldest first.
+#[cfg(feature = "demo")]
 pub fn waiting(count: usize) -> Vec<String> {
     let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let lines = kept.iter().flatten();
@@ -44,7 +45,7 @@ pub fn waiting(count: usize) -> Vec<String> {
         .collect()
 }
 
-/// From now on lines wait, the message of a panic among them, until the guard is dropped.
+/// Holds lines back, including messages of panics, until the guard is dropped.
 pub fn keep() -> Kept {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -64,7 +65,7 @@ pub fn keep() -> Kept {
     Kept
 }
 
-/// Says what waited when it is dropped.
+/// Prints the lines that were held back when it is dropped.
 pub struct Kept;
 
 impl Drop for Kept {
@@ -90,12 +91,12 @@ impl Write for Writer {
     }
 }
 
-#[cfg(all(test, feature = "torch"))]
+#[cfg(all(test, feature = "demo"))]
 mod tests {
     use super::*;
 
     #[test]
-    fn lines_wait_for_the_view_to_end_and_a_panic_waits_with_them() {
+    fn lines_and_panics_are_held_back_until_the_view_ends() {
         let kept = keep();
         say("one");
         Writer.write_all(b"two\nthree\n").unwrap();

@@ -1,5 +1,5 @@
-//! What a process says about itself: log lines on standard error, Prometheus metrics at `/metrics`, and traces over OTLP where
-//! an endpoint is set. One set-up for every role. Never sees prompt text, tokens or secrets: what is logged is the caller's care.
+//! Logs on standard error, Prometheus metrics at `/metrics`, and traces over OTLP where an endpoint
+//! is set. Callers must not log prompt text, tokens or secrets.
 
 use std::time::Duration;
 
@@ -18,25 +18,26 @@ use tracing_subscriber::{EnvFilter, Layer, fmt};
 use crate::config::{self, LogFormat};
 use crate::console;
 
-/// Bounds of every `_seconds` histogram: 100 µs to a minute.
+/// Bucket bounds of every `_seconds` histogram: 100 µs to a minute.
 const SECONDS: [f64; 18] = [
     0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 ];
-/// How often old samples are folded into the histograms.
+/// How often the exporter moves new samples into its histograms.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// Modules that log every connection or rebalance at info.
+/// For modules that log every connection or rebalance at info.
 const QUIET: &str = "sqlx=warn,librdkafka=warn,hyper=warn,h2=warn";
 
-/// Keep it until the process ends: dropping it sends the traces that are still here.
+/// Keep it until the process ends: dropping it sends the remaining traces.
 pub struct Telemetry {
     metrics: PrometheusHandle,
     traces: Option<SdkTracerProvider>,
 }
 
-/// Sets up logging, metrics and traces of the process `role`. Call it once, outside of a tokio runtime: the exporter blocks.
+/// Sets up logging, metrics and traces. Call it once, outside of a tokio runtime, because the
+/// exporter blocks.
 pub fn init(role: &'static str, options: &config::Telemetry) -> anyhow::Result<Telemetry> {
     let filter = EnvFilter::try_new(format!("{QUIET},{}", options.filter))
-        .with_context(|| format!("read telemetry.filter {:?}", options.filter))?;
+        .with_context(|| format!("parse telemetry.filter {:?}", options.filter))?;
     let traces = options
         .otlp_endpoint
         .as_deref()
@@ -48,7 +49,7 @@ pub fn init(role: &'static str, options: &config::Telemetry) -> anyhow::Result<T
     tracing_subscriber::registry()
         .with(filter)
         .with(spans)
-        .with(lines(options.format))
+        .with(log_lines(options.format))
         .try_init()
         .context("set up logging")?;
     let metrics = PrometheusBuilder::new()
@@ -61,17 +62,17 @@ pub fn init(role: &'static str, options: &config::Telemetry) -> anyhow::Result<T
     Ok(Telemetry { metrics, traces })
 }
 
-/// For commands that a person waits for: warnings only, no metrics.
+/// For commands that are not roles: logs warnings, no metrics.
 pub fn init_warnings() -> anyhow::Result<()> {
     tracing_subscriber::registry()
         .with(EnvFilter::new("warn,librdkafka=off"))
-        .with(lines(LogFormat::Human))
+        .with(log_lines(LogFormat::Human))
         .try_init()
         .context("set up logging")
 }
 
 impl Telemetry {
-    /// `GET /metrics`, for the role's own listener.
+    /// `GET /metrics`.
     pub fn router(&self) -> Router {
         let metrics = self.metrics.clone();
         let render = move || std::future::ready(metrics.render());
@@ -84,12 +85,12 @@ impl Drop for Telemetry {
         if let Some(traces) = &self.traces
             && let Err(error) = traces.shutdown()
         {
-            eprintln!("the last traces could not be sent: {error}");
+            eprintln!("could not send the last traces: {error}");
         }
     }
 }
 
-fn lines<S>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync>
+fn log_lines<S>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
 {
@@ -118,7 +119,6 @@ fn exporter(role: &'static str, endpoint: &str) -> anyhow::Result<SdkTracerProvi
         .build())
 }
 
-/// On a thread of its own, so that it does not depend on a runtime.
 fn upkeep(metrics: PrometheusHandle) -> anyhow::Result<()> {
     let work = move || {
         loop {

@@ -1,6 +1,6 @@
-//! Disks that fill: the spool's of a collector, Postgres' and the broker's. Nothing is acknowledged that would be lost, and
-//! with room again everything goes on. SPRINGTIDE_DISK_FILLS=50 is the full size (default 3); needs root, to mount small
-//! file systems.
+//! Full disks: the spool's, Postgres' and the broker's. No acknowledged event is lost, and work
+//! continues once there is room. SPRINGTIDE_DISK_FILLS=50 is the full size (default 3). Needs root
+//! to mount small file systems.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ use crate::support::disk::Disk;
 use crate::support::{Stack, eventually};
 
 const LONG: Duration = Duration::from_secs(600);
-/// Feedback posted at once.
+/// Concurrent callers.
 const CALLERS: usize = 8;
 
 fn fills() -> u32 {
     std::env::var("SPRINGTIDE_DISK_FILLS").map_or(3, |fills| fills.parse().unwrap())
 }
 
-/// A comment that does not compress, `bytes` long.
+/// An incompressible comment of `bytes` bytes.
 fn comment(id: Uuid, bytes: usize) -> Value {
     let mut random = rand::rng();
     let text: String = (0..bytes)
@@ -34,33 +34,33 @@ fn comment(id: Uuid, bytes: usize) -> Value {
     json!({"id": id, "generation_id": Uuid::now_v7(), "metric_name": "comment", "value": text})
 }
 
-/// What one caller was told.
+/// The answers to one caller.
 #[derive(Default)]
-struct Told {
+struct Answers {
     acknowledged: BTreeSet<Uuid>,
     refused: u64,
 }
 
-/// Posts comments until `enough`, several at once, and holds every answer to the promise: taken, or refused with when to
-/// come again.
-async fn post_until(url: &str, bytes: usize, enough: impl Fn(&Told) -> bool + Clone + Send + 'static) -> Told {
+/// Several callers post comments until `enough`. Every answer must be an acknowledgement, or a
+/// refusal with Retry-After.
+async fn post_until(url: &str, bytes: usize, enough: impl Fn(&Answers) -> bool + Clone + Send + 'static) -> Answers {
     let client = reqwest::Client::new();
     let mut callers = tokio::task::JoinSet::new();
     for _ in 0..CALLERS {
         let (client, url, enough) = (client.clone(), format!("{url}/v1/feedback"), enough.clone());
         callers.spawn(async move {
-            let mut told = Told::default();
+            let mut answers = Answers::default();
             let started = Instant::now();
-            while !enough(&told) {
-                assert!(started.elapsed() < LONG, "{} taken", told.acknowledged.len());
+            while !enough(&answers) {
+                assert!(started.elapsed() < LONG, "{} acknowledged", answers.acknowledged.len());
                 let id = Uuid::now_v7();
-                // A broken connection says nothing about the event.
+                // After a broken connection the outcome is unknown.
                 let Ok(answer) = client.post(&url).json(&comment(id, bytes)).send().await else {
                     continue;
                 };
                 let status = answer.status().as_u16();
                 if answer.status().is_success() {
-                    told.acknowledged.insert(id);
+                    answers.acknowledged.insert(id);
                 } else {
                     assert!(
                         [429, 503].contains(&status),
@@ -68,17 +68,17 @@ async fn post_until(url: &str, bytes: usize, enough: impl Fn(&Told) -> bool + Cl
                         answer.text().await.unwrap()
                     );
                     assert!(answer.headers().contains_key("retry-after"), "{status}");
-                    told.refused += 1;
+                    answers.refused += 1;
                 }
             }
-            told
+            answers
         });
     }
-    let mut all = Told::default();
-    while let Some(told) = callers.join_next().await {
-        let told = told.unwrap();
-        all.acknowledged.extend(told.acknowledged);
-        all.refused += told.refused;
+    let mut all = Answers::default();
+    while let Some(answers) = callers.join_next().await {
+        let answers = answers.unwrap();
+        all.acknowledged.extend(answers.acknowledged);
+        all.refused += answers.refused;
     }
     all
 }
@@ -92,17 +92,17 @@ async fn stored(pool: &PgPool) -> BTreeSet<Uuid> {
 }
 
 async fn all_stored(stack: &Stack, acknowledged: &BTreeSet<Uuid>) {
-    eventually("everything that was acknowledged is stored", LONG, async || {
+    eventually("all acknowledged events are stored", LONG, async || {
         acknowledged.is_subset(&stored(&stack.pool).await).then_some(())
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collectors_full_disk_refuses_before_it_acknowledges_and_goes_on_with_room() {
+async fn a_collector_with_a_full_disk_refuses_events_until_there_is_room() {
     let Some(disk) = Disk::mount(2) else { return };
     let stack = Stack::start("disk_spool").await;
-    // Nobody listens there yet, so that nothing leaves the spool.
+    // The upstream is not running, so no event leaves the spool.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = listener.local_addr().unwrap();
     drop(listener);
@@ -112,27 +112,27 @@ async fn a_collectors_full_disk_refuses_before_it_acknowledges_and_goes_on_with_
     for fill in 0..fills {
         disk.resize(2 * (fill + 1));
         let url = format!("http://{}", collector.address);
-        // Larger and smaller events than what is left.
+        // Events that are larger and smaller than the remaining room.
         for bytes in [40_000, 400] {
-            let told = post_until(&url, bytes, |told| told.refused >= 3).await;
+            let answers = post_until(&url, bytes, |answers| answers.refused >= 3).await;
             assert!(
-                bytes < 40_000 || !told.acknowledged.is_empty(),
-                "it took nothing at fill {fill}"
+                bytes < 40_000 || !answers.acknowledged.is_empty(),
+                "no event was accepted at fill {fill}"
             );
-            acknowledged.extend(told.acknowledged);
+            acknowledged.extend(answers.acknowledged);
         }
         if fill % 2 == 0 {
-            // Also what finds a full disk when it starts.
+            // A collector also starts with a full disk.
             collector.process.kill().await.unwrap();
             collector = Collector::start(disk.path(), upstream, None).await;
         }
     }
     let _ingest = ingest(&stack, TcpListener::bind(upstream).await.unwrap());
     all_stored(&stack, &acknowledged).await;
-    // Its own room is enough again.
+    // The freed space is enough again.
     let url = format!("http://{}", collector.address);
-    let told = post_until(&url, 400, |told| told.acknowledged.len() >= 3).await;
-    all_stored(&stack, &told.acknowledged).await;
+    let answers = post_until(&url, 400, |answers| answers.acknowledged.len() >= 3).await;
+    all_stored(&stack, &answers.acknowledged).await;
     println!(
         "{fills} fills of a collector's disk: {} acknowledged, 0 lost",
         acknowledged.len()
@@ -140,12 +140,12 @@ async fn a_collectors_full_disk_refuses_before_it_acknowledges_and_goes_on_with_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_of_postgres_holds_up_the_tables_and_loses_nothing() {
+async fn a_full_disk_of_postgres_delays_the_sink_without_losing_events() {
     let Some(disk) = Disk::mount(1) else { return };
     let stack = Stack::start("disk_postgres").await;
     let folder = disk.path().join("tablespace");
     std::fs::create_dir(&folder).unwrap();
-    // Run by root, Postgres is `nobody`.
+    // Started by root, Postgres runs as `nobody`.
     std::os::unix::fs::chown(&folder, Some(65534), Some(65534)).unwrap();
     let tablespace = format!("small_{}", Uuid::now_v7().simple());
     let make = format!("create tablespace {tablespace} location '{}'", folder.display());
@@ -158,9 +158,9 @@ async fn a_full_disk_of_postgres_holds_up_the_tables_and_loses_nothing() {
     let fills = fills();
     for fill in 0..fills {
         disk.resize(2 * (fill + 1));
-        // More than there is room for; all of it is in the log.
-        let told = post_until(&url, 40_000, |told| told.acknowledged.len() >= 10).await;
-        acknowledged.extend(told.acknowledged);
+        // More than fits on the disk. All of it is in the log.
+        let answers = post_until(&url, 40_000, |answers| answers.acknowledged.len() >= 10).await;
+        acknowledged.extend(answers.acknowledged);
         let full = nix::sys::statvfs::statvfs(disk.path()).unwrap();
         println!(
             "fill {fill}: {} of {} blocks free",
@@ -187,7 +187,7 @@ async fn a_full_disk_of_postgres_holds_up_the_tables_and_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_of_the_broker_is_a_503_and_not_a_loss() {
+async fn a_full_disk_of_the_broker_is_a_503_without_losing_events() {
     let Some(disk) = Disk::mount(96) else { return };
     let mut stack = Stack::start("disk_broker").await;
     let shared = stack.kafka.brokers.clone();
@@ -198,18 +198,18 @@ async fn a_full_disk_of_the_broker_is_a_503_and_not_a_loss() {
     let service = Service::start_with(&stack, options()).await;
     let url = format!("http://{}", service.address);
     let mut acknowledged = BTreeSet::new();
-    // Each time the broker gives up its only disk, and is started again until there is room.
+    // The broker ends each time its only disk is full, and is restarted until there is room.
     let fills = fills().min(10);
     for _ in 0..fills {
-        let told = post_until(&url, 40_000, |told| told.acknowledged.len() >= 3).await;
-        acknowledged.extend(told.acknowledged);
+        let answers = post_until(&url, 40_000, |answers| answers.acknowledged.len() >= 3).await;
+        acknowledged.extend(answers.acknowledged);
         let ballast = disk.fill();
-        let told = post_until(&url, 40_000, |told| told.refused >= 3).await;
-        acknowledged.extend(told.acknowledged);
+        let answers = post_until(&url, 40_000, |answers| answers.refused >= 3).await;
+        acknowledged.extend(answers.acknowledged);
         std::fs::remove_file(ballast).unwrap();
     }
-    let told = post_until(&url, 400, |told| told.acknowledged.len() >= 3).await;
-    acknowledged.extend(told.acknowledged);
+    let answers = post_until(&url, 400, |answers| answers.acknowledged.len() >= 3).await;
+    acknowledged.extend(answers.acknowledged);
     all_stored(&stack, &acknowledged).await;
     service.stop().await;
     println!(

@@ -1,5 +1,5 @@
-//! Dead letters as an operator meets them: `springtide dlq` against a real broker, with the ingest service that made the
-//! letters and stores what is put back.
+//! `springtide dlq` with a real broker, and an ingest service that writes dead letters and stores
+//! replayed events.
 
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
@@ -102,31 +102,33 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// What the command printed; it must have succeeded.
+/// Runs a command that must succeed, and returns its output.
 async fn ok(stack: &Stack, words: &[&str]) -> String {
     let output = dlq(stack, words).await;
     assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
-/// What the command complained about; it must have failed.
+/// Runs a command that must fail, and returns its error.
 async fn refused(stack: &Stack, words: &[&str]) -> String {
     let output = dlq(stack, words).await;
     assert!(!output.status.success(), "{words:?}: {}", text(&output.stdout));
     text(&output.stderr)
 }
 
-/// The list, once it has `count` letters.
+/// Waits for `count` dead letters and returns the list.
 async fn listed(stack: &Stack, words: &[&str], count: usize) -> Vec<serde_json::Value> {
     let words = [&["list", "--json"], words].concat();
     let started = Instant::now();
     loop {
-        let lines = ok(stack, &words).await;
-        let rows: Vec<_> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let rows: Vec<serde_json::Value> = serde_json::from_str(&ok(stack, &words).await).unwrap();
         if rows.len() == count {
             return rows;
         }
-        assert!(started.elapsed() < SOON, "{count} letters are not there, but {rows:#?}");
+        assert!(
+            started.elapsed() < SOON,
+            "expected {count} dead letters, found {rows:#?}"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -139,51 +141,51 @@ async fn rows(stack: &Stack) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_letter_whose_reason_is_gone_goes_back_as_it_was_and_twice_is_harmless() {
+async fn a_dead_letter_can_be_replayed_unchanged_and_replaying_twice_is_harmless() {
     let stack = Stack::start("dlq_replay").await;
     let service = Service::start(&stack, MetricType::Boolean).await;
     let event = feedback("accept", Value::Float(0.5));
     Producer::new(&stack.kafka).unwrap().send_event(&event).await.unwrap();
-    let letters = listed(&stack, &["--open", "--reason", "invalid", "--topic", "feedback"], 1).await;
+    let letters = listed(&stack, &["--open", "--cause", "invalid", "--topic", "feedback"], 1).await;
     let place = letters[0]["letter"].as_str().unwrap();
     assert_eq!(letters[0]["id"], event.id);
     assert_eq!(letters[0]["kind"], "feedback");
     service.stop().await;
 
-    // The surface takes floats now.
+    // The surface accepts floats now.
     let service = Service::start(&stack, MetricType::Float).await;
-    let unasked = refused(&stack, &["replay", "--reason", "invalid"]).await;
+    let unasked = refused(&stack, &["replay", "--cause", "invalid"]).await;
     assert!(
-        unasked.contains("letters to put back: 1") && unasked.contains("--yes"),
+        unasked.contains("records to put back: 1") && unasked.contains("--yes"),
         "{unasked}"
     );
-    let done = ok(&stack, &["replay", "--reason", "invalid", "--yes"]).await;
+    let done = ok(&stack, &["replay", "--cause", "invalid", "--yes"]).await;
     assert!(done.starts_with(place), "{done}");
     eventually("the feedback is stored", SOON, async || {
         (rows(&stack).await == 1).then_some(())
     })
     .await;
-    assert!(listed(&stack, &["--open", "--reason", "invalid"], 0).await.is_empty());
-    let replayed = listed(&stack, &["--reason", "invalid"], 1).await;
+    assert!(listed(&stack, &["--open", "--cause", "invalid"], 0).await.is_empty());
+    let replayed = listed(&stack, &["--cause", "invalid"], 1).await;
     assert_eq!(replayed[0]["replayed"]["topic"], stack.kafka.topics().feedback);
     assert_eq!(replayed[0]["replayed"]["edited"], false);
 
-    // By reason there is nothing left; by name it goes again, and changes nothing.
-    assert_eq!(ok(&stack, &["replay", "--reason", "invalid", "--yes"]).await, "");
+    // Replaying by cause finds nothing more. Replaying by place sends it again, without effect.
+    assert_eq!(ok(&stack, &["replay", "--cause", "invalid", "--yes"]).await, "");
     ok(&stack, &["replay", place, "--yes"]).await;
     ok(&stack, &["replay", place, "--yes"]).await;
     let after = feedback("comment", Value::Text("last".to_owned()));
     Producer::new(&stack.kafka).unwrap().send_event(&after).await.unwrap();
-    eventually("the sink has read on", SOON, async || {
+    eventually("the sink has read it", SOON, async || {
         (rows(&stack).await == 2).then_some(())
     })
     .await;
-    assert_eq!(listed(&stack, &["--reason", "conflict"], 0).await.len(), 0);
+    assert_eq!(listed(&stack, &["--cause", "conflict"], 0).await.len(), 0);
     service.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repaired_event_is_stored_in_the_letters_place() {
+async fn a_repaired_event_is_stored_instead_of_the_dead_letter() {
     let stack = Stack::start("dlq_edit").await;
     let service = Service::start(&stack, MetricType::Boolean).await;
     let mut broken = serde_json::to_value(feedback("comment", Value::Text(SECRET.to_owned()))).unwrap();
@@ -214,32 +216,32 @@ async fn a_repaired_event_is_stored_in_the_letters_place() {
         (rows(&stack).await == 1).then_some(())
     })
     .await;
-    // its generation never comes: soon there will be another letter, of another reason
-    let replayed = listed(&stack, &["--reason", "undecodable"], 1).await;
+    // Its generation never arrives, so another dead letter with another reason will follow.
+    let replayed = listed(&stack, &["--cause", "undecodable"], 1).await;
     assert_eq!(replayed[0]["replayed"]["edited"], true);
     service.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_go_back_is_said_with_what_to_do() {
+async fn a_failed_replay_explains_what_to_do() {
     let stack = Stack::start("dlq_errors").await;
     let empty = refused(&stack, &["show", "0/0"]).await;
-    assert!(empty.contains("holds no letters"), "{empty}");
+    assert!(empty.contains("holds no"), "{empty}");
     assert_eq!(ok(&stack, &["list"]).await, "");
 
     let service = Service::start(&stack, MetricType::Boolean).await;
     let orphan = feedback("accept", Value::Bool(true));
     Producer::new(&stack.kafka).unwrap().send_event(&orphan).await.unwrap();
-    let letters = listed(&stack, &["--reason", "orphan"], 1).await;
+    let letters = listed(&stack, &["--cause", "orphan"], 1).await;
     assert_eq!(letters[0]["topic"], serde_json::Value::Null);
-    let output = dlq(&stack, &["replay", "--reason", "orphan", "--yes"]).await;
-    let told = text(&output.stderr);
+    let output = dlq(&stack, &["replay", "--cause", "orphan", "--yes"]).await;
+    let error = text(&output.stderr);
     assert!(
-        output.status.success() && told.contains("send the generation"),
-        "{told}"
+        output.status.success() && error.contains("send the generation"),
+        "{error}"
     );
     let unknown = refused(&stack, &["replay", "0/99", "--yes"]).await;
-    assert!(unknown.contains("no letter 0/99"), "{unknown}");
+    assert!(unknown.contains("0/99"), "{unknown}");
     let unknown = refused(&stack, &["show", "7/0"]).await;
     assert!(unknown.contains("no partition 7"), "{unknown}");
     service.stop().await;

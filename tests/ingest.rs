@@ -1,6 +1,6 @@
-//! The arrow from an event to a trajectory: HTTP and Kafka in, rows and dead letters out, against a real broker and a real
-//! Postgres. Longer than 500 lines because every case reads against the same few functions at its end: one service, one log,
-//! one reader of dead letters.
+//! From an event to a trajectory: HTTP and Kafka in, rows and dead letters out, with a real broker
+//! and Postgres. Longer than 500 lines because all cases share the same helpers: one service, one
+//! log, one reader of dead letters.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ const SOON: Duration = Duration::from_secs(90);
 const SOURCE: &str = "tests/ingest";
 pub const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// An ingest service of its own on a free port; also a failed test stops it.
+/// An ingest service on a free port. It stops when dropped, also after a failed test.
 pub struct Service {
     pub address: SocketAddr,
     stop: DropGuard,
@@ -105,7 +105,7 @@ impl Service {
     }
 }
 
-/// A horizon long enough to give feedback in, short enough to wait for.
+/// The horizon is long enough for feedback to arrive and short enough to wait for.
 pub fn options() -> ingest::Options {
     ingest::Options {
         surface: vec![Definition {
@@ -195,7 +195,7 @@ pub async fn send(stack: &Stack, events: &[Event]) {
     }
 }
 
-/// Any bytes, as a foreign producer would send them.
+/// Sends any bytes, like a foreign producer.
 pub async fn send_raw(stack: &Stack, topic: &str, content_type: &str, value: &[u8]) -> (i32, i64) {
     let producer: FutureProducer = ClientConfig::new()
         .set("bootstrap.servers", &stack.kafka.brokers)
@@ -215,7 +215,7 @@ pub struct Letter {
     pub value: Vec<u8>,
 }
 
-/// The dead letters, once there are `count` of them.
+/// Waits for `count` dead letters and returns them.
 pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
     let kafka = stack.kafka.clone();
     let read = move || {
@@ -251,7 +251,7 @@ pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
 }
 
 pub async fn no_dead_letters(stack: &Stack) {
-    assert_eq!(number_of_dead_letters(stack), 0, "there are dead letters");
+    assert_eq!(number_of_dead_letters(stack), 0, "dead letters exist");
 }
 
 fn number_of_dead_letters(stack: &Stack) -> i64 {
@@ -385,7 +385,7 @@ async fn an_accepted_generation_becomes_a_rewarded_trajectory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_event_again_changes_nothing() {
+async fn resending_an_event_changes_nothing() {
     let stack = Stack::start("duplicate").await;
     let service = Service::start(&stack).await;
     let generation = generation().into_event("default", SOURCE);
@@ -450,14 +450,14 @@ async fn the_same_id_with_another_body_is_a_409_over_http_and_a_dead_letter_from
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_duplicate_behind_a_conflict_in_one_batch_is_still_a_duplicate() {
+async fn a_duplicate_after_a_conflict_in_one_batch_is_still_a_duplicate() {
     let stack = Stack::start("behind_conflict").await;
     let service = Service::start(&stack).await;
     let first = generation().into_event("default", SOURCE);
     send(&stack, std::slice::from_ref(&first)).await;
     stored(&stack.pool, 1).await;
     service.stop().await;
-    // while nobody reads: another body under the same name, then the stored one again
+    // While the service is down: another body under the same id, then the stored one again.
     let mut other = first.clone();
     if let event::Body::Generation(body) = &mut other.body {
         body.user_key = "someone-else".to_owned();
@@ -472,7 +472,7 @@ async fn a_duplicate_behind_a_conflict_in_one_batch_is_still_a_duplicate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn feedback_that_comes_before_its_generation_still_counts() {
+async fn feedback_that_arrives_before_its_generation_counts() {
     let stack = Stack::start("early").await;
     let service = Service::start(&stack).await;
     let generation = generation();
@@ -496,7 +496,7 @@ async fn feedback_about_an_episode_counts_for_its_generations() {
     let ids = [first.id, second.id];
     let mut feedback = accept(episode_id, true);
     let event::Body::Feedback(body) = &mut feedback.body else {
-        panic!("a feedback");
+        panic!("not feedback");
     };
     body.target = Target::Episode(episode_id);
     let events = [first, second].map(|generation| generation.into_event("default", SOURCE));
@@ -509,7 +509,7 @@ async fn feedback_about_an_episode_counts_for_its_generations() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn poison_goes_to_the_dead_letters_with_its_reason_and_the_partition_moves_on() {
+async fn an_undecodable_record_becomes_a_dead_letter_and_the_next_records_are_stored() {
     let stack = Stack::start("poison").await;
     let service = Service::start(&stack).await;
     let topic = stack.kafka.topics().generation;
@@ -539,12 +539,12 @@ async fn poison_goes_to_the_dead_letters_with_its_reason_and_the_partition_moves
         .fetch_all(&stack.pool)
         .await
         .unwrap();
-    assert_eq!(ids, [after.id], "the record after the poison is in the tables");
+    assert_eq!(ids, [after.id], "the record after the undecodable ones is stored");
     service.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_sink_fences_the_first_and_nothing_is_lost_or_doubled() {
+async fn a_second_sink_fences_the_first_without_losing_or_duplicating_events() {
     const EVENTS: i64 = 400;
     let stack = Stack::start("fence").await;
     let first = Service::start(&stack).await;
@@ -567,14 +567,14 @@ async fn a_second_sink_fences_the_first_and_nothing_is_lost_or_doubled() {
     })
     .await;
 
-    // Someone takes the partitions over without the first sink's knowledge: as a stalled process would find when it wakes.
+    // Claims the partitions without the first sink's knowledge, as after a stall of its process.
     let slots: Vec<(String, i32, String, i64)> =
         sqlx::query_as("select topic, partition, cluster_id, fence from consumer_offset where consumer = 'sink'")
             .fetch_all(&stack.pool)
             .await
             .unwrap();
     let taken: Vec<(String, i32)> = slots.iter().map(|slot| (slot.0.clone(), slot.1)).collect();
-    let claims = ingest::sink::claim(&stack.pool, &slots[0].2, &taken).await.unwrap();
+    let claims = ingest::offset::claim(&stack.pool, &slots[0].2, &taken).await.unwrap();
     for (topic, partition, _, fence) in &slots {
         assert_eq!(claims[&(topic.clone(), *partition)].fence, fence + 1);
     }
@@ -596,7 +596,7 @@ async fn a_second_sink_fences_the_first_and_nothing_is_lost_or_doubled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_no_usable_signal_is_censored_and_a_decline_is_worth_nothing() {
+async fn trajectories_without_a_usable_signal_are_censored_and_a_decline_is_worth_zero() {
     let stack = Stack::start("censored").await;
     let service = Service::start(&stack).await;
     let silent = generation();
@@ -614,7 +614,7 @@ async fn what_has_no_usable_signal_is_censored_and_a_decline_is_worth_nothing() 
         ..generation()
     };
     let foreign = Generation {
-        surface: "nobody-defined-it".to_owned(),
+        surface: "undefined".to_owned(),
         ..generation()
     };
     let ids = [silent.id, refused.id, measured.id, declined.id, foreign.id];
@@ -636,7 +636,7 @@ async fn what_has_no_usable_signal_is_censored_and_a_decline_is_worth_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn late_feedback_is_kept_and_marked_and_changes_nothing() {
+async fn late_feedback_is_stored_as_late_without_effect() {
     let stack = Stack::start("late").await;
     let service = Service::start(&stack).await;
     let generation = generation();
@@ -656,7 +656,7 @@ async fn late_feedback_is_kept_and_marked_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sink_that_was_away_past_the_horizon_censors_nothing_that_was_accepted_in_time() {
+async fn a_sink_that_starts_after_the_horizon_still_counts_timely_feedback() {
     let stack = Stack::start("lag").await;
     let generation = generation();
     let id = generation.id;
@@ -668,7 +668,7 @@ async fn a_sink_that_was_away_past_the_horizon_censors_nothing_that_was_accepted
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rollout_closes_when_its_grader_has_spoken() {
+async fn a_rollout_closes_when_its_grade_arrives() {
     let stack = Stack::start("rollout").await;
     let service = Service::start(&stack).await;
     let rollout = || Generation {
@@ -691,7 +691,7 @@ async fn a_rollout_closes_when_its_grader_has_spoken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn feedback_about_nothing_becomes_a_dead_letter_and_still_finds_a_late_generation() {
+async fn feedback_without_a_generation_becomes_a_dead_letter_and_still_joins_a_late_generation() {
     let stack = Stack::start("orphan").await;
     let service = Service::start_with(
         &stack,
@@ -721,7 +721,7 @@ async fn feedback_about_nothing_becomes_a_dead_letter_and_still_finds_a_late_gen
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_cluster_under_filled_tables_is_refused() {
+async fn tables_that_were_filled_from_another_cluster_are_refused() {
     let stack = Stack::start("cluster").await;
     let service = Service::start(&stack).await;
     send(&stack, &[generation().into_event("default", SOURCE)]).await;
@@ -740,7 +740,7 @@ async fn another_cluster_under_filled_tables_is_refused() {
         ..options()
     };
     let service = Service::start_with(&stack, accepted).await;
-    eventually("the log is read again, and known", SOON, async || {
+    eventually("the log is read again", SOON, async || {
         let reached = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset \
                  where consumer = 'sink' and cluster_id <> 'another'";
         (count(&stack.pool, reached).await == 1).then_some(())
@@ -751,7 +751,7 @@ async fn another_cluster_under_filled_tables_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_breaks_a_rule_is_told_which() {
+async fn a_request_that_breaks_a_rule_gets_the_name_of_the_field() {
     let stack = Stack::start("rules").await;
     let service = Service::start(&stack).await;
     let id = Uuid::now_v7();
@@ -783,7 +783,7 @@ async fn a_request_that_breaks_a_rule_is_told_which() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_is_needed_where_keys_are_and_its_tenant_and_role_count() {
+async fn if_keys_are_required_the_key_determines_tenant_and_role() {
     let stack = Stack::start("keys").await;
     let service = Service::start_behind(&stack, options(), AuthOptions { required: true }).await;
     let serving = create_key(&stack.pool, "acme", Role::Serving, "app").await.unwrap();
@@ -815,7 +815,7 @@ async fn a_key_is_needed_where_keys_are_and_its_tenant_and_role_count() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_ledger_adds_up() {
+async fn every_generation_has_exactly_one_disposition_in_the_ledger() {
     let stack = Stack::start("ledger").await;
     let service = Service::start(&stack).await;
     let mut events = Vec::new();
@@ -850,7 +850,7 @@ async fn the_ledger_adds_up() {
             .fetch_all(&stack.pool)
             .await
             .unwrap();
-    // Of twenty that nobody answered, four were declined.
+    // Of twenty without feedback, four were declined.
     let expected = [
         ("censored".to_owned(), Some("no_feedback".to_owned()), 16),
         ("open".to_owned(), None, 1),
@@ -862,12 +862,12 @@ async fn the_ledger_adds_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_that_the_log_does_not_take_is_an_error_within_seconds() {
+async fn sending_to_an_unavailable_log_fails_within_seconds() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
         .unwrap();
-    let kafka = ingest::kafka::ClientOptions {
+    let kafka = ingest::log::ClientOptions {
         brokers: nobody.to_string(),
         ..Default::default()
     };
@@ -881,7 +881,7 @@ async fn an_event_that_the_log_does_not_take_is_an_error_within_seconds() {
     assert!(started.elapsed() < Duration::from_secs(10));
 }
 
-/// Keeps the spans of one trace.
+/// Collects the spans of one trace.
 #[derive(Debug, Clone, Default)]
 struct Trace(Arc<Mutex<Vec<SpanData>>>);
 
@@ -896,11 +896,11 @@ impl SpanExporter for Trace {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_trace_goes_from_the_request_through_the_log_to_the_row() {
+async fn one_trace_spans_the_request_the_log_and_the_row() {
     let trace = Trace::default();
     let provider = SdkTracerProvider::builder().with_simple_exporter(trace.clone()).build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("tests"));
-    // The sink has threads of its own, so the subscriber is the process's; no other test sets one.
+    // The sink has its own threads, so the subscriber must be global. No other test sets one.
     let subscriber = tracing_subscriber::registry().with(layer.with_filter(LevelFilter::INFO));
     tracing::subscriber::set_global_default(subscriber).unwrap();
 

@@ -1,5 +1,5 @@
-//! A database that loses what it had confirmed: its last transactions after a crash, or behind a server that another one took over
-//! from. A sink that loses partitions while it writes. And a transaction that takes longer than anybody expects.
+//! Recovery: a database that loses committed transactions (after a crash or a failover), a sink
+//! that loses partitions while it writes, and a transaction that takes very long.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::support::{Stack, eventually};
 const SOURCE: &str = "tests/crash";
 const SOON: Duration = Duration::from_secs(90);
 
-/// Everything that the sink has written, gone, rows and offsets alike; the fences stay, and so does the running sink.
+/// Deletes all rows and offsets of the sink. The fences and the running sink stay.
 async fn go_back(stack: &Stack) {
     let mut transaction = stack.pool.begin().await.unwrap();
     for table in ["event_key", "generation", "open_generation", "feedback", "trajectory"] {
@@ -30,7 +30,7 @@ async fn go_back(stack: &Stack) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_database_loses_is_read_from_the_log_again() {
+async fn rows_that_the_database_lost_are_read_from_the_log_again() {
     let stack = Stack::start("went_back").await;
     let service = Service::start(&stack).await;
     let generations: Vec<_> = (0..20).map(|_| generation()).collect();
@@ -41,7 +41,8 @@ async fn what_the_database_loses_is_read_from_the_log_again() {
     send(&stack, &events).await;
     stored(&stack.pool, 20).await;
     go_back(&stack).await;
-    // The sink stands after the records that are gone; the next one must not be written on top of the gap.
+    // The sink's position is after the lost records. It must not write the next record and leave a
+    // gap.
     let said = accept(generations[0].id, true);
     send(&stack, std::slice::from_ref(&said)).await;
     let after = generation().into_event("default", SOURCE);
@@ -56,7 +57,7 @@ async fn what_the_database_loses_is_read_from_the_log_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_database_loses_is_read_again_although_nothing_new_comes() {
+async fn lost_rows_are_read_again_even_without_new_events() {
     let stack = Stack::start("went_back_idle").await;
     let service = Service::start(&stack).await;
     let shown = generation();
@@ -64,14 +65,14 @@ async fn what_the_database_loses_is_read_again_although_nothing_new_comes() {
     send(&stack, &[shown.into_event("default", SOURCE), accept(id, true)]).await;
     stored(&stack.pool, 2).await;
     go_back(&stack).await;
-    // Neither closed without its feedback nor left open for ever.
+    // Closed, and with its feedback.
     stored(&stack.pool, 2).await;
     assert_eq!(trajectory(&stack.pool, id).await, Trajectory::rewarded(0.75, "accept"));
     service.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_orphan_whose_transaction_outlasts_its_time_becomes_a_dead_letter_all_the_same() {
+async fn an_orphan_in_a_very_long_transaction_still_becomes_a_dead_letter() {
     let stack = Stack::start("long_orphan").await;
     let options = ingest::Options {
         orphan_ttl_seconds: 0.5,
@@ -79,7 +80,7 @@ async fn an_orphan_whose_transaction_outlasts_its_time_becomes_a_dead_letter_all
     };
     let service = Service::start_with(&stack, options).await;
     let mut storing = stack.pool.begin().await.unwrap();
-    // `stored_at` is when the transaction began, and nobody sees the row before it ends.
+    // `stored_at` is the start of the transaction, but the row is visible only after its end.
     let insert = "insert into feedback (id, tenant_id, generation_id, metric_name, value_bool, given_at) \
                   values ($1, 'default', $2, 'accept', true, now())";
     let insert = sqlx::query(insert).bind(Uuid::now_v7()).bind(Uuid::now_v7());
@@ -91,7 +92,7 @@ async fn an_orphan_whose_transaction_outlasts_its_time_becomes_a_dead_letter_all
     service.stop().await;
 }
 
-/// Events about generations, straight into one partition.
+/// Sends events to one partition.
 async fn send_to(stack: &Stack, partition: i32, events: &[Event]) {
     let producer: FutureProducer = ClientConfig::new()
         .set("bootstrap.servers", &stack.kafka.brokers)
@@ -111,12 +112,13 @@ fn generations(number: usize) -> Vec<Event> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_read_between_a_rebalance_and_the_end_of_a_round_is_stored() {
+async fn records_read_between_a_rebalance_and_the_end_of_a_round_are_stored() {
     let mut stack = Stack::start("rebalanced").await;
     let named = |stack: &mut Stack, name: &str| {
         stack.kafka.librdkafka.insert("client.id".to_owned(), name.to_owned());
     };
-    // Partitions go round by the members' names: the first of two gets partition 0 of each topic.
+    // Partitions are assigned by member names: the first of two members gets partition 0 of each
+    // topic.
     named(&mut stack, "a");
     let first = Service::start(&stack).await;
     send_to(&stack, 0, &generations(1)).await;
@@ -127,7 +129,7 @@ async fn what_is_read_between_a_rebalance_and_the_end_of_a_round_is_stored() {
         .await
         .unwrap();
     send_to(&stack, 1, &generations(1)).await;
-    eventually("a round is held up", SOON, async || {
+    eventually("a round is blocked", SOON, async || {
         let waiting = "select count(*) from pg_locks where not granted and relation = 'generation'::regclass";
         (count(&stack.pool, waiting).await > 0).then_some(())
     })
@@ -135,12 +137,12 @@ async fn what_is_read_between_a_rebalance_and_the_end_of_a_round_is_stored() {
     send_to(&stack, 0, &generations(10)).await;
     named(&mut stack, "b");
     let second = Service::start(&stack).await;
-    eventually("the first sink has partition 0 anew", SOON, async || {
+    eventually("the first sink has partition 0 again", SOON, async || {
         let fence = "select max(fence) from consumer_offset where partition = 0";
         (count(&stack.pool, fence).await == 2).then_some(())
     })
     .await;
-    // It reads on while its round is held up.
+    // It keeps reading while its round is blocked.
     tokio::time::sleep(Duration::from_secs(1)).await;
     holding_up.rollback().await.unwrap();
     send_to(&stack, 0, &generations(1)).await;

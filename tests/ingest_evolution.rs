@@ -1,6 +1,7 @@
-//! Producers and consumers of different ages on one log. What version 1's first producers wrote is still stored; what a newer
-//! one adds to an event is ignored, and changes nothing about which event it is; an event of a kind that is not known here
-//! yet waits among the dead letters, byte for byte, until a consumer that knows it gets it back.
+//! Producers and consumers of different versions on one log. Records of the first version are still
+//! stored. Fields that newer producers add are ignored and do not change the event's identity.
+//! Events of unknown kinds become dead letters, byte for byte, until a newer consumer gets them
+//! back.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::process::Command;
 use crate::ingest::{Service, accept, count, dead_letters, generation, send_raw, stored};
 use crate::support::{SPRINGTIDE, Stack};
 
-/// As the first of each kind was written; never changed.
+/// The first version of each kind. Never change these.
 const FIRST: [&str; 4] = [
     include_str!("../ingest/fixtures/generation-v1.hex"),
     include_str!("../ingest/fixtures/feedback-v1.hex"),
@@ -20,7 +21,7 @@ const FIRST: [&str; 4] = [
 const PROTOBUF: &str = "application/protobuf";
 /// Field 1000, length-delimited, "new".
 const UNKNOWN: [u8; 6] = [0xc2, 0x3e, 3, b'n', b'e', b'w'];
-/// Of the fields of `Event` that may be a body: the number of one that this version does not know.
+/// The field number of a body that this version does not know.
 const UNKNOWN_BODY: u8 = 15;
 
 fn bytes(hex: &str) -> Vec<u8> {
@@ -30,7 +31,7 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_first_producers_wrote_is_stored_by_todays_consumer() {
+async fn records_of_the_first_version_are_stored() {
     let stack = Stack::start("evolution_old").await;
     let service = Service::start(&stack).await;
     let topics = stack.kafka.topics();
@@ -48,7 +49,7 @@ async fn what_the_first_producers_wrote_is_stored_by_todays_consumer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_newer_producer_adds_is_ignored_and_the_event_stays_the_same() {
+async fn unknown_fields_are_ignored_and_the_event_stays_the_same() {
     let stack = Stack::start("evolution_new").await;
     let service = Service::start(&stack).await;
     let topics = stack.kafka.topics();
@@ -62,7 +63,7 @@ async fn what_a_newer_producer_adds_is_ignored_and_the_event_stays_the_same() {
         let mut newer = event.encode();
         newer.extend(UNKNOWN);
         send_raw(&stack, topic, PROTOBUF, &newer).await;
-        // As its older sibling sends it.
+        // As an older producer sends it.
         send_raw(&stack, topic, PROTOBUF, &event.encode()).await;
     }
     stored(&stack.pool, 4).await;
@@ -73,10 +74,10 @@ async fn what_a_newer_producer_adds_is_ignored_and_the_event_stays_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kind_that_is_not_known_yet_waits_among_the_dead_letters_and_goes_back_as_it_was() {
+async fn an_event_of_an_unknown_kind_becomes_a_dead_letter_and_can_be_replayed_unchanged() {
     let stack = Stack::start("evolution_kind").await;
     let service = Service::start(&stack).await;
-    let mut event = ingest::proto::Event::from(&accept(generation().id, true));
+    let mut event = ingest::event::proto::Event::from(&accept(generation().id, true));
     event.body = None;
     let mut newer = prost::Message::encode_to_vec(&event);
     newer.extend([UNKNOWN_BODY << 3 | 2, 2, b'h', b'i']);
@@ -86,9 +87,9 @@ async fn a_kind_that_is_not_known_yet_waits_among_the_dead_letters_and_goes_back
     let letters = dead_letters(&stack, 1).await;
     assert_eq!(letters[0].headers["reason"], "invalid");
     assert_eq!(letters[0].headers["detail"], "body: is missing or of an unknown kind");
-    assert_eq!(letters[0].value, newer, "the bytes are those that were sent");
+    assert_eq!(letters[0].value, newer, "the bytes are unchanged");
 
-    // Whoever knows the kind by then gets the same bytes; this consumer says the same again.
+    // A newer consumer would get the same bytes. This one refuses them again.
     let replay = Command::new(SPRINGTIDE)
         .args(["dlq", "replay", "0/0", "--yes"])
         .current_dir(stack.dir.path())
@@ -101,7 +102,7 @@ async fn a_kind_that_is_not_known_yet_waits_among_the_dead_letters_and_goes_back
         .unwrap();
     assert!(replay.status.success(), "{}", String::from_utf8_lossy(&replay.stderr));
     stored(&stack.pool, 2).await;
-    // The letter, the note that it was put back, the letter of the record that went back.
+    // The dead letter, the note about the replay, and the dead letter of the replayed record.
     let letters = dead_letters(&stack, 3).await;
     assert_eq!(letters.iter().filter(|letter| letter.value == newer).count(), 2);
     assert_eq!(count(&stack.pool, "select count(*) from event_key").await, 0);

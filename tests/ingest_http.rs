@@ -1,10 +1,10 @@
-//! The ways in over HTTP, against a real broker and a real Postgres: batches, names that repeat, compressed bodies,
-//! CloudEvents, scores and dry runs. What becomes of an event once it is in the log is next door (`ingest.rs`).
+//! The HTTP API with a real broker and Postgres: batches, repeated ids, compressed bodies,
+//! CloudEvents and dry runs. `ingest.rs` tests what happens behind the log.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use edge::auth::{AuthOptions, Role, create_key};
+use edge::auth::AuthOptions;
 use ingest::reward::Definition;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -14,7 +14,7 @@ use crate::support::{Stack, eventually};
 
 const SOON: Duration = Duration::from_secs(90);
 
-/// A horizon that a test does not outlive.
+/// The horizon is longer than any test.
 fn options() -> ingest::Options {
     ingest::Options {
         surface: vec![Definition {
@@ -37,7 +37,7 @@ fn canonical(id: &str, kind: &str, body: &Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_is_stored_but_for_what_is_wrong_and_once_however_often_it_is_sent() {
+async fn the_valid_events_of_a_batch_are_stored_once_however_often_it_is_sent() {
     let stack = Stack::start("batch").await;
     let service = Service::start_with(&stack, options()).await;
     let generation = generation();
@@ -80,14 +80,14 @@ async fn a_batch_is_stored_but_for_what_is_wrong_and_once_however_often_it_is_se
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idempotency_key_is_one_feedback_and_another_body_under_it_a_409() {
+async fn an_idempotency_key_identifies_one_feedback_event_and_another_body_is_a_409() {
     let stack = Stack::start("idempotency").await;
     let service = Service::start_with(&stack, options()).await;
     let body = json!({"generation_id": Uuid::now_v7(), "metric_name": "stars", "value": 4});
     let keyed = [JSON, ("idempotency-key", "click-1")];
     let (status, _, first) = service.post_with("/v1/feedback", &keyed, body.to_string()).await;
     assert_eq!(status, 200, "{first}");
-    // Before and after the tables know it.
+    // Before and after the event is stored.
     let (status, _, again) = service.post_with("/v1/feedback", &keyed, body.to_string()).await;
     assert_eq!((status, &again), (200, &first));
     eventually("it is stored", SOON, async || {
@@ -106,15 +106,16 @@ async fn an_idempotency_key_is_one_feedback_and_another_body_under_it_a_409() {
     service.stop().await;
 }
 
-/// `length` zeros as zstd, made by hand so that the test needs no encoder.
+/// `length` zeros in zstd format, built by hand so that the test needs no encoder.
 pub fn zstd_zeros(length: usize) -> Vec<u8> {
-    // One frame: magic, no checksum, a window of 128 KiB, then blocks that each repeat one byte 128 KiB times.
+    // One frame: magic, no checksum, a window of 128 KiB, then blocks that each repeat one byte 128
+    // KiB times.
     const BLOCK: usize = 128 * 1024;
     let mut frame = vec![0x28, 0xB5, 0x2F, 0xFD, 0x00, 0x38];
     let blocks = length.div_ceil(BLOCK);
     for index in 0..blocks {
         let last = usize::from(index + 1 == blocks);
-        // Size, type 1 (a run), whether it is the last.
+        // Size, type 1 (RLE), last-block flag.
         let header = (BLOCK << 3) | (1 << 1) | last;
         frame.extend_from_slice(&header.to_le_bytes()[..3]);
         frame.push(0);
@@ -123,7 +124,7 @@ pub fn zstd_zeros(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bomb_is_a_413_and_the_service_goes_on() {
+async fn a_decompression_bomb_is_a_413_and_the_service_keeps_running() {
     let stack = Stack::start("bomb").await;
     let service = Service::start_with(&stack, options()).await;
     let bomb = zstd_zeros(1 << 30);
@@ -146,7 +147,7 @@ async fn a_bomb_is_a_413_and_the_service_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cloudevents_are_the_same_events() {
+async fn the_same_event_as_cloudevent_and_as_canonical_event_is_one_event() {
     let stack = Stack::start("cloudevents").await;
     let service = Service::start_with(&stack, options()).await;
     let generation = serde_json::to_value(generation()).unwrap();
@@ -181,60 +182,14 @@ async fn cloudevents_are_the_same_events() {
         .post("/v1/events:batch", &json!([canonical("g", "generation", &generation)]))
         .await;
     assert_eq!(status, 200);
-    // All of them were known, so none went to the log again.
+    // All were duplicates, so none was sent to the log again.
     stored(&stack.pool, 1).await;
     assert_eq!(count(&stack.pool, "select count(*) from generation").await, 1);
     service.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_score_becomes_feedback_of_the_keys_tenant_and_its_comment_too() {
-    let stack = Stack::start("scores").await;
-    let service = Service::start_behind(&stack, options(), AuthOptions { required: true }).await;
-    let key = create_key(&stack.pool, "acme", Role::Serving, "langfuse")
-        .await
-        .unwrap();
-    let score = json!({
-        "id": "score-1", "observationId": Uuid::now_v7(), "traceId": "4bf92f3577b34da6a3ce929d0e0e4736",
-        "name": "accept", "value": 1, "dataType": "BOOLEAN", "comment": "as I would have written it",
-        "environment": "production",
-    });
-    let url = format!("http://{}/api/public/scores", service.address);
-    for _ in 0..2 {
-        let request = reqwest::Client::new().post(&url).basic_auth("pk-any", Some(&key));
-        let response = request
-            .header(JSON.0, JSON.1)
-            .body(score.to_string())
-            .send()
-            .await
-            .unwrap();
-        assert_eq!(response.status(), 200);
-        let answer: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
-        assert_eq!(answer, json!({"id": "score-1"}));
-        eventually("both are stored", SOON, async || {
-            (count(&stack.pool, "select count(*) from feedback").await == 2).then_some(())
-        })
-        .await;
-    }
-    type Row = (String, String, Option<bool>, Option<String>, Value);
-    let rows: Vec<Row> = sqlx::query_as(
-        "select tenant_id, metric_name, value_bool, value_text, tags from feedback order by metric_name",
-    )
-    .fetch_all(&stack.pool)
-    .await
-    .unwrap();
-    let tags = json!({"environment": "production"});
-    let comment = Some("as I would have written it".to_owned());
-    assert_eq!(
-        rows[0],
-        ("acme".to_owned(), "accept".to_owned(), Some(true), None, tags.clone())
-    );
-    assert_eq!(rows[1], ("acme".to_owned(), "comment".to_owned(), None, comment, tags));
-    service.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_says_what_feedback_would_do_and_writes_nothing() {
+async fn a_dry_run_previews_what_feedback_would_do_and_writes_nothing() {
     let stack = Stack::start("dryrun").await;
     let service = Service::start_with(&stack, options()).await;
     let open = generation();
@@ -251,8 +206,8 @@ async fn a_dry_run_says_what_feedback_would_do_and_writes_nothing() {
     assert_eq!(service.post("/v1/generations", &generation).await.0, 200);
     stored(&stack.pool, 1).await;
     let (_, counts) = service.post("/v1/feedback", &body).await;
-    let fate = (&counts["dryrun"]["target"], &counts["dryrun"]["feedback"]);
-    assert_eq!(fate, (&json!("open"), &json!("counts")), "{counts}");
+    let preview = (&counts["dryrun"]["target"], &counts["dryrun"]["feedback"]);
+    assert_eq!(preview, (&json!("open"), &json!("counts")), "{counts}");
     let mut after = body.clone();
     after["generation_id"] = Value::Null;
     after["episode_id"] = json!(open.episode_id);

@@ -1,4 +1,4 @@
-//! What an event, and what it is about, is known by.
+//! The identity of events and of their targets.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn of(tenant: &str, event: Event) -> Event {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenants_do_not_share_events_and_never_join_each_others() {
+async fn tenants_share_no_events_and_are_never_joined() {
     let stack = Stack::start("tenants").await;
     let service = Service::start(&stack).await;
     let shown = generation();
@@ -28,7 +28,7 @@ async fn tenants_do_not_share_events_and_never_join_each_others() {
     let said = accept(id, true);
     send(&stack, &[ours, of("theirs", said.clone())]).await;
     stored(&stack.pool, 2).await;
-    // The same name of an event is another tenant's own; the same id of a generation or feedback is taken.
+    // Two tenants may use the same event id, but not the same generation or feedback id.
     let theirs = shown.into_event("theirs", SOURCE);
     send(&stack, &[theirs, of("ours", said)]).await;
     stored(&stack.pool, 4).await;
@@ -44,7 +44,7 @@ async fn tenants_do_not_share_events_and_never_join_each_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_source_says_once_that_an_episode_has_ended_and_of_several_sources_the_earliest_counts() {
+async fn a_source_ends_an_episode_once_and_the_earliest_of_several_sources_counts() {
     let stack = Stack::start("ends").await;
     let service = Service::start(&stack).await;
     let episode_id = Uuid::now_v7();
@@ -54,7 +54,7 @@ async fn a_source_says_once_that_an_episode_has_ended_and_of_several_sources_the
         let query = sqlx::query_scalar("select ended_at from episode_end");
         query.fetch_one(&stack.pool).await.unwrap()
     };
-    // The same event again, whatever time it names.
+    // The same event again, with another time.
     let seconds = Duration::from_secs;
     send(
         &stack,
@@ -74,7 +74,7 @@ async fn a_source_says_once_that_an_episode_has_ended_and_of_several_sources_the
     .await;
     stored(&stack.pool, 5).await;
     assert_eq!(ended_at().await, first - seconds(1));
-    // Under an id of its own it is another event.
+    // With another id it is another event.
     let own = Event {
         id: "the end".to_owned(),
         ..end("app", first - seconds(9))

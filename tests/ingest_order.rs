@@ -1,7 +1,8 @@
-//! Any order of the same events gives the same rows. Random small stories (an episode, what was said about it, what was taken
-//! back, its end) are told twice: once in order, once shuffled among all the others, with repetitions. Both must end alike.
+//! Property: the same events in any order give the same rows.
 //!
-//! `SPRINGTIDE_ORDER_STORIES=100000` tells more of them (`make property-order`).
+//! Random stories (an episode, feedback about it, retractions, its end) are sent twice: once in
+//! order, and once shuffled with all other stories and with repetitions. Both copies must end with
+//! the same rows. `SPRINGTIDE_ORDER_STORIES=100000` runs more stories (`make property-order`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,26 +22,27 @@ use crate::ingest::{Service, generation};
 use crate::support::{Stack, eventually};
 
 const SEED: u64 = 20_261_121;
-/// Told in one go; the tables then hold a few ten thousand rows.
+/// Stories per stack, which gives some ten thousand rows.
 const STORIES_AT_ONCE: usize = 2_000;
 const STORIES: usize = 300;
 const PATIENCE: Duration = Duration::from_secs(120);
 const SOURCE: &str = "tests/order";
-/// Events happen in the past, so that everything closes as soon as it may.
+/// Events lie in the past, so that trajectories may close at once.
 const BEGIN: Duration = Duration::from_secs(60);
 
-/// What a story's people and things are called in it; each telling has ids of its own, in the same order.
+/// Names an object within a story. Each copy of a story maps roles to its own ids, in the same
+/// order.
 type Role = u16;
 
 #[derive(Debug, Clone)]
-pub struct Told {
+pub struct Step {
     /// Milliseconds after the story began.
     at: i64,
-    what: What,
+    action: Action,
 }
 
 #[derive(Debug, Clone)]
-enum What {
+enum Action {
     Generation {
         role: Role,
         surface: &'static str,
@@ -69,26 +71,27 @@ enum About {
 
 const EPISODE: Role = 0;
 
-/// One to three generations, and up to nine events about them; some point at nothing, some come after the horizon.
-pub fn story(rng: &mut StdRng) -> Vec<Told> {
+/// One to three generations and up to nine events about them. Some targets are missing, some events
+/// come after the horizon.
+pub fn story(rng: &mut StdRng) -> Vec<Step> {
     let mut next: Role = EPISODE + 1;
     let mut role = || {
         next += 1;
         next
     };
     let surface = *["waiting", "ending", "graded"].choose_from(rng);
-    let mut told = Vec::new();
+    let mut steps = Vec::new();
     let generations: Vec<Role> = (0..rng.random_range(1..=3)).map(|_| role()).collect();
     for &role in &generations {
         let declined = rng.random_bool(0.15);
-        let what = What::Generation {
+        let action = Action::Generation {
             role,
             surface,
             declined,
         };
-        told.push(Told {
+        steps.push(Step {
             at: rng.random_range(0..500),
-            what,
+            action,
         });
     }
     let feedback: Vec<Role> = (0..rng.random_range(0..=4)).map(|_| role()).collect();
@@ -102,38 +105,38 @@ pub fn story(rng: &mut StdRng) -> Vec<Told> {
             _ if surface == "graded" => ("score", Value::Float(f64::from(rng.random_range(0..5)))),
             _ => ("accept", Value::Bool(rng.random_bool(0.5))),
         };
-        // Few moments, so that some coincide.
+        // Few distinct times, so that some coincide.
         let at = 500 + 250 * rng.random_range(0..10);
-        let what = What::Feedback {
+        let action = Action::Feedback {
             role,
             about,
             metric,
             value,
         };
-        told.push(Told { at, what });
+        steps.push(Step { at, action });
     }
     for _ in 0..rng.random_range(0..=2) {
         let missing = feedback.is_empty() || rng.random_bool(0.1);
         let feedback = if missing { role() } else { *feedback.choose_from(rng) };
-        let what = What::Retraction { role: role(), feedback };
-        told.push(Told {
+        let action = Action::Retraction { role: role(), feedback };
+        steps.push(Step {
             at: 500 + 250 * rng.random_range(0..12),
-            what,
+            action,
         });
     }
     for nth in 0..rng.random_range(0..=2) {
-        told.push(Told {
+        steps.push(Step {
             at: 250 * rng.random_range(0..10),
-            what: What::EpisodeEnd { nth },
+            action: Action::EpisodeEnd { nth },
         });
     }
-    told
+    steps
 }
 
-impl Told {
-    /// Feedback, or something that takes it back.
-    pub fn is_about_something(&self) -> bool {
-        matches!(self.what, What::Feedback { .. } | What::Retraction { .. })
+impl Step {
+    /// Whether this is feedback or a retraction.
+    pub fn is_feedback(&self) -> bool {
+        matches!(self.action, Action::Feedback { .. } | Action::Retraction { .. })
     }
 }
 
@@ -147,19 +150,19 @@ impl<T> ChooseFrom<T> for [T] {
     }
 }
 
-/// One telling of a story: ids of its own.
+/// A copy of a story, with its own ids.
 #[derive(Clone, Copy)]
-pub struct Telling {
+pub struct StoryCopy {
     begin: OffsetDateTime,
     random: u64,
 }
 
-impl Telling {
+impl StoryCopy {
     pub fn new(begin: OffsetDateTime, random: u64) -> Self {
         Self { begin, random }
     }
 
-    /// UUIDv7s that differ between tellings and compare alike within each: time, then role, then the telling.
+    /// UUIDv7s that differ between copies but sort alike in each: by time, then role, then copy.
     fn id(self, role: Role) -> Uuid {
         let millis = u64::try_from(self.begin.unix_timestamp_nanos() / 1_000_000).unwrap();
         let mut tail = [0; 10];
@@ -168,10 +171,10 @@ impl Telling {
         Builder::from_unix_timestamp_millis(millis, &tail).into_uuid()
     }
 
-    pub fn event(self, told: &Told) -> Event {
-        let time = self.begin + time::Duration::milliseconds(told.at);
-        match &told.what {
-            What::Generation {
+    pub fn event(self, step: &Step) -> Event {
+        let time = self.begin + time::Duration::milliseconds(step.at);
+        match &step.action {
+            Action::Generation {
                 role,
                 surface,
                 declined,
@@ -190,7 +193,7 @@ impl Telling {
                 event.time = time;
                 event
             }
-            What::Feedback {
+            Action::Feedback {
                 role,
                 about,
                 metric,
@@ -206,13 +209,13 @@ impl Telling {
                 tags: BTreeMap::new(),
             }
             .into_event("default", SOURCE, time),
-            What::Retraction { role, feedback } => Retraction {
+            Action::Retraction { role, feedback } => Retraction {
                 id: self.id(*role),
                 feedback_id: self.id(*feedback),
                 reason: String::new(),
             }
             .into_event("default", SOURCE, time),
-            What::EpisodeEnd { nth } => {
+            Action::EpisodeEnd { nth } => {
                 let end = EpisodeEnd {
                     episode_id: self.id(EPISODE),
                 };
@@ -222,7 +225,7 @@ impl Telling {
     }
 }
 
-/// Surfaces that close at their horizon, at the end of the episode, and with their grade.
+/// Surfaces that close at the horizon, at the end of the episode, and at the first feedback.
 pub fn options() -> ingest::Options {
     let named = |name: &str| Definition {
         name: name.to_owned(),
@@ -250,7 +253,7 @@ pub fn options() -> ingest::Options {
     }
 }
 
-/// Nothing closes while a partition is known that nobody has read.
+/// Adds a partition that is never read, so that the closer waits.
 pub async fn hold_the_closer(pool: &PgPool, topic: &str) {
     eventually("the service knows its partitions", PATIENCE, async || {
         let made = sqlx::query(
@@ -275,8 +278,8 @@ async fn number(pool: &PgPool, query: &'static str) -> i64 {
     sqlx::query_scalar(query).fetch_one(pool).await.unwrap()
 }
 
-/// How a telling ended: its rows in words, without what differs between tellings.
-async fn endings(pool: &PgPool) -> BTreeMap<Uuid, String> {
+/// The rows as text by id, without what differs between copies.
+async fn rows_by_id(pool: &PgPool) -> BTreeMap<Uuid, String> {
     let rows: Vec<(Uuid, String)> = sqlx::query_as(
         "select g.id, concat_ws(' ', t.surface, t.reward, t.censor_code, t.signal, t.feedback_at, t.reward_definition) \
          from generation g left join trajectory t on t.generation_id = g.id \
@@ -301,16 +304,16 @@ async fn any_order_of_the_same_events_gives_the_same_rows() {
     let mut left = stories;
     while left > 0 {
         let some = left.min(STORIES_AT_ONCE);
-        tell(some, &mut rng, &mut outcomes).await;
+        run_stories(some, &mut rng, &mut outcomes).await;
         left -= some;
     }
-    println!("{stories} stories, each told twice: {outcomes:?}");
+    println!("{stories} stories, each sent twice: {outcomes:?}");
     for kind in ["accept", "reject", "decline", "value", "no_feedback", "retracted"] {
         assert!(outcomes.contains_key(kind), "no story ended with {kind}: {outcomes:?}");
     }
 }
 
-async fn tell(stories: usize, rng: &mut StdRng, outcomes: &mut BTreeMap<String, usize>) {
+async fn run_stories(stories: usize, rng: &mut StdRng, outcomes: &mut BTreeMap<String, usize>) {
     let stack = Stack::start("order").await;
     let service = Service::start_with(&stack, options()).await;
     hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;
@@ -320,11 +323,11 @@ async fn tell(stories: usize, rng: &mut StdRng, outcomes: &mut BTreeMap<String, 
     let mut pairs = Vec::new();
     for _ in 0..stories {
         let story = story(rng);
-        let [first, second] = [(); 2].map(|()| Telling::new(begin, rng.random()));
-        in_order.extend(story.iter().map(|told| first.event(told)));
-        shuffled.extend(story.iter().map(|told| second.event(told)));
-        let again: Vec<Told> = story.iter().filter(|_| rng.random_bool(0.3)).cloned().collect();
-        shuffled.extend(again.iter().map(|told| second.event(told)));
+        let [first, second] = [(); 2].map(|()| StoryCopy::new(begin, rng.random()));
+        in_order.extend(story.iter().map(|step| first.event(step)));
+        shuffled.extend(story.iter().map(|step| second.event(step)));
+        let again: Vec<Step> = story.iter().filter(|_| rng.random_bool(0.3)).cloned().collect();
+        shuffled.extend(again.iter().map(|step| second.event(step)));
         pairs.push((first, second, story));
     }
     shuffled.shuffle(rng);
@@ -352,16 +355,18 @@ async fn tell(stories: usize, rng: &mut StdRng, outcomes: &mut BTreeMap<String, 
         (number(&stack.pool, "select count(*) from open_generation").await == 0).then_some(())
     })
     .await;
-    let endings = endings(&stack.pool).await;
+    let rows = rows_by_id(&stack.pool).await;
     for (first, second, story) in &pairs {
-        for told in story {
-            let role = match told.what {
-                What::Generation { role, .. } | What::Feedback { role, .. } | What::Retraction { role, .. } => role,
-                What::EpisodeEnd { .. } => EPISODE,
+        for step in story {
+            let role = match step.action {
+                Action::Generation { role, .. } | Action::Feedback { role, .. } | Action::Retraction { role, .. } => {
+                    role
+                }
+                Action::EpisodeEnd { .. } => EPISODE,
             };
-            let [one, other] = [first, second].map(|telling| endings.get(&telling.id(role)));
-            assert!(one.is_some(), "{told:?} has no row: {story:#?}");
-            assert_eq!(one, other, "{told:?} of {story:#?}");
+            let [one, other] = [first, second].map(|copy| rows.get(&copy.id(role)));
+            assert!(one.is_some(), "{step:?} has no row: {story:#?}");
+            assert_eq!(one, other, "{step:?} of {story:#?}");
         }
     }
     let kinds: Vec<(String, i64)> =

@@ -1,5 +1,6 @@
-//! What was closed by one definition is scored again by another as if that one had been in force: the stories of
-//! [`crate::ingest_order`] told under the first, then again under the other, in a database of its own.
+//! Rescoring closed trajectories with another definition gives the same result as if that
+//! definition had been in force. The stories of [`crate::ingest_order`] run under one definition,
+//! and again under the other in another database.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +21,7 @@ use tokio::process::Command;
 use uuid::Uuid;
 
 use crate::ingest::{Service, accept, count, generation, send};
-use crate::ingest_order::{Telling, hold_the_closer, options, release_the_closer, story};
+use crate::ingest_order::{StoryCopy, hold_the_closer, options, release_the_closer, story};
 use crate::support::{SPRINGTIDE, Stack, eventually};
 
 const SEED: u64 = 20_261_123;
@@ -28,7 +29,7 @@ const STORIES: usize = 150;
 const PATIENCE: Duration = Duration::from_secs(120);
 const SURFACES: [&str; 3] = ["waiting", "ending", "graded"];
 
-/// Shorter and longer horizons, other worths, expressions, and other ways to close early, each of them on some surface.
+/// Definitions with other horizons, rewards, expressions and rules for closing early.
 fn others() -> [ingest::Options; 2] {
     let change = |change: fn(usize, &mut Definition)| {
         let mut options = options();
@@ -65,7 +66,7 @@ fn others() -> [ingest::Options; 2] {
     ]
 }
 
-/// As a file that `--definition` takes.
+/// Writes a file for `--definition`.
 fn write(options: &ingest::Options, file: &Path) {
     let surfaces = serde_json::to_value(&options.surface).unwrap();
     let text = toml::to_string(&serde_json::json!({"ingest": {"surface": surfaces}})).unwrap();
@@ -91,10 +92,10 @@ async fn springtide(stack: &Stack, config: &Path, args: &[&str]) -> Output {
     output
 }
 
-/// By generation: what it is worth, why, and until when it was waited for.
+/// By generation: the reward, its reason and the closing times, as text.
 type Scores = BTreeMap<Uuid, String>;
 
-fn in_words(
+fn as_text(
     reward: Option<f64>,
     code: Option<&str>,
     signal: Option<&str>,
@@ -121,7 +122,7 @@ async fn closed(pool: &PgPool) -> Scores {
         .map(|(id, reward, code, signal, feedback_at, closes_at)| {
             (
                 id,
-                in_words(reward, code.as_deref(), signal.as_deref(), [feedback_at, closes_at]),
+                as_text(reward, code.as_deref(), signal.as_deref(), [feedback_at, closes_at]),
             )
         })
         .collect()
@@ -142,7 +143,7 @@ fn scores(lines: &[Value]) -> Scores {
         .iter()
         .map(|line| {
             let times = [time(&line["feedback_at"]), time(&line["closes_at"])];
-            let score = in_words(
+            let score = as_text(
                 line["reward"].as_f64(),
                 line["censor_code"].as_str(),
                 line["signal"].as_str(),
@@ -170,8 +171,8 @@ fn assert_alike(one: &Scores, other: &Scores, what: &str) {
     }
 }
 
-/// Tells `in_time`, lets everything close, and tells what comes late.
-async fn tell(name: &str, options: ingest::Options, in_time: &[Event], late: &[Event]) -> Stack {
+/// Sends `in_time`, waits until everything has closed, and then sends `late`.
+async fn run_service(name: &str, options: ingest::Options, in_time: &[Event], late: &[Event]) -> Stack {
     let stack = Stack::start(name).await;
     let service = Service::start_with(&stack, options).await;
     hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;
@@ -199,21 +200,21 @@ async fn tell(name: &str, options: ingest::Options, in_time: &[Event], late: &[E
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_definition_scores_what_was_closed_as_if_it_had_been_in_force() {
+async fn rescoring_equals_scoring_under_the_other_definition_from_the_start() {
     let mut rng = StdRng::seed_from_u64(SEED);
     let begin = OffsetDateTime::now_utc() - Duration::from_secs(60);
     let (mut in_time, mut late) = (Vec::new(), Vec::new());
     for nth in 0..STORIES {
-        let telling = Telling::new(begin, nth as u64);
-        for (nth, told) in story(&mut rng).iter().enumerate() {
-            let event = telling.event(told);
-            // Some of what is said comes when all is closed, though it may have happened in time.
-            let comes_late = nth % 4 == 3 && told.is_about_something();
+        let copy = StoryCopy::new(begin, nth as u64);
+        for (nth, step) in story(&mut rng).iter().enumerate() {
+            let event = copy.event(step);
+            // Some feedback arrives after closing, although it may have been given in time.
+            let comes_late = nth % 4 == 3 && step.is_feedback();
             if comes_late { &mut late } else { &mut in_time }.push(event);
         }
     }
     let all = [&in_time[..], &late[..]].concat();
-    let first = tell("rescore", options(), &in_time, &late).await;
+    let first = run_service("rescore", options(), &in_time, &late).await;
     let file = |name: &str| first.dir.path().join(name);
     let config = file("springtide.toml");
     write(&options(), &config);
@@ -226,7 +227,7 @@ async fn another_definition_scores_what_was_closed_as_if_it_had_been_in_force() 
     ] {
         assert!(count(&first.pool, late).await > 10, "{late}");
     }
-    // By what scored it, as it was seen: the same.
+    // The same definition with the feedback seen at closing gives the same scores.
     assert_alike(
         &rescored(&first, &config, "1", &["--as-seen"]).await,
         &before,
@@ -237,7 +238,7 @@ async fn another_definition_scores_what_was_closed_as_if_it_had_been_in_force() 
         let definition = file(&name);
         write(&other, &definition);
         let again = rescored(&first, &config, definition.to_str().unwrap(), &[]).await;
-        let fresh = tell(&format!("rescore-{nth}"), other, &all, &[]).await;
+        let fresh = run_service(&format!("rescore-{nth}"), other, &all, &[]).await;
         assert_alike(&again, &closed(&fresh.pool).await, &name);
         let changed = again
             .iter()
@@ -249,16 +250,16 @@ async fn another_definition_scores_what_was_closed_as_if_it_had_been_in_force() 
             before.len()
         );
     }
-    // What came late counts by its own time, also by the same definition.
-    let fresh = tell("rescore-same", options(), &all, &[]).await;
+    // Late feedback counts by the time it was given, also under the same definition.
+    let fresh = run_service("rescore-same", options(), &all, &[]).await;
     let again = rescored(&first, &config, "1", &[]).await;
     assert_alike(&again, &closed(&fresh.pool).await, "all in time");
-    assert_ne!(again, before, "something came late");
-    assert_eq!(closed(&first.pool).await, before, "what was trained on stays");
+    assert_ne!(again, before, "some feedback was late");
+    assert_eq!(closed(&first.pool).await, before, "stored trajectories are unchanged");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_researcher_scores_again_what_nobody_had_defined_and_waits_for_longer_horizons() {
+async fn rescoring_handles_undefined_surfaces_and_waits_for_longer_horizons() {
     let stack = Stack::start("rescore-undefined").await;
     let file = |name: &str| stack.dir.path().join(name);
     let config = file("springtide.toml");
@@ -319,9 +320,9 @@ async fn a_researcher_scores_again_what_nobody_had_defined_and_waits_for_longer_
             String::from_utf8(output.stderr).unwrap(),
         )
     };
-    // The feedback is stored, and the horizon of a second over, before the tables are known to reach so far.
+    // Waits until the tables are known to reach beyond the horizon of one second.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let (lines_now, told) = wait(1.0).await;
+    let (lines_now, summary) = wait(1.0).await;
     let found = |id: Uuid| {
         lines_now
             .iter()
@@ -332,15 +333,15 @@ async fn a_researcher_scores_again_what_nobody_had_defined_and_waits_for_longer_
     assert_eq!(found(ids[0])["closed"]["censor_code"], "unknown_surface");
     assert_eq!(found(ids[0])["closed"]["definition"], 0);
     assert_eq!(found(ids[1])["censor_code"], "no_feedback");
-    assert!(told.contains("2 trajectories: 1 rewarded"), "{told}");
-    assert!(told.contains("2 differ"), "{told}");
-    let (later, told) = wait(3600.0).await;
+    assert!(summary.contains("2 trajectories: 1 rewarded"), "{summary}");
+    assert!(summary.contains("2 differ"), "{summary}");
+    let (later, summary) = wait(3600.0).await;
     assert!(later.is_empty(), "{later:?}");
-    assert!(told.contains("left out: 2"), "{told}");
+    assert!(summary.contains("left out: 2"), "{summary}");
     let none = springtide(&stack, &config, &["definitions", "--surface", "new"]).await;
     assert!(none.stdout.is_empty() && String::from_utf8_lossy(&none.stderr).contains("ever in force"));
-    let known = springtide(&stack, &config, &["definitions", "--surface", "completion"]).await;
-    let known = lines(&known.stdout);
+    let known = springtide(&stack, &config, &["definitions", "--surface", "completion", "--json"]).await;
+    let known: Vec<Value> = serde_json::from_slice(&known.stdout).unwrap();
     assert_eq!(
         (known.len(), &known[0]["version"], &known[0]["definition"]["accept"]),
         (1, &1.into(), &0.75.into())
@@ -349,7 +350,7 @@ async fn a_researcher_scores_again_what_nobody_had_defined_and_waits_for_longer_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_open_when_its_horizon_becomes_longer_waits_for_the_longer_one() {
+async fn an_open_generation_gets_the_longer_horizon_after_a_change() {
     let stack = Stack::start("longer-horizon").await;
     let mut options = crate::ingest::options();
     options.surface[0].horizon_seconds = 1.0;

@@ -1,5 +1,5 @@
-//! What is too old goes, with everything about it, and stays in the books; what a run still needs stays; what takes too much room
-//! is refused before it is acknowledged.
+//! Retention deletes old weeks with everything about them, keeps their totals, and spares what a
+//! run needs. Beyond the disk limit, events are refused before they are acknowledged.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::support::{Stack, eventually};
 
 const SOON: Duration = Duration::from_secs(90);
 
-/// A UUIDv7 of so many days ago.
+/// A UUIDv7 from `days_ago`.
 fn id_of(days_ago: i64, number: u64) -> Uuid {
     let time = OffsetDateTime::now_utc() - time::Duration::days(days_ago);
     let milliseconds = u128::from(time.unix_timestamp().cast_unsigned() * 1_000);
@@ -22,7 +22,7 @@ fn id_of(days_ago: i64, number: u64) -> Uuid {
     Uuid::from_u128(bits)
 }
 
-/// The partition of the week of `days_ago`, made if need be.
+/// The partition of the week of `days_ago`, created if needed.
 async fn partition(pool: &PgPool, days_ago: i64) -> String {
     let sql = "with week as (select date_trunc('week', now() at time zone 'utc' - make_interval(days => $1)) as monday), \
                bounds as (select to_char(monday, '\"generation_\"IYYY\"w\"IW') as name, \
@@ -43,7 +43,7 @@ async fn execute(pool: &PgPool, sql: &'static str, id: Uuid) {
     sqlx::query(sql).bind(id).execute(pool).await.unwrap();
 }
 
-/// A generation of that day, through the sink; it stays open.
+/// Stores a generation through the sink. It stays open.
 async fn store(stack: &Stack, id: Uuid) {
     let mut event = ::ingest::event::Generation {
         id,
@@ -73,7 +73,7 @@ async fn ledger(pool: &PgPool) -> (i64, i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_week_goes_with_everything_about_it_and_stays_in_the_books() {
+async fn an_expired_week_is_deleted_with_everything_about_it_but_its_totals_stay() {
     let stack = Stack::start("retention").await;
     let pool = &stack.pool;
     let kept_for_ever = ::ingest::Options {
@@ -112,30 +112,32 @@ async fn a_week_goes_with_everything_about_it_and_stays_in_the_books() {
         .unwrap();
     assert_eq!(ledger(pool).await, (4, 0));
 
-    // The running run may still train on what is queued in the second week: it stays, and all after it.
+    // The run may still train on the second week's queued trajectories, so that week and all later
+    // ones stay.
     let kept_for_a_month = ::ingest::Options {
         retention_days: 30,
         ..kept_for_ever
     };
     let service = Service::start_with(&stack, kept_for_a_month.clone()).await;
-    eventually("the oldest week goes", SOON, async || {
+    eventually("the oldest week is deleted", SOON, async || {
         (!exists(pool, &old).await).then_some(())
     })
     .await;
     assert!(exists(pool, &queued).await && exists(pool, &young).await);
     assert_eq!(ledger(pool).await, (2, 2));
-    let books: Vec<(String, String, i64)> =
+    let totals: Vec<(String, String, i64)> =
         sqlx::query_as("select disposition, code, generations from expired_generation order by 1")
             .fetch_all(pool)
             .await
             .unwrap();
-    let book = |disposition: &str, code: &str| (disposition.to_owned(), code.to_owned(), 1);
-    assert_eq!(books, [book("censored", "no_feedback"), book("dropped", "stale")]);
+    let total = |disposition: &str, code: &str| (disposition.to_owned(), code.to_owned(), 1);
+    assert_eq!(totals, [total("censored", "no_feedback"), total("dropped", "stale")]);
     assert_eq!(count(pool, "select count(*) from feedback").await, 2);
     assert_eq!(count(pool, "select count(*) from trajectory").await, 2);
     assert_eq!(count(pool, "select count(*) from event_key").await, 7);
 
-    // What comes about a generation that is gone is refused, and a dead letter where nobody can be told.
+    // Feedback about a deleted generation is refused over HTTP and becomes a dead letter from
+    // Kafka.
     let late = json!({"generation_id": ids[0], "metric_name": "accept", "value": true});
     let answer = eventually("the horizon is known", SOON, async || {
         let (status, answer) = service.post("/v1/feedback", &late).await;
@@ -152,20 +154,20 @@ async fn a_week_goes_with_everything_about_it_and_stays_in_the_books() {
     let letter = dead_letters(&stack, 1).await.remove(0);
     assert_eq!(letter.headers["reason"], "invalid");
     assert!(
-        letter.headers["detail"].contains("kept no longer"),
+        letter.headers["detail"].contains("have been deleted"),
         "{:?}",
         letter.headers
     );
     assert_eq!(count(pool, "select count(*) from feedback").await, before);
     service.stop().await;
 
-    // Once the run has ended, the second week goes too.
+    // Once the run has ended, the second week is deleted too.
     sqlx::query("update run set status = 'cancelled', finished_at = now()")
         .execute(pool)
         .await
         .unwrap();
     let service = Service::start_with(&stack, kept_for_a_month).await;
-    eventually("the second week goes", SOON, async || {
+    eventually("the second week is deleted", SOON, async || {
         (!exists(pool, &queued).await).then_some(())
     })
     .await;
@@ -175,7 +177,7 @@ async fn a_week_goes_with_everything_about_it_and_stays_in_the_books() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn beyond_its_disk_the_oldest_week_goes_and_then_events_are_refused() {
+async fn beyond_the_disk_limit_the_oldest_week_is_deleted_and_then_events_are_refused() {
     let stack = Stack::start("disk").await;
     let pool = &stack.pool;
     let last_month = partition(pool, 30).await;
@@ -184,7 +186,7 @@ async fn beyond_its_disk_the_oldest_week_goes_and_then_events_are_refused() {
         ..options()
     };
     let service = Service::start_with(&stack, tight).await;
-    eventually("last month's week goes", SOON, async || {
+    eventually("last month's week is deleted", SOON, async || {
         (!exists(pool, &last_month).await).then_some(())
     })
     .await;
@@ -202,7 +204,7 @@ async fn beyond_its_disk_the_oldest_week_goes_and_then_events_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_that_no_event_ever_names_goes() {
+async fn an_unreferenced_payload_is_deleted() {
     use ::ingest::payload::{Store, TOKEN_IDS, token_bytes};
 
     let stack = Stack::start("unnamed").await;
@@ -233,7 +235,7 @@ async fn a_payload_that_no_event_ever_names_goes() {
     .await;
     service.stop().await;
 
-    // A week and a day later, and long enough after somebody looked last.
+    // A week and a day later, and long enough after the last sweep.
     let week_ago = std::time::SystemTime::now() - Duration::from_secs(8 * 24 * 3600);
     let file = |tenant: &str, digest: &[u8; 32]| {
         let tenant = blake3::hash(tenant.as_bytes()).to_hex();
@@ -260,15 +262,15 @@ async fn a_payload_that_no_event_ever_names_goes() {
         ..options.clone()
     };
     Service::start_with(&stack, kept_for_ever).await.stop().await;
-    store.look("default", &unnamed).await.unwrap();
+    store.check_exists("default", &unnamed).await.unwrap();
     let service = Service::start_with(&stack, options).await;
     for (tenant, payload) in [("default", &unnamed), ("other", &strange)] {
-        eventually("it goes", SOON, async || {
-            store.look(tenant, payload).await.err().map(drop)
+        eventually("it is deleted", SOON, async || {
+            store.check_exists(tenant, payload).await.err().map(drop)
         })
         .await;
     }
-    store.look("default", &named).await.unwrap();
-    store.look("default", &young).await.unwrap();
+    store.check_exists("default", &named).await.unwrap();
+    store.check_exists("default", &young).await.unwrap();
     service.stop().await;
 }

@@ -1,4 +1,4 @@
-//! Events that change what is known already: feedback that is taken back, and episodes that end.
+//! Retractions of feedback, and ends of episodes.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::support::{Stack, eventually};
 const SOON: Duration = Duration::from_secs(90);
 const SOURCE: &str = "tests/revoke";
 
-/// Takes `feedback` back, now.
-fn take_back(feedback: &Event) -> Event {
+/// Retracts `feedback` now.
+fn retract(feedback: &Event) -> Event {
     let retraction = Retraction {
         id: Uuid::now_v7(),
         feedback_id: feedback.id.parse().unwrap(),
@@ -32,7 +32,7 @@ fn shown() -> Generation {
     }
 }
 
-/// Whether the retractions in the tables are late; one that has not come yet is waited for.
+/// Waits for the retraction and returns whether it is late.
 async fn late(pool: &PgPool, feedback: &Event) -> bool {
     let id: Uuid = feedback.id.parse().unwrap();
     eventually("the retraction is stored", SOON, async || {
@@ -46,14 +46,14 @@ async fn late(pool: &PgPool, feedback: &Event) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn feedback_that_is_taken_back_in_time_never_counted() {
+async fn feedback_that_is_retracted_in_time_has_no_effect() {
     let stack = Stack::start("taken-back").await;
     let service = Service::start(&stack).await;
     let (alone, changed) = (shown(), shown());
     let first = accept(alone.id, true);
     let mistake = accept(changed.id, true);
-    let mut events = vec![take_back(&first), first.clone()]; // the retraction comes first
-    events.extend([mistake.clone(), take_back(&mistake), accept(changed.id, false)]);
+    let mut events = vec![retract(&first), first.clone()]; // the retraction comes first
+    events.extend([mistake.clone(), retract(&mistake), accept(changed.id, false)]);
     let (alone_id, changed_id) = (alone.id, changed.id);
     events.extend([alone, changed].map(|generation| generation.into_event("default", SOURCE)));
     send(&stack, &events).await;
@@ -69,7 +69,7 @@ async fn feedback_that_is_taken_back_in_time_never_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn feedback_that_is_taken_back_too_late_stands_and_says_so() {
+async fn feedback_that_is_retracted_too_late_still_counts() {
     let stack = Stack::start("taken-back-late").await;
     let service = Service::start(&stack).await;
     let generation = shown();
@@ -78,23 +78,19 @@ async fn feedback_that_is_taken_back_too_late_stands_and_says_so() {
     let closed = trajectory(&stack.pool, id).await;
     assert_eq!(closed, Trajectory::rewarded(0.75, "accept"));
 
-    send(&stack, &[take_back(&feedback)]).await;
+    send(&stack, &[retract(&feedback)]).await;
     assert!(late(&stack.pool, &feedback).await);
     assert_eq!(trajectory(&stack.pool, id).await, closed);
     service.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_retraction_that_waited_for_late_feedback_is_late_as_well() {
+async fn a_retraction_of_late_feedback_is_late_too() {
     let stack = Stack::start("taken-back-waiting").await;
     let service = Service::start(&stack).await;
     let generation = shown();
     let (id, feedback) = (generation.id, accept(generation.id, true));
-    send(
-        &stack,
-        &[generation.into_event("default", SOURCE), take_back(&feedback)],
-    )
-    .await;
+    send(&stack, &[generation.into_event("default", SOURCE), retract(&feedback)]).await;
     assert_eq!(trajectory(&stack.pool, id).await, Trajectory::censored("no_feedback"));
     assert!(
         !late(&stack.pool, &feedback).await,
@@ -111,7 +107,7 @@ async fn a_retraction_that_waited_for_late_feedback_is_late_as_well() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_episode_that_ends_closes_where_its_surface_says_so() {
+async fn the_end_of_an_episode_closes_it_if_its_surface_says_so() {
     let stack = Stack::start("episode-end").await;
     let mut options = options();
     options.surface.push(Definition {
@@ -138,9 +134,9 @@ async fn an_episode_that_ends_closes_where_its_surface_says_so() {
         in_harness(first).into_event("default", SOURCE),
         said,
         end(time::Duration::ZERO),
-        in_harness(second).into_event("default", SOURCE), // it comes after the end of its episode
+        in_harness(second).into_event("default", SOURCE), // arrives after the end of its episode
         unheard,
-        end(time::Duration::SECOND), // said twice: the first counts
+        end(time::Duration::SECOND), // sent twice: the first counts
     ];
     send(&stack, &events).await;
 

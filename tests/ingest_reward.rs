@@ -1,4 +1,5 @@
-//! Rewards as configuration: metrics with types and levels, expressions over several signals, versions of definitions.
+//! Configurable rewards: typed metrics, expressions over several signals, and versions of
+//! definitions.
 
 use ingest::event::{self, Event, Feedback, Generation, Target, Value};
 use ingest::reward::{Definition, Level, Metric, MetricType};
@@ -11,7 +12,7 @@ use crate::support::Stack;
 
 const SOURCE: &str = "tests/reward";
 
-/// Kept characters, less a little for every retry; a thumb decides where nothing was kept.
+/// Kept characters minus a penalty per retry. Without them, the thumb decides.
 const REWARD: &str = "declined ? 0.0 : kept != null ? kept - 0.1 * double(all.retry.size()) : thumb == null ? null : (thumb ? 1.0 : -1.0)";
 
 fn chat() -> ingest::Options {
@@ -57,7 +58,7 @@ fn about(target: Target, metric: &str, value: Value) -> Event {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_expression_weighs_several_signals() {
+async fn an_expression_combines_several_signals() {
     let stack = Stack::start("reward-expression").await;
     let service = Service::start_with(&stack, chat()).await;
     let (kept, thumbed, unanswered) = (in_chat(), in_chat(), in_chat());
@@ -86,7 +87,7 @@ async fn an_expression_weighs_several_signals() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn feedback_of_another_type_or_level_than_its_metric_is_told_so() {
+async fn feedback_of_another_type_or_level_than_its_metric_is_refused() {
     let stack = Stack::start("reward-metrics").await;
     let service = Service::start_with(&stack, chat()).await;
     let id = Uuid::now_v7();
@@ -106,7 +107,7 @@ async fn feedback_of_another_type_or_level_than_its_metric_is_told_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_changed_expression_is_a_new_version_and_trajectories_say_which_scored_them() {
+async fn a_changed_expression_is_a_new_version_and_trajectories_name_their_version() {
     let stack = Stack::start("reward-versions").await;
     let mut versions = Vec::new();
     for reward in ["kept", "2.0 * kept", "2.0 * kept"].map(|gives| format!("kept == null ? null : {gives}")) {

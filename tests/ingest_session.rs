@@ -1,5 +1,5 @@
-//! Long sessions: a context is logged once, turn by turn, and put together again by whoever reads it. Through the real HTTP, log and
-//! tables.
+//! Long sessions: each turn logs only its new tokens, and readers rebuild the context. With real
+//! HTTP, log and tables.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::ingest::{Service, count, generation, options, send, stored};
 use crate::support::Stack;
 
 const TURNS: usize = 50;
-/// Tokens of the session's first prompt; each turn then adds a prompt and an answer.
+/// Tokens of the first prompt. Each turn adds a prompt and an answer.
 const OPENING: usize = 150_000;
 const PROMPT: usize = 500;
 const ANSWER: usize = 500;
@@ -37,13 +37,13 @@ async fn service(stack: &Stack) -> Service {
     Service::start_with(stack, options).await
 }
 
-/// Frequent ids are small, as in a vocabulary ordered by frequency; about 2 bytes each as varints.
+/// Frequent ids are small, as in a vocabulary sorted by frequency: about 2 bytes each as varints.
 fn tokens(random: &mut rand::rngs::StdRng, count: usize) -> Vec<u32> {
     let id = |_| (random.random::<f64>().powi(3) * 128_000.0) as u32;
     (0..count).map(id).collect()
 }
 
-/// A generation that shares its context with `parent`, which ended as `shared`.
+/// A generation that shares `shared`, the whole context of `parent`.
 fn turn(parent: Option<&Generation>, shared: &[u32], prompt_ids: Vec<u32>, token_ids: Vec<u32>) -> Generation {
     let id = Uuid::now_v7();
     let sampled = u32::try_from(token_ids.len()).unwrap();
@@ -128,7 +128,7 @@ async fn bytes_of_generations(pool: &PgPool) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_read_whole() {
+async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_rebuilt() {
     let stack = Stack::start("session").await;
     let service = service(&stack).await;
     let empty = bytes_of_generations(&stack.pool).await;
@@ -149,7 +149,7 @@ async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_read_whole()
         let (status, answered) = service.post("/v1/generations", &body).await;
         assert_eq!(status, 200, "{answered}");
         context.extend(&prompt);
-        // As it would be without parents and payloads.
+        // The size without parents and payloads.
         let alone = Generation {
             parent_id: None,
             prompt_prefix: None,
@@ -172,7 +172,7 @@ async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_read_whole()
     let read = prompts(&mut connection, &store, &ids, CONTEXT).await.unwrap();
     let rebuilt_in = started.elapsed();
     for (id, sent) in &whole {
-        assert!(read[id].as_ref().unwrap() == sent, "the context of {id} is another");
+        assert!(read[id].as_ref().unwrap() == sent, "the context of {id} differs");
     }
     let short = prompts(&mut connection, &store, &ids[..1], 1000).await.unwrap();
     assert_eq!(short[&ids[0]], Err(Broken::TooLong));
@@ -181,7 +181,7 @@ async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_read_whole()
     let table = bytes_of_generations(&stack.pool).await - empty
         + count(&stack.pool, "select pg_total_relation_size('payload_reference')").await;
     let rows = count(&stack.pool, "select sum(pg_column_size(g.*))::bigint from generation g").await;
-    // The same table with whole contexts, to compare with.
+    // The same table with complete contexts, for comparison.
     sqlx::query("create table whole (like generation including all)")
         .execute(&stack.pool)
         .await
@@ -214,7 +214,7 @@ async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_read_whole()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_context_that_cannot_be_put_together_says_why() {
+async fn a_context_that_cannot_be_rebuilt_has_a_reason() {
     let stack = Stack::start("broken").await;
     let service = service(&stack).await;
     let store = Store::open(&payload_url(&stack)).unwrap();
@@ -269,13 +269,17 @@ async fn a_context_that_cannot_be_put_together_says_why() {
     };
     let event = |generation: &Generation| generation.clone().into_event(tenant(generation), "tests");
     let events: Vec<Event> = expected.iter().map(|(generation, _)| event(generation)).collect();
-    // The log takes what it cannot judge: producers write to it directly, and a parent may come later.
+    // Producers may write such events directly to the log, and a parent may arrive later.
     send(&stack, &events).await;
     stored(&stack.pool, events.len() as i64).await;
     let ids: Vec<Uuid> = expected.iter().map(|(generation, _)| generation.id).collect();
     let mut connection = stack.pool.acquire().await.unwrap();
     let before = prompts(&mut connection, &store, &ids, 100).await.unwrap();
-    assert_eq!(before[&good.id], Err(Broken::ParentMissing), "its parent is on its way");
+    assert_eq!(
+        before[&good.id],
+        Err(Broken::ParentMissing),
+        "its parent has not arrived"
+    );
     send(&stack, &[parent.clone().into_event("default", "tests")]).await;
     stored(&stack.pool, events.len() as i64 + 1).await;
     let read = prompts(&mut connection, &store, &ids, 100).await.unwrap();
@@ -290,7 +294,7 @@ async fn a_context_that_cannot_be_put_together_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_is_uploaded_before_the_event_that_names_it() {
+async fn a_payload_must_be_uploaded_before_the_event_that_names_it() {
     let stack = Stack::start("payload").await;
     let service = service(&stack).await;
     let experts = Experts {

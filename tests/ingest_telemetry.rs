@@ -1,6 +1,6 @@
-//! What an ingest process says about itself: traces to a collector, metrics to a scraper, lines to a log, and in none of them
-//! a word of what users wrote. The process, its exporter and the bytes are real; the collector is a few lines here that
-//! keep what arrives. One file of more than 500 lines, because all of it looks at one process from outside in three ways.
+//! The telemetry of an ingest process: traces, metrics and logs, none of which may contain user
+//! text. The process and its exporter are real; the collector is a stub. Longer than 500 lines
+//! because all tests observe the same process.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -37,11 +37,11 @@ name = \"completion\"
 horizon_seconds = 8.0
 ";
 
-/// Stands for an OpenTelemetry collector.
+/// A stub of an OpenTelemetry collector.
 #[derive(Clone, Default)]
 struct Collector {
     spans: Arc<Mutex<Vec<Span>>>,
-    /// As they arrived.
+    /// In order of arrival.
     bytes: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -90,7 +90,7 @@ fn links_to(from: &Span, to: &Span) -> bool {
         .any(|link| (&link.trace_id, &link.span_id) == (&to.trace_id, &to.span_id))
 }
 
-/// A `springtide ingest` of its own.
+/// A `springtide ingest` process.
 struct Process {
     address: SocketAddr,
     log: PathBuf,
@@ -154,7 +154,7 @@ impl Process {
         request.send().await.unwrap().status().as_u16()
     }
 
-    /// Every sample of `/metrics`, by its name and its labels without the role.
+    /// The samples of `/metrics` by name and labels, without the role.
     async fn samples(&self) -> BTreeMap<String, f64> {
         let text = self.get("/metrics").await.unwrap();
         let samples = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
@@ -166,7 +166,7 @@ impl Process {
         samples.collect()
     }
 
-    /// Waits until the sample has the value; absent counts as 0.
+    /// Waits until the sample has the value. An absent sample counts as 0.
     async fn becomes(&self, name: &str, value: f64) {
         let last = Mutex::new(BTreeMap::new());
         let within = eventually("", SOON, async || {
@@ -174,7 +174,7 @@ impl Process {
             let found = last.lock().unwrap().get(name).copied().unwrap_or(0.0);
             (found == value).then_some(())
         });
-        // To say what there is instead.
+        // For the error message.
         let within = std::panic::AssertUnwindSafe(within);
         if futures::FutureExt::catch_unwind(within).await.is_err() {
             panic!("{name} is not {value}: {:#?}", last.lock().unwrap());
@@ -202,7 +202,7 @@ const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4737-00f067aa0ba902b7-01";
 const PRODUCER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4738-00f067aa0ba902b8-01";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_gets_one_trace_from_the_request_to_the_transaction_that_wrote_the_row() {
+async fn one_trace_reaches_from_the_request_to_the_transaction_that_wrote_the_row() {
     let stack = Stack::start("otlp").await;
     let ingest = Process::start(&stack, false).await;
     let id = Uuid::now_v7();
@@ -233,7 +233,7 @@ async fn a_collector_gets_one_trace_from_the_request_to_the_transaction_that_wro
     let stored = "select count(*) from event_key k join feedback f on f.id::text = k.event_id";
     assert_eq!(count(&stack.pool, stored).await, 1);
 
-    // Who writes straight to the log with a trace of its own.
+    // A producer that writes directly to the log with its own trace.
     let event = generation().into_event("default", "tests/telemetry");
     let topic = stack.kafka.topics().generation;
     let headers = [("content-type", "application/protobuf"), ("traceparent", PRODUCER)];
@@ -242,7 +242,7 @@ async fn a_collector_gets_one_trace_from_the_request_to_the_transaction_that_wro
     assert_eq!(hex(&row.trace_id), PRODUCER[3..35]);
     assert_eq!(hex(&row.parent_span_id), PRODUCER[36..52]);
 
-    // And what cannot be stored says so in its own trace.
+    // A record that cannot be stored appears in its own trace.
     send_record(&stack, &topic, &headers, b"any", b"\xff\xff").await;
     let dead = collector
         .span("ingest.store", |span| attribute(span, "springtide.outcome").is_some())
@@ -259,7 +259,7 @@ fn feedback(generation: Uuid) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scraper_sees_what_came_in_what_did_not_and_what_became_of_it() {
+async fn metrics_count_accepted_and_refused_events_and_their_outcomes() {
     let stack = Stack::start("metrics").await;
     let ingest = Process::start(&stack, false).await;
     let [answered, silent, early] = [generation(), generation(), generation()];
@@ -280,7 +280,8 @@ async fn a_scraper_sees_what_came_in_what_did_not_and_what_became_of_it() {
         .becomes("springtide_ingest_records_total{outcome=\"feedback\"}", 2.0)
         .await;
 
-    // A contradiction, what breaks a rule, alone and in a batch, what is no JSON; and poison straight to the log.
+    // A conflict, invalid events alone and in a batch, malformed JSON, and an undecodable record in
+    // the log.
     let mut other = after.clone();
     other["value"] = json!(false);
     assert_eq!(ingest.post("/v1/feedback", &[], other.to_string()).await, 409);
@@ -355,14 +356,14 @@ async fn a_scraper_sees_what_came_in_what_did_not_and_what_became_of_it() {
     );
 }
 
-/// The sum or the maximum over all partitions.
+/// Combines a metric over all partitions.
 fn over_partitions(samples: &BTreeMap<String, f64>, name: &str, fold: fn(f64, f64) -> f64) -> f64 {
     let partitions = samples.iter().filter(|(key, _)| key.starts_with(name));
     partitions.map(|(_, value)| *value).fold(0.0, fold)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sink_that_does_not_write_shows_as_lag_in_records_and_in_seconds() {
+async fn a_blocked_sink_shows_as_lag_in_records_and_seconds() {
     const EVENTS: usize = 12;
     let stack = Stack::start("lag_metrics").await;
     let ingest = Process::start(&stack, false).await;
@@ -379,7 +380,7 @@ async fn a_sink_that_does_not_write_shows_as_lag_in_records_and_in_seconds() {
     })
     .await;
 
-    // The sink waits for a lock; everything else goes on.
+    // Only the sink is blocked by the lock.
     let mut held = stack.pool.begin().await.unwrap();
     sqlx::query("select from consumer_offset for update")
         .execute(&mut *held)
@@ -402,11 +403,11 @@ async fn a_sink_that_does_not_write_shows_as_lag_in_records_and_in_seconds() {
     .await;
 }
 
-/// What no log line, no span and no metric may hold, each in a place of its own.
+/// Texts that must not appear in logs, spans or metrics.
 const CANARY: &str = "canary-7f3a";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_users_write_and_keys_never_reach_logs_spans_or_metrics() {
+async fn user_text_and_keys_never_reach_logs_spans_or_metrics() {
     let stack = Stack::start("canary").await;
     let key = create_key(&stack.pool, "acme", Role::Serving, "app").await.unwrap();
     let ingest = Process::start(&stack, true).await;
@@ -425,10 +426,6 @@ async fn what_users_write_and_keys_never_reach_logs_spans_or_metrics() {
     canonical.as_object_mut().unwrap().remove("tenant");
     canonical["feedback"]["tags"] = json!({"note": format!("{CANARY}-batch")});
     canonical["feedback"]["value"] = json!(format!("{CANARY}-not-a-boolean"));
-    let score = json!({
-        "id": "s-1", "observationId": about, "name": "accept", "value": 1, "dataType": "BOOLEAN",
-        "comment": format!("{CANARY}-score"),
-    });
     let mut conflict = comment.clone();
     conflict["value"] = json!(format!("{CANARY}-another"));
     let mut unknown = comment.clone();
@@ -437,13 +434,12 @@ async fn what_users_write_and_keys_never_reach_logs_spans_or_metrics() {
         ("/v1/feedback", comment.to_string(), 200),
         ("/v1/generations", serde_json::to_string(&generation).unwrap(), 200),
         ("/v1/events:batch", json!([canonical]).to_string(), 207),
-        ("/api/public/scores", score.to_string(), 200),
         ("/v1/feedback", unknown.to_string(), 400),
         ("/v1/feedback", format!("{{\"{CANARY}-broken"), 400),
         ("/v1/feedback?dryrun=true", conflict.to_string(), 200),
     ] {
         let status = ingest.post(path, &authorized, body).await;
-        // A dry run may know of the contradiction already.
+        // A dry run may report the conflict already.
         assert!(
             status == expected || (path.contains("dryrun") && status == 409),
             "{path}: {status}"
@@ -466,7 +462,7 @@ async fn what_users_write_and_keys_never_reach_logs_spans_or_metrics() {
         .await;
     ingest.post(&format!("/v1/{CANARY}-path"), &authorized, "{}").await;
 
-    // Straight to the log: no event, an event that breaks a rule, a contradiction.
+    // Directly to the log: an undecodable record, an invalid event, a conflict.
     let topic = stack.kafka.topics().feedback;
     let json_type = [("content-type", "application/json"), ("traceparent", PRODUCER)];
     let mut broken = serde_json::to_value(accept(about, true)).unwrap();
@@ -494,7 +490,7 @@ async fn what_users_write_and_keys_never_reach_logs_spans_or_metrics() {
         .await;
     let metrics = ingest.get("/metrics").await.unwrap();
 
-    // Its last spans leave when it ends.
+    // The last spans are exported at the end.
     let mut process = ingest.process;
     let pid = nix::unistd::Pid::from_raw(i32::try_from(process.id().unwrap()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();

@@ -1,7 +1,9 @@
-//! Ten times what it can take, under a limit on its memory: `springtide ingest` as a process, before a broker that stops for a
-//! part of it. One tenant does what it likes (many connections, large batches at once and without a pause, bombs, bodies that
-//! never end), another one is quiet. SPRINGTIDE_OVERLOAD_SECONDS (of each of the four parts, default 3) and
-//! SPRINGTIDE_OVERLOAD_TIMES (default 10) give the size.
+//! `springtide ingest` under ten times its maximum load, with a memory limit and a broker that
+//! pauses for a while.
+//!
+//! A hostile tenant opens many connections, sends large batches without pauses, decompression bombs
+//! and endless bodies. Another tenant sends little. SPRINGTIDE_OVERLOAD_SECONDS (of each of the
+//! four phases, default 3) and SPRINGTIDE_OVERLOAD_TIMES (default 10) set the size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -24,10 +26,10 @@ use crate::support::memory::Limit;
 use crate::support::{SPRINGTIDE, Stack, eventually, process};
 
 const LONG: Duration = Duration::from_secs(600);
-/// What the process may take: its bodies in flight (64 MiB), the producer's queue (64 MiB), what the sink has fetched (32 MiB),
-/// and their events.
+/// The process's memory limit: bodies in flight (64 MiB), the producer's queue (64 MiB), records
+/// fetched by the sink (32 MiB), and their events.
 const MEMORY_MIB: u64 = 768;
-/// Callers whose batches fill a tenant's share of the budget, and are never refused.
+/// So many callers fill a tenant's share of the budget without being refused.
 const FULL_LOAD_CALLERS: usize = 24;
 /// A batch of a little more than 1 MiB.
 const BATCH_EVENTS: usize = 18;
@@ -39,26 +41,25 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |number| number.parse().unwrap())
 }
 
-/// What one kind of caller was told.
+/// The answers to one kind of caller.
 #[derive(Debug, Default)]
-struct Told {
-    answers: BTreeMap<u16, u64>,
-    /// Connections that ended without one.
+struct Answers {
+    by_status: BTreeMap<u16, u64>,
+    /// Connections that ended without an answer.
     broken: u64,
     acknowledged: BTreeSet<Uuid>,
 }
 
-impl Told {
+impl Answers {
     fn add(&mut self, other: Self) {
-        for (status, count) in other.answers {
-            *self.answers.entry(status).or_default() += count;
+        for (status, count) in other.by_status {
+            *self.by_status.entry(status).or_default() += count;
         }
         self.broken += other.broken;
         self.acknowledged.extend(other.acknowledged);
     }
 }
 
-/// Who calls: where, and with which key.
 #[derive(Clone)]
 struct Caller {
     http: reqwest::Client,
@@ -67,14 +68,14 @@ struct Caller {
 }
 
 impl Caller {
-    async fn post(&self, path: &str, encoding: Option<&str>, body: Vec<u8>, told: &mut Told) -> Option<u16> {
+    async fn post(&self, path: &str, encoding: Option<&str>, body: Vec<u8>, answers: &mut Answers) -> Option<u16> {
         let mut request = self.http.post(format!("http://{}{path}", self.address));
         request = request.bearer_auth(&self.key).header(JSON.0, JSON.1);
         if let Some(encoding) = encoding {
             request = request.header("content-encoding", encoding);
         }
         let Ok(answer) = request.body(body).send().await else {
-            told.broken += 1;
+            answers.broken += 1;
             return None;
         };
         let status = answer.status().as_u16();
@@ -84,13 +85,13 @@ impl Caller {
                 "{status} without Retry-After"
             );
         }
-        *told.answers.entry(status).or_default() += 1;
+        *answers.by_status.entry(status).or_default() += 1;
         Some(status)
     }
 
-    /// Batches without a pause, whatever the answers ask for.
-    async fn batches(self, text: Arc<str>, stop: CancellationToken) -> Told {
-        let mut told = Told::default();
+    /// Sends batches without pauses and ignores Retry-After.
+    async fn batches(self, text: Arc<str>, stop: CancellationToken) -> Answers {
+        let mut answers = Answers::default();
         while !stop.is_cancelled() {
             let mut ids = Vec::new();
             let mut body = String::from("[");
@@ -103,24 +104,28 @@ impl Caller {
                 ids.push(id);
             }
             body.push(']');
-            if self.post("/v1/events:batch", None, body.into_bytes(), &mut told).await == Some(200) {
-                told.acknowledged.extend(ids);
+            if self
+                .post("/v1/events:batch", None, body.into_bytes(), &mut answers)
+                .await
+                == Some(200)
+            {
+                answers.acknowledged.extend(ids);
             }
         }
-        told
+        answers
     }
 
-    async fn bombs(self, stop: CancellationToken) -> Told {
-        let mut told = Told::default();
+    async fn bombs(self, stop: CancellationToken) -> Answers {
+        let mut answers = Answers::default();
         let bomb = zstd_zeros(1 << 30);
         while !stop.is_cancelled() {
-            self.post("/v1/events:batch", Some("zstd"), bomb.clone(), &mut told)
+            self.post("/v1/events:batch", Some("zstd"), bomb.clone(), &mut answers)
                 .await;
         }
-        told
+        answers
     }
 
-    /// Says that 8 MiB will come, and sends a byte now and then.
+    /// Declares 8 MiB and sends a byte now and then.
     async fn slow_body(self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             let Ok(mut stream) = TcpStream::connect(self.address).await else {
@@ -140,24 +145,24 @@ impl Caller {
         }
     }
 
-    /// One small feedback after the other, twenty a second, each sent once.
-    async fn quietly(self, stop: CancellationToken, taken: Arc<AtomicU64>) -> Told {
-        let mut told = Told::default();
+    /// Sends twenty small feedback events per second, each once.
+    async fn quietly(self, stop: CancellationToken, accepted: Arc<AtomicU64>) -> Answers {
+        let mut answers = Answers::default();
         while !stop.is_cancelled() {
             let id = Uuid::now_v7();
             let body = json!({"id": id, "generation_id": id, "metric_name": "accept", "value": true}).to_string();
-            if self.post("/v1/feedback", None, body.into_bytes(), &mut told).await == Some(200) {
-                told.acknowledged.insert(id);
-                taken.fetch_add(1, Ordering::Relaxed);
+            if self.post("/v1/feedback", None, body.into_bytes(), &mut answers).await == Some(200) {
+                answers.acknowledged.insert(id);
+                accepted.fetch_add(1, Ordering::Relaxed);
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        told
+        answers
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_times_the_load_under_a_memory_limit_is_refused_and_loses_nothing() {
+async fn ten_times_the_load_under_a_memory_limit_is_refused_without_losing_events() {
     let part = Duration::from_secs(number("SPRINGTIDE_OVERLOAD_SECONDS", 3));
     let times = usize::try_from(number("SPRINGTIDE_OVERLOAD_TIMES", 10)).unwrap();
     let mut stack = Stack::start("overload").await;
@@ -175,7 +180,7 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_and_loses_nothing() 
         .current_dir(stack.dir.path())
         .env("SPRINGTIDE__LISTEN__INGEST", address.to_string())
         .env("SPRINGTIDE__AUTH__REQUIRED", "true")
-        // What other roles would send.
+        // The keys of other roles, which the configuration needs.
         .env("SPRINGTIDE__SERVE__API_KEY", "spring_unused")
         .env("SPRINGTIDE__TRAINER__API_KEY", "spring_unused")
         .env("SPRINGTIDE__INGEST__ORPHAN_TTL_SECONDS", "86400")
@@ -194,7 +199,7 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_and_loses_nothing() 
     let text: Arc<str> = "x".repeat(COMMENT_BYTES).into();
     let idle_kib = process::rss_kib(pid);
 
-    // As much at once as is never refused.
+    // The maximum load without refusals.
     let stop = CancellationToken::new();
     let mut callers = JoinSet::new();
     for _ in 0..FULL_LOAD_CALLERS {
@@ -202,19 +207,19 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_and_loses_nothing() 
     }
     tokio::time::sleep(part * 2).await;
     stop.cancel();
-    let mut normal = Told::default();
-    while let Some(told) = callers.join_next().await {
-        normal.add(told.unwrap());
+    let mut normal = Answers::default();
+    while let Some(answers) = callers.join_next().await {
+        normal.add(answers.unwrap());
     }
     let normal_kib = process::rss_peak_kib(pid);
     assert_eq!(
-        normal.answers.keys().collect::<Vec<_>>(),
+        normal.by_status.keys().collect::<Vec<_>>(),
         [&200],
         "{:?}",
-        normal.answers
+        normal.by_status
     );
 
-    // Ten times that, and worse. The middle part is without a broker.
+    // Ten times that, with hostile requests. The broker pauses in the middle phase.
     process::forget_peak(pid);
     let stop = CancellationToken::new();
     for _ in 0..FULL_LOAD_CALLERS * times {
@@ -228,30 +233,30 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_and_loses_nothing() 
     for _ in 0..SLOW_BODIES {
         slow.spawn(hostile.clone().slow_body(stop.clone()));
     }
-    let taken = Arc::new(AtomicU64::new(0));
-    let patient = tokio::spawn(quiet.quietly(stop.clone(), taken.clone()));
-    // The quiet one gets through before and after.
-    let gets_through = async || {
-        let before = taken.load(Ordering::Relaxed);
+    let accepted = Arc::new(AtomicU64::new(0));
+    let patient = tokio::spawn(quiet.quietly(stop.clone(), accepted.clone()));
+    // The quiet tenant succeeds before and after.
+    let quiet_succeeds = async || {
+        let before = accepted.load(Ordering::Relaxed);
         tokio::time::sleep(part).await;
-        eventually("the quiet tenant gets through", LONG, async || {
-            (taken.load(Ordering::Relaxed) > before).then_some(())
+        eventually("the quiet tenant succeeds", LONG, async || {
+            (accepted.load(Ordering::Relaxed) > before).then_some(())
         })
         .await;
     };
-    gets_through().await;
+    quiet_succeeds().await;
     broker.pause();
     tokio::time::sleep(part).await;
     broker.go_on();
-    gets_through().await;
+    quiet_succeeds().await;
     stop.cancel();
-    let mut overload = Told::default();
-    while let Some(told) = callers.join_next().await {
-        overload.add(told.unwrap());
+    let mut overload = Answers::default();
+    while let Some(answers) = callers.join_next().await {
+        overload.add(answers.unwrap());
     }
-    let mut bombed = Told::default();
-    while let Some(told) = bombs.join_next().await {
-        bombed.add(told.unwrap());
+    let mut bombed = Answers::default();
+    while let Some(answers) = bombs.join_next().await {
+        bombed.add(answers.unwrap());
     }
     let quiet = patient.await.unwrap();
     let overload_kib = process::rss_peak_kib(pid);
@@ -267,34 +272,34 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_and_loses_nothing() 
         mib(idle_kib),
         mib(normal_kib),
         mib(overload_kib),
-        normal.answers,
-        overload.answers,
+        normal.by_status,
+        overload.by_status,
         overload.broken,
-        bombed.answers,
+        bombed.by_status,
         bombed.broken,
-        quiet.answers,
+        quiet.by_status,
         quiet.broken
     );
-    let allowed = |told: &Told, allowed: &[u16]| {
+    let allowed = |answers: &Answers, allowed: &[u16]| {
         assert!(
-            told.answers.keys().all(|status| allowed.contains(status)),
+            answers.by_status.keys().all(|status| allowed.contains(status)),
             "{:?}",
-            told.answers
+            answers.by_status
         );
     };
     allowed(&overload, &[200, 429, 503]);
     allowed(&bombed, &[413, 429, 503]);
-    // There is always room for one who holds nothing: it is refused only while there is no log.
+    // A tenant that holds nothing always has room. It is refused only while the log is unavailable.
     allowed(&quiet, &[200, 503]);
-    assert!(overload.answers.contains_key(&429), "it was no overload");
-    assert!(ingest.try_wait().unwrap().is_none(), "ingest is gone");
+    assert!(overload.by_status.contains_key(&429), "there was no overload");
+    assert!(ingest.try_wait().unwrap().is_none(), "ingest has ended");
     assert!(matches!(limit.kills(), None | Some(0)));
 
     let mut acknowledged = normal.acknowledged;
     acknowledged.extend(overload.acknowledged);
     acknowledged.extend(quiet.acknowledged);
     let started = Instant::now();
-    eventually("everything that was acknowledged is stored", LONG, async || {
+    eventually("all acknowledged events are stored", LONG, async || {
         let query = "select id from feedback";
         let stored: Vec<Uuid> = sqlx::query_scalar(query).fetch_all(&stack.pool).await.unwrap();
         let stored: BTreeSet<Uuid> = stored.into_iter().collect();

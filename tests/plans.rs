@@ -1,6 +1,8 @@
-//! The queries that run while the service does, on tables of many rows: none reads a big table from end to end, and none needs
-//! more pages than its answer is worth. `make plans` fills the tables with 10⁷ rows; a plain test run with 10⁵. With
-//! SPRINGTIDE_PLANS_DATABASE, the URL of a database that one of these runs has filled, they are not filled again.
+//! Query plans of a running service on large tables: no query scans a large table, and none reads
+//! too many pages.
+//!
+//! `make plans` fills the tables with 10⁷ rows, a plain test run with 10⁵.
+//! SPRINGTIDE_PLANS_DATABASE, the URL of a database that an earlier run has filled, skips filling.
 
 use serde_json::Value;
 use sqlx::postgres::PgArguments;
@@ -11,13 +13,13 @@ use uuid::Uuid;
 use crate::support::Stack;
 
 const ROWS: i64 = 100_000;
-/// Rows that a sequential scan may look at: small tables are read that way, and rightly.
+/// Rows that a sequential scan may read. For small tables it is the right plan.
 const SCANNED_MAX: f64 = 5_000.0;
-/// Pages of 8 KiB that one query may touch.
+/// Pages (8 KiB) that a query may touch.
 const PAGES_MAX: u64 = 20_000;
-/// Rows of the policy's head: closed, and decided by nobody yet.
+/// Closed rows of the policy's head without a decision.
 const QUEUED: i64 = 64;
-/// Generations that still wait for their horizon.
+/// Open generations.
 const OPEN: i64 = 500;
 /// Trajectories of one step.
 const COHORT: i64 = 64;
@@ -28,7 +30,7 @@ fn rows() -> i64 {
     given.map_or(ROWS, |rows| rows.parse().unwrap())
 }
 
-/// Eight weeks of traffic up to now, in the order of time; the newest version, the head, has sampled only the newest rows.
+/// Eight weeks of traffic up to now, ordered by time. The head has sampled only the newest rows.
 async fn fill(pool: &PgPool, rows: i64) {
     let statements: Vec<String> = [
         "create function at(n bigint) returns timestamptz language sql immutable as
@@ -92,19 +94,19 @@ async fn fill(pool: &PgPool, rows: i64) {
     }
 }
 
-/// What one execution took.
+/// The cost of one execution.
 struct Plan {
     milliseconds: f64,
     pages: u64,
-    /// Big tables that were read from end to end.
+    /// Large tables that were scanned completely.
     scanned: Vec<String>,
 }
 
-/// Executes the query, undoes what it wrote, and says how it went.
+/// Executes the query, rolls it back and returns its cost.
 async fn explain<'q>(pool: &PgPool, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) -> Plan {
     let mut transaction = begin(pool).await;
     let sql = format!("explain (analyze, buffers, format json) {sql}");
-    // The first execution pays for caches; the second is told.
+    // The first execution warms the caches; the second is reported.
     for _ in 0..2 {
         bind(sqlx::query(AssertSqlSafe(sql.clone())))
             .fetch_one(&mut *transaction)
@@ -130,7 +132,8 @@ async fn explain<'q>(pool: &PgPool, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) ->
     }
 }
 
-/// With the setting that `springtide up` gives its own Postgres and that the guide asks for of others.
+/// With the setting of the Postgres that `springtide up` starts, which the guide recommends for
+/// others.
 async fn begin(pool: &PgPool) -> Transaction<'static, Postgres> {
     let mut transaction = pool.begin().await.unwrap();
     sqlx::raw_sql("set local random_page_cost = 1.1")
@@ -153,7 +156,7 @@ fn scans(node: &Value, found: &mut Vec<String>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
+async fn no_query_of_a_running_service_scans_a_large_table() {
     let stack = Stack::start("plans").await;
     let rows = rows();
     let pool = &match std::env::var("SPRINGTIDE_PLANS_DATABASE") {
@@ -185,10 +188,10 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
         .fetch_one(pool)
         .await
         .unwrap();
-    let mut told: Vec<(&str, Plan)> = Vec::new();
+    let mut plans: Vec<(&str, Plan)> = Vec::new();
     macro_rules! ask {
         ($name:literal, $file:literal $(, $value:expr)*) => {
-            told.push(($name, explain(pool, include_str!($file), |query| query $(.bind($value.clone()))*).await));
+            plans.push(($name, explain(pool, include_str!($file), |query| query $(.bind($value.clone()))*).await));
         };
     }
     ask!(
@@ -229,7 +232,7 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
     );
     ask!(
         "trainer: show rate",
-        "../trainer/src/silence/window.sql",
+        "../trainer/src/runs/show_rate/window.sql",
         "demo",
         recent,
         500_i64,
@@ -237,7 +240,7 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
     );
     ask!(
         "trainer: show rate at first",
-        "../trainer/src/silence/first.sql",
+        "../trainer/src/runs/show_rate/first.sql",
         "demo",
         head / 2,
         500_i64
@@ -248,39 +251,45 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
         "demo",
         5000_i64
     );
-    ask!("closer: what is due", "../ingest/src/closer/due.sql", now, 500_i64);
+    ask!("closer: what is due", "../ingest/src/close/due.sql", now, 500_i64);
     ask!(
         "closer: feedback of what is due",
-        "../ingest/src/facts/feedback.sql",
+        "../ingest/src/rows/feedback.sql",
         ids
     );
     ask!(
         "rescore: a page",
-        "../ingest/src/rescore/page.sql",
+        "../ingest/src/close/rescore/page.sql",
         "completion",
         Uuid::nil(),
         Uuid::max(),
         None::<String>,
         500_i64
     );
-    ask!("sweep: orphans", "../ingest/src/orphan/sweep.sql", lately, now, 500_i64);
     ask!(
-        "entrance: known events",
-        "../ingest/src/api/known.sql",
+        "sweep: orphans",
+        "../ingest/src/upkeep/orphan.sql",
+        lately,
+        now,
+        500_i64
+    );
+    ask!(
+        "api: stored events",
+        "../ingest/src/entry/api/known.sql",
         vec!["default".to_owned(); names.len()],
         sources,
         names
     );
     ask!(
-        "entrance: dry run",
-        "../ingest/src/api/dryrun.sql",
+        "api: dry run",
+        "../ingest/src/entry/api/dryrun.sql",
         "default",
         ids,
         vec![false; ids.len()]
     );
     ask!(
         "sink: close early",
-        "../ingest/src/sink/close_early.sql",
+        "../ingest/src/rows/join/close_early.sql",
         ids,
         ids,
         vec!["completion".to_owned()],
@@ -288,47 +297,51 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
     );
     ask!(
         "sink: close ended",
-        "../ingest/src/sink/close_ended.sql",
+        "../ingest/src/rows/join/close_ended.sql",
         ids,
         ids,
         vec!["completion".to_owned()]
     );
-    ask!("sink: hold retracted", "../ingest/src/sink/hold_retracted.sql", ids);
-    ask!("reader: turns of a context", "../ingest/src/context/turns.sql", ids);
+    ask!(
+        "sink: hold retracted",
+        "../ingest/src/rows/join/hold_retracted.sql",
+        ids
+    );
+    ask!("reader: turns of a context", "../ingest/src/rows/context.sql", ids);
     ask!(
         "control: ledger of 8 minutes",
-        "../src/control/ledger/dispositions.sql",
+        "../src/control_api/ledger/dispositions.sql",
         None::<String>,
         None::<String>,
         Some(lately)
     );
     ask!(
         "control: generations of 8 minutes",
-        "../src/control/ledger/kept.sql",
+        "../src/control_api/ledger/kept.sql",
         None::<String>,
         None::<String>,
         Some(lately)
     );
-    ask!("demo: live", "../src/demo/live.sql", "demo");
-    ask!("demo: live wait", "../src/demo/live_wait.sql", "demo", lately);
+    ask!("demo: live", "../demo/src/queries/live.sql", "demo");
+    ask!("demo: live wait", "../demo/src/queries/live_wait.sql", "demo", lately);
     ask!(
         "demo: feedback to serving",
-        "../src/demo/feedback_to_serving.sql",
+        "../demo/src/queries/feedback_to_serving.sql",
         "demo",
         lately
     );
     ask!(
         "demo: its phases",
-        "../src/demo/feedback_to_serving_phases.sql",
+        "../demo/src/queries/feedback_to_serving_phases.sql",
         "demo",
         lately
     );
-    ask!("demo: ledger", "../src/demo/ledger.sql", "demo", lately, ids);
-    ask!("demo: settled", "../src/demo/settled.sql", "demo", lately);
-    ask!("demo: dropped", "../src/demo/dropped.sql", "demo", lately);
+    ask!("demo: ledger", "../demo/src/queries/ledger.sql", "demo", lately, ids);
+    ask!("demo: settled", "../demo/src/queries/settled.sql", "demo", lately);
+    ask!("demo: dropped", "../demo/src/queries/dropped.sql", "demo", lately);
     ask!(
         "demo: traffic",
-        "../src/demo/traffic.sql",
+        "../demo/src/queries/traffic.sql",
         "demo",
         lately,
         lately,
@@ -336,7 +349,7 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
         48.0_f64
     );
     println!("{:<36} {:>10} {:>10}  read from end to end", "query", "ms", "pages");
-    for (name, plan) in &told {
+    for (name, plan) in &plans {
         println!(
             "{name:<36} {:>10.2} {:>10}  {}",
             plan.milliseconds,
@@ -344,13 +357,14 @@ async fn no_query_of_a_running_service_reads_a_big_table_from_end_to_end() {
             plan.scanned.join(", ")
         );
     }
-    for (name, plan) in &told {
+    for (name, plan) in &plans {
         assert!(
             plan.scanned.is_empty(),
             "{name} reads {} from end to end",
             plan.scanned.join(", ")
         );
-        // One looks at a day of traffic, now and then: what of it is undecided only shows row by row.
+        // One occasional query reads a day of traffic, because it must check every row for a
+        // decision.
         let day = if name.ends_with("a day") { rows / 56 } else { 0 };
         let pages_max = PAGES_MAX + 8 * day.unsigned_abs();
         assert!(plan.pages <= pages_max, "{name} touches {} pages", plan.pages);

@@ -1,31 +1,31 @@
-//! Quantised copies → manifest → whoever serves them: publishers name the roots, `springtide policy` makes the copies out of the
-//! store's own bytes and gives out none with another root.
+//! Quantised copies: publishers name their roots in the manifest; `springtide policy` makes the
+//! copies from the version's bytes and refuses a copy with another root.
 
 use crate::store::{json, name, policy, trained, world};
-use policy::image::Image;
-use policy::kernel::Threads;
-use policy::manifest::{Manifest, Quantised};
-use policy::quant::{self, Spec};
+use artifact::checkpoint::Checkpoint;
+use artifact::manifest::{Manifest, Quantised};
+use artifact::quant::{self, Spec};
+use artifact::threads::Threads;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use trainer::publish::{Copies, External, Publisher, publish_external};
+use trainer::publish::{External, Publisher, QuantisedCopies, publish_external};
 
-async fn publish(publisher: &Publisher, parent: i64, image: &Image) -> Manifest {
+async fn publish(publisher: &Publisher, parent: i64, image: &Checkpoint) -> Manifest {
     let external = External {
         line: "realtime".into(),
         parent,
-        image: image.clone(),
-        whole: false,
+        checkpoint: image.clone(),
+        with_checkpoint: false,
     };
     publish_external(publisher, external).await.unwrap().manifest
 }
 
-fn copy(image: &Image, spec: Spec) -> Image {
+fn copy(image: &Checkpoint, spec: Spec) -> Checkpoint {
     quant::quantise(image, spec, &Threads::ONE).unwrap()
 }
 
-fn roots(image: &Image) -> Vec<Quantised> {
+fn roots(image: &Checkpoint) -> Vec<Quantised> {
     let named = Spec::ALL.map(|spec| Quantised {
         spec: spec.name().into(),
         root: copy(image, spec).root(),
@@ -46,10 +46,11 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_that_is_exported_is_the_one_that_its_publisher_named() {
+async fn an_exported_copy_is_the_one_that_its_manifest_names() {
     let (stack, mut publisher, image, base) = world("quantised").await;
-    publisher.copies = Copies::new(&Spec::ALL);
-    // the base names none: its manifest is of before; then one quantised whole, and one out of its parent's copies
+    publisher.quantised = QuantisedCopies::new(&Spec::ALL);
+    // the base has no copies; the first version is quantised from scratch, the second from the
+    // copies of the first
     let images = [trained(&image, 1), trained(&trained(&image, 1), 2)];
     let first = publish(&publisher, base, &images[0]).await;
     let second = publish(&publisher, first.version, &images[1]).await;
@@ -69,9 +70,9 @@ async fn a_copy_that_is_exported_is_the_one_that_its_publisher_named() {
             assert!(well, "{said}{told}");
         }
         assert_eq!(files(&one), files(&other));
-        assert_eq!(Image::read_dir(&one).unwrap(), expected);
+        assert_eq!(Checkpoint::read_dir(&one).unwrap(), expected);
 
-        // pulled, beside the version itself; then on from both
+        // pull the copy beside the version itself, then update both
         let (plain, pulled) = (at(&format!("plain-{spec}")), at(&format!("pulled-{spec}")));
         for (manifest, image) in [(&first, &images[0]), (&second, &images[1])] {
             let serial = manifest.version.to_string();
@@ -86,16 +87,16 @@ async fn a_copy_that_is_exported_is_the_one_that_its_publisher_named() {
                 report["quantised"]["root"].as_str().unwrap(),
                 copy(image, spec).root().to_string()
             );
-            assert_eq!(Image::read_dir(&pulled).unwrap(), copy(image, spec));
+            assert_eq!(Checkpoint::read_dir(&pulled).unwrap(), copy(image, spec));
             if plain.exists() {
-                // the delta alone was fetched
+                // only the delta was fetched
                 let delta = manifest.delta.unwrap().size_bytes;
                 assert_eq!(report["fetched_bytes"].as_u64(), Some(delta));
             }
             assert_eq!(json(&stack, &pull, false).await["fetched_bytes"], 0);
             json(&stack, &["pull", &serial, name(&plain), "--json"], false).await;
         }
-        // a copy is nothing that a delta goes on from
+        // a copy cannot be the base of a delta
         let new = at("new");
         let wrong = ["pull", &serial, name(&new), "--base", name(&pulled)];
         let (well, _, told) = policy(&stack, &wrong, false).await;
@@ -105,12 +106,9 @@ async fn a_copy_that_is_exported_is_the_one_that_its_publisher_named() {
     let known: Value = json(&stack, &["inspect", &serial, "--json"], false).await;
     assert_eq!(known["manifest"]["quantised"].as_array().unwrap().len(), 2);
     let (well, said, told) = policy(&stack, &["inspect", &serial], false).await;
-    assert!(well && said.contains("by int4-sym-g32.1, root "), "{said}{told}");
+    assert!(well && said.contains("int4-sym-g32.1, content hash "), "{said}{told}");
     let (well, said, told) = policy(&stack, &["verify", &serial, "--quantised"], false).await;
-    assert!(
-        well && said.matches("as the manifest says").count() == 2,
-        "{said}{told}"
-    );
+    assert!(well && said.matches("of the manifest").count() == 2, "{said}{told}");
     let (well, said, told) = policy(&stack, &["verify", &base.to_string(), "--quantised"], false).await;
     assert!(well && said.contains("names no quantised copies"), "{said}{told}");
     let (serial, none) = (base.to_string(), at("none"));
@@ -120,12 +118,12 @@ async fn a_copy_that_is_exported_is_the_one_that_its_publisher_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_with_another_root_is_given_to_nobody_and_a_spec_that_is_not_known_hurts_nobody() {
+async fn a_copy_with_another_root_is_refused_and_an_unknown_spec_is_ignored() {
     let (stack, publisher, image, base) = world("quantised-wrong").await;
     let next = trained(&image, 1);
     let told = publish(&publisher, base, &next).await;
     assert!(told.quantised.is_empty());
-    // a manifest of a program that knows more than this one, and quantises otherwise
+    // a manifest of a newer program that quantises differently
     let later = Manifest {
         version: told.version + 1,
         quantised: vec![
@@ -144,7 +142,7 @@ async fn a_copy_with_another_root_is_given_to_nobody_and_a_spec_that_is_not_know
     let serial = later.version.to_string();
     let pulled = stack.dir.path().join("pulled");
     json(&stack, &["pull", &serial, name(&pulled), "--json"], false).await;
-    assert_eq!(Image::read_dir(&pulled).unwrap(), next);
+    assert_eq!(Checkpoint::read_dir(&pulled).unwrap(), next);
     let copied = stack.dir.path().join("copied");
     let refused = async |arguments: &[&str], why: &str| {
         let (well, said, told) = policy(&stack, arguments, false).await;

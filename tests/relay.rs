@@ -1,5 +1,5 @@
-//! Relays in front of a store: two regions, one behind the other, as processes. What is asked of them is right or refused, and
-//! the long way is gone once.
+//! Relays in front of a store, as processes: two regions, one behind the other. They answer correctly or refuse, and each
+//! object crosses the long distance once.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use artifact::checkpoint::Checkpoint;
+use artifact::manifest::{Manifest, ObjectRef, Parent};
+use artifact::sign::SigningKey;
+use artifact::tensor::TensorData;
 use bytes::Bytes;
 use object_store::ObjectStoreExt;
-use policy::image::{Image, TensorData};
-use policy::manifest::{Manifest, ObjectRef, Parent};
-use policy::sign::SigningKey;
-use policy::store::{Cache, Limits, Store};
 use safetensors::Dtype;
+use store::{Cache, Limits, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
@@ -53,7 +54,7 @@ impl Relay {
         serving::relay::open(&self.url(), Some(KEY)).unwrap()
     }
 
-    /// Bytes of objects that it has passed on.
+    /// Bytes of objects that it has passed on, by its metrics.
     async fn passed_on(&self) -> u64 {
         let text = reqwest::get(format!("{}/metrics", self.url()))
             .await
@@ -89,7 +90,7 @@ async fn launch(folder: &Path, address: SocketAddr, upstream: &str) -> Child {
     process::start(command, address, &folder.join("relay.log")).await
 }
 
-/// A connection that carries so many bytes towards who asks, and then nothing until there are more.
+/// A proxy that forwards a limited number of bytes to the client, then stalls until the limit is raised.
 struct Link {
     address: SocketAddr,
     bytes_left: Arc<AtomicU64>,
@@ -128,8 +129,8 @@ impl Link {
     }
 }
 
-fn image(serial: u8) -> Image {
-    // bf16 of some size, of which a few change with each version.
+fn checkpoint(serial: u8) -> Checkpoint {
+    // a few weights change with each version
     let mut bytes: Vec<u8> = (0..2 * WEIGHTS).map(|index| (index % 251) as u8).collect();
     for index in 0..1000 {
         bytes[index * 20_000] = serial;
@@ -139,16 +140,16 @@ fn image(serial: u8) -> Image {
         shape: vec![WEIGHTS],
         bytes: bytes.into(),
     };
-    let mut image = Image::default();
+    let mut image = Checkpoint::default();
     image.tensors.insert("w".to_owned(), tensor);
     image
 }
 
-/// An image as version 1, and a delta to version 2. What version 2 is, and the image's object.
-async fn publish(store: &Store, key: &SigningKey) -> (Image, ObjectRef) {
-    let (first, second) = (image(1), image(2));
-    let whole = store.put_object(POLICY, &first.to_bytes().unwrap()).await.unwrap();
-    let delta = policy::delta::encode(&first, &second, &policy::kernel::Threads::ONE).unwrap();
+/// Publishes version 1 as a checkpoint and version 2 as a delta. Returns version 2 and the checkpoint's object.
+async fn publish(store: &Store, key: &SigningKey) -> (Checkpoint, ObjectRef) {
+    let (first, second) = (checkpoint(1), checkpoint(2));
+    let object = store.put_object(POLICY, &first.to_bytes().unwrap()).await.unwrap();
+    let delta = artifact::delta::encode(&first, &second, &artifact::threads::Threads::ONE).unwrap();
     let delta = store.put_object(POLICY, &Bytes::from(delta)).await.unwrap();
     let base = Manifest {
         policy: POLICY.to_owned(),
@@ -157,7 +158,7 @@ async fn publish(store: &Store, key: &SigningKey) -> (Image, ObjectRef) {
         parent: None,
         line: "realtime".to_owned(),
         branch: 0,
-        image: Some(whole),
+        image: Some(object),
         delta: None,
         tensor_bytes: first.tensor_bytes(),
         run: None,
@@ -180,16 +181,16 @@ async fn publish(store: &Store, key: &SigningKey) -> (Image, ObjectRef) {
     for manifest in [&base, &next] {
         store.put_manifest(manifest, key).await.unwrap();
     }
-    (second, whole)
+    (second, object)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn versions_go_through_two_relays_and_the_long_way_once() {
+async fn versions_pass_two_relays_and_cross_the_long_distance_once() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}", folder.path().join("store").display());
     let store = Store::open(&url).unwrap();
     let key = SigningKey::from_seed(&[7; 32]);
-    let (second, whole) = publish(&store, &key).await;
+    let (second, object) = publish(&store, &key).await;
     let first = Relay::start(folder.path(), "first", &url).await;
     let region = Relay::start(folder.path(), "second", &first.url()).await;
 
@@ -202,19 +203,19 @@ async fn versions_go_through_two_relays_and_the_long_way_once() {
         assert_eq!(got.image.root(), second.root());
     }
     let delta = store.get_manifest(POLICY, 2, &keys).await.unwrap().delta.unwrap();
-    let once = whole.size_bytes + delta.size_bytes;
-    assert_eq!(first.passed_on().await, once, "by the first relay, to the second");
-    assert_eq!(region.passed_on().await, 3 * once, "by the second, to the followers");
+    let once = object.size_bytes + delta.size_bytes;
+    assert_eq!(first.passed_on().await, once, "the first relay, to the second");
+    assert_eq!(region.passed_on().await, 3 * once, "the second relay, to the followers");
 
-    // What has passed is served while the store and the first relay are away; what would have to be asked for is not.
+    // cached objects are served while the store and the first relay are down; documents are not
     drop(first);
-    let got = region.store().get_object(POLICY, &whole).await.unwrap();
-    assert_eq!(got.len() as u64, whole.size_bytes);
+    let got = region.store().get_object(POLICY, &object).await.unwrap();
+    assert_eq!(got.len() as u64, object.size_bytes);
     assert!(region.store().get_manifest(POLICY, 1, &keys).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_asks_for_its_key_and_passes_on_nothing_private() {
+async fn a_relay_requires_its_key_and_never_passes_on_private_objects() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}", folder.path().join("store").display());
     let store = Store::open(&url).unwrap();
@@ -234,12 +235,12 @@ async fn a_relay_asks_for_its_key_and_passes_on_nothing_private() {
     assert_eq!(through.get_object(POLICY, &object).await.unwrap(), b"weights"[..]);
     assert!(matches!(
         through.get_private("run/state").await,
-        Err(policy::store::Error::NotFound(_))
+        Err(store::Error::NotFound(_))
     ));
     let unknown = ObjectRef::of(b"never written");
     assert!(matches!(
         through.get_object(POLICY, &unknown).await,
-        Err(policy::store::Error::NotFound(_))
+        Err(store::Error::NotFound(_))
     ));
     let written = through
         .put_object(POLICY, &Bytes::from_static(b"more"))
@@ -247,7 +248,7 @@ async fn a_relay_asks_for_its_key_and_passes_on_nothing_private() {
         .unwrap_err();
     assert!(format!("{written:?}").contains("NotSupported"), "{written:?}");
 
-    // A range, and one that there is none of.
+    // a valid range, and one beyond the end
     let key = object_store::path::Path::from(format!("policy/{POLICY}/object/{}", object.digest));
     assert_eq!(through.backend().get_range(&key, 2..5).await.unwrap(), b"igh"[..]);
     let client = reqwest::Client::new();
@@ -256,27 +257,27 @@ async fn a_relay_asks_for_its_key_and_passes_on_nothing_private() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_is_passed_on_while_it_arrives_and_goes_on_after_a_crash() {
+async fn an_object_is_passed_on_while_it_arrives_and_resumes_after_a_crash() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}", folder.path().join("store").display());
     let store = Store::open(&url).unwrap();
-    let (_, whole) = publish(&store, &SigningKey::from_seed(&[7; 32])).await;
+    let (_, object) = publish(&store, &SigningKey::from_seed(&[7; 32])).await;
     let first = Relay::start(folder.path(), "first", &url).await;
-    let part = policy::parts::PART_BYTES;
+    let part = artifact::parts::PART_BYTES;
     let link = Link::start(first.address, part + (1 << 20)).await;
     let upstream = format!("http://{}", link.address);
     let mut region = Relay::start(folder.path(), "second", &upstream).await;
 
-    let key = object_store::path::Path::from(format!("policy/{POLICY}/object/{}", whole.digest));
+    let key = object_store::path::Path::from(format!("policy/{POLICY}/object/{}", object.digest));
     let head = region.store().backend().get_range(&key, 0..part).await.unwrap();
     let files = region.files();
     assert!(
-        !files.contains(&whole.digest.to_string()),
-        "the rest is not there: {files:?}"
+        !files.contains(&object.digest.to_string()),
+        "the object is complete already: {files:?}"
     );
-    assert_eq!(head, store.get_object(POLICY, &whole).await.unwrap()[..head.len()]);
+    assert_eq!(head, store.get_object(POLICY, &object).await.unwrap()[..head.len()]);
 
-    // Killed in the middle, it keeps what it had.
+    // a relay that is killed in the middle keeps the parts it has
     region.process.kill().await.unwrap();
     link.bytes_left.store(u64::MAX / 2, Ordering::SeqCst);
     let before = first.passed_on().await;
@@ -288,11 +289,11 @@ async fn an_object_is_passed_on_while_it_arrives_and_goes_on_after_a_crash() {
     let near = region
         .store()
         .with_cache(Cache::open(&folder.path().join("near"), cache).unwrap());
-    let got = near.get_object(POLICY, &whole).await.unwrap();
-    assert_eq!(got.len() as u64, whole.size_bytes);
+    let got = near.get_object(POLICY, &object).await.unwrap();
+    assert_eq!(got.len() as u64, object.size_bytes);
     let again = first.passed_on().await - before;
     assert!(
-        again <= whole.size_bytes - part,
-        "{again} bytes again, with a part of {part} there"
+        again <= object.size_bytes - part,
+        "{again} bytes fetched again, although a part of {part} was cached"
     );
 }

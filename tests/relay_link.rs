@@ -1,5 +1,5 @@
-//! Two relays in a row over a link that is slow, loses packets and for a while brings nothing, each in a network namespace of its own; who follows has neither
-//! a way to the first nor to the store. Needs root, to make namespaces and TUN devices.
+//! Two relays in a row over a link that is slow, loses packets and is down for a while. Each relay has its own network
+//! namespace, and the follower can reach neither the first relay nor the store. Needs root for namespaces and TUN devices.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,12 +7,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use artifact::manifest::ObjectRef;
 use bytes::Bytes;
 use link::{Conditions, Link, Namespace};
-use policy::manifest::ObjectRef;
-use policy::store::{Cache, Limits, Store};
 use rand::rngs::SmallRng;
 use rand::{RngCore as _, SeedableRng as _};
+use store::{Cache, Limits, Store};
 
 use crate::support::{SPRINGTIDE, eventually};
 
@@ -21,8 +21,8 @@ const KEY: &str = "spring_region";
 /// Each namespace has all ports to itself.
 const PORT: u16 = 8004;
 const OBJECT_BYTES: usize = 10 << 20;
-const LONG: Duration = Duration::from_secs(300);
-/// 20 ms there and back.
+const DEADLINE: Duration = Duration::from_secs(300);
+/// A round trip takes 20 ms.
 const SLOW: Conditions = Conditions {
     rate_bits: Some(20_000_000),
     delay: Duration::from_millis(10),
@@ -30,7 +30,7 @@ const SLOW: Conditions = Conditions {
     queue_bytes: 125_000,
 };
 
-/// A relay in a namespace; ends with this.
+/// A relay process in a namespace; killed on drop.
 struct Relay {
     process: Child,
     url: String,
@@ -65,9 +65,9 @@ impl Drop for Relay {
     }
 }
 
-/// Until a relay answers, and the bytes of objects that it has passed on.
+/// Waits until a relay answers; returns the bytes of objects that it has passed on.
 async fn passed_on(url: &str) -> u64 {
-    let answer = eventually("the relay answers", LONG, async || {
+    let answer = eventually("the relay answers", DEADLINE, async || {
         reqwest::get(format!("{url}/metrics")).await.ok()
     });
     let text = answer.await.text().await.unwrap();
@@ -78,7 +78,7 @@ async fn passed_on(url: &str) -> u64 {
     number.map_or(0, |number| number.parse().unwrap())
 }
 
-/// What is asked of a relay, from inside a namespace.
+/// Runs async code inside a namespace.
 fn inside<T: Send + 'static, F: Future<Output = T>>(
     namespace: &Namespace,
     work: impl FnOnce() -> F + Send + 'static,
@@ -88,8 +88,8 @@ fn inside<T: Send + 'static, F: Future<Output = T>>(
 }
 
 #[test]
-fn two_relays_bring_an_object_over_a_slow_link_that_loses_packets_and_for_a_while_all() {
-    // The store and the first relay; the second; who follows.
+fn two_relays_transfer_an_object_over_a_slow_lossy_link_that_is_down_for_a_while() {
+    // the store and the first relay; the second relay; the follower
     let made: std::io::Result<Vec<Namespace>> = (0..3).map(|_| Namespace::new()).collect();
     let links = made.and_then(|made| {
         let long = Link::between(&made[0], &made[1], 1, SLOW, 7)?;
@@ -136,10 +136,10 @@ fn two_relays_bring_an_object_over_a_slow_link_that_loses_packets_and_for_a_whil
         }
     });
     let got = std::thread::scope(|scope| {
-        // in the middle nothing passes at all for a while
+        // the link is down for three seconds in the middle
         scope.spawn(|| {
             let begun = Instant::now();
-            while long.counts().bytes < OBJECT_BYTES as u64 / 4 && begun.elapsed() < LONG {
+            while long.counts().bytes < OBJECT_BYTES as u64 / 4 && begun.elapsed() < DEADLINE {
                 std::thread::sleep(Duration::from_millis(10));
             }
             long.set(Conditions { loss: 1.0, ..SLOW });
@@ -157,7 +157,7 @@ fn two_relays_bring_an_object_over_a_slow_link_that_loses_packets_and_for_a_whil
     assert_eq!(
         inside(region, move || async move { passed_on(&by_first).await }),
         size,
-        "the long way once"
+        "the object crosses the long distance once"
     );
     assert_eq!(
         inside(follower, move || async move { passed_on(&by_second).await }),
@@ -167,11 +167,11 @@ fn two_relays_bring_an_object_over_a_slow_link_that_loses_packets_and_for_a_whil
     assert!(crossed.lost > 20, "{crossed:?}");
     assert!(
         crossed.bytes < size + size / 4,
-        "the object, headers, and what was lost: {crossed:?}"
+        "more than the object, headers and lost packets: {crossed:?}"
     );
     let unreachable = inside(follower, {
         let url = first.url.clone();
         move || async move { reqwest::get(format!("{url}/health")).await.is_err() }
     });
-    assert!(unreachable, "who follows has a way to the first relay");
+    assert!(unreachable, "the follower can reach the first relay");
 }

@@ -3,14 +3,14 @@
 
 use crate::serving;
 use crate::store::{json, name, policy, trained, world};
-use policy::image::Image;
-use policy::store::Store;
+use artifact::checkpoint::Checkpoint;
+use store::Store;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shares_of_several_machines_are_published_as_one_version_and_served() {
     let (stack, publisher, base_image, base) = world("shares").await;
-    let desk = serving::desk(&stack);
-    desk.round().await.unwrap();
+    let releases = serving::releases(&stack);
+    releases.round().await.unwrap();
     let replica = serving::serve(&stack, None, stack.dir.path().join("serve")).await;
     serving::wait_for(&replica.url, "demo@champion", base).await;
 
@@ -27,7 +27,7 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
 
     let share = async |shard: &str| {
         let arguments = [
-            "share",
+            "shard",
             name(&after),
             "--base",
             name(&before),
@@ -47,7 +47,7 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
             "realtime",
             "--parent",
             parent,
-            "--shares",
+            "--shards",
             "step-1",
             "--of",
             "4",
@@ -87,7 +87,7 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
     // four shares, and the file
     assert_eq!(published["delta_shards"].as_array().unwrap().len(), 5);
 
-    assert_eq!(desk.round().await.unwrap().changes, 1);
+    assert_eq!(releases.round().await.unwrap().changes, 1);
     serving::wait_for(&replica.url, "demo@champion", version).await;
 
     // out again, over the delta alone, and whole
@@ -97,7 +97,7 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
     }
     let pulled = json(&stack, &["pull", "champion", name(&before), "--json"], false).await;
     assert_eq!(pulled["fetched_bytes"], published["delta_bytes"]);
-    assert_eq!(Image::read_dir(&before).unwrap(), expected);
+    assert_eq!(Checkpoint::read_dir(&before).unwrap(), expected);
     assert_eq!(published["root"], expected.root().to_string());
     let serial = version.to_string();
     let (well, said, told) = policy(&stack, &["verify", &serial, "--deep"], false).await;
@@ -109,10 +109,7 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
 
     // what was reported is gone, and a trainer that did not notice is told
     let (well, _, told) = publish(&parent, name(&before)).await;
-    assert!(
-        !well && told.contains(&format!("stands at version {version}")),
-        "{told}"
-    );
+    assert!(!well && told.contains(&format!("is at version {version}")), "{told}");
     assert!(store.get_private("shares/demo/step-1/1-of-4").await.is_err());
 
     // the next from one machine, with an image
@@ -125,7 +122,7 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
         "realtime",
         "--parent",
         &serial,
-        "--image",
+        "--checkpoint",
         "--json",
     ];
     let second = json(&stack, &arguments, true).await;
@@ -147,7 +144,7 @@ async fn shares_that_do_not_fit_are_refused_in_words() {
     let share = async |after: &str, shard: &str, under: &str| {
         let (after, before) = (folder(after), folder("before"));
         let arguments = [
-            "share",
+            "shard",
             name(&after),
             "--base",
             name(&before),
@@ -159,10 +156,10 @@ async fn shares_that_do_not_fit_are_refused_in_words() {
         policy(&stack, &arguments, false).await
     };
     for (after, shard, under, reason) in [
-        ("other", "1/1", "step", "different forms"),
+        ("other", "1/1", "step", "different tensors"),
         ("nothing", "1/1", "step", "nothing"),
         ("after", "0/4", "step", "the first of four"),
-        ("after", "1/1", "../step", "is not a name"),
+        ("after", "1/1", "../step", "is not a valid name"),
     ] {
         let (well, _, told) = share(after, shard, under).await;
         assert!(!well && told.contains(reason), "{reason}: {told}");
@@ -182,7 +179,7 @@ async fn shares_that_do_not_fit_are_refused_in_words() {
         "realtime",
         "--parent",
         &parent,
-        "--shares",
+        "--shards",
         "same",
         "--of",
         "1",

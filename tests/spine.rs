@@ -1,20 +1,21 @@
-//! The whole loop with every real part: the roles as processes of the real binary, the committed base policy, a broker and
-//! a database. Feedback becomes a version that serves; a kill of a busy role loses and doubles nothing; a rollback re-bases.
+//! The whole loop with all real parts: the roles as processes of the real binary, the committed base policy, a broker and
+//! a database. Feedback becomes a served version, killing a busy role neither loses nor duplicates anything, and a
+//! rollback re-bases the line.
 
 use crate::support::{SPRINGTIDE, Stack, eventually};
+use artifact::sign::TrustedKeys;
 use edge::bind::free_ports;
-use policy::sign::TrustedKeys;
-use policy::store::Store;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use store::Store;
 use uuid::Uuid;
 
-const SOON: Duration = Duration::from_secs(90);
+const DEADLINE: Duration = Duration::from_secs(90);
 
-/// The four roles, each a process; killed with the value.
+/// The four roles, each a process; killed on drop.
 struct Fleet {
     config: PathBuf,
     roles: BTreeMap<&'static str, Child>,
@@ -54,7 +55,7 @@ impl Fleet {
             [trainer.realtime]
             cohort_size = 4
             [trainer.realtime.step.optimiser]
-            learning_rate = 5e-5 # the first step of a cohort of four would move further than the guard allows
+            learning_rate = 5e-5 # the guard would refuse the first step of a cohort of four at the default
             "#,
             store = stack.store_url,
             keys = stack.keys_dir,
@@ -102,7 +103,7 @@ impl Fleet {
         }
     }
 
-    /// SIGKILL, and a fresh process in its place.
+    /// Sends SIGKILL and starts the role again.
     fn kill_and_restart(&mut self, role: &'static str) {
         let child = self.roles.get_mut(role).unwrap();
         child.kill().unwrap();
@@ -110,7 +111,7 @@ impl Fleet {
         self.spawn(role);
     }
 
-    /// One choice of a completion; `None` while the fleet cannot answer.
+    /// The choice of one completion; `None` while the fleet cannot answer.
     async fn complete(&self, user: &str) -> Option<Value> {
         let body = json!({
             "model": "demo", "prompt": "fn main() {\n    let mut map = HashMap::<|cut|>", "max_tokens": 6, "user": user,
@@ -127,11 +128,11 @@ impl Fleet {
         ok.then(|| answer["choices"][0].clone())
     }
 
-    /// Feedback until it is acknowledged: the same id each time, as a careful client does.
+    /// Sends feedback until it is acknowledged, each time with the same id, as a careful client does.
     async fn feedback(&self, generation: &str, accept: bool) {
         let id = Uuid::now_v7();
         let body = json!({"id": id, "generation_id": generation, "metric_name": "accept", "value": accept});
-        eventually("feedback is acknowledged", SOON, async || {
+        eventually("feedback is acknowledged", DEADLINE, async || {
             let sent = self
                 .http
                 .post(format!("{}/v1/feedback", self.ingest))
@@ -144,11 +145,11 @@ impl Fleet {
         .await;
     }
 
-    /// Users ask and answer until the champion serves a version above `version`; returns that choice.
+    /// Users send requests and feedback until the champion serves a version above `version`; returns that choice.
     async fn until_version_above(&self, version: i64, acknowledged: &mut Vec<Uuid>) -> Value {
         let mut n = 0u32;
         let user_of = |n: u32| format!("user-{}", n % 20);
-        eventually("a newer version serves", SOON, async || {
+        eventually("a newer version serves", DEADLINE, async || {
             n += 1;
             let choice = self.complete(&user_of(n)).await?;
             let id = choice["generation_id"].as_str()?.to_string();
@@ -191,9 +192,9 @@ impl Drop for Fleet {
     }
 }
 
-/// Everything acknowledged is a row; every row has one disposition and no generation was trained twice.
+/// Every acknowledged generation is a row, every row has one disposition, and no generation was trained on twice.
 async fn check_ledger(stack: &Stack, acknowledged: &[Uuid]) {
-    let stored: i64 = eventually("every acknowledged generation is a row", SOON, async || {
+    let stored: i64 = eventually("every acknowledged generation is a row", DEADLINE, async || {
         let n: i64 = sqlx::query_scalar("select count(*) from generation where id = any($1)")
             .bind(acknowledged)
             .fetch_one(&stack.pool)
@@ -219,7 +220,7 @@ async fn check_ledger(stack: &Stack, acknowledged: &[Uuid]) {
     assert_eq!(uneven, 0, "a committed step trained on other than its cohort of 4");
 }
 
-/// The bytes that the store gives for a version have the root that the choice, the database and the manifest name.
+/// The content hash of a version is the same in the choice, the database and the stored checkpoint.
 async fn check_root(stack: &Stack, choice: &Value) {
     let version = choice["version"].as_i64().unwrap();
     let row: Vec<u8> = sqlx::query_scalar("select root from version where policy = 'demo' and serial = $1")
@@ -229,32 +230,35 @@ async fn check_root(stack: &Stack, choice: &Value) {
         .unwrap();
     let store = Store::open(&stack.store_url).unwrap();
     let trusted = TrustedKeys::load(&stack.keys_dir).unwrap();
-    let got = store.materialise("demo", version, &trusted, &[]).await.unwrap();
-    assert_eq!(got.image.root().to_string(), choice["root"].as_str().unwrap());
-    assert_eq!(got.image.root().0.as_slice(), row.as_slice());
+    let materialised = store.materialise("demo", version, &trusted, &[]).await.unwrap();
+    assert_eq!(materialised.image.root().to_string(), choice["root"].as_str().unwrap());
+    assert_eq!(materialised.image.root().0.as_slice(), row.as_slice());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn feedback_becomes_a_version_that_serves_kills_lose_nothing_and_a_rollback_rebases() {
+async fn feedback_becomes_a_served_version_kills_lose_nothing_and_a_rollback_rebases() {
     let stack = Stack::start("spine").await;
     let mut fleet = Fleet::start(&stack);
     let mut acknowledged = Vec::new();
 
-    let first = eventually("the fleet answers", SOON, async || fleet.complete("someone").await).await;
+    let first = eventually("the fleet answers", DEADLINE, async || fleet.complete("someone").await).await;
     acknowledged.push(first["generation_id"].as_str().unwrap().parse().unwrap());
     let base = first["version"].as_i64().unwrap();
-    let learnt = fleet.until_version_above(base, &mut acknowledged).await;
-    check_root(&stack, &learnt).await;
+    let learned = fleet.until_version_above(base, &mut acknowledged).await;
+    check_root(&stack, &learned).await;
 
     let parity: f64 = sqlx::query_scalar("select max((metrics #>> '{mismatch,difference_max}')::float8) from step")
         .fetch_one(&stack.pool)
         .await
         .unwrap();
-    // f32 sums in another order differ by about 1e-5; another version or a wrong mask by a hundred times that and more
-    assert_eq!(parity, 0.0, "sampler and trainer have the same bits");
+    // another summation order would differ by about 1e-5, another version or a wrong mask by 1e-3 or more
+    assert_eq!(
+        parity, 0.0,
+        "sampler and trainer must compute identical log-probabilities"
+    );
 
-    // each role dies while the others are busy
-    let mut version = learnt["version"].as_i64().unwrap();
+    // each role is killed while the others are busy
+    let mut version = learned["version"].as_i64().unwrap();
     for role in ["train", "ingest", "serve", "control"] {
         fleet.kill_and_restart(role);
         let next = fleet.until_version_above(version, &mut acknowledged).await;
@@ -262,21 +266,18 @@ async fn feedback_becomes_a_version_that_serves_kills_lose_nothing_and_a_rollbac
     }
     check_ledger(&stack, &acknowledged).await;
 
-    // a release engineer goes back to the base; the line goes on from there
-    let undone = Command::new(SPRINGTIDE)
+    // a release engineer rolls back to the base; the line continues from there
+    let rollback = Command::new(SPRINGTIDE)
         .arg("--config")
         .arg(&fleet.config)
-        .args([
-            "release",
-            "rollback",
-            "--version",
-            &base.to_string(),
-            "--reason",
-            "worse",
-        ])
+        .args(["release", "rollback", &base.to_string(), "--reason", "worse"])
         .output()
         .unwrap();
-    assert!(undone.status.success(), "{}", String::from_utf8_lossy(&undone.stderr));
+    assert!(
+        rollback.status.success(),
+        "{}",
+        String::from_utf8_lossy(&rollback.stderr)
+    );
     let after = fleet.until_version_above(version, &mut acknowledged).await;
     let (branch, parent): (i32, Option<i64>) = sqlx::query_as(
         "select v.branch, first.parent from version v

@@ -1,4 +1,5 @@
-//! A collector in front of a real ingest: what it acknowledges is in the tables in the end, also when it is killed.
+//! A collector in front of a real ingest: every event that it acknowledges is finally stored, even
+//! if it is killed.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,7 +17,7 @@ use crate::support::{SPRINGTIDE, Stack, eventually};
 
 const SOON: Duration = Duration::from_secs(90);
 
-/// An ingest role at `address`, until dropped.
+/// Runs an ingest role until dropped.
 pub fn ingest(stack: &Stack, listener: TcpListener) -> DropGuard {
     let stop = CancellationToken::new();
     tokio::spawn(ingest::run(
@@ -83,10 +84,10 @@ async fn rows(stack: &Stack) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_collector_acknowledged_reaches_the_tables_once_and_refusals_are_kept() {
+async fn events_that_a_killed_collector_acknowledged_are_stored_once_and_refused_ones_are_kept() {
     const EVENTS: i64 = 30;
     let stack = Stack::start("spool").await;
-    // Nobody listens there yet.
+    // The upstream is not running yet.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = listener.local_addr().unwrap();
     drop(listener);
@@ -112,7 +113,7 @@ async fn what_a_killed_collector_acknowledged_reaches_the_tables_once_and_refusa
         .unwrap();
     assert_eq!(source, "springtide/api");
 
-    // Another body under a known id: the collector cannot know, the upstream does.
+    // Another body under a stored id: only the upstream can detect the conflict.
     let answer = collector.post(&feedback(first), None).await;
     assert_eq!(answer.status(), 202);
     let refused = stack.dir.path().join("spool/refused.jsonl");
@@ -128,7 +129,7 @@ async fn what_a_killed_collector_acknowledged_reaches_the_tables_once_and_refusa
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_keeps_the_rules_and_asks_for_its_key() {
+async fn a_collector_checks_events_and_requires_its_key() {
     let folder = tempfile::tempdir().unwrap();
     let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
     let key = Some("spring_caller");
@@ -139,7 +140,7 @@ async fn a_collector_keeps_the_rules_and_asks_for_its_key() {
     let mut dry = valid.clone();
     dry["dryrun"] = true.into();
     let answer = collector.post(&dry, key).await;
-    assert_eq!(answer.status(), 501, "it has no tables to join with");
+    assert_eq!(answer.status(), 501, "a collector has no tables");
     assert!(!answer.headers().contains_key("springtide-acknowledged"));
     let mut wrong = valid.clone();
     wrong["value"] = "yes".into();

@@ -3,21 +3,22 @@
 
 use crate::serving;
 use crate::support::{SPRINGTIDE, Stack};
-use policy::image::{Image, TensorData};
-use policy::network::random_image;
-use policy::sign::{SigningKey, TrustedKeys};
-use policy::store::Store;
+use artifact::checkpoint::Checkpoint;
+use artifact::sign::{SigningKey, TrustedKeys};
+use artifact::tensor::TensorData;
+use model::autograd::random_checkpoint;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
+use store::Store;
 use tokio::process::Command;
-use trainer::publish::{Copies, Error, External, Publisher, import_image, publish_external};
+use trainer::publish::{Error, External, Publisher, QuantisedCopies, import_checkpoint, publish_external};
 use uuid::Uuid;
 
 const POLICY: &str = "demo";
 
 /// A base version on the realtime line, and the folder of it.
-pub async fn world(name: &str) -> (Stack, Publisher, Image, i64) {
+pub async fn world(name: &str) -> (Stack, Publisher, Checkpoint, i64) {
     let stack = Stack::start(name).await;
     let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
     let publisher = Publisher {
@@ -27,20 +28,20 @@ pub async fn world(name: &str) -> (Stack, Publisher, Image, i64) {
         key: Arc::new(key),
         announce: None,
         policy: POLICY.into(),
-        image_every: 50,
-        checkpoints_kept: 2,
-        copies: Copies::default(),
+        checkpoint_every: 50,
+        run_states_kept: 2,
+        quantised: QuantisedCopies::default(),
     };
-    let mut image = random_image(&serving::tiny(), 5);
+    let mut image = random_checkpoint(&serving::tiny(), 5);
     image.files.insert("generation_config.json".into(), "{}".into());
-    let base = import_image(&publisher, Arc::new(image.clone()), "realtime")
+    let base = import_checkpoint(&publisher, Arc::new(image.clone()), "realtime")
         .await
         .unwrap();
     (stack, publisher, image, base)
 }
 
 /// One step of some trainer: every 50th weight of every matrix moves a little.
-pub fn trained(image: &Image, step: usize) -> Image {
+pub fn trained(image: &Checkpoint, step: usize) -> Checkpoint {
     let mut next = image.clone();
     for tensor in next.tensors.values_mut() {
         let mut bytes = tensor.bytes.to_vec();
@@ -83,8 +84,8 @@ pub fn name(path: &Path) -> &str {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_another_trainer_wrote_is_published_served_and_pulled() {
     let (stack, _, base_image, base) = world("outside").await;
-    let desk = serving::desk(&stack);
-    desk.round().await.unwrap();
+    let releases = serving::releases(&stack);
+    releases.round().await.unwrap();
     let replica = serving::serve(&stack, None, stack.dir.path().join("serve")).await;
     serving::wait_for(&replica.url, "demo@champion", base).await;
 
@@ -116,21 +117,18 @@ async fn what_another_trainer_wrote_is_published_served_and_pulled() {
     assert_eq!(published["inherited"].as_array().unwrap().len(), base_image.files.len());
 
     // the champion follows the line, and the version serves
-    assert_eq!(desk.round().await.unwrap().changes, 1);
+    assert_eq!(releases.round().await.unwrap().changes, 1);
     serving::wait_for(&replica.url, "demo@champion", version).await;
 
     // the same weights again, other weights from the same parent, and a second trainer that did not notice
     let (well, _, told) = policy(&stack, &publish, true).await;
-    assert!(
-        !well && told.contains(&format!("stands at version {version}")),
-        "{told}"
-    );
+    assert!(!well && told.contains(&format!("is at version {version}")), "{told}");
 
     // out again, from the store and the public keys alone
     let out = stack.dir.path().join("pulled");
     let pulled = json(&stack, &["pull", "champion", name(&out), "--json"], false).await;
     assert_eq!(pulled["version"].as_i64(), Some(version));
-    let whole = Image::read_dir(&out).unwrap();
+    let whole = Checkpoint::read_dir(&out).unwrap();
     assert_eq!(whole.root().to_string(), published["root"]);
     assert_eq!((&whole.tensors, &whole.files), (&image.tensors, &base_image.files));
 
@@ -159,7 +157,7 @@ async fn what_another_trainer_wrote_is_published_served_and_pulled() {
     )
     .await;
     assert_eq!(pulled["fetched_bytes"], second["delta_bytes"]);
-    assert_eq!(Image::read_dir(&out).unwrap(), next);
+    assert_eq!(Checkpoint::read_dir(&out).unwrap(), next);
     assert!(!stack.dir.path().join("pulled.old").exists() && !stack.dir.path().join("pulled.partial").exists());
     // what a pull did not write is not deleted by one
     std::fs::write(out.join("notes.txt"), "mine").unwrap();
@@ -171,21 +169,25 @@ async fn what_another_trainer_wrote_is_published_served_and_pulled() {
     let arguments = ["export", &serial, "--out", name(&exported), "--shard-bytes", "6000"];
     let (well, said, told) = policy(&stack, &arguments, false).await;
     assert!(well, "{said}{told}");
-    assert_eq!(Image::read_dir(&exported).unwrap().root().to_string(), second["root"]);
+    assert_eq!(
+        Checkpoint::read_dir(&exported).unwrap().root().to_string(),
+        second["root"]
+    );
     replica.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_fit_its_parent_or_its_line_is_refused_in_words() {
     let (stack, publisher, image, base) = world("unfit").await;
-    let external = |line: &str, parent: i64, image: Image| External {
+    let external = |line: &str, parent: i64, image: Checkpoint| External {
         line: line.into(),
         parent,
-        image,
-        whole: false,
+        checkpoint: image,
+        with_checkpoint: false,
     };
-    let publish =
-        async |line: &str, parent: i64, image: Image| publish_external(&publisher, external(line, parent, image)).await;
+    let publish = async |line: &str, parent: i64, image: Checkpoint| {
+        publish_external(&publisher, external(line, parent, image)).await
+    };
     let mut other = trained(&image, 1);
     let (first, tensor) = other.tensors.pop_first().unwrap();
     other.tensors.insert("lm_head.extra".into(), tensor);
@@ -248,8 +250,8 @@ async fn the_store_is_seen_checked_pinned_and_cleared_by_commands() {
         let external = External {
             line: "ext".into(),
             parent: head,
-            image: last.clone(),
-            whole: step % 6 == 0,
+            checkpoint: last.clone(),
+            with_checkpoint: step % 6 == 0,
         };
         head = publish_external(&publisher, external).await.unwrap().manifest.version;
     }
@@ -264,9 +266,9 @@ async fn the_store_is_seen_checked_pinned_and_cleared_by_commands() {
         "{table}"
     );
 
-    let (well, said, told) = policy(&stack, &["fold"], false).await;
-    assert!(well && said.contains("folds made"), "{said}{told}");
-    assert!(!said.contains("0 folds made"), "{said}");
+    let (well, said, told) = policy(&stack, &["squash"], false).await;
+    assert!(well && said.contains("squashed deltas made"), "{said}{told}");
+    assert!(!said.contains("\n0 squashed deltas made"), "{said}");
     let number = head.to_string();
     let known = json(&stack, &["inspect", &number, "--json"], false).await;
     assert_eq!(known["signed_by"][0]["trusted"], true);
@@ -278,7 +280,7 @@ async fn the_store_is_seen_checked_pinned_and_cleared_by_commands() {
 
     // pinned, and everything older than a day
     let pinned = (head - 10).to_string();
-    let (well, said, _) = policy(&stack, &["pin", &pinned, "--reason", "the paper"], false).await;
+    let (well, said, _) = policy(&stack, &["keep", &pinned, "--reason", "the paper"], false).await;
     assert!(well, "{said}");
     let (well, _, told) = policy(&stack, &["gc", "--grace", "5s"], true).await;
     assert!(!well && told.contains("ten minutes"), "{told}");
@@ -298,7 +300,7 @@ async fn the_store_is_seen_checked_pinned_and_cleared_by_commands() {
     // without the database nothing is deleted: it knows more than the store
     let count = || std::fs::read_dir(objects(&stack)).unwrap().count();
     let before = count();
-    let done = json(&stack, &["gc", "--json"], true).await;
+    let done = json(&stack, &["gc", "--yes", "--json"], true).await;
     assert_eq!(done["deleted"].as_array().unwrap().len(), before - count());
     let (well, said, told) = policy(&stack, &["fsck"], false).await;
     assert!(well, "{said}{told}");
@@ -309,10 +311,10 @@ async fn the_store_is_seen_checked_pinned_and_cleared_by_commands() {
         std::fs::remove_file(objects(&stack).join(digest)).unwrap();
     }
     std::fs::remove_dir_all(policy_folder(&stack).join("fold")).unwrap();
-    let (well, said, _) = policy(&stack, &["fsck"], false).await;
+    let (well, said, told) = policy(&stack, &["fsck"], false).await;
     assert!(
-        !well && said.contains("NOT whole") && said.contains("cannot be put together"),
-        "{said}"
+        !well && told.contains("NOT whole") && said.contains("ERROR: "),
+        "{said}{told}"
     );
 }
 
@@ -330,7 +332,7 @@ async fn trust_goes_from_one_key_to_the_next_by_commands() {
     let keys = said(&["keys"]).await;
     assert_eq!(
         (keys.lines().count(), keys.matches("trusted").count()),
-        (3, 3),
+        (4, 3),
         "{keys}"
     );
     assert!(said(&["resign", "--by", "next"]).await.starts_with("1 documents"));
@@ -339,8 +341,8 @@ async fn trust_goes_from_one_key_to_the_next_by_commands() {
     let external = External {
         line: "ext".into(),
         parent: base,
-        image: trained(&image, 1),
-        whole: false,
+        checkpoint: trained(&image, 1),
+        with_checkpoint: false,
     };
     let late = publish_external(&publisher, external)
         .await
@@ -349,7 +351,10 @@ async fn trust_goes_from_one_key_to_the_next_by_commands() {
         .version
         .to_string();
     said(&["verify", &late]).await;
-    said(&["revoke", "trainer", "--reason", "the machine was lost"]).await;
+    let revoke = ["revoke", "trainer", "--reason", "the machine was lost"];
+    let (well, _, told) = policy(&stack, &revoke, false).await;
+    assert!(!well && told.contains("--yes"), "{told}");
+    said(&[&revoke[..], &["--yes"]].concat()).await;
     assert!(said(&["keys"]).await.contains("REVOKED"));
     said(&["verify", &base.to_string()]).await;
     let (well, _, told) = policy(&stack, &["verify", &late], false).await;

@@ -1,36 +1,39 @@
-//! From the bytes of a step to the last follower serving them: the publisher's commit, the release loop, the log, the followers of
-//! two clusters and their engines, while callers stream tokens. Small here; `make bench-sync` runs it at length and prints where the
-//! time went (`SPRINGTIDE_SYNC_MIB` of weights, `_FOLLOWERS`, `_STEPS`, `_THREADS`, `_JSON`).
+//! From a training step's weights to the last follower that serves them: publisher, release loop, log, and the followers
+//! of two clusters with their engines, while a caller streams tokens. Small here; `make bench-sync` runs it at full size
+//! and prints where the time went (`SPRINGTIDE_SYNC_MIB` of weights, `_FOLLOWERS`, `_STEPS`, `_THREADS`, `_JSON`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use artifact::checkpoint::Checkpoint;
+use artifact::sign::{SigningKey, TrustedKeys};
+use artifact::tensor::TensorData;
+use artifact::threads::Threads;
 use axum::Router;
 use edge::auth::{Auth, AuthOptions};
 use futures::StreamExt as _;
-use policy::config::{Family, ModelConfig};
-use policy::image::{Image, TensorData};
-use policy::kernel::Threads;
-use policy::network::random_image;
-use policy::sign::{SigningKey, TrustedKeys};
-use policy::store::Store;
+use model::autograd::random_checkpoint;
+use model::config::{Family, ModelConfig};
+use model::exact::Compute;
 use serde_json::{Value, json};
 use serving::ServeOptions;
+use serving::serve::Replica;
+use store::Store;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use trainer::publish::{External, Publisher, Timings, import_image, publish_external};
+use trainer::publish::{External, Publisher, Timings, import_checkpoint, publish_external};
 
-use crate::serving::{Role, control, desk};
+use crate::serving::{Role, control, releases};
 use crate::support::{Stack, eventually};
 
 pub const POLICY: &str = "demo";
 pub const LINE: &str = "realtime";
-/// A version of the full size takes minutes to get everywhere on a machine that is busy otherwise.
-const LIMIT: Duration = Duration::from_secs(600);
-/// E|Δ| of a step of AdamW in its steady state at a learning rate of 1e-6: see policy/benches/delta/pairs.rs.
+/// A full-size version may take minutes on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(600);
+/// Mean change E|Δ| of a steady-state AdamW step at a learning rate of 1e-6; see policy/benches/delta/pairs.rs.
 const STEP: f32 = 1.83e-7;
 
 fn parameter<T: std::str::FromStr>(name: &str, default: T) -> T {
@@ -38,10 +41,10 @@ fn parameter<T: std::str::FromStr>(name: &str, default: T) -> T {
     set.map_or(default, |text| text.parse().ok().unwrap())
 }
 
-/// A Qwen3 of about so many MiB of bf16.
+/// A Qwen3 model with about `mib` MiB of bf16 weights.
 fn model(mib: i64) -> ModelConfig {
     let hidden = if mib >= 256 { 2048 } else { 256 };
-    // attention takes four squares and the SwiGLU nine
+    // per layer, attention has 4 hidden² weights and the SwiGLU 9 hidden²
     let layers = (mib << 19) / (13 * hidden * hidden);
     ModelConfig {
         vocab_size: 4096,
@@ -52,7 +55,7 @@ fn model(mib: i64) -> ModelConfig {
         num_key_value_heads: hidden / 128,
         head_dim: 128,
         rms_norm_eps: 1e-6,
-        // caches for whole contexts count among what may be resident
+        // caches for whole contexts count towards resident_bytes_max
         max_position_embeddings: 512,
         tie_word_embeddings: true,
         qk_norm: true,
@@ -61,8 +64,8 @@ fn model(mib: i64) -> ModelConfig {
     }
 }
 
-/// A step: every weight goes to a neighbouring value with the probability E|Δ| ÷ (distance to it).
-fn step(image: &Image, seed: u64) -> Image {
+/// Simulates a step: each weight moves to a neighbouring bf16 value with probability E|Δ| ÷ (distance to it).
+fn step(image: &Checkpoint, seed: u64) -> Checkpoint {
     let mut state = seed;
     let mut random = move || {
         // SplitMix64
@@ -94,7 +97,7 @@ fn step(image: &Image, seed: u64) -> Image {
     next
 }
 
-/// What a trainer publishes with, announcing included.
+/// A publisher as the trainer has it, with announcements.
 pub fn publisher(stack: &Stack, threads: usize) -> Publisher {
     let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
     let store = Store::open(&stack.store_url).unwrap();
@@ -105,9 +108,9 @@ pub fn publisher(stack: &Stack, threads: usize) -> Publisher {
         key: Arc::new(key),
         announce: Some(ingest::log::Producer::new(&stack.kafka).unwrap()),
         policy: POLICY.into(),
-        image_every: 1_000,
-        checkpoints_kept: 2,
-        copies: trainer::publish::Copies::default(),
+        checkpoint_every: 1_000,
+        run_states_kept: 2,
+        quantised: trainer::publish::QuantisedCopies::default(),
     }
 }
 
@@ -120,33 +123,31 @@ async fn follower(stack: &Stack, number: usize, mib: u64, threads: usize, contro
         cluster: format!("cluster-{number}"),
         state_dir: stack.dir.path().join(format!("serve-{number}")),
         heartbeat_interval_ms: 100,
-        // three versions of weights, each as published and as the engine has it, caches, and what is kept of a fourth
+        // three versions (checkpoint and packed weights), caches, and the spare memory of a fourth
         resident_bytes_max: (mib << 20) * 12 + (4 << 30),
         ..ServeOptions::default()
     };
     let store = Store::open(&stack.store_url).unwrap();
-    let task = tokio::spawn(serving::serve::run(
+    let replica = Replica {
         options,
-        POLICY.into(),
-        policy::model::Compute::Bf16,
-        stack.kafka.clone(),
-        store.with_threads(Threads::new(threads).unwrap()),
-        None,
-        stack.keys_dir.clone(),
-        Auth::new(AuthOptions::default(), stack.pool.clone()),
-        Some(control_url.into()),
-        listener,
-        Router::new(),
-        stop.clone(),
-    ));
+        policy: POLICY.into(),
+        compute: Compute::Bf16,
+        kafka: stack.kafka.clone(),
+        store: store.with_threads(Threads::new(threads).unwrap()),
+        payloads: None,
+        keys_dir: stack.keys_dir.clone(),
+        auth: Auth::new(AuthOptions::default(), stack.pool.clone()),
+        control_url: Some(control_url.into()),
+        extra_routes: Router::new(),
+    };
+    let task = tokio::spawn(replica.run(listener, stop.clone()));
     Role { url, stop, task }
 }
 
-/// When tokens came, as a caller that streams all the while sees it. A request that ends is followed by the next; the time
-/// between the two does not count.
+/// A caller that streams without pause and measures when tokens arrive. The time between two requests does not count.
 #[derive(Default)]
 struct Caller {
-    /// When a token came, and how long after the one before it.
+    /// When a token arrived, and the time since the previous one.
     gaps: Mutex<Vec<(Instant, Duration)>>,
     errors: Mutex<Vec<String>>,
     stop: AtomicBool,
@@ -160,8 +161,8 @@ impl Caller {
             seed += 1;
             let body = json!({"model": "demo@champion", "prompt": [5, 6, 7], "max_tokens": 256, "seed": seed,
                 "stream": true, "return_token_ids": true});
-            let asked = client.post(format!("{url}/v1/completions")).json(&body).send().await;
-            let response = match asked {
+            let sent = client.post(format!("{url}/v1/completions")).json(&body).send().await;
+            let response = match sent {
                 Ok(response) if response.status() == 200 => response,
                 Ok(response) => {
                     let error = response.text().await.unwrap_or_default();
@@ -197,57 +198,59 @@ impl Caller {
         }
     }
 
-    /// The longest gap that touches the time from `from` to `to`, in milliseconds.
-    fn longest(&self, from: Instant, to: Instant) -> f64 {
+    /// The longest gap that overlaps the time from `from` to `to`, in milliseconds.
+    fn longest_gap_ms(&self, from: Instant, to: Instant) -> f64 {
         let gaps = self.gaps.lock().unwrap();
         let touching = gaps.iter().filter(|(at, gap)| *at >= from && *at - *gap <= to);
         touching.map(|(_, gap)| gap.as_secs_f64() * 1e3).fold(0.0, f64::max)
     }
 }
 
-/// Where the time of one version went, seconds; of followers, the slowest in each.
+/// Where the time of one version went, in seconds. For followers, the slowest one in each phase.
 #[derive(Debug, serde::Serialize)]
-struct Way {
+struct SyncTimes {
     version: i64,
     delta_bytes: u64,
     encode: f64,
     upload: f64,
     commit: f64,
-    /// From the commit until the assignment and until followers knew it: what is left of the whole.
+    /// From the commit until followers knew the assignment: the rest of `commit_to_served`.
     assign: f64,
     fetch: f64,
     verify: f64,
     stage: f64,
     pause: f64,
-    /// From the commit until the last follower served it.
+    /// From the commit until the last follower served the version.
     commit_to_served: f64,
-    /// From the first look at the step's bytes.
+    /// From the start of the encoding until the last follower served the version.
     whole: f64,
-    /// The longest time between two tokens of the caller of the first follower until then, milliseconds.
+    /// The longest time between two tokens of the caller meanwhile, in milliseconds.
     caller_gap_ms: f64,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_reaches_every_follower_and_callers_get_their_tokens_all_the_while() {
+async fn a_step_reaches_every_follower_while_callers_keep_receiving_tokens() {
     let (mib, followers, steps) = (parameter("MIB", 4), parameter("FOLLOWERS", 2), parameter("STEPS", 2));
     let threads = parameter("THREADS", 1);
     let stack = Stack::start("sync").await;
     let publisher = publisher(&stack, threads);
-    let mut image = tokio::task::spawn_blocking(move || random_image(&model(mib as i64), 5))
+    let mut image = tokio::task::spawn_blocking(move || random_checkpoint(&model(mib as i64), 5))
         .await
         .unwrap();
     let weights = image.tensor_bytes() / 2;
-    let mut head = import_image(&publisher, Arc::new(image.clone()), LINE).await.unwrap();
+    let mut head = import_checkpoint(&publisher, Arc::new(image.clone()), LINE)
+        .await
+        .unwrap();
 
-    let desk = desk(&stack);
-    let control = control(&stack, &desk).await;
+    let releases = releases(&stack);
+    let control = control(&stack, &releases).await;
     let stop = CancellationToken::new();
-    let released = tokio::spawn(serving::release::follow(desk, stop.clone()));
+    let released = tokio::spawn(serving::release::run(releases, stop.clone()));
     let mut replicas = vec![];
     for number in 1..=followers {
         replicas.push(follower(&stack, number, mib, threads, &control.url).await);
     }
-    swapped(&control.url, head, followers).await;
+    swaps_to(&control.url, head, followers).await;
 
     let caller = Arc::new(Caller::default());
     let calling = tokio::spawn({
@@ -255,24 +258,26 @@ async fn a_step_reaches_every_follower_and_callers_get_their_tokens_all_the_whil
         async move { caller.stream(&url).await }
     });
     let calm = Instant::now();
-    eventually("tokens come", LIMIT, async || {
+    eventually("the caller receives tokens", DEADLINE, async || {
         (caller.gaps.lock().unwrap().len() > 20).then_some(())
     })
     .await;
-    let calm_ms = caller.longest(calm, Instant::now());
+    let calm_ms = caller.longest_gap_ms(calm, Instant::now());
 
-    let mut ways = vec![];
+    let mut versions = vec![];
     for seed in 1..=steps {
         let (next, before) = (image.clone(), image);
         image = tokio::task::spawn_blocking(move || step(&before, seed)).await.unwrap();
         drop(next);
-        let way = travel(&publisher, &image, head, &control.url, followers, &caller).await;
-        head = way.version;
-        ways.push(way);
+        let times = publish_and_wait(&publisher, &image, head, &control.url, followers, &caller).await;
+        head = times.version;
+        versions.push(times);
     }
-    eventually("a version that left leaves its memory to the next", LIMIT, async || {
-        (policy::memory::kept_bytes() > 0).then_some(())
-    })
+    eventually(
+        "a retired version leaves its memory to the next",
+        DEADLINE,
+        async || (artifact::memory::kept_bytes() > 0).then_some(()),
+    )
     .await;
     caller.stop.store(true, Ordering::Relaxed);
     calling.await.unwrap();
@@ -283,29 +288,29 @@ async fn a_step_reaches_every_follower_and_callers_get_their_tokens_all_the_whil
         replica.stop().await;
     }
     control.stop().await;
-    report(weights, followers, threads, calm_ms, &ways);
+    report(weights, followers, threads, calm_ms, &versions);
 }
 
 /// Publishes a step and waits until every follower serves it.
-async fn travel(
+async fn publish_and_wait(
     publisher: &Publisher,
-    image: &Image,
+    image: &Checkpoint,
     parent: i64,
     control_url: &str,
     followers: usize,
     caller: &Caller,
-) -> Way {
-    let begun = Instant::now();
+) -> SyncTimes {
+    let started = Instant::now();
     let external = External {
         line: LINE.into(),
         parent,
-        image: image.clone(),
-        whole: false,
+        checkpoint: image.clone(),
+        with_checkpoint: false,
     };
     let outcome = publish_external(publisher, external).await.unwrap();
     let version = outcome.manifest.version;
-    let swaps = swapped(control_url, version, followers).await;
-    let longest = |field: &str| {
+    let swaps = swaps_to(control_url, version, followers).await;
+    let slowest = |field: &str| {
         swaps
             .iter()
             .map(|swap| swap[field].as_f64().unwrap())
@@ -326,12 +331,12 @@ async fn travel(
     let Timings { encode, upload, commit } = outcome.timings;
     let commit_to_served = (served - committed).as_seconds_f64();
     let (fetch, verify, stage, pause) = (
-        longest("fetch_ms"),
-        longest("verify_ms"),
-        longest("stage_ms"),
-        longest("pause_ms"),
+        slowest("fetch_ms"),
+        slowest("verify_ms"),
+        slowest("stage_ms"),
+        slowest("pause_ms"),
     );
-    Way {
+    SyncTimes {
         version,
         delta_bytes: outcome.manifest.delta.unwrap().size_bytes,
         encode,
@@ -344,13 +349,13 @@ async fn travel(
         pause,
         commit_to_served,
         whole: encode + upload + commit + commit_to_served,
-        caller_gap_ms: caller.longest(begun, Instant::now()),
+        caller_gap_ms: caller.longest_gap_ms(started, Instant::now()),
     }
 }
 
-/// The swaps of all followers to a version, once each has told of its own.
-async fn swapped(control_url: &str, version: i64, followers: usize) -> Vec<Value> {
-    eventually("every follower serves the version", LIMIT, async || {
+/// The swaps of all followers to a version, once each has reported its own.
+async fn swaps_to(control_url: &str, version: i64, followers: usize) -> Vec<Value> {
+    eventually("every follower serves the version", DEADLINE, async || {
         let swaps: Value = reqwest::get(format!("{control_url}/v1/swaps"))
             .await
             .ok()?
@@ -364,35 +369,35 @@ async fn swapped(control_url: &str, version: i64, followers: usize) -> Vec<Value
     .await
 }
 
-fn report(weights: u64, followers: usize, threads: usize, calm_ms: f64, ways: &[Way]) {
+fn report(weights: u64, followers: usize, threads: usize, calm_ms: f64, versions: &[SyncTimes]) {
     println!(
         "\n{weights} weights in bf16, {followers} followers, {threads} threads; longest gap between tokens before: {calm_ms:.0} ms"
     );
     println!(
         "version  delta bytes  encode  upload  commit  assign   fetch  verify   stage   pause ms  commit to served  whole s  caller's gap ms"
     );
-    for way in ways {
+    for times in versions {
         println!(
             "{:7} {:12} {:7.3} {:7.3} {:7.3} {:7.3} {:7.3} {:7.3} {:7.3} {:10.3} {:17.3} {:8.3} {:16.1}",
-            way.version,
-            way.delta_bytes,
-            way.encode,
-            way.upload,
-            way.commit,
-            way.assign,
-            way.fetch,
-            way.verify,
-            way.stage,
-            way.pause * 1e3,
-            way.commit_to_served,
-            way.whole,
-            way.caller_gap_ms
+            times.version,
+            times.delta_bytes,
+            times.encode,
+            times.upload,
+            times.commit,
+            times.assign,
+            times.fetch,
+            times.verify,
+            times.stage,
+            times.pause * 1e3,
+            times.commit_to_served,
+            times.whole,
+            times.caller_gap_ms
         );
     }
     if let Ok(path) = std::env::var("SPRINGTIDE_SYNC_JSON") {
-        let told = json!({"weights": weights, "followers": followers, "threads": threads, "calm_gap_ms": calm_ms, "versions": ways});
+        let json = json!({"weights": weights, "followers": followers, "threads": threads, "calm_gap_ms": calm_ms, "versions": versions});
         std::fs::create_dir_all(std::path::Path::new(&path).parent().unwrap()).unwrap();
-        std::fs::write(&path, serde_json::to_vec_pretty(&told).unwrap()).unwrap();
+        std::fs::write(&path, serde_json::to_vec_pretty(&json).unwrap()).unwrap();
         println!("{path}");
     }
 }

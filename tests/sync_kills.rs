@@ -1,6 +1,6 @@
-//! A replica that is killed at any moment of a sync serves one version or another, whole: while a publisher publishes, `springtide
-//! serve` is killed and started again, and every answer that it gives is held against what the version that it names says itself.
-//! `make chaos-delta` does it at length (`SPRINGTIDE_SYNC_KILLS`).
+//! A replica that is killed at any moment of a sync serves one complete version or another. While versions are published,
+//! `springtide serve` is killed and restarted, and every answer is compared with the version that it names.
+//! `make chaos-delta` runs it longer (`SPRINGTIDE_SYNC_KILLS`).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,34 +8,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use policy::digest::Digest;
-use policy::image::Image;
-use policy::model::{KvCache, Model};
-use policy::network::random_image;
+use artifact::checkpoint::Checkpoint;
+use artifact::digest::Digest;
+use model::autograd::random_checkpoint;
+use model::exact::{ExactModel, KvCache};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
-use trainer::publish::{External, import_image, publish_external};
+use trainer::publish::{External, import_checkpoint, publish_external};
 
-use crate::serving::{desk, tiny};
+use crate::serving::{releases, tiny};
 use crate::support::{SPRINGTIDE, Stack, eventually, process};
 use crate::sync::{LINE, POLICY, publisher};
 
 const PROMPT: [u32; 3] = [5, 6, 7];
 const TOKENS: usize = 6;
-const SOON: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a version is and says.
+/// A version and its greedy answer.
 #[derive(Debug, Clone, PartialEq)]
-struct Said {
+struct Answer {
     root: Digest,
     tokens: Vec<u32>,
 }
 
-fn said(image: &Image) -> Said {
-    let model = Model::from_image(image).unwrap();
+fn greedy_answer(image: &Checkpoint) -> Answer {
+    let model = ExactModel::from_checkpoint(image).unwrap();
     let mut cache = KvCache::new(&model, 1, PROMPT.len() + TOKENS);
     let mut logits = model.prefill(&mut cache, 0, &PROMPT).unwrap();
     let mut tokens = vec![];
@@ -46,7 +46,7 @@ fn said(image: &Image) -> Said {
         tokens.push(best);
         logits = model.decode(&mut cache, &[best]).unwrap().swap_remove(0);
     }
-    Said {
+    Answer {
         root: image.root(),
         tokens,
     }
@@ -69,12 +69,12 @@ async fn start(stack: &Stack, address: SocketAddr) -> Child {
     process::start(command, address, &stack.dir.path().join("serve.log")).await
 }
 
-/// The version that answered, and what it said. None: nobody answered, or not yet.
-async fn ask(client: &reqwest::Client, address: SocketAddr) -> Option<(i64, Said)> {
+/// The version that answered, and its answer. `None`: no answer yet.
+async fn complete(client: &reqwest::Client, address: SocketAddr) -> Option<(i64, Answer)> {
     let body = json!({"model": "demo@champion", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0,
         "return_token_ids": true});
-    let asked = client.post(format!("http://{address}/v1/completions")).json(&body);
-    let answer: Value = asked.send().await.ok()?.json().await.ok()?;
+    let request = client.post(format!("http://{address}/v1/completions")).json(&body);
+    let answer: Value = request.send().await.ok()?.json().await.ok()?;
     let choice = &answer["choices"][0];
     let tokens = choice["token_ids"]
         .as_array()?
@@ -82,19 +82,19 @@ async fn ask(client: &reqwest::Client, address: SocketAddr) -> Option<(i64, Said
         .map(|id| id.as_u64().unwrap() as u32);
     let root = choice["root"].as_str()?.parse().unwrap();
     let tokens = tokens.collect();
-    Some((choice["version"].as_i64()?, Said { root, tokens }))
+    Some((choice["version"].as_i64()?, Answer { root, tokens }))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_is_killed_at_any_moment_serves_a_version_whole() {
+async fn a_replica_that_is_killed_at_any_moment_serves_complete_versions() {
     let kills = std::env::var("SPRINGTIDE_SYNC_KILLS").map_or(4, |text| text.parse::<u64>().unwrap());
     let stack = Stack::start("kills").await;
     let publisher = publisher(&stack, 1);
     let stop = CancellationToken::new();
-    let released = tokio::spawn(serving::release::follow(desk(&stack), stop.clone()));
-    let first = Arc::new(random_image(&tiny(), 0));
-    let mut head = import_image(&publisher, first.clone(), LINE).await.unwrap();
-    let mut versions = BTreeMap::from([(head, said(&first))]);
+    let released = tokio::spawn(serving::release::run(releases(&stack), stop.clone()));
+    let first = Arc::new(random_checkpoint(&tiny(), 0));
+    let mut head = import_checkpoint(&publisher, first.clone(), LINE).await.unwrap();
+    let mut versions = BTreeMap::from([(head, greedy_answer(&first))]);
 
     let [port] = edge::bind::free_ports().unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], port));
@@ -106,7 +106,7 @@ async fn a_replica_that_is_killed_at_any_moment_serves_a_version_whole() {
             let client = reqwest::Client::new();
             let mut answers = vec![];
             while !done.load(Ordering::Relaxed) {
-                match ask(&client, address).await {
+                match complete(&client, address).await {
                     Some(answer) => answers.push(answer),
                     None => {
                         unanswered.fetch_add(1, Ordering::Relaxed);
@@ -119,35 +119,35 @@ async fn a_replica_that_is_killed_at_any_moment_serves_a_version_whole() {
     });
     let mut random = StdRng::seed_from_u64(7);
     for kill in 1..=kills {
-        let image = random_image(&tiny(), kill);
-        let what = said(&image);
+        let image = random_checkpoint(&tiny(), kill);
+        let expected = greedy_answer(&image);
         let external = External {
             line: LINE.into(),
             parent: head,
-            image,
-            // now and then an image, so that a replica that starts has a short way
-            whole: kill % 10 == 0,
+            checkpoint: image,
+            // a checkpoint now and then, so that a restarted replica needs few deltas
+            with_checkpoint: kill % 10 == 0,
         };
         head = publish_external(&publisher, external).await.unwrap().manifest.version;
-        versions.insert(head, what);
+        versions.insert(head, expected);
         tokio::time::sleep(Duration::from_millis(random.random_range(0..250))).await;
         replica.kill().await.unwrap();
         replica = start(&stack, address).await;
     }
     let client = reqwest::Client::new();
-    eventually("the replica serves the newest version", SOON, async || {
-        let (version, _) = ask(&client, address).await?;
+    eventually("the replica serves the newest version", DEADLINE, async || {
+        let (version, _) = complete(&client, address).await?;
         (version == head).then_some(())
     })
     .await;
     done.store(true, Ordering::Relaxed);
     let answers = probing.await.unwrap();
-    for (version, what) in &answers {
-        assert_eq!(versions.get(version), Some(what), "version {version}");
+    for (version, answer) in &answers {
+        assert_eq!(versions.get(version), Some(answer), "version {version}");
     }
     let served: std::collections::BTreeSet<i64> = answers.iter().map(|(version, _)| *version).collect();
     println!(
-        "{kills} kills, {} versions published, {} of them seen; {} answers, 0 wrong; {} times nobody answered",
+        "{kills} kills, {} versions published, {} of them seen; {} answers, 0 wrong; {} requests without an answer",
         versions.len(),
         served.len(),
         answers.len(),

@@ -1,12 +1,12 @@
-//! From trajectories to versions: the realtime run against a real database, log and store. Trajectories are inserted as
-//! the sink would leave them, sampled by the very network that is trained.
+//! The realtime run against a real database, log and store: trajectories become versions.
+//! Trajectories are inserted as the sink would write them, sampled by the model that is trained.
 
 mod context;
 mod experts;
 mod fleet;
 mod lora;
 mod offline;
-mod silence;
+mod show_rate;
 mod world;
 
 use crate::support::eventually;
@@ -79,11 +79,11 @@ async fn a_cohort_is_trained_on_once_and_published_as_what_the_store_holds() {
     let parity = metrics["mismatch"]["difference_max"].as_f64().unwrap();
     assert!(parity <= 1e-5, "sampler and trainer differ by {parity}");
     assert_eq!(metrics["notes"]["set_aside"]["other_arm"], 3);
-    // two of the eight were sampled without the decline token, and their logged values were found again
+    // two of the eight were sampled without the decline token and recomputed the same way
     assert_eq!(metrics["explored"], 2);
     assert_eq!(world.ledger("censored").await, 1);
 
-    // another process finds nothing to do, and trains nothing twice
+    // another process finds no work and trains on nothing twice
     let running = world.run(world.options());
     world.settled().await;
     running.stop().await;
@@ -92,7 +92,7 @@ async fn a_cohort_is_trained_on_once_and_published_as_what_the_store_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_still_waits_for_its_horizon_holds_the_cohort_back() {
+async fn an_open_generation_holds_the_cohort_back() {
     let world = World::start("horizon").await;
     world.follow(1, world.base, 0).await;
     let early = world.sample(world.base, 4).await;
@@ -120,7 +120,7 @@ async fn what_still_waits_for_its_horizon_holds_the_cohort_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_joined_a_cohort_stays_in_it() {
+async fn a_trajectory_that_has_joined_a_cohort_stays_in_it() {
     let world = World::start("joined").await;
     world.follow(1, world.base, 0).await;
     let early = world.sample(world.base, 4).await;
@@ -156,7 +156,7 @@ async fn who_has_joined_a_cohort_stays_in_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_accumulated_before_a_pause_is_accumulated_again() {
+async fn trajectories_accumulated_before_a_pause_are_accumulated_again() {
     let world = World::start("afresh").await;
     world.follow(1, world.base, 0).await;
     let cohort = world.sample(world.base, 8).await;
@@ -189,7 +189,7 @@ async fn a_replaced_executor_cannot_commit() {
     world.insert_all(&cohort, "champion").await;
     let (run, zombie) = world.claimed_run().await;
     let prepared = world.prepare(&zombie, run, &cohort).await;
-    let successor = trainer::claim::Claim::take(&world.stack.pool, run)
+    let successor = trainer::runs::claim::Claim::take(&world.stack.pool, run)
         .await
         .unwrap()
         .unwrap();
@@ -198,14 +198,14 @@ async fn a_replaced_executor_cannot_commit() {
     assert!(matches!(refused, Err(Error::Fenced(_))), "{refused:?}");
     assert_eq!(world.line().await, (world.base, 0));
     assert!(world.dispositions().await.is_empty());
-    // the same step in the hands of the successor goes through, once
+    // the successor can commit the same step, once
     world.publisher.commit(&successor, &prepared).await.unwrap();
     assert!(world.publisher.commit(&successor, &prepared).await.is_err());
     assert_eq!(world.dispositions().await.len(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_generation_that_is_decided_already_stops_the_whole_commit() {
+async fn a_generation_with_a_disposition_stops_the_whole_commit() {
     let world = World::start("twice").await;
     let cohort = world.sample(world.base, 4).await;
     world.insert_all(&cohort, "champion").await;
@@ -249,7 +249,7 @@ async fn a_step_prepared_before_a_crash_is_committed_by_the_next_process() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rollback_re_bases_the_line_and_drops_what_the_left_version_sampled() {
+async fn a_rollback_re_bases_the_line_and_drops_samples_of_the_abandoned_version() {
     let world = World::start("rollback").await;
     world.follow(1, world.base, 0).await;
     world.insert_all(&world.sample(world.base, 8).await, "champion").await;
@@ -284,7 +284,7 @@ async fn a_rollback_re_bases_the_line_and_drops_what_the_left_version_sampled() 
         .count();
     assert_eq!((stale, dispositions.len()), (5, 21));
     assert!(world.events().await.iter().any(|e| e.contains("re-based")));
-    // the version that was left stays as it was: it can be released again
+    // the abandoned version is unchanged and can be released again
     assert_eq!(
         world.materialise(second).await.root().to_string(),
         world.root(second).await
@@ -312,7 +312,7 @@ async fn a_pinned_champion_pauses_the_run_until_it_follows_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_breached_guard_publishes_nothing_and_says_why() {
+async fn a_broken_guard_publishes_nothing_and_records_the_reason() {
     let world = World::start("guard").await;
     world.follow(1, world.base, 0).await;
     let cohort = world.sample(world.base, 8).await;

@@ -1,6 +1,8 @@
-//! Who calls: an API key in `Authorization: Bearer`, or as the password of `Basic` for clients that know nothing else (those
-//! of Langfuse), checked against `api_key` by its BLAKE3 digest. Deliberately no sessions, no users and no passwords of
-//! people: a key belongs to a service or to a person's tool, and has one role.
+//! Authenticates callers by an API key in `Authorization: Bearer`, looked up in `api_key` by its
+//! BLAKE3 digest.
+//!
+//! A key belongs to a service or a tool and has one role. There are no sessions, users or
+//! passwords.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,17 +14,15 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::http::{HeaderMap, header, request::Parts};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use rand::TryRngCore;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
 use crate::problem::Problem;
 
-/// How long a looked-up key is believed: a revoked key may work for this much longer.
+/// How long a lookup is cached. A revoked key may work for this much longer.
 const CACHE_FOR: Duration = Duration::from_secs(30);
-/// Keys remembered at once, known and unknown ones together.
+/// Cached keys, valid and invalid ones together.
 const CACHE_ENTRIES_MAX: usize = 10_000;
 const SECRET_PREFIX: &str = "spring_";
 
@@ -30,7 +30,7 @@ const SECRET_PREFIX: &str = "spring_";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Ask for completions, log generations, give feedback.
+    /// Request completions, log generations, send feedback.
     Serving,
     /// Schedule and read training runs.
     Research,
@@ -51,27 +51,26 @@ impl Role {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        [Self::Serving, Self::Research, Self::Release, Self::Admin]
-            .into_iter()
-            .find(|role| role.as_str() == text)
+        let all = [Self::Serving, Self::Research, Self::Release, Self::Admin];
+        all.into_iter().find(|role| role.as_str() == text)
     }
 }
 
-/// Who may call.
+/// `[auth]` of the configuration file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AuthOptions {
-    /// Whether every call must carry a key. Without, every caller is the operator of the tenant `default`, and only
-    /// loopback may be bound. Default: false.
+    /// Whether every request needs an API key (default: false). If not, every caller is an admin of
+    /// the tenant `default`, and servers may listen on loopback addresses only.
     pub required: bool,
 }
 
-/// The caller of a request; an extension of every request behind [`Auth::protect`].
+/// The caller of a request. [`Auth::protect`] adds it to the request's extensions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
     pub tenant: String,
     pub role: Role,
-    /// For people and audits: who holds the key.
+    /// Who holds the key, for people and audit logs.
     pub label: String,
 }
 
@@ -84,7 +83,7 @@ impl Principal {
         }
     }
 
-    /// Who holds a place's one key.
+    /// The holder of the key given to [`Auth::fixed`].
     fn caller() -> Self {
         Self {
             role: Role::Serving,
@@ -93,14 +92,14 @@ impl Principal {
         }
     }
 
-    /// Refuses a caller whose role is none of `allowed`; an admin may do everything.
+    /// Fails unless the caller has one of the roles `allowed` or is an admin.
     pub fn require(&self, allowed: &[Role]) -> Result<(), Problem> {
         if self.role == Role::Admin || allowed.contains(&self.role) {
             return Ok(());
         }
         let allowed: Vec<_> = allowed.iter().map(|role| role.as_str()).collect();
         Err(Problem::forbidden(format!(
-            "this needs one of the roles {}, the key has {}",
+            "this needs one of the roles {}, but the key has the role {}",
             allowed.join(", "),
             self.role.as_str()
         )))
@@ -112,27 +111,29 @@ impl<S: Send + Sync> FromRequestParts<S> for Principal {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let principal = parts.extensions.get::<Self>().cloned();
-        principal.ok_or_else(|| Problem::internal("a route that needs a caller is not protected"))
+        principal.ok_or_else(|| Problem::internal("the route is not behind Auth::protect"))
     }
 }
 
-/// Checks keys. Cheap to clone.
+/// Checks API keys. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Auth(Keys);
 
 #[derive(Debug, Clone)]
 enum Keys {
-    /// Every caller is the operator.
+    /// No key needed: every caller is an admin.
     Open,
-    /// One key, known by its digest, with the role of a service that logs; for places without a database.
+    /// The digest of the only valid key, which has the role `serving`. For roles without a
+    /// database.
     Fixed([u8; 32]),
-    /// Those of the table.
+    /// The table `api_key`.
     Table { pool: PgPool, cache: Arc<Cache> },
 }
 
 #[derive(Debug, Clone)]
-struct Looked {
+struct Lookup {
     at: Instant,
+    /// `None`: the key is unknown or revoked.
     principal: Option<Principal>,
 }
 
@@ -147,7 +148,7 @@ impl Auth {
         })
     }
 
-    /// Asks for this one key; without, for none.
+    /// Accepts only `key`. With `None` no key is needed.
     pub fn fixed(key: Option<&str>) -> Self {
         Self(key.map_or(Keys::Open, |key| Keys::Fixed(digest(key))))
     }
@@ -156,31 +157,33 @@ impl Auth {
         !matches!(self.0, Keys::Open)
     }
 
-    /// Puts every route of `router` behind the check; handlers take a [`Principal`] and call [`Principal::require`].
+    /// Requires a valid key on every route of `router`. Handlers take a [`Principal`] and call
+    /// [`Principal::require`].
     pub fn protect(&self, router: Router) -> Router {
         router.layer(middleware::from_fn_with_state(self.clone(), check))
     }
 
-    /// Who sent these headers.
+    /// The caller that these headers authenticate.
     pub async fn principal(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
         if !self.required() {
             return Ok(Principal::operator());
         }
         let secret =
             secret(headers).ok_or_else(|| Problem::unauthorized("send the key as `Authorization: Bearer <key>`"))?;
-        let digest = digest(&secret);
+        let digest = digest(secret);
         let principal = match &self.0 {
             Keys::Open => Some(Principal::operator()),
-            // Of digests, how far two agree tells nothing about a key.
+            // No constant-time comparison needed: the length of a common digest prefix says nothing
+            // about the key.
             Keys::Fixed(only) => (digest == *only).then(Principal::caller),
             Keys::Table { pool, cache } => match cached(cache, &digest) {
-                Some(looked) => looked,
+                Some(principal) => principal,
                 None => {
                     let found = look_up(pool, &digest).await.map_err(|error| {
-                        tracing::warn!(error = %format!("{error:#}"), "API key could not be checked");
-                        Problem::unavailable("keys cannot be checked right now", 2)
+                        tracing::warn!(error = %format!("{error:#}"), "cannot look up API key");
+                        Problem::unavailable("API keys cannot be checked right now", 2)
                     })?;
-                    remember(cache, digest, found.clone());
+                    store(cache, digest, found.clone());
                     found
                 }
             },
@@ -189,23 +192,23 @@ impl Auth {
     }
 }
 
-type Cache = Mutex<HashMap<[u8; 32], Looked>>;
+type Cache = Mutex<HashMap<[u8; 32], Lookup>>;
 
-/// The outer `None`: not looked up lately. The inner one: looked up, and unknown.
+/// The outer `None` means not cached. The inner `None` means that the key is unknown or revoked.
 fn cached(cache: &Cache, digest: &[u8; 32]) -> Option<Option<Principal>> {
     let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-    let looked = cache.get(digest)?;
-    (looked.at.elapsed() < CACHE_FOR).then(|| looked.principal.clone())
+    let lookup = cache.get(digest)?;
+    (lookup.at.elapsed() < CACHE_FOR).then(|| lookup.principal.clone())
 }
 
-fn remember(cache: &Cache, digest: [u8; 32], principal: Option<Principal>) {
+fn store(cache: &Cache, digest: [u8; 32], principal: Option<Principal>) {
     let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
     if cache.len() >= CACHE_ENTRIES_MAX {
-        cache.retain(|_, looked| looked.at.elapsed() < CACHE_FOR);
+        cache.retain(|_, lookup| lookup.at.elapsed() < CACHE_FOR);
     }
     if cache.len() < CACHE_ENTRIES_MAX {
         let at = Instant::now();
-        cache.insert(digest, Looked { at, principal });
+        cache.insert(digest, Lookup { at, principal });
     }
 }
 
@@ -213,7 +216,8 @@ fn digest(key: &str) -> [u8; 32] {
     *blake3::hash(key.as_bytes()).as_bytes()
 }
 
-/// Makes a key of `role` for `tenant` and returns its secret, which is stored nowhere. The tenant is created if new.
+/// Creates a key and returns its secret. Only the secret's digest is stored. Creates the tenant if
+/// it is new.
 pub async fn create_key(pool: &PgPool, tenant: &str, role: Role, label: &str) -> anyhow::Result<String> {
     let mut random = [0_u8; 32];
     rand::rngs::OsRng
@@ -255,8 +259,7 @@ async fn look_up(pool: &PgPool, digest: &[u8; 32]) -> anyhow::Result<Option<Prin
     .await
     .context("look up key")?;
     row.map(|row| {
-        let role =
-            Role::parse(&row.role).with_context(|| format!("role {:?} is not known to this program", row.role))?;
+        let role = Role::parse(&row.role).with_context(|| format!("unknown role {:?} in table api_key", row.role))?;
         Ok(Principal {
             tenant: row.tenant_id,
             role,
@@ -266,20 +269,10 @@ async fn look_up(pool: &PgPool, digest: &[u8; 32]) -> anyhow::Result<Option<Prin
     .transpose()
 }
 
-fn secret(headers: &HeaderMap) -> Option<String> {
+fn secret(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, credentials) = value.split_once(' ')?;
-    let credentials = credentials.trim();
-    if scheme.eq_ignore_ascii_case("bearer") {
-        return Some(credentials.to_owned());
-    }
-    if !scheme.eq_ignore_ascii_case("basic") {
-        return None;
-    }
-    let pair = String::from_utf8(BASE64_STANDARD.decode(credentials).ok()?).ok()?;
-    // The user's name says nothing: the key knows its tenant.
-    let (_, password) = pair.split_once(':')?;
-    Some(password.to_owned())
+    let (scheme, key) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
 #[cfg(test)]
@@ -287,23 +280,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_read_as_bearer_or_as_basic_password_whatever_the_case_of_the_scheme() {
+    fn the_key_is_a_bearer_token_and_the_scheme_is_case_insensitive() {
         let read = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, value.parse().unwrap());
-            secret(&headers)
+            secret(&headers).map(str::to_owned)
         };
-        assert_eq!(read("bearer spring_1").as_deref(), Some("spring_1"));
-        // "anyone:spring_1"
-        assert_eq!(read("BASIC YW55b25lOnNwcmluZ18x").as_deref(), Some("spring_1"));
-        // "spring_1", no password; not Base64; another scheme.
-        for value in ["Basic c3ByaW5nXzE=", "Basic !", "Digest spring_1", "spring_1"] {
+        for value in ["Bearer spring_1", "bearer spring_1", "BEARER  spring_1"] {
+            assert_eq!(read(value).as_deref(), Some("spring_1"), "{value}");
+        }
+        for value in ["Basic c3ByaW5nXzE=", "Digest spring_1", "spring_1"] {
             assert_eq!(read(value), None, "{value}");
         }
     }
 
     #[test]
-    fn a_role_may_do_its_own_work_and_an_admin_everything() {
+    fn a_role_may_do_only_its_own_work_and_an_admin_everything() {
         let research = Principal {
             role: Role::Research,
             ..Principal::operator()
@@ -317,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_fixed_key_opens_and_no_other() {
+    async fn only_the_fixed_key_is_accepted() {
         let auth = Auth::fixed(Some("spring_right"));
         assert!(auth.required());
         let mut headers = HeaderMap::new();
@@ -336,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn every_role_survives_its_text() {
+    fn every_role_round_trips_through_its_name() {
         for role in [Role::Serving, Role::Research, Role::Release, Role::Admin] {
             assert_eq!(Role::parse(role.as_str()), Some(role));
         }

@@ -1,4 +1,4 @@
-//! A JSON body whose rejection is a problem document, with the reason that serde gave.
+//! A JSON body whose rejection is a problem document that gives serde's reason.
 
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, Request};
@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::problem::Problem;
 
-/// Like [`axum::Json`], as extractor and as response.
+/// Replaces [`axum::Json`] as extractor and as response.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Json<T>(pub T);
 
@@ -19,16 +19,15 @@ where
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Self::Rejection> {
-        match axum::Json::<T>::from_request(request, state).await {
-            Ok(axum::Json(value)) => Ok(Self(value)),
-            Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                Err(Problem::too_large(rejection.body_text()))
-            }
-            Err(rejection) if rejection.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE => {
-                Err(Problem::unsupported_media_type(rejection.body_text()))
-            }
-            Err(rejection) => Err(Problem::bad_request(rejection.body_text())),
-        }
+        let json = axum::Json::<T>::from_request(request, state).await;
+        json.map(|axum::Json(value)| Self(value)).map_err(|rejection| {
+            let problem: fn(String) -> Problem = match rejection.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => Problem::too_large,
+                StatusCode::UNSUPPORTED_MEDIA_TYPE => Problem::unsupported_media_type,
+                _ => Problem::bad_request,
+            };
+            problem(rejection.body_text())
+        })
     }
 }
 

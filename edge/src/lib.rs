@@ -1,5 +1,8 @@
-//! What every HTTP edge of Springtide shares: who may call, how errors look, how a server drains, how a trace crosses
-//! a process boundary. A leaf: it knows no event, no policy and no topic.
+//! What every HTTP server of Springtide shares: API keys, error documents, graceful shutdown and
+//! trace headers.
+//!
+//! This crate depends on no other crate of the workspace. It knows nothing about events, policies
+//! or topics.
 
 pub mod auth;
 pub mod bind;

@@ -1,5 +1,5 @@
-//! Errors as RFC 9457 `application/problem+json`. Deliberately no error enum of its own: each crate maps its errors to a
-//! problem where it handles them.
+//! Errors as RFC 9457 `application/problem+json`. Each crate maps its own errors to a [`Problem`]
+//! where it handles them.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -8,19 +8,19 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value};
 
-/// One failed request, told to its caller.
+/// A failed request, as its caller sees it.
 #[derive(Debug, Clone)]
 pub struct Problem {
     pub status: StatusCode,
-    /// What kind of problem: a short slug that clients branch on, e.g. `conflict`. Sent as `/problems/<slug>`.
+    /// A short slug that clients branch on, such as `conflict`. Sent as `/problems/<slug>`.
     pub type_: Cow<'static, str>,
-    /// The kind in words, the same for every occurrence.
+    /// The same text for every problem of this type.
     pub title: Cow<'static, str>,
-    /// This occurrence in words.
+    /// What happened this time, and what to do.
     pub detail: Option<String>,
-    /// Seconds, for `Retry-After`.
+    /// Sent as `Retry-After`.
     pub retry_after_seconds: Option<u32>,
-    /// Members beside the standard ones.
+    /// Further members of the document.
     pub extensions: Map<String, Value>,
 }
 
@@ -36,49 +36,37 @@ impl Problem {
         }
     }
 
-    /// 400: the request cannot be understood or breaks a rule.
+    /// 400: the request cannot be read or breaks a rule.
     pub fn bad_request(detail: impl Display) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", "The request is not valid").detail(detail)
     }
 
-    /// 401: no key, or one that is not known.
+    /// 401: no API key, or an unknown one.
     pub fn unauthorized(detail: impl Display) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "A valid API key is needed").detail(detail)
     }
 
-    /// 403: the key is known, its role does not allow this.
+    /// 403: the key is valid, but its role does not allow this.
     pub fn forbidden(detail: impl Display) -> Self {
-        Self::new(
-            StatusCode::FORBIDDEN,
-            "forbidden",
-            "The API key's role does not allow this",
-        )
-        .detail(detail)
+        let title = "The API key's role does not allow this";
+        Self::new(StatusCode::FORBIDDEN, "forbidden", title).detail(detail)
     }
 
     /// 404.
     pub fn not_found(detail: impl Display) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "not-found", "There is no such thing").detail(detail)
+        Self::new(StatusCode::NOT_FOUND, "not-found", "Not found").detail(detail)
     }
 
     /// 405.
     pub fn method_not_allowed(detail: impl Display) -> Self {
-        Self::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "method-not-allowed",
-            "The path does not take this method",
-        )
-        .detail(detail)
+        let title = "The path does not support this method";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", title).detail(detail)
     }
 
-    /// 409: contradicts what is already there.
+    /// 409: contradicts stored data.
     pub fn conflict(detail: impl Display) -> Self {
-        Self::new(
-            StatusCode::CONFLICT,
-            "conflict",
-            "The request contradicts what is already there",
-        )
-        .detail(detail)
+        let title = "The request contradicts stored data";
+        Self::new(StatusCode::CONFLICT, "conflict", title).detail(detail)
     }
 
     /// 413.
@@ -86,52 +74,41 @@ impl Problem {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The request is too large").detail(detail)
     }
 
-    /// 415: in a form or an encoding that is not understood.
+    /// 415: an unsupported content type or encoding.
     pub fn unsupported_media_type(detail: impl Display) -> Self {
-        Self::new(
+        let (status, title) = (
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported-media-type",
-            "The request's form is not understood",
-        )
-        .detail(detail)
+            "Unsupported content type or encoding",
+        );
+        Self::new(status, "unsupported-media-type", title).detail(detail)
     }
 
     /// 429.
     pub fn too_many(detail: impl Display, retry_after_seconds: u32) -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "Too much at once")
-            .detail(detail)
-            .retry_after(retry_after_seconds)
+        let problem = Self::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "Too many requests");
+        problem.detail(detail).retry_after(retry_after_seconds)
     }
 
-    /// 501: never possible here.
+    /// 501: this server can never do it.
     pub fn not_implemented(detail: impl Display) -> Self {
-        Self::new(
-            StatusCode::NOT_IMPLEMENTED,
-            "not-implemented",
-            "This place cannot do that",
-        )
-        .detail(detail)
+        let title = "This server does not support the request";
+        Self::new(StatusCode::NOT_IMPLEMENTED, "not-implemented", title).detail(detail)
     }
 
-    /// 503: something this service needs is away; the same request may succeed later.
+    /// 503: a dependency is unavailable. The same request may succeed later.
     pub fn unavailable(detail: impl Display, retry_after_seconds: u32) -> Self {
-        Self::new(
+        let problem = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "unavailable",
-            "Not available right now",
-        )
-        .detail(detail)
-        .retry_after(retry_after_seconds)
+            "Temporarily unavailable",
+        );
+        problem.detail(detail).retry_after(retry_after_seconds)
     }
 
-    /// 500. Logs the error here, once; the caller sees no inner detail.
+    /// 500. Logs `error`, which the caller does not see.
     pub fn internal(error: impl Display) -> Self {
         tracing::error!(error = %error, "request failed");
-        Self::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "internal",
-            "Something went wrong on our side",
-        )
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal server error")
     }
 
     #[must_use]
@@ -146,14 +123,14 @@ impl Problem {
         self
     }
 
-    /// Adds a member beside the standard ones.
+    /// Adds a member to the document. Standard members cannot be replaced.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.extensions.insert(name.to_owned(), value.into());
         self
     }
 
-    /// The JSON document, for places that are not a response of their own (an error inside an event stream).
+    /// The JSON document, for errors that are not a whole response (inside an event stream).
     pub fn document(&self) -> Value {
         let mut document = self.extensions.clone();
         document.insert("type".into(), format!("/problems/{}", self.type_).into());
@@ -177,7 +154,7 @@ impl Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// The kind of a problem, as an extension of the response that tells it: for whoever counts.
+/// The type of a problem, as an extension of its response, so that middleware can count problems.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kind(pub Cow<'static, str>);
 
@@ -206,14 +183,14 @@ mod tests {
 
     #[test]
     fn a_problem_carries_status_type_and_retry_after() {
-        let response = Problem::unavailable("the log does not answer", 2).into_response();
+        let response = Problem::unavailable("Kafka does not respond", 2).into_response();
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(response.headers()[header::RETRY_AFTER], "2");
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
     }
 
     #[test]
-    fn extensions_stand_beside_the_standard_members_and_never_replace_them() {
+    fn extensions_never_replace_the_standard_members() {
         let document = Problem::not_found("no such version")
             .with("resident", vec!["7", "8"])
             .with("status", 999)

@@ -1,5 +1,7 @@
-//! One way to serve: the caller binds, the server spans, counts and drains. A panic in a handler becomes a problem
-//! document and the process goes on.
+//! The HTTP server loop: tracing spans, metrics and graceful shutdown. The caller binds the
+//! listener.
+//!
+//! A panic in a handler becomes a 500 problem document; the process keeps running.
 
 use std::any::Any;
 use std::future::IntoFuture;
@@ -18,10 +20,11 @@ use tracing::Instrument;
 use crate::problem::Problem;
 use crate::trace;
 
-/// How long open requests may still take once a stop was asked for.
+/// How long open requests may still take after a shutdown was requested.
 const DRAIN_SECONDS_MAX: u64 = 20;
 
-/// Serves `router` until `shutdown`, then takes no new connection and waits for open requests, 20 s at most.
+/// Serves `router` until `shutdown`, then accepts no connections and waits up to 20 s for open
+/// requests.
 pub async fn run(listener: TcpListener, router: Router, shutdown: CancellationToken) -> anyhow::Result<()> {
     let address = listener.local_addr().context("read listening address")?;
     let router = with_problems(router)
@@ -31,31 +34,33 @@ pub async fn run(listener: TcpListener, router: Router, shutdown: CancellationTo
     let served = axum::serve(listener, router)
         .with_graceful_shutdown(shutdown.clone().cancelled_owned())
         .into_future();
-    let overtime = async {
+    let drain_timeout = async {
         shutdown.cancelled().await;
         tokio::time::sleep(Duration::from_secs(DRAIN_SECONDS_MAX)).await;
     };
     tokio::select! {
         result = served => result.context("serve HTTP"),
-        () = overtime => {
-            tracing::warn!(%address, seconds = DRAIN_SECONDS_MAX, "requests still open after draining");
+        () = drain_timeout => {
+            tracing::warn!(%address, seconds = DRAIN_SECONDS_MAX, "stopped with requests still open");
             Ok(())
         }
     }
 }
 
-/// `router`, which answers with a problem document also where it has no route: 404, and 405 beside the `Allow` that axum knows.
-/// Neither asks for a key.
+/// Adds problem documents for unknown paths (404) and methods (405, with axum's `Allow`). Neither
+/// needs an API key.
 pub fn with_problems(router: Router) -> Router {
     router
-        .fallback(|| async { Problem::not_found("no such path") })
-        .method_not_allowed_fallback(|| async { Problem::method_not_allowed("this path has other methods") })
+        .fallback(|| async { Problem::not_found("unknown path") })
+        .method_not_allowed_fallback(|| async {
+            Problem::method_not_allowed("the path does not support this method; see the Allow header")
+        })
 }
 
-/// A span with the caller's trace as parent, and two metrics per route.
+/// Opens a span under the caller's trace and records two metrics per route.
 async fn observe(request: Request, next: Next) -> Response {
     let method = request.method().as_str().to_owned();
-    // Only known routes become label values, so their number is bounded.
+    // Only known routes become label values, which bounds their number.
     let route = match request.extensions().get::<MatchedPath>() {
         Some(path) => path.as_str().to_owned(),
         None => "unknown".to_owned(),
@@ -84,13 +89,11 @@ async fn observe(request: Request, next: Next) -> Response {
     response
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the layer hands over the box")]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that CatchPanicLayer needs")]
 fn on_panic(panic: Box<dyn Any + Send + 'static>) -> Response {
-    let message = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_owned());
+    let text = panic.downcast_ref::<&str>().copied();
+    let message = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let message = message.unwrap_or("no message");
     Problem::internal(format_args!("a handler panicked: {message}")).into_response()
 }
 
@@ -103,7 +106,7 @@ mod tests {
     use tower::ServiceExt;
 
     #[tokio::test]
-    async fn a_panicking_handler_answers_500_as_a_problem() {
+    async fn a_panicking_handler_returns_a_500_problem() {
         async fn handler() -> &'static str {
             panic!("on purpose")
         }
@@ -117,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stop_lets_an_open_request_finish() {
+    async fn an_open_request_finishes_after_a_shutdown() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();

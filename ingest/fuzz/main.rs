@@ -1,4 +1,11 @@
-//! The decoders of ingest under libFuzzer; `make fuzz-ingest` builds and runs it. See `ingest::fuzz`.
+//! Runs the fuzz targets of `ingest` under libFuzzer (`make fuzz-ingest`).
 #![no_main]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a failure must end the run, as in a test"
+)]
 
-libfuzzer_sys::fuzz_target!(init: ingest::fuzz::start(), |input: &[u8]| ingest::fuzz::step(input));
+use ingest::fuzz::{TARGETS, Target};
+
+include!("../../scripts/fuzz_driver.rs");

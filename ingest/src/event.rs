@@ -1,36 +1,40 @@
-//! The canonical events: plain Rust types that every wire form (Protobuf, JSON) converts into, and the rules that all of
-//! them keep. What is written to a table has passed [`Event::check`].
+//! The canonical events and the rules that every event must satisfy.
 //!
-//! JSON speaks the names of the Protobuf schema: ids as UUID strings, digests as hexadecimal, times as RFC 3339.
+//! All wire forms (Protobuf, JSON) convert into these plain Rust types. Every row in the tables has
+//! passed [`Event::check`]. JSON uses the field names of the Protobuf schema: ids are UUID strings,
+//! digests are hexadecimal, times are RFC 3339.
 
 mod check;
-mod one;
+mod json;
+pub mod proto;
+mod protobuf;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 pub use check::{
     Invalid, LOGIT_BIASES_MAX, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PROMPT_TOKENS_MAX,
     SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX,
 };
-pub(crate) use one::{ONE_BODY, body};
-pub use wire::Undecodable;
+pub(crate) use json::{FeedbackFields, one_body, one_target};
+pub use protobuf::Undecodable;
 
-/// One thing that happened. `(tenant, source, id)` identifies it, as in CloudEvents.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// One event. `(tenant, source, id)` identifies it, as in CloudEvents.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "json::EventFields")]
 pub struct Event {
     pub tenant: String,
-    /// Who produced it, a URI reference: `springtide/serve/replica-1`.
+    /// The producer, a URI reference: `springtide/serve/replica-1`.
     pub source: String,
     /// Unique within tenant and source.
     pub id: String,
-    /// When it happened, to the microsecond. Of a generation: when its last token was sampled.
+    /// When it happened, to the microsecond. For a generation: when its last token was sampled.
     #[serde(with = "time::serde::rfc3339")]
     pub time: OffsetDateTime,
     #[serde(flatten)]
@@ -42,7 +46,7 @@ pub struct Event {
 #[serde(rename_all = "snake_case")]
 #[expect(
     clippy::large_enum_variant,
-    reason = "events are few at a time and mostly generations"
+    reason = "few events are in memory at once, and most are generations"
 )]
 pub enum Body {
     Generation(Generation),
@@ -51,20 +55,20 @@ pub enum Body {
     EpisodeEnd(EpisodeEnd),
 }
 
-/// Why a generation was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Why a generation was requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
-    /// A user waits for it.
+    /// For a waiting user.
     Production,
-    /// Produced for training.
+    /// For training.
     Rollout,
-    /// Produced for a measurement, never trained on.
+    /// For a measurement. Never trained on.
     Evaluation,
 }
 
 impl Purpose {
-    /// As in the column `generation.purpose`.
+    /// The value in the column `generation.purpose`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Production => "production",
@@ -75,19 +79,19 @@ impl Purpose {
 }
 
 /// Why sampling ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// A stop token or stop string.
     Stop,
-    /// `max_tokens` or the context was reached.
+    /// `max_tokens` or the context length was reached.
     Length,
-    /// The caller went away.
+    /// The caller disconnected.
     Abort,
 }
 
 impl FinishReason {
-    /// As in the column `generation.finish_reason`.
+    /// The value in the column `generation.finish_reason`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -97,43 +101,52 @@ impl FinishReason {
     }
 }
 
-/// Consecutive sampled tokens that one version sampled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Consecutive sampled tokens that came from one version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VersionSpan {
-    /// Serial.
+    /// The version's serial number.
     pub version: i64,
-    /// BLAKE3 root digest of that version.
+    /// The version's content hash (BLAKE3), 64 hexadecimal digits.
     #[serde(with = "hex")]
+    #[schema(value_type = String)]
     pub root: [u8; 32],
-    /// How many tokens, at least 1.
+    /// Number of tokens, at least 1.
     pub tokens: u32,
 }
 
-/// The leading prompt tokens shared with the parent generation, not repeated in `prompt_ids`: the first of the parent's own
-/// prompt and sampled tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The leading prompt tokens that a generation shares with its parent.
+///
+/// They are the first of the parent's own prompt and sampled tokens. `prompt_ids` does not repeat them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Prefix {
     /// Tokens, at least 1.
     pub length: u32,
-    /// BLAKE3 of the shared token ids as u32 little-endian.
+    /// BLAKE3 of the shared token ids as u32 little-endian, 64 hexadecimal digits.
     #[serde(with = "hex")]
+    #[schema(value_type = String)]
     pub hash: [u8; 32],
 }
 
-/// Bytes kept in the object store because they are too large for a record: [`crate::payload`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Media type of a payload of token ids, u32 little-endian.
+pub const TOKEN_IDS: &str = "application/vnd.springtide.token-ids";
+/// Media type of a payload of expert ids.
+pub const EXPERTS: &str = "application/vnd.springtide.experts";
+
+/// Bytes in the object store, because they are too large for a record: `PUT /v1/payloads/{digest}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PayloadRef {
-    /// BLAKE3.
+    /// BLAKE3, 64 hexadecimal digits.
     #[serde(with = "hex")]
+    #[schema(value_type = String)]
     pub digest: [u8; 32],
     /// At least 1.
     pub size_bytes: u64,
-    /// How to read them: [`crate::payload::TOKEN_IDS`], [`crate::payload::EXPERTS`]; others are kept and not read.
+    /// The format. Payloads of unknown types are stored but never read.
     pub media_type: String,
 }
 
 impl PayloadRef {
-    /// What the log says of `bytes`.
+    /// The reference to `bytes`.
     pub fn of(bytes: &[u8], media_type: impl Into<String>) -> Self {
         Self {
             digest: *blake3::hash(bytes).as_bytes(),
@@ -144,9 +157,9 @@ impl PayloadRef {
 }
 
 /// One sampled completion (one choice).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Generation {
-    /// UUIDv7; its time is the moment of the first sampled token.
+    /// UUIDv7. Its time is the moment of the first sampled token.
     #[serde(rename = "generation_id")]
     pub id: Uuid,
     /// A single completion is an episode of its own.
@@ -159,7 +172,7 @@ pub struct Generation {
     pub parent_id: Option<Uuid>,
     pub policy: String,
     pub line: String,
-    /// In token order; together they cover `token_ids` exactly.
+    /// In token order. Together they cover `token_ids` exactly.
     pub versions: Vec<VersionSpan>,
     pub replica: String,
     pub purpose: Purpose,
@@ -170,27 +183,27 @@ pub struct Generation {
     #[serde(default)]
     pub group_id: Option<String>,
     pub surface: String,
-    /// Opaque to Springtide; never a name or an address.
+    /// Opaque to Springtide. Never a name or an address.
     pub user_key: String,
-    /// Alias that answered.
+    /// The alias that answered.
     pub arm: String,
-    /// With which this user was put in that arm, (0, 1].
+    /// The probability with which the user was assigned to the arm, (0, 1].
     pub arm_probability: f32,
     #[serde(default)]
     pub prompt_prefix: Option<Prefix>,
-    /// After the shared prefix and the payload.
+    /// The prompt after the shared prefix and the payload.
     pub prompt_ids: Vec<u32>,
-    /// Sampled, the stop token included.
+    /// The sampled tokens, including the stop token.
     pub token_ids: Vec<u32>,
-    /// Nats, one per sampled token, under the distribution actually sampled from.
+    /// One per sampled token, in nats, under the distribution that was actually sampled from.
     pub logprobs: Vec<f32>,
-    /// One per sampled token; absent: every sampled token is trained on.
+    /// One per sampled token. Absent: train on every sampled token.
     #[serde(default)]
     pub train_mask: Option<Vec<bool>>,
-    /// Token ids by reference, between the shared prefix and `prompt_ids`.
+    /// Token ids by reference, between the shared prefix and `prompt_ids`. Upload them first.
     #[serde(default)]
     pub payload: Option<PayloadRef>,
-    /// Expert ids per token and layer, of a mixture of experts.
+    /// Mixture of experts: expert ids per token and layer. Upload them first.
     #[serde(default)]
     pub experts: Option<PayloadRef>,
     pub temperature: f32,
@@ -201,40 +214,42 @@ pub struct Generation {
     /// The policy chose to show nothing.
     #[serde(default)]
     pub declined: bool,
-    /// Absent: the surface did not say.
+    /// Absent: unknown.
     #[serde(default)]
     pub shown: Option<bool>,
-    /// False: logged, never trained on.
+    /// False: logged but never trained on. Default: true.
     #[serde(default = "yes")]
     pub consent: bool,
-    /// The policy was not allowed to decline: `logprobs` are of the distribution without the decline token.
+    /// The policy was not allowed to decline. `logprobs` then exclude the decline token.
     #[serde(default)]
     pub decline_suppressed: bool,
-    /// The probability with which a coin suppressed declining, (0, 1); absent: it was not tossed.
+    /// The probability of suppressing a decline, (0, 1). Absent: exploration was off.
     #[serde(default)]
     pub exploration_share: Option<f32>,
-    /// What else shaped the distribution sampled from; absent: nothing.
+    /// Further sampling parameters. Absent: none applied.
     #[serde(default)]
     pub sampling: Option<Sampling>,
 }
 
-/// What shaped the distribution sampled from beside temperature and `top_p`: vLLM's parameters, in the order that
-/// `policy::sampling` gives. Fields that are absent change nothing.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Sampling parameters besides temperature and `top_p`.
+///
+/// They are vLLM's, applied in the order that `model::sampling` documents. Defaults have no effect.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Sampling {
-    /// So many most probable tokens could be drawn; 0: all.
+    /// Only this many of the most probable tokens; 0: all.
     pub top_k: u32,
-    /// Only tokens of at least this share of the most probable one's probability, [0, 1].
+    /// Only tokens with at least this fraction of the highest probability, [0, 1].
     pub min_p: f32,
     /// Above 0; 1: none.
     pub repetition_penalty: f32,
     pub presence_penalty: f32,
     pub frequency_penalty: f32,
-    /// Added to the logits of these ids.
-    #[serde(deserialize_with = "by_id")]
+    /// Added to the logits of these token ids.
+    #[serde(deserialize_with = "json::by_token_id")]
+    #[schema(value_type = BTreeMap<String, f32>)]
     pub logit_bias: BTreeMap<u32, f32>,
-    /// How many ids could be drawn, one per sampled token; absent: whoever needs the set computes it again.
+    /// How many tokens could be drawn, one per sampled token. Absent: readers recompute the set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<Vec<u32>>,
 }
@@ -253,58 +268,21 @@ impl Default for Sampling {
     }
 }
 
-/// Ids are text as keys of JSON, and stay text where serde has buffered them.
-fn by_id<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<u32, f32>, D::Error> {
-    struct ById;
-    impl<'de> serde::de::Visitor<'de> for ById {
-        type Value = BTreeMap<u32, f32>;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("an object from token ids to numbers")
-        }
-
-        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            use serde::de::Error;
-            let mut biases = BTreeMap::new();
-            while let Some((id, bias)) = map.next_entry::<String, f32>()? {
-                let Ok(number) = id.parse() else {
-                    return Err(A::Error::custom(format!("logit_bias: {id:?} is not a token id")));
-                };
-                if biases.insert(number, bias).is_some() {
-                    return Err(A::Error::custom(format!("logit_bias: {number} is there twice")));
-                }
-                if biases.len() > LOGIT_BIASES_MAX {
-                    return Err(A::Error::custom(format!(
-                        "logit_bias: more than {LOGIT_BIASES_MAX} tokens"
-                    )));
-                }
-            }
-            Ok(biases)
-        }
-    }
-    deserializer.deserialize_map(ById)
-}
-
 fn yes() -> bool {
     true
 }
 
 impl Generation {
-    /// The event of this generation, which happened now; the generation's id is the event's.
+    /// An event that happened now. Its id is the generation's id.
     pub fn into_event(self, tenant: impl Into<String>, source: impl Into<String>) -> Event {
-        Event {
-            tenant: tenant.into(),
-            source: source.into(),
-            id: self.id.to_string(),
-            time: now(),
-            body: Body::Generation(self),
-        }
+        Event::new(tenant, source, self.id, now(), Body::Generation(self))
     }
 }
 
-/// What a feedback says.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(untagged)]
+/// The value of a feedback event: a boolean, a number, or a text of at most 64 KiB.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "a boolean, a number or a text")]
+#[schema(as = FeedbackValue)]
 pub enum Value {
     Bool(bool),
     Float(f64),
@@ -322,7 +300,7 @@ impl Value {
     }
 }
 
-/// What a feedback is about.
+/// What a feedback event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Target {
     #[serde(rename = "generation_id")]
@@ -332,7 +310,8 @@ pub enum Target {
 }
 
 /// A signal about a generation or an episode.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "FeedbackFields")]
 pub struct Feedback {
     /// UUIDv7.
     #[serde(rename = "feedback_id")]
@@ -345,72 +324,71 @@ pub struct Feedback {
 }
 
 impl Feedback {
-    /// The event of this feedback, given at `time`; the feedback's id is the event's.
+    /// An event at `time`. Its id is the feedback's id.
     pub fn into_event(self, tenant: impl Into<String>, source: impl Into<String>, time: OffsetDateTime) -> Event {
-        Event {
-            tenant: tenant.into(),
-            source: source.into(),
-            id: self.id.to_string(),
-            time: to_microseconds(time),
-            body: Body::Feedback(self),
-        }
+        Event::new(tenant, source, self.id, time, Body::Feedback(self))
     }
 }
 
-/// Takes a feedback back: it never counted, if its trajectory is still open at that time. May arrive before its feedback.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Withdraws a feedback event as if it had never been given.
+///
+/// Has no effect if the trajectory has closed before it. It may arrive before its feedback.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Retraction {
     /// UUIDv7.
     #[serde(rename = "retraction_id")]
     pub id: Uuid,
     pub feedback_id: Uuid,
-    /// In words, for people; may be empty.
+    /// For people; may be empty.
     #[serde(default)]
     pub reason: String,
 }
 
 impl Retraction {
-    /// The event of this retraction, made at `time`; the retraction's id is the event's.
+    /// An event at `time`. Its id is the retraction's id.
     pub fn into_event(self, tenant: impl Into<String>, source: impl Into<String>, time: OffsetDateTime) -> Event {
-        Event {
-            tenant: tenant.into(),
-            source: source.into(),
-            id: self.id.to_string(),
-            time: to_microseconds(time),
-            body: Body::Retraction(self),
-        }
+        Event::new(tenant, source, self.id, time, Body::Retraction(self))
     }
 }
 
-/// Nothing more will come for this episode. Where its surface says so, what is still open closes then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The episode is over. Closes its open generations if their surface has `close_on_episode_end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EpisodeEnd {
     pub episode_id: Uuid,
 }
 
 impl EpisodeEnd {
-    /// The event of this end, at `time`. An episode ends once, so its id is the event's: what a source says again, with whatever
-    /// time, is the same event. Ends of several sources are several events, of which the earliest counts.
+    /// An event at `time`. Its id is the episode's id, because an episode ends once per source.
+    ///
+    /// A repetition by the same source, at any time, is the same event. If several sources report
+    /// an end, the earliest time counts.
     pub fn into_event(self, tenant: impl Into<String>, source: impl Into<String>, time: OffsetDateTime) -> Event {
-        Event {
-            tenant: tenant.into(),
-            source: source.into(),
-            id: self.episode_id.to_string(),
-            time: to_microseconds(time),
-            body: Body::EpisodeEnd(self),
-        }
+        Event::new(tenant, source, self.episode_id, time, Body::EpisodeEnd(self))
     }
 }
 
 impl Event {
-    /// BLAKE3 of the canonical body. The envelope's time is not part of it: a repeated request whose time was filled in on
-    /// arrival is still the same event.
-    pub fn digest(&self) -> [u8; 32] {
-        wire::body_digest(&self.body)
+    fn new(tenant: impl Into<String>, source: impl Into<String>, id: Uuid, time: OffsetDateTime, body: Body) -> Self {
+        Self {
+            tenant: tenant.into(),
+            source: source.into(),
+            id: id.to_string(),
+            time: to_microseconds(time),
+            body,
+        }
     }
 
-    /// The key of the event's record: what belongs to one episode stays in order. A feedback that names only its
-    /// generation is keyed by that; a single completion's episode id is its generation id. A retraction may be anywhere.
+    /// BLAKE3 of the canonical body.
+    ///
+    /// Excludes the time: a repeated request whose time is filled in on arrival is the same event.
+    pub fn digest(&self) -> [u8; 32] {
+        protobuf::body_digest(&self.body)
+    }
+
+    /// The key of the event's record, which keeps the events of an episode in order.
+    ///
+    /// Feedback that names only a generation uses that id. A single completion's episode id equals
+    /// its generation id. A retraction uses its feedback's id, so it may be in any partition.
     pub fn key(&self) -> [u8; 16] {
         let id = match &self.body {
             Body::Generation(generation) => generation.episode_id,
@@ -423,8 +401,7 @@ impl Event {
         *id.as_bytes()
     }
 
-    /// CloudEvents type: `springtide.generation.v1`, `springtide.feedback.v1`, `springtide.retraction.v1`,
-    /// `springtide.episode_end.v1`.
+    /// The CloudEvents type.
     pub fn kind(&self) -> &'static str {
         match self.body {
             Body::Generation(_) => "springtide.generation.v1",
@@ -435,7 +412,7 @@ impl Event {
     }
 }
 
-/// The time in a UUIDv7, to the millisecond; `None` for any other UUID.
+/// The time in a UUIDv7, to the millisecond. `None` for any other UUID.
 pub fn time_of(id: Uuid) -> Option<OffsetDateTime> {
     if id.get_version_num() != 7 {
         return None;
@@ -450,7 +427,7 @@ pub fn now() -> OffsetDateTime {
     to_microseconds(OffsetDateTime::now_utc())
 }
 
-/// Cut to the microsecond, which is what the wire and the database keep.
+/// Truncates to the microsecond, the resolution of the wire and of the database.
 pub fn to_microseconds(time: OffsetDateTime) -> OffsetDateTime {
     let over = time.nanosecond() % 1_000;
     time - time::Duration::nanoseconds(i64::from(over))

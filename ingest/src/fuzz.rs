@@ -1,40 +1,39 @@
-//! What every decoder of this crate has to hold for any bytes whatever: it does not panic, it takes no more than its limits,
-//! and what it accepts reads the same again in every form that it is written in. The tests run each target for a moment
-//! with drawn inputs; `make fuzz-ingest` runs them at length under libFuzzer (`fuzz/main.rs`), which looks for inputs that
-//! reach new code. Built for tests and with the feature `fuzz` only.
+//! Fuzz targets for every decoder of this crate.
+//!
+//! For any input, a decoder must not panic and must stay within its limits, and accepted inputs
+//! must survive every round trip. The tests run each target briefly with random inputs. `make
+//! fuzz-ingest` runs them under libFuzzer (`fuzz/main.rs`). Built only for tests and with the
+//! feature `fuzz`.
 
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "a broken property ends the run, as in a test"
+    reason = "a violated property must end the run, as in a test"
 )]
 
-mod driver;
 mod events;
 mod letters;
 mod requests;
 mod rewards;
 mod seeds;
-mod segments;
 #[cfg(test)]
 mod tests;
 
-pub use driver::{start, step};
+use crate::entry::spool;
 
-/// One decoder, or one way in to several.
+/// One decoder or endpoint.
 pub struct Target {
     pub name: &'static str,
-    /// Inputs that are accepted, or nearly: where mutation starts.
+    /// The inputs that mutation starts from; most are accepted.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Reads one input; panics where a property does not hold. Says whether it was accepted.
+    /// Reads one input and returns whether it was accepted. Panics if a property is violated.
     pub run: fn(&[u8]) -> bool,
-    /// Inputs of the small run in the tests, where each takes long.
+    /// Number of inputs in the tests.
     pub runs: u32,
 }
 
 const RUNS: u32 = 4_000;
 
-/// All of them.
 pub const TARGETS: &[Target] = &[
     target("event_protobuf", seeds::protobuf, events::protobuf),
     target("event_json", seeds::json, events::json),
@@ -63,17 +62,14 @@ pub const TARGETS: &[Target] = &[
     target("http_cloudevent_batch", seeds::cloudevent_batch, |input| {
         requests::body("/v1/events", requests::BATCHED, input)
     }),
-    target("http_score", seeds::score, |input| {
-        requests::body("/api/public/scores", requests::JSON, input)
-    }),
     target("http_request", seeds::request, requests::request),
     target("http_compressed", seeds::compressed, requests::compressed),
     target("reward_expression", seeds::expression, rewards::expression),
     target("options", seeds::options, rewards::options),
-    target("spool_segment", seeds::segment, segments::segment),
+    target("spool_segment", seeds::segment, spool::fuzz::segment),
     Target {
         runs: 400,
-        ..target("spool_folder", seeds::folder, segments::folder)
+        ..target("spool_folder", seeds::folder, spool::fuzz::folder)
     },
 ];
 

@@ -1,53 +1,44 @@
-//! Events in: wire types, HTTP, Kafka, and the trajectory store in Postgres.
+//! Takes in generations and feedback, and turns them into trajectories in Postgres.
 //!
 //! ```text
 //!  POST /v1/feedback, /v1/generations          serving's producer
-//!            │ api                                 │ log::Producer
+//!            │ entry::api                          │
 //!            ▼                                     ▼
-//!      Kafka: <prefix>.generation.v1, <prefix>.feedback.v1
-//!            │ sink: rows and offsets in one transaction, dead letters with their reason
+//!      log      Kafka: <prefix>.generation.v1, <prefix>.feedback.v1
+//!            │ rows::sink: rows and offsets in one transaction; unusable records go to the dead-letter queue
 //!            ▼
-//!      Postgres: generation, feedback, open_generation
-//!            │ closer: the horizon has passed
+//!      rows     Postgres: generation, feedback, open_generation
+//!            │ close::closer: after the horizon
 //!            ▼
 //!      trajectory: rewarded, or censored with a code
 //! ```
 //!
-//! A collector has the same entrance in front of a spool on its own disk, which is forwarded to such an ingest.
+//! A [`collector`] has the same API in front of a spool on its disk, and forwards its events to an ingest.
+//! This crate knows no tensors and no policy bytes. Other crates decide what to train on and whom to serve.
 //!
-//! Knows no tensors and no policy bytes; what is trained on, and who is served, is decided elsewhere.
+//! Modules import only from those to their left, so there are no circles:
+//!
+//! ```text
+//!  event ◄ payload, reward ◄ options, validator ◄ log ◄ rows ◄ close, upkeep ◄ entry ◄ service ◄ collector
+//! ```
 
-mod api;
-mod closer;
+mod close;
 pub mod collector;
-pub mod context;
-mod dialect;
-mod entrance;
+mod entry;
 pub mod event;
-mod facts;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-pub mod kafka;
-mod lag;
 pub mod log;
 mod options;
-mod orphan;
-mod partition;
 pub mod payload;
-pub mod rescore;
-mod retention;
 pub mod reward;
-mod rules;
+mod rows;
 mod service;
-pub mod sink;
-pub mod spool;
-mod transaction;
+mod upkeep;
+mod validator;
 
+pub use close::rescore;
+pub use entry::spool;
 pub use options::Options;
+pub use rows::{context, offset, sink};
 pub use service::run;
-
-/// The wire types, generated from `proto/springtide/v1/event.proto`. Everything else uses [`event`].
-#[expect(clippy::large_enum_variant, reason = "generated")]
-pub mod proto {
-    include!(concat!(env!("OUT_DIR"), "/springtide.v1.rs"));
-}

@@ -1,41 +1,44 @@
-//! Into the log and out of it again as a listener: the producer of events, dead letters and announcements, the stream of
-//! announcements, and the dead letters as people read and replay them. The sink, which reads events, has a consumer of
-//! its own.
+//! The log, Kafka: connection and topics, the producer, announcements, and the dead-letter queue.
+//!
+//! The sink, which reads events, has a consumer of its own in `rows`.
 
 mod announcements;
-mod dead_letter;
-mod letter;
-mod letters;
+mod dlq;
+pub(crate) mod kafka;
 mod producer;
-pub mod replay;
 
 pub use announcements::Announcements;
-pub use dead_letter::{DeadLetter, Position, Reason};
-pub use letter::{Entry, Identity, Letter, Place, Replayed};
-pub use letters::{Letters, Scan};
+pub use dlq::reader::{DlqReader, Scan};
+pub use dlq::record::{DlqEntry, DlqPosition, DlqRecord, Identity, ReplayNote};
+pub use dlq::{DeadLetter, Reason, replay};
+pub use kafka::{ClientOptions, Topics, ensure_topics};
 pub use producer::{PRODUCER_SETTINGS, Producer};
 
-pub use crate::proto::Announcement;
+pub use crate::event::proto::Announcement;
 
 use crate::event::Invalid;
-use crate::spool;
 
-/// Why something did not enter the log.
+/// The position of a record in the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Position {
+    pub topic: String,
+    pub partition: i32,
+    pub offset: i64,
+}
+
+/// Why a record was not written to the log.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The event breaks a rule; it will never be accepted.
+    /// The event breaks a rule and will never be accepted.
     #[error("the event is not valid")]
     Invalid(#[from] Invalid),
-    /// Larger than the broker takes.
+    /// The broker does not accept records of this size.
     #[error("the record is too large: {size_bytes} bytes")]
     TooLarge { size_bytes: usize },
-    /// As much as allowed is waiting for acknowledgement already.
+    /// Too many records are unacknowledged.
     #[error("too many records wait for the log")]
     Full,
-    /// Not acknowledged in time, or refused by the broker. It may still arrive: the same event again is a duplicate.
+    /// Not acknowledged in time, or refused by the broker. The record may still arrive, so send the same event again.
     #[error("the log did not acknowledge")]
     Unavailable(#[source] rdkafka::error::KafkaError),
-    /// A collector's spool did not take it.
-    #[error(transparent)]
-    Spool(#[from] spool::Error),
 }

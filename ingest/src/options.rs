@@ -1,66 +1,70 @@
-//! What an operator sets of ingest, and the contradictions that are refused before anything starts.
+//! The configuration of ingest. Contradictions are refused at startup.
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::REQUEST_BYTES;
 use crate::reward::{Definition, Metric, MetricType, Rule};
+
+/// Every request counts as this many bytes beside its body. This bounds the number of requests in flight.
+pub(crate) const REQUEST_BYTES: usize = 4 * 1024;
 
 /// `[ingest]` of the configuration file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// `[[ingest.surface]]`: how each surface turns signals into rewards. Default: `completion`. The surface `rollout`,
-    /// whose reward is the float that a grader gives, always exists; one of that name here replaces it.
+    /// `[[ingest.surface]]`: how each surface turns signals into rewards. Default: `completion`. The surface
+    /// `rollout`, whose reward is a grader's float, always exists; a surface of that name here replaces it.
     pub surface: Vec<Definition>,
-    /// `[[ingest.metric]]`: what feedback can be about beside the metrics that surfaces name, `comment` and
-    /// `demonstration`. Default: none.
+    /// `[[ingest.metric]]`: metrics of feedback besides those of surfaces, `comment` and `demonstration`.
+    /// Default: none.
     pub metric: Vec<Metric>,
-    /// Partitions of the event topics where they are made. Default: 4.
+    /// Partitions of event topics that ingest creates. Default: 4.
     pub partitions: i32,
-    /// How long feedback may wait for its generation before a copy goes to the dead letters, seconds. Default: 600.
+    /// How long feedback may wait for its generation before a copy goes to the dead-letter queue, seconds.
+    /// Default: 600.
     pub orphan_ttl_seconds: f64,
-    /// How long after a horizon feedback may still be on its way to the log, seconds. Default: 0.25.
+    /// How long after a horizon feedback may still reach the log, seconds. Default: 0.25.
     pub close_grace_seconds: f64,
-    /// Share of a surface's latest trajectories that may close without a usable signal before an alarm. Default: 0.9.
+    /// The alarm is on if a larger share of a surface's latest trajectories has no usable signal. Default: 0.9.
     pub unscored_share_max: f64,
-    /// How far ahead of this machine's clock an event may claim to have happened, seconds. Default: 300.
+    /// How far an event's time may be ahead of this machine's clock, seconds. Default: 300.
     pub clock_skew_seconds_max: f64,
-    /// Records written together at most, shared out among the writers. Default: 500.
+    /// Maximum records of a batch, which the writers share. Default: 500.
     pub batch_records_max: usize,
-    /// How long the first record of a batch waits for more, milliseconds. Default: 10.
+    /// How long the first record of a batch waits for others, milliseconds. Default: 10.
     pub batch_wait_ms: u64,
-    /// Transactions of a batch at once, the partitions divided among them; of each process. Default: 2.
+    /// Concurrent transactions per process. They share the partitions of a batch. Default: 2.
     pub writers: usize,
-    /// Go on although the log is not the one that the tables were filled from (another cluster, a recreated topic,
-    /// records removed by retention before they were read). What the old log still held is lost. Default: false.
+    /// Continue although the tables were filled from another log: another cluster, a recreated topic, or one
+    /// whose retention removed unread records. Unread records of the old log are lost. Default: false.
     pub accept_other_log: bool,
-    /// Object store of payloads by reference, a `file://` or `s3://` URL. Default: `payloads` in the state folder.
+    /// Object store of payloads, a `file://` or `s3://` URL. Default: `payloads` in the state folder.
     pub payload_store: Option<String>,
-    /// How long a payload waits for an event that names it, hours; then it goes. Naming it later needs it to be put again. 0: for
-    /// ever. Default: 168.
+    /// How long an uploaded payload waits for an event that refers to it, hours. Then it is deleted, and later
+    /// events must upload it again. 0: forever. Default: 168.
     pub payload_unnamed_hours: u32,
-    /// How long generations are kept, with everything about them, days; whole weeks go. 0: for ever. Default: 365.
+    /// Retention of generations and everything about them, days. Deleted by whole weeks. 0: forever.
+    /// Default: 365.
     pub retention_days: u32,
-    /// Disk that ingest's tables may take, bytes. Beyond it the oldest weeks go; when none may, events get 507. 0: no bound.
-    /// Default: 0.
+    /// Maximum disk space of ingest's tables, bytes. Above it the oldest weeks are deleted. If none can be
+    /// deleted, events get 507. 0: unlimited. Default: 0.
     pub disk_bytes_max: u64,
-    /// Largest body of an HTTP request, and what a compressed one may grow to, bytes. Default: 8 MiB.
+    /// Maximum body of an HTTP request, before and after decompression, bytes. Default: 8 MiB.
     pub request_bytes_max: usize,
     /// How long a body may take to arrive, seconds. Default: 30.
     pub request_read_seconds_max: f64,
-    /// Events of one batch. Default: 500.
+    /// Maximum events of an HTTP batch. Default: 500.
     pub request_events_max: usize,
-    /// Events of one batch that wait for the log's acknowledgement at once. Default: 256.
+    /// Maximum events of an HTTP batch that wait for the log at once. Default: 256.
     pub request_sends_max: usize,
-    /// Bytes of bodies, decompressed, that this process holds at once; a request beyond it gets 429. What their events take
-    /// in memory is a small multiple. Default: 64 MiB.
+    /// Maximum bytes of decompressed bodies in this process. Further requests get 429. Decoded events take a
+    /// small multiple of it. Default: 64 MiB.
     pub in_flight_bytes_max: usize,
-    /// Largest share of it that one tenant may hold, alone; tenants that all want more get the same each, and one more
-    /// always finds room. Default: 0.5.
+    /// Maximum share of `in_flight_bytes_max` for a single tenant. Busy tenants get equal shares and leave
+    /// room for one more. Default: 0.5.
     pub tenant_share_max: f64,
-    /// Sends in a row that the log does not acknowledge before further ones are refused at once. Default: 5.
+    /// After this many failed sends in a row, further events are refused at once. Default: 5.
     pub log_failures_max: u32,
-    /// While they are refused: how often one is let through to see whether the log is back, seconds. Default: 1.
+    /// While events are refused, one send per interval tests whether the log is back, seconds. Default: 1.
     pub log_probe_seconds: f64,
 }
 
@@ -95,7 +99,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Every surface in force, the built-in one included.
+    /// All surfaces, including the built-in one.
     pub fn surfaces(&self) -> Vec<Definition> {
         let mut surfaces = self.surface.clone();
         if !surfaces.iter().any(|surface| surface.name == "rollout") {
@@ -104,24 +108,24 @@ impl Options {
         surfaces
     }
 
-    /// Every metric in force: those declared, those that surfaces name, and the two that always exist.
+    /// All metrics: the declared ones, those of surfaces, and the two that always exist.
     pub fn metrics(&self) -> anyhow::Result<Vec<Metric>> {
         let mut metrics = self.metric.clone();
         for (index, metric) in metrics.iter().enumerate() {
             let name = &metric.name;
             anyhow::ensure!(!name.is_empty(), "ingest.metric: a name is empty");
-            let twice = metrics[..index].iter().any(|other| other.name == *name);
-            anyhow::ensure!(!twice, "ingest.metric {name:?} is there twice");
+            let is_repeated = metrics[..index].iter().any(|other| other.name == *name);
+            anyhow::ensure!(!is_repeated, "ingest.metric {name:?} is declared twice");
         }
         let surfaces = self.surfaces();
-        let named = surfaces
+        let deciding = surfaces
             .iter()
             .map(|surface| (surface.metric.as_str(), surface.metric_type));
         let always = [
             ("comment", MetricType::Comment),
             ("demonstration", MetricType::Demonstration),
         ];
-        for (name, metric_type) in named.chain(always) {
+        for (name, metric_type) in deciding.chain(always) {
             match metrics.iter().find(|metric| metric.name == name) {
                 Some(metric) => anyhow::ensure!(
                     metric.metric_type == metric_type,
@@ -135,14 +139,14 @@ impl Options {
         Ok(metrics)
     }
 
-    /// How each surface scores. Refuses a reward expression that cannot be computed.
+    /// The rules of all surfaces. Refuses invalid reward expressions.
     pub fn rules(&self) -> anyhow::Result<Vec<Rule>> {
         let metrics = self.metrics()?;
         let surfaces = self.surfaces().into_iter();
         surfaces.map(|surface| Rule::new(surface, &metrics)).collect()
     }
 
-    /// How `definition` would score in the place of the surface of its name. `metrics` take the place of those of their names.
+    /// The rule if `definition` replaced the surface of its name, and `metrics` those of their names.
     pub fn rule_of(&self, definition: Definition, metrics: &[Metric]) -> anyhow::Result<Rule> {
         let mut options = self.clone();
         options
@@ -155,7 +159,7 @@ impl Options {
         Rule::new(definition, &options.metrics()?)
     }
 
-    /// Refuses values out of range and surfaces that contradict each other.
+    /// Refuses values that are out of range or contradict each other.
     pub fn check(&self) -> anyhow::Result<()> {
         use anyhow::ensure;
         let positive = |value: f64| value.is_finite() && value > 0.0;
@@ -187,11 +191,11 @@ impl Options {
         );
         ensure!(
             self.retention_days <= 36_500,
-            "ingest.retention_days must be at most 36500; 0 keeps for ever"
+            "ingest.retention_days must be at most 36500; 0 keeps forever"
         );
         ensure!(
             self.payload_unnamed_hours <= 876_000,
-            "ingest.payload_unnamed_hours must be at most 876000; 0 keeps for ever"
+            "ingest.payload_unnamed_hours must be at most 876000; 0 keeps forever"
         );
         self.check_requests()?;
         let surfaces = self.surfaces();
@@ -199,7 +203,7 @@ impl Options {
             surface.check()?;
             ensure!(
                 !surfaces[..index].iter().any(|other| other.name == surface.name),
-                "ingest.surface {:?} is there twice",
+                "ingest.surface {:?} is declared twice",
                 surface.name
             );
         }
@@ -226,14 +230,14 @@ impl Options {
         );
         ensure!(
             self.tenant_share_max > 0.0 && self.tenant_share_max < 1.0,
-            "ingest.tenant_share_max must be between 0 and 1, and neither"
+            "ingest.tenant_share_max must be above 0 and below 1"
         );
         ensure!(self.log_failures_max > 0, "ingest.log_failures_max must be at least 1");
         ensure!(
             self.log_probe_seconds > 0.0 && self.log_probe_seconds <= 3600.0,
             "ingest.log_probe_seconds must be above 0 and at most 3600"
         );
-        // A request that can never be admitted would be told to come again for ever.
+        // Otherwise a request could get 429 forever.
         let needed = (self.request_bytes_max + REQUEST_BYTES) as f64 / self.tenant_share_max;
         ensure!(
             self.in_flight_bytes_max as f64 >= needed.ceil(),
@@ -249,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_in_order() {
+    fn the_defaults_are_valid() {
         Options::default().check().unwrap();
         let names: Vec<_> = Options::default()
             .surfaces()
@@ -296,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_can_be_tried_in_the_place_of_its_surface() {
+    fn a_definition_can_replace_its_surface() {
         let kept = Definition {
             reward: Some("kept".to_owned()),
             ..Definition::completion()

@@ -1,11 +1,14 @@
-//! Payloads: what is too large for a record, in an object store that producers, ingest and readers share. A record names one by
-//! the BLAKE3 of its bytes, their number and what they are; whatever is read is held against both.
+//! Payloads: bytes that are too large for a record, in an object store that producers, ingest and readers share.
+//!
+//! A record refers to a payload by BLAKE3 digest, size and media type. Readers check digest and size.
 //!
 //! ```text
-//! payload/{tenant}/{digest}     {tenant}: BLAKE3 of the tenant's name, so that no tenant reads another's by its digest
+//! payload/{tenant}/{digest}     {tenant}: BLAKE3 of the tenant's name
 //! ```
-//! Payloads are there before the record that names them. Apart from the policy store on purpose: every replica of the fleet
-//! reads that one, and contexts are users' text. Which generation refers to what is in the table `payload_reference`.
+//! The tenant is part of the key so that no tenant can read another's payload by its digest. Payloads are
+//! uploaded before the record that refers to them. They are not in the policy store, which every replica
+//! of the fleet can read, because contexts are user text. The table `payload_reference` lists which
+//! generation refers to which payload.
 
 mod experts;
 #[cfg(test)]
@@ -21,42 +24,66 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _, PutPayload};
 use time::OffsetDateTime;
 
-use crate::event::{PAYLOAD_BYTES_MAX, PayloadRef};
+use crate::event::PAYLOAD_BYTES_MAX;
 
+pub use crate::event::{EXPERTS, PayloadRef, TOKEN_IDS};
 pub use experts::{Experts, Malformed};
-
-/// Token ids, u32 little-endian.
-pub const TOKEN_IDS: &str = "application/vnd.springtide.token-ids";
-/// [`Experts`].
-pub const EXPERTS: &str = "application/vnd.springtide.experts";
 
 const FOLDER: &str = "payload";
 
-/// Why a payload is not to be had.
+/// Why a payload could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("ingest.payload_store is {url:?}: {reason}")]
     Url { url: String, reason: String },
     #[error("it is not in the store")]
     Missing,
-    #[error("what is in the store is not it: {0}")]
+    #[error("the store has other bytes under its name: {0}")]
     Differs(String),
-    /// Says nothing about the payload; asking again may help.
+    /// The store failed. A retry may help.
     #[error("{action} a payload: {why}")]
-    Away {
+    Unavailable {
         action: &'static str,
-        /// Not a `source`: its words have those of all errors behind it, which a chain would repeat.
+        /// Not a `source`, because its text already includes all causes.
         why: object_store::Error,
     },
 }
 
-/// A payload as the store lists it.
+/// The name of a payload in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    /// BLAKE3 of the tenant's name.
+    tenant: [u8; 32],
+    pub digest: [u8; 32],
+}
+
+impl Key {
+    pub(crate) fn new(tenant: &str, digest: [u8; 32]) -> Self {
+        Self {
+            tenant: *blake3::hash(tenant.as_bytes()).as_bytes(),
+            digest,
+        }
+    }
+
+    fn path(&self) -> Path {
+        Path::from_iter([FOLDER.to_owned(), hex::encode(self.tenant), hex::encode(self.digest)])
+    }
+
+    /// `None` if the object is not a payload.
+    fn parse(path: &Path) -> Option<Self> {
+        let mut parts = path.parts().skip(1);
+        let mut hash = || hex::decode(parts.next()?.as_ref()).ok()?.try_into().ok();
+        let (tenant, digest) = (hash()?, hash()?);
+        let key = Self { tenant, digest };
+        (key.path() == *path).then_some(key)
+    }
+}
+
+/// A payload in a listing of the store.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Object {
-    /// [`tenant_hash`].
-    pub tenant: [u8; 32],
-    pub digest: [u8; 32],
-    /// Written last.
+    pub key: Key,
+    /// The last upload.
     pub written_at: OffsetDateTime,
 }
 
@@ -67,8 +94,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens `file://<path>` (the folder is created) or, with the feature `s3`, `s3://<bucket>/<prefix>` with the credentials of
-    /// the usual `AWS_*` variables.
+    /// Opens `file://<path>` (the folder is created) or `s3://<bucket>/<prefix>` with the
+    /// credentials of the usual `AWS_*` variables.
     pub fn open(url: &str) -> Result<Self, Error> {
         let refuse = |reason: String| Error::Url {
             url: url.to_owned(),
@@ -82,26 +109,29 @@ impl Store {
                 Arc::new(folder.with_fsync(true))
             }
             Some(("s3", rest)) => bucket(url, rest).map_err(refuse)?,
-            _ => return Err(refuse("file://<path> and s3://<bucket>/<prefix> are known".to_owned())),
+            _ => return Err(refuse("use file://<path> or s3://<bucket>/<prefix>".to_owned())),
         };
         Ok(Self { backend })
     }
 
-    /// Writes bytes under the name of their content. Repeating it is harmless, and renews their age.
+    /// Writes bytes under their digest. Idempotent. Renews the payload's age.
     pub async fn put(&self, tenant: &str, bytes: Bytes, media_type: &str) -> Result<PayloadRef, Error> {
         let payload = PayloadRef::of(&bytes, media_type);
         let payload_bytes = PutPayload::from(bytes);
-        let written = self.backend.put(&key(tenant, &payload.digest), payload_bytes).await;
-        written.map_err(away("write"))?;
+        let written = self
+            .backend
+            .put(&Key::new(tenant, payload.digest).path(), payload_bytes)
+            .await;
+        written.map_err(failed_to("write"))?;
         Ok(payload)
     }
 
-    /// Reads a payload; its size and digest are verified.
+    /// Reads a payload and checks its size and digest.
     pub async fn get(&self, tenant: &str, payload: &PayloadRef) -> Result<Bytes, Error> {
-        let found = self.backend.get(&key(tenant, &payload.digest)).await;
-        let found = found.map_err(away("read"))?;
-        fits(found.meta.size, payload)?;
-        let bytes = found.bytes().await.map_err(away("read"))?;
+        let found = self.backend.get(&Key::new(tenant, payload.digest).path()).await;
+        let found = found.map_err(failed_to("read"))?;
+        check_size(found.meta.size, payload)?;
+        let bytes = found.bytes().await.map_err(failed_to("read"))?;
         let digest = blake3::hash(&bytes);
         if digest.as_bytes() != &payload.digest {
             return Err(Error::Differs(format!("its digest is {digest}")));
@@ -109,74 +139,49 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Whether a payload of this size is there, without reading it.
-    pub async fn look(&self, tenant: &str, payload: &PayloadRef) -> Result<(), Error> {
-        let found = self.backend.head(&key(tenant, &payload.digest)).await;
-        fits(found.map_err(away("look for"))?.size, payload)
+    /// Checks that a payload of this size exists, without reading it.
+    pub async fn check_exists(&self, tenant: &str, payload: &PayloadRef) -> Result<(), Error> {
+        let found = self.backend.head(&Key::new(tenant, payload.digest).path()).await;
+        check_size(found.map_err(failed_to("find"))?.size, payload)
     }
 
-    /// Deletes what nothing refers to; it is no error when it is not there.
-    pub(crate) async fn delete(&self, tenant: &str, digest: &[u8; 32]) -> Result<(), Error> {
-        self.delete_at(&key(tenant, digest)).await
-    }
-
-    /// When a payload was written last; `None`: it is not there.
-    pub(crate) async fn written_at(&self, tenant: &str, digest: &[u8; 32]) -> Result<Option<OffsetDateTime>, Error> {
-        match self.backend.head(&key(tenant, digest)).await {
-            Ok(found) => Ok(Some(written_at(&found))),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(source) => Err(away("look for")(source)),
+    /// Deletes a payload. Succeeds if it does not exist.
+    pub(crate) async fn delete(&self, key: &Key) -> Result<(), Error> {
+        match self.backend.delete(&key.path()).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(failed_to("delete")(error)),
         }
     }
 
-    /// Every payload of every tenant; objects with other names are passed over.
+    /// The last upload of a payload. `None` if it does not exist. Some stores return seconds here, but list
+    /// milliseconds.
+    pub(crate) async fn written_at(&self, key: &Key) -> Result<Option<OffsetDateTime>, Error> {
+        match self.backend.head(&key.path()).await {
+            Ok(found) => Ok(Some(written_at(&found))),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(failed_to("find")(error)),
+        }
+    }
+
+    /// Lists the payloads of all tenants. Skips objects with other names.
     pub(crate) fn objects(&self) -> impl Stream<Item = Result<Object, Error>> {
         let found = self.backend.list(Some(&Path::from(FOLDER)));
-        found.map_err(away("list")).try_filter_map(|meta| {
-            let object = named(&meta.location).map(|(tenant, digest)| Object {
-                tenant,
-                digest,
+        found.map_err(failed_to("list")).try_filter_map(|meta| {
+            let object = Key::parse(&meta.location).map(|key| Object {
+                key,
                 written_at: written_at(&meta),
             });
             std::future::ready(Ok(object))
         })
     }
-
-    /// Whether a listed payload is there still and was not written again since `moment`. Asked like this because a store may tell
-    /// milliseconds when it lists and seconds when it is asked for one.
-    pub(crate) async fn is_older(&self, object: &Object, moment: OffsetDateTime) -> Result<bool, Error> {
-        match self.backend.head(&key_of(&object.tenant, &object.digest)).await {
-            Ok(found) => Ok(written_at(&found) < moment),
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
-            Err(source) => Err(away("look for")(source)),
-        }
-    }
-
-    /// Deletes a listed payload; it is no error when it is not there.
-    pub(crate) async fn remove(&self, object: &Object) -> Result<(), Error> {
-        self.delete_at(&key_of(&object.tenant, &object.digest)).await
-    }
-
-    async fn delete_at(&self, key: &Path) -> Result<(), Error> {
-        match self.backend.delete(key).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(source) => Err(away("delete")(source)),
-        }
-    }
 }
 
-#[cfg(feature = "s3")]
 fn bucket(url: &str, rest: &str) -> Result<Arc<dyn ObjectStore>, String> {
     let bucket = object_store::aws::AmazonS3Builder::from_env().with_url(url).build();
     let bucket = bucket.map_err(|error| error.to_string())?;
     let prefix = rest.split_once('/').map_or("", |(_, prefix)| prefix);
     let prefix = Path::parse(prefix).map_err(|error| error.to_string())?;
     Ok(Arc::new(object_store::prefix::PrefixStore::new(bucket, prefix)))
-}
-
-#[cfg(not(feature = "s3"))]
-fn bucket(_url: &str, _rest: &str) -> Result<Arc<dyn ObjectStore>, String> {
-    Err("this build has no S3 (feature `s3`)".to_owned())
 }
 
 /// The token ids of a payload of type [`TOKEN_IDS`].
@@ -186,12 +191,12 @@ pub fn token_ids(bytes: &[u8]) -> Option<Vec<u32>> {
         .then(|| ids.iter().map(|id| u32::from_le_bytes(*id)).collect())
 }
 
-/// The bytes of a payload of type [`TOKEN_IDS`]; also what the hash of a shared prefix is taken over.
+/// The bytes of a payload of type [`TOKEN_IDS`]. The hash of a shared prefix covers the same bytes.
 pub fn token_bytes(ids: &[u32]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.to_le_bytes()).collect()
 }
 
-fn fits(size: u64, payload: &PayloadRef) -> Result<(), Error> {
+fn check_size(size: u64, payload: &PayloadRef) -> Result<(), Error> {
     if size == payload.size_bytes && size <= PAYLOAD_BYTES_MAX {
         return Ok(());
     }
@@ -199,40 +204,14 @@ fn fits(size: u64, payload: &PayloadRef) -> Result<(), Error> {
     Err(Error::Differs(format!("it has {size} bytes, not {wanted}")))
 }
 
-/// What stands for a tenant in a key.
-pub(crate) fn tenant_hash(tenant: &str) -> [u8; 32] {
-    *blake3::hash(tenant.as_bytes()).as_bytes()
-}
-
-fn key(tenant: &str, digest: &[u8; 32]) -> Path {
-    key_of(&tenant_hash(tenant), digest)
-}
-
-fn key_of(tenant: &[u8; 32], digest: &[u8; 32]) -> Path {
-    Path::from_iter([FOLDER.to_owned(), hex::encode(tenant), hex::encode(digest)])
-}
-
-/// Tenant and digest of a key; `None`: it is none.
-fn named(key: &Path) -> Option<([u8; 32], [u8; 32])> {
-    let mut parts = key.parts();
-    let folder = parts.next()?;
-    let mut next = || {
-        let part = parts.next()?;
-        let bytes = hex::decode(part.as_ref()).ok()?;
-        bytes.try_into().ok()
-    };
-    let (tenant, digest) = (next()?, next()?);
-    (folder.as_ref() == FOLDER && key_of(&tenant, &digest) == *key).then_some((tenant, digest))
-}
-
 fn written_at(meta: &ObjectMeta) -> OffsetDateTime {
     let nanoseconds = meta.last_modified.timestamp_nanos_opt().map_or(0, i128::from);
     OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
-fn away(action: &'static str) -> impl Fn(object_store::Error) -> Error {
+fn failed_to(action: &'static str) -> impl Fn(object_store::Error) -> Error {
     move |why| match why {
         object_store::Error::NotFound { .. } => Error::Missing,
-        why => Error::Away { action, why },
+        why => Error::Unavailable { action, why },
     }
 }

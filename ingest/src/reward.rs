@@ -1,5 +1,5 @@
-//! How a surface turns signals into a reward, and up to which moment they count: pure. Storing definitions is next door, in
-//! [`stored`]; when a trajectory closes is the closer's business.
+//! Computes the reward of a trajectory from its signals, and until when signals count. Pure functions,
+//! except for [`stored`], which stores the definitions.
 
 mod expression;
 mod metric;
@@ -14,19 +14,20 @@ pub use metric::{Level, Metric, MetricType, Optimize};
 
 use crate::event::{Purpose, Value, to_microseconds};
 
-/// A surface: what decides, what it is worth, how long one waits for it. Stored as JSON in `reward_definition`.
+/// A surface: which metric decides, what its values are worth, and the horizon. Stored as JSON in
+/// `reward_definition`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Definition {
     /// The surface.
     pub name: String,
-    /// The metric whose feedback decides; beside `reward`, whose feedback closes where `close_on_feedback`. Default: accept.
+    /// The metric whose feedback decides. With `reward`, it only decides for `close_on_feedback`. Default: accept.
     #[serde(default = "accept_metric")]
     pub metric: String,
     /// `boolean` or `float`. Default: boolean.
     #[serde(default = "boolean")]
     pub metric_type: MetricType,
-    /// How long after a generation its feedback counts, seconds.
+    /// How long after a generation feedback counts, seconds.
     pub horizon_seconds: f64,
     /// Reward of a true. Default: 0.75.
     #[serde(default = "three_quarters")]
@@ -34,19 +35,19 @@ pub struct Definition {
     /// Reward of a false. Default: −0.25.
     #[serde(default = "minus_one_quarter")]
     pub reject: f64,
-    /// Reward of a declined generation. Absent: declining is no signal, feedback decides.
+    /// Reward of a declined generation. Absent: feedback decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decline: Option<f64>,
-    /// A CEL expression over all metrics that alone decides, instead of `accept`, `reject` and `decline`
-    /// ([`Expression`] says what it can name). Default: none.
+    /// A CEL expression over all metrics ([`Expression`]) that replaces `accept`, `reject` and `decline`.
+    /// Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<String>,
-    /// Close when the episode ends instead of waiting for the horizon; feedback given after the end does not count. For
-    /// harnesses that know when they are done. Default: false.
+    /// Close when the episode ends instead of at the horizon. Later feedback does not count. For harnesses
+    /// that know when they are done. Default: false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub close_on_episode_end: bool,
-    /// Close as soon as the deciding feedback is there instead of waiting for the horizon. Where users give feedback this
-    /// would favour the fast ones; for graders it saves the wait. Default: false.
+    /// Close when the deciding feedback arrives instead of at the horizon. Useful for graders. With users it
+    /// would favor fast feedback. Default: false.
     #[serde(default)]
     pub close_on_feedback: bool,
 }
@@ -65,7 +66,7 @@ fn minus_one_quarter() -> f64 {
 }
 
 impl Definition {
-    /// A code completion: shown, then taken or not within 3 seconds.
+    /// A code completion, which users accept or reject within 3 seconds.
     pub fn completion() -> Self {
         Self {
             name: "completion".to_owned(),
@@ -81,7 +82,7 @@ impl Definition {
         }
     }
 
-    /// A rollout: a grader's float is the reward.
+    /// A rollout. A grader's float is the reward.
     pub fn rollout() -> Self {
         Self {
             name: "rollout".to_owned(),
@@ -109,7 +110,7 @@ impl Definition {
         );
         anyhow::ensure!(
             matches!(self.metric_type, MetricType::Boolean | MetricType::Float),
-            "ingest.surface {name:?}: metric_type must be boolean or float; a {} has no worth",
+            "ingest.surface {name:?}: metric_type must be boolean or float; a {} has no reward",
             self.metric_type.as_str()
         );
         for value in [self.accept, self.reject, self.decline.unwrap_or(0.0)] {
@@ -118,7 +119,8 @@ impl Definition {
         Ok(())
     }
 
-    fn worth(&self, value: &Value) -> Option<(f64, &'static str)> {
+    /// The reward of a feedback value, and what decided.
+    fn reward_of(&self, value: &Value) -> Option<(f64, &'static str)> {
         match (self.metric_type, value) {
             (MetricType::Boolean, Value::Bool(true)) => Some((self.accept, "accept")),
             (MetricType::Boolean, Value::Bool(false)) => Some((self.reject, "reject")),
@@ -128,7 +130,7 @@ impl Definition {
     }
 }
 
-/// A definition that is ready to score.
+/// A definition with its compiled expression.
 #[derive(Debug, Clone)]
 pub struct Rule {
     pub definition: Definition,
@@ -136,7 +138,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// `metrics`: all that there are. Refuses an expression that cannot be read or computed.
+    /// `metrics` are all metrics of the configuration. Refuses an invalid expression.
     pub fn new(definition: Definition, metrics: &[Metric]) -> anyhow::Result<Self> {
         use anyhow::Context;
         let expression = definition.reward.as_deref();
@@ -160,19 +162,19 @@ pub struct Closing {
     pub purpose: Purpose,
     pub declined: bool,
     pub consent: bool,
-    /// Absent: the surface did not say.
+    /// Absent: unknown.
     pub shown: Option<bool>,
-    /// Sampled ones.
+    /// Number of sampled tokens.
     pub tokens: u32,
     pub finish_reason: String,
-    /// Event time from which on the horizon counts.
+    /// Event time at which the horizon starts.
     pub starts_at: OffsetDateTime,
     /// Event time at which the episode ended, if it did.
     pub ended_at: Option<OffsetDateTime>,
 }
 
 impl Closing {
-    /// One that expressions are tried on.
+    /// An example on which expressions are tested.
     pub(crate) fn example() -> Self {
         Self {
             purpose: Purpose::Production,
@@ -186,8 +188,8 @@ impl Closing {
         }
     }
 
-    /// Event time after which nothing counts: the end of the horizon, or what ends it sooner by the rule. Without a rule there
-    /// is nothing to wait for.
+    /// Event time after which no signal counts: the end of the horizon, or an earlier end by the rule. Without a
+    /// rule, there is no horizon.
     pub fn closes_at(&self, rule: Option<&Rule>, signals: &[Signal]) -> OffsetDateTime {
         let Some(definition) = rule.map(|rule| &rule.definition) else {
             return self.starts_at;
@@ -204,31 +206,31 @@ impl Closing {
     }
 }
 
-/// From when on the horizon of a generation counts: once its last token was sampled. A producer whose clock is behind the one
-/// that made the id does not shorten it.
+/// When the horizon of a generation starts: after its last token. The time of its id is a lower bound, so a
+/// producer whose clock is behind does not shorten the horizon.
 pub fn starts_at(sampled_at: OffsetDateTime, finished_at: OffsetDateTime) -> OffsetDateTime {
     sampled_at.max(finished_at)
 }
 
-/// One feedback about it.
+/// A feedback event about the generation.
 #[derive(Debug, Clone)]
 pub struct Signal {
     pub id: Uuid,
     pub metric: String,
     pub value: Value,
     pub given_at: OffsetDateTime,
-    /// Event time at which it was first taken back, if it was.
+    /// Event time of its first retraction, if any.
     pub retracted_at: Option<OffsetDateTime>,
 }
 
-/// What a closed trajectory is.
+/// The result of a trajectory.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     Rewarded {
         reward: f64,
         /// What decided: `accept`, `reject`, `decline`, `value`, `expression`.
         signal: &'static str,
-        /// Event time of the deciding feedback; of an expression, of the last one that it reads.
+        /// Event time of the deciding feedback. For an expression: of the last feedback that it reads.
         feedback_at: Option<OffsetDateTime>,
     },
     Censored {
@@ -236,9 +238,11 @@ pub enum Outcome {
     },
 }
 
-/// Consent first, then purpose, then a decline; then the first feedback by event time (by id where two are equal) that
-/// was given within the horizon and not taken back within it; or, of all that, what the expression makes of it. What
-/// happened after the horizon does not count, however early it was stored.
+/// Scores a trajectory. Events after the horizon do not count, even if they were stored early.
+///
+/// Checks consent first, then purpose, then a decline. Then the first feedback decides that was given within
+/// the horizon and not retracted within it, in the order of event time and id. An expression replaces the
+/// last two steps.
 pub fn score(rule: Option<&Rule>, closing: &Closing, signals: &[Signal]) -> Outcome {
     let censored = |code| Outcome::Censored { code };
     if !closing.consent {
@@ -252,21 +256,21 @@ pub fn score(rule: Option<&Rule>, closing: &Closing, signals: &[Signal]) -> Outc
     };
     let definition = &rule.definition;
     let closes_at = closing.closes_at(Some(rule), signals);
-    let (retracted, mut standing): (Vec<&Signal>, Vec<&Signal>) = signals
+    let (retracted, mut counting): (Vec<&Signal>, Vec<&Signal>) = signals
         .iter()
         .filter(|signal| rule.reads(&signal.metric) && signal.given_at <= closes_at)
         .partition(|signal| signal.retracted_at.is_some_and(|at| at <= closes_at));
-    standing.sort_by_key(|signal| (signal.given_at, signal.id));
+    counting.sort_by_key(|signal| (signal.given_at, signal.id));
     let rewarded = match &rule.expression {
-        Some(expression) => match expression.reward(closing, &standing) {
-            Ok(reward) => reward.map(|reward| (reward, "expression", standing.last().map(|signal| signal.given_at))),
-            // What it could not compute may quote what a user wrote, so it is not logged: the code is counted.
+        Some(expression) => match expression.reward(closing, &counting) {
+            Ok(reward) => reward.map(|reward| (reward, "expression", counting.last().map(|signal| signal.given_at))),
+            // Not logged, because the error may quote user text. The metric counts the code.
             Err(_) => return censored("reward_error"),
         },
         None => match (closing.declined, definition.decline) {
             (true, Some(reward)) => Some((reward, "decline", None)),
-            _ => standing.iter().find_map(|signal| {
-                let (reward, name) = definition.worth(&signal.value)?;
+            _ => counting.iter().find_map(|signal| {
+                let (reward, name) = definition.reward_of(&signal.value)?;
                 Some((reward, name, Some(signal.given_at)))
             }),
         },

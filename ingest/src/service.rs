@@ -1,4 +1,4 @@
-//! All of ingest as one service: entrance, sink, closer, sweep and partitions, stopped together.
+//! Runs the parts of ingest together: API, sink, closer and upkeep. If one fails, all stop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,23 +14,26 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::Api;
-use crate::closer::{Closer, Unscored};
-use crate::entrance::Entrance;
-use crate::kafka::{self, ClientOptions};
-use crate::lag::Lag;
+use crate::close::closer::Closer;
+use crate::close::unscored::Unscored;
+use crate::entry::api::Api;
+use crate::entry::destination::Destination;
 use crate::log::Producer;
+use crate::log::kafka::{self, ClientOptions};
 use crate::options::Options;
-use crate::orphan::Sweep;
-use crate::partition;
 use crate::payload;
-use crate::retention::{self, Retention, Room, Unnamed};
 use crate::reward::stored;
-use crate::rules::Rules;
-use crate::sink::{self, Sink};
+use crate::rows::offset::{self, EventLog};
+use crate::rows::sink::Sink;
+use crate::upkeep::lag::Lag;
+use crate::upkeep::orphan::OrphanSweep;
+use crate::upkeep::partition;
+use crate::upkeep::retention::{self, Retention, Room};
+use crate::upkeep::unreferenced::UnreferencedSweep;
+use crate::validator::Validator;
 
-/// Runs ingest until `shutdown`: `extra` is served beside its own routes. Returns early, with the reason, when going on
-/// would lose or double events.
+/// Runs ingest until `shutdown`. Serves `extra` beside its own routes. Fails early if continuing could lose
+/// or duplicate events.
 pub async fn run(
     options: Options,
     kafka: ClientOptions,
@@ -42,22 +45,21 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     options.check()?;
     kafka::ensure_topics(&kafka, options.partitions).await?;
-    let names = kafka.topics();
-    let topics = vec![names.generation, names.feedback];
-    let cluster_id = enter_log(&options, &kafka, &pool, &topics).await?;
+    let log = register_log(&options, &kafka, &pool).await?;
     partition::ensure(&pool, OffsetDateTime::now_utc()).await?;
     let surfaces = Arc::new(stored::store(&pool, options.rules()?).await?);
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
-    let rules = Arc::new(Rules::new(options.metrics()?, skew));
-    rules.keep_from(retention::horizon(&pool).await.context("read the horizon")?);
+    let validator = Arc::new(Validator::new(options.metrics()?, skew));
+    let horizon = retention::horizon(&pool).await.context("read the retention horizon")?;
+    validator.reject_before(horizon);
     let producer = Producer::new(&kafka).context("create producer")?;
     let payloads = options.payload_store.as_deref().map(payload::Store::open).transpose()?;
+    let room = Arc::new(Room::default());
 
     let stop = shutdown.child_token();
     let mut parts: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    let entrance = Entrance::Log(producer.clone());
-    let room = Arc::new(Room::default());
-    let api = Api::new(&options, Some(pool.clone()), entrance, rules.clone())
+    let destination = Destination::Log(producer.clone());
+    let api = Api::new(&options, Some(pool.clone()), destination, validator.clone())
         .with_payloads(payloads.clone())
         .with_room(room.clone());
     let router = api.router(&auth).merge(extra);
@@ -65,8 +67,7 @@ pub async fn run(
     let lag = Lag {
         pool: pool.clone(),
         kafka: kafka.clone(),
-        cluster_id: cluster_id.clone(),
-        topics: topics.clone(),
+        log: log.clone(),
         shutdown: stop.clone(),
     };
     parts.spawn(lag.run());
@@ -74,9 +75,9 @@ pub async fn run(
         pool: pool.clone(),
         producer: producer.clone(),
         kafka,
-        cluster_id: cluster_id.clone(),
+        cluster_id: log.cluster_id.clone(),
         surfaces: surfaces.clone(),
-        rules: rules.clone(),
+        validator: validator.clone(),
         batch_records_max: options.batch_records_max,
         batch_wait: Duration::from_millis(options.batch_wait_ms),
         writers: options.writers,
@@ -86,43 +87,40 @@ pub async fn run(
     parts.spawn(sink.run());
     let closer = Closer {
         pool: pool.clone(),
-        cluster_id: cluster_id.clone(),
-        topics: topics.clone(),
+        log: log.clone(),
         surfaces,
         grace: time::Duration::seconds_f64(options.close_grace_seconds),
         unscored: Unscored::new(options.unscored_share_max),
         shutdown: stop.clone(),
     };
     parts.spawn(until_stopped(closer.run()));
-    let sweep = Sweep {
+    let orphans = OrphanSweep {
         pool: pool.clone(),
         producer: producer.clone(),
         ttl: time::Duration::seconds_f64(options.orphan_ttl_seconds),
         shutdown: stop.clone(),
     };
-    parts.spawn(until_stopped(sweep.run()));
+    parts.spawn(until_stopped(orphans.run()));
     parts.spawn(until_stopped(partition::run(pool.clone(), stop.clone())));
-    let unnamed_hours = i64::from(options.payload_unnamed_hours);
-    if let Some(payloads) = payloads.clone().filter(|_| unnamed_hours > 0) {
-        let unnamed = Unnamed {
+    let ttl = time::Duration::hours(options.payload_unnamed_hours.into());
+    if let Some(payloads) = payloads.clone().filter(|_| !ttl.is_zero()) {
+        let unreferenced = UnreferencedSweep {
             pool: pool.clone(),
             payloads,
-            cluster_id: cluster_id.clone(),
-            topics: topics.clone(),
-            keep: time::Duration::hours(unnamed_hours),
+            log: log.clone(),
+            ttl,
             shutdown: stop.clone(),
         };
-        parts.spawn(until_stopped(unnamed.run()));
+        parts.spawn(until_stopped(unreferenced.run()));
     }
-    let days = i64::from(options.retention_days);
+    let age_max = time::Duration::days(options.retention_days.into());
     let retention = Retention {
         pool,
-        keep: (days > 0).then(|| time::Duration::days(days)),
+        age_max: Some(age_max).filter(|age_max| !age_max.is_zero()),
         disk_bytes_max: Some(options.disk_bytes_max).filter(|max| *max > 0),
         payloads,
-        cluster_id,
-        topics,
-        rules,
+        log,
+        validator,
         room,
         shutdown: stop.clone(),
     };
@@ -135,19 +133,19 @@ pub async fn run(
     result
 }
 
-/// A part that only ever ends because it was asked to.
+/// A part that only ends at the shutdown.
 pub(crate) async fn until_stopped(part: impl Future<Output = ()>) -> anyhow::Result<()> {
     part.await;
     Ok(())
 }
 
-/// Waits for all parts; the first that fails or ends early stops the others.
+/// Waits for all parts. The first that fails or ends early stops the others.
 pub(crate) async fn join(parts: &mut JoinSet<anyhow::Result<()>>, stop: &CancellationToken) -> anyhow::Result<()> {
     let mut result = Ok(());
     while let Some(ended) = parts.join_next().await {
         let early = !stop.is_cancelled();
         let ended = match ended.context("a part of ingest panicked") {
-            Ok(Ok(())) if early => Err(anyhow::anyhow!("a part of ingest ended by itself")),
+            Ok(Ok(())) if early => Err(anyhow::anyhow!("a part of ingest ended unexpectedly")),
             Ok(ended) => ended,
             Err(error) => Err(error),
         };
@@ -157,37 +155,36 @@ pub(crate) async fn join(parts: &mut JoinSet<anyhow::Result<()>>, stop: &Cancell
     result
 }
 
-/// Checks that the broker's log is the one that the tables were filled from, and registers its partitions.
-async fn enter_log(
-    options: &Options,
-    client: &ClientOptions,
-    pool: &PgPool,
-    topics: &[String],
-) -> anyhow::Result<String> {
-    let (asked, wanted) = (client.clone(), topics.to_vec());
-    let look = move || -> anyhow::Result<_> {
-        let cluster_id = kafka::cluster_id(&asked)?;
-        let consumer: BaseConsumer = asked.config(&[]).create().context("create client")?;
-        let mut all = BTreeMap::new();
-        for topic in wanted {
-            for (partition, first) in kafka::partitions(consumer.client(), &topic)? {
-                all.insert((topic.clone(), partition), first);
+/// Checks that the tables were filled from this log, and registers its partitions.
+async fn register_log(options: &Options, client: &ClientOptions, pool: &PgPool) -> anyhow::Result<EventLog> {
+    let names = client.topics();
+    let topics = vec![names.generation, names.feedback];
+    let client_options = client.clone();
+    let look_up = move || -> anyhow::Result<_> {
+        let cluster_id = kafka::cluster_id(&client_options)?;
+        let consumer: BaseConsumer = client_options.config(&[]).create().context("create client")?;
+        let mut partitions = BTreeMap::new();
+        for topic in &topics {
+            for (partition, first) in kafka::partitions(consumer.client(), topic)? {
+                partitions.insert((topic.clone(), partition), first);
             }
         }
-        Ok((cluster_id, all))
+        Ok((EventLog { cluster_id, topics }, partitions))
     };
-    let (cluster_id, partitions) = tokio::task::spawn_blocking(look).await.context("join")??;
-    let other = sink::other_cluster(pool, &cluster_id, topics)
-        .await
-        .context("read offsets")?;
+    let (log, partitions) = tokio::task::spawn_blocking(look_up).await.context("join")??;
+    let other = offset::other_cluster(pool, &log).await.context("read offsets")?;
     if let Some(other) = other {
         if !options.accept_other_log {
-            return Err(kafka::another_log(client, &other, &cluster_id));
+            return Err(kafka::another_log(client, &other, &log.cluster_id));
         }
-        tracing::error!(from = other, to = cluster_id, "another cluster, going on as configured");
+        tracing::error!(
+            from = other,
+            to = log.cluster_id,
+            "another cluster, continuing as configured"
+        );
     }
-    sink::register(pool, &cluster_id, &partitions)
+    offset::register(pool, &log.cluster_id, &partitions)
         .await
         .context("register partitions")?;
-    Ok(cluster_id)
+    Ok(log)
 }

@@ -1,6 +1,6 @@
 """Chat templates as transformers renders them, and two small tokenizers that they are encoded with.
 
-Run by scripts/golden.sh. Writes policy/tests/golden/chat/: templates/NAME.jinja, cases.json, byte_level.json, byte_fallback.json.
+Run by scripts/golden.sh. Writes policy/text/tests/golden/chat/: templates/NAME.jinja, cases.json, byte_level.json, byte_fallback.json.
 The templates are our own; together they use what the templates of real models use.
 """
 import datetime

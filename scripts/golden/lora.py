@@ -1,6 +1,6 @@
 """PEFT adapters of the golden `qwen2` (whose weights are f32), with what transformers computes once PEFT has merged them.
 
-Run by scripts/golden.sh after models.py. Writes policy/tests/golden/qwen2/NAME/.
+Run by scripts/golden.sh after models.py. Writes policy/model/tests/golden/qwen2/NAME/.
 """
 import json
 import pathlib

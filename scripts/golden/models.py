@@ -1,6 +1,6 @@
 """Small random models of every architecture, as Hugging Face folders, with what transformers computes from them.
 
-Run by scripts/golden.sh. Writes policy/tests/golden/ARCHITECTURE/ and the README.md beside them.
+Run by scripts/golden.sh. Writes policy/model/tests/golden/ARCHITECTURE/ and the README.md beside them.
 """
 import dataclasses
 import hashlib
@@ -392,14 +392,14 @@ for DeepSeek-V3; greedy: nats).
 `qwen2/adapter/` and `qwen2/adapter_rslora/` (`scripts/golden/lora.py`): LoRA adapters as PEFT saves them, with B not zero; in their
 `expected.safetensors` `ids`, `logits_f32` and `logprobs_f32` of the model that PEFT has merged them into.
 
-`chat/` (`scripts/golden/chat.py`): chat templates of our own that use what those of real models use, `cases.json` with what `apply_chat_template` makes
+`policy/text/tests/golden/chat/` (`scripts/golden/chat.py`): chat templates of our own that use what those of real models use, `cases.json` with what `apply_chat_template` makes
 of them (text, or the error; ids and the mask of what the assistant wrote), and two tokenizers of the usual kinds, `byte_level.json` and
 `byte_fallback.json`.
 
 `sampling.json` (`scripts/golden/sampling.py`): what the logits processors for temperature, top-k, top-p, min-p and the repetition penalty make of
 random logits.
 
-`quantised.json` (`scripts/golden/quant.py`): matrices with the fp8 codes that torch 2.11.0 makes of them and the int4 codes and scales of
+`policy/artifact/tests/golden/quantised.json` (`scripts/golden/quant.py`): matrices with the fp8 codes that torch 2.11.0 makes of them and the int4 codes and scales of
 compressed-tensors 0.20.0, for each spec of quantised copies.
 """
 

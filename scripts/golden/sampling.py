@@ -1,7 +1,7 @@
 """What transformers' logits processors make of random logits.
 
-Run by scripts/golden.sh. Writes policy/tests/golden/sampling.json: logits, the ids before, parameters, and the log-probabilities of what is
-kept (null: taken out), in the order of operations that `policy::sampling` documents.
+Run by scripts/golden.sh. Writes policy/model/tests/golden/sampling.json: logits, the ids before, parameters, and the log-probabilities of what is
+kept (null: taken out), in the order of operations that `model::sampling` documents.
 """
 import json
 import pathlib

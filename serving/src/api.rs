@@ -1,23 +1,25 @@
-//! The OpenAI-compatible API of one replica: POST /v1/completions and /v1/chat/completions, GET /v1/models, GET /health.
+//! The OpenAI-compatible API of one replica: `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`,
+//! `GET /health`.
 //!
-//! A request is checked (`ask`), routed, and sampled as one task per choice (`choice`), which ends when the log has
-//! acknowledged the generation; only then does the caller see the final chunk. A caller that goes away cancels its
-//! choices; what was sampled by then is logged as aborted. It neither trains nor releases anything.
+//! A request is checked (`request`), routed, and sampled by one task per choice (`choice`). A task ends when the log has
+//! acknowledged its generation; only then does the caller get the final chunk. If the caller disconnects, its choices
+//! are cancelled, and the tokens sampled so far are logged as aborted.
 
-mod ask;
 mod chat;
 mod choice;
-mod complete;
+mod completions;
+mod detokenize;
 mod experts;
-mod explore;
+mod exploration;
 mod record;
+mod request;
 mod sessions;
 mod stop;
 mod wire;
 
-use crate::engine::Handle;
-use crate::options::ServeOptions;
-use crate::routing::{NoRoute, Routing};
+use crate::engine::{Handle, LoadedVersion};
+use crate::routing::{RouteError, RouteTable};
+use crate::serve::Options;
 use axum::Router;
 use axum::extract::State;
 use axum::routing::{get, post};
@@ -28,12 +30,13 @@ use futures::future::BoxFuture;
 use ingest::event::Event;
 use ingest::log::{self, Producer};
 use ingest::payload::Store as Payloads;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
 pub use sessions::Sessions;
 
-/// Where generations are written down. Resolves when they are safe.
+/// Where generations are logged. Resolves once the event is acknowledged.
 pub trait Log: Send + Sync {
     fn append<'a>(&'a self, event: &'a Event) -> BoxFuture<'a, Result<(), log::Error>>;
 }
@@ -44,18 +47,18 @@ impl Log for Producer {
     }
 }
 
-/// What the handlers share.
+/// Shared by all handlers.
 pub struct Api {
     pub policy: String,
-    pub options: ServeOptions,
+    pub options: Options,
     pub engine: Handle,
-    pub routing: Arc<Routing>,
+    pub routes: Arc<RouteTable>,
     pub log: Arc<dyn Log>,
-    /// Where the experts of a mixture go; none: they are not logged.
+    /// Where the experts of mixture models are logged; `None`: not logged.
     pub payloads: Option<Payloads>,
-    /// What the next turn of a session is compared with.
+    /// The previous turns of sessions.
     pub sessions: Sessions,
-    /// Choices at work; they outlive their caller by one log entry.
+    /// Running choices. A choice outlives its caller until it is logged.
     pub choices: TaskTracker,
 }
 
@@ -66,36 +69,65 @@ impl Api {
     }
 }
 
-/// The routes that need a caller; put them behind `edge::auth`.
+/// The routes that need authentication; put them behind `edge::auth`.
 pub fn router(api: Arc<Api>) -> Router {
     Router::new()
-        .route("/v1/completions", post(complete::completions))
-        .route("/v1/chat/completions", post(complete::chat_completions))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/chat/completions", post(completions::chat_completions))
         .route("/v1/models", get(models))
         .with_state(api)
 }
 
 /// `GET /health`, open to anyone: 200 once a version serves, 503 before.
 pub fn health(api: Arc<Api>) -> Router {
-    Router::new().route("/health", get(health_of)).with_state(api)
+    Router::new().route("/health", get(get_health)).with_state(api)
 }
 
-async fn models(State(api): State<Arc<Api>>, _principal: Principal) -> Json<wire::Models> {
-    Json(wire::models(&api.policy, &api.routing))
-}
-
-async fn health_of(State(api): State<Arc<Api>>) -> Result<Json<wire::Health>, Problem> {
-    if !api.routing.ready() {
-        return Err(no_route(&NoRoute::NotReady(api.policy.clone())));
+/// The policy itself, for which the experiment decides per user, then each loaded version by its aliases and its serial.
+async fn models(State(api): State<Arc<Api>>, _principal: Principal) -> Json<Value> {
+    let model = |id: String, version: Option<&LoadedVersion>| {
+        json!({
+            "id": id,
+            "object": "model",
+            "created": 0,
+            "owned_by": "springtide",
+            "version": version.map(|version| version.serial),
+            "root": version.map(|version| version.root.to_string()),
+            "max_model_len": version.map(|version| version.context),
+        })
+    };
+    let served = api.routes.served();
+    let mut models = Vec::new();
+    if !served.is_empty() {
+        models.push(model(api.policy.clone(), None));
     }
-    Ok(Json(wire::health(&api.options.replica, &api.routing)))
+    for (version, mut names) in served {
+        names.push(version.serial.to_string());
+        let ids = names.iter().map(|name| format!("{}@{name}", api.policy));
+        models.extend(ids.map(|id| model(id, Some(&version))));
+    }
+    Json(json!({"object": "list", "data": models}))
 }
 
-fn no_route(error: &NoRoute) -> Problem {
+async fn get_health(State(api): State<Arc<Api>>) -> Result<Json<Value>, Problem> {
+    if !api.routes.ready() {
+        return Err(no_route(&RouteError::NotReady(api.policy.clone())));
+    }
+    let served = api.routes.served();
+    Ok(Json(json!({
+        "status": "ready",
+        "replica": api.options.replica,
+        "epoch": api.routes.epoch(),
+        "versions": served.iter().map(|(version, _)| version.serial).collect::<Vec<_>>(),
+    })))
+}
+
+fn no_route(error: &RouteError) -> Problem {
     match error {
-        NoRoute::NotReady(_) => Problem::unavailable(error, 1),
-        NoRoute::Unknown { known, .. } => Problem::not_found(error).with("models", known.clone()),
-        NoRoute::NotResident { resident, .. } => Problem::not_found(error).with("models", resident.clone()),
+        RouteError::NotReady(_) => Problem::unavailable(error, 1),
+        RouteError::Unknown { known: models, .. } | RouteError::NotLoaded { loaded: models, .. } => {
+            Problem::not_found(error).with("models", models.clone())
+        }
     }
 }
 

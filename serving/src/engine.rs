@@ -1,30 +1,31 @@
-//! The engine: one thread that answers. Continuous batching over a KV cache per resident version, admission by priority
-//! from a bounded queue, versions installed and retired between decode steps.
+//! The engine: one thread that samples tokens. It batches sequences over one KV cache per loaded version, admits
+//! requests from a bounded priority queue, and installs and retires versions between decode steps.
 //!
-//! It knows token ids and versions, nothing of HTTP, text, the log or who asked. It never chooses a version: a sequence
-//! comes with the version that it was routed to, and finishes on it.
+//! It knows token ids and versions, but no HTTP, text or log. It never chooses a version: each request names the
+//! version it was routed to and finishes on it.
 
+pub mod backend;
 mod batch;
-pub mod model;
+pub mod exact;
 mod queue;
-pub mod resident;
-pub mod templates;
 mod thread;
 
 pub use thread::{Config, Handle, Thread, spawn};
 
-use policy::digest::Digest;
-use policy::router::Routing;
-use policy::sampling;
-use policy::tokenizer::Tokenizer;
+use artifact::digest::Digest;
+use model::router::Routing;
+use model::sampling;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use text::chat::{self, Templates};
+use text::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
 
-/// What everyone may know of a version that can answer. Holding the `Arc` keeps the version resident.
+/// A version that can answer. Holding the `Arc` keeps it loaded.
 #[derive(Debug)]
-pub struct Version {
+pub struct LoadedVersion {
     pub serial: i64,
+    /// Content hash.
     pub root: Digest,
     pub line: String,
     /// Longest prompt and completion together, in tokens.
@@ -33,54 +34,53 @@ pub struct Version {
     pub vocab: u32,
     /// Sampling one of these ends a sequence; the id stays in it.
     pub stop_ids: Vec<u32>,
-    /// Experts that a layer of a mixture has.
+    /// Experts per layer of a mixture-of-experts model.
     pub experts: Option<u16>,
-    /// The id that says "show nothing".
+    /// The token that means "show nothing".
     pub decline_id: Option<u32>,
-    /// None: the version came without one and answers token ids only.
+    /// `None`: the version came without one and answers token ids only.
     pub tokenizer: Option<Tokenizer>,
-    pub templates: templates::Rendering,
+    /// A version whose templates cannot be read still answers plain prompts.
+    pub templates: Result<Arc<Templates>, Arc<chat::Error>>,
 }
 
-/// Who waits for a sequence: production goes before everything else.
+/// Production traffic goes before everything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
+pub enum TrafficClass {
     Production,
-    /// Rollouts and evaluations: they wait, and leave the reserved slots alone.
+    /// Rollouts and evaluations: they wait, and never use the reserved slots.
     Background,
 }
 
 /// One sequence to sample.
 #[derive(Debug)]
-pub struct Request {
-    pub version: Arc<Version>,
+pub struct SampleRequest {
+    pub version: Arc<LoadedVersion>,
     pub prompt: Arc<[u32]>,
-    /// At least 1; prompt and these fit the version's context.
+    /// At least 1; together with the prompt it fits the version's context.
     pub max_tokens: usize,
     pub params: sampling::Params,
-    /// The only source of randomness of this sequence.
+    /// The sequence's only source of randomness.
     pub seed: u64,
-    /// Ends the sequence like the version's own stop ids.
-    pub stop_ids: Vec<u32>,
     /// Never sampled; log-probabilities are of the distribution without it.
     pub suppressed: Option<u32>,
     /// How many of the most probable tokens to report with each sampled one.
     pub top_logprobs: usize,
-    pub class: Class,
+    pub class: TrafficClass,
     /// Within a class: lower goes first.
     pub priority: i32,
-    /// Must hold `max_tokens + 1` events without waiting. Dropping the receiver cancels the sequence.
-    pub events: mpsc::Sender<Event>,
+    /// Capacity of at least `max_tokens + 1`, so the engine never waits. Dropping the receiver cancels the sequence.
+    pub events: mpsc::Sender<SampleEvent>,
     pub submitted: Instant,
 }
 
-/// What a sequence says while it runs. The last event is not a token; a channel that closes without one means that the
-/// engine stopped.
+/// Progress of a sequence. The last event is never a token; a channel that closes without one means that the engine
+/// stopped.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum SampleEvent {
     Token(Token),
     Finished(Finish),
-    /// Pushed out of a full queue by a request of higher priority, before its first token.
+    /// Removed from a full queue by a production request, before its first token.
     Displaced,
     Failed(String),
 }
@@ -93,14 +93,13 @@ pub struct Token {
     pub logprob: f32,
     /// How many ids could have been sampled.
     pub kept: u32,
-    /// Which experts the tokens went to that were read for this one: the prompt's, or the one sampled before. Empty where the
-    /// model has none.
+    /// The experts used for the tokens read before this one: the prompt, or the previous token. Empty for dense models.
     pub routing: Routing,
     /// (id, log-probability at temperature 1), most probable first.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Why the engine stopped sampling.
+/// Why the engine stopped sampling a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
     /// A stop id was sampled; it is the last token.
@@ -108,19 +107,19 @@ pub enum Finish {
     Length,
 }
 
-/// Why a sequence was not taken.
+/// Why the engine did not accept a request or a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum SubmitError {
     #[error("{waiting} sequences wait already")]
     Full { waiting: usize },
     #[error("the engine has stopped")]
     Stopped,
 }
 
-/// A version that now answers.
-pub struct Installed {
-    /// How long the engine did nothing else.
+/// A version that the engine has installed.
+pub struct Installation {
+    /// How long the engine paused for it.
     pub pause: Duration,
-    /// Gives the model back once the version has left, so that its memory is freed on another thread.
-    pub left: oneshot::Receiver<Box<dyn model::Model>>,
+    /// Resolves to the backend once the version has retired, so that another thread frees its memory.
+    pub retired: oneshot::Receiver<Box<dyn backend::Backend>>,
 }

@@ -1,6 +1,11 @@
-//! The fleet: what each replica last said of itself, and where the time of each swap went. It only writes down and shows;
-//! nobody is routed or restarted from here.
+//! The fleet: the latest report of each replica, and the times of each swap to a new version. This API stores and shows
+//! them; it neither routes requests nor restarts replicas. The replica's side is in `reporter`.
 
+mod reporter;
+
+pub use reporter::Reporter;
+
+use crate::database::{page_limit, unavailable};
 use axum::Router;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -13,52 +18,56 @@ use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-/// A replica that said nothing for this long is shown as silent.
+/// A replica without a report for this long is shown as silent.
 const SILENT_SECONDS: i64 = 10;
 /// Largest page of `GET /v1/swaps`.
 const PAGE_MAX: i64 = 1000;
 
-/// What a replica says of itself: `POST /v1/replicas/{id}`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// A replica's report: `POST /v1/replicas/{id}`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub cluster: String,
     pub policy: String,
     /// Where it answers.
     pub address: String,
-    /// The assignment it has applied; 0: none yet.
+    /// The assignment in force; 0: none yet.
     pub epoch: i64,
-    pub resident: Vec<ResidentReport>,
+    pub resident: Vec<ReportedVersion>,
     pub ready: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ResidentReport {
+pub struct ReportedVersion {
     pub version: i64,
+    /// Content hash.
     pub root: String,
     /// Aliases that name it; empty: its last requests are ending.
     pub aliases: Vec<String>,
 }
 
-/// One version that became resident: `POST /v1/swaps`.
+/// One version that a replica loaded: `POST /v1/swaps`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Swap {
+    /// Given by the database.
+    #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
+    pub id: Option<Uuid>,
     pub replica: String,
     pub policy: String,
     pub version: i64,
     pub epoch: i64,
     pub fetch_ms: f64,
-    /// Decode the delta, digest the result.
+    /// Decoding the delta and hashing the result.
     pub verify_ms: f64,
-    /// Build the network beside the serving one.
+    /// Building the model beside the serving one.
     pub stage_ms: f64,
-    /// The engine did nothing else for this long.
+    /// How long the engine paused.
     pub pause_ms: f64,
-    /// Since when users are routed to it; when this is heard, where a replica does not say.
+    /// When users were first routed to it. Default: when the report arrives.
     #[serde(with = "time::serde::rfc3339", default = "OffsetDateTime::now_utc")]
     pub at: OffsetDateTime,
 }
 
-/// The routes; the caller puts them behind `edge::auth`.
+/// The routes; put them behind `edge::auth`.
 pub fn router(pool: PgPool) -> Router {
     Router::new()
         .route("/v1/replicas", get(replicas))
@@ -103,17 +112,22 @@ struct Replicas {
 #[derive(Debug, Serialize)]
 struct ReplicaView {
     id: String,
-    #[serde(flatten)]
-    report: Report,
+    cluster: String,
+    policy: String,
+    address: String,
+    epoch: i64,
+    resident: serde_json::Value,
+    ready: bool,
     #[serde(with = "time::serde::rfc3339")]
     reported_at: OffsetDateTime,
-    /// Said nothing lately; what it said may no longer hold.
+    /// No report lately, so this one may be out of date.
     silent: bool,
 }
 
 async fn replicas(State(pool): State<PgPool>, principal: Principal) -> Result<Json<Replicas>, Problem> {
     principal.require(&[Role::Serving, Role::Research, Role::Release])?;
-    let rows = sqlx::query!(
+    let replicas = sqlx::query_as!(
+        ReplicaView,
         r#"select id, cluster, policy, address, epoch, resident, ready, reported_at,
                   reported_at < now() - make_interval(secs => $1) as "silent!"
            from replica order by id"#,
@@ -122,25 +136,6 @@ async fn replicas(State(pool): State<PgPool>, principal: Principal) -> Result<Js
     .fetch_all(&pool)
     .await
     .map_err(unavailable)?;
-    let replicas = rows
-        .into_iter()
-        .map(|row| {
-            let resident = serde_json::from_value(row.resident).map_err(Problem::internal)?;
-            Ok(ReplicaView {
-                id: row.id,
-                report: Report {
-                    cluster: row.cluster,
-                    policy: row.policy,
-                    address: row.address,
-                    epoch: row.epoch,
-                    resident,
-                    ready: row.ready,
-                },
-                reported_at: row.reported_at,
-                silent: row.silent,
-            })
-        })
-        .collect::<Result<_, Problem>>()?;
     Ok(Json(Replicas { replicas }))
 }
 
@@ -167,72 +162,33 @@ async fn swap(State(pool): State<PgPool>, principal: Principal, Json(swap): Json
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Page {
+struct SwapQuery {
     replica: Option<String>,
-    #[serde(default = "default_limit")]
-    limit: i64,
-}
-
-fn default_limit() -> i64 {
-    100
+    limit: Option<i64>,
 }
 
 #[derive(Debug, Serialize)]
 struct Swaps {
-    swaps: Vec<SwapView>,
-}
-
-#[derive(Debug, Serialize)]
-struct SwapView {
-    id: Uuid,
-    #[serde(flatten)]
-    swap: Swap,
+    swaps: Vec<Swap>,
 }
 
 async fn swaps(
     State(pool): State<PgPool>,
     principal: Principal,
-    Query(page): Query<Page>,
+    Query(query): Query<SwapQuery>,
 ) -> Result<Json<Swaps>, Problem> {
     principal.require(&[Role::Serving, Role::Research, Role::Release])?;
-    if !(1..=PAGE_MAX).contains(&page.limit) {
-        return Err(Problem::bad_request(format!(
-            "limit is {}; give 1 to {PAGE_MAX}",
-            page.limit
-        )));
-    }
-    let rows = sqlx::query!(
+    let limit = page_limit(query.limit, 100, PAGE_MAX)?;
+    let swaps = sqlx::query_as!(
+        Swap,
         "select id, replica, policy, version, epoch, fetch_ms, verify_ms, stage_ms, pause_ms, at
          from swap where $1::text is null or replica = $1
          order by id desc limit $2",
-        page.replica,
-        page.limit
+        query.replica,
+        limit
     )
     .fetch_all(&pool)
     .await
     .map_err(unavailable)?;
-    let swaps = rows
-        .into_iter()
-        .map(|row| SwapView {
-            id: row.id,
-            swap: Swap {
-                replica: row.replica,
-                policy: row.policy,
-                version: row.version,
-                epoch: row.epoch,
-                fetch_ms: row.fetch_ms,
-                verify_ms: row.verify_ms,
-                stage_ms: row.stage_ms,
-                pause_ms: row.pause_ms,
-                at: row.at,
-            },
-        })
-        .collect();
     Ok(Json(Swaps { swaps }))
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn unavailable(error: sqlx::Error) -> Problem {
-    tracing::warn!(error = %error, "fleet API could not reach the database");
-    Problem::unavailable("the database does not answer", 2)
 }

@@ -1,44 +1,39 @@
-//! The follower: brings the versions that the newest signed assignment names to this replica, and puts the assignment in
-//! force once they are all resident. Learns of a new one by announcement, and by looking at the store now and then.
+//! The follower: loads the versions that the newest signed assignment names, then puts that assignment in force.
 //!
-//! Everything slow (fetch, verify, decode, build) happens beside the serving engine; the engine sees an install between
-//! two decode steps. What cannot be verified is never installed, and the old assignment stays in force. It decides
-//! nothing: which version an alias names is the release's business.
+//! It learns of a new assignment from an announcement, and also polls the store. Everything slow (fetch, verify, decode,
+//! build) happens beside the serving engine, which only pauses to install a version between two decode steps. A version
+//! that cannot be verified is never installed, and the old assignment stays in force. The follower decides nothing:
+//! releases decide which version an alias names.
 
-mod memory;
-mod report;
-mod resident;
+mod load;
 mod trust;
 
-pub use report::{Reporter, Told};
-pub use resident::{Stage, Staged};
-
-use crate::engine::{Handle, Version};
+use crate::engine::exact::Staging;
+use crate::engine::{Handle, LoadedVersion};
 use crate::fleet::Swap;
-use crate::routing::Routing;
+use crate::routing::RouteTable;
 use anyhow::Context;
+use artifact::assignment::{Assignment, CHAMPION, Target};
+use artifact::sign::TrustedKeys;
 use futures::{Stream, StreamExt};
-use ingest::kafka::ClientOptions;
 use ingest::log::Announcements;
-use policy::assignment::{Assignment, CHAMPION, Target};
-use policy::sign::TrustedKeys;
-use policy::store::Store;
-use resident::Residents;
+use ingest::log::ClientOptions;
+use load::Loader;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use store::Store;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use trust::Trust;
 
-/// Longest wait after a failure, before the store is looked at again.
+/// Longest wait before the store is polled again after a failure.
 const BACK_OFF_MAX: Duration = Duration::from_secs(10);
-/// Wait before the log is asked for announcements again.
-const SUBSCRIBE_AGAIN: Duration = Duration::from_secs(5);
+/// Wait before subscribing to announcements again.
+const RESUBSCRIBE_WAIT: Duration = Duration::from_secs(5);
 
-/// What a follower needs.
 pub struct Options {
     pub policy: String,
     pub replica: String,
@@ -46,25 +41,26 @@ pub struct Options {
     pub keys_dir: PathBuf,
     pub state_dir: PathBuf,
     pub poll_interval: Duration,
-    /// For weights and caches of all resident versions, in bytes.
+    /// Memory for weights and caches of all loaded versions, in bytes.
     pub resident_bytes_max: u64,
 }
 
 pub struct Follower {
     options: Options,
     trust: Trust,
-    residents: Residents,
-    routing: Arc<Routing>,
+    loader: Loader,
+    routes: Arc<RouteTable>,
     swaps: mpsc::Sender<Swap>,
 }
 
 impl Follower {
-    /// Reads the follower's memory; one that cannot be read is an error, because it guards against old assignments.
+    /// Reads the trust state of earlier runs. An unreadable state is an error, because it protects against old
+    /// assignments.
     pub fn new(
         options: Options,
+        staging: Staging,
         engine: Handle,
-        stage: Stage,
-        routing: Arc<Routing>,
+        routes: Arc<RouteTable>,
         swaps: mpsc::Sender<Swap>,
     ) -> anyhow::Result<Self> {
         let trust = Trust::new(
@@ -73,47 +69,45 @@ impl Follower {
             &options.keys_dir,
             &options.state_dir,
         )?;
-        let residents = Residents::new(engine, stage, options.resident_bytes_max);
         Ok(Follower {
+            loader: Loader::new(engine, staging, options.resident_bytes_max),
             options,
             trust,
-            residents,
-            routing,
+            routes,
             swaps,
         })
     }
 
-    /// Follows until `shutdown`. Failures are logged and tried again; none ends it.
+    /// Runs until `shutdown`. Failures are logged and retried.
     pub async fn run(mut self, kafka: ClientOptions, shutdown: CancellationToken) {
-        let mut announced = Box::pin(epochs(kafka, self.options.policy.clone()));
+        let mut announced = Box::pin(announced_epochs(kafka, self.options.policy.clone()));
         let mut failures = 0u32;
         loop {
-            let look = tokio::select! {
+            let followed = tokio::select! {
                 () = shutdown.cancelled() => return,
-                look = self.look() => look,
+                followed = self.follow() => followed,
             };
-            match look {
-                Ok(_) => failures = 0,
+            let interval = self.options.poll_interval;
+            let wait = match followed {
+                Ok(()) => {
+                    failures = 0;
+                    interval
+                }
                 Err(error) => {
                     failures += 1;
                     metrics::counter!("springtide_follow_failures_total").increment(1);
                     tracing::warn!(failures, error = format!("{error:#}"), "could not follow");
+                    (interval * 2u32.saturating_pow(failures.min(10))).min(BACK_OFF_MAX)
                 }
-            }
-            let pause = (self.options.poll_interval * 2u32.saturating_pow(failures.min(10))).min(BACK_OFF_MAX);
-            let pause = if failures == 0 {
-                self.options.poll_interval
-            } else {
-                pause
             };
-            let wake = tokio::time::sleep(pause);
+            let wake = tokio::time::sleep(wait);
             tokio::pin!(wake);
             loop {
                 tokio::select! {
                     () = shutdown.cancelled() => return,
                     () = &mut wake => break,
                     Some(epoch) = announced.next() => {
-                        if epoch > self.routing.epoch() {
+                        if epoch > self.routes.epoch() {
                             break;
                         }
                     }
@@ -122,54 +116,49 @@ impl Follower {
         }
     }
 
-    /// Looks at the store once. Returns the epoch that is now in force if it is a new one.
-    pub async fn look(&mut self) -> anyhow::Result<Option<i64>> {
-        let Some((assignment, keys)) = self.trust.newest(self.routing.epoch()).await? else {
-            return Ok(None);
+    /// Polls the store once and applies a new assignment.
+    async fn follow(&mut self) -> anyhow::Result<()> {
+        let Some((assignment, keys)) = self.trust.newest(self.routes.epoch()).await? else {
+            return Ok(());
         };
         let epoch = assignment.epoch;
         self.apply(assignment, &keys)
             .await
-            .with_context(|| format!("apply assignment {epoch}"))?;
-        Ok(Some(epoch))
+            .with_context(|| format!("apply assignment {epoch}"))
     }
 
-    /// Makes every version of `assignment` resident, then puts it in force.
+    /// Loads every version of `assignment`, then puts it in force.
     async fn apply(&mut self, assignment: Assignment, keys: &TrustedKeys) -> anyhow::Result<()> {
         let epoch = assignment.epoch;
-        let mut versions: BTreeMap<i64, Arc<Version>> = BTreeMap::new();
-        let mut arrived = Vec::new();
-        for (alias, target, required) in order(&assignment) {
+        let mut versions: BTreeMap<i64, Arc<LoadedVersion>> = BTreeMap::new();
+        let mut loaded = Vec::new();
+        for (alias, target, required) in load_order(&assignment) {
             if versions.contains_key(&target.version) {
                 continue;
             }
-            let ready = self
-                .residents
-                .bring(&self.options.store, &self.options.policy, keys, target, required)
+            let version = self
+                .loader
+                .load(&self.options.store, &self.options.policy, keys, target, required)
                 .await
-                .with_context(|| format!("bring version {} for {alias}", target.version));
-            match ready {
-                Ok((version, brought)) => {
+                .with_context(|| format!("load version {} for {alias}", target.version));
+            match version {
+                Ok((version, times)) => {
                     versions.insert(target.version, version);
-                    arrived.extend(brought.map(|brought| (target.version, brought)));
+                    loaded.extend(times.map(|times| (target.version, times)));
                 }
                 Err(error) if required => return Err(error),
-                // users are not served by it; those who ask for it are told that it is not here
+                // no arm uses it; a request that names it is refused
                 Err(error) => {
-                    tracing::warn!(
-                        alias,
-                        version = target.version,
-                        error = format!("{error:#}"),
-                        "alias left out"
-                    );
+                    let error = format!("{error:#}");
+                    tracing::warn!(alias, version = target.version, error, "alias left out");
                 }
             }
         }
-        self.routing.apply(assignment, versions);
+        self.routes.apply(assignment, versions);
         metrics::gauge!("springtide_assignment_epoch").set(epoch as f64);
         tracing::info!(epoch, "assignment in force");
-        for (version, brought) in arrived {
-            let swap = brought.swap(&self.options, version, epoch);
+        for (version, times) in loaded {
+            let swap = times.into_swap(&self.options, version, epoch);
             if self.swaps.try_send(swap).is_err() {
                 tracing::debug!("swap not reported: too many wait");
             }
@@ -179,7 +168,7 @@ impl Follower {
 }
 
 /// Aliases in the order in which they get memory: the arms (required), then the champion, then the rest by name.
-fn order(assignment: &Assignment) -> Vec<(&str, Target, bool)> {
+fn load_order(assignment: &Assignment) -> Vec<(&str, Target, bool)> {
     let mut order: Vec<(&str, Target, bool)> = assignment
         .aliases
         .iter()
@@ -193,12 +182,12 @@ fn order(assignment: &Assignment) -> Vec<(&str, Target, bool)> {
     order
 }
 
-/// Epochs of the policy as they are announced. Without a log there are none, and the store is looked at anyway.
-fn epochs(kafka: ClientOptions, policy: String) -> impl Stream<Item = i64> + Send {
-    futures::stream::unfold(None, move |listening: Option<Pin<Box<Announcements>>>| {
+/// The policy's announced epochs. Ends never; without a log it yields nothing, and the follower only polls.
+fn announced_epochs(kafka: ClientOptions, policy: String) -> impl Stream<Item = i64> + Send {
+    futures::stream::unfold(None, move |subscribed: Option<Pin<Box<Announcements>>>| {
         let (kafka, policy) = (kafka.clone(), policy.clone());
         async move {
-            let mut announcements = match listening {
+            let mut announcements = match subscribed {
                 Some(announcements) => announcements,
                 None => subscribe(&kafka).await,
             };
@@ -218,11 +207,9 @@ async fn subscribe(kafka: &ClientOptions) -> Pin<Box<Announcements>> {
         match Announcements::subscribe(kafka).await {
             Ok(announcements) => return Box::pin(announcements),
             Err(error) => {
-                tracing::debug!(
-                    error = format!("{error:#}"),
-                    "no announcements; the store is looked at instead"
-                );
-                tokio::time::sleep(SUBSCRIBE_AGAIN).await;
+                let error = format!("{error:#}");
+                tracing::debug!(error, "no announcements; only polling the store");
+                tokio::time::sleep(RESUBSCRIBE_WAIT).await;
             }
         }
     }
@@ -234,13 +221,13 @@ mod tests {
     use crate::routing::tests::assignment;
 
     #[test]
-    fn the_arms_come_first_and_alone_are_required() {
+    fn arms_are_loaded_first_and_only_they_are_required() {
         let document = assignment(
             1,
             &[("base", 1), ("candidate", 9), ("champion", 7), ("run-0a", 8)],
             &[("base", 0.4), ("champion", 0.6)],
         );
-        let names: Vec<(&str, bool)> = order(&document).iter().map(|(a, _, r)| (*a, *r)).collect();
+        let names: Vec<(&str, bool)> = load_order(&document).iter().map(|(a, _, r)| (*a, *r)).collect();
         assert_eq!(
             names,
             [
@@ -253,9 +240,9 @@ mod tests {
     }
 
     #[test]
-    fn without_an_experiment_the_champion_is_required() {
+    fn without_arms_only_the_champion_is_required() {
         let document = assignment(1, &[("base", 1), ("champion", 7)], &[]);
-        let names: Vec<(&str, bool)> = order(&document).iter().map(|(a, _, r)| (*a, *r)).collect();
+        let names: Vec<(&str, bool)> = load_order(&document).iter().map(|(a, _, r)| (*a, *r)).collect();
         assert_eq!(names, [("champion", true), ("base", false)]);
     }
 }

@@ -1,17 +1,28 @@
-//! How a policy answers: the engine and its OpenAI-compatible API, the follower that brings new versions to it, and the
-//! release loop that decides which version an alias names. Never meets the trainer but through the policy store, the log,
-//! the database and the public API.
+//! How a policy answers.
 //!
-//! Needs no libtorch: the model that answers computes with kernels of its own (`policy::model`).
+//! | module | |
+//! |---|---|
+//! | `serve` | the role `springtide serve`: starts all parts of one replica |
+//! | `api` | the OpenAI-compatible HTTP API |
+//! | `engine` | samples tokens |
+//! | `routing` | which loaded version answers a request |
+//! | `follow` | loads the versions that the newest assignment names |
+//! | `release` | decides which version each alias names: `release::decide` says when a version is served |
+//! | `fleet` | reports of the replicas |
+//! | `relay` | passes objects of a distant store on to followers |
+//!
+//! This crate and the trainer meet only in the policy store, the log, the database and the public API. It needs no
+//! libtorch: the serving model has its own kernels (`model::exact`).
 
 pub mod api;
+mod database;
 pub mod engine;
 pub mod fleet;
 pub mod follow;
-pub mod options;
 pub mod relay;
 pub mod release;
 pub mod routing;
 pub mod serve;
 
-pub use options::{ArmOptions, ReleaseOptions, ServeOptions};
+pub use release::{ArmOptions, Options as ReleaseOptions};
+pub use serve::Options as ServeOptions;

@@ -1,7 +1,9 @@
-//! The relay: one per cluster or region stands between the policy store and whoever follows it there. An object crosses the
-//! long way once, into a folder of bounded size, and is passed on part by part while the rest still arrives; each part is
-//! verified before it is passed on. Signed documents are asked for anew each time and judged by the follower: a relay holds no
-//! keys and is trusted with nothing. A relay's upstream may be another relay.
+//! The relay: one per cluster or region, between the policy store and the followers there. A relay's upstream may be
+//! another relay.
+//!
+//! An object crosses the long distance once, into a cache folder of bounded size. Its parts are verified and passed on
+//! while the rest still arrives. Signed documents are fetched anew for each request. The relay holds no keys and is not
+//! trusted: followers check the signatures.
 //!
 //! ```text
 //! GET  /v1/store/{key}          an object (ranges; verified), or a document as the upstream has it
@@ -9,7 +11,7 @@
 //! GET  /v1/store?prefix=KEY     {"objects": [{"key", "size_bytes"}]}
 //! GET  /health
 //! ```
-//! Only what is under `policy/` is passed on: `private/` belongs to its writer.
+//! Only keys under `policy/` are passed on; `private/` belongs to its writer.
 
 mod client;
 mod options;
@@ -19,14 +21,14 @@ use std::path::Path;
 
 use anyhow::Context;
 use edge::auth::Auth;
-use policy::store::{Cache, Limits, Store};
+use store::{Cache, Limits, Store};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use client::open;
 pub use options::Options;
 
-/// Passes on what `upstream` has until `shutdown`. `metrics`: merged into its routes.
+/// Passes on the contents of `upstream` until `shutdown`. `metrics` is merged into its routes.
 pub async fn run(
     options: &Options,
     folder: &Path,

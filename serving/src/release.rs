@@ -1,59 +1,58 @@
-//! Release: which alias names which version. The leader's loop lets aliases follow their lines; people move them by hand
-//! through the router. Every change is rows (assignment, release, transition) in one transaction under a new epoch, then
-//! one signed document in the policy store, then an announcement.
+//! Releases: which version each alias names. `decide` holds the rules. The leader's loop applies the automatic moves, and
+//! people request moves through the HTTP API.
 //!
-//! It never touches weights, lines or runs: it reads what the trainer wrote and answers with assignments.
+//! Every change is written as rows (assignment, release, transition) in one transaction under a new epoch, then as one
+//! signed document in the policy store, then announced. Releases never change weights, lines or runs.
 
-mod books;
-mod change;
-mod follow;
+pub mod decide;
 mod http;
-mod plan;
+mod leader;
+mod options;
 mod publish;
+mod tables;
 
-pub use follow::{Follow, follow};
+pub use artifact::assignment::CHAMPION;
 pub use http::router;
+pub use leader::{Round, run};
+pub use options::{ArmOptions, Options};
 
-use crate::options::ReleaseOptions;
 use anyhow::Context;
+use artifact::sign::{SigningKey, TrustedKeys};
 use ingest::log::Producer;
-use policy::sign::{SigningKey, TrustedKeys};
-use policy::store::Store;
 use sqlx::PgPool;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
+use store::Store;
 
-/// The alias that users' traffic resolves to.
-pub const CHAMPION: &str = "champion";
 /// The frozen arm: the first version of the realtime line.
 pub const BASE: &str = "base";
-/// What the last successful offline run made.
+/// The result of the latest successful offline run.
 pub const CANDIDATE: &str = "candidate";
 /// The line that production feedback trains.
 pub const REALTIME: &str = "realtime";
 
-/// What a change of assignments needs; shared by the loop and the router.
+/// Changes and publishes assignments; shared by the loop and the HTTP API.
 #[derive(Clone)]
-pub struct Desk(Arc<Inner>);
+pub struct ReleaseService(Arc<Inner>);
 
 struct Inner {
-    options: ReleaseOptions,
+    options: Options,
     policy: String,
     pool: PgPool,
     store: Store,
     key: SigningKey,
     keys_dir: PathBuf,
-    /// None: followers find new assignments by looking at the store.
+    /// `None`: followers find new assignments only by polling the store.
     log: Option<Producer>,
-    /// Newest epoch whose document is known to be in the store.
+    /// The newest epoch whose document is in the store, as far as known.
     published: AtomicI64,
 }
 
-impl Desk {
-    /// Loads the key `release` out of `keys_dir`, or makes it.
+impl ReleaseService {
+    /// Loads the key `release` from `keys_dir`, or creates it.
     pub fn new(
-        options: ReleaseOptions,
+        options: Options,
         policy: impl Into<String>,
         pool: PgPool,
         store: Store,
@@ -61,7 +60,7 @@ impl Desk {
         log: Option<Producer>,
     ) -> anyhow::Result<Self> {
         let key = SigningKey::load_or_create(keys_dir, "release").context("load the release key")?;
-        Ok(Desk(Arc::new(Inner {
+        Ok(ReleaseService(Arc::new(Inner {
             options,
             policy: policy.into(),
             pool,
@@ -73,7 +72,7 @@ impl Desk {
         })))
     }
 
-    /// Keys may come and go while this runs, so they are read when they are needed.
+    /// Reads the trusted keys anew, because they may change at any time.
     async fn trusted(&self) -> anyhow::Result<TrustedKeys> {
         let keys = TrustedKeys::load(&self.0.keys_dir).context("load the trusted keys")?;
         let trusted = self.0.store.trusted(&self.0.policy, keys).await;

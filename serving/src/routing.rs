@@ -1,147 +1,120 @@
-//! Which version answers a request: the assignment in force and the versions that are resident. The follower writes it,
-//! the API reads it; a flip is one pointer under a short lock. Holding a route keeps its version resident.
+//! Which loaded version answers a request, by the assignment in force. The follower replaces the table, the API reads it.
+//! Holding a route keeps its version loaded.
 
-use crate::engine::Version;
-use policy::assignment::Assignment;
+use crate::engine::LoadedVersion;
+use artifact::assignment::Assignment;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-/// The routing of one replica.
+/// The routes of one replica.
 #[derive(Debug, Default)]
-pub struct Routing(RwLock<Table>);
+pub struct RouteTable(RwLock<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    /// None until the first assignment is applied.
+    /// `None` until the first assignment is applied.
     assignment: Option<Assignment>,
-    versions: BTreeMap<i64, Arc<Version>>,
+    /// By serial.
+    versions: BTreeMap<i64, Arc<LoadedVersion>>,
 }
 
-/// Where a request goes.
+/// How a request is answered.
 #[derive(Debug, Clone)]
 pub struct Route {
-    pub version: Arc<Version>,
-    /// The alias that answers; `v<serial>` where a version was asked for that no alias names.
+    pub version: Arc<LoadedVersion>,
+    /// The alias that answers, or `v<serial>` for a version requested by its serial.
     pub arm: String,
-    /// With which this user was put in that arm, (0, 1].
+    /// Probability that this user is in that arm, (0, 1].
     pub probability: f64,
     /// Share of the arm's requests that explore.
     pub explore: f64,
 }
 
-/// Why a request goes nowhere. Each says what to do.
+/// Why a request has no route. Each message says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoRoute {
-    #[error("no version of {0} serves yet; ask again shortly")]
+pub enum RouteError {
+    #[error("no version of {0} serves yet; try again shortly")]
     NotReady(String),
     #[error("model {model:?} is not served here; ask for one of: {}", known.join(", "))]
     Unknown { model: String, known: Vec<String> },
-    #[error("{model} is not resident on this replica; resident are: {}", resident.join(", "))]
-    NotResident { model: String, resident: Vec<String> },
+    #[error("{model} is not resident on this replica; resident are: {}", loaded.join(", "))]
+    NotLoaded { model: String, loaded: Vec<String> },
 }
 
-/// One resident version, as shown to people.
-#[derive(Debug, Clone)]
-pub struct Resident {
-    pub version: Arc<Version>,
-    /// Aliases that name it.
-    pub aliases: Vec<String>,
-}
-
-impl Routing {
-    /// Puts an assignment in force. Versions that it leaves out leave with their last request.
-    pub fn apply(&self, assignment: Assignment, versions: BTreeMap<i64, Arc<Version>>) {
-        let fresh = Table {
+impl RouteTable {
+    /// Puts an assignment in force. Versions that it does not name retire after their last request.
+    pub fn apply(&self, assignment: Assignment, versions: BTreeMap<i64, Arc<LoadedVersion>>) {
+        let new = Table {
             assignment: Some(assignment),
             versions,
         };
-        let old = {
-            let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *table, fresh)
-        };
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let old = std::mem::replace(&mut *table, new);
+        // free the old versions without holding the lock
+        drop(table);
         drop(old);
     }
 
     /// Epoch of the assignment in force; 0: none yet.
     pub fn epoch(&self) -> i64 {
-        self.read().assignment.as_ref().map_or(0, |a| a.epoch)
+        self.read().assignment.as_ref().map_or(0, |assignment| assignment.epoch)
     }
 
-    /// Whether users can be answered.
+    /// Whether requests can be answered.
     pub fn ready(&self) -> bool {
         self.read().assignment.is_some()
     }
 
-    /// Every resident version that requests are routed to.
-    pub fn residents(&self) -> Vec<Resident> {
+    /// Every loaded version, with the aliases that name it.
+    pub fn served(&self) -> Vec<(Arc<LoadedVersion>, Vec<String>)> {
         let table = self.read();
-        table
-            .versions
-            .values()
-            .map(|version| Resident {
-                version: version.clone(),
-                aliases: table.aliases_of(version.serial),
-            })
+        let versions = table.versions.iter();
+        versions
+            .map(|(&serial, version)| (version.clone(), table.aliases_of(serial)))
             .collect()
     }
 
-    /// `policy`: the experiment decides, by the user's key. `policy@alias`, `policy@serial`: that one.
-    pub fn route(&self, policy: &str, model: &str, user_key: &str) -> Result<Route, NoRoute> {
+    /// `policy`: the experiment decides by the user's key. `policy@alias` or `policy@serial`: that version.
+    pub fn route(&self, policy: &str, model: &str, user_key: &str) -> Result<Route, RouteError> {
         let table = self.read();
-        let Some(assignment) = &table.assignment else {
-            return Err(NoRoute::NotReady(policy.into()));
-        };
+        let not_ready = || RouteError::NotReady(policy.into());
+        let assignment = table.assignment.as_ref().ok_or_else(not_ready)?;
         if model == policy {
             let (alias, probability) = assignment.arm_for(user_key);
-            let target = assignment.aliases.get(alias);
-            let version = target.and_then(|target| table.versions.get(&target.version));
-            return match version {
-                Some(version) => Ok(Route {
-                    version: version.clone(),
-                    arm: alias.into(),
-                    probability,
-                    explore: assignment.explore_of(alias),
-                }),
-                None => Err(NoRoute::NotReady(policy.into())),
-            };
+            let target = assignment.aliases.get(alias).ok_or_else(not_ready)?;
+            return Ok(Route {
+                version: table.versions.get(&target.version).ok_or_else(not_ready)?.clone(),
+                arm: alias.into(),
+                probability,
+                explore: assignment.explore_of(alias),
+            });
         }
+        let unknown = || RouteError::Unknown {
+            model: model.into(),
+            known: table.names(policy),
+        };
         let name = model
             .strip_prefix(policy)
             .and_then(|rest| rest.strip_prefix('@'))
-            .ok_or_else(|| NoRoute::Unknown {
-                model: model.into(),
-                known: table.names(policy),
-            })?;
-        let serial = match name.parse::<i64>() {
-            Ok(serial) => serial,
-            Err(_) => {
-                let target = assignment.aliases.get(name).ok_or_else(|| NoRoute::Unknown {
-                    model: model.into(),
-                    known: table.names(policy),
-                })?;
-                target.version
-            }
+            .ok_or_else(unknown)?;
+        // an alias begins with a letter, so it is never a serial
+        let (serial, arm) = match name.parse() {
+            Ok(serial) => (serial, format!("v{serial}")),
+            Err(_) => (
+                assignment.aliases.get(name).ok_or_else(unknown)?.version,
+                name.to_owned(),
+            ),
         };
-        let version = table.versions.get(&serial).ok_or_else(|| NoRoute::NotResident {
+        let version = table.versions.get(&serial).ok_or_else(|| RouteError::NotLoaded {
             model: model.into(),
-            resident: table.names(policy),
+            loaded: table.names(policy),
         })?;
-        let arm = if assignment.aliases.contains_key(name) {
-            name.to_string()
-        } else {
-            format!("v{serial}")
-        };
         Ok(Route {
             version: version.clone(),
             explore: assignment.explore_of(&arm),
             arm,
             probability: 1.0,
         })
-    }
-
-    /// Every model name that is answered now.
-    pub fn names(&self, policy: &str) -> Vec<String> {
-        self.read().names(policy)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table> {
@@ -151,14 +124,14 @@ impl Routing {
 
 impl Table {
     fn aliases_of(&self, serial: i64) -> Vec<String> {
-        self.assignment
-            .iter()
-            .flat_map(|assignment| &assignment.aliases)
+        let aliases = self.assignment.iter().flat_map(|assignment| &assignment.aliases);
+        aliases
             .filter(|(_, target)| target.version == serial)
             .map(|(alias, _)| alias.clone())
             .collect()
     }
 
+    /// Every model name that is answered now.
     fn names(&self, policy: &str) -> Vec<String> {
         let mut names = vec![policy.to_string()];
         for &serial in self.versions.keys() {
@@ -172,12 +145,18 @@ impl Table {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use policy::assignment::{Arm, Target};
-    use policy::digest::Digest;
+    use artifact::assignment::{Arm, Target};
+    use artifact::digest::Digest;
+    use text::chat::{self, Templates};
     use time::macros::datetime;
 
-    pub(crate) fn version(serial: i64) -> Arc<Version> {
-        Arc::new(Version {
+    pub(crate) fn no_templates() -> Result<Arc<Templates>, Arc<chat::Error>> {
+        let templates = Templates::from_checkpoint(&artifact::checkpoint::Checkpoint::default());
+        templates.map(Arc::new).map_err(Arc::new)
+    }
+
+    pub(crate) fn version(serial: i64) -> Arc<LoadedVersion> {
+        Arc::new(LoadedVersion {
             serial,
             root: Digest([serial as u8; 32]),
             line: "realtime".into(),
@@ -187,7 +166,7 @@ pub(crate) mod tests {
             experts: None,
             decline_id: Some(48),
             tokenizer: None,
-            templates: crate::engine::templates::Rendering::from_image(&policy::image::Image::default()),
+            templates: no_templates(),
         })
     }
 
@@ -217,9 +196,9 @@ pub(crate) mod tests {
         }
     }
 
-    fn routing() -> Routing {
-        let routing = Routing::default();
-        routing.apply(
+    fn routes() -> RouteTable {
+        let routes = RouteTable::default();
+        routes.apply(
             assignment(
                 3,
                 &[("champion", 7), ("base", 1), ("candidate", 9)],
@@ -227,27 +206,27 @@ pub(crate) mod tests {
             ),
             [1, 5, 7].into_iter().map(|serial| (serial, version(serial))).collect(),
         );
-        routing
+        routes
     }
 
     #[test]
-    fn before_the_first_assignment_nobody_is_served() {
-        let routing = Routing::default();
-        assert!(!routing.ready());
+    fn before_the_first_assignment_no_request_has_a_route() {
+        let routes = RouteTable::default();
+        assert!(!routes.ready());
         assert_eq!(
-            routing.route("demo", "demo", "u").unwrap_err(),
-            NoRoute::NotReady("demo".into())
+            routes.route("demo", "demo", "u").unwrap_err(),
+            RouteError::NotReady("demo".into())
         );
     }
 
     #[test]
-    fn users_stay_in_their_arm_and_the_arms_have_their_shares() {
-        let routing = routing();
+    fn users_stay_in_their_arm_and_arms_get_their_shares() {
+        let routes = routes();
         let mut champions = 0;
         for user in 0..1000 {
             let key = format!("user-{user}");
-            let route = routing.route("demo", "demo", &key).unwrap();
-            assert_eq!(routing.route("demo", "demo", &key).unwrap().arm, route.arm);
+            let route = routes.route("demo", "demo", &key).unwrap();
+            assert_eq!(routes.route("demo", "demo", &key).unwrap().arm, route.arm);
             match route.arm.as_str() {
                 "champion" => {
                     champions += 1;
@@ -261,10 +240,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_alias_or_a_version_is_served_when_asked_for_by_name() {
-        let routing = routing();
+    fn an_alias_or_a_version_is_served_when_requested_by_name() {
+        let routes = routes();
         let route = |model: &str| {
-            routing
+            routes
                 .route("demo", model, "u")
                 .map(|r| (r.version.serial, r.arm, r.probability))
         };
@@ -274,38 +253,38 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_arm_explores_however_it_was_asked_for_and_a_version_by_its_serial_does_not() {
-        let routing = Routing::default();
+    fn an_arm_explores_however_it_is_requested_but_a_version_by_serial_never_does() {
+        let routes = RouteTable::default();
         let mut assignment = assignment(3, &[("champion", 7), ("base", 1)], &[("champion", 1.0), ("base", 0.0)]);
         assignment.arms[0].explore = 0.02;
-        routing.apply(
+        routes.apply(
             assignment,
             [1, 7].into_iter().map(|serial| (serial, version(serial))).collect(),
         );
-        let explore = |model: &str| routing.route("demo", model, "u").unwrap().explore;
+        let explore = |model: &str| routes.route("demo", model, "u").unwrap().explore;
         assert_eq!((explore("demo"), explore("demo@champion")), (0.02, 0.02));
         assert_eq!((explore("demo@base"), explore("demo@7")), (0.0, 0.0));
     }
 
     #[test]
-    fn what_is_not_here_is_refused_with_what_is() {
-        let routing = routing();
-        let refused = |model: &str| routing.route("demo", model, "u").unwrap_err();
-        assert!(matches!(refused("gpt-4"), NoRoute::Unknown { .. }));
-        assert!(matches!(refused("demo@ghost"), NoRoute::Unknown { .. }));
-        assert!(matches!(refused("demolition"), NoRoute::Unknown { .. }));
-        assert!(matches!(refused("demo@candidate"), NoRoute::NotResident { .. }));
-        let said = refused("demo@4").to_string();
-        assert!(said.contains("demo@champion, demo@7"), "{said}");
+    fn an_unknown_model_is_refused_with_the_names_that_are_served() {
+        let routes = routes();
+        let refused = |model: &str| routes.route("demo", model, "u").unwrap_err();
+        assert!(matches!(refused("gpt-4"), RouteError::Unknown { .. }));
+        assert!(matches!(refused("demo@ghost"), RouteError::Unknown { .. }));
+        assert!(matches!(refused("demolition"), RouteError::Unknown { .. }));
+        assert!(matches!(refused("demo@candidate"), RouteError::NotLoaded { .. }));
+        let message = refused("demo@4").to_string();
+        assert!(message.contains("demo@champion, demo@7"), "{message}");
     }
 
     #[test]
-    fn a_version_that_is_left_out_lives_as_long_as_its_last_route() {
-        let routing = routing();
-        let route = routing.route("demo", "demo@5", "u").unwrap();
+    fn a_version_without_alias_lives_as_long_as_its_last_route() {
+        let routes = routes();
+        let route = routes.route("demo", "demo@5", "u").unwrap();
         let weak = Arc::downgrade(&route.version);
-        routing.apply(assignment(4, &[("champion", 7)], &[]), [(7, version(7))].into());
-        assert_eq!(routing.epoch(), 4);
+        routes.apply(assignment(4, &[("champion", 7)], &[]), [(7, version(7))].into());
+        assert_eq!(routes.epoch(), 4);
         assert!(weak.upgrade().is_some());
         drop(route);
         assert!(weak.upgrade().is_none());

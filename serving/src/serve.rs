@@ -1,158 +1,158 @@
-//! The serving role: engine thread, follower, reporter and API of one replica, started together and stopped in order.
+//! The role `springtide serve`: starts the engine's thread, the follower, the reporter and the API of one replica, and
+//! stops them in order.
+
+mod options;
+
+pub use options::Options;
 
 use crate::api::{self, Api};
-use crate::engine::{self, resident::Resident};
-use crate::follow::{self, Follower, Reporter, Stage, Staged, Told};
-use crate::options::ServeOptions;
-use crate::routing::Routing;
+use crate::engine::{self, exact::Staging};
+use crate::fleet::{Report, Reporter};
+use crate::follow::{self, Follower};
+use crate::routing::RouteTable;
 use anyhow::Context;
 use axum::Router;
 use edge::auth::Auth;
-use ingest::kafka::ClientOptions;
-use ingest::log::Producer;
+use ingest::log::{ClientOptions, Producer};
 use ingest::payload::Store as Payloads;
-use policy::kernel::Threads;
-use policy::model::{Arithmetic, Compute};
-use policy::store::Store;
+use model::exact::{Arithmetic, Compute};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Swaps on their way to the reporter; more are dropped, which only the statistics notice.
+/// Swaps waiting for the reporter. Further ones are dropped, which only affects statistics.
 const SWAPS_WAITING_MAX: usize = 64;
-/// How long choices without a caller may take to be logged at the end.
-const LAST_CHOICES: Duration = Duration::from_secs(6);
+/// How long unfinished choices may take to be logged at shutdown.
+const LAST_CHOICES_WAIT: Duration = Duration::from_secs(6);
 
-/// Serves until `shutdown`, or until the engine dies, which is an error: the process must start anew.
-///
-/// `payloads`: where a mixture's experts go, if they are logged. `extra` holds routes of the caller (metrics); `control_url` is where the replica reports to, if anywhere.
-#[expect(clippy::too_many_arguments, reason = "one call, from the role that wires everything")]
-pub async fn run(
-    options: ServeOptions,
-    policy_name: String,
-    compute: Compute,
-    kafka: ClientOptions,
-    store: Store,
-    payloads: Option<Payloads>,
-    keys_dir: PathBuf,
-    auth: Auth,
-    control_url: impl Into<Option<String>>,
-    listener: TcpListener,
-    extra: Router,
-    shutdown: CancellationToken,
-) -> anyhow::Result<()> {
-    options.check().map_err(anyhow::Error::msg)?;
-    let address = listener.local_addr().context("read the listening address")?;
-    edge::bind::check(address, auth.required())?;
-    let log = Producer::new(&kafka).context("start the log's producer")?;
-    let routing = Arc::new(Routing::default());
-    let engine = engine::spawn(engine::Config {
-        queue_choices_max: options.queue_choices_max,
-        prefills_per_step_max: options.prefills_per_step_max,
-        slots_reserved_for_production: options.slots_reserved_for_production,
-    })
-    .context("start the engine's thread")?;
-    let arithmetic = Arithmetic::new(compute, options.threads.into()).context("serve.threads")?;
-    let (swaps, swapped) = mpsc::channel(SWAPS_WAITING_MAX);
-    let packing = store.threads().clone();
-    let follower = Follower::new(
-        follow::Options {
-            policy: policy_name.clone(),
-            replica: options.replica.clone(),
-            store,
-            keys_dir,
-            state_dir: options.state_dir.clone(),
-            poll_interval: Duration::from_millis(options.poll_interval_ms),
-            resident_bytes_max: options.resident_bytes_max,
-        },
-        engine.handle.clone(),
-        stage(arithmetic, packing, options.slots, options.context_tokens_max),
-        routing.clone(),
-        swaps,
-    )
-    .context("start the follower")?;
-
-    // the background stops after the last request has been answered
-    let background = CancellationToken::new();
-    let tasks = TaskTracker::new();
-    tasks.spawn(follower.run(kafka, background.clone()));
-    if let Some(control_url) = control_url.into() {
-        let told = Told {
-            replica: options.replica.clone(),
-            cluster: options.cluster.clone(),
-            policy: policy_name.clone(),
-            address: options.address.clone().unwrap_or_else(|| format!("http://{address}")),
-        };
-        let interval = Duration::from_millis(options.heartbeat_interval_ms);
-        let reporter = Reporter::new(
-            told,
-            &control_url,
-            options.api_key.clone(),
-            interval,
-            routing.clone(),
-            swapped,
-        )
-        .context("start the reporter")?;
-        tasks.spawn(reporter.run(background.clone()));
-    }
-
-    let choices = TaskTracker::new();
-    let api = Arc::new(Api {
-        policy: policy_name,
-        options,
-        engine: engine.handle.clone(),
-        routing,
-        log: Arc::new(log.clone()),
-        payloads,
-        sessions: api::Sessions::default(),
-        choices: choices.clone(),
-    });
-    let router = auth
-        .protect(api::router(api.clone()))
-        .merge(api::health(api))
-        .merge(extra);
-    let serving = CancellationToken::new();
-    let served = edge::server::run(listener, router, serving.clone());
-    tokio::pin!(served);
-    let outcome = tokio::select! {
-        result = &mut served => result,
-        () = shutdown.cancelled() => {
-            serving.cancel();
-            (&mut served).await
-        }
-        _ = engine.ended => {
-            serving.cancel();
-            Err(anyhow::anyhow!("the engine's thread has ended"))
-        }
-    };
-    choices.close();
-    if tokio::time::timeout(LAST_CHOICES, choices.wait()).await.is_err() {
-        tracing::warn!(open = choices.len(), "choices still open at the end");
-    }
-    background.cancel();
-    tasks.close();
-    tasks.wait().await;
-    engine.handle.stop();
-    tokio::task::spawn_blocking(move || log.flush())
-        .await
-        .context("flush the log")?;
-    outcome
+/// Everything that one replica needs.
+pub struct Replica {
+    pub options: Options,
+    pub policy: String,
+    pub compute: Compute,
+    pub kafka: ClientOptions,
+    pub store: Store,
+    /// Where the experts of mixture models are logged; `None`: not logged.
+    pub payloads: Option<Payloads>,
+    pub keys_dir: PathBuf,
+    pub auth: Auth,
+    /// Where it reports to, if anywhere.
+    pub control_url: Option<String>,
+    /// Further routes, such as metrics.
+    pub extra_routes: Router,
 }
 
-/// How this replica builds a version beside the serving ones.
-fn stage(arithmetic: Arithmetic, packing: Threads, slots: usize, context: usize) -> Stage {
-    Arc::new(move |image| {
-        let resident = Resident::stage(image, &arithmetic, &packing, slots, context)?;
-        Ok(Staged {
-            context: resident.context(),
-            vocab: resident.vocab(),
-            experts: resident.experts(),
-            cache_bytes: resident.cache_bytes(),
-            model: Box::new(resident),
+impl Replica {
+    /// Serves until `shutdown`. Fails if the engine dies; the process must then restart.
+    pub async fn run(self, listener: TcpListener, shutdown: CancellationToken) -> anyhow::Result<()> {
+        let options = self.options;
+        options.check().map_err(anyhow::Error::msg)?;
+        let address = listener.local_addr().context("read the listening address")?;
+        edge::bind::check(address, self.auth.required())?;
+        let log = Producer::new(&self.kafka).context("start the log's producer")?;
+        let routes = Arc::new(RouteTable::default());
+        let engine = engine::spawn(engine::Config {
+            queue_choices_max: options.queue_choices_max,
+            prefills_per_step_max: options.prefills_per_step_max,
+            slots_reserved_for_production: options.slots_reserved_for_production,
         })
-    })
+        .context("start the engine's thread")?;
+        let (swaps, swapped) = mpsc::channel(SWAPS_WAITING_MAX);
+        let staging = Staging {
+            arithmetic: Arithmetic::new(self.compute, options.threads.into()).context("serve.threads")?,
+            packing: self.store.threads().clone(),
+            slots: options.slots,
+            context: options.context_tokens_max,
+        };
+        let follower = Follower::new(
+            follow::Options {
+                policy: self.policy.clone(),
+                replica: options.replica.clone(),
+                store: self.store,
+                keys_dir: self.keys_dir,
+                state_dir: options.state_dir.clone(),
+                poll_interval: Duration::from_millis(options.poll_interval_ms),
+                resident_bytes_max: options.resident_bytes_max,
+            },
+            staging,
+            engine.handle.clone(),
+            routes.clone(),
+            swaps,
+        )
+        .context("start the follower")?;
+
+        // background tasks stop after the last request was answered
+        let background = CancellationToken::new();
+        let tasks = TaskTracker::new();
+        tasks.spawn(follower.run(self.kafka, background.clone()));
+        if let Some(control_url) = self.control_url {
+            let reporter = Reporter {
+                replica: options.replica.clone(),
+                template: Report {
+                    cluster: options.cluster.clone(),
+                    policy: self.policy.clone(),
+                    address: options.address.clone().unwrap_or_else(|| format!("http://{address}")),
+                    ..Report::default()
+                },
+                control_url,
+                api_key: options.api_key.clone(),
+                interval: Duration::from_millis(options.heartbeat_interval_ms),
+                routes: routes.clone(),
+                swaps: swapped,
+                client: Reporter::client().context("start the reporter")?,
+            };
+            tasks.spawn(reporter.run(background.clone()));
+        }
+
+        let choices = TaskTracker::new();
+        let api = Arc::new(Api {
+            policy: self.policy,
+            options,
+            engine: engine.handle.clone(),
+            routes,
+            log: Arc::new(log.clone()),
+            payloads: self.payloads,
+            sessions: api::Sessions::default(),
+            choices: choices.clone(),
+        });
+        let router = self
+            .auth
+            .protect(api::router(api.clone()))
+            .merge(api::health(api))
+            .merge(self.extra_routes);
+        let serving = CancellationToken::new();
+        let served = edge::server::run(listener, router, serving.clone());
+        tokio::pin!(served);
+        let outcome = tokio::select! {
+            result = &mut served => result,
+            () = shutdown.cancelled() => {
+                serving.cancel();
+                (&mut served).await
+            }
+            _ = engine.ended => {
+                serving.cancel();
+                Err(anyhow::anyhow!("the engine's thread has ended"))
+            }
+        };
+        choices.close();
+        if tokio::time::timeout(LAST_CHOICES_WAIT, choices.wait()).await.is_err() {
+            tracing::warn!(
+                unfinished = choices.len(),
+                "some choices are not logged yet at shutdown"
+            );
+        }
+        background.cancel();
+        tasks.close();
+        tasks.wait().await;
+        engine.handle.stop();
+        tokio::task::spawn_blocking(move || log.flush())
+            .await
+            .context("flush the log")?;
+        outcome
+    }
 }

@@ -1,29 +1,26 @@
-//! A Postgres and a broker for one occasion: free ports, a temporary folder, nothing left behind. What tests and
-//! `make test` run against. Not supervised: if one of them dies, the occasion is over.
+//! A temporary Postgres and Kafka for tests: free ports, a temporary folder, nothing left behind.
+//! Not supervised: if one of them dies, the tests fail.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
-use tokio::process::{Child, Command};
 
+use super::child::Child;
 use super::fetch;
 use super::kafka::{self, Kafka};
 use super::postgres::{self, Postgres};
 
 const PREFIX: &str = "springtide-stack-";
 const START_SECONDS_MAX: u64 = 60;
-const STOP_SECONDS_MAX: u64 = 15;
 
-/// Where the two are reached.
+/// Their addresses.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Addresses {
     /// URL of an empty database whose user may create others.
@@ -43,7 +40,8 @@ pub struct Ephemeral {
 }
 
 impl Ephemeral {
-    /// Starts both and returns when both answer. Unless it is `durable`, Postgres never waits for the disk. Call it from a thread that outlives them (see [`super::exec`]).
+    /// Starts both and returns when both answer. Postgres waits for the disk only if `durable`.
+    /// Call it from a thread that outlives them (see [`super::exec`]).
     pub async fn start(cache: &Path, durable: bool) -> anyhow::Result<Self> {
         sweep();
         let parts = fetch::all(cache)?;
@@ -95,61 +93,43 @@ impl Ephemeral {
 
     /// Stops both and removes their folder.
     pub async fn stop(mut self) -> anyhow::Result<()> {
-        stop(&mut self.kafka, kafka::STOP).await?;
-        stop(&mut self.postgres, postgres::STOP).await?;
+        self.kafka.stop(kafka::STOP).await?;
+        self.postgres.stop(postgres::STOP).await?;
         self.dir.close().context("remove temporary folder")
     }
 
     fn check_alive(&mut self) -> anyhow::Result<()> {
         for (child, log) in [(&mut self.postgres, "postgres.log"), (&mut self.kafka, "kafka.log")] {
-            if let Some(status) = child.try_wait().context("look after a child")? {
+            if let Some(status) = child.ended()? {
                 let log = fs::read_to_string(self.dir.path().join(log)).unwrap_or_default();
-                bail!("a part of the stack ended ({status}):\n{log}");
+                bail!("a server of the stack ended ({status}):\n{log}");
             }
         }
         Ok(())
     }
 }
 
-fn spawn(command: std::process::Command, dir: &Path, log: &str) -> anyhow::Result<Child> {
+fn spawn(mut command: Command, dir: &Path, log: &str) -> anyhow::Result<Child> {
     let log = File::create(dir.join(log)).context("create log file")?;
-    let errors = log.try_clone().context("share log file")?;
-    let mut command = Command::from(command);
-    command
-        .stdin(Stdio::null())
-        .stdout(log)
-        .stderr(errors)
-        .kill_on_drop(true);
-    command.spawn().context("start a part of the stack")
+    command.stderr(log.try_clone().context("share log file")?).stdout(log);
+    Child::spawn(command)
 }
 
-async fn stop(child: &mut Child, signal: Signal) -> anyhow::Result<()> {
-    let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) else {
-        return Ok(()); // already reaped
-    };
-    kill(Pid::from_raw(pid), signal).context("stop a part of the stack")?;
-    let limit = Duration::from_secs(STOP_SECONDS_MAX);
-    match tokio::time::timeout(limit, child.wait()).await {
-        Ok(status) => status.map(drop).context("wait for a part of the stack"),
-        Err(_) => child.kill().await.context("kill a part of the stack"),
-    }
-}
-
-/// Removes the folders of earlier occasions whose process was killed.
+/// Removes folders that killed processes have left.
 fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else {
         return;
     };
     for entry in entries.filter_map(Result::ok) {
         let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        // The lock is free once its holder is dead; a folder of another user stays.
+        // The lock is free when its holder is dead. Folders of other users stay.
         if ours && matches!(lock(&entry.path()), Ok(Some(_))) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// `None`: somebody holds it.
+/// `None` if another process holds it.
 fn lock(dir: &Path) -> anyhow::Result<Option<Flock<File>>> {
     let file = File::create(dir.join("lock")).context("create lock file")?;
     Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())

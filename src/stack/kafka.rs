@@ -1,12 +1,12 @@
-//! One Apache Kafka node in KRaft mode (broker and controller in one JVM) on loopback. Does not supervise: whoever starts the
-//! command restarts it. Creates no topics: those are ingest's.
+//! A private Apache Kafka node in KRaft mode (broker and controller in one JVM) on loopback. Does
+//! not supervise it, and creates no topics: ingest does.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use nix::sys::signal::Signal;
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -16,16 +16,15 @@ use super::exec::{self, Tie};
 const PROPERTIES: &str = include_str!("../../stack/kafka/server.properties");
 const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Orderly: flushes its logs and says goodbye to its controller, about 2 s.
+/// Stops in order: flushes its logs and leaves its controller, in about 2 s.
 pub const STOP: Signal = Signal::SIGTERM;
 
-/// One private node.
 #[derive(Debug, Clone)]
 pub struct Kafka {
     pub java: PathBuf,
     /// Folder of the broker's jars.
     pub jars: PathBuf,
-    /// Holds `server.properties` and the log segments; created by [`Kafka::prepare`].
+    /// Has `server.properties` and the log segments; [`Kafka::prepare`] creates it.
     pub data: PathBuf,
     pub port: u16,
     pub controller_port: u16,
@@ -34,7 +33,8 @@ pub struct Kafka {
 }
 
 impl Kafka {
-    /// Writes the node's configuration and, the first time, formats its storage with a fresh cluster id.
+    /// Writes the node's configuration, and formats its storage with a new cluster id the first
+    /// time.
     pub fn prepare(&self) -> anyhow::Result<()> {
         fs::create_dir_all(&self.data).with_context(|| format!("create {}", self.data.display()))?;
         let segments = self.segments()?;
@@ -78,7 +78,7 @@ impl Kafka {
     /// Whether the broker answers a request for metadata.
     pub async fn ready(&self) -> bool {
         let brokers = self.brokers();
-        let ask = move || {
+        let has_brokers = move || {
             let client: Result<BaseConsumer, _> = ClientConfig::new()
                 .set("bootstrap.servers", brokers)
                 .set("log_level", "0")
@@ -90,9 +90,9 @@ impl Kafka {
             })
         };
         if tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
-            return false; // spares librdkafka its own retries
+            return false; // librdkafka would retry
         }
-        tokio::task::spawn_blocking(ask).await.unwrap_or(false)
+        tokio::task::spawn_blocking(has_brokers).await.unwrap_or(false)
     }
 
     fn segments(&self) -> anyhow::Result<PathBuf> {
@@ -107,12 +107,12 @@ impl Kafka {
         self.data.join("server.properties")
     }
 
-    /// The jars one by one, sorted: the same class path every time.
+    /// The jars one by one, sorted, so that the class path is always the same.
     fn class_path(&self) -> anyhow::Result<String> {
         let mut jars = Vec::new();
         for entry in fs::read_dir(&self.jars).context("list the broker's jars")? {
             let path = entry.context("list the broker's jars")?.path();
-            if is_jar(&path) {
+            if path.extension().is_some_and(|extension| extension == "jar") {
                 jars.push(path.display().to_string());
             }
         }
@@ -121,26 +121,11 @@ impl Kafka {
     }
 
     fn storage_tool(&self, args: &[&str]) -> anyhow::Result<String> {
-        let output = Command::new(&self.java)
-            .args(["-Dlog4j2.level=ERROR", "-cp"])
+        let mut tool = Command::new(&self.java);
+        tool.args(["-Dlog4j2.level=ERROR", "-cp"])
             .arg(self.class_path()?)
             .arg("kafka.tools.StorageTool")
-            .args(args)
-            .stdin(Stdio::null())
-            .output()
-            .context("run Kafka's storage tool")?;
-        if !output.status.success() {
-            bail!(
-                "Kafka's storage tool failed ({}):\n{}{}",
-                output.status,
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
-        String::from_utf8(output.stdout).context("read the storage tool's answer")
+            .args(args);
+        exec::output(&mut tool, "Java 17")
     }
-}
-
-fn is_jar(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "jar")
 }

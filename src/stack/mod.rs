@@ -1,8 +1,8 @@
-//! The parts that Springtide does not write itself, run privately on loopback: Postgres 18 and one Apache Kafka node.
-//! Fetched once into a cache, started as child processes that die with their parent. Deliberately not a production
-//! deployment: no replication, no authentication; an external cluster of either is a URL in the configuration.
+//! A private Postgres 18 and Apache Kafka node on loopback. They are downloaded once into a cache
+//! and started as child processes that die with their parent. Not for production: no replication,
+//! no authentication.
 
-pub mod cli;
+pub mod child;
 pub mod ephemeral;
 pub mod exec;
 pub mod fetch;

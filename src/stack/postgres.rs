@@ -1,14 +1,14 @@
-//! A private Postgres 18: its data folder, how it is started, when it is ready. Loopback TCP only. Does not supervise:
-//! whoever starts the command restarts it.
+//! A private Postgres 18 on loopback TCP: its data folder, its command, its readiness. Does not
+//! supervise it.
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use nix::sys::signal::Signal;
 use nix::unistd::Uid;
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
@@ -18,28 +18,28 @@ use super::reach;
 
 /// The database that the roles use.
 pub const DATABASE: &str = "springtide";
-/// Also the name of the database that is always there.
+/// Also the name of the database that always exists.
 pub const SUPERUSER: &str = "postgres";
 const CONNECTIONS_MAX: u16 = 200;
 const CONNECT_SECONDS_MAX: u64 = 3;
 
-/// A smart shutdown would wait for clients; SIGINT breaks their transactions off and stops cleanly.
+/// A fast shutdown: aborts transactions and stops. A smart one (SIGTERM) would wait for clients.
 pub const STOP: Signal = Signal::SIGINT;
 
-/// One private server.
 #[derive(Debug, Clone)]
 pub struct Postgres {
-    /// Holds `bin/postgres`.
+    /// Has `bin/postgres`.
     pub installation: PathBuf,
-    /// Holds (or points to) the cluster's files; created by [`Postgres::prepare`].
+    /// The cluster's files, or a link to them; [`Postgres::prepare`] creates it.
     pub data: PathBuf,
     pub port: u16,
-    /// False: no fsync, for data that nobody misses.
+    /// False: no fsync, for data that may be lost.
     pub durable: bool,
 }
 
 impl Postgres {
-    /// Creates the data folder where there is none. Run by root, it belongs to `nobody`, because Postgres refuses root.
+    /// Creates the data folder if it does not exist. Postgres refuses root, so for root it belongs
+    /// to `nobody`.
     pub fn prepare(&self) -> anyhow::Result<()> {
         if self.data.join("PG_VERSION").exists() {
             return Ok(());
@@ -51,17 +51,8 @@ impl Postgres {
             .args(["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"])
             .args(["--no-sync", "--pgdata"])
             .arg(&place)
-            .current_dir("/")
-            .stdin(Stdio::null());
-        let output = initdb.output().context("run initdb")?;
-        if !output.status.success() {
-            bail!(
-                "initdb failed ({}):\n{}{}",
-                output.status,
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
+            .current_dir("/");
+        exec::output(&mut initdb, "the downloads of `springtide stack fetch`")?;
         Ok(())
     }
 
@@ -80,7 +71,7 @@ impl Postgres {
         set("listen_addresses", &"127.0.0.1");
         set("unix_socket_directories", &"");
         set("max_connections", &CONNECTIONS_MAX);
-        // Solid-state disks and caches: a page out of order costs hardly more than the next one.
+        // On solid-state disks a random page costs about as much as the next one.
         set("random_page_cost", &"1.1");
         set("timezone", &"UTC");
         set("log_timezone", &"UTC");
@@ -91,54 +82,54 @@ impl Postgres {
         Ok(command)
     }
 
-    /// Whether it takes connections.
+    /// Whether it accepts connections.
     pub async fn ready(&self) -> bool {
         connect(&url(self.port, SUPERUSER)).await.is_ok()
     }
 
-    /// A folder for the cluster, owned by who will run it. Where `nobody` cannot get to the wanted place, the folder lies
-    /// elsewhere and a link stands in its place.
+    /// Creates a folder for the cluster, owned by the user that will run it. Where `nobody` cannot
+    /// reach the wanted place, the folder is elsewhere, with a link in its place.
     fn create_data_folder(&self) -> anyhow::Result<PathBuf> {
         let mut place = reach::folder(&self.data)?;
         if place.file_name() != self.data.file_name() {
-            // A name never used before: were the link removed, the state behind it was meant to go too.
+            // A new name each time: whoever removed an earlier link wanted its state gone.
             let mut name = place.into_os_string();
             name.push(OsStr::new(&format!("-{}", uuid::Uuid::now_v7().simple())));
             place = name.into();
             fs::create_dir(&place).with_context(|| format!("create {}", place.display()))?;
             if self.data.is_symlink() {
-                fs::remove_file(&self.data).context("remove a link to nowhere")?;
+                fs::remove_file(&self.data).context("remove a broken link")?;
             }
             symlink(&place, &self.data).with_context(|| format!("link {}", self.data.display()))?;
-            tracing::info!(place = %place.display(), "Postgres keeps its data elsewhere, where it can get without root");
+            tracing::info!(place = %place.display(), "Postgres keeps its data in another place, which it can reach without root");
         } else if place.exists() {
-            // An initdb that was broken off.
+            // An interrupted initdb.
             fs::remove_dir_all(&place).with_context(|| format!("remove unfinished {}", place.display()))?;
             fs::create_dir(&place).with_context(|| format!("create {}", place.display()))?;
         } else {
             fs::create_dir(&place).with_context(|| format!("create {}", place.display()))?;
         }
-        fs::set_permissions(&place, Permissions::from_mode(0o700)).context("close the data folder to others")?;
+        fs::set_permissions(&place, Permissions::from_mode(0o700)).context("make the data folder private")?;
         if Uid::effective().is_root() {
-            chown(&place, Some(NOBODY), Some(NOBODY)).context("hand the data folder over")?;
+            chown(&place, Some(NOBODY), Some(NOBODY)).context("change the owner of the data folder")?;
         }
         Ok(place)
     }
 }
 
-/// How to reach `database` on a private server.
+/// The URL of a private server's database.
 pub fn url(port: u16, database: &str) -> String {
     format!("postgres://{SUPERUSER}@127.0.0.1:{port}/{database}")
 }
 
-/// Creates [`DATABASE`] on the private server at `port` unless it is there.
+/// Creates [`DATABASE`] on the private server at `port` unless it exists.
 pub async fn ensure_database(port: u16) -> anyhow::Result<()> {
     let mut connection = connect(&url(port, SUPERUSER)).await?;
     let known = sqlx::query_scalar::<_, bool>("select exists (select from pg_database where datname = $1)")
         .bind(DATABASE)
         .fetch_one(&mut connection)
         .await
-        .context("look for the database")?;
+        .context("check whether the database exists")?;
     if !known {
         sqlx::query("create database springtide")
             .execute(&mut connection)

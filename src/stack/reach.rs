@@ -1,5 +1,5 @@
-//! Where files for another user can lie. Started by root, Springtide runs Postgres as `nobody`, and `nobody` cannot enter
-//! a closed home such as `/root`: then the files go below `/var/lib/springtide`. Knows nothing of what the files are.
+//! Places that another user can reach. Root runs Postgres as `nobody`, who cannot enter a private
+//! home such as `/root`; then the files go below `/var/lib/springtide`.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,8 +10,8 @@ use nix::unistd::Uid;
 
 const OPEN_DIR: &str = "/var/lib/springtide";
 
-/// `wanted`, or a folder elsewhere that stands for it when the unprivileged user could not get there.
-/// The same `wanted` always gives the same folder. Parents are created, the folder itself is not.
+/// Returns `wanted`, or a folder elsewhere if `nobody` cannot reach it; always the same one for the
+/// same `wanted`. Creates the parents, not the folder.
 pub fn folder(wanted: &Path) -> anyhow::Result<PathBuf> {
     let parent = wanted.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_parent_is_noticed() {
+    fn a_private_parent_is_noticed() {
         let temp = tempfile::tempdir().unwrap();
         let inner = temp.path().join("inner");
         fs::create_dir(&inner).unwrap();
@@ -57,7 +57,7 @@ mod tests {
         fs::set_permissions(temp.path(), Permissions::from_mode(0o700)).unwrap();
         assert!(!open_to_all(&inner).unwrap());
         fs::set_permissions(temp.path(), Permissions::from_mode(0o755)).unwrap();
-        let above = temp.path().parent().unwrap(); // where temporary folders lie may itself be closed
+        let above = temp.path().parent().unwrap(); // may itself be private
         assert_eq!(open_to_all(&inner).unwrap(), open_to_all(above).unwrap());
         assert!(open_to_all(Path::new("/")).unwrap());
     }

@@ -1,5 +1,5 @@
-//! Who runs here: a lock that only one supervisor of a state folder holds, and a note of its children, so that the next
-//! one finds what a killed one may have left. Children die with their supervisor by themselves; this is the second net.
+//! The lock on a state folder, held by one supervisor, and a note of its children. The kernel ends
+//! children with their supervisor; the note lets the next supervisor end what may be left even so.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -19,10 +19,10 @@ use crate::console;
 
 const LOCK: &str = "up.lock";
 const NOTE: &str = "up.json";
-/// A leftover has this long to end before it is killed.
+/// How long a leftover process may take to end before it is killed.
 const LEFTOVER_SECONDS_MAX: u64 = 10;
 
-/// The lock on a state folder. Cheap to clone; released when the process ends, in whatever way.
+/// The lock on a state folder. Cheap to clone; released when the process ends.
 #[derive(Clone)]
 pub struct Hold(Rc<Inner>);
 
@@ -32,16 +32,16 @@ struct Inner {
     children: RefCell<BTreeMap<String, Process>>,
 }
 
-/// A process, told apart from a later one with the same number.
+/// A process. The start time tells it from a later one with the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Process {
     pid: i32,
-    /// Clock ticks since boot at which it started.
+    /// When it started, in clock ticks since boot.
     started: u64,
 }
 
 impl Hold {
-    /// Refuses where another supervisor runs on the same state.
+    /// Fails if another supervisor runs on the same state folder.
     pub fn take(state_dir: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(state_dir).with_context(|| format!("create {}", state_dir.display()))?;
         let path = state_dir.join(LOCK);
@@ -58,7 +58,7 @@ impl Hold {
                 let mut pid = String::new();
                 file.read_to_string(&mut pid).context("read lock file")?;
                 bail!(
-                    "Springtide already runs on {} (process {}); stop it first, or give this one another state_dir and ports",
+                    "Springtide already runs on {} (process {}): stop it first, or give this one another state_dir and ports",
                     state_dir.display(),
                     pid.trim()
                 );
@@ -73,17 +73,17 @@ impl Hold {
         })))
     }
 
-    /// Ends what an earlier supervisor left behind, and forgets it.
+    /// Ends processes that an earlier supervisor left behind.
     pub async fn clear_leftovers(&self) -> anyhow::Result<()> {
         let Ok(note) = fs::read(&self.0.note) else {
             return Ok(());
         };
-        // A note that was being written when the machine stopped says nothing useful.
+        // The note may be truncated if the machine stopped while it was written.
         let children: BTreeMap<String, Process> = serde_json::from_slice(&note).unwrap_or_default();
         for (name, process) in children {
             if process.is_alive() {
                 eprintln!(
-                    "{name} (process {}) is left from a killed supervisor: ending it",
+                    "{name} (process {}) was left by a killed supervisor: ending it",
                     process.pid
                 );
                 process.end().await?;
@@ -95,7 +95,7 @@ impl Hold {
 
     pub fn remember(&self, name: &str, pid: Pid) {
         let Some(process) = Process::now(pid.as_raw()) else {
-            return; // already gone
+            return; // already ended
         };
         self.0.children.borrow_mut().insert(name.to_owned(), process);
         self.write();
@@ -111,15 +111,13 @@ impl Hold {
         self.write();
     }
 
-    /// A note that cannot be written costs the second net, not the running stack.
+    /// Without the note everything still works, so a failure is only reported.
     fn write(&self) {
         let written = serde_json::to_vec(&*self.0.children.borrow())
             .map_err(anyhow::Error::from)
             .and_then(|note| replace(&self.0.note, &note));
         if let Err(error) = written {
-            console::say(&format!(
-                "the note of running processes could not be written: {error:#}"
-            ));
+            console::say(&format!("could not write {}: {error:#}", self.0.note.display()));
         }
     }
 }
@@ -139,11 +137,11 @@ impl Process {
 
     async fn end(self) -> anyhow::Result<()> {
         let pid = Pid::from_raw(self.pid);
-        let asked = Instant::now();
-        kill(pid, Signal::SIGTERM).context("end a leftover")?;
+        let started = Instant::now();
+        kill(pid, Signal::SIGTERM).context("end a leftover process")?;
         while self.is_alive() {
-            if asked.elapsed() > Duration::from_secs(LEFTOVER_SECONDS_MAX) {
-                kill(pid, Signal::SIGKILL).context("kill a leftover")?;
+            if started.elapsed() > Duration::from_secs(LEFTOVER_SECONDS_MAX) {
+                kill(pid, Signal::SIGKILL).context("kill a leftover process")?;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -151,7 +149,8 @@ impl Process {
     }
 }
 
-/// Field 22 of `/proc/<pid>/stat`, `None` for a zombie. The second field is a name in brackets that may hold anything.
+/// Field 22 of `/proc/<pid>/stat`; `None` for a zombie. The second field is a name in brackets that
+/// may hold any text.
 fn started(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     if fields.next()? == "Z" {
@@ -163,7 +162,7 @@ fn started(stat: &str) -> Option<u64> {
 fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let fresh = path.with_extension("json.new");
     fs::write(&fresh, bytes).context("write note")?;
-    fs::rename(&fresh, path).context("put note in place")
+    fs::rename(&fresh, path).context("move note into place")
 }
 
 #[cfg(test)]
@@ -171,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_folder_is_held_by_one_at_a_time() {
+    fn a_state_folder_is_locked_by_one_supervisor() {
         let temp = tempfile::tempdir().unwrap();
         let first = Hold::take(temp.path()).unwrap();
         let refused = Hold::take(temp.path()).map(drop).unwrap_err().to_string();
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_told_from_a_later_one_with_its_number() {
+    fn a_process_differs_from_a_later_one_with_its_id() {
         let own = i32::try_from(std::process::id()).unwrap();
         let process = Process::now(own).unwrap();
         assert!(process.is_alive());
@@ -193,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_brackets_and_blanks_does_not_shift_the_fields() {
+    fn a_process_name_with_brackets_does_not_shift_the_fields() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1000 1";
         assert_eq!(started(stat), Some(4242));
         assert_eq!(started(&stat.replace(" S ", " Z ")), None);
     }
 
     #[tokio::test]
-    async fn a_leftover_is_ended() {
+    async fn a_leftover_process_is_ended() {
         let temp = tempfile::tempdir().unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         {

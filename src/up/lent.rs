@@ -1,5 +1,5 @@
-//! The terminal while a child has it for a full-screen view: this process keeps its own lines back, and puts the terminal in
-//! order if the child did not live to do so.
+//! The terminal while a child uses it for a full-screen view. This process holds its own lines
+//! back, and restores the terminal if the child was killed.
 
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -9,38 +9,39 @@ use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 
 use crate::console::{self, Kept};
 
-/// Leaves the other page of the terminal and shows the cursor again (xterm's private modes 1049 and 25).
-const LEAVE: &[u8] = b"\x1b[?1049l\x1b[?25h";
+/// Leaves the alternate screen and shows the cursor again (xterm's private modes 1049 and 25).
+const RESTORE: &[u8] = b"\x1b[?1049l\x1b[?25h";
 
-pub struct Lent {
-    /// As it was. None: there is no terminal to lend.
+pub struct LentTerminal {
+    /// The settings to restore; `None` without a terminal.
     before: Option<Termios>,
-    /// Said when the terminal is back.
+    /// Prints the lines that were held back, when it is dropped.
     _kept: Option<Kept>,
 }
 
-impl Lent {
-    pub fn new() -> Self {
-        let lends = console::has_screen();
+impl LentTerminal {
+    pub fn lend() -> Self {
+        let has_screen = console::has_screen();
         Self {
-            before: if lends { tcgetattr(io::stdin()).ok() } else { None },
-            _kept: lends.then(console::keep),
+            before: if has_screen { tcgetattr(io::stdin()).ok() } else { None },
+            _kept: has_screen.then(console::keep),
         }
     }
 
-    /// The child has ended. Unless it was killed, it has left everything in order.
-    pub fn back(mut self, status: ExitStatus) {
+    /// Call it when the child has ended. A child that was not killed has restored the terminal
+    /// itself.
+    pub fn take_back(mut self, status: ExitStatus) {
         if status.signal().is_none() {
             self.before = None;
         }
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentTerminal {
     fn drop(&mut self) {
         let Some(before) = &self.before else { return };
-        // Nothing can be done about an error: there is no other terminal to say it on.
+        // An error cannot be reported: this terminal is where it would be.
         let _ = tcsetattr(io::stdin(), SetArg::TCSADRAIN, before);
-        let _ = io::stderr().write_all(LEAVE);
+        let _ = io::stderr().write_all(RESTORE);
     }
 }

@@ -1,143 +1,99 @@
-//! `springtide up`: the whole of Springtide on one machine. Starts Postgres and Kafka (unless external ones are configured),
-//! brings schema, topics and keys up to date, then runs every role as a process of this same binary, restarts what dies
-//! and stops all of it in order. Knows nothing of what the roles do: it looks at exit codes and `/health` only.
+//! Runs all of Springtide on one machine. Starts Postgres and Kafka (unless external ones are
+//! configured), updates schema, topics and keys, then runs every role as a child process of this
+//! binary. Restarts what dies; stops everything in order. It knows nothing of what the roles do: it
+//! looks at exit codes and `/health` only.
 //!
-//! Everything here runs on the main thread: the kernel kills a child when the *thread* that started it ends
-//! (see [`crate::stack::exec`]), and the main thread ends last.
+//! Everything here runs on the main thread: the kernel kills a child when the *thread* that started
+//! it ends (see [`crate::stack::exec`]), and the main thread ends last.
 
-mod child;
 mod hold;
 mod lent;
 mod parts;
 mod prepare;
 mod service;
 
-use std::convert::Infallible;
-use std::ffi::{OsStr, OsString};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::LocalSet;
 
 use crate::config::Config;
+use crate::stack::child::Child;
+use crate::stack::exec;
 use hold::Hold;
-use lent::Lent;
+use lent::LentTerminal;
 use service::{Running, Service, State};
 
 /// How often a part that is not ready yet is mentioned again.
 const STILL_WAITING_EVERY: Duration = Duration::from_secs(15);
 
-/// Run Postgres, Kafka and all roles, until Ctrl-C.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Args {
-    /// Run the demo when all roles are ready, and go on serving when it is over.
-    #[arg(long)]
-    demo: bool,
-    /// With --demo: stop when it is over, with its exit code.
-    #[arg(long, requires = "demo")]
-    once: bool,
-    /// Start from this Hugging Face folder instead of `policy.base`, as a policy of its own that is named after the folder.
-    #[arg(long, value_name = "DIR")]
-    policy: Option<PathBuf>,
-    /// Handed to `springtide demo`.
-    #[arg(last = true, requires = "demo")]
-    demo_args: Vec<OsString>,
+/// The demo, run when all roles are ready.
+pub struct Demo<'a> {
+    /// Arguments for `springtide demo`.
+    pub args: &'a [OsString],
+    /// Stop after the demo, with its exit code.
+    pub once: bool,
 }
 
-/// All of it. `file` is the configuration file that the roles are to read as well.
-pub async fn run(args: Args, config: &Config, file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
-    ensure!(
-        cfg!(feature = "torch"),
-        "this program was built without libtorch, so it cannot serve or train: run `springtide ingest` or `control`"
-    );
-    if let Some(dir) = &args.policy {
-        match as_policy(dir, &args, file.as_deref())? {}
-    }
-    let supervisor = Supervisor::new(config, file)?;
-    let whole = async {
+/// Runs everything until a signal comes. `config_file` is read by the roles as well.
+pub async fn run(config: &Config, config_file: Option<PathBuf>, demo: Option<Demo<'_>>) -> anyhow::Result<ExitCode> {
+    let supervisor = Supervisor::new(config, config_file)?;
+    let work = async {
         supervisor.servers().await?;
         supervisor.roles().await?;
         supervisor.announce();
-        if args.demo {
-            let status = supervisor.demo(&args.demo_args).await?;
-            if args.once {
+        if let Some(demo) = demo {
+            let status = supervisor.demo(demo.args).await?;
+            if demo.once {
                 return Ok(status);
             }
-            eprintln!("the demo is over; Springtide goes on serving. Ctrl-C stops it.");
+            eprintln!("the demo is over; Springtide keeps serving. Ctrl-C stops it.");
             eprintln!("  report       {}/report", config.control_url());
         }
         std::future::pending().await
     };
-    LocalSet::new().run_until(supervisor.until_stopped(whole)).await
+    LocalSet::new().run_until(supervisor.until_stopped(work)).await
 }
 
-/// Becomes the same command with the policy in its environment, where every role and the demo read it too.
-fn as_policy(dir: &Path, args: &Args, file: Option<&Path>) -> anyhow::Result<Infallible> {
-    let dir = dir
-        .canonicalize()
-        .with_context(|| format!("--policy {}: find the folder", dir.display()))?;
-    ensure!(
-        dir.join("config.json").is_file(),
-        "--policy {}: there is no config.json in it; give a Hugging Face folder",
-        dir.display()
-    );
-    let name = dir.file_name().unwrap_or_default();
-    let mut again = Command::new(std::env::current_exe().context("find this program")?);
-    again.arg("up");
-    again.args(
-        file.into_iter()
-            .flat_map(|file| [OsStr::new("--config"), file.as_os_str()]),
-    );
-    again.args(args.demo.then_some("--demo"));
-    again.args(args.once.then_some("--once"));
-    if !args.demo_args.is_empty() {
-        again.arg("--").args(&args.demo_args);
-    }
-    again
-        .env("SPRINGTIDE__POLICY__BASE", &dir)
-        .env("SPRINGTIDE__POLICY__NAME", name);
-    Err(again.exec()).context("start again with the policy")
-}
-
-/// Postgres and Kafka alone, under the same supervision.
-pub async fn run_stack_only(config: &Config) -> anyhow::Result<ExitCode> {
+/// Runs Postgres and Kafka alone.
+pub async fn run_servers(config: &Config) -> anyhow::Result<ExitCode> {
     let supervisor = Supervisor::new(config, None)?;
-    let whole = async {
+    let work = async {
         supervisor.servers().await?;
         eprintln!("Postgres: {}", parts::shown_postgres(config));
         eprintln!("Kafka:    {}", config.kafka_client().brokers);
         std::future::pending().await
     };
-    LocalSet::new().run_until(supervisor.until_stopped(whole)).await
+    LocalSet::new().run_until(supervisor.until_stopped(work)).await
 }
 
 struct Supervisor<'a> {
     config: &'a Config,
-    file: Option<PathBuf>,
+    config_file: Option<PathBuf>,
     hold: Hold,
-    /// In the order in which they were started.
+    /// In the order of their starts.
     running: std::cell::RefCell<Vec<Running>>,
 }
 
 impl<'a> Supervisor<'a> {
-    fn new(config: &'a Config, file: Option<PathBuf>) -> anyhow::Result<Self> {
+    fn new(config: &'a Config, config_file: Option<PathBuf>) -> anyhow::Result<Self> {
         Ok(Self {
             config,
-            file,
+            config_file,
             hold: Hold::take(&config.state_dir)?,
             running: std::cell::RefCell::default(),
         })
     }
 
-    /// Runs `whole` until it ends or a signal comes, then stops everything in reverse order.
-    async fn until_stopped(&self, whole: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    /// Runs `work` until it ends or a signal comes, then stops everything in reverse order.
+    async fn until_stopped(&self, work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
         let mut signals = Signals::listen()?;
         let outcome = tokio::select! {
-            outcome = whole => outcome,
+            outcome = work => outcome,
             name = signals.next() => {
                 eprintln!("{name}: stopping");
                 Ok(ExitCode::SUCCESS)
@@ -145,12 +101,13 @@ impl<'a> Supervisor<'a> {
         };
         tokio::select! {
             () = self.stop() => {}
-            name = signals.next() => eprintln!("{name} again: leaving at once"), // children die with us
+            name = signals.next() => eprintln!("{name} again: exiting at once"), // children die with us
         }
         outcome
     }
 
-    /// Private Postgres and Kafka where none are configured, then schema, topics and keys.
+    /// Starts Postgres and Kafka unless external ones are configured, then updates schema, topics
+    /// and keys.
     async fn servers(&self) -> anyhow::Result<()> {
         self.hold.clear_leftovers().await?;
         parts::check_ports(self.config)?;
@@ -160,7 +117,8 @@ impl<'a> Supervisor<'a> {
     }
 
     async fn roles(&self) -> anyhow::Result<()> {
-        self.bring_up(parts::roles(self.config, self.file.as_deref())?).await
+        self.bring_up(parts::roles(self.config, self.config_file.as_deref())?)
+            .await
     }
 
     /// Starts all of `services` at once and returns when each has been ready once.
@@ -173,7 +131,7 @@ impl<'a> Supervisor<'a> {
         }
         let started = Instant::now();
         let mut mention = tokio::time::interval(STILL_WAITING_EVERY);
-        mention.tick().await; // the first comes at once
+        mention.tick().await; // the first tick comes at once
         for (name, log, mut state) in starting {
             loop {
                 let now = state.borrow_and_update().clone();
@@ -186,7 +144,7 @@ impl<'a> Supervisor<'a> {
                     State::Starting => {}
                 }
                 tokio::select! {
-                    changed = state.changed() => changed.context("watch a part")?,
+                    changed = state.changed() => changed.context("watch a service")?,
                     _ = mention.tick() => eprintln!("waiting for {name}; it logs to {}", log.display()),
                 }
             }
@@ -196,8 +154,7 @@ impl<'a> Supervisor<'a> {
 
     fn announce(&self) {
         let config = self.config;
-        eprintln!();
-        eprintln!("Springtide is up.");
+        eprintln!("\nSpringtide is up.");
         eprintln!("  completions  {}/v1/completions", config.serve_url());
         eprintln!("  feedback     {}/v1/feedback", config.ingest_url());
         eprintln!(
@@ -206,18 +163,17 @@ impl<'a> Supervisor<'a> {
         );
         eprintln!("  database     {}", parts::shown_postgres(config));
         eprintln!("  logs         {}", config.log_dir().display());
-        eprintln!("Ctrl-C stops it.");
-        eprintln!();
+        eprintln!("Ctrl-C stops it.\n");
     }
 
-    /// Runs the demo with this terminal as its own. A broken demo is no reason to stop serving.
+    /// Runs the demo on this terminal. If it fails, the roles keep serving.
     async fn demo(&self, args: &[OsString]) -> anyhow::Result<ExitCode> {
-        let mut command = child::own_here(self.file.as_deref(), "demo")?;
+        let mut command = exec::own_subcommand(self.config_file.as_deref(), "demo")?;
         command.args(args);
-        let lent = Lent::new();
-        let mut demo = child::Child::spawn_here(command).context("start the demo")?;
+        let terminal = LentTerminal::lend();
+        let mut demo = Child::spawn_with_stdin(command).context("start the demo")?;
         let status = demo.wait().await?;
-        lent.back(status);
+        terminal.take_back(status);
         if status.success() {
             return Ok(ExitCode::SUCCESS);
         }
@@ -226,11 +182,11 @@ impl<'a> Supervisor<'a> {
         Ok(ExitCode::from(code.unwrap_or(1)))
     }
 
-    /// Each part gets its time to end before the next is asked: what others lean on goes last.
+    /// Waits for each service to end before it stops the next, so that dependencies stop last.
     async fn stop(&self) {
         let mut running = std::mem::take(&mut *self.running.borrow_mut());
-        while let Some(part) = running.pop() {
-            part.stop().await;
+        while let Some(service) = running.pop() {
+            service.stop().await;
         }
         self.hold.forget_all();
     }

@@ -1,23 +1,23 @@
-//! The parts of a stack, in the order of their starts: what runs, on which ports, how it is asked whether it is ready.
+//! The services of a stack in the order of their starts: commands, ports, readiness probes.
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use nix::sys::signal::Signal;
 
-use super::child;
 use super::service::{Probe, Service};
-use crate::config::Config;
-use crate::stack::fetch;
+use crate::config::{Config, local_url};
 use crate::stack::kafka::{self, Kafka};
 use crate::stack::postgres::{self, Postgres};
+use crate::stack::{exec, fetch};
 
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Postgres and Kafka, as far as no external one is configured; downloads them where they are missing.
+/// Postgres and Kafka, unless external ones are configured. Downloads what is missing.
 pub async fn servers(config: &Config) -> anyhow::Result<Vec<Service>> {
     let mut services = Vec::new();
     if config.postgres.url.is_some() && config.kafka.brokers.is_some() {
@@ -28,7 +28,12 @@ pub async fn servers(config: &Config) -> anyhow::Result<Vec<Service>> {
         .await
         .context("download the stack")??;
     if config.postgres.url.is_none() {
-        services.push(postgres_service(private_postgres(config, parts.postgres)));
+        services.push(postgres_service(Postgres {
+            installation: parts.postgres,
+            data: config.state_dir.join("postgres"),
+            port: config.postgres.port,
+            durable: true,
+        }));
     }
     if config.kafka.brokers.is_none() {
         services.push(kafka_service(Kafka {
@@ -43,22 +48,13 @@ pub async fn servers(config: &Config) -> anyhow::Result<Vec<Service>> {
     Ok(services)
 }
 
-fn private_postgres(config: &Config, installation: PathBuf) -> Postgres {
-    Postgres {
-        installation,
-        data: config.state_dir.join("postgres"),
-        port: config.postgres.port,
-        durable: true,
-    }
-}
-
 fn postgres_service(server: Postgres) -> Service {
-    let asked = server.clone();
+    let probed = server.clone();
     Service {
         name: "postgres",
         stop: postgres::STOP,
         probe: Rc::new(move || {
-            let server = asked.clone();
+            let server = probed.clone();
             Box::pin(async move { server.ready().await })
         }),
         command: Box::new(move || {
@@ -69,12 +65,12 @@ fn postgres_service(server: Postgres) -> Service {
 }
 
 fn kafka_service(node: Kafka) -> Service {
-    let asked = node.clone();
+    let probed = node.clone();
     Service {
         name: "kafka",
         stop: kafka::STOP,
         probe: Rc::new(move || {
-            let node = asked.clone();
+            let node = probed.clone();
             Box::pin(async move { node.ready().await })
         }),
         command: Box::new(move || {
@@ -84,7 +80,7 @@ fn kafka_service(node: Kafka) -> Service {
     }
 }
 
-/// Control first: it answers who serves what. Serve last: it is what users see.
+/// Control is first: the others ask it which version serves. Serve is last: users see it.
 pub fn roles(config: &Config, file: Option<&Path>) -> anyhow::Result<Vec<Service>> {
     let listen = &config.listen;
     let http = reqwest::Client::builder().build().context("make an HTTP client")?;
@@ -100,52 +96,36 @@ pub fn roles(config: &Config, file: Option<&Path>) -> anyhow::Result<Vec<Service
             name,
             stop: Signal::SIGTERM,
             probe: health(http.clone(), address),
-            command: Box::new(move || child::own(file.as_deref(), name)),
+            command: Box::new(move || {
+                let mut command = exec::own_subcommand(file.as_deref(), name)?;
+                command.process_group(0); // Ctrl-C must reach only the supervisor
+                Ok(command)
+            }),
         }
     });
     Ok(roles.into())
 }
 
-/// `GET /health` answers 200.
+/// Probes `GET /health`.
 fn health(client: reqwest::Client, address: SocketAddr) -> Probe {
-    let ip = if address.ip().is_unspecified() {
-        [127, 0, 0, 1].into()
-    } else {
-        address.ip()
-    };
-    let url = format!("http://{}/health", SocketAddr::new(ip, address.port()));
+    let url = format!("{}/health", local_url(address));
     Rc::new(move || {
-        let asking = client.get(&url).timeout(HEALTH_TIMEOUT).send();
-        Box::pin(async move { asking.await.is_ok_and(|answer| answer.status().is_success()) })
+        let request = client.get(&url).timeout(HEALTH_TIMEOUT).send();
+        Box::pin(async move { request.await.is_ok_and(|response| response.status().is_success()) })
     })
 }
 
-/// Refuses ports that something else holds, by the name of the field to change.
+/// Fails if a port is in use, naming the field to change.
 pub fn check_ports(config: &Config) -> anyhow::Result<()> {
-    let listen = &config.listen;
-    let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
-    let mut addresses = vec![
-        ("listen.serve", listen.serve),
-        ("listen.ingest", listen.ingest),
-        ("listen.control", listen.control),
-        ("listen.train", listen.train),
-    ];
-    if config.postgres.url.is_none() {
-        addresses.push(("postgres.port", loopback(config.postgres.port)));
-    }
-    if config.kafka.brokers.is_none() {
-        addresses.push(("kafka.port", loopback(config.kafka.port)));
-        addresses.push(("kafka.controller_port", loopback(config.kafka.controller_port)));
-    }
-    for (field, address) in addresses {
+    for (field, address) in config.own_addresses() {
         if let Err(error) = TcpListener::bind(address) {
-            bail!("{field}: cannot listen on {address} ({error}); stop what holds it or change the field");
+            bail!("{field}: cannot listen on {address} ({error}): stop what uses it or change the field");
         }
     }
     Ok(())
 }
 
-/// The database's URL without what must not be seen.
+/// The database's URL, unless it may hold a password.
 pub fn shown_postgres(config: &Config) -> String {
     match config.postgres.url {
         Some(_) => "as in postgres.url".to_owned(),

@@ -1,16 +1,16 @@
-//! What must be there before the roles start: the database and its schema, the topics, the keys that sign.
+//! Makes what the roles need before they start: database and schema, topics, signing keys.
 
 use anyhow::Context;
-use policy::sign::SigningKey;
+use artifact::sign::SigningKey;
 
 use crate::config::Config;
-use crate::roles::database;
+use crate::database;
 use crate::stack::postgres;
 
-/// Names of the keys: whose signature is on a version, and whose on an assignment.
+/// The first signs versions, the second assignments.
 const KEYS: [&str; 2] = ["trainer", "release"];
 
-/// Idempotent: brings up to date what is not.
+/// Idempotent.
 pub async fn all(config: &Config) -> anyhow::Result<()> {
     if config.postgres.url.is_none() {
         postgres::ensure_database(config.postgres.port).await?;
@@ -18,12 +18,12 @@ pub async fn all(config: &Config) -> anyhow::Result<()> {
     let pool = database::connect(config).await?;
     database::migrate(&pool).await?;
     pool.close().await;
-    ingest::kafka::ensure_topics(&config.kafka_client(), config.ingest.partitions)
+    ingest::log::ensure_topics(&config.kafka_client(), config.ingest.partitions)
         .await
-        .context("make topics")?;
+        .context("create topics")?;
     let keys = config.keys_dir();
     for name in KEYS {
-        SigningKey::load_or_create(&keys, name).with_context(|| format!("make the key {name}"))?;
+        SigningKey::load_or_create(&keys, name).with_context(|| format!("create the key {name}"))?;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! One supervised part: started, watched, started again with back-off when it dies, until it is told to stop.
+//! One supervised process: started, watched, and restarted with back-off when it dies, until it is
+//! stopped.
 
 use std::convert::Infallible;
 use std::fs::{self, File};
@@ -13,36 +14,35 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::child::Child;
 use super::hold::Hold;
 use crate::console;
+use crate::stack::child::Child;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// A part that lived this long starts again without delay-on-delay.
+/// After a life this long, the back-off starts again from its minimum.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
-/// A part that was never ready is given up after this many tries.
+/// A service that was never ready is given up after this many tries.
 const FIRST_TRIES_MAX: u32 = 5;
 const PROBE_EVERY: Duration = Duration::from_millis(100);
-/// A log file that is larger when its part starts becomes `<name>.log.old`, bytes.
+/// A log file larger than this becomes `<name>.log.old` when its service starts, bytes.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 const TAIL_LINES: usize = 12;
 
-/// What a part is and how it is run.
+/// What to run, and how.
 pub struct Service {
     pub name: &'static str,
-    /// The command of a fresh start.
+    /// Makes the command for each start.
     pub command: Box<dyn Fn() -> anyhow::Result<Command>>,
-    /// Asks it to end in order.
+    /// The signal that stops it in order.
     pub stop: Signal,
-    /// Whether it answers.
+    /// Finds out whether it answers.
     pub probe: Probe,
 }
 
-/// How to find out whether a part answers.
 pub type Probe = Rc<dyn Fn() -> futures::future::LocalBoxFuture<'static, bool>>;
 
-/// Where a part stands until it has been ready for the first time.
+/// The state until a service has been ready once.
 #[derive(Debug, Clone)]
 pub enum State {
     Starting,
@@ -50,7 +50,7 @@ pub enum State {
     GivenUp(String),
 }
 
-/// A part under supervision.
+/// A service under supervision.
 pub struct Running {
     pub name: &'static str,
     pub log: PathBuf,
@@ -60,9 +60,9 @@ pub struct Running {
 }
 
 impl Service {
-    /// Starts supervising on this thread; its output goes to `<log_dir>/<name>.log`.
+    /// Supervises it on this thread. Its output goes to `<log_dir>/<name>.log`.
     pub fn start(self, hold: Hold, log_dir: &Path) -> Running {
-        let (tell, state) = watch::channel(State::Starting);
+        let (set_state, state) = watch::channel(State::Starting);
         let stop = CancellationToken::new();
         let log = log_dir.join(format!("{}.log", self.name));
         let name = self.name;
@@ -70,7 +70,7 @@ impl Service {
             service: self,
             hold,
             log: log.clone(),
-            tell,
+            set_state,
             stop: stop.clone(),
         };
         Running {
@@ -84,11 +84,11 @@ impl Service {
 }
 
 impl Running {
-    /// Returns when the process has ended.
+    /// Stops the process and waits for its end.
     pub async fn stop(self) {
         self.stop.cancel();
         if self.task.await.is_err() {
-            eprintln!("{}: its supervision panicked", self.name);
+            eprintln!("{}: the supervisor of this process panicked", self.name);
         }
     }
 }
@@ -97,7 +97,7 @@ struct Supervision {
     service: Service,
     hold: Hold,
     log: PathBuf,
-    tell: watch::Sender<State>,
+    set_state: watch::Sender<State>,
     stop: CancellationToken,
 }
 
@@ -107,10 +107,9 @@ impl Supervision {
         let mut tries = 0;
         loop {
             let started = Instant::now();
-            let ended = self.one_life().await;
-            let why = match ended {
+            let why = match self.one_life().await {
                 Ok(Ended::Stopped) => return,
-                Ok(Ended::Itself(how)) => how,
+                Ok(Ended::ByItself(status)) => status,
                 Err(error) => format!("{error:#}"),
             };
             tries = if started.elapsed() >= SETTLED_AFTER {
@@ -118,19 +117,19 @@ impl Supervision {
             } else {
                 tries + 1
             };
-            let ever_ready = matches!(*self.tell.borrow(), State::Ready);
+            let ever_ready = matches!(*self.set_state.borrow(), State::Ready);
             if !ever_ready && tries >= FIRST_TRIES_MAX {
                 let why = format!(
                     "{why}; the end of {}:\n{}",
                     self.log.display(),
                     tail(&self.log, TAIL_LINES)
                 );
-                self.tell.send_replace(State::GivenUp(why));
+                self.set_state.send_replace(State::GivenUp(why));
                 return;
             }
             let delay = backoff(tries);
             console::say(&format!(
-                "{name} ended ({why}); again in {:.1} s; the end of {}: {}",
+                "{name} ended ({why}); restart in {:.1} s; the end of {}: {}",
                 delay.as_secs_f64(),
                 self.log.display(),
                 tail(&self.log, 1)
@@ -155,8 +154,8 @@ impl Supervision {
         }
         let born = Instant::now();
         let ended = tokio::select! {
-            status = child.wait() => Ended::Itself(status?.to_string()),
-            never = self.watch_readiness(born) => match never {},
+            status = child.wait() => Ended::ByItself(status?.to_string()),
+            never = self.report_ready(born) => match never {},
             () = self.stop.cancelled() => {
                 child.stop(service.stop).await?;
                 Ended::Stopped
@@ -166,12 +165,12 @@ impl Supervision {
         Ok(ended)
     }
 
-    /// Tells of the first readiness of all, and of each return after a death.
-    async fn watch_readiness(&self, born: Instant) -> Infallible {
+    /// Reports when the service is ready, the first time and after each restart.
+    async fn report_ready(&self, born: Instant) -> Infallible {
         while !(self.service.probe)().await {
             tokio::time::sleep(PROBE_EVERY).await;
         }
-        let again = matches!(self.tell.send_replace(State::Ready), State::Ready);
+        let again = matches!(self.set_state.send_replace(State::Ready), State::Ready);
         if again {
             let (name, seconds) = (self.service.name, born.elapsed().as_secs_f64());
             console::say(&format!("{name} is back, ready after {seconds:.1} s"));
@@ -181,10 +180,10 @@ impl Supervision {
 }
 
 enum Ended {
-    /// As it was asked to.
+    /// On request.
     Stopped,
-    /// Of itself, or killed: how.
-    Itself(String),
+    /// With this exit status.
+    ByItself(String),
 }
 
 /// Delay before try number `tries` + 1.
@@ -193,13 +192,13 @@ fn backoff(tries: u32) -> Duration {
     BACKOFF_MIN.saturating_mul(doubled).min(BACKOFF_MAX)
 }
 
-/// Opens for appending; a file grown too large is put aside first.
+/// Opens for appending. Renames a file that has grown too large first.
 fn open_log(path: &Path) -> anyhow::Result<File> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     }
     if fs::metadata(path).is_ok_and(|metadata| metadata.len() > LOG_BYTES_MAX) {
-        fs::rename(path, path.with_extension("log.old")).context("put the old log file aside")?;
+        fs::rename(path, path.with_extension("log.old")).context("rename the old log file")?;
     }
     File::options()
         .create(true)
@@ -220,14 +219,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_a_limit() {
+    fn restart_delays_double_up_to_a_limit() {
         let delays = [1, 2, 3, 4].map(|tries| backoff(tries).as_millis());
         assert_eq!(delays, [500, 1000, 2000, 4000]);
         assert_eq!(backoff(50), BACKOFF_MAX);
     }
 
     #[test]
-    fn a_log_file_grown_too_large_is_put_aside() {
+    fn a_log_file_that_is_too_large_is_renamed() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("log/role.log");
         open_log(&path).unwrap().set_len(LOG_BYTES_MAX + 1).unwrap();
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_log_is_its_last_lines() {
+    fn the_tail_of_a_log_is_its_last_lines() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("role.log");
         let lines: Vec<_> = (0..100).map(|line| line.to_string()).collect();

@@ -1,11 +1,12 @@
-//! After the chaos: every acknowledged event is in the tables exactly once, or a dead letter that says why not.
+//! Checks afterwards that every acknowledged event is stored exactly once, or is a dead letter with
+//! a reason.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use futures::TryStreamExt;
 use ingest::event::Event;
-use ingest::kafka::ClientOptions;
-use ingest::log::{Entry as Letter, Letters};
+use ingest::log::ClientOptions;
+use ingest::log::{DlqEntry, DlqReader};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use sqlx::PgPool;
@@ -14,45 +15,45 @@ use uuid::Uuid;
 use super::ledger::{Entry, Kind, short};
 use super::stories::SOURCE;
 
-/// How it came out. What must be 0 is listed by [`Audit::wrong`].
+/// The result. [`Audit::failures`] lists the numbers that must be 0.
 #[derive(Debug, Default, serde::Serialize)]
 pub struct Audit {
-    /// Events that were acknowledged, once or more.
+    /// Events that were acknowledged at least once.
     pub acked_events: u64,
     pub rows: BTreeMap<&'static str, u64>,
-    /// Acknowledged, and neither a row nor a dead letter.
+    /// Acknowledged, but neither a row nor a dead letter.
     pub lost: u64,
-    /// Rows that nobody sent, and letters about events that are stored as they were sent.
+    /// Rows that were never sent, and dead letters of stored events.
     pub doubled: u64,
-    /// A name without its row, or a row without its name.
+    /// An event key without its row, or a row without its key.
     pub torn: u64,
-    /// Of events under a name that is taken: acknowledged and then a dead letter, or refused with 409.
+    /// Events with an id that is taken: acknowledged and then a dead letter, or refused with 409.
     pub conflicts_dead: u64,
     pub conflicts_refused: u64,
-    /// Refused with 409 although stored as sent.
+    /// Refused with 409 although the same event is stored.
     pub refused_wrongly: u64,
-    /// Refused with anything but 409.
+    /// Refused with another status than 409.
     pub refused_otherwise: u64,
-    /// Different letters, by reason.
+    /// Distinct dead letters by reason.
     pub dead: BTreeMap<String, u64>,
-    /// The same letter again: a crash between the letter and the commit.
+    /// Repeated dead letters, after crashes between writing one and the commit.
     pub dead_repeated: u64,
-    /// Bytes that are no event, acknowledged and not found among the dead letters.
+    /// Acknowledged undecodable records that are not dead letters.
     pub poison_lost: u64,
-    /// Records of the log that the tables do not know to have read.
+    /// Unread records of the log.
     pub behind: i64,
     /// Generations without exactly one disposition.
     pub unaccounted: i64,
-    /// Closed without a signal although feedback had come in time, or with one that had been taken back in time.
+    /// Closed without a signal despite timely feedback, or with one that was retracted in time.
     pub overlooked: i64,
-    /// Of what is wrong.
+    /// Examples of failures.
     pub examples: Vec<String>,
-    /// Feedback whose generation never came and which nobody was told of.
+    /// Feedback without a generation that did not become a dead letter.
     pub orphans_unmarked: i64,
 }
 
 impl Audit {
-    pub fn wrong(&self) -> Vec<(&'static str, i64)> {
+    pub fn failures(&self) -> Vec<(&'static str, i64)> {
         let count = |number: u64| i64::try_from(number).unwrap();
         let must_be_zero = [
             ("lost", count(self.lost)),
@@ -64,7 +65,7 @@ impl Audit {
             ("behind", self.behind),
             ("unaccounted for", self.unaccounted),
             ("feedback overlooked", self.overlooked),
-            ("orphans not told of", self.orphans_unmarked),
+            ("orphans not reported", self.orphans_unmarked),
         ];
         must_be_zero.into_iter().filter(|(_, number)| *number != 0).collect()
     }
@@ -72,14 +73,14 @@ impl Audit {
 
 type Digest = [u8; 8];
 
-/// What the dead letters hold.
+/// The contents of the dead letters.
 #[derive(Default)]
-struct Dead {
-    /// Conflicts and refusals by name: the bodies.
+struct DeadLetters {
+    /// Conflicts and refusals: the bodies by event id.
     events: HashMap<Uuid, HashSet<Digest>>,
-    /// Where they came from, and what was said about them.
-    about: HashMap<Uuid, Vec<String>>,
-    /// What is no event.
+    /// Their origins and details, for messages.
+    details: HashMap<Uuid, Vec<String>>,
+    /// Undecodable records.
     raw: HashSet<Vec<u8>>,
     reasons: BTreeMap<String, u64>,
     repeated: u64,
@@ -112,12 +113,12 @@ pub async fn audit(entries: &[Entry], poison: &[Vec<u8>], pool: &PgPool, kafka: 
         audit.torn += u64::from(stored != has_row && !(has_row && keys.contains_key(&entry.id)));
         audit.conflicts_dead += u64::from(is_dead);
         audit.conflicts_refused += u64::from(entry.conflicts > 0);
-        // A request that holds both bodies of a name is refused one of them, whichever came first.
+        // Of two bodies with the same id in one request, either may be refused.
         audit.refused_wrongly += u64::from(entry.conflicts > 0 && stored && bodies[&entry.id] == 1);
         if stored && is_dead {
             audit
                 .examples
-                .push(format!("stored and dead: {entry:?} {:?}", dead.about[&entry.id]));
+                .push(format!("stored and dead: {entry:?} {:?}", dead.details[&entry.id]));
         }
         audit.refused_otherwise += u64::from(entry.refused != 0);
     }
@@ -197,13 +198,13 @@ async fn rows(pool: &PgPool) -> BTreeMap<Kind, HashSet<Uuid>> {
     rows
 }
 
-async fn dead(kafka: &ClientOptions) -> Dead {
-    let mut dead = Dead::default();
+async fn dead(kafka: &ClientOptions) -> DeadLetters {
+    let mut dead = DeadLetters::default();
     let mut seen = HashSet::new();
-    let letters = Letters::open(kafka).await.unwrap();
+    let letters = DlqReader::open(kafka).await.unwrap();
     let mut scan = letters.scan().unwrap();
     while let Some(letter) = scan.next().await.unwrap() {
-        let Letter::Letter(letter) = letter else { continue };
+        let DlqEntry::Record(letter) = letter else { continue };
         let from = letter.from.map(|from| (from.topic, from.partition, from.offset));
         if !seen.insert((from.clone(), letter.value.clone())) {
             dead.repeated += 1;
@@ -212,7 +213,7 @@ async fn dead(kafka: &ClientOptions) -> Dead {
         *dead.reasons.entry(letter.reason.clone()).or_default() += 1;
         match Event::decode(&letter.value) {
             Ok(event) if letter.reason != "orphan" => {
-                let about = dead.about.entry(event.id.parse().unwrap()).or_default();
+                let about = dead.details.entry(event.id.parse().unwrap()).or_default();
                 about.push(format!(
                     "{from:?} {} {}: {:02x?}",
                     letter.reason,
@@ -231,7 +232,7 @@ async fn dead(kafka: &ClientOptions) -> Dead {
     dead
 }
 
-/// Records that are in the log and not yet read into the tables.
+/// Number of records in the log that are not yet in the tables.
 pub async fn behind(pool: &PgPool, kafka: &ClientOptions) -> i64 {
     let rows: Vec<(String, i32, i64)> =
         sqlx::query_as("select topic, partition, next_offset from consumer_offset where consumer = 'sink'")

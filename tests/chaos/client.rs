@@ -1,12 +1,12 @@
-//! The client: an open loop that sends by its own clock whatever the service does, over several connections and straight to
-//! the log, and sends again under the same name until an answer is final.
+//! The client: sends in an open loop, independent of the answers, over several connections and
+//! directly to the log. It resends each event under the same id until the answer is final.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ingest::event::{Body, Event, Target};
-use ingest::kafka::ClientOptions;
+use ingest::log::ClientOptions;
 use ingest::log::Producer;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -14,17 +14,17 @@ use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
 
-use super::ledger::{Ledger, Nth};
+use super::ledger::{EntryIndex, Ledger};
 
 const CONNECTIONS: usize = 8;
-/// Events of one request.
+/// Events per request.
 const BATCH_MAX: usize = 16;
-/// Longer than the service takes to give up on the log.
+/// Longer than the service's timeout for the log.
 const TIMEOUT: Duration = Duration::from_secs(8);
 const RETRY_MS: std::ops::Range<u64> = 50..400;
 
 pub struct Item {
-    pub nth: Nth,
+    pub index: EntryIndex,
     pub event: Arc<Event>,
 }
 
@@ -36,7 +36,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// `services`: base URLs.
+    /// `services` are base URLs.
     pub fn start(ledger: Arc<Ledger>, services: &[String], log: &ClientOptions, seed: u64) -> Self {
         let (queue, sends) = mpsc::unbounded_channel();
         let sends = Arc::new(tokio::sync::Mutex::new(sends));
@@ -56,18 +56,18 @@ impl Client {
     }
 
     /// Sends after `delay`.
-    pub fn send(&self, nth: Nth, event: Arc<Event>, delay: Duration) {
-        self.ledger.sent(nth);
+    pub fn send(&self, index: EntryIndex, event: Arc<Event>, delay: Duration) {
+        self.ledger.sent(index);
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let queue = self.queue.clone();
         tokio::spawn(async move {
             tokio::time::sleep(delay).await;
-            // Nobody receives once the test is over.
-            let _ = queue.send(Item { nth, event });
+            // Fails once the test is over.
+            let _ = queue.send(Item { index, event });
         });
     }
 
-    /// Sends without a final answer.
+    /// Number of sends without a final answer.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
     }
@@ -90,12 +90,12 @@ impl Connection {
             if queue.lock().await.recv_many(&mut batch, most).await == 0 {
                 return;
             }
-            self.waiting_through(batch).await;
+            self.send_until_answered(batch).await;
         }
     }
 
-    /// Until each has its final answer.
-    async fn waiting_through(&mut self, mut batch: Vec<Item>) {
+    /// Resends until every item has a final answer.
+    async fn send_until_answered(&mut self, mut batch: Vec<Item>) {
         while !batch.is_empty() {
             let before = batch.len();
             let one_feedback = matches!(&*batch, [one] if matches!(one.event.body, Body::Feedback(_)));
@@ -116,7 +116,7 @@ impl Connection {
         let mut again = Vec::new();
         for send in batch {
             match self.log.send_event(&send.event).await {
-                Ok(()) => self.ledger.answered(send.nth, 200),
+                Ok(()) => self.ledger.answered(send.index, 200),
                 Err(_) => again.push(send),
             }
         }
@@ -143,12 +143,12 @@ impl Connection {
         assert_eq!(results.len(), batch.len(), "{answer}");
         for (send, result) in batch.iter().zip(results) {
             let status = result["status"].as_u64().unwrap();
-            self.ledger.answered(send.nth, u16::try_from(status).unwrap());
+            self.ledger.answered(send.index, u16::try_from(status).unwrap());
         }
         Vec::new()
     }
 
-    /// The same event through the entrance for one feedback.
+    /// Sends the event as a single feedback request.
     async fn feedback(&mut self, batch: Vec<Item>) -> Vec<Item> {
         let [send] = &*batch else { return batch };
         let Body::Feedback(feedback) = &send.event.body else {
@@ -166,14 +166,14 @@ impl Connection {
             None => self.ledger.retried("unknown", 1),
             Some((status @ (408 | 429 | 500 | 503), _)) => self.ledger.retried(&status.to_string(), 1),
             Some((status, _)) => {
-                self.ledger.answered(send.nth, status);
+                self.ledger.answered(send.index, status);
                 return Vec::new();
             }
         }
         batch
     }
 
-    /// `None`: no answer, so nobody knows whether it was taken.
+    /// `None`: no answer, so the outcome is unknown.
     async fn post(&mut self, path: &str, body: &Value) -> Option<(u16, Value)> {
         let service = &self.services[self.rng.random_range(0..self.services.len())];
         let answer = self

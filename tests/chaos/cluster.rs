@@ -1,5 +1,5 @@
-//! A broker that comes back with another log under the same address is noticed, whether ingest was running meanwhile or not,
-//! also where the new log is longer than the old one was.
+//! Ingest detects a broker that returns with another log at the same address, whether ingest was
+//! running or not, and even if the new log is longer than the old one.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn send(servers: &Servers, count: i64) {
 }
 
 async fn stored(pool: &PgPool, rows: i64) {
-    eventually("the rows are there", SOON, async || {
+    eventually("the rows are stored", SOON, async || {
         let stored = number(pool, "select count(*) from generation").await;
         assert!(stored <= rows, "{stored} rows, not {rows}");
         (stored == rows).then_some(())
@@ -34,7 +34,7 @@ async fn stored(pool: &PgPool, rows: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_recreated_cluster_is_noticed_and_not_skipped() {
+async fn a_recreated_cluster_is_detected() {
     let swaps: usize = parameter("SWAPS", 1);
     let mut servers = Servers::start(CONFIG, &[]).await;
     let pool = servers.pool();
@@ -53,41 +53,45 @@ async fn a_recreated_cluster_is_noticed_and_not_skipped() {
         stored(&pool, rows).await;
         running.process.stop().await;
 
-        // As an operator would run it: whoever finds another log under the tables stops.
+        // With the default configuration: an ingest that finds another log stops.
         let running = servers.ingest(2 * swap + 1, &[]);
         running.answers().await;
         servers = servers.recreate_cluster().await;
-        // More than the old one had: offsets alone would not tell.
+        // More records than the old log had, so offsets alone do not reveal the change.
         in_log += EVENTS;
         send(&servers, in_log).await;
         eventually("ingest stops", SOON, async || {
             (!running.process.ended_by_itself().is_empty()).then_some(())
         })
         .await;
-        let cluster: String = eventually("it says why", SOON, async || {
-            let said = running.process.said();
-            let (_, error) = said.split_once("these tables were filled from the Kafka cluster ")?;
+        let cluster: String = eventually("it logs the reason", SOON, async || {
+            let output = running.process.output();
+            let (_, error) = output.split_once("these tables were filled from the Kafka cluster ")?;
             let (_, found) = error.split_once(" are the cluster ")?;
             Some(found.split(':').next()?.to_owned())
         })
         .await;
-        assert!(!known.contains(&cluster), "{}", end_of(&running.process.said()));
+        assert!(!known.contains(&cluster), "{}", end_of(&running.process.output()));
         known.push(cluster);
-        // Started again, it goes on refusing, for this reason alone.
+        // After a restart it refuses again, always for this reason.
         eventually("it refuses again", SOON, async || {
             (running.process.ended_by_itself().len() >= 2).then_some(())
         })
         .await;
         let ended = running.process.ended_by_itself().len();
-        let reasons = running.process.said().matches("these tables were filled from").count();
-        assert!(reasons >= ended, "{ended} ends:\n{}", end_of(&running.process.said()));
+        let reasons = running
+            .process
+            .output()
+            .matches("these tables were filled from")
+            .count();
+        assert!(reasons >= ended, "{ended} ends:\n{}", end_of(&running.process.output()));
         rows += in_log;
         drop(running);
     }
-    // The operator decides to go on: all of the new log is read, from its beginning.
+    // With accept_other_log the new log is read from its beginning.
     let running = servers.ingest(2 * swaps, &[("SPRINGTIDE__INGEST__ACCEPT_OTHER_LOG", "true")]);
     stored(&pool, rows).await;
     running.process.stop().await;
     assert!(behind(&pool, &servers.client()).await >= 0);
-    println!("{swaps} recreated clusters, each noticed by a running ingest and by every start after it");
+    println!("{swaps} recreated clusters, each detected by a running ingest and at every later start");
 }

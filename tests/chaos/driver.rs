@@ -1,5 +1,6 @@
-//! Kills at random moments, by a seed: ingest processes, the broker, Postgres as a whole and its processes one by one while
-//! they write; and stops a sink for longer than its session lasts, so that it wakes as one whose partitions are another's.
+//! Kills processes at random moments, from a seed: ingest, the broker, Postgres, and single
+//! Postgres processes while they write. It also suspends an ingest for longer than its consumer
+//! session, so that it wakes without its partitions.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,9 @@ use sqlx::PgPool;
 
 use super::servers::{Ingest, Servers};
 
-/// Longer than the sink's session (6 s) and what the group takes to notice.
+/// Longer than the sink's session (6 s) and the group's reaction time.
 const ASLEEP: std::ops::Range<u64> = 9_000..14_000;
-/// For what is just starting, or asleep already.
+/// How long to wait for a process that is starting or suspended.
 const PATIENCE: Duration = Duration::from_secs(60);
 const TRY_EVERY: Duration = Duration::from_millis(5);
 
@@ -23,9 +24,9 @@ pub enum Kind {
     Ingest,
     Broker,
     Postgres,
-    /// One process of Postgres, in a transaction that has written.
+    /// A single Postgres process in a transaction that has written.
     Backend,
-    /// Not killed: stopped past its session, then woken.
+    /// Suspended beyond its session, then resumed.
     Zombie,
 }
 
@@ -57,7 +58,7 @@ impl Kind {
 pub struct Kill {
     pub kind: Kind,
     pub at: Instant,
-    /// Of a [`Kind::Backend`]: in the very COMMIT.
+    /// For [`Kind::Backend`]: whether it was committing.
     pub in_commit: bool,
 }
 
@@ -80,7 +81,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// `count` kills over `time`, each kind at least once. Wakes whom it stopped before it returns.
+    /// Makes `count` kills during `time`, each kind at least once. Resumes suspended processes
+    /// before it returns.
     pub async fn run(mut self, count: usize, time: Duration) -> Vec<Kill> {
         let mut kinds = KINDS.to_vec();
         while kinds.len() < count {
@@ -91,10 +93,10 @@ impl<'a> Driver<'a> {
         let pause = time / u32::try_from(count.max(1)).unwrap();
         let mut kills = Vec::new();
         for kind in kinds {
-            // From none to twice the average.
+            // Uniform between 0 and twice the average.
             let pause = pause.mul_f64(2.0 * self.rng.random::<f64>());
             self.sleep(pause).await;
-            if let Some(kill) = self.one(kind).await {
+            if let Some(kill) = self.kill_one(kind).await {
                 eprintln!("{} killed or stopped", kind.name());
                 kills.push(kill);
             }
@@ -105,8 +107,8 @@ impl<'a> Driver<'a> {
         kills
     }
 
-    async fn one(&mut self, kind: Kind) -> Option<Kill> {
-        // What is just starting has nothing to lose yet: wait for it.
+    async fn kill_one(&mut self, kind: Kind) -> Option<Kill> {
+        // Waits for processes that are just starting, which have nothing to lose yet.
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
             let mut in_commit = false;
@@ -156,7 +158,8 @@ impl<'a> Driver<'a> {
         ingest.process.signal(Signal::SIGSTOP)
     }
 
-    /// A server process of ours in a transaction that has written; preferably one that commits.
+    /// A Postgres process of springtide in a transaction that has written, preferably in its
+    /// commit.
     async fn writing(&self) -> Option<(Pid, bool)> {
         let row: Option<(i32, bool)> = sqlx::query_as(
             "select pid, query ilike 'commit' from pg_stat_activity \
@@ -170,7 +173,7 @@ impl<'a> Driver<'a> {
         row.map(|(pid, commits)| (Pid::from_raw(pid), commits))
     }
 
-    /// Sleeps, and wakes whoever has slept for long enough.
+    /// Sleeps, and resumes the suspended process when its time is over.
     async fn sleep(&mut self, pause: Duration) {
         let until = Instant::now() + pause;
         loop {
@@ -178,7 +181,7 @@ impl<'a> Driver<'a> {
             if let Some((pid, woken)) = self.asleep
                 && woken <= now
             {
-                // It may have died of something else.
+                // Fails if the process has died meanwhile.
                 let _ = kill(pid, Signal::SIGCONT);
                 self.asleep = None;
             }

@@ -1,5 +1,5 @@
-//! What the client knows: every event that it sent, and the answers that it got. The one witness that the tables are
-//! compared with afterwards.
+//! The client's record of every event it sent and every answer it got. The tables are compared with
+//! it afterwards.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ingest::event::{Body, Event};
 use uuid::Uuid;
 
-/// Pauses between two acknowledgements that are worth remembering.
+/// Shorter pauses between acknowledgements are not recorded.
 const GAP_MIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,20 +39,20 @@ impl Kind {
     }
 }
 
-/// One body under one name. Two bodies under the same name are two of these.
+/// One body with one id. Two bodies with the same id are two entries.
 #[derive(Debug, Clone)]
 pub struct Entry {
     /// Also the event's id.
     pub id: Uuid,
     pub kind: Kind,
-    /// The first bytes are enough to tell bodies apart.
+    /// The first bytes, which are enough to distinguish bodies.
     pub digest: [u8; 8],
-    /// Sends that were to be acknowledged.
+    /// Number of sends.
     pub sent: u32,
     pub acked: u32,
     /// 409.
     pub conflicts: u32,
-    /// Any other refusal for good, by status.
+    /// The status of another final refusal.
     pub refused: u16,
 }
 
@@ -60,8 +60,8 @@ pub fn short(digest: &[u8]) -> [u8; 8] {
     digest.first_chunk().copied().unwrap_or_default()
 }
 
-/// An entry's number.
-pub type Nth = usize;
+/// The index of an entry.
+pub type EntryIndex = usize;
 
 #[derive(Default)]
 pub struct Ledger {
@@ -72,14 +72,14 @@ pub struct Ledger {
 struct Inner {
     entries: Vec<Entry>,
     acks: u64,
-    /// Sends whose answer never came, by what came instead; each was tried again.
+    /// Number of resends by reason.
     retries: BTreeMap<String, u64>,
     last_ack: Option<Instant>,
     gaps: Vec<(Instant, Duration)>,
 }
 
 impl Ledger {
-    pub fn note(&self, event: &Event) -> Nth {
+    pub fn note(&self, event: &Event) -> EntryIndex {
         let entry = Entry {
             id: event.id.parse().unwrap(),
             kind: Kind::of(event),
@@ -94,14 +94,14 @@ impl Ledger {
         inner.entries.len() - 1
     }
 
-    pub fn sent(&self, nth: Nth) {
-        self.inner.lock().unwrap().entries[nth].sent += 1;
+    pub fn sent(&self, index: EntryIndex) {
+        self.inner.lock().unwrap().entries[index].sent += 1;
     }
 
-    /// A final answer to one send.
-    pub fn answered(&self, nth: Nth, status: u16) {
+    /// Records the final answer to a send.
+    pub fn answered(&self, index: EntryIndex, status: u16) {
         let mut inner = self.inner.lock().unwrap();
-        let entry = &mut inner.entries[nth];
+        let entry = &mut inner.entries[index];
         match status {
             200 => entry.acked += 1,
             409 => entry.conflicts += 1,
@@ -136,7 +136,8 @@ impl Ledger {
         self.inner.lock().unwrap().entries.clone()
     }
 
-    /// The longest time without an acknowledgement that began or went on within `reach` after `moment`.
+    /// The longest time without an acknowledgement that overlaps the time from `moment` to `moment
+    /// + reach`.
     pub fn longest_gap(&self, moment: Instant, reach: Duration) -> Duration {
         let inner = self.inner.lock().unwrap();
         let touched = inner

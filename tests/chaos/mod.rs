@@ -1,8 +1,10 @@
-//! Nothing is lost or doubled while processes, the broker and Postgres are killed at random under load: a client writes down
-//! what it sent and which answer it got, a driver kills by a seed, and at the end the tables are compared with the notes.
+//! No event is lost or duplicated while ingest, the broker and Postgres are killed at random under
+//! load. A client records what it sent and which answers it got, a driver kills processes, and
+//! finally the tables are compared with the record.
 //!
-//! `make chaos-ingest` runs it at length: `SPRINGTIDE_CHAOS_KILLS`, `_MINUTES`, `_RATE` (events a second), `_SEED`, `_SWAPS`
-//! (of whole clusters). The figures are also in `target/chaos/ingest.json`.
+//! `make chaos-ingest` runs it longer: `SPRINGTIDE_CHAOS_KILLS`, `_MINUTES`, `_RATE` (events per
+//! second), `_SEED`, `_SWAPS` (recreated clusters). The figures are also in
+//! `target/chaos/ingest.json`.
 
 mod audit;
 mod client;
@@ -33,7 +35,7 @@ use servers::{Ingest, Servers};
 
 const SETTLE: Duration = Duration::from_secs(180);
 const INGESTS: usize = 2;
-/// Horizons and waits short enough to end while the load runs.
+/// Horizons and waits end while the load runs.
 const CONFIG: &str = "\
 [ingest]
 orphan_ttl_seconds = 6.0
@@ -43,13 +45,13 @@ horizon_seconds = 2.0
 [telemetry]
 filter = \"warn,springtide=info\"
 ";
-/// A commit takes a while, so that kills meet it.
+/// Slow commits, so that kills hit them.
 const POSTGRES: [&str; 2] = ["commit_delay=3000", "commit_siblings=0"];
 
 struct Size {
     kills: usize,
     time: Duration,
-    /// Events a second.
+    /// Events per second.
     rate: f64,
     seed: u64,
 }
@@ -75,7 +77,7 @@ impl Size {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_acknowledged_is_lost_or_doubled_while_everything_is_killed() {
+async fn no_acknowledged_event_is_lost_or_duplicated_while_processes_are_killed() {
     let size = Size::from_environment();
     println!("SPRINGTIDE_CHAOS_SEED={}", size.seed);
     let servers = Servers::start(CONFIG, &POSTGRES).await;
@@ -121,22 +123,22 @@ async fn nothing_acknowledged_is_lost_or_doubled_while_everything_is_killed() {
         settled_in,
         kills: &kills,
         ledger: &ledger,
-        logs: ingests.iter().map(|ingest| ingest.process.said()).collect(),
+        logs: ingests.iter().map(|ingest| ingest.process.output()).collect(),
         ended_by_itself: by_itself,
         audit: &audit,
     };
-    report.tell();
-    let wrong = audit.wrong();
-    if !wrong.is_empty() {
+    report.publish();
+    let failures = audit.failures();
+    if !failures.is_empty() {
         for ingest in &ingests {
-            println!("--- {}\n{}", ingest.process.name, end_of(&ingest.process.said()));
+            println!("--- {}\n{}", ingest.process.name, end_of(&ingest.process.output()));
         }
     }
-    assert!(wrong.is_empty(), "seed {}: {wrong:?}\n{audit:#?}", size.seed);
-    assert_eq!(kills.len(), size.kills, "every kill met something");
+    assert!(failures.is_empty(), "seed {}: {failures:?}\n{audit:#?}", size.seed);
+    assert_eq!(kills.len(), size.kills, "every kill hit a process");
 }
 
-/// Tells stories at the rate until the killing is over, whatever becomes of them.
+/// Sends stories at the given rate until the kills are over.
 async fn load(size: &Size, ledger: &Ledger, client: &Client, over: &CancellationToken) {
     let mut rng = StdRng::seed_from_u64(size.seed);
     let between = Duration::from_secs_f64(stories::EVENTS_PER_STORY / size.rate);
@@ -144,11 +146,11 @@ async fn load(size: &Size, ledger: &Ledger, client: &Client, over: &Cancellation
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
     while !over.is_cancelled() {
         tick.tick().await;
-        stories::tell(&mut rng, ledger, client);
+        stories::send_story(&mut rng, ledger, client);
     }
 }
 
-/// One record a second that is no event; returns those that the log has acknowledged.
+/// Sends one undecodable record per second. Returns those that the log has acknowledged.
 async fn poison(size: &Size, servers: &Servers, over: &CancellationToken) -> Vec<Vec<u8>> {
     let kafka = servers.client();
     let producer: FutureProducer = ClientConfig::new()
@@ -177,7 +179,7 @@ async fn poison(size: &Size, servers: &Servers, over: &CancellationToken) -> Vec
     acknowledged
 }
 
-/// Everything is answered, read, joined and closed.
+/// Waits until everything is answered, read, joined and closed.
 async fn settle(servers: &Servers, client: &Client) {
     servers.answer().await;
     eventually("every send has its answer", SETTLE, async || {
@@ -191,7 +193,7 @@ async fn settle(servers: &Servers, client: &Client) {
     .await;
     for (what, query) in [
         ("everything closes", "select count(*) from open_generation"),
-        ("orphans are told of", ORPHANS_UNMARKED),
+        ("orphans are reported", ORPHANS_UNMARKED),
     ] {
         eventually(what, SETTLE, async || (number(&pool, query).await == 0).then_some(())).await;
     }

@@ -1,4 +1,4 @@
-//! The figures: a table for people, JSON for comparison.
+//! The report: a table for people and JSON for comparison.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use super::audit::Audit;
 use super::driver::Kill;
 use super::ledger::Ledger;
 
-/// How long after a kill a silence counts as its doing.
+/// A pause within this time after a kill is attributed to it.
 const REACH: Duration = Duration::from_secs(20);
 
 pub struct Report<'a> {
@@ -21,7 +21,7 @@ pub struct Report<'a> {
     pub settled_in: Duration,
     pub kills: &'a [Kill],
     pub ledger: &'a Ledger,
-    /// Of all ingest processes.
+    /// The logs of all ingest processes.
     pub logs: String,
     pub ended_by_itself: Vec<String>,
     pub audit: &'a Audit,
@@ -29,7 +29,7 @@ pub struct Report<'a> {
 
 impl Report<'_> {
     /// Prints the table and writes `target/chaos/ingest.json`.
-    pub fn tell(&self) {
+    pub fn publish(&self) {
         let dir = match std::env::var("CARGO_TARGET_DIR") {
             Ok(dir) => Path::new(&dir).join("chaos"),
             Err(_) => Path::new(env!("CARGO_MANIFEST_DIR")).join("target/chaos"),
@@ -38,7 +38,7 @@ impl Report<'_> {
         let file = dir.join("ingest.json");
         fs::write(&file, serde_json::to_string_pretty(&self.document()).unwrap()).unwrap();
         print!("{}", self.table());
-        println!("{:<44}{}", "in full", file.display());
+        println!("{:<44}{}", "full report", file.display());
     }
 
     fn by_kind(&self) -> BTreeMap<&'static str, (usize, Duration)> {
@@ -55,8 +55,8 @@ impl Report<'_> {
         self.kills.iter().filter(|kill| kill.in_commit).count()
     }
 
-    fn said(&self, words: &str) -> usize {
-        self.logs.matches(words).count()
+    fn count_in_logs(&self, text: &str) -> usize {
+        self.logs.matches(text).count()
     }
 
     fn document(&self) -> Value {
@@ -73,8 +73,8 @@ impl Report<'_> {
             "kills_in_the_very_commit": self.in_commit(),
             "acks": self.ledger.acks(),
             "retried": self.ledger.retries(),
-            "fenced": self.said("was claimed by another sink"),
-            "sink_started_over": self.said("sink starts over"),
+            "fenced": self.count_in_logs("was claimed by another sink"),
+            "sink_started_over": self.count_in_logs("sink restarts from the offsets"),
             "ingest_ended_by_itself": self.ended_by_itself,
             "audit": self.audit,
         })
@@ -88,7 +88,7 @@ impl Report<'_> {
         let audit = self.audit;
         let sum = |numbers: &BTreeMap<&str, u64>| numbers.values().sum::<u64>();
         let mut row = |name: &str, number: u64| table += &format!("{name:<44}{number:>10}\n");
-        row("  of these in the very COMMIT", self.in_commit() as u64);
+        row("  of these during a commit", self.in_commit() as u64);
         row("acks", self.ledger.acks());
         row("events acknowledged", audit.acked_events);
         row("rows", sum(&audit.rows));
@@ -102,7 +102,10 @@ impl Report<'_> {
         for (why, count) in self.ledger.retries() {
             row(&format!("sent again: {why}"), count);
         }
-        row("stale sinks fenced", self.said("was claimed by another sink") as u64);
+        row(
+            "stale sinks fenced",
+            self.count_in_logs("was claimed by another sink") as u64,
+        );
         row("ingest ended by itself", self.ended_by_itself.len() as u64);
         let seconds = (self.took.as_secs_f64(), self.settled_in.as_secs_f64());
         table += &format!(

@@ -1,6 +1,6 @@
-//! A Postgres, a broker and ingest processes that may be killed: their own, in a folder of their own, each started again as
-//! soon as it ends. `springtide stack start` lays the stack out once; from then on the very commands that it ran are kept
-//! running here, without its back-off.
+//! A Postgres, a broker and ingest processes that may be killed. Each is restarted as soon as it
+//! ends. `springtide stack start` creates the stack's folder once; this module then runs the same
+//! commands itself, without the back-off.
 
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader};
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use edge::bind::free_ports;
-use ingest::kafka::ClientOptions;
+use ingest::log::ClientOptions;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
@@ -24,14 +24,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{SPRINGTIDE, eventually};
 
-/// As the folders of `springtide stack test-env`, so that the next of those removes ours if this process is killed.
+/// Like the folders of `springtide stack test-env`, whose next run removes ours if this process is
+/// killed.
 const PREFIX: &str = "springtide-stack-";
 const START: Duration = Duration::from_secs(120);
 const KILLED_WITHIN: Duration = Duration::from_secs(5);
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// A program that is started again whenever it ends. Dropped, it is killed for good.
-pub struct Kept {
+/// A program that is restarted whenever it ends. Dropping it kills the program.
+pub struct Supervised {
     pub name: String,
     pub log: PathBuf,
     state: Arc<Mutex<State>>,
@@ -41,19 +42,19 @@ pub struct Kept {
 #[derive(Default)]
 struct State {
     pid: Option<Pid>,
-    /// Lives that ended without this test having killed the process, and how.
+    /// The exit statuses of runs that this test did not end.
     ended_by_itself: Vec<String>,
     killed: Option<Pid>,
-    /// Not to be started again.
+    /// Do not restart.
     ending: bool,
 }
 
-impl Kept {
-    /// Call it on a thread of the runtime: the kernel ends a tied child with the thread that started it.
+impl Supervised {
+    /// Call this on a runtime thread: the kernel ends such a child with the thread that started it.
     pub fn start(name: &str, log: PathBuf, mut command: impl FnMut() -> Command + Send + 'static) -> Self {
         let state = Arc::new(Mutex::new(State::default()));
         let stop = CancellationToken::new();
-        let kept = Self {
+        let supervised = Self {
             name: name.to_owned(),
             log: log.clone(),
             state: state.clone(),
@@ -90,14 +91,14 @@ impl Kept {
                 tokio::time::sleep(AGAIN_AFTER).await;
             }
         });
-        kept
+        supervised
     }
 
     pub fn pid(&self) -> Option<Pid> {
         self.state.lock().unwrap().pid
     }
 
-    /// `kill -9`; false where it does not run at the moment.
+    /// Sends SIGKILL. Returns false if the program is not running.
     pub fn kill(&self) -> bool {
         self.signal(Signal::SIGKILL)
     }
@@ -115,11 +116,11 @@ impl Kept {
         self.state.lock().unwrap().ended_by_itself.clone()
     }
 
-    pub fn said(&self) -> String {
+    pub fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// Lets it end in order, for good.
+    /// Ends the program with SIGTERM and does not restart it.
     pub async fn stop(&self) {
         self.state.lock().unwrap().ending = true;
         if self.signal(Signal::SIGTERM) {
@@ -129,8 +130,8 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
-    /// Waits for the end: the folder is removed next.
+impl Drop for Supervised {
+    /// Waits for the end, because the folder is removed next.
     fn drop(&mut self) {
         self.stop.cancel();
         let Some(pid) = self.pid() else { return };
@@ -142,27 +143,27 @@ impl Drop for Kept {
     }
 }
 
-/// One that only waits to be reaped does not.
+/// False for zombies.
 fn runs(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_some_and(|(_, fields)| !fields.starts_with('Z'))
 }
 
-/// The stack.
+/// Postgres and the broker.
 pub struct Servers {
-    pub postgres: Kept,
-    pub kafka: Kept,
+    pub postgres: Supervised,
+    pub kafka: Supervised,
     postgres_port: u16,
     kafka_port: u16,
     kafka_command: Vec<String>,
-    // Last: the servers are gone before their folder goes.
+    // Declared last, so that the servers end before their folder is removed.
     dir: TempDir,
     _lock: Flock<File>,
 }
 
 impl Servers {
-    /// `config`: what springtide.toml says beside the ports. `postgres`: settings of the server.
+    /// `config` is added to springtide.toml after the ports. `postgres` are server settings.
     pub async fn start(config: &str, postgres: &[&str]) -> Self {
         let dir = tempfile::Builder::new()
             .prefix(PREFIX)
@@ -189,19 +190,19 @@ impl Servers {
             stack.display()
         );
         fs::write(dir.path().join("springtide.toml"), text).unwrap();
-        let [mut postgres_command, kafka_command] = lay_out(dir.path()).await;
+        let [mut postgres_command, kafka_command] = create_stack(dir.path()).await;
         for setting in postgres {
             postgres_command.extend(["-c".to_owned(), (*setting).to_owned()]);
         }
         let servers = Self {
-            postgres: tied(
+            postgres: server(
                 "postgres",
                 dir.path(),
                 "SIGINT",
                 Uid::effective().is_root(),
                 postgres_command,
             ),
-            kafka: tied("kafka", dir.path(), "SIGTERM", false, kafka_command.clone()),
+            kafka: server("kafka", dir.path(), "SIGTERM", false, kafka_command.clone()),
             postgres_port,
             kafka_port,
             kafka_command,
@@ -219,7 +220,7 @@ impl Servers {
         }
     }
 
-    /// Connects at need: the server may be away.
+    /// Connects lazily, because the server may be down.
     pub fn pool(&self) -> PgPool {
         let url = format!("postgres://postgres@127.0.0.1:{}/springtide", self.postgres_port);
         let options = PgPoolOptions::new()
@@ -228,7 +229,7 @@ impl Servers {
         options.connect_lazy(&url).unwrap()
     }
 
-    /// Waits until both answer.
+    /// Waits until both servers respond.
     pub async fn answer(&self) {
         let pool = self.pool();
         eventually("Postgres answers", START, async || {
@@ -236,12 +237,12 @@ impl Servers {
         })
         .await;
         eventually("the broker answers", START, async || {
-            ingest::kafka::ensure_topics(&self.client(), 4).await.ok()
+            ingest::log::ensure_topics(&self.client(), 4).await.ok()
         })
         .await;
     }
 
-    /// One `springtide ingest` of its own port.
+    /// Starts a `springtide ingest` on a free port.
     pub fn ingest(&self, nth: usize, environment: &[(&str, &str)]) -> Ingest {
         let [port] = free_ports().unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
@@ -262,12 +263,12 @@ impl Servers {
         let name = format!("ingest-{nth}");
         let log = self.dir.path().join(format!("{name}.log"));
         Ingest {
-            process: Kept::start(&name, log, command),
+            process: Supervised::start(&name, log, command),
             address,
         }
     }
 
-    /// Takes the broker's log away and gives it an empty one with a new cluster id, as a reinstallation would.
+    /// Replaces the broker's log by an empty one with a new cluster id, like a reinstallation.
     pub async fn recreate_cluster(mut self) -> Self {
         let command = self.kafka_command.clone();
         self.kafka.stop().await;
@@ -291,14 +292,14 @@ impl Servers {
         };
         let id = tool(&["random-uuid"]);
         tool(&["format", "--cluster-id", id.trim(), "--config", command.last().unwrap()]);
-        self.kafka = tied("kafka", self.dir.path(), "SIGTERM", false, command);
+        self.kafka = server("kafka", self.dir.path(), "SIGTERM", false, command);
         self.answer().await;
         self
     }
 }
 
 pub struct Ingest {
-    pub process: Kept,
+    pub process: Supervised,
     pub address: SocketAddr,
 }
 
@@ -312,8 +313,9 @@ impl Ingest {
     }
 }
 
-/// Lets `springtide stack start` make database, schema, log and topics, and returns the commands of Postgres and the broker.
-async fn lay_out(dir: &Path) -> [Vec<String>; 2] {
+/// Creates database, schema, log and topics with `springtide stack start`, and returns the commands
+/// of Postgres and the broker.
+async fn create_stack(dir: &Path) -> [Vec<String>; 2] {
     let mut supervisor = Command::new(SPRINGTIDE)
         .args(["--die-with", &std::process::id().to_string(), "stack", "start"])
         .current_dir(dir)
@@ -322,17 +324,17 @@ async fn lay_out(dir: &Path) -> [Vec<String>; 2] {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Kept to the end: it says more while it stops.
+    // Read until the end, because it prints more while it stops.
     let mut lines = BufReader::new(supervisor.stderr.take().unwrap()).lines();
-    let mut said = Vec::new();
+    let mut printed = Vec::new();
     for line in lines.by_ref() {
-        said.push(line.unwrap());
-        if said.last().is_some_and(|line| line.starts_with("Kafka: ")) {
+        printed.push(line.unwrap());
+        if printed.last().is_some_and(|line| line.starts_with("Kafka: ")) {
             break;
         }
     }
-    let ready = said.last().is_some_and(|line| line.starts_with("Kafka: "));
-    assert!(ready, "the stack did not start:\n{}", said.join("\n"));
+    let ready = printed.last().is_some_and(|line| line.starts_with("Kafka: "));
+    assert!(ready, "the stack did not start:\n{}", printed.join("\n"));
     let note = fs::read(dir.join(".springtide/up.json")).unwrap();
     let note: serde_json::Value = serde_json::from_slice(&note).unwrap();
     let command = |name: &str| -> Vec<String> {
@@ -350,8 +352,8 @@ async fn lay_out(dir: &Path) -> [Vec<String>; 2] {
     commands
 }
 
-/// A server that ends with this process, run as the stack runs it.
-fn tied(name: &str, dir: &Path, signal: &'static str, drop_root: bool, words: Vec<String>) -> Kept {
+/// A server that ends with this process, run like the stack does.
+fn server(name: &str, dir: &Path, signal: &'static str, drop_root: bool, words: Vec<String>) -> Supervised {
     let command = move || {
         let mut command = Command::new(SPRINGTIDE);
         command.args([
@@ -368,5 +370,5 @@ fn tied(name: &str, dir: &Path, signal: &'static str, drop_root: bool, words: Ve
         command.arg("--").args(&words).current_dir("/").process_group(0);
         command
     };
-    Kept::start(name, dir.join(format!("{name}.log")), command)
+    Supervised::start(name, dir.join(format!("{name}.log")), command)
 }

@@ -1,5 +1,5 @@
-//! What happens to the users of the load: episodes with their generations, what is said about them, taken back, ended, and
-//! the ways in which real producers get it wrong: twice, in the wrong order, under a name that is taken.
+//! The load: episodes with generations, feedback, retractions and ends, and the mistakes of real
+//! producers: repetitions, wrong order, and ids that are taken.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,29 +15,29 @@ use super::ledger::Ledger;
 use crate::ingest::generation;
 
 pub const SOURCE: &str = "tests/chaos";
-/// Events of a story on the average, repetitions included.
+/// Mean number of events per story, repetitions included.
 pub const EVENTS_PER_STORY: f64 = 4.4;
-/// How far apart the events of a story are sent at most.
+/// The events of a story are sent within this time.
 const SPREAD_MS: u64 = 2_000;
 const REPEATED: f64 = 0.3;
 const CONTRADICTED: f64 = 0.01;
 const WITHOUT_GENERATION: f64 = 0.03;
 
-/// Tells one story.
-pub fn tell(rng: &mut StdRng, ledger: &Ledger, client: &Client) {
+/// Sends one story.
+pub fn send_story(rng: &mut StdRng, ledger: &Ledger, client: &Client) {
     for event in story(rng) {
         let delay = Duration::from_millis(rng.random_range(0..SPREAD_MS));
-        let nth = ledger.note(&event);
+        let index = ledger.note(&event);
         let event = Arc::new(event);
-        client.send(nth, event.clone(), delay);
+        client.send(index, event.clone(), delay);
         if rng.random_bool(REPEATED) {
             let again = Duration::from_millis(rng.random_range(0..SPREAD_MS));
-            client.send(nth, event.clone(), again);
+            client.send(index, event.clone(), again);
         }
         if let Some(other) = contradict(&event).filter(|_| rng.random_bool(CONTRADICTED)) {
-            let nth = ledger.note(&other);
+            let index = ledger.note(&other);
             let at = Duration::from_millis(rng.random_range(0..SPREAD_MS));
-            client.send(nth, Arc::new(other), at);
+            client.send(index, Arc::new(other), at);
         }
     }
 }
@@ -80,8 +80,8 @@ fn story(rng: &mut StdRng) -> Vec<Event> {
         Body::Feedback(feedback) => Some(feedback.id),
         _ => None,
     });
-    let taken_back: Vec<Uuid> = given.filter(|_| rng.random_bool(0.1)).collect();
-    for feedback_id in taken_back {
+    let retracted: Vec<Uuid> = given.filter(|_| rng.random_bool(0.1)).collect();
+    for feedback_id in retracted {
         let retraction = Retraction {
             id: Uuid::now_v7(),
             feedback_id,
@@ -106,7 +106,7 @@ fn feedback(target: Target, metric: &str, value: Value) -> Event {
     feedback.into_event("default", SOURCE, event::now())
 }
 
-/// Another body under the same name.
+/// The same event with another body.
 fn contradict(event: &Event) -> Option<Event> {
     let mut other = event.clone();
     match &mut other.body {

@@ -1,5 +1,5 @@
-//! A broker that one test may stop, or give a disk of its own: supervised as `springtide stack start` does it, beside the
-//! Postgres that all tests share.
+//! A broker that one test may pause, or give its own disk. `springtide stack start` supervises it; Postgres is the one that
+//! all tests share.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,18 +10,18 @@ use nix::unistd::Pid;
 
 use super::{SPRINGTIDE, Stack, eventually, process};
 
-const LONG: Duration = Duration::from_secs(600);
+const DEADLINE: Duration = Duration::from_secs(600);
 
-/// Ends with this value.
+/// Stopped on drop.
 pub struct Broker {
     process: std::process::Child,
     pub address: String,
 }
 
 impl Broker {
-    /// `state`: an empty folder, where its log will lie.
+    /// `state`: an empty folder for its log.
     pub async fn start(stack: &Stack, state: &Path) -> Self {
-        // The supervisor looks at the ports of the roles too, which do not run here.
+        // the supervisor also checks the ports of the roles, which do not run here
         let [port, controller_port, roles @ ..] = edge::bind::free_ports::<6>().unwrap();
         let log = std::fs::File::create(stack.dir.path().join("stack.log")).unwrap();
         let mut command = Command::new(SPRINGTIDE);
@@ -44,7 +44,7 @@ impl Broker {
             address: format!("127.0.0.1:{port}"),
         };
         let log = stack.dir.path().join("stack.log");
-        eventually("the broker answers", LONG, async || {
+        eventually("the broker answers", DEADLINE, async || {
             let log = std::fs::read_to_string(&log).unwrap();
             assert!(broker.process.try_wait().unwrap().is_none(), "{log}");
             log.contains("Kafka:").then_some(())
@@ -53,7 +53,7 @@ impl Broker {
         broker
     }
 
-    /// Stops it where it is, until [`Self::go_on`]: it holds its connections and answers nothing.
+    /// Suspends the broker until [`Self::go_on`]: it keeps its connections and does not answer.
     pub fn pause(&self) {
         process::signal(&self.node(), Signal::SIGSTOP);
     }
@@ -71,7 +71,7 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        // One that is paused would not hear of its end; what has ended already does not matter.
+        // a paused broker would not receive SIGTERM; errors do not matter if it has ended already
         for node in process::descendants(self.process.id(), "kafka.Kafka") {
             let _ = kill(node, Signal::SIGCONT);
         }

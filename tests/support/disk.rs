@@ -1,5 +1,5 @@
-//! A file system of a few MiB that a test may fill, in memory. Mounting one needs root; without, the tests that want one say so
-//! and do nothing.
+//! An in-memory file system of a few MiB that a test may fill. Mounting needs root; without root, tests that need it print
+//! that and do nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,18 +7,18 @@ use std::process::Command;
 use tempfile::TempDir;
 
 pub struct Disk {
-    /// `Option`, so that it is unmounted before its folder is removed.
+    /// `Option`, so that the disk is unmounted before its folder is removed.
     dir: Option<TempDir>,
     path: PathBuf,
 }
 
 impl Disk {
-    /// `None`: who runs this may not mount.
+    /// `None`: the user may not mount.
     pub fn mount(mib: u32) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
         std::fs::create_dir(&path).unwrap();
-        // Of the test's own stack, Postgres runs as another user, who has to get here.
+        // the test stack's Postgres runs as another user, who needs access
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(dir.path(), open).unwrap();
         let mounted = run("mount", &["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"], &path);
@@ -38,7 +38,7 @@ impl Disk {
         run("mount", &["-o", &format!("remount,size={mib}m")], &self.path).unwrap();
     }
 
-    /// Takes all the room that is left, in a file that nobody else knows.
+    /// Uses up all free space, in a file of its own; returns its path.
     pub fn fill(&self) -> PathBuf {
         use std::io::Write;
         let path = self.path.join("ballast");
@@ -52,7 +52,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Lazily: what still runs on it ends by itself.
+        // lazily, because processes may still use it
         if let Err(error) = run("umount", &["--lazy"], &self.path) {
             eprintln!("{} stays mounted: {error}", self.path.display());
             std::mem::forget(self.dir.take());

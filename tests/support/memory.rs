@@ -1,5 +1,5 @@
-//! A limit on the memory of one process: a control group of its own where one can be made (version 2 or 1, which takes root),
-//! else a limit on its data segment, which is coarser.
+//! Limits the memory of one process: with its own control group (version 2 or 1; needs root), else with a limit on its data
+//! segment, which is coarser.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ impl Limit {
         Self { bytes, group }
     }
 
-    /// In words, for a report.
+    /// The kind of limit, for a report.
     pub fn kind(&self) -> &'static str {
         if self.group.is_some() {
             "control group"
@@ -31,7 +31,7 @@ impl Limit {
         }
     }
 
-    /// The same command under the limit from its first instruction on.
+    /// The same command, under the limit from its start.
     pub fn hold(&self, command: &std::process::Command) -> Command {
         match &self.group {
             Some(group) => {
@@ -42,7 +42,7 @@ impl Limit {
         }
     }
 
-    /// How often the kernel killed for want of memory; `None`: it does not say.
+    /// How often the kernel killed it for lack of memory; `None`: unknown.
     pub fn kills(&self) -> Option<u64> {
         let group = self.group.as_ref()?;
         let files = ["memory.events", "memory.oom_control"];
@@ -54,7 +54,7 @@ impl Limit {
     }
 }
 
-/// `None`: not possible here.
+/// `None`: not possible on this machine.
 fn make(group: &Path, bytes: u64) -> Option<PathBuf> {
     std::fs::create_dir(group).ok()?;
     let limits = ["memory.max", "memory.limit_in_bytes"];

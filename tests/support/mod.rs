@@ -1,7 +1,8 @@
-//! What every test stands on: [`Stack::start`] gives it a migrated database, topics and folders that nobody else uses,
-//! and takes them away at the end. One Postgres and one broker serve the whole test binary; they are those that
-//! SPRINGTIDE_TEST_POSTGRES and SPRINGTIDE_TEST_KAFKA name, or else `springtide stack test-env` starts them at first need, and
-//! stops them when this process ends, in whatever way.
+//! The environment of every test: [`Stack::start`] creates a migrated database, topics and folders for one test, and
+//! removes them at its end.
+//!
+//! All tests share one Postgres and one broker: those in SPRINGTIDE_TEST_POSTGRES and SPRINGTIDE_TEST_KAFKA, or else
+//! `springtide stack test-env` starts them when they are first needed and stops them when this process ends.
 
 pub mod broker;
 pub mod disk;
@@ -13,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use ingest::kafka::ClientOptions;
+use ingest::log::ClientOptions;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
@@ -24,28 +25,27 @@ use tempfile::TempDir;
 
 /// The binary under test.
 pub const SPRINGTIDE: &str = env!("CARGO_BIN_EXE_springtide");
-/// Partitions of the event topics: more than one, so that order across partitions is not relied on.
+/// Partitions of the event topics: more than one, so that no test relies on order across partitions.
 pub const PARTITIONS: i32 = 2;
 const CONNECTIONS_MAX: u32 = 8;
 
-/// Everything that one test may use as its own. Keep it until the end of the test.
+/// The resources of one test. Keep it until the end of the test.
 pub struct Stack {
     /// A fresh database with all migrations.
     pub pool: PgPool,
-    /// Its URL.
     pub database_url: String,
-    /// A topic prefix of its own; the topics exist.
+    /// With a unique topic prefix; the topics exist.
     pub kafka: ClientOptions,
-    /// A policy store of its own, a `file://` URL.
+    /// The `file://` URL of a policy store.
     pub store_url: String,
     pub keys_dir: std::path::PathBuf,
-    /// Holds the store and the keys; room for more.
+    /// Contains the store and the keys; the test may add files.
     pub dir: TempDir,
     database: String,
 }
 
 impl Stack {
-    /// `name` is for people who look at a database or a topic left by a killed test.
+    /// `name` becomes part of the names of database and topics, so that leftovers of a killed test can be recognised.
     pub async fn start(name: &str) -> Self {
         let servers = tokio::task::spawn_blocking(servers).await.unwrap();
         let unique = format!("it_{name}_{}", uuid::Uuid::now_v7().simple());
@@ -66,7 +66,7 @@ impl Stack {
             topic_prefix: unique,
             ..ClientOptions::default()
         };
-        ingest::kafka::ensure_topics(&kafka, PARTITIONS).await.unwrap();
+        ingest::log::ensure_topics(&kafka, PARTITIONS).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         Self {
             pool,
@@ -81,7 +81,7 @@ impl Stack {
 }
 
 impl Drop for Stack {
-    /// On a thread with a runtime of its own: a test may end anywhere, also in a panic.
+    /// Uses a thread with its own runtime, because a test may end anywhere, also in a panic.
     fn drop(&mut self) {
         let (kafka, database) = (self.kafka.clone(), self.database.clone());
         let clean = move || {
@@ -108,11 +108,11 @@ async fn remove(kafka: &ClientOptions, database: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Asks again every 50 ms until the answer is `Some`; panics with `what` after `limit`.
-pub async fn eventually<T>(what: &str, limit: Duration, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+/// Calls `poll` every 50 ms until it returns `Some`; panics with `what` after `limit`.
+pub async fn eventually<T>(what: &str, limit: Duration, mut poll: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
-        if let Some(answer) = ask().await {
+        if let Some(answer) = poll().await {
             return answer;
         }
         assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
@@ -124,7 +124,7 @@ pub async fn eventually<T>(what: &str, limit: Duration, mut ask: impl AsyncFnMut
 struct Servers {
     postgres: String,
     kafka: String,
-    /// Its standard input is the life line: it closes when this process ends.
+    /// It stops when its standard input closes, which happens when this process ends.
     #[serde(skip)]
     _process: Option<Child>,
 }

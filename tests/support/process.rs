@@ -1,4 +1,4 @@
-//! Real processes of the product, and what the system says about them.
+//! Starts processes of the real binary, and inspects and signals processes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::eventually;
 
 const START_MAX: Duration = Duration::from_secs(300);
 
-/// `program` with `args`, in front of `command`'s own: for what has to be done before it begins.
+/// Wraps `command`: runs `program` with `args`, followed by the command line of `command`.
 pub fn before(program: &str, args: &[&str], command: &std::process::Command) -> Command {
     let mut wrapped = Command::new(program);
     wrapped.args(args).arg(command.get_program()).args(command.get_args());
@@ -24,7 +24,7 @@ pub fn before(program: &str, args: &[&str], command: &std::process::Command) -> 
     wrapped
 }
 
-/// Starts a role and waits until it answers at `address`. What it logs goes to `log`.
+/// Starts a role and waits until it answers at `address`. Its output goes to `log`.
 pub async fn start(mut command: Command, address: SocketAddr, log: &Path) -> Child {
     let file = std::fs::File::options().create(true).append(true).open(log).unwrap();
     command
@@ -34,8 +34,8 @@ pub async fn start(mut command: Command, address: SocketAddr, log: &Path) -> Chi
     let mut process = command.spawn().unwrap();
     eventually("the process answers", START_MAX, async || {
         let ended = process.try_wait().unwrap();
-        let told = || std::fs::read_to_string(log).unwrap();
-        assert!(ended.is_none(), "it ended: {ended:?}\n{}", told());
+        let output = || std::fs::read_to_string(log).unwrap();
+        assert!(ended.is_none(), "it ended: {ended:?}\n{}", output());
         let health = reqwest::get(format!("http://{address}/health")).await;
         health.is_ok_and(|answer| answer.status() == 200).then_some(())
     })

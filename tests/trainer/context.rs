@@ -1,4 +1,4 @@
-//! Generations that were logged in parts: put together and trained on, or dropped with the reason.
+//! Generations that were logged in parts: assembled and trained on, or dropped with the reason.
 
 use ingest::event::PayloadRef;
 use ingest::payload::{self, TOKEN_IDS};
@@ -9,7 +9,7 @@ use super::SOON;
 use super::world::{Sampled, World};
 use crate::support::eventually;
 
-/// Leaves of a stored prompt only what follows `shared`, which its parent has.
+/// Shortens a stored prompt to `rest`; its parent has the `shared` prefix.
 async fn shorten(pool: &PgPool, id: Uuid, parent: Uuid, shared: &[u32], rest: &[u32]) {
     let rest: Vec<i32> = rest.iter().map(|id| id.cast_signed()).collect();
     sqlx::query(
@@ -46,14 +46,15 @@ pub async fn refer(pool: &PgPool, id: Uuid, kind: &str, payload: &PayloadRef) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_turn_in_parts_is_trained_on_with_its_whole_context_and_a_broken_one_is_dropped_with_its_code() {
+async fn a_turn_in_parts_is_trained_on_with_its_whole_context_and_a_broken_turn_is_dropped_with_its_code() {
     let world = World::start("parts").await;
     world.follow(1, world.base, 0).await;
     let pool = &world.stack.pool;
     let sampled = world.sample(world.base, 14).await;
-    // The broken ones are older, so that the look that fills the cohort goes past all of them.
+    // The broken ones are older, so the poll that fills the cohort sees all of them.
     let (broken, cohort) = sampled.split_at(6);
-    // Two of the cohort in parts: one shares its prompt's beginning with a parent of another arm, one has it by reference.
+    // Two of the cohort are in parts: one shares a prefix with a parent of another arm, one has its
+    // prefix by reference.
     let parent = Sampled {
         prompt: cohort[0].prompt[..1].to_vec(),
         tokens: cohort[0].prompt[1..2].to_vec(),
@@ -92,7 +93,7 @@ async fn a_turn_in_parts_is_trained_on_with_its_whole_context_and_a_broken_one_i
     for one in &sampled {
         world.close(one, one.reward.unwrap()).await;
     }
-    // The parent of this one had its time to come.
+    // The parent of this one is too late.
     sqlx::query("update trajectory set closed_at = now() - interval '2 minutes' where generation_id = $1")
         .bind(broken[1].id)
         .execute(pool)
@@ -111,7 +112,7 @@ async fn a_turn_in_parts_is_trained_on_with_its_whole_context_and_a_broken_one_i
     for one in cohort {
         assert_eq!(decided(one.id).kind, "trained");
     }
-    // The recomputed log-probabilities agree only where the context is the one that was sampled with.
+    // Recomputed log-probabilities agree only with the sampler's context.
     let parity = world.metrics(1).await["mismatch"]["difference_max"].as_f64().unwrap();
     assert_eq!(parity, 0.0, "sampler and trainer have the same bits");
     let codes: Vec<_> = broken

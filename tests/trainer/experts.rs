@@ -1,14 +1,14 @@
-//! What a mixture of experts sampled is computed with the experts that sampled it.
+//! The trainer replays the logged experts of a mixture of experts.
 
 use super::SOON;
 use super::context::refer;
 use super::world::{Sampled, World, config};
 use crate::support::eventually;
 use ingest::payload::{EXPERTS, Experts};
-use policy::config::{Experts as Mixture, Family, ModelConfig, Scoring};
-use policy::model::Model;
-use policy::router::Routing;
-use policy::sampling;
+use model::config::{Experts as Mixture, Family, ModelConfig, Scoring};
+use model::exact::ExactModel;
+use model::router::Routing;
+use model::sampling;
 
 const COUNT: u16 = 6;
 
@@ -28,8 +28,8 @@ fn mixture() -> ModelConfig {
     }
 }
 
-/// As an engine logs it whose router chose otherwise: neither the trainer's choice nor in its order.
-fn told(tokens: usize, seed: usize) -> Experts {
+/// Experts of an engine whose router differs: neither the trainer's choice nor in its order.
+fn logged(tokens: usize, seed: usize) -> Experts {
     let of = |token: usize| {
         (0..2).flat_map(move |layer| {
             let first = (seed + 3 * token + layer) % usize::from(COUNT);
@@ -46,7 +46,7 @@ fn told(tokens: usize, seed: usize) -> Experts {
 }
 
 /// The log-probabilities of `one`'s tokens with these experts.
-fn rescored(model: &Model, one: Sampled, experts: &Experts) -> Sampled {
+fn rescored(model: &ExactModel, one: Sampled, experts: &Experts) -> Sampled {
     let mut routing = Routing::default();
     for layer in 0..2 {
         let mut ids = Vec::new();
@@ -72,15 +72,15 @@ fn rescored(model: &Model, one: Sampled, experts: &Experts) -> Sampled {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn experts_that_were_logged_are_replayed_and_those_of_another_model_are_refused() {
+async fn logged_experts_are_replayed_and_experts_of_another_model_are_refused() {
     let world = World::start_with("experts", &mixture()).await;
     world.follow(1, world.base, 0).await;
     let pool = &world.stack.pool;
     let image = world.materialise(world.base).await;
-    let model = Model::from_image(&image).unwrap();
+    let model = ExactModel::from_checkpoint(&image).unwrap();
     let mut cohort = Vec::new();
     for (seed, one) in world.sample(world.base, 9).await.into_iter().enumerate() {
-        let experts = told(one.prompt.len() + one.tokens.len() - 1, seed);
+        let experts = logged(one.prompt.len() + one.tokens.len() - 1, seed);
         let free = one.logprobs.clone();
         let one = rescored(&model, one, &experts);
         let moved = free
@@ -88,8 +88,8 @@ async fn experts_that_were_logged_are_replayed_and_those_of_another_model_are_re
             .zip(&one.logprobs)
             .map(|(a, b)| (a - b).abs())
             .fold(0.0, f32::max);
-        assert!(moved > 1e-3, "other experts say something else");
-        // the oldest is refused, so that the look that fills the cohort passes it
+        assert!(moved > 1e-3, "other experts give other log-probabilities");
+        // the oldest is refused, so the poll that fills the cohort sees it
         let experts = match seed {
             0 => Experts { experts: 8, ..experts },
             _ => experts,

@@ -1,19 +1,19 @@
-//! A fleet of one handler: it answers completions for a line's head with that head's own network and logs what it sampled,
-//! as `springtide serve` does. The engine itself is tested elsewhere.
+//! A fleet of one handler. It answers completions with the model of a line's head and logs its
+//! samples, like `springtide serve`. The engine itself is tested elsewhere.
 
 use super::world::{POLICY, generate};
+use artifact::sign::TrustedKeys;
 use axum::Json;
 use axum::extract::State;
 use axum::routing::post;
 use ingest::event::{FinishReason, Generation, Purpose, VersionSpan};
 use ingest::log::Producer;
-use policy::model::Model;
-use policy::sign::TrustedKeys;
-use policy::store::Store;
+use model::exact::ExactModel;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use store::Store;
 use uuid::Uuid;
 
 #[derive(Clone)]
@@ -26,7 +26,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Serves on a free port; its base URL.
+    /// Serves on a free port. Returns the base URL.
     pub async fn serve(self) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -70,7 +70,7 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
     let sampled = {
         let prompt = prompt.clone();
         let work = move || {
-            let model = Model::from_image(&image).unwrap();
+            let model = ExactModel::from_checkpoint(&image).unwrap();
             (first..first + count)
                 .map(|seed| generate(&model, &prompt, seed, None))
                 .collect::<Vec<_>>()

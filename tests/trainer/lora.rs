@@ -1,13 +1,13 @@
-//! The realtime run of an adapter: versions, checkpoints, restarts.
+//! The realtime run with an adapter: versions, run states, restarts.
 
 use super::world::{POLICY, World};
 use crate::support::SPRINGTIDE;
-use policy::image::Image;
-use policy::lora::{Config, Targets};
+use artifact::checkpoint::Checkpoint;
+use model::lora::{Config, Targets};
 use std::path::Path;
 use tokio::process::Command;
 use trainer::Options;
-use trainer::checkpoint::{self, Checkpoint};
+use trainer::publish::run_state::{self, RunState};
 use uuid::Uuid;
 
 fn options(world: &World, r: usize) -> Options {
@@ -20,8 +20,8 @@ fn options(world: &World, r: usize) -> Options {
     options
 }
 
-/// One step from the head, by a process of its own; the version that it made, and its checkpoint.
-async fn step(world: &World, head: i64, step: i64, options: Options) -> (i64, Checkpoint) {
+/// Runs one step from the head in a trainer of its own. Returns the new version and its run state.
+async fn step(world: &World, head: i64, step: i64, options: Options) -> (i64, RunState) {
     let cohort = world.sample(head, 8).await;
     world.insert_all(&cohort, "champion").await;
     let running = world.run(options);
@@ -31,11 +31,11 @@ async fn step(world: &World, head: i64, step: i64, options: Options) -> (i64, Ch
         .fetch_one(&world.stack.pool)
         .await
         .unwrap();
-    let key = checkpoint::key(run, step, version);
-    (version, world.publisher.read_checkpoint(&key).await.unwrap())
+    let key = run_state::key(run, step, version);
+    (version, world.publisher.read_run_state(&key).await.unwrap())
 }
 
-/// `springtide policy …` on the world's store: whether it went well, and what it said.
+/// Runs `springtide policy …` on the world's store. Returns whether it succeeded, and its output.
 async fn command(world: &World, arguments: &str, folder: &Path) -> (bool, String) {
     let output = Command::new(SPRINGTIDE)
         .current_dir(folder)
@@ -47,28 +47,31 @@ async fn command(world: &World, arguments: &str, folder: &Path) -> (bool, String
         .output()
         .await
         .unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let output_text = [output.stdout, output.stderr].concat();
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&output_text).into_owned(),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_of_an_adapter_goes_on_after_a_restart_and_begins_anew_with_other_settings() {
+async fn a_run_with_an_adapter_continues_after_a_restart_and_starts_a_new_adapter_with_other_settings() {
     let world = World::start("lora").await;
     world.follow(1, world.base, 0).await;
-    let (first, checkpoint) = step(&world, world.base, 1, options(&world, 2)).await;
-    let (base, image) = (world.materialise(world.base).await, world.materialise(first).await);
-    let changed: Vec<&String> = image
+    let (first, run_state) = step(&world, world.base, 1, options(&world, 2)).await;
+    let (base, checkpoint) = (world.materialise(world.base).await, world.materialise(first).await);
+    let changed: Vec<&String> = checkpoint
         .tensors
         .iter()
         .filter(|(name, tensor)| base.tensors[*name] != **tensor)
         .map(|(name, _)| name)
         .collect();
     assert!(!changed.is_empty() && changed.iter().all(|name| name.ends_with("q_proj.weight")));
-    assert_eq!(checkpoint.lora.as_ref().unwrap().base, world.base);
+    assert_eq!(run_state.lora.as_ref().unwrap().base, world.base);
 
-    let (second, checkpoint) = step(&world, first, 2, options(&world, 2)).await;
-    assert_eq!(checkpoint.optimiser_step, 2, "the moments were restored");
-    let adapter = checkpoint.adapter().unwrap().unwrap();
+    let (second, run_state) = step(&world, first, 2, options(&world, 2)).await;
+    assert_eq!(run_state.optimizer_step, 2, "the moments were restored");
+    let adapter = run_state.adapter().unwrap().unwrap();
     assert_eq!(
         adapter.merge(&base).unwrap().root(),
         world.materialise(second).await.root()
@@ -82,27 +85,27 @@ async fn a_run_of_an_adapter_goes_on_after_a_restart_and_begins_anew_with_other_
         format!("export {} --out base", world.base),
         "merge base --adapter adapter --out merged".into(),
     ] {
-        let (good, said) = command(&world, &arguments, folder.path()).await;
-        assert!(good, "{arguments}: {said}");
+        let (success, output) = command(&world, &arguments, folder.path()).await;
+        assert!(success, "{arguments}: {output}");
     }
-    let read = |name: &str| Image::read_dir(&folder.path().join(name)).unwrap();
+    let read = |name: &str| Checkpoint::read_dir(&folder.path().join(name)).unwrap();
     assert_eq!(read("merged").root(), read("version").root());
     let arguments = format!("export {} --adapter --out none", world.base);
-    let (good, said) = command(&world, &arguments, folder.path()).await;
-    assert!(!good && said.contains("imported"), "{said}");
+    let (success, output) = command(&world, &arguments, folder.path()).await;
+    assert!(!success && output.contains("imported"), "{output}");
 
-    let said = |events: &[String]| events.iter().any(|event| event.contains("other settings of `lora`"));
-    assert!(!said(&world.events().await));
+    let reported = |events: &[String]| events.iter().any(|event| event.contains("other settings of `lora`"));
+    assert!(!reported(&world.events().await));
 
-    let (third, checkpoint) = step(&world, second, 3, options(&world, 3)).await;
-    assert!(said(&world.events().await), "{:?}", world.events().await);
-    assert_eq!(checkpoint.lora.as_ref().unwrap().base, second);
-    assert_eq!(checkpoint.optimiser_step, 1);
-    let (fourth, checkpoint) = step(&world, third, 4, world.options()).await;
-    assert_eq!(checkpoint.lora, None, "all weights again");
-    for (version, why) in [(fourth, "has no adapter"), (first, "is gone")] {
+    let (third, run_state) = step(&world, second, 3, options(&world, 3)).await;
+    assert!(reported(&world.events().await), "{:?}", world.events().await);
+    assert_eq!(run_state.lora.as_ref().unwrap().base, second);
+    assert_eq!(run_state.optimizer_step, 1);
+    let (fourth, run_state) = step(&world, third, 4, world.options()).await;
+    assert_eq!(run_state.lora, None, "all weights again");
+    for (version, why) in [(fourth, "has no adapter"), (first, "was deleted")] {
         let arguments = format!("export {version} --adapter --out none");
-        let (good, said) = command(&world, &arguments, folder.path()).await;
-        assert!(!good && said.contains(why), "{said}");
+        let (success, output) = command(&world, &arguments, folder.path()).await;
+        assert!(!success && output.contains(why), "{output}");
     }
 }

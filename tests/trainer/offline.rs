@@ -1,4 +1,5 @@
-//! An offline run from its request to its line: rollouts through the API, grades through the log, steps, the end.
+//! An offline run from request to end: rollouts through the API, grades through the log, steps on
+//! its own line.
 
 use super::fleet::Fleet;
 use super::world::{POLICY, World};
@@ -14,11 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 const SOON: Duration = Duration::from_secs(90);
 
-/// The control API of a world's policy; its base URL.
+/// Serves the control API of a world's policy. Returns the base URL.
 pub async fn control(world: &World) -> String {
     let auth = Auth::new(AuthOptions::default(), world.stack.pool.clone());
-    let routes = trainer::runs::router(world.stack.pool.clone(), POLICY)
-        .merge(trainer::versions::router(world.stack.pool.clone(), POLICY));
+    let routes = trainer::api::router(world.stack.pool.clone(), POLICY);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, auth.protect(routes)).await });
@@ -48,7 +48,7 @@ fn request() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grpo_run_goes_from_its_request_to_a_line_of_its_own() {
+async fn a_grpo_run_publishes_on_a_line_of_its_own() {
     let world = World::start("grpo").await;
     world.follow(1, world.base, 0).await;
     let producer = Producer::new(&world.stack.kafka).unwrap();
@@ -128,7 +128,7 @@ async fn a_grpo_run_goes_from_its_request_to_a_line_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_head_nobody_serves_fails_with_that_reason() {
+async fn a_run_whose_head_is_not_served_fails_with_that_reason() {
     let world = World::start("unserved").await;
     let control = control(&world).await;
     let (_, created) = post(format!("{control}/v1/runs"), &request()).await;
@@ -170,10 +170,7 @@ async fn runs_are_checked_listed_paused_and_cancelled_over_http() {
     let mut misspelt = request();
     misspelt["grop_size"] = json!(4);
     let (status, problem) = post(runs.clone(), &misspelt).await;
-    assert_eq!(
-        status, 400,
-        "a field that is not known is refused, not ignored: {problem}"
-    );
+    assert_eq!(status, 400, "an unknown field is refused: {problem}");
 
     let (_, created) = post(runs.clone(), &request()).await;
     assert_eq!(created["base_version"], world.base);

@@ -1,34 +1,34 @@
-//! A policy with a base version, and trajectories that its own network sampled.
+//! A policy with a base version, and trajectories that its own model sampled.
 
 use crate::support::{Stack, eventually};
+use artifact::checkpoint::Checkpoint;
+use artifact::sign::{SigningKey, TrustedKeys};
 use ingest::payload::Store as Payloads;
-use policy::config::{Family, ModelConfig};
-use policy::image::Image;
-use policy::model::{KvCache, Model};
-use policy::network::random_image;
-use policy::sampling::{Params, Source, sample, suppress};
-use policy::sign::{SigningKey, TrustedKeys};
-use policy::store::Store;
+use model::autograd::random_checkpoint;
+use model::config::{Family, ModelConfig};
+use model::exact::{ExactModel, KvCache};
+use model::sampling::{Params, Source, sample, suppress};
 use sqlx::Row;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use store::Store;
 use tokio_util::sync::CancellationToken;
-use trainer::checkpoint::StepRecord;
-use trainer::claim::Claim;
-use trainer::guards::Limits;
-use trainer::learner::{Learner, Outcome};
-use trainer::publish::{Copies, Draft, Prepared, Publisher, import_image};
-use trainer::sample::Sample;
-use trainer::settings::StepSettings;
+use trainer::learn::guards::Limits;
+use trainer::learn::learner::{Learner, Outcome};
+use trainer::learn::settings::StepSettings;
+use trainer::publish::run_state::StepRecord;
+use trainer::publish::{Draft, Prepared, Publisher, QuantisedCopies, import_checkpoint};
+use trainer::runs::claim::Claim;
+use trainer::select::sample::Sample;
 use trainer::{Environment, Options};
 use uuid::Uuid;
 
 pub const POLICY: &str = "demo";
-/// The token by which the world's policy shows nothing.
+/// The decline token of the world's policy.
 pub const DECLINE: u32 = 40;
 
-/// A policy in a stack of its own.
+/// A policy in its own stack.
 pub struct World {
     pub stack: Stack,
     pub publisher: Publisher,
@@ -37,7 +37,7 @@ pub struct World {
     seeds: AtomicU64,
 }
 
-/// One generation and how it ended.
+/// One generation and its reward.
 #[derive(Debug, Clone)]
 pub struct Sampled {
     pub id: Uuid,
@@ -53,7 +53,7 @@ pub struct Sampled {
 }
 
 impl Sampled {
-    /// The same under a new id.
+    /// The same with a new id.
     pub fn renewed(self) -> Self {
         Sampled {
             id: Uuid::now_v7(),
@@ -62,7 +62,7 @@ impl Sampled {
     }
 }
 
-/// What training decided about a generation.
+/// A row of `disposition`.
 #[derive(Debug)]
 pub struct Disposition {
     pub id: Uuid,
@@ -71,7 +71,7 @@ pub struct Disposition {
     pub step: Option<i64>,
 }
 
-/// A trainer at work.
+/// A running trainer.
 pub struct Running {
     shutdown: CancellationToken,
     work: tokio::task::JoinHandle<anyhow::Result<()>>,
@@ -117,17 +117,17 @@ impl World {
             key: Arc::new(key),
             announce: None,
             policy: POLICY.into(),
-            image_every: 50,
-            checkpoints_kept: 2,
-            copies: Copies::default(),
+            checkpoint_every: 50,
+            run_states_kept: 2,
+            quantised: QuantisedCopies::default(),
         };
-        let mut image = random_image(config, 11);
+        let mut image = random_checkpoint(config, 11);
         let generation = serde_json::json!({"springtide_decline_token_id": DECLINE});
         image
             .files
             .insert("generation_config.json".into(), generation.to_string().into());
         let image = Arc::new(image);
-        let base = import_image(&publisher, image, "realtime").await.unwrap();
+        let base = import_checkpoint(&publisher, image, "realtime").await.unwrap();
         World {
             stack,
             publisher,
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// The store of payloads of everything that this world runs.
+    /// The store of payloads.
     pub fn payloads(&self) -> Payloads {
         Payloads::open(&format!("file://{}", self.stack.dir.path().join("payloads").display())).unwrap()
     }
@@ -151,7 +151,7 @@ impl World {
         options
     }
 
-    /// Starts a trainer that has no fleet.
+    /// Starts a trainer without a fleet.
     pub fn run(&self, options: Options) -> Running {
         self.run_against(options, "http://127.0.0.1:9")
     }
@@ -160,7 +160,7 @@ impl World {
     pub fn run_against(&self, options: Options, serve_url: &str) -> Running {
         let environment = Environment {
             policy: POLICY.into(),
-            compute: policy::model::Compute::F32,
+            compute: model::exact::Compute::F32,
             quantised: vec![],
             base_dir: None,
             kafka: self.stack.kafka.clone(),
@@ -175,12 +175,12 @@ impl World {
         Running { shutdown, work }
     }
 
-    /// Lets the trainer look at the queue a few dozen times.
+    /// Waits for a few dozen polls of the trainer.
     pub async fn settled(&self) {
         tokio::time::sleep(Duration::from_millis(1500)).await;
     }
 
-    pub async fn materialise(&self, version: i64) -> Arc<Image> {
+    pub async fn materialise(&self, version: i64) -> Arc<Checkpoint> {
         let Publisher { store, trusted, .. } = &self.publisher;
         store.materialise(POLICY, version, trusted, &[]).await.unwrap().image
     }
@@ -188,7 +188,7 @@ impl World {
     /// Generations of `version`, newest ids last, with rewards of both signs.
     pub async fn sample(&self, version: i64, count: usize) -> Vec<Sampled> {
         let image = self.materialise(version).await;
-        let model = Model::from_image(&image).unwrap();
+        let model = ExactModel::from_checkpoint(&image).unwrap();
         (0..count)
             .map(|i| {
                 let seed = self.seeds.fetch_add(1, Ordering::Relaxed);
@@ -310,7 +310,7 @@ impl World {
             .unwrap()
     }
 
-    /// Waits until the realtime line has left `version`; its new head.
+    /// Waits until the realtime line has left `version`. Returns its new head.
     pub async fn head_after(&self, version: i64) -> i64 {
         eventually("a version is published", Duration::from_secs(60), async || {
             let (head, _) = self.line().await;
@@ -410,8 +410,8 @@ impl World {
     }
 }
 
-fn draft(image: Arc<Image>, samples: &[Sample], record: StepRecord, parent: i64) -> Draft {
-    let mut learner = Learner::from_image(image).unwrap();
+fn draft(image: Arc<Checkpoint>, samples: &[Sample], record: StepRecord, parent: i64) -> Draft {
+    let mut learner = Learner::from_checkpoint(image).unwrap();
     let advantages: Vec<f64> = samples.iter().map(|s| s.reward).collect();
     let outcome = learner
         .propose(samples, &advantages, &StepSettings::default(), &Limits::default())
@@ -423,9 +423,9 @@ fn draft(image: Arc<Image>, samples: &[Sample], record: StepRecord, parent: i64)
         line: "realtime".into(),
         branch: 0,
         parent,
-        parent_image: proposal.parent_image,
-        image: proposal.image,
-        checkpoint: learner.checkpoint(record.clone(), 0).to_bytes().unwrap(),
+        parent_checkpoint: proposal.parent,
+        checkpoint: proposal.checkpoint,
+        run_state: learner.run_state(record.clone(), 0).to_bytes().unwrap(),
         record,
     }
 }
@@ -441,16 +441,16 @@ fn to_sample(sampled: &Sampled) -> Sample {
         logprobs: sampled.logprobs.clone(),
         mask: vec![true; sampled.tokens.len()],
         temperature: 1.0,
-        drawing: None,
+        behaviour: None,
         experts: None,
         reward: sampled.reward.unwrap(),
         suppressed: sampled.suppressed,
-        weight: trainer::explore::weight(sampled.tokens.contains(&DECLINE), Some(0.25)),
+        weight: trainer::learn::explore::weight(sampled.tokens.contains(&DECLINE), Some(0.25)),
     }
 }
 
-/// Samples five tokens through the KV cache, as serving does, without the one that is suppressed.
-pub fn generate(model: &Model, prompt: &[u32], seed: u64, suppressed: Option<u32>) -> (Vec<u32>, Vec<f32>) {
+/// Samples five tokens through the KV cache, as serving does, without the suppressed one.
+pub fn generate(model: &ExactModel, prompt: &[u32], seed: u64, suppressed: Option<u32>) -> (Vec<u32>, Vec<f32>) {
     let mut cache = KvCache::new(model, 1, 64);
     let mut source = Source::new(seed);
     let params = Params::default();

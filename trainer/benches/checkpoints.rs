@@ -1,24 +1,28 @@
-//! Consecutive checkpoints of the learner's own training, for `make bench-delta`: a model with random weights samples bytes, is
-//! rewarded for what English looks like, and learns by REINFORCE on its own samples with AdamW. The last `--keep` versions of each
-//! learning rate are written as Hugging Face folders `OUT/lr-RATE/STEP`, with what each step changed on standard output.
+//! Consecutive checkpoints of the learner's own training, for `make bench-delta`.
+//!
+//! A model with random weights samples bytes, is rewarded for bytes that are frequent in English, and
+//! learns by REINFORCE on its own samples with AdamW. The last `--keep` versions of each learning rate
+//! are written as Hugging Face folders `OUT/lr-RATE/STEP`. Standard output says what each step changed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use policy::config::{Family, ModelConfig};
-use policy::model::{Arithmetic, Compute, KvCache, Model};
-use policy::network::random_image;
-use policy::sampling::{self, Params, Source};
-use trainer::guards::Limits;
-use trainer::learner::{Learner, Outcome};
-use trainer::sample::Sample;
-use trainer::settings::{Optimiser, StepSettings};
+use model::autograd::random_checkpoint;
+use model::config::{Family, ModelConfig};
+use model::exact::{Arithmetic, Compute, ExactModel, KvCache};
+use model::sampling::{self, Params, Source};
+use trainer::learn::guards::Limits;
+use trainer::learn::learner::{Learner, Outcome};
+use trainer::learn::optimizer::OptimizerSettings;
+use trainer::learn::settings::StepSettings;
+use trainer::select::sample::Sample;
 use uuid::Uuid;
 
 const PROMPT: usize = 8;
 const SEQUENCES: usize = 16;
 const TOKENS: usize = 24;
-/// Bytes by how often English has them, the most frequent first: the reward of a byte falls with its place.
+/// Bytes by how often English has them, the most frequent first: the reward of a byte falls with
+/// its place.
 const FREQUENT: &[u8] = b" etaoinshrdlcumwfgypbvk";
 
 fn main() -> anyhow::Result<()> {
@@ -66,11 +70,11 @@ fn model() -> ModelConfig {
 
 fn train(out: &std::path::Path, rate: f64, steps: usize, keep: usize) -> anyhow::Result<()> {
     let arithmetic = Arithmetic::new(Compute::F32, 1)?;
-    let mut learner = Learner::with_arithmetic(Arc::new(random_image(&model(), 5)), arithmetic.clone())?;
+    let mut learner = Learner::with_arithmetic(Arc::new(random_checkpoint(&model(), 5)), arithmetic.clone())?;
     let settings = StepSettings {
-        optimiser: Optimiser {
+        optimizer: OptimizerSettings {
             learning_rate: rate,
-            ..Optimiser::default()
+            ..OptimizerSettings::default()
         },
         ..StepSettings::default()
     };
@@ -79,7 +83,7 @@ fn train(out: &std::path::Path, rate: f64, steps: usize, keep: usize) -> anyhow:
         ..Limits::default()
     };
     for step in 1..=steps {
-        let model = Model::with_arithmetic(learner.image(), &arithmetic)?;
+        let model = ExactModel::with_arithmetic(learner.checkpoint(), &arithmetic)?;
         let samples = sampled(&model, step as u64)?;
         let mean = samples.iter().map(|sample| sample.reward).sum::<f64>() / samples.len() as f64;
         let advantages: Vec<f64> = samples.iter().map(|sample| sample.reward - mean).collect();
@@ -98,14 +102,14 @@ fn train(out: &std::path::Path, rate: f64, steps: usize, keep: usize) -> anyhow:
         }
         learner.accept();
         if step + keep > steps {
-            learner.image().write_dir(&out.join(format!("{step:06}")))?;
+            learner.checkpoint().write_dir(&out.join(format!("{step:06}")))?;
         }
     }
     Ok(())
 }
 
 /// Completions of the model as it is, all of a length.
-fn sampled(model: &Model, step: u64) -> anyhow::Result<Vec<Sample>> {
+fn sampled(model: &ExactModel, step: u64) -> anyhow::Result<Vec<Sample>> {
     let mut source = Source::new(step);
     let params = Params::default();
     let mut cache = KvCache::new(model, SEQUENCES, PROMPT + TOKENS);
@@ -124,7 +128,7 @@ fn sampled(model: &Model, step: u64) -> anyhow::Result<Vec<Sample>> {
             logprobs: vec![],
             mask: vec![true; TOKENS],
             temperature: params.temperature,
-            drawing: None,
+            behaviour: None,
             experts: None,
             reward: 0.0,
             suppressed: false,

@@ -1,54 +1,24 @@
-//! How a policy improves: which trajectories, which advantages, which loss, one step, and its publication.
+//! How a policy improves: which trajectories, which advantages, which loss, one step, one version.
+//!
+//! The folders follow the life of a step:
 //!
 //! ```text
-//!  trajectory rows ─► select ─► advantage ─► learner (batch, loss, optim, mismatch) ─► guards ─► publish ─► version
-//!                                                                                                  │
-//!                     realtime: production, one run per policy          claim (fence) ─────────────┤
-//!                     grpo: rollouts through the public API, a line of its own                     ▼
-//!                     runs, versions: the same over HTTP, without libtorch                step, line, disposition
-//!                     silence: an alarm when the learning arm hardly shows anything       run_event
+//! select/    rewarded trajectories of the database ─► samples; the others get the reason why not
+//! learn/     advantage ─► batch ─► loss ─► gradient ─► optimizer ─► guards
+//! publish/   run state, delta, manifest, and one fenced transaction: a new version
+//! runs/      what drives the steps: realtime (production), grpo (rollouts), sft
+//! api/       runs, versions and lines over HTTP, without libtorch
 //! ```
-//! Knows serving only as a URL, and who is served only through the view `alias`.
+//! The crate knows serving only as a URL, and reads which version an alias serves from the view
+//! `alias`.
 
-pub mod advantage;
-pub mod batch;
-pub mod checkpoint;
-pub mod claim;
-pub mod drawing;
-pub mod explore;
-pub mod grader;
-pub mod guards;
-pub mod mismatch;
+pub mod api;
+pub mod learn;
 pub mod options;
 pub mod publish;
-pub mod random;
 pub mod runs;
-pub mod sample;
 pub mod select;
-pub mod settings;
-pub mod silence;
-pub mod upkeep;
-pub mod versions;
 
-#[cfg(feature = "torch")]
-mod coming;
-#[cfg(feature = "torch")]
-mod execute;
-#[cfg(feature = "torch")]
-mod grpo;
-#[cfg(feature = "torch")]
-pub mod learner;
-#[cfg(feature = "torch")]
-pub mod loss;
-#[cfg(feature = "torch")]
-pub mod optim;
-#[cfg(feature = "torch")]
-mod realtime;
-#[cfg(feature = "torch")]
-mod session;
-#[cfg(feature = "torch")]
-pub mod sft;
-
-#[cfg(feature = "torch")]
-pub use execute::{Environment, run};
 pub use options::Options;
+#[cfg(feature = "torch")]
+pub use runs::trainer::{Environment, run};

@@ -1,8 +1,8 @@
-//! The trainer's part of `springtide.toml`. Every field has a default; contradictions are refused at load.
+//! `[trainer]` of `springtide.toml`. Every field has a default. Contradictions are refused at load.
 
-use crate::guards::Limits;
-use crate::settings::StepSettings;
-use crate::silence::GENERATIONS_MIN;
+use crate::learn::guards::Limits;
+use crate::learn::settings::StepSettings;
+use crate::runs::show_rate::GENERATIONS_MIN;
 use serde::{Deserialize, Serialize};
 
 /// `[trainer]`.
@@ -13,20 +13,24 @@ pub struct Options {
     pub realtime: Realtime,
     /// Offline runs.
     pub offline: Offline,
-    /// Every this many steps a version is published as a whole image beside its delta, and sooner where the deltas since the
-    /// last one would take more than half of its bytes; default 50.
-    pub image_every: i64,
-    /// Whether deltas over several steps are made beside training, for replicas that are behind; default true. It takes
-    /// the memory of two images while it goes on.
-    pub folds: bool,
-    /// Checkpoints kept per run, newest first; default 2.
-    pub checkpoints_kept: i64,
-    /// Threads of the forward pass, shared by all learners, and of libtorch per learner; default 1. Libtorch's help on an idle
-    /// machine and hurt badly beside busy processes.
+    /// Steps between full checkpoints; default 50. A checkpoint is also published when the deltas
+    /// since the last one exceed half of its bytes.
+    #[serde(rename = "image_every")]
+    pub checkpoint_every: i64,
+    /// Make squashed deltas beside training, for replicas that are behind; default true. Needs the
+    /// memory of two checkpoints.
+    #[serde(rename = "folds")]
+    pub squash: bool,
+    /// Run states kept per run, newest first; default 2.
+    #[serde(rename = "checkpoints_kept")]
+    pub run_states_kept: i64,
+    /// Threads of the forward pass, shared by all learners, and of libtorch per learner; default 1.
+    /// More libtorch threads help on an idle machine and hurt badly beside busy processes.
     pub threads: u16,
-    /// How long to sleep when there is nothing to do, milliseconds; default 200. Trajectories that close end the sleep.
+    /// Sleep when there is nothing to do, milliseconds; default 200. A trajectory that closes ends
+    /// the sleep.
     pub poll_ms: u64,
-    /// Key for the serving API, where it asks for one. Never printed.
+    /// Key for the serving API, if it requires one. Never printed.
     #[serde(skip_serializing)]
     pub api_key: Option<String>,
 }
@@ -36,9 +40,9 @@ impl Default for Options {
         Options {
             realtime: Realtime::default(),
             offline: Offline::default(),
-            image_every: 50,
-            folds: true,
-            checkpoints_kept: 2,
+            checkpoint_every: 50,
+            squash: true,
+            run_states_kept: 2,
             threads: 1,
             poll_ms: 200,
             api_key: None,
@@ -52,31 +56,31 @@ impl Default for Options {
 pub struct Realtime {
     /// Whether this process runs it; default true.
     pub enabled: bool,
-    /// The line it writes to; default `realtime`.
+    /// The line that it writes; default `realtime`.
     pub line: String,
-    /// The alias whose traffic it learns from, and whose moves it follows; default `champion`.
+    /// The alias whose traffic it learns from and whose moves it follows; default `champion`.
     pub alias: String,
-    /// Trajectories of one step; default 32.
+    /// Trajectories per step; default 32.
     pub cohort_size: u32,
-    /// What a reward is compared with; default `zero`.
+    /// What rewards are compared with; default `zero`.
     pub baseline: BaselineKind,
-    /// Train an adapter of the version that the line stands on, instead of all weights; default: all weights. Fields and
-    /// defaults are PEFT's, targets all layers' matrices.
+    /// Train an adapter of the line's head instead of all weights; default: all weights. Fields and
+    /// defaults are PEFT's; by default it adapts the matrices of all layers.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub lora: Option<policy::lora::Config>,
+    pub lora: Option<model::lora::Config>,
     pub step: StepSettings,
     pub guards: Limits,
     pub alarms: Alarms,
 }
 
-/// `[trainer.realtime.alarms]`: what people are told while the run goes on.
+/// `[trainer.realtime.alarms]`: alarms that do not stop the run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Alarms {
-    /// Share of its generations that the learning arm should show, 0 to 1; default 0.1. A third of what the other arms show
-    /// is asked for in any case.
+    /// Share of its generations that the learning arm should show, 0 to 1; default 0.1. It should
+    /// also show at least a third of what the other arms show.
     pub show_rate_min: f64,
-    /// Latest generations of an arm that its show rate is taken over, at least 100; default 500.
+    /// Generations per arm that its show rate is computed from, at least 100; default 500.
     pub show_rate_window: u32,
 }
 
@@ -105,29 +109,32 @@ impl Default for Realtime {
     }
 }
 
-/// What a production reward is compared with.
+/// What rewards of production are compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BaselineKind {
-    /// The running mean of its class, before this step.
+    /// The moving average of its class before the step.
     Ema,
-    /// Nothing.
+    /// Nothing: the advantage is the reward.
     Zero,
 }
 
-/// `[trainer.offline]`: what all offline runs share. What one run asks for is in its request.
+/// `[trainer.offline]`: settings that all offline runs share. Settings of one run are in its
+/// request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Offline {
     /// Whether this process executes them; default true.
     pub enabled: bool,
-    /// How long the fleet may take until it serves the run's head, seconds; default 120.
+    /// How long the fleet may take to serve the run's head, seconds; default 120.
     pub served_timeout_seconds: u64,
-    /// How long graded rollouts may take until they are trajectories in the database, seconds; default 60.
+    /// How long graded rollouts may take to become trajectories in the database, seconds; default
+    /// 60.
     pub arrival_timeout_seconds: u64,
-    /// Rollout requests in flight at once; default 4.
+    /// Rollout requests in flight; default 4.
     pub requests_max: usize,
-    /// Draws of tasks in a row in which no group had different rewards, before the run fails; default 20.
+    /// Draws of tasks in a row without different rewards in any group, before the run fails;
+    /// default 20.
     pub empty_draws_max: u32,
     pub guards: Limits,
 }
@@ -146,11 +153,11 @@ impl Default for Offline {
 }
 
 impl Options {
-    /// Refuses values that cannot work together. The text names the field as the file spells it.
+    /// Refuses values that cannot work. The text names the field as in the file.
     pub fn check(&self) -> Result<(), String> {
         let positive = [
-            ("trainer.image_every", self.image_every >= 1),
-            ("trainer.checkpoints_kept", self.checkpoints_kept >= 1),
+            ("trainer.image_every", self.checkpoint_every >= 1),
+            ("trainer.checkpoints_kept", self.run_states_kept >= 1),
             ("trainer.threads", self.threads >= 1),
             ("trainer.poll_ms", self.poll_ms >= 1),
             ("trainer.realtime.cohort_size", self.realtime.cohort_size >= 1),
@@ -186,17 +193,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_hold_together() {
+    fn the_defaults_are_valid() {
         assert_eq!(Options::default().check(), Ok(()));
     }
 
     #[test]
-    fn contradictions_are_named_as_the_file_spells_them() {
+    fn errors_name_the_field_as_in_the_file() {
         let mut options = Options::default();
         options.realtime.cohort_size = 0;
         assert!(options.check().unwrap_err().contains("trainer.realtime.cohort_size"));
         let mut options = Options::default();
-        options.realtime.step.optimiser.learning_rate = -1.0;
+        options.realtime.step.optimizer.learning_rate = -1.0;
         assert!(
             options
                 .check()
@@ -220,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_that_could_never_judge_is_refused() {
+    fn an_alarm_without_enough_generations_is_refused() {
         let mut options = Options::default();
         options.realtime.alarms.show_rate_window = 99;
         assert!(options.check().unwrap_err().contains("show_rate_window"));

@@ -1,50 +1,54 @@
-//! The commit point of a step, the same for every kind of run.
+//! The commit of a step, the same for every kind of run. Computes no loss and holds no tensors.
 //!
 //! ```text
-//! serial from the sequence → private checkpoint uploaded ┐
-//! delta encoded → objects uploaded                         ┴→ manifest put if absent (run, step, cohort, fence)
-//!   → objects looked for once more, for a collection may have taken one that was there before
-//!   → one fenced Postgres transaction: version, head of the line, step, dispositions, baselines       = THE COMMIT
+//! serial from the sequence → run state uploaded ┐
+//! delta encoded → objects uploaded              ┴→ manifest put if absent (run, step, cohort, fence)
+//!   → objects checked once more: garbage collection may have deleted one that already existed
+//!   → THE COMMIT, one fenced transaction: version, head of the line, step, dispositions, baselines
 //!   → announcement, repeatable
 //! ```
-//! A crash before the manifest leaves objects that nothing names. A crash between manifest and commit is healed by the
-//! next executor: [`Publisher::adopt`] finds the manifest that carries its own (run, step) and commits exactly that step,
-//! or leaves it as an orphan that nobody follows. Computes no loss and holds no tensors.
+//! After a crash before the manifest, objects are left that nothing names. After a crash between
+//! manifest and commit, the next executor finds the manifest with its own (run, step) and commits
+//! exactly that step ([`Publisher::adopt`]), or leaves it as an orphan that nobody follows.
 
-mod copies;
 mod error;
 mod external;
 mod import;
-mod record;
-mod shares;
+mod quantised;
+pub(crate) mod record;
+pub mod referenced;
+pub mod run_state;
+mod shards;
+pub mod squash;
 
-pub use copies::Copies;
 pub use error::Error;
 pub use external::{External, Outcome, publish_external};
-pub use import::{import, import_image};
-pub use shares::{Shares, publish_shares, put_share};
+pub use import::{import, import_checkpoint};
+pub use quantised::QuantisedCopies;
+pub use shards::{ShardedVersion, publish_shards, put_shard};
 
-use crate::checkpoint::{self, Checkpoint, StepRecord};
-use crate::claim::Claim;
+use crate::runs::claim::Claim;
+use artifact::checkpoint::Checkpoint;
+use artifact::digest::Digest;
+use artifact::manifest::{Manifest, Parent, Quantised, RunStep};
+use artifact::sign::{SigningKey, TrustedKeys};
+use artifact::threads::Threads;
 use bytes::Bytes;
 use ingest::log::Producer;
-use policy::image::Image;
-use policy::kernel::Threads;
-use policy::manifest::{Manifest, Parent, Quantised, RunStep};
-use policy::sign::{SigningKey, TrustedKeys};
-use policy::store::{self, Pieces, PutOutcome, Store};
+use run_state::{RunState, StepRecord};
 use sqlx::PgPool;
 use std::sync::Arc;
 use std::time::Instant;
+use store::{Pieces, PutOutcome, Store};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-/// Serials tried before a store that already holds them is called foreign.
+/// Serials tried before we conclude that the store belongs to another database.
 const SERIALS_TRIED_MAX: usize = 8;
-/// Manifests looked at when a restart searches for its own.
+/// Serials looked at when a restart searches for its own manifest.
 const PROBED_MAX: i64 = 1_000;
 
-/// Where versions of one policy go.
+/// Publishes versions of one policy.
 #[derive(Clone)]
 pub struct Publisher {
     pub pool: PgPool,
@@ -54,38 +58,39 @@ pub struct Publisher {
     /// `None`: nothing is announced, followers find versions by polling.
     pub announce: Option<Producer>,
     pub policy: String,
-    /// A whole image beside the delta every this many steps, and where the deltas since the last one would take more than
-    /// half of its bytes.
-    pub image_every: i64,
-    pub checkpoints_kept: i64,
+    /// A full checkpoint is written beside the delta every this many steps, and whenever the deltas
+    /// since the last one exceed half of its bytes.
+    pub checkpoint_every: i64,
+    pub run_states_kept: i64,
     /// The quantised copies that manifests name.
-    pub copies: Copies,
+    pub quantised: QuantisedCopies,
 }
 
 /// A step that has been computed and passed its guards.
 #[derive(Debug, Clone)]
 pub struct Draft {
     pub line: String,
-    /// Of the line, when the step began.
+    /// Branch of the line when the step began.
     pub branch: i32,
     /// Head of the line when the step began.
     pub parent: i64,
-    pub parent_image: Arc<Image>,
-    pub image: Arc<Image>,
+    pub parent_checkpoint: Arc<Checkpoint>,
+    pub checkpoint: Arc<Checkpoint>,
     pub record: StepRecord,
-    /// [`Checkpoint`] after the step, as bytes.
-    pub checkpoint: Bytes,
+    /// [`RunState`] after the step, as bytes.
+    pub run_state: Bytes,
 }
 
-/// A step whose manifest is in the store, and whose commit is all that is missing.
+/// A step whose manifest is in the store and that only lacks its commit.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     pub manifest: Manifest,
     pub record: StepRecord,
-    pub checkpoint_key: String,
+    pub run_state_key: String,
+    pub timings: Timings,
 }
 
-/// A step that is committed.
+/// A committed step.
 #[derive(Debug, Clone, Copy)]
 pub struct Published {
     pub version: i64,
@@ -95,24 +100,29 @@ pub struct Published {
 /// Where the time of a publication went, seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Timings {
-    /// Making the delta and applying it once, and the quantised copies.
+    /// Encoding the delta, applying it once, and quantising copies.
     pub encode: f64,
-    /// Until objects, checkpoint and manifest were in the store, as far as it was not beside the encoding.
+    /// Uploads that did not overlap with encoding.
     pub upload: f64,
     /// The transaction.
     pub commit: f64,
 }
 
-/// A serial of its own, and the checkpoint that lies under it already.
-struct Place {
+/// A run, its step, and its run state as bytes.
+type StepState<'a> = (Uuid, i64, &'a Bytes);
+
+/// A serial, and the key of the run state that was uploaded under it.
+struct Reserved {
     serial: i64,
-    checkpoint_key: String,
+    run_state_key: String,
 }
 
 impl Publisher {
-    /// Publishes a step: prepare, commit, announce, tidy up. The step's metrics say where the time until its commit went.
+    /// Publishes a step: prepare, commit, announce, delete an old run state. The step's metrics get
+    /// the timings.
     pub async fn publish(&self, claim: &Claim, draft: Draft) -> Result<Published, Error> {
-        let (mut prepared, mut timings) = self.prepare_timed(claim, draft).await?;
+        let mut prepared = self.prepare(claim, draft).await?;
+        let mut timings = prepared.timings;
         let measured = &mut prepared.record.metrics["timings"];
         measured["encode"] = timings.encode.into();
         measured["upload"] = timings.upload.into();
@@ -126,107 +136,109 @@ impl Publisher {
         })
     }
 
-    /// Everything before the commit: serial, objects, checkpoint, manifest.
+    /// Everything before the commit: serial, objects, run state, manifest.
     pub async fn prepare(&self, claim: &Claim, draft: Draft) -> Result<Prepared, Error> {
-        Ok(self.prepare_timed(claim, draft).await?.0)
-    }
-
-    async fn prepare_timed(&self, claim: &Claim, draft: Draft) -> Result<(Prepared, Timings), Error> {
         let started = Instant::now();
-        let parent = record::version(&self.pool, &self.policy, draft.parent).await?;
+        let known = record::version(&self.pool, &self.policy, draft.parent).await?;
         let step = draft.record.step;
-        let image_due = step % self.image_every == 0 || parent.line != draft.line || parent.branch != draft.branch;
-        // the checkpoint is most of the bytes: it goes to the store while the delta is made
-        let checkpoint = Some((claim.run, step, &draft.checkpoint));
-        let parent_ref = Parent {
+        let checkpoint_due =
+            step % self.checkpoint_every == 0 || known.line != draft.line || known.branch != draft.branch;
+        let parent = Parent {
             version: draft.parent,
-            root: parent.root,
+            root: known.root,
         };
-        let images = (draft.parent_image, Arc::clone(&draft.image));
-        let objects = self.objects(started, parent_ref, images, image_due);
-        let (objects, place) = tokio::try_join!(objects, self.place(checkpoint))?;
+        let checkpoints = (draft.parent_checkpoint, Arc::clone(&draft.checkpoint));
+        let objects = self.objects(started, parent, checkpoints, checkpoint_due);
+        // the run state is most of the bytes: it is uploaded while the delta is encoded
+        let run_state = Some((claim.run, step, &draft.run_state));
+        let (objects, reserved) = tokio::try_join!(objects, self.reserve(run_state))?;
         let mut manifest = Manifest {
-            policy: self.policy.clone(),
-            version: place.serial,
-            root: objects.root,
-            parent: Some(parent_ref),
-            line: draft.line,
-            branch: draft.branch,
-            image: objects.image.as_ref().map(Pieces::object),
-            delta: Some(objects.delta.object()),
-            tensor_bytes: draft.image.tensor_bytes(),
             run: Some(RunStep {
                 run: claim.run,
                 step,
                 cohort_digest: draft.record.cohort_digest(),
             }),
             fence: claim.fence,
+            ..self.manifest(
+                &objects,
+                parent,
+                draft.line,
+                draft.branch,
+                draft.checkpoint.tensor_bytes(),
+            )
+        };
+        let run_state_key = self.put_manifest(&mut manifest, reserved, run_state).await?;
+        self.restore_missing(&objects).await?;
+        Ok(Prepared {
+            manifest,
+            record: draft.record,
+            run_state_key,
+            timings: objects.timings(started),
+        })
+    }
+
+    /// The manifest of a version that no run made, without a serial.
+    fn manifest(&self, objects: &Objects, parent: Parent, line: String, branch: i32, tensor_bytes: u64) -> Manifest {
+        Manifest {
+            policy: self.policy.clone(),
+            version: 0,
+            root: objects.root,
+            parent: Some(parent),
+            line,
+            branch,
+            image: objects.checkpoint.as_ref().map(Pieces::object),
+            delta: Some(objects.delta.object()),
+            tensor_bytes,
+            run: None,
+            fence: 0,
             created_at: OffsetDateTime::now_utc(),
             quantised: objects.quantised.clone(),
             delta_shards: vec![],
-        };
-        let checkpoint_key = self.put_manifest(&mut manifest, place, checkpoint).await?;
-        self.make_good(&objects).await?;
-        let encode = objects.encode_seconds;
-        let prepared = Prepared {
-            manifest,
-            record: draft.record,
-            checkpoint_key,
-        };
-        let timings = Timings {
-            encode,
-            upload: started.elapsed().as_secs_f64() - encode,
-            commit: 0.0,
-        };
-        Ok((prepared, timings))
+        }
     }
 
-    /// Delta and, where one is due, image of a version, in the store; and the roots of its quantised copies.
+    /// Uploads the delta of a version and, if one is due, its full checkpoint. Also computes the
+    /// roots of its quantised copies.
     async fn objects(
         &self,
         started: Instant,
         parent: Parent,
-        (parent_image, image): (Arc<Image>, Arc<Image>),
-        image_due: bool,
+        (parent_checkpoint, checkpoint): (Arc<Checkpoint>, Arc<Checkpoint>),
+        checkpoint_due: bool,
     ) -> Result<Objects, Error> {
-        let copies = self
-            .copies
-            .make(Some((parent.root, Arc::clone(&parent_image))), Arc::clone(&image));
-        let encoded = encode(parent_image, Arc::clone(&image), self.store.threads().clone());
-        let chain_bytes = self.chain_bytes(parent.version, image_due);
-        let ((root, delta), mut copies, chain_bytes) = tokio::try_join!(encoded, copies, chain_bytes)?;
-        let quantised = std::mem::take(&mut copies.quantised);
-        self.copies.keep(root, copies);
+        let quantised = self.quantised.named(Arc::clone(&checkpoint));
+        let encoded = encode(parent_checkpoint, Arc::clone(&checkpoint), self.store.threads().clone());
+        let chain_bytes = self.chain_bytes(parent.version, checkpoint_due);
+        let ((root, delta), quantised, chain_bytes) = tokio::try_join!(encoded, quantised, chain_bytes)?;
         let bytes = chain_bytes.saturating_add(delta.object().size_bytes);
-        let whole = image_due || bytes.saturating_mul(2) > image.tensor_bytes();
-        let whole = match whole {
-            true => Some(tokio::task::spawn_blocking(move || image.to_pieces().map(Pieces::new)).await??),
+        let full = match checkpoint_due || bytes.saturating_mul(2) > checkpoint.tensor_bytes() {
+            true => Some(tokio::task::spawn_blocking(move || checkpoint.to_pieces().map(Pieces::new)).await??),
             false => None,
         };
         let encode_seconds = started.elapsed().as_secs_f64();
         self.store.put_pieces(&self.policy, &delta).await?;
-        if let Some(whole) = &whole {
-            self.store.put_pieces(&self.policy, whole).await?;
+        if let Some(full) = &full {
+            self.store.put_pieces(&self.policy, full).await?;
         }
         Ok(Objects {
             root,
             delta,
-            image: whole,
+            checkpoint: full,
             quantised,
             encode_seconds,
         })
     }
 
-    /// Bytes of the deltas that lead from the nearest image to `serial`: what a joiner reads beside the image. Not asked for
-    /// where an image is due anyway.
-    async fn chain_bytes(&self, serial: i64, image_due: bool) -> Result<u64, Error> {
+    /// Bytes of the deltas from the nearest full checkpoint to `serial`: what a new replica
+    /// downloads besides the checkpoint. 0 if a checkpoint is due anyway.
+    async fn chain_bytes(&self, serial: i64, checkpoint_due: bool) -> Result<u64, Error> {
         let mut bytes = 0;
-        let mut at = Some(serial).filter(|_| !image_due);
-        for _ in 0..self.image_every {
-            let Some(serial) = at else { break };
+        let mut next = Some(serial).filter(|_| !checkpoint_due);
+        for _ in 0..self.checkpoint_every {
+            let Some(serial) = next else { break };
             let manifest = match self.store.get_manifest(&self.policy, serial, &self.trusted).await {
                 Err(error @ store::Error::Backend { .. }) => return Err(error.into()),
-                // no joiner comes this way: an image makes another
+                // the chain is broken: a new checkpoint repairs it
                 Err(_) => return Ok(u64::MAX),
                 Ok(manifest) => manifest,
             };
@@ -234,85 +246,86 @@ impl Publisher {
                 break;
             }
             bytes += manifest.delta_bytes().unwrap_or(0);
-            at = manifest.parent.map(|parent| parent.version);
+            next = manifest.parent.map(|parent| parent.version);
         }
         Ok(bytes)
     }
 
-    /// Once their manifest is written: see [`Store::make_good`].
-    async fn make_good(&self, objects: &Objects) -> Result<(), Error> {
-        let parts: Vec<&Pieces> = objects.image.iter().chain([&objects.delta]).collect();
+    /// After the manifest is written: see [`Store::make_good`].
+    async fn restore_missing(&self, objects: &Objects) -> Result<(), Error> {
+        let parts: Vec<&Pieces> = objects.checkpoint.iter().chain([&objects.delta]).collect();
         let missing = self.store.make_good(&self.policy, &parts).await?;
         if missing > 0 {
             tracing::warn!(
                 missing,
-                "a collection had taken objects of this version: they were put again"
+                "garbage collection had deleted objects of this version: they were uploaded again"
             );
         }
         Ok(())
     }
 
-    /// The next serial, with the checkpoint of its step in the store.
-    async fn place(&self, checkpoint: Option<(Uuid, i64, &Bytes)>) -> Result<Place, Error> {
+    /// The next serial, with the run state of its step uploaded.
+    async fn reserve(&self, run_state: Option<StepState<'_>>) -> Result<Reserved, Error> {
         let serial = record::next_serial(&self.pool).await?;
-        let mut checkpoint_key = String::new();
-        if let Some((run, step, bytes)) = checkpoint {
-            checkpoint_key = checkpoint::key(run, step, serial);
-            self.store.put_private(&checkpoint_key, bytes).await?;
+        let mut run_state_key = String::new();
+        if let Some((run, step, bytes)) = run_state {
+            run_state_key = run_state::key(run, step, serial);
+            self.store.put_private(&run_state_key, bytes).await?;
         }
-        Ok(Place { serial, checkpoint_key })
+        Ok(Reserved { serial, run_state_key })
     }
 
-    /// Puts the manifest under the serial of `place`; one that the store knows already (a database restored from a backup)
-    /// is skipped for the next. Returns the key of the checkpoint.
+    /// Puts the manifest under the reserved serial, or under the next one if the store has that
+    /// serial already (as after a database restore). Returns the key of the run state.
     async fn put_manifest(
         &self,
         manifest: &mut Manifest,
-        mut place: Place,
-        checkpoint: Option<(Uuid, i64, &Bytes)>,
+        mut reserved: Reserved,
+        run_state: Option<StepState<'_>>,
     ) -> Result<String, Error> {
         for _ in 0..SERIALS_TRIED_MAX {
-            manifest.version = place.serial;
+            manifest.version = reserved.serial;
             match self.store.put_manifest(manifest, &self.key).await? {
-                PutOutcome::Created => return Ok(place.checkpoint_key),
-                PutOutcome::Exists(_) if checkpoint.is_some() => {
-                    self.store.delete_private(&place.checkpoint_key).await?;
+                PutOutcome::Created => return Ok(reserved.run_state_key),
+                PutOutcome::Exists(_) if run_state.is_some() => {
+                    self.store.delete_private(&reserved.run_state_key).await?;
                 }
                 PutOutcome::Exists(_) => {}
             }
-            place = self.place(checkpoint).await?;
+            reserved = self.reserve(run_state).await?;
         }
         Err(Error::ForeignStore)
     }
 
-    /// The commit: one transaction, refused to a replaced executor, on a line that moved, and for a generation that has
-    /// its disposition already. Nothing is half done.
+    /// The commit, in one transaction. Refused if the executor has been replaced, if the line has
+    /// moved, or if a generation already has a disposition.
     pub async fn commit(&self, claim: &Claim, prepared: &Prepared) -> Result<(), Error> {
         let mut transaction = self.pool.begin().await?;
-        claim.hold(&mut transaction).await?;
+        claim.lock(&mut transaction).await?;
         record::commit(&mut transaction, prepared).await?;
         transaction.commit().await?;
         Ok(())
     }
 
-    /// What may be repeated or lost: the announcement, and the removal of checkpoints that are no longer needed.
+    /// What may be repeated or lost: the announcement, and deleting a run state that is no longer
+    /// needed.
     pub async fn after_commit(&self, prepared: &Prepared) {
         self.announce(prepared.manifest.version).await;
-        let old = prepared.record.step - self.checkpoints_kept;
-        let outdated = match record::checkpoint_key(&self.pool, prepared.record.run, old).await {
+        let old = prepared.record.step - self.run_states_kept;
+        let deleted = match record::run_state_key(&self.pool, prepared.record.run, old).await {
             Ok(Some(key)) => self.store.delete_private(&key).await.map_err(Error::from),
             Ok(None) => Ok(()),
             Err(error) => Err(error.into()),
         };
-        if let Err(error) = outdated {
-            tracing::warn!(%error, step = old, "could not remove an outdated checkpoint");
+        if let Err(error) = deleted {
+            tracing::warn!(%error, step = old, "could not delete an old run state");
         }
     }
 
-    /// Tells followers that a version exists. A hint: they also poll, so a failure is only logged.
+    /// Tells followers that a version exists. They also poll, so a failure is only logged.
     pub async fn announce(&self, version: i64) {
         let Some(producer) = &self.announce else { return };
-        let announcement = ingest::proto::Announcement {
+        let announcement = ingest::log::Announcement {
             policy: self.policy.clone(),
             object_key: record::manifest_key(&self.policy, version),
             version,
@@ -323,8 +336,8 @@ impl Publisher {
         }
     }
 
-    /// After a restart: commits the step that an earlier executor of this run prepared and did not commit, if its
-    /// manifest is there and the line has not moved since. Returns the adopted serial.
+    /// After a restart: commits the step that an earlier executor of this run prepared, if its
+    /// manifest exists and the line has not moved since. Returns the serial of the adopted version.
     pub async fn adopt(
         &self,
         claim: &Claim,
@@ -349,11 +362,11 @@ impl Publisher {
             if !own || !follows {
                 continue;
             }
-            let checkpoint_key = checkpoint::key(claim.run, step, serial);
-            let record = match self.read_checkpoint(&checkpoint_key).await {
-                Ok(checkpoint) => checkpoint.record,
+            let run_state_key = run_state::key(claim.run, step, serial);
+            let record = match self.read_run_state(&run_state_key).await {
+                Ok(run_state) => run_state.record,
                 Err(error) if error.is_lost() => {
-                    tracing::warn!(%error, serial, "a prepared step has no readable checkpoint: left as an orphan");
+                    tracing::warn!(%error, serial, "a prepared step has no readable run state: left as an orphan");
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -361,7 +374,8 @@ impl Publisher {
             let prepared = Prepared {
                 manifest,
                 record,
-                checkpoint_key,
+                run_state_key,
+                timings: Timings::default(),
             };
             match self.commit(claim, &prepared).await {
                 Ok(()) => {
@@ -371,7 +385,7 @@ impl Publisher {
                 Err(Error::AlreadyDecided) => {
                     tracing::warn!(
                         serial,
-                        "a prepared step's cohort is decided otherwise: left as an orphan"
+                        "the cohort of a prepared step has other dispositions: left as an orphan"
                     );
                 }
                 Err(error) => return Err(error),
@@ -380,7 +394,7 @@ impl Publisher {
         Ok(None)
     }
 
-    /// The manifest of a serial that the database does not know, if there is one that can be believed.
+    /// The manifest of a serial that the database does not have, if there is a valid one.
     async fn probe(&self, serial: i64) -> Result<Option<Manifest>, Error> {
         match self.store.get_manifest(&self.policy, serial, &self.trusted).await {
             Ok(manifest) => Ok(Some(manifest)),
@@ -388,38 +402,48 @@ impl Publisher {
             Err(
                 error @ (store::Error::Corrupt { .. } | store::Error::Signature { .. } | store::Error::Document { .. }),
             ) => {
-                tracing::warn!(%error, serial, "a manifest without a row cannot be believed: left as an orphan");
+                tracing::warn!(%error, serial, "a manifest without a row is not valid: left as an orphan");
                 Ok(None)
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Reads a checkpoint of a run.
-    pub async fn read_checkpoint(&self, key: &str) -> Result<Checkpoint, Error> {
+    pub async fn read_run_state(&self, key: &str) -> Result<RunState, Error> {
         let bytes = self.store.get_private(key).await?;
-        Ok(tokio::task::spawn_blocking(move || Checkpoint::from_bytes(&bytes)).await??)
+        Ok(tokio::task::spawn_blocking(move || RunState::from_bytes(&bytes)).await??)
     }
 }
 
-/// The objects of a version, with their bytes, until the manifest that names them is written.
+/// The objects of a version, with their bytes until the manifest is written.
 struct Objects {
-    root: policy::digest::Digest,
+    root: Digest,
     delta: Pieces,
-    image: Option<Pieces>,
+    checkpoint: Option<Pieces>,
     quantised: Vec<Quantised>,
     encode_seconds: f64,
 }
 
-/// Digests and compresses on a thread for blocking work: it is seconds for large models.
+impl Objects {
+    /// Timings of a publication without its commit.
+    fn timings(&self, started: Instant) -> Timings {
+        Timings {
+            encode: self.encode_seconds,
+            upload: started.elapsed().as_secs_f64() - self.encode_seconds,
+            commit: 0.0,
+        }
+    }
+}
+
+/// Hashing and compressing takes seconds for large models, so it runs on a blocking thread.
 async fn encode(
-    parent: Arc<Image>,
-    image: Arc<Image>,
+    parent: Arc<Checkpoint>,
+    checkpoint: Arc<Checkpoint>,
     threads: Threads,
-) -> Result<(policy::digest::Digest, Pieces), Error> {
+) -> Result<(Digest, Pieces), Error> {
     tokio::task::spawn_blocking(move || {
-        let delta = policy::delta::encode(&parent, &image, &threads)?;
-        Ok((image.root(), Pieces::new(vec![delta.into()])))
+        let delta = artifact::delta::encode(&parent, &checkpoint, &threads)?;
+        Ok((checkpoint.root(), Pieces::new(vec![delta.into()])))
     })
     .await?
 }

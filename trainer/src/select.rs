@@ -1,17 +1,20 @@
-//! Which trajectories a step trains on, and what becomes of the others: SQL, and nothing kept in memory.
+//! Which trajectories a step trains on, and why the others are excluded. SQL; nothing is kept in
+//! memory.
 //!
-//! Every decision is a row of `disposition`, written once per generation. Rows that are merely not chosen yet stay queued.
-//! Nothing here computes an advantage or touches a tensor.
+//! Every decision is one row of `disposition` per generation, written once. Trajectories that are
+//! not chosen yet have no row and stay queued. Nothing here computes an advantage or touches a
+//! tensor.
 
 mod context;
+pub mod sample;
 
-use crate::claim::{self, Claim};
-use crate::drawing::Drawing;
-use crate::explore;
-use crate::sample::Sample;
+use crate::learn::behaviour::Behaviour;
+use crate::learn::explore;
+use crate::runs::claim::{self, Claim};
+use crate::select::sample::Sample;
 use ingest::event::Sampling;
 use ingest::payload::Store as Payloads;
-use policy::config::Experts;
+use model::config::Experts;
 use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeMap;
@@ -19,73 +22,74 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
-pub use context::Whole;
+pub use context::Assembled;
 
 /// Rows decided by one statement.
 const DECIDED_AT_ONCE_MAX: i64 = 5_000;
-/// How long after a trajectory has closed a parent that it shares its context with may still be on its way.
+/// How long after a trajectory has closed its parent may still arrive.
 const PARENT_LATE_SECONDS_MAX: f64 = 60.0;
 
 /// What production trajectories must match to be trained on.
 #[derive(Debug, Clone)]
-pub struct Rules<'a> {
+pub struct Criteria<'a> {
     pub policy: &'a str,
     /// The learning arm.
     pub alias: &'a str,
-    /// The line's head: the only version whose samples are on-policy.
+    /// The line's head: only its samples are on-policy.
     pub head: i64,
-    pub shape: &'a Shape,
-    /// Trajectories that may still join the cohort.
+    pub model: &'a ModelLimits,
+    /// How many trajectories may still join the cohort.
     pub room: i64,
-    /// Generations that have joined it.
+    /// Generations that are in the cohort already.
     pub joined: &'a [Uuid],
 }
 
-/// What of a model decides which trajectories it can be trained on.
+/// What a model demands of trajectories.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Shape {
+pub struct ModelLimits {
     /// Longest sequence, tokens.
     pub context: i64,
     /// Token ids are below this.
     pub vocabulary: i64,
-    /// Of a mixture of experts.
+    /// `None`: a dense model.
     pub experts: Option<Experts>,
 }
 
-/// One look at the queue.
+/// The result of one poll.
 #[derive(Debug, Default)]
 pub struct Selection {
-    /// What joins the cohort now, oldest first.
+    /// Samples that join the cohort now, oldest first.
     pub ready: Vec<Sample>,
-    /// What was decided not to be trained on in this look: code → count.
+    /// Trajectories that this poll excluded: code → count.
     pub set_aside: BTreeMap<String, u64>,
 }
 
-/// Decides what will never be trained on and picks who joins the cohort next, in one fenced snapshot. `since`: how far back to look
-/// for rows to decide, `None` for everything.
+/// Excludes trajectories that will never be trained on, and selects those that join the cohort
+/// next, in one fenced snapshot. `since`: how far back to look for trajectories to exclude; `None`:
+/// at everything.
 pub async fn next(
     pool: &PgPool,
     payloads: &Payloads,
     claim: &Claim,
-    rules: &Rules<'_>,
+    criteria: &Criteria<'_>,
     since: Option<Duration>,
 ) -> Result<Selection, claim::Error> {
     let mut transaction = pool.begin_with("begin isolation level repeatable read").await?;
-    claim.hold(&mut transaction).await?;
+    claim.lock(&mut transaction).await?;
     let mut selection = Selection::default();
     let oldest = since.map_or(Uuid::nil(), first_id_of_the_last);
     loop {
         let decided = sqlx::query_file!(
             "src/select/set_aside.sql",
-            rules.policy,
-            rules.alias,
-            rules.head,
-            rules.shape.context,
+            criteria.policy,
+            criteria.alias,
+            criteria.head,
+            criteria.model.context,
             claim.run,
             oldest,
             DECIDED_AT_ONCE_MAX,
-            i32::try_from(rules.shape.vocabulary).unwrap_or(i32::MAX),
-            rules.shape.experts.is_none()
+            i32::try_from(criteria.model.vocabulary).unwrap_or(i32::MAX),
+            criteria.model.experts.is_none()
         )
         .fetch_all(&mut *transaction)
         .await?;
@@ -97,16 +101,16 @@ pub async fn next(
             break;
         }
     }
-    // Who waits for a parent takes nobody's place: the look goes on behind them.
-    let mut passed_over = rules.joined.to_vec();
+    // rows that wait for a parent take no place in the cohort: ask for more rows behind them
+    let mut passed_over = criteria.joined.to_vec();
     loop {
-        let room = rules.room - selection.ready.len() as i64;
+        let room = criteria.room - selection.ready.len() as i64;
         let rows = sqlx::query_file_as!(
             Row,
             "src/select/cohort.sql",
-            rules.policy,
-            rules.alias,
-            rules.head,
+            criteria.policy,
+            criteria.alias,
+            criteria.head,
             room,
             &passed_over,
             PARENT_LATE_SECONDS_MAX
@@ -115,13 +119,13 @@ pub async fn next(
         .await?;
         let found = rows.len();
         passed_over.extend(rows.iter().map(|row| row.id));
-        let whole = context::complete(&mut transaction, payloads, rows, rules.shape).await?;
-        for (code, ids) in &whole.broken {
+        let assembled = context::assemble(&mut transaction, payloads, rows, criteria.model).await?;
+        for (code, ids) in &assembled.broken {
             *selection.set_aside.entry((*code).to_owned()).or_default() +=
                 drop_all(&mut transaction, claim.run, ids, code).await?;
         }
-        let joined = whole.samples.len();
-        selection.ready.extend(whole.samples);
+        let joined = assembled.samples.len();
+        selection.ready.extend(assembled.samples);
         if joined == found || (found as i64) < room {
             break;
         }
@@ -131,22 +135,24 @@ pub async fn next(
     Ok(selection)
 }
 
-/// The graded rollouts among `ids` that are trajectories by now, and those that nobody will ever read, by code.
+/// The graded rollouts among `ids` that are trajectories by now, and those that can never be read,
+/// by code.
 pub async fn rollouts(
     pool: &PgPool,
     payloads: &Payloads,
     run: Uuid,
     ids: &[Uuid],
-    shape: &Shape,
-) -> Result<Whole, sqlx::Error> {
+    limits: &ModelLimits,
+) -> Result<Assembled, sqlx::Error> {
     let mut connection = pool.acquire().await?;
     let rows = sqlx::query_file_as!(Row, "src/select/rollouts.sql", run, ids, PARENT_LATE_SECONDS_MAX)
         .fetch_all(&mut *connection)
         .await?;
-    context::complete(&mut connection, payloads, rows, shape).await
+    context::assemble(&mut connection, payloads, rows, limits).await
 }
 
-/// Drops generations with a code, in the caller's fenced transaction. Those that are decided already stay as they are.
+/// Drops generations with a code, in the caller's fenced transaction. Existing dispositions stay.
+/// Returns how many.
 pub async fn drop_all(connection: &mut PgConnection, run: Uuid, ids: &[Uuid], code: &str) -> Result<u64, sqlx::Error> {
     let done = sqlx::query!(
         r#"
@@ -163,7 +169,7 @@ pub async fn drop_all(connection: &mut PgConnection, run: Uuid, ids: &[Uuid], co
     Ok(done.rows_affected())
 }
 
-/// Drops what runs that have ended left queued. Returns how many.
+/// Drops the queued rollouts of runs that have ended. Returns how many.
 pub async fn sweep_abandoned(pool: &PgPool, policy: &str) -> Result<u64, sqlx::Error> {
     let done = sqlx::query_file!("src/select/abandoned.sql", policy, DECIDED_AT_ONCE_MAX)
         .execute(pool)
@@ -171,7 +177,8 @@ pub async fn sweep_abandoned(pool: &PgPool, policy: &str) -> Result<u64, sqlx::E
     Ok(done.rows_affected())
 }
 
-/// Forgets what was decided about generations that are kept no longer; the books have it. Returns how many.
+/// Deletes dispositions of generations past retention; the ledger's totals include them. Returns
+/// how many.
 pub async fn sweep_expired(pool: &PgPool) -> Result<u64, sqlx::Error> {
     let done = sqlx::query!(
         "delete from disposition where generation_id in (
@@ -210,17 +217,18 @@ struct Row {
     decline_suppressed: bool,
     exploration_share: Option<f32>,
     reward: f64,
-    /// Of its prompt, the row holds only the end.
+    /// The row has only the end of its prompt.
     in_parts: bool,
-    /// The experts that sampled were logged.
+    /// The sampler's experts were logged.
     routed: bool,
-    /// Closed so lately that its parents may still come.
+    /// Closed so recently that its parents may still arrive.
     young: bool,
 }
 
 impl From<Row> for Sample {
     fn from(row: Row) -> Self {
         let ids = |v: Vec<i32>| v.into_iter().map(|id| id as u32).collect();
+        let sampling = row.sampling.map(|Json(sampling)| sampling);
         Sample {
             generation: row.id,
             class: row.surface,
@@ -232,7 +240,7 @@ impl From<Row> for Sample {
             logprobs: row.logprobs,
             temperature: row.temperature,
             experts: None,
-            drawing: Drawing::of(row.temperature, row.top_p, row.sampling.map(|Json(sampling)| sampling)).map(Arc::new),
+            behaviour: Behaviour::from_logged(row.temperature, row.top_p, sampling).map(Arc::new),
             reward: row.reward,
             suppressed: row.decline_suppressed,
             weight: explore::weight(row.declined, row.exploration_share),

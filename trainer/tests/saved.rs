@@ -1,24 +1,26 @@
-//! A model that was trained, saved and read again is the version that it was, all weights or an adapter.
+//! A model that was trained, saved and read again equals its version, for all weights and adapters.
 //!
-//! With `SPRINGTIDE_SAVED=DIR` the folders stay there, with what the engine answers, for `transformers` and PEFT to read
-//! (`make saved`).
+//! With `SPRINGTIDE_SAVED=DIR` the folders and the engine's answers stay in DIR. `make saved` compares
+//! them with `transformers` and PEFT.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use policy::image::{Image, TensorData};
-use policy::lora::{Adapter, Config};
-use policy::model::{KvCache, Model};
-use policy::sampling::{Params, Source, sample};
-use policy::tokenizer::Tokenizer;
+use artifact::checkpoint::Checkpoint;
+use artifact::tensor::TensorData;
+use model::exact::{ExactModel, KvCache};
+use model::lora::{Adapter, Config};
+use model::sampling::{Params, Source, sample};
 use safetensors::Dtype;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use trainer::checkpoint::StepRecord;
-use trainer::guards::Limits;
-use trainer::learner::{Learner, Outcome};
-use trainer::sample::Sample;
-use trainer::settings::{Optimiser, StepSettings};
+use text::tokenizer::Tokenizer;
+use trainer::learn::guards::Limits;
+use trainer::learn::learner::{Learner, Outcome};
+use trainer::learn::optimizer::OptimizerSettings;
+use trainer::learn::settings::StepSettings;
+use trainer::publish::run_state::StepRecord;
+use trainer::select::sample::Sample;
 use uuid::Uuid;
 
 const PROMPTS: [&str; 8] = [
@@ -34,12 +36,12 @@ const PROMPTS: [&str; 8] = [
 const STEPS: i64 = 4;
 const GREEDY_TOKENS: usize = 16;
 
-fn demo_base() -> Image {
-    Image::read_dir(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-base")).unwrap()
+fn demo_base() -> Checkpoint {
+    Checkpoint::read_dir(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-base")).unwrap()
 }
 
-/// The same values as f32, so that no rounding lies between an adapter beside the base and one in it.
-fn in_f32(mut image: Image) -> Image {
+/// The same values as f32, so that a merged adapter and a separate one differ by no rounding.
+fn in_f32(mut image: Checkpoint) -> Checkpoint {
     for tensor in image.tensors.values_mut() {
         let wide = |b: &[u8]| (u32::from(u16::from_le_bytes([b[0], b[1]])) << 16).to_le_bytes();
         let bytes: Vec<u8> = tensor.bytes.chunks_exact(2).flat_map(wide).collect();
@@ -51,7 +53,7 @@ fn in_f32(mut image: Image) -> Image {
     image
 }
 
-/// Writes folders below one that stays, or does not.
+/// Writes folders into a directory that is kept or temporary.
 struct Shelf {
     root: PathBuf,
     _temporary: Option<tempfile::TempDir>,
@@ -75,14 +77,14 @@ impl Shelf {
     }
 }
 
-fn prompts(image: &Image) -> Vec<Vec<u32>> {
-    let tokenizer = Tokenizer::from_image(image).unwrap();
+fn prompts(image: &Checkpoint) -> Vec<Vec<u32>> {
+    let tokenizer = Tokenizer::from_checkpoint(image).unwrap();
     let ids = PROMPTS.iter().map(|prompt| tokenizer.encode_prompt(prompt));
     ids.collect::<Result<_, _>>().unwrap()
 }
 
-/// Continues a prompt by what `next` makes of the logits.
-fn continued(model: &Model, prompt: &[u32], tokens: usize, mut next: impl FnMut(&[f32]) -> u32) -> Vec<u32> {
+/// Continues a prompt with the tokens that `next` chooses from the logits.
+fn continued(model: &ExactModel, prompt: &[u32], tokens: usize, mut next: impl FnMut(&[f32]) -> u32) -> Vec<u32> {
     let mut cache = KvCache::new(model, 1, prompt.len() + tokens);
     let mut logits = model.prefill(&mut cache, 0, prompt).unwrap();
     let mut ids = Vec::new();
@@ -94,18 +96,18 @@ fn continued(model: &Model, prompt: &[u32], tokens: usize, mut next: impl FnMut(
     ids
 }
 
-/// Four steps on what the learner's own versions sample: tokens with an even id are liked.
+/// Four steps on samples of the learner's own versions. Tokens with an even id are rewarded.
 fn train(learner: &mut Learner, learning_rate: f64) {
     let settings = StepSettings {
-        optimiser: Optimiser {
+        optimizer: OptimizerSettings {
             learning_rate,
-            ..Optimiser::default()
+            ..OptimizerSettings::default()
         },
         ..StepSettings::default()
     };
     for step in 0..STEPS {
-        let model = Model::from_image(learner.image()).unwrap();
-        let prompts = prompts(learner.image());
+        let model = ExactModel::from_checkpoint(learner.checkpoint()).unwrap();
+        let prompts = prompts(learner.checkpoint());
         let samples: Vec<Sample> = (0u128..)
             .zip(&prompts)
             .map(|(i, prompt)| {
@@ -127,7 +129,7 @@ fn train(learner: &mut Learner, learning_rate: f64) {
                     tokens,
                     logprobs,
                     temperature: 1.0,
-                    drawing: None,
+                    behaviour: None,
                     experts: None,
                     reward: even as f64 / 3.0 - 1.0,
                     suppressed: false,
@@ -148,13 +150,13 @@ fn train(learner: &mut Learner, learning_rate: f64) {
     }
 }
 
-/// Saves the version, reads it back, and notes what it answers.
-fn save(image: &Image, shelf: &Shelf) {
+/// Saves the version, reads it back, and records its answers.
+fn save(image: &Checkpoint, shelf: &Shelf) {
     let folder = shelf.root.join("model");
     image.write_dir(&folder).unwrap();
-    let again = Image::read_dir(&folder).unwrap();
+    let again = Checkpoint::read_dir(&folder).unwrap();
     assert_eq!(again.root(), image.root());
-    let model = Model::from_image(&again).unwrap();
+    let model = ExactModel::from_checkpoint(&again).unwrap();
     let answers: Vec<serde_json::Value> = PROMPTS
         .iter()
         .zip(prompts(&again))
@@ -175,18 +177,18 @@ fn save(image: &Image, shelf: &Shelf) {
     std::fs::write(shelf.root.join("answers.json"), serde_json::to_vec(&answers).unwrap()).unwrap();
 }
 
-fn save_adapter(base: &Image, config: &Config, name: &str) {
+fn save_adapter(base: &Checkpoint, config: &Config, name: &str) {
     let shelf = Shelf::new(name);
     let mut learner = Learner::with_lora(
         Arc::new(base.clone()),
-        policy::model::Arithmetic::default(),
+        model::exact::Arithmetic::default(),
         1,
         config,
         7,
     )
     .unwrap();
     train(&mut learner, 2e-3);
-    save(learner.image(), &shelf);
+    save(learner.checkpoint(), &shelf);
     base.write_dir(&shelf.root.join("base")).unwrap();
     let record = StepRecord {
         run: Uuid::nil(),
@@ -195,19 +197,19 @@ fn save_adapter(base: &Image, config: &Config, name: &str) {
         baselines: Default::default(),
         metrics: serde_json::Value::Null,
     };
-    let adapter = learner.checkpoint(record, 0).adapter().unwrap().unwrap();
+    let adapter = learner.run_state(record, 0).adapter().unwrap().unwrap();
     let folder = shelf.root.join("adapter");
     adapter.write_dir(&folder).unwrap();
     let merged = Adapter::read_dir(&folder).unwrap().merge(base).unwrap();
-    assert_eq!(merged.root(), learner.image().root());
+    assert_eq!(merged.root(), learner.checkpoint().root());
 }
 
 #[test]
 fn a_model_that_was_trained_and_saved_is_read_back_as_the_version() {
     let shelf = Shelf::new("all_weights");
-    let mut learner = Learner::from_image(Arc::new(demo_base())).unwrap();
+    let mut learner = Learner::from_checkpoint(Arc::new(demo_base())).unwrap();
     train(&mut learner, 3e-4);
-    save(learner.image(), &shelf);
+    save(learner.checkpoint(), &shelf);
 }
 
 #[test]

@@ -1,33 +1,32 @@
-//! The rules of an event, each checked once, before it enters the log and again before it enters the database. Errors
-//! name the field and the rule.
+//! The rules that depend only on the event itself. They are checked before an event enters the log, and
+//! again before it enters the tables.
 
 use time::OffsetDateTime;
 
-use super::{Body, Event, Feedback, Generation, PayloadRef, Retraction, Sampling, Target, Value, time_of};
-use crate::payload;
+use super::{Body, Event, Feedback, Generation, PayloadRef, Retraction, Sampling, TOKEN_IDS, Target, Value, time_of};
 
 /// Bytes of a name: tenant, source, id, policy, line, surface, metric, tag.
 pub const NAME_BYTES_MAX: usize = 256;
 /// Bytes of a comment or demonstration.
 pub const TEXT_BYTES_MAX: usize = 64 * 1024;
 pub const TAGS_MAX: usize = 32;
-/// Prompt ids in one record; longer prompts go by reference or share a prefix with their parent.
+/// Prompt ids in one record. Longer prompts use a payload or share a prefix with their parent.
 pub const PROMPT_TOKENS_MAX: usize = 128 * 1024;
 pub const SAMPLED_TOKENS_MAX: usize = 64 * 1024;
-/// Tokens that a logit bias names; OpenAI takes 300.
+/// Entries of a logit bias. OpenAI allows 300.
 pub const LOGIT_BIASES_MAX: usize = 1024;
-/// Bytes of one payload by reference; a reader holds it in memory.
+/// Bytes of a payload. Readers hold it in memory.
 pub const PAYLOAD_BYTES_MAX: u64 = 256 * 1024 * 1024;
-/// How far above 0 a logged logprob may be through rounding, nats.
+/// How far above 0 rounding may put a logprob, nats.
 pub const LOGPROBS_TOLERANCE: f32 = 1e-3;
 /// Token ids are stored as signed 32-bit integers.
 const TOKEN_ID_MAX: u32 = i32::MAX as u32;
-/// 2020-01-01; nothing that Springtide hears of happened earlier.
+/// 2020-01-01. No event is older.
 const TIME_UNIX_SECONDS_MIN: i64 = 1_577_836_800;
 /// 2200-01-01.
 const TIME_UNIX_SECONDS_MAX: i64 = 7_258_118_400;
 
-/// A rule that an event breaks.
+/// The rule that an event breaks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {rule}")]
 pub struct Invalid {
@@ -45,7 +44,7 @@ impl Invalid {
 }
 
 impl Event {
-    /// Every rule that holds without looking at anything but the event.
+    /// Checks all rules that depend only on the event.
     pub fn check(&self) -> Result<(), Invalid> {
         name("tenant", &self.tenant)?;
         name("source", &self.source)?;
@@ -81,9 +80,9 @@ fn check_generation(generation: &Generation) -> Result<(), Invalid> {
     if let Some(payload) = &generation.payload {
         check_payload("payload", payload)?;
         ensure(
-            payload.media_type != payload::TOKEN_IDS || payload.size_bytes.is_multiple_of(4),
+            payload.media_type != TOKEN_IDS || payload.size_bytes.is_multiple_of(4),
             "payload",
-            "token ids have four bytes each",
+            "the size is not a multiple of 4 bytes",
         )?;
     }
     if let Some(experts) = &generation.experts {
@@ -93,7 +92,7 @@ fn check_generation(generation: &Generation) -> Result<(), Invalid> {
         ensure(prefix.length > 0, "prompt_prefix", "has no tokens")?;
         ordinal("prompt_prefix", prefix.length)?;
         let parent = generation.parent_id.is_some();
-        ensure(parent, "prompt_prefix", "is shared with no parent")?;
+        ensure(parent, "prompt_prefix", "needs a parent_generation_id")?;
         let itself = generation.parent_id == Some(generation.id);
         ensure(!itself, "parent_generation_id", "is the generation itself")?;
     }
@@ -171,18 +170,18 @@ fn check_sampling(generation: &Generation) -> Result<(), Invalid> {
     let top_p = generation.top_p;
     ensure(top_p > 0.0 && top_p <= 1.0, "top_p", "is not in (0, 1]")?;
     if let Some(sampling) = &generation.sampling {
-        check_shape(sampling, generation.token_ids.len())?;
+        check_parameters(sampling, generation.token_ids.len())?;
     }
     check_exploration(generation)
 }
 
-fn check_shape(sampling: &Sampling, sampled: usize) -> Result<(), Invalid> {
+fn check_parameters(sampling: &Sampling, sampled: usize) -> Result<(), Invalid> {
     ensure(
         (0.0..=1.0).contains(&sampling.min_p),
         "sampling.min_p",
         "is not in [0, 1]",
     )?;
-    // beyond these f32 arithmetic would overflow, and nobody means it
+    // Larger values would overflow f32.
     ensure(
         (0.01..=100.0).contains(&sampling.repetition_penalty),
         "sampling.repetition_penalty",
@@ -207,7 +206,7 @@ fn check_shape(sampling: &Sampling, sampled: usize) -> Result<(), Invalid> {
         format!("{kept} entries for {sampled} sampled tokens")
     })?;
     let some = sampling.kept.iter().flatten().all(|kept| *kept > 0);
-    ensure(some, "sampling.kept", "no token could be drawn, and one was")
+    ensure(some, "sampling.kept", "is 0 for a sampled token")
 }
 
 fn check_exploration(generation: &Generation) -> Result<(), Invalid> {
@@ -221,12 +220,12 @@ fn check_exploration(generation: &Generation) -> Result<(), Invalid> {
     ensure(
         share.is_some() || !suppressed,
         "decline_suppressed",
-        "comes without exploration_share, the probability of it",
+        "needs exploration_share",
     )?;
     ensure(
         !(suppressed && generation.declined),
         "decline_suppressed",
-        "and it declined all the same",
+        "contradicts declined",
     )
 }
 
@@ -267,7 +266,7 @@ fn ensure(holds: bool, field: &'static str, rule: &str) -> Result<(), Invalid> {
     ensure_else(holds, field, || rule.to_owned())
 }
 
-/// With a rule that has to be put together, which only a broken one is.
+/// Like [`ensure`], for messages that are only formatted if the rule is broken.
 fn ensure_else(holds: bool, field: &'static str, rule: impl FnOnce() -> String) -> Result<(), Invalid> {
     if holds {
         Ok(())
@@ -285,7 +284,7 @@ fn text(field: &'static str, value: &str, bytes_max: usize) -> Result<(), Invali
     ensure_else(value.len() <= bytes_max, field, || {
         format!("is longer than {bytes_max} bytes")
     })?;
-    // Postgres has no way to store it.
+    // Postgres cannot store it.
     ensure(!value.contains('\0'), field, "contains a NUL character")
 }
 

@@ -1,5 +1,5 @@
-//! The wire: version 1 as it was first written must read the same for ever. The fixtures are bytes, not code, so that no
-//! change of the code can change them along. Longer than 500 lines because every case damages or rewrites the same few events.
+//! Version 1 of the wire format must always be readable. The fixtures are bytes, so that no change of the
+//! code can change them too. Over 500 lines because all cases damage or rewrite the same few events.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use prost::Message;
 use time::macros::datetime;
 use uuid::Uuid;
 
+use super::protobuf::Field;
 use super::*;
-use crate::{payload, proto};
 
 const GENERATION_V1: &str = include_str!("../../fixtures/generation-v1.hex");
 const GENERATION_V1_EXPERTS: &str = include_str!("../../fixtures/generation-v1-experts.hex");
@@ -123,17 +123,17 @@ fn bytes(fixture: &str) -> Vec<u8> {
 }
 
 #[test]
-fn version_1_of_a_generation_still_reads_the_same() {
+fn version_1_of_a_generation_is_still_read() {
     assert_eq!(Event::decode(&bytes(GENERATION_V1)).unwrap(), generation_event());
 }
 
 #[test]
-fn version_1_of_a_feedback_still_reads_the_same() {
+fn version_1_of_feedback_is_still_read() {
     assert_eq!(Event::decode(&bytes(FEEDBACK_V1)).unwrap(), feedback_event());
 }
 
 #[test]
-fn version_1_of_a_retraction_and_of_an_episode_end_still_read_the_same() {
+fn version_1_of_retractions_and_episode_ends_is_still_read() {
     assert_eq!(Event::decode(&bytes(RETRACTION_V1)).unwrap(), retraction_event());
     assert_eq!(Event::decode(&bytes(EPISODE_END_V1)).unwrap(), episode_end_event());
 }
@@ -165,7 +165,7 @@ fn fields_of_a_later_version_are_ignored_in_the_envelope_and_in_the_body() {
 
     let wire = proto::Event::from(&feedback_event());
     let Some(proto::event::Body::Feedback(feedback)) = &wire.body else {
-        panic!("a feedback");
+        panic!("not feedback");
     };
     let mut body = feedback.encode_to_vec();
     body.extend(unknown);
@@ -198,13 +198,13 @@ fn absent_fields_mean_what_the_schema_says() {
         declined: false,
         ..generation()
     };
-    let wire = proto::Generation::from(&plain);
+    let wire = plain.write();
     assert_eq!(wire.consent, None);
-    assert_eq!(Generation::try_from(wire).unwrap(), plain);
+    assert_eq!(Generation::read(wire, "").unwrap(), plain);
 }
 
 #[test]
-fn exploration_is_told_in_both_forms_and_is_part_of_the_digest() {
+fn both_forms_and_the_digest_include_exploration() {
     let mut event = generation_event();
     event.body = Body::Generation(Generation {
         declined: false,
@@ -220,7 +220,7 @@ fn exploration_is_told_in_both_forms_and_is_part_of_the_digest() {
 }
 
 #[test]
-fn what_shaped_the_distribution_is_told_in_both_forms() {
+fn both_forms_and_the_digest_include_the_sampling_parameters() {
     let mut event = generation_event();
     event.body = Body::Generation(Generation {
         sampling: Some(Sampling {
@@ -244,12 +244,12 @@ fn what_shaped_the_distribution_is_told_in_both_forms() {
     assert_eq!((short.top_k, short.repetition_penalty), (5, 1.0));
 }
 
-/// With a field that the first producers did not write.
+/// Has a field that the first producers did not write.
 fn routed_event() -> Event {
     let experts = PayloadRef {
         digest: [0xe5; 32],
         size_bytes: 480_032,
-        media_type: payload::EXPERTS.to_owned(),
+        media_type: EXPERTS.to_owned(),
     };
     let mut event = generation_event();
     event.body = Body::Generation(Generation {
@@ -260,7 +260,7 @@ fn routed_event() -> Event {
 }
 
 #[test]
-fn a_generation_with_experts_reads_the_same_in_both_forms_and_one_without_has_none() {
+fn both_forms_and_the_digest_include_experts() {
     assert_eq!(Event::decode(&bytes(GENERATION_V1_EXPERTS)).unwrap(), routed_event());
     assert_eq!(
         hex::encode(routed_event().encode()),
@@ -273,7 +273,7 @@ fn a_generation_with_experts_reads_the_same_in_both_forms_and_one_without_has_no
 }
 
 #[test]
-fn json_of_the_first_producers_and_of_later_ones_is_read() {
+fn json_of_the_first_and_of_later_producers_is_read() {
     let first = include_str!("../../fixtures/generation-v1.json");
     assert_eq!(Event::decode_json(first.as_bytes()).unwrap(), generation_event());
     let mut later: serde_json::Value = serde_json::from_str(first).unwrap();
@@ -285,9 +285,9 @@ fn json_of_the_first_producers_and_of_later_ones_is_read() {
     );
 }
 
-/// A consumer of the day before `experts` had a name for it, with only the fields that it knew.
+/// A consumer of a version before `experts` existed, with only some fields.
 #[test]
-fn a_reader_that_does_not_know_a_field_reads_everything_else() {
+fn a_reader_that_does_not_know_a_field_reads_the_others() {
     #[derive(Clone, PartialEq, prost::Message)]
     struct OldGeneration {
         #[prost(bytes = "vec", tag = "1")]
@@ -311,7 +311,7 @@ fn a_reader_that_does_not_know_a_field_reads_everything_else() {
 }
 
 #[test]
-fn a_kind_of_event_that_this_version_does_not_know_is_refused_and_not_read_as_another() {
+fn an_unknown_kind_of_event_is_refused() {
     let mut event = proto::Event {
         body: None,
         ..proto::Event::from(&feedback_event())
@@ -323,11 +323,11 @@ fn a_kind_of_event_that_this_version_does_not_know_is_refused_and_not_read_as_an
 }
 
 #[test]
-fn a_retraction_names_itself_and_its_feedback() {
+fn broken_rules_of_a_retraction_name_their_field() {
     let broken = |change: fn(&mut Retraction)| {
         let mut event = retraction_event();
         let Body::Retraction(retraction) = &mut event.body else {
-            panic!("a retraction");
+            panic!("not a retraction");
         };
         change(retraction);
         event.check().unwrap_err().field
@@ -338,7 +338,7 @@ fn a_retraction_names_itself_and_its_feedback() {
 }
 
 #[test]
-fn json_speaks_the_names_of_the_schema() {
+fn json_uses_the_names_of_the_schema() {
     let json = serde_json::to_value(generation_event()).unwrap();
     assert_eq!(
         json["generation"]["generation_id"],
@@ -363,7 +363,7 @@ fn json_speaks_the_names_of_the_schema() {
 }
 
 #[test]
-fn json_and_protobuf_are_the_same_event_with_the_same_digest() {
+fn json_and_protobuf_give_the_same_event_and_digest() {
     for event in [
         generation_event(),
         feedback_event(),
@@ -384,7 +384,7 @@ fn the_digest_covers_the_body_and_not_the_time() {
     later.time += time::Duration::seconds(1);
     assert_eq!(later.digest(), feedback_event().digest());
     let Body::Feedback(feedback) = &mut later.body else {
-        panic!("a feedback");
+        panic!("not feedback");
     };
     feedback.value = Value::Float(4.0);
     assert_ne!(later.digest(), feedback_event().digest());
@@ -421,21 +421,18 @@ fn each_broken_rule_names_its_field() {
     let damaged = |change: &dyn Fn(&mut Generation)| {
         let mut event = generation_event();
         let Body::Generation(generation) = &mut event.body else {
-            panic!("a generation");
+            panic!("not a generation");
         };
         change(generation);
         event.check().unwrap_err().field
     };
-    for (size_bytes, media_type) in [(0, "x"), (PAYLOAD_BYTES_MAX + 1, "x"), (8, ""), (6, payload::TOKEN_IDS)] {
+    for (size_bytes, media_type) in [(0, "x"), (PAYLOAD_BYTES_MAX + 1, "x"), (8, ""), (6, TOKEN_IDS)] {
         assert_eq!(
             damaged(&|g| g.payload = Some(by_reference(size_bytes, media_type))),
             "payload"
         );
     }
-    assert_eq!(
-        damaged(&|g| g.experts = Some(by_reference(0, payload::EXPERTS))),
-        "experts"
-    );
+    assert_eq!(damaged(&|g| g.experts = Some(by_reference(0, EXPERTS))), "experts");
     assert_eq!(broken(|g| g.exploration_share = Some(0.0)), "exploration_share");
     assert_eq!(broken(|g| g.exploration_share = Some(1.0)), "exploration_share");
     let shaped = |sampling: Sampling| damaged(&|g| g.sampling = Some(sampling.clone()));
@@ -470,14 +467,14 @@ fn each_broken_rule_names_its_field() {
         }),
         "sampling.kept"
     );
-    let untossed = |g: &mut Generation| (g.declined, g.decline_suppressed) = (false, true);
-    assert_eq!(broken(untossed), "decline_suppressed");
+    let without_share = |g: &mut Generation| (g.declined, g.decline_suppressed) = (false, true);
+    assert_eq!(broken(without_share), "decline_suppressed");
     let declined = |g: &mut Generation| (g.decline_suppressed, g.exploration_share) = (true, Some(0.02));
     assert_eq!(broken(declined), "decline_suppressed");
 }
 
 #[test]
-fn a_uuidv7_tells_its_millisecond_and_no_other_uuid_does() {
+fn only_a_uuidv7_has_a_time() {
     let time = time_of(id("019aa5e6-2f40-7abc-8def-0123456789ab")).unwrap();
     assert_eq!(time.unix_timestamp_nanos(), 0x019a_a5e6_2f40 * 1_000_000);
     assert_eq!(time_of(id("c0a80101-0000-4000-8000-000000000000")), None);
@@ -485,7 +482,7 @@ fn a_uuidv7_tells_its_millisecond_and_no_other_uuid_does() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_or_refused_and_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn any_bytes_are_decoded_or_refused_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = Event::decode(&bytes);
         let _ = Event::decode_json(&bytes);
     }
@@ -499,7 +496,7 @@ proptest! {
     }
 
     #[test]
-    fn tokens_and_logprobs_survive_both_forms_to_the_last_bit(
+    fn both_forms_preserve_tokens_and_logprobs_bit_by_bit(
         sampled in proptest::collection::vec((0_u32..=i32::MAX as u32, -100.0_f32..=0.0), 1..50),
     ) {
         let (token_ids, logprobs): (Vec<u32>, Vec<f32>) = sampled.into_iter().unzip();

@@ -1,5 +1,5 @@
-//! The HTTP entrance as a whole, before a log that keeps what it is given: each way in with any body, any request at all, and
-//! bodies in any encoding. Every answer has to be one that the OpenAPI document names.
+//! The whole HTTP API, with events kept in memory: each endpoint with any body, arbitrary requests,
+//! and bodies in any encoding. Every status must be one that the OpenAPI document names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -13,34 +13,34 @@ use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
 
 use super::events;
-use crate::api::Api;
-use crate::entrance::Entrance;
+use crate::entry::api::Api;
+use crate::entry::destination::Destination;
+use crate::entry::spool;
 use crate::event::Event;
 use crate::options::Options;
-use crate::rules::Rules;
-use crate::spool;
+use crate::validator::Validator;
 
 pub(super) const JSON: &str = "application/json";
 pub(super) const STRUCTURED: &str = "application/cloudevents+json";
 pub(super) const BATCHED: &str = "application/cloudevents-batch+json";
-/// Small enough that mutation gets beyond it.
+/// Small, so that mutation exceeds it.
 const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
 thread_local! {
-    static WORLD: World = World::new();
+    static HARNESS: Harness = Harness::new();
 }
 
-/// One entrance, and what it let in.
-struct World {
+/// An API and the events that it accepted.
+struct Harness {
     runtime: Runtime,
     api: Api,
     router: Router,
-    kept: Arc<Mutex<Vec<Event>>>,
-    /// Statuses by path and method.
+    accepted: Arc<Mutex<Vec<Event>>>,
+    /// Documented statuses by path and method.
     documented: BTreeMap<(String, Method), BTreeSet<u16>>,
 }
 
-impl World {
+impl Harness {
     fn new() -> Self {
         let options = Options {
             request_bytes_max: REQUEST_BYTES_MAX,
@@ -48,20 +48,20 @@ impl World {
             ..Options::default()
         };
         options.check().unwrap();
-        let rules = Rules::new(options.metrics().unwrap(), time::Duration::minutes(5));
-        let kept = Arc::default();
-        let entrance = Entrance::Kept(Arc::clone(&kept));
-        let api = Api::new(&options, None, entrance, Arc::new(rules));
+        let validator = Validator::new(options.metrics().unwrap(), time::Duration::minutes(5));
+        let accepted = Arc::default();
+        let destination = Destination::Memory(Arc::clone(&accepted));
+        let api = Api::new(&options, None, destination, Arc::new(validator));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let mut world = Self {
+        let mut harness = Self {
             runtime: runtime.unwrap(),
             router: edge::server::with_problems(api.clone().router(&Auth::fixed(None))),
             api,
-            kept,
+            accepted,
             documented: BTreeMap::new(),
         };
-        world.documented = world.document();
-        world
+        harness.documented = harness.document();
+        harness
     }
 
     fn document(&self) -> BTreeMap<(String, Method), BTreeSet<u16>> {
@@ -90,22 +90,22 @@ impl World {
         })
     }
 
-    /// The events that the request brought in. `Err`: it was refused.
+    /// The events that were accepted, or the status of the refusal.
     fn take(&self, request: Request<Body>) -> Result<Vec<Event>, u16> {
         let route = (request.uri().path().to_owned(), request.method().clone());
         let (status, content_type, body) = self.send(request);
-        let kept = std::mem::take(&mut *self.kept.lock().unwrap());
-        assert_eq!(self.api.held(), 0, "bytes are still held");
+        let accepted = std::mem::take(&mut *self.accepted.lock().unwrap());
+        assert_eq!(self.api.held_bytes(), 0, "bytes are still held");
         match self.documented.get(&route) {
-            Some(statuses) => assert!(statuses.contains(&status), "{route:?} does not tell of {status}"),
-            // A path or a method that is not there; or HEAD, which axum answers as GET without a body.
+            Some(statuses) => assert!(statuses.contains(&status), "{route:?} does not document {status}"),
+            // An unknown path or method, or HEAD, which axum answers like GET.
             None => assert!([200, 404, 405].contains(&status), "{route:?}: {status}"),
         }
         assert_ne!(status, 500, "{}", String::from_utf8_lossy(&body));
         if status < 400 {
-            return Ok(kept);
+            return Ok(accepted);
         }
-        assert_eq!(kept, [], "{status}, and it was taken");
+        assert_eq!(accepted, [], "accepted with status {status}");
         assert_eq!(content_type.unwrap(), "application/problem+json");
         if route.1 != Method::HEAD {
             let problem: Value = serde_json::from_slice(&body).unwrap();
@@ -114,20 +114,20 @@ impl World {
         Err(status)
     }
 
-    /// Whether it was taken, and if so rightly.
+    /// Returns whether the request was accepted. Checks the accepted events.
     fn accepts(&self, request: Request<Body>, bytes: usize) -> bool {
         let Ok(events) = self.take(request) else { return false };
         for event in &events {
-            events::holds(event, bytes);
+            events::check(event, bytes);
             self.forwarded(event);
         }
         !events.is_empty()
     }
 
-    /// A collector's request makes the same event of it.
+    /// Checks that a collector's request for the event is read as the same event.
     fn forwarded(&self, event: &Event) {
         let body = spool::Request::of(event)
-            .expect("what was accepted can be forwarded")
+            .expect("an accepted event can be forwarded")
             .body;
         let body = body.to_string();
         // The collector's limits are the upstream's.
@@ -135,9 +135,9 @@ impl World {
             return;
         }
         let taken = self.take(post("/v1/events", STRUCTURED, body.clone().into()));
-        let taken = taken.expect("what a collector forwards is taken");
+        let taken = taken.expect("a forwarded event is accepted");
         let [taken] = &taken[..] else {
-            panic!("one event is one event: {body}");
+            panic!("expected one event: {body}");
         };
         // The tenant is the key's.
         assert_eq!(
@@ -153,23 +153,23 @@ fn post(path: &str, content_type: &str, body: Body) -> Request<Body> {
     request.body(body).unwrap()
 }
 
-/// The input as the body of one way in.
+/// The input is the body of a request to one endpoint.
 pub(super) fn body(path: &str, content_type: &str, input: &[u8]) -> bool {
-    WORLD.with(|world| world.accepts(post(path, content_type, input.to_vec().into()), input.len()))
+    HARNESS.with(|harness| harness.accepts(post(path, content_type, input.to_vec().into()), input.len()))
 }
 
-/// See [`World::forwarded`].
+/// See [`Harness::forwarded`].
 pub(super) fn forwarded(event: &Event) {
-    WORLD.with(|world| {
-        // What else an entrance asks of an event is not the wire's matter.
-        let rules = Rules::new(Options::default().metrics().unwrap(), time::Duration::ZERO);
-        if rules.check(event, crate::event::now()).is_ok() {
-            world.forwarded(event);
+    HARNESS.with(|harness| {
+        // Skips events that break other rules than those of the wire format.
+        let validator = Validator::new(Options::default().metrics().unwrap(), time::Duration::ZERO);
+        if validator.check(event, crate::event::now()).is_ok() {
+            harness.forwarded(event);
         }
     });
 }
 
-/// A line with method and path, lines of headers, an empty line, the body.
+/// The input is a line with method and path, header lines, an empty line and the body.
 pub(super) fn request(input: &[u8]) -> bool {
     let (lines, body) = split(input);
     let line = lines.split(|byte| *byte == b'\n').next().unwrap_or_default();
@@ -186,10 +186,11 @@ pub(super) fn request(input: &[u8]) -> bool {
             request.headers_mut().append(name, value);
         }
     }
-    WORLD.with(|world| world.accepts(request, input.len()))
+    HARNESS.with(|harness| harness.accepts(request, input.len()))
 }
 
-/// A byte that says which encoding, whether the length is told, and how the body is cut into pieces; then the body.
+/// The first byte selects the encoding, whether the length is declared, and the chunk size. The
+/// rest is the body.
 pub(super) fn compressed(input: &[u8]) -> bool {
     let Some((how, bytes)) = input.split_first() else {
         return false;
@@ -204,10 +205,10 @@ pub(super) fn compressed(input: &[u8]) -> bool {
     if how & 4 != 0 {
         headers.insert("content-length", HeaderValue::from(bytes.len()));
     }
-    WORLD.with(|world| world.accepts(request, REQUEST_BYTES_MAX))
+    HARNESS.with(|harness| harness.accepts(request, REQUEST_BYTES_MAX))
 }
 
-/// What stands before the first empty line, and what behind it.
+/// The input before and after the first empty line.
 pub(super) fn split(input: &[u8]) -> (&[u8], &[u8]) {
     let end = input.windows(2).position(|pair| pair == b"\n\n");
     end.map_or((input, &[]), |end| (&input[..end], &input[end + 2..]))

@@ -1,4 +1,4 @@
-//! What an operator writes: reward expressions and `[ingest]` as a whole.
+//! Configuration: reward expressions and `[ingest]` as a whole.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ fn metrics() -> Vec<Metric> {
     ]
 }
 
-/// An expression that is taken scores whatever is said, the same each time.
+/// An accepted expression scores any signals, with the same result every time.
 pub(super) fn expression(input: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(input) else { return false };
     let definition = Definition {

@@ -1,14 +1,15 @@
-//! Where mutation starts: the fixtures of the wire, the same events in every other form, and what a person would write.
+//! The inputs that mutation starts from: the wire fixtures, the same events in every other form,
+//! and typical requests.
 
 use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
 use prost::Message;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
+use crate::entry::spool;
+use crate::event::proto;
 use crate::event::{Body, Event};
 use crate::options::Options;
-use crate::proto;
-use crate::spool;
 
 const FIXTURES: [&str; 4] = [
     include_str!("../../fixtures/generation-v1.hex"),
@@ -28,10 +29,11 @@ fn events() -> impl Iterator<Item = Event> {
 
 pub(super) fn json() -> Vec<Vec<u8>> {
     let mut texts: Vec<_> = events().map(|event| serde_json::to_vec(&event).unwrap()).collect();
-    let spoken = br#"{"tenant":"default","source":"app","id":"1","time":"2026-02-03T04:05:06.789123+05:30","feedback":{
+    let handwritten =
+        br#"{"tenant":"default","source":"app","id":"1","time":"2026-02-03T04:05:06.789123+05:30","feedback":{
         "feedback_id":"019aa5e6-2f41-7abc-8def-0123456789ab","generation_id":"019aa5e6-2f40-7abc-8def-0123456789ab",
         "episode_id":null,"metric_name":"kept","value":0.30000000000000004,"tags":{"a":"\u00e9\ud83d\ude00"}}}"#;
-    texts.push(spoken.to_vec());
+    texts.push(handwritten.to_vec());
     texts
 }
 
@@ -81,7 +83,7 @@ fn text(value: &Value) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-fn feedbacks() -> Vec<Value> {
+fn feedback_requests() -> Vec<Value> {
     vec![
         json!({"generation_id": "019aa5e6-2f40-7abc-8def-0123456789ab", "metric_name": "accept", "value": true}),
         json!({"id": "019aa5e6-3f40-7abc-8def-0123456789ab", "episode_id": "019aa5e6-2f40-7abc-8def-0123456789ab",
@@ -92,7 +94,7 @@ fn feedbacks() -> Vec<Value> {
 }
 
 pub(super) fn feedback() -> Vec<Vec<u8>> {
-    feedbacks().iter().map(text).collect()
+    feedback_requests().iter().map(text).collect()
 }
 
 pub(super) fn generation() -> Vec<Vec<u8>> {
@@ -142,31 +144,13 @@ pub(super) fn cloudevent_batch() -> Vec<Vec<u8>> {
     batches
 }
 
-pub(super) fn score() -> Vec<Vec<u8>> {
-    let score = json!({"id": "s-1", "observationId": "019aa5e6-2f40-7abc-8def-0123456789ab",
-        "traceId": "4bf92f3577b34da6a3ce929d0e0e4736", "name": "accept", "value": 1, "dataType": "BOOLEAN",
-        "comment": "as I would", "environment": "production", "metadata": {"editor": "vim", "keys": 5, "none": null}});
-    let trace =
-        json!({"traceId": "019aa5e62f407abc8def0123456789ab", "name": "kept", "value": 0.1, "dataType": "NUMERIC"});
-    let words =
-        json!({"observationId": score["observationId"], "name": "tone", "value": "good", "dataType": "CATEGORICAL"});
-    // Of both parts one is refused, so both are.
-    let mut half = score.clone();
-    half["comment"] = "\0".into();
-    vec![text(&score), text(&trace), text(&words), text(&half)]
-}
-
 pub(super) fn request() -> Vec<Vec<u8>> {
     let json = "content-type: application/json\n";
     let mut requests = vec![
         "GET /health HTTP/1.1\nhost: x\n\n".to_owned(),
         format!(
             "POST /v1/feedback?dryrun=false\n{json}idempotency-key: \"click-1\"\n\n{}",
-            feedbacks()[0]
-        ),
-        format!(
-            "POST /api/public/scores\n{json}idempotency-key: s\nauthorization: Basic cGs6c2s=\n\n{}",
-            json!({"traceId": "019aa5e62f407abc8def0123456789ab", "name": "kept", "value": 1})
+            feedback_requests()[0]
         ),
     ];
     let kinds = ["generation", "feedback", "retraction", "episode_end"];
@@ -224,7 +208,7 @@ pub(super) fn options() -> Vec<Vec<u8>> {
 pub(super) fn segment() -> Vec<Vec<u8>> {
     let records = b"\x01\x03\x05hello\x00\x06spring";
     let damaged = [&records[..], &b"\x02\x20\x00\x03\x00\x03\x00\x00\x10\x00"[..]].concat();
-    vec![records.to_vec(), damaged, spool::fuzz::whole(b"one")]
+    vec![records.to_vec(), damaged, spool::fuzz::segment_with(b"one")]
 }
 
 pub(super) fn folder() -> Vec<Vec<u8>> {
@@ -233,7 +217,7 @@ pub(super) fn folder() -> Vec<Vec<u8>> {
         let content_length = u16::try_from(content.len()).unwrap().to_le_bytes();
         [&[length][..], name.as_bytes(), &content_length, content].concat()
     };
-    let segment = &spool::fuzz::whole(b"one")[1..];
+    let segment = &spool::fuzz::segment_with(b"one")[1..];
     let first = file("00000000000000000007.spool", segment);
     let torn = file("00000000000000000008.spool", &segment[..20]);
     let damaged = file("00000000000000000006-40.damaged", b"xyz");

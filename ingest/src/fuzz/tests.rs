@@ -1,5 +1,5 @@
-//! Every target for a moment: its seeds, and inputs that are drawn from them. The same inputs every time; a failure prints
-//! the one that did it. SPRINGTIDE_FUZZ_RUNS=1000000 draws more.
+//! Runs every target briefly with its seeds and mutations of them. The inputs are the same every
+//! time, and a failure prints its input. SPRINGTIDE_FUZZ_RUNS=1000000 runs more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -9,10 +9,10 @@ use rand::{Rng, SeedableRng};
 
 use super::{TARGETS, Target};
 
-/// Inputs that were accepted and are mutated further.
+/// Accepted inputs that are mutated further.
 const POOL_MAX: usize = 256;
 const INPUT_BYTES_MAX: usize = 32 * 1024;
-/// What means something to one decoder or another.
+/// Tokens of the formats.
 const WORDS: [&[u8]; 44] = [
     b"null",
     b"true",
@@ -60,7 +60,7 @@ const WORDS: [&[u8]; 44] = [
     b"\"feedback\":{}",
 ];
 
-fn hold(target: &Target) {
+fn check(target: &Target) {
     let runs = std::env::var("SPRINGTIDE_FUZZ_RUNS").map_or(target.runs, |runs| runs.parse().unwrap());
     let mut random = StdRng::seed_from_u64(0x5EED);
     let mut pool = (target.seeds)();
@@ -117,7 +117,7 @@ fn mutate(input: &mut Vec<u8>, pool: &[Vec<u8>], random: &mut StdRng) {
             drop(input.splice(at..end, other[from..from + length].iter().copied()));
         }
         _ => {
-            // A digit stays a digit, so that numbers and ids stay what they are.
+            // Digits stay digits, so numbers and ids stay valid.
             let digits = input.iter_mut().skip(at).filter(|byte| byte.is_ascii_digit());
             digits
                 .take(3)
@@ -131,7 +131,7 @@ macro_rules! targets {
     ($($name:ident)*) => {
         $(#[test] fn $name() {
             let target = TARGETS.iter().find(|target| target.name == stringify!($name));
-            hold(target.unwrap());
+            check(target.unwrap());
         })*
 
         #[test]
@@ -144,6 +144,6 @@ macro_rules! targets {
 
 targets! {
     event_protobuf event_json announcement letter letter_repair letter_place http_feedback http_generation http_retraction
-    http_episode_end http_batch http_cloudevent http_cloudevent_batch http_score http_request http_compressed
+    http_episode_end http_batch http_cloudevent http_cloudevent_batch http_request http_compressed
     reward_expression options spool_segment spool_folder
 }

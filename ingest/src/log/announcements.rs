@@ -1,5 +1,5 @@
-//! Listening for announcements: from the end of the topic, with no consumer group and no memory. Whoever listens also
-//! polls now and then, because an announcement is a hint.
+//! Receives announcements from the end of the topic, without a consumer group. Announcements are hints, so
+//! receivers must also poll from time to time.
 
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
@@ -13,20 +13,19 @@ use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::Announcement;
-use crate::kafka::{self, ClientOptions};
+use super::kafka::{self, ClientOptions};
 
 const SETTINGS: &[(&str, &str)] = &[
-    // Required by the client library; nothing is ever committed under it.
+    // The client library requires it. Offsets are never committed.
     ("group.id", "springtide.announcements"),
     ("enable.auto.commit", "false"),
     ("auto.offset.reset", "latest"),
 ];
 const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after a broker error, so that an absent broker is not asked in a tight loop.
+/// Pause after a broker error, to avoid a busy loop.
 const ERROR_PAUSE: Duration = Duration::from_secs(1);
 
-/// A stream of every announcement made after [`Announcements::subscribe`] returned. Never ends; errors are logged and
-/// waited out.
+/// All announcements after [`Announcements::subscribe`] returned. Never ends: errors are logged and retried.
 pub struct Announcements(Pin<Box<dyn Stream<Item = Announcement> + Send>>);
 
 impl Announcements {
@@ -58,7 +57,7 @@ impl Stream for Announcements {
     }
 }
 
-/// The end is looked up here rather than left to the client, which would do so some time after this returns.
+/// Looks up the end before it returns. The client would do so later and could miss announcements.
 fn assign_end(consumer: &StreamConsumer, topic: &str) -> anyhow::Result<()> {
     let mut assignment = TopicPartitionList::new();
     for partition in kafka::partitions(consumer.client(), topic)?.into_keys() {
@@ -78,7 +77,7 @@ async fn next(consumer: &StreamConsumer) -> Announcement {
                 Err(error) => tracing::warn!(%error, "announcement ignored"),
             },
             Err(error) => {
-                tracing::warn!(%error, "announcements cannot be read right now");
+                tracing::warn!(%error, "cannot read announcements, will retry");
                 tokio::time::sleep(ERROR_PAUSE).await;
             }
         }

@@ -1,4 +1,4 @@
-//! The one way into the log: idempotent, acknowledged by all in-sync replicas, bounded.
+//! Writes to the log: idempotent, acknowledged by all in-sync replicas, bounded.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -8,24 +8,23 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use time::format_description::well_known::Rfc3339;
 
-use super::{Announcement, DeadLetter, Error, Position};
+use super::{Announcement, ClientOptions, DeadLetter, Error, Position, Topics};
 use crate::event::Event;
-use crate::kafka::{ClientOptions, Topics};
 
-/// Springtide's settings of the producer, for whoever wants to compare with it; `[kafka.librdkafka]` wins over them.
+/// Springtide's producer settings. `[kafka.librdkafka]` overrides them. Public for benchmarks.
 pub const PRODUCER_SETTINGS: &[(&str, &str)] = &[
     ("enable.idempotence", "true"),
     ("acks", "all"),
     ("linger.ms", "1"),
     ("message.timeout.ms", "5000"),
-    // What may wait for acknowledgement at once.
+    // Unacknowledged records.
     ("queue.buffering.max.messages", "50000"),
     ("queue.buffering.max.kbytes", "65536"),
 ];
-/// How long a stop waits for what is still on its way.
+/// How long a shutdown waits for unacknowledged records.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Writes to the log. Cheap to clone; all clones share one connection and one bound.
+/// Writes to the log. Cheap to clone: clones share a connection and its bounds.
 #[derive(Clone)]
 pub struct Producer {
     options: Arc<ClientOptions>,
@@ -34,7 +33,7 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// Connects in the background: a broker that is away shows in the first send.
+    /// Connects in the background. If the broker is unavailable, the first send fails.
     pub fn new(options: &ClientOptions) -> Result<Self, Error> {
         Ok(Self {
             topics: Arc::new(options.topics()),
@@ -43,24 +42,22 @@ impl Producer {
         })
     }
 
-    /// Resolves when the log has acknowledged the event (`acks=all`), 5 s later at most. The current span travels along.
+    /// Returns once the log has acknowledged the event (`acks=all`), or after 5 s. Sends the current span along.
     pub async fn send_event(&self, event: &Event) -> Result<(), Error> {
         event.check()?;
         self.send_encoded(event, &event.encode()).await
     }
 
-    /// The same of an event that has been checked and encoded.
+    /// Like [`Self::send_event`], for an event that has been checked and encoded.
     pub(crate) async fn send_encoded(&self, event: &Event, value: &[u8]) -> Result<(), Error> {
         let mut headers = Headers::of(event);
         headers.set("content-type", "application/protobuf");
-        for (key, value) in edge::trace::inject() {
-            headers.set(&key, &value);
-        }
+        headers.set_all(&edge::trace::inject());
         let topic = self.topics.of(event);
         self.send(topic, &event.key(), value, headers.0).await.map(drop)
     }
 
-    /// Tells followers that there is a new object to look at. May be repeated, may be lost.
+    /// Announces a new object to followers. An announcement may be repeated or lost.
     pub async fn send_announcement(&self, announcement: &Announcement) -> Result<(), Error> {
         let mut headers = Headers::new();
         headers.set("ce_type", "springtide.announcement.v1");
@@ -70,7 +67,7 @@ impl Producer {
         self.send(&self.topics.version, key, &value, headers.0).await.map(drop)
     }
 
-    /// Puts a record where people look at what could not be used, with the reason.
+    /// Puts a record on the dead-letter queue.
     pub async fn send_dead_letter(&self, letter: &DeadLetter) -> Result<(), Error> {
         let headers = letter.headers();
         self.send(&self.topics.dlq, &letter.key, &letter.value, headers).await?;
@@ -78,7 +75,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Resolves when the log has acknowledged the record, with where it stands.
+    /// Returns the record's position once the log has acknowledged it.
     pub(super) async fn send(
         &self,
         topic: &str,
@@ -100,7 +97,7 @@ impl Producer {
                     offset: delivery.offset,
                 }),
                 Ok(Err((error, _))) => Err(error),
-                // The producer was replaced while the record was on its way.
+                // The producer was replaced before the acknowledgement.
                 Err(_) => Err(KafkaError::Canceled),
             },
             Err(error) => Err(error),
@@ -114,8 +111,8 @@ impl Producer {
         })
     }
 
-    /// An idempotent producer that lost its place (the broker forgot it) refuses everything from then on. A new one
-    /// starts over; duplicates that this can cause are caught by the events' identity.
+    /// Once the broker has forgotten an idempotent producer, all its sends fail, so a new one replaces it.
+    /// This can repeat records, which the identity of events makes harmless.
     fn replace_if_broken(&self) {
         let mut producer = self.inner.write().unwrap_or_else(PoisonError::into_inner);
         let Some((code, reason)) = producer.client().fatal_error() else {
@@ -126,15 +123,15 @@ impl Producer {
                 tracing::warn!(%code, reason, "producer replaced after a fatal error");
                 *producer = fresh;
             }
-            Err(error) => tracing::error!(%code, reason, %error, "producer cannot be replaced"),
+            Err(error) => tracing::error!(%code, reason, %error, "cannot replace the producer"),
         }
     }
 
-    /// Waits for what is still on its way; blocks, for the end of a process.
+    /// Waits for all acknowledgements, for the end of a process. Blocks.
     pub fn flush(&self) {
         let producer = self.inner.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let Err(error) = producer.flush(FLUSH_TIMEOUT) {
-            tracing::warn!(%error, "records still on their way at the end");
+            tracing::warn!(%error, "records not acknowledged at shutdown");
         }
     }
 }
@@ -151,7 +148,7 @@ fn into_error(error: KafkaError, size_bytes: usize) -> Error {
     }
 }
 
-/// Record headers, built up in place.
+/// The headers of a record.
 pub(super) struct Headers(pub OwnedHeaders);
 
 impl Headers {
@@ -177,5 +174,17 @@ impl Headers {
             key,
             value: Some(value),
         });
+    }
+
+    pub(super) fn set_all(&mut self, headers: &[(String, String)]) {
+        for (key, value) in headers {
+            self.set(key, value);
+        }
+    }
+
+    pub(super) fn set_position(&mut self, position: &Position) {
+        self.set("topic", &position.topic);
+        self.set("partition", &position.partition.to_string());
+        self.set("offset", &position.offset.to_string());
     }
 }

@@ -1,24 +1,25 @@
-//! Which experts a mixture of experts sent each token to, layer by layer: what a trainer replays, so that it computes with the
-//! experts that sampled.
+//! Expert ids: the experts to which a mixture-of-experts model routed each token, by layer.
+//!
+//! The trainer replays them, so that it computes with the same experts as the sampler.
 //!
 //! ```text
 //!  0  8  SPTEXPRT
 //!  8  4  format version, 1
 //! 12  4  tokens
-//! 16  4  position of the first of them in the generation's prompt and sampled tokens together
-//! 20  2  layers that route
+//! 16  4  position of the first token in the generation's full prompt and sampled tokens
+//! 20  2  layers with experts
 //! 22  2  experts per token and layer
-//! 24  2  experts that a layer has; every id is below
+//! 24  2  experts of a layer; every id is smaller
 //! 26  6  zero
 //! 32     ids, by token, then layer, then rank: one byte each up to 256 experts, else two
 //! ```
-//! Little-endian. The digest in the reference is the checksum.
+//! Little-endian. The digest in the payload's reference is the checksum.
 
 const MAGIC: &[u8; 8] = b"SPTEXPRT";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 32;
 
-/// Why bytes are not expert ids.
+/// Why bytes are not valid expert ids.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not expert ids: {0}")]
 pub struct Malformed(&'static str);
@@ -26,25 +27,25 @@ pub struct Malformed(&'static str);
 /// Expert ids of consecutive tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Experts {
-    /// Position of the first token in the generation's whole prompt and sampled tokens together.
+    /// Position of the first token in the generation's full prompt and sampled tokens.
     pub first: u32,
-    /// Layers that route.
+    /// Layers with experts.
     pub layers: u16,
     /// Experts per token and layer.
     pub per_layer: u16,
-    /// Experts that a layer has.
+    /// Experts of a layer.
     pub experts: u16,
     /// By token, then layer, then rank.
     pub ids: Vec<u16>,
 }
 
 impl Experts {
-    /// Tokens that are covered.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.ids.len() / self.width().max(1)
     }
 
-    /// The ids of one token, by layer and rank; `None` beyond the last.
+    /// The ids of one token, by layer and rank. `None` beyond the last token.
     pub fn of(&self, token: usize) -> Option<&[u16]> {
         self.ids.chunks_exact(self.width().max(1)).nth(token)
     }
@@ -53,7 +54,7 @@ impl Experts {
         usize::from(self.layers) * usize::from(self.per_layer)
     }
 
-    /// Refuses shapes that do not fill whole tokens and ids that no layer has.
+    /// Refuses ids that do not fill whole tokens and ids that are out of range.
     fn check(&self) -> Result<(), Malformed> {
         if self.width() == 0 {
             return Err(Malformed("there is no layer or no expert per layer"));
@@ -90,12 +91,12 @@ impl Experts {
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let (header, ids) = bytes.split_at_checked(HEADER_BYTES).ok_or(Malformed("too short"))?;
         if header[..8] != *MAGIC {
-            return Err(Malformed("another magic"));
+            return Err(Malformed("wrong magic bytes"));
         }
         let long = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         if long(8) != VERSION {
-            return Err(Malformed("another format version"));
+            return Err(Malformed("unknown format version"));
         }
         if header[26..] != [0; 6] {
             return Err(Malformed("a reserved field is not zero"));
@@ -106,7 +107,7 @@ impl Experts {
         } else {
             let (pairs, rest) = ids.as_chunks::<2>();
             if !rest.is_empty() {
-                return Err(Malformed("half an id is left over"));
+                return Err(Malformed("the last id is incomplete"));
             }
             pairs.iter().map(|pair| u16::from_le_bytes(*pair)).collect()
         };
@@ -119,7 +120,7 @@ impl Experts {
         };
         read.check()?;
         if read.tokens() as u64 != u64::from(long(12)) {
-            return Err(Malformed("there are more or fewer ids than told"));
+            return Err(Malformed("the number of ids does not match the header"));
         }
         Ok(read)
     }

@@ -1,12 +1,14 @@
-//! A reward as an expression over signals, in CEL (the Common Expression Language): no loops, no side effects, ends always.
+//! A reward as a CEL expression (Common Expression Language) over signals. CEL has no loops and no side
+//! effects, and always terminates.
 //!
-//! What an expression can name:
-//! - each metric, by its name: the first standing value by event time, or `null`;
-//! - `all.<metric>`: the list of all its standing values, oldest first;
-//! - `declined` and `shown` (bool; `shown` may be `null`), `tokens` (int, how many were sampled), `finish_reason` (string).
+//! Variables:
+//! - each metric by its name: its first value by event time, or `null`;
+//! - `all.<metric>`: the list of all its values, oldest first;
+//! - `declined` and `shown` (bool; `shown` may be `null`), `tokens` (int, sampled tokens), `finish_reason` (string).
 //!
-//! It gives a number, the reward, or `null`: then there is no signal and the trajectory is censored. An int and a float do
-//! not mix in CEL arithmetic: write `2.0`, or `double(n)`.
+//! Values of feedback that was retracted or given after the horizon are not included. The result is the
+//! reward, or `null` if there is no signal; the trajectory is then censored. CEL arithmetic does not mix ints
+//! and floats: write `2.0`, or `double(n)`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,31 +19,31 @@ use cel::{Context, Program, Value};
 use super::{Closing, Metric, MetricType, Signal};
 use crate::event;
 
-/// Names that are no metrics.
+/// Variables that are not metrics.
 const BUILT_IN: [&str; 5] = ["all", "declined", "shown", "tokens", "finish_reason"];
 
-/// A reward expression that has been read and tried.
+/// A reward expression that has been compiled and tested.
 #[derive(Debug, Clone)]
 pub struct Expression {
     program: Arc<Program>,
-    /// Every metric, so that one without a value is `null` and not unknown.
+    /// All metrics, so that one without a value is `null` instead of unknown.
     metrics: Arc<[String]>,
 }
 
-/// Brackets and question marks of one expression: what nests.
+/// Maximum brackets and question marks of an expression, which limits its nesting.
 const NESTED_MAX: usize = 64;
 
 impl Expression {
-    /// Reads an expression and tries it: once without any signal, once with one of each metric. What it cannot compute then
-    /// it could not compute later.
+    /// Compiles an expression and tests it without signals and with one signal of each metric, so that most
+    /// errors show at startup.
     pub fn new(text: &str, metrics: &[Metric]) -> anyhow::Result<Self> {
-        // The parser loses count beyond its own limit of 96 and panics.
+        // The parser panics beyond its own limit of 96.
         let nested = text.matches(['(', '[', '{', '?']).count();
         ensure!(
             nested <= NESTED_MAX,
-            "has {nested} brackets and question marks, at most {NESTED_MAX} are read"
+            "has {nested} brackets and question marks; at most {NESTED_MAX} are allowed"
         );
-        let program = Program::compile(text).map_err(|error| anyhow::anyhow!("is no CEL expression: {error}"))?;
+        let program = Program::compile(text).map_err(|error| anyhow::anyhow!("is not a CEL expression: {error}"))?;
         let known = |name: &str| BUILT_IN.contains(&name) || metrics.iter().any(|metric| metric.name == name);
         for name in program.references().variables() {
             ensure!(
@@ -59,18 +61,18 @@ impl Expression {
             .reward(&closing, &[])
             .context("without any feedback; write `metric == null ? null : …`")?;
         let signals: Vec<Signal> = metrics.iter().map(example).collect();
-        let standing: Vec<&Signal> = signals.iter().collect();
+        let signals: Vec<&Signal> = signals.iter().collect();
         expression
-            .reward(&closing, &standing)
-            .context("with one feedback of each metric")?;
+            .reward(&closing, &signals)
+            .context("with one feedback event of each metric")?;
         Ok(expression)
     }
 
-    /// The reward, `None` for no signal. `standing`: feedback within the horizon that was not taken back, by event time.
-    pub fn reward(&self, closing: &Closing, standing: &[&Signal]) -> anyhow::Result<Option<f64>> {
+    /// The reward. `None` if there is no signal. `signals` are those that count, in the order of event time.
+    pub fn reward(&self, closing: &Closing, signals: &[&Signal]) -> anyhow::Result<Option<f64>> {
         let mut first: BTreeMap<&str, Value> = BTreeMap::new();
         let mut all: HashMap<String, Vec<Value>> = self.metrics.iter().map(|name| (name.clone(), Vec::new())).collect();
-        for signal in standing {
+        for signal in signals {
             let Some(values) = all.get_mut(&signal.metric) else {
                 continue;
             };
@@ -88,18 +90,18 @@ impl Expression {
         context.add_variable_from_value("shown", closing.shown.map_or(Value::Null, Value::Bool));
         context.add_variable_from_value("tokens", i64::from(closing.tokens));
         context.add_variable_from_value("finish_reason", closing.finish_reason.clone());
-        let reward = match self.program.execute(&context).context("it cannot be computed")? {
+        let reward = match self.program.execute(&context).context("cannot be computed")? {
             Value::Null => return Ok(None),
             Value::Float(reward) => reward,
             Value::Int(reward) => reward as f64,
             Value::UInt(reward) => reward as f64,
-            other => bail!("it gives a {}, not a number or null", other.type_of()),
+            other => bail!("returns a {}, not a number or null", other.type_of()),
         };
-        ensure!(reward.is_finite(), "it gives {reward}");
+        ensure!(reward.is_finite(), "returns {reward}");
         Ok(Some(reward))
     }
 
-    /// Whether feedback about this metric can change the reward.
+    /// Whether feedback of this metric can change the reward.
     pub fn reads(&self, metric: &str) -> bool {
         let references = self.program.references();
         self.metrics.iter().any(|name| name == metric)
@@ -115,7 +117,7 @@ fn value(value: &event::Value) -> Value {
     }
 }
 
-/// Whether `name` is the variable of a comprehension such as `all.retry.filter(x, x > 1.0)`.
+/// Whether a comprehension such as `all.retry.filter(x, x > 1.0)` binds `name`.
 fn is_bound(text: &str, name: &str) -> bool {
     ["all", "exists", "exists_one", "filter", "map"]
         .iter()
@@ -130,7 +132,7 @@ fn is_bound(text: &str, name: &str) -> bool {
         })
 }
 
-/// A signal of a metric, to try an expression on.
+/// An example signal of a metric.
 fn example(metric: &Metric) -> Signal {
     Signal {
         id: uuid::Uuid::nil(),
@@ -166,9 +168,9 @@ mod tests {
     }
 
     fn reward(text: &str, signals: &[Signal]) -> Option<f64> {
-        let standing: Vec<&Signal> = signals.iter().collect();
+        let signals: Vec<&Signal> = signals.iter().collect();
         let expression = Expression::new(text, &metrics()).unwrap();
-        expression.reward(&Closing::example(), &standing).unwrap()
+        expression.reward(&Closing::example(), &signals).unwrap()
     }
 
     fn refusal(text: &str) -> String {
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_is_its_first_value_or_null_and_all_are_a_list() {
+    fn a_metric_is_its_first_value_or_null_and_all_is_a_list() {
         let accepted = signal("accept", event::Value::Bool(true));
         let rejected = signal("accept", event::Value::Bool(false));
         let text = "accept == null ? null : (accept ? 0.75 : -0.25)";
@@ -200,26 +202,26 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_computed_is_refused_before_anything_is_scored() {
-        assert!(refusal("accept ?").contains("is no CEL expression"));
+    fn an_expression_that_cannot_be_computed_is_refused_at_startup() {
+        assert!(refusal("accept ?").contains("is not a CEL expression"));
         assert!(refusal("acept ? 1.0 : 0.0").contains("names \"acept\""));
         let missing = refusal("accept ? 1.0 : 0.0");
         assert!(missing.contains("without any feedback"), "{missing}");
         let text = refusal("accept == null ? null : 'good'");
         assert!(text.contains("not a number"), "{text}");
         let mixed = refusal("kept == null ? null : kept * 2");
-        assert!(mixed.contains("with one feedback of each metric"), "{mixed}");
-        assert!(refusal("1.0 / 0.0").contains("it gives inf"));
+        assert!(mixed.contains("with one feedback event of each metric"), "{mixed}");
+        assert!(refusal("1.0 / 0.0").contains("returns inf"));
     }
 
     #[test]
-    fn it_is_known_which_metrics_matter() {
+    fn an_expression_knows_which_metrics_it_reads() {
         let expression = Expression::new("accept == null ? null : 1.0", &metrics()).unwrap();
         assert!(expression.reads("accept") && !expression.reads("kept") && !expression.reads("nothing"));
     }
 
     #[test]
-    fn what_nests_too_deep_for_the_parser_is_refused_before_it() {
+    fn too_deep_nesting_is_refused_before_the_parser() {
         let text = format!("{}declined ? 0.0 : kept == null* doublella()", "(".repeat(121));
         assert!(refusal(&text).contains("123 brackets"), "{}", refusal(&text));
         let most = format!("{}1.0{}", "(".repeat(NESTED_MAX), ")".repeat(NESTED_MAX));

@@ -1,25 +1,25 @@
-//! What feedback can be about: named metrics, each with one type.
+//! The metrics of feedback: each has a name and one type of value.
 
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Target, Value};
 
-/// What kind of value a metric takes.
+/// The type of a metric's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MetricType {
-    /// True is worth `accept`, false is worth `reject`.
+    /// The surface's `accept` and `reject` are the rewards of true and false.
     Boolean,
     /// The value is the reward.
     Float,
-    /// Text, for people.
+    /// Text for people.
     Comment,
-    /// Text: what should have been generated.
+    /// The text that should have been generated.
     Demonstration,
 }
 
 impl MetricType {
-    pub fn takes(self, value: &Value) -> bool {
+    pub fn accepts(self, value: &Value) -> bool {
         matches!(
             (self, value),
             (Self::Boolean, Value::Bool(_))
@@ -46,7 +46,7 @@ pub enum Level {
     Episode,
 }
 
-/// Which way is better. For people and pages; a reward says itself what it is worth.
+/// Which direction is better. Only for display; rewards do not use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Optimize {
@@ -55,8 +55,7 @@ pub enum Optimize {
     Min,
 }
 
-/// `[[ingest.metric]]`: a name that feedback may use, and what it takes. Names that nobody declared take any value and
-/// decide nothing.
+/// `[[ingest.metric]]`: a metric that feedback may use. Undeclared metrics accept any value and never decide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metric {
@@ -64,7 +63,7 @@ pub struct Metric {
     /// `boolean`, `float`, `comment` or `demonstration`.
     #[serde(rename = "type")]
     pub metric_type: MetricType,
-    /// `generation` or `episode`; absent: feedback may be about either, and about an episode means all its generations.
+    /// `generation` or `episode`. Absent: either. Feedback about an episode counts for all its generations.
     #[serde(default)]
     pub level: Option<Level>,
     /// `max` or `min`. Default: max.
@@ -82,10 +81,10 @@ impl Metric {
         }
     }
 
-    /// What is wrong with feedback of this metric: the field and the rule.
+    /// Checks feedback of this metric. The error is the field and the rule that it breaks.
     pub fn check(&self, target: Target, value: &Value) -> Result<(), (&'static str, String)> {
         let Self { name, metric_type, .. } = self;
-        if !metric_type.takes(value) {
+        if !metric_type.accepts(value) {
             let (wants, is) = (metric_type.as_str(), value.kind());
             return Err(("value", format!("metric {name:?} takes a {wants}, not a {is}")));
         }
@@ -109,7 +108,7 @@ mod tests {
     use uuid::Uuid;
 
     #[test]
-    fn feedback_keeps_the_type_and_the_level_of_its_metric() {
+    fn feedback_must_match_the_type_and_level_of_its_metric() {
         let solved = Metric {
             level: Some(Level::Episode),
             ..Metric::new("solved", MetricType::Boolean)

@@ -1,5 +1,5 @@
-//! Reward definitions in Postgres: a changed definition is a new version, old ones stay, so that every trajectory can
-//! name the rule that scored it.
+//! Reward definitions in Postgres. A changed definition becomes a new version and old versions stay, so that
+//! every trajectory can refer to the definition that scored it.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use super::{Definition, Rule};
 
-/// The rules in force, by surface, each with its definition's stored version.
+/// The current rules by surface, each with the version of its definition.
 #[derive(Debug, Clone, Default)]
 pub struct Surfaces(BTreeMap<String, (i32, Rule)>);
 
@@ -24,17 +24,17 @@ impl Surfaces {
     }
 }
 
-/// A definition as it was stored.
+/// A stored definition.
 #[derive(Debug, Clone)]
 pub struct Stored {
     pub surface: String,
     pub version: i32,
-    /// JSON of a [`Definition`]; one of an older program may have another shape.
+    /// JSON of a [`Definition`]. Older versions of Springtide may have stored another shape.
     pub definition: serde_json::Value,
     pub created_at: OffsetDateTime,
 }
 
-/// Every version that there ever was, of one surface or of all.
+/// All versions of the definitions of one surface, or of all.
 pub async fn versions(pool: &PgPool, surface: Option<&str>) -> sqlx::Result<Vec<Stored>> {
     sqlx::query_as!(
         Stored,
@@ -46,7 +46,7 @@ pub async fn versions(pool: &PgPool, surface: Option<&str>) -> sqlx::Result<Vec<
     .await
 }
 
-/// Stores what changed and returns everything that is in force.
+/// Stores changed definitions and returns the current rules.
 pub async fn store(pool: &PgPool, rules: Vec<Rule>) -> anyhow::Result<Surfaces> {
     let mut surfaces = BTreeMap::new();
     for rule in rules {
@@ -61,8 +61,8 @@ pub async fn store(pool: &PgPool, rules: Vec<Rule>) -> anyhow::Result<Surfaces> 
 
 async fn store_one(pool: &PgPool, definition: &Definition) -> anyhow::Result<i32> {
     let value = serde_json::to_value(definition)?;
-    // Another process may store the same change at the same moment: then this insert finds nothing to do, and the second
-    // look finds what the other one stored.
+    // If another process stores the same change concurrently, the insert does nothing and the next iteration
+    // finds the stored version.
     loop {
         let latest = sqlx::query!(
             "select version, definition from reward_definition where surface = $1 \
@@ -72,7 +72,7 @@ async fn store_one(pool: &PgPool, definition: &Definition) -> anyhow::Result<i32
         .fetch_optional(pool)
         .await?;
         let next = match latest {
-            // Compared as a definition: how a number is spelled is no change, and one of an older shape is.
+            // Compared as definitions, because the same number may be written differently. An older shape is a change.
             Some(row) if same(&row.definition, definition) => return Ok(row.version),
             Some(row) => row.version + 1,
             None => 1,

@@ -50,14 +50,14 @@ fn the_first_feedback_by_event_time_decides_whatever_the_order_of_arrival() {
 }
 
 #[test]
-fn of_two_at_the_same_moment_the_smaller_id_decides() {
+fn the_smaller_id_decides_between_two_at_the_same_time() {
     let surface = rule(Definition::completion());
     let signals = [accept(2, true, 300), accept(1, false, 300)];
     assert_eq!(reward(&score(Some(&surface), &closing(), &signals)), -0.25);
 }
 
 #[test]
-fn feedback_after_the_horizon_is_no_signal() {
+fn feedback_after_the_horizon_does_not_count() {
     let surface = rule(Definition::completion());
     let on_the_edge = score(Some(&surface), &closing(), &[accept(1, true, 4_000)]);
     assert_eq!(reward(&on_the_edge), 0.75);
@@ -73,19 +73,19 @@ fn retracted(after_ms: i64, signal: Signal) -> Signal {
 }
 
 #[test]
-fn feedback_that_is_taken_back_within_the_horizon_never_counted() {
+fn feedback_that_is_retracted_within_the_horizon_does_not_count() {
     let surface = rule(Definition::completion());
-    let taken_back = retracted(2_000, accept(1, true, 300));
-    let alone = score(Some(&surface), &closing(), std::slice::from_ref(&taken_back));
+    let withdrawn = retracted(2_000, accept(1, true, 300));
+    let alone = score(Some(&surface), &closing(), std::slice::from_ref(&withdrawn));
     assert_eq!(alone, Outcome::Censored { code: "retracted" });
-    let next = score(Some(&surface), &closing(), &[taken_back, accept(2, false, 900)]);
+    let next = score(Some(&surface), &closing(), &[withdrawn, accept(2, false, 900)]);
     assert_eq!(reward(&next), -0.25, "the next one decides");
     let too_late = retracted(4_001, accept(1, true, 300));
     assert_eq!(reward(&score(Some(&surface), &closing(), &[too_late])), 0.75);
 }
 
 #[test]
-fn an_episode_that_ended_heard_everything_where_the_surface_says_so() {
+fn feedback_after_the_end_of_an_episode_does_not_count_if_the_surface_closes_then() {
     let ended = Closing {
         ended_at: Some(START + Duration::seconds(1)),
         ..closing()
@@ -102,7 +102,7 @@ fn an_episode_that_ended_heard_everything_where_the_surface_says_so() {
 }
 
 #[test]
-fn a_decline_is_rewarded_whatever_is_said_about_it() {
+fn a_decline_is_rewarded_independent_of_feedback() {
     let surface = rule(Definition::completion());
     let declined = Closing {
         declined: true,
@@ -113,7 +113,7 @@ fn a_decline_is_rewarded_whatever_is_said_about_it() {
 }
 
 #[test]
-fn a_declined_rollout_is_what_its_grader_says() {
+fn a_grader_decides_the_reward_of_a_declined_rollout() {
     let declined = Closing {
         declined: true,
         ..closing()
@@ -130,7 +130,7 @@ fn a_declined_rollout_is_what_its_grader_says() {
 }
 
 #[test]
-fn an_expression_decides_alone_by_event_time_and_without_what_was_taken_back() {
+fn an_expression_decides_alone_and_ignores_retracted_feedback() {
     let surface = rule(Definition {
         reward: Some("declined ? 0.1 : kept == null ? null : kept".to_owned()),
         ..Definition::completion()
@@ -151,8 +151,8 @@ fn an_expression_decides_alone_by_event_time_and_without_what_was_taken_back() {
             feedback_at: last_read
         }
     );
-    let taken_back = [retracted(1_000, kept(0.3, 300)), accept(7, true, 1)];
-    let outcome = score(Some(&surface), &closing(), &taken_back);
+    let withdrawn = [retracted(1_000, kept(0.3, 300)), accept(7, true, 1)];
+    let outcome = score(Some(&surface), &closing(), &withdrawn);
     assert_eq!(outcome, Outcome::Censored { code: "retracted" });
     assert_eq!(
         score(Some(&surface), &closing(), &[accept(7, true, 1)]),
@@ -166,7 +166,7 @@ fn an_expression_decides_alone_by_event_time_and_without_what_was_taken_back() {
 }
 
 #[test]
-fn an_expression_that_fails_censors_and_says_so() {
+fn an_expression_that_fails_censors_with_its_own_code() {
     let surface = rule(Definition {
         reward: Some("kept == null ? null : (kept < 2.0 ? 1.0 : 1.0 / (kept - kept))".to_owned()),
         ..Definition::completion()
@@ -181,7 +181,7 @@ fn an_expression_that_fails_censors_and_says_so() {
 }
 
 #[test]
-fn consent_comes_before_everything() {
+fn missing_consent_overrides_everything() {
     let refused = Closing {
         consent: false,
         declined: true,
@@ -193,7 +193,7 @@ fn consent_comes_before_everything() {
 }
 
 #[test]
-fn other_metrics_and_other_types_decide_nothing() {
+fn other_metrics_and_types_do_not_decide() {
     let comment = Signal {
         metric: "comment".to_owned(),
         value: Value::Text("nice".to_owned()),
@@ -208,7 +208,7 @@ fn other_metrics_and_other_types_decide_nothing() {
 }
 
 #[test]
-fn a_surface_that_nobody_defined_is_censored() {
+fn an_undefined_surface_is_censored() {
     let outcome = score(None, &closing(), &[accept(1, true, 1)]);
     assert_eq!(
         outcome,
@@ -219,7 +219,7 @@ fn a_surface_that_nobody_defined_is_censored() {
 }
 
 #[test]
-fn a_horizon_counts_from_the_last_token_and_the_rule_may_end_it_sooner() {
+fn a_horizon_starts_at_the_last_token_and_the_rule_may_end_it_early() {
     let closes_after = |definition: Definition, closing: &Closing, signals: &[Signal]| {
         let closes_at = closing.closes_at(Some(&rule(definition)), signals);
         (closes_at - START).whole_milliseconds()
@@ -242,7 +242,7 @@ fn a_horizon_counts_from_the_last_token_and_the_rule_may_end_it_sooner() {
     assert_eq!(
         closes_after(ending.clone(), &closing(), &signals),
         4_000,
-        "nobody said so"
+        "the rule does not close early"
     );
     assert_eq!(closes_after(ending, &ended, &signals), 2_000);
     assert_eq!(closes_after(graded.clone(), &ended, &[]), 4_000);

@@ -1,171 +1,118 @@
-//! The shapes of `POST /v1/chat/completions`: OpenAI's names and vLLM's extensions. A conversation is a completion whose
-//! prompt the version's own template writes; everything after the prompt is the same.
+//! The shapes of `POST /v1/chat/completions`: OpenAI's names and vLLM's extensions. A chat request is a completion
+//! whose prompt the version's own template renders; everything after the prompt is the same.
 
-use super::choice::TokenOut;
-use super::wire::{CompletionRequest, StreamOptions};
+use super::choice::SampledToken;
+use super::wire::{CommonFields, UnknownFields};
 use edge::Problem;
-use policy::chat::{Conversation, Value as TemplateValue};
+use model::sampling::Params;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::BTreeMap;
+use text::chat::{Conversation, Value as TemplateValue};
 
 /// OpenAI's limit.
 const TOP_LOGPROBS_MAX: i64 = 20;
 
-/// The body. A field that is not here is refused.
+/// The body of `POST /v1/chat/completions`.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ChatRequest {
-    pub model: String,
-    /// As the template reads them: `role` and `content`, and what else it knows.
+    /// As the template reads them: `role`, `content` and any other fields it knows.
     pub messages: Vec<TemplateValue>,
-    /// Written into the prompt by templates that know them. What the model answers is text.
+    /// Rendered into the prompt by templates that support them. The model still answers with text.
     pub tools: Option<Vec<TemplateValue>>,
     pub documents: Option<Vec<TemplateValue>>,
     /// Further variables of the template.
     pub chat_template_kwargs: Option<BTreeMap<String, TemplateValue>>,
-    /// Default true, unless the final message is continued.
+    /// Default: true, unless the final message is continued.
     pub add_generation_prompt: Option<bool>,
-    /// The model goes on with the last message.
+    /// The model continues the last message.
     pub continue_final_message: Option<bool>,
-
+    /// OpenAI's new name of `max_tokens`.
     pub max_completion_tokens: Option<i64>,
-    pub max_tokens: Option<i64>,
-    pub temperature: Option<f64>,
-    pub top_p: Option<f64>,
-    pub top_k: Option<i64>,
-    pub min_p: Option<f64>,
-    pub repetition_penalty: Option<f64>,
-    pub presence_penalty: Option<f64>,
-    pub frequency_penalty: Option<f64>,
-    pub logit_bias: Option<Map<String, Value>>,
-    pub n: Option<i64>,
-    pub stop: Option<Value>,
-    pub seed: Option<i64>,
-    pub stream: Option<bool>,
-    pub stream_options: Option<StreamOptions>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<i64>,
-    pub user: Option<String>,
-    pub return_token_ids: Option<bool>,
-    pub priority: Option<i64>,
-    pub session_id: Option<String>,
-    pub surface: Option<String>,
-    pub metadata: Option<Map<String, Value>>,
 
-    // of OpenAI's, accepted only where they change nothing
+    // OpenAI fields, accepted only with values that change nothing
     pub tool_choice: Option<Value>,
     pub response_format: Option<Value>,
+
+    #[serde(flatten)]
+    pub params: Params,
+    #[serde(flatten)]
+    pub common: CommonFields,
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
 }
 
 impl ChatRequest {
-    /// The same as a completion without a prompt, and what its prompt is rendered from.
-    pub fn split(self) -> Result<(CompletionRequest, Conversation), Problem> {
-        let bad = |detail: String| Err(Problem::bad_request(detail));
-        if self
+    /// How many of the most probable tokens to list with each sampled one. `None`: no log-probabilities at all.
+    pub fn top_logprobs(&self) -> Result<Option<usize>, Problem> {
+        let k = self.top_logprobs.unwrap_or(0);
+        match self.logprobs.unwrap_or(false) {
+            false if k != 0 => Err(Problem::bad_request("top_logprobs needs logprobs: true")),
+            false => Ok(None),
+            true if (0..=TOP_LOGPROBS_MAX).contains(&k) => Ok(Some(k as usize)),
+            true => Err(Problem::bad_request(format!(
+                "top_logprobs is {k}; give 0 to {TOP_LOGPROBS_MAX}"
+            ))),
+        }
+    }
+
+    pub fn max_tokens(&self) -> Result<Option<i64>, Problem> {
+        match (self.max_completion_tokens, self.common.max_tokens) {
+            (Some(new), Some(old)) if new != old => Err(Problem::bad_request(format!(
+                "max_completion_tokens is {new} and max_tokens, its old name, is {old}; give one"
+            ))),
+            (new, old) => Ok(new.or(old)),
+        }
+    }
+
+    /// What the prompt is rendered from, and the rest of the request.
+    pub fn into_conversation(self) -> Result<(Conversation, Params, CommonFields), Problem> {
+        self.unknown.refuse()?;
+        let tool_choice = self
             .tool_choice
             .as_ref()
-            .is_some_and(|choice| !is(choice, &["auto", "none"]))
-        {
-            return bad("tool_choice must be \"auto\" or \"none\"; what is sampled cannot be constrained".into());
+            .map_or("auto", |choice| choice.as_str().unwrap_or(""));
+        if !["auto", "none"].contains(&tool_choice) {
+            return Err(Problem::bad_request(
+                "tool_choice must be \"auto\" or \"none\"; sampling cannot be constrained",
+            ));
         }
-        let format = self.response_format.as_ref().and_then(|format| format.get("type"));
-        if self.response_format.is_some() && !format.is_some_and(|kind| is(kind, &["text"])) {
-            return bad("response_format must be {\"type\": \"text\"}; what is sampled cannot be constrained".into());
+        let format = self.response_format.as_ref();
+        if format.is_some_and(|format| format["type"] != "text") {
+            return Err(Problem::bad_request(
+                "response_format must be {\"type\": \"text\"}; sampling cannot be constrained",
+            ));
         }
-        let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
-            (false, Some(k)) if k != 0 => return bad("top_logprobs needs logprobs: true".into()),
-            (false, _) => None,
-            (true, k) if (0..=TOP_LOGPROBS_MAX).contains(&k.unwrap_or(0)) => k.or(Some(0)),
-            (true, k) => {
-                let k = k.unwrap_or_default();
-                return bad(format!("top_logprobs is {k}; give 0 to {TOP_LOGPROBS_MAX}"));
-            }
-        };
-        let max_tokens = match (self.max_completion_tokens, self.max_tokens) {
-            (Some(new), Some(old)) if new != old => {
-                return bad(format!(
-                    "max_completion_tokens is {new} and max_tokens, its old name, is {old}; give one"
-                ));
-            }
-            (new, old) => new.or(old),
-        };
+        let tools = self.tools.filter(|_| tool_choice != "none");
         let continued = self.continue_final_message.unwrap_or(false);
-        let without_tools = self.tool_choice.as_ref().is_some_and(|choice| is(choice, &["none"]));
         let conversation = Conversation {
             messages: self.messages,
-            tools: self.tools.filter(|_| !without_tools),
+            tools,
             documents: self.documents,
             add_generation_prompt: self.add_generation_prompt.unwrap_or(!continued),
             continue_final_message: continued.then(|| "content".to_owned()),
             variables: self.chat_template_kwargs.unwrap_or_default(),
             ..Conversation::default()
         };
-        let completion = CompletionRequest {
-            model: self.model,
-            prompt: Value::Null,
-            max_tokens,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            logit_bias: self.logit_bias,
-            n: self.n,
-            stop: self.stop,
-            seed: self.seed,
-            stream: self.stream,
-            stream_options: self.stream_options,
-            logprobs,
-            user: self.user,
-            return_token_ids: self.return_token_ids,
-            priority: self.priority,
-            session_id: self.session_id,
-            surface: self.surface,
-            metadata: self.metadata,
-            best_of: None,
-            echo: None,
-            suffix: None,
-        };
-        Ok((completion, conversation))
+        Ok((conversation, self.params, self.common))
     }
 }
 
-fn is(value: &Value, words: &[&str]) -> bool {
-    value.as_str().is_some_and(|word| words.contains(&word))
-}
-
-/// What the model said, whole.
+/// The answer, or the text since the previous chunk.
 #[derive(Debug, Serialize)]
 pub struct Message {
-    role: &'static str,
-    content: String,
-}
-
-/// What it said since the chunk before.
-#[derive(Debug, Serialize)]
-pub struct Delta {
-    /// In a choice's first chunk.
+    /// Not in later chunks of a choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     content: String,
 }
 
 impl Message {
-    pub fn new(content: String) -> Self {
+    pub fn new(content: String, with_role: bool) -> Self {
         Message {
-            role: "assistant",
-            content,
-        }
-    }
-}
-
-impl Delta {
-    pub fn new(content: String, first: bool) -> Self {
-        Delta {
-            role: first.then_some("assistant"),
+            role: with_role.then_some("assistant"),
             content,
         }
     }
@@ -180,28 +127,28 @@ pub struct Logprobs {
 #[derive(Debug, Serialize)]
 struct TokenLogprob {
     #[serde(flatten)]
-    token: Spelled,
-    top_logprobs: Vec<Spelled>,
+    token: TokenText,
+    top_logprobs: Vec<TokenText>,
 }
 
 #[derive(Debug, Serialize)]
-struct Spelled {
+struct TokenText {
     token: String,
     logprob: f32,
-    /// None where the token has no text of its own.
+    /// Null if the token has no text of its own.
     bytes: Option<Vec<u8>>,
 }
 
 impl Logprobs {
-    pub fn of(tokens: &[TokenOut]) -> Self {
-        let spelled = |(text, logprob): &(String, f32)| Spelled {
+    pub fn of(tokens: &[SampledToken]) -> Self {
+        let token_text = |(text, logprob): &(String, f32)| TokenText {
             token: text.clone(),
             logprob: *logprob,
             bytes: (!text.starts_with("token_id:") && !text.contains('\u{fffd}')).then(|| text.as_bytes().to_vec()),
         };
         let content = tokens.iter().map(|token| TokenLogprob {
-            token: spelled(&(token.text.clone(), token.logprob)),
-            top_logprobs: token.top.iter().map(spelled).collect(),
+            token: token_text(&(token.text.clone(), token.logprob)),
+            top_logprobs: token.top.iter().map(token_text).collect(),
         });
         Logprobs {
             content: content.collect(),
@@ -214,35 +161,40 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn split(fields: Value) -> Result<(CompletionRequest, Conversation), Problem> {
+    fn chat(fields: Value) -> ChatRequest {
         let mut body = json!({"model": "demo", "messages": [{"role": "user", "content": "hi"}]});
         if let (Value::Object(body), Value::Object(fields)) = (&mut body, fields) {
             body.extend(fields);
         }
-        serde_json::from_value::<ChatRequest>(body).unwrap().split()
+        serde_json::from_value(body).unwrap()
     }
 
     #[test]
-    fn a_conversation_is_a_completion_whose_prompt_a_template_writes() {
-        let (completion, conversation) =
-            split(json!({"max_completion_tokens": 7, "top_k": 4, "logprobs": true})).unwrap();
+    fn a_chat_request_is_a_completion_whose_prompt_a_template_renders() {
+        let request = chat(json!({"max_completion_tokens": 7, "top_k": 4, "logprobs": true}));
         assert_eq!(
-            (completion.max_tokens, completion.top_k, completion.logprobs),
-            (Some(7), Some(4), Some(0))
+            (request.max_tokens().unwrap(), request.top_logprobs().unwrap()),
+            (Some(7), Some(0))
         );
+        let (conversation, params, _) = request.into_conversation().unwrap();
+        assert_eq!(params.top_k, 4);
         assert!(conversation.add_generation_prompt && conversation.continue_final_message.is_none());
-        let (_, continued) = split(json!({"continue_final_message": true})).unwrap();
+        let (continued, ..) = chat(json!({"continue_final_message": true}))
+            .into_conversation()
+            .unwrap();
         assert!(!continued.add_generation_prompt && continued.continue_final_message.as_deref() == Some("content"));
     }
 
     #[test]
-    fn what_would_constrain_the_sampling_is_refused_with_what_to_do() {
-        for (fields, said) in [
+    fn fields_that_would_constrain_sampling_are_refused_with_advice() {
+        for (fields, expected) in [
             (json!({"tool_choice": "required"}), "tool_choice must be"),
             (
                 json!({"response_format": {"type": "json_object"}}),
                 "response_format must be",
             ),
+            (json!({"response_format": "json"}), "response_format must be"),
+            (json!({"beams": 3}), "unknown field `beams`"),
             (json!({"top_logprobs": 3}), "top_logprobs needs logprobs"),
             (
                 json!({"logprobs": true, "top_logprobs": 21}),
@@ -250,11 +202,18 @@ mod tests {
             ),
             (json!({"max_tokens": 3, "max_completion_tokens": 4}), "give one"),
         ] {
-            let problem = split(fields).unwrap_err().to_string();
-            assert!(problem.contains(said), "{problem}");
+            let request = chat(fields);
+            let problem = request.top_logprobs().map(drop).and(request.max_tokens().map(drop));
+            let problem = problem
+                .and(request.into_conversation().map(drop))
+                .unwrap_err()
+                .to_string();
+            assert!(problem.contains(expected), "{problem}");
         }
         let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-        let (_, conversation) = split(json!({"tools": tools, "tool_choice": "none"})).unwrap();
+        let (conversation, ..) = chat(json!({"tools": tools, "tool_choice": "none"}))
+            .into_conversation()
+            .unwrap();
         assert!(conversation.tools.is_none());
     }
 }

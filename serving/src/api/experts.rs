@@ -1,10 +1,10 @@
-//! Which experts sampled, as the log is told: a payload beside the generation, there before its record.
+//! Encodes which experts a mixture-of-experts model used, as a payload that is stored before its generation is logged.
 
-use ingest::payload::{self, Experts, Malformed};
-use policy::router::Routing;
+use ingest::payload::{Experts, Malformed};
+use model::router::Routing;
 
-/// The bytes of a payload of type [`payload::EXPERTS`]: the routing of `tokens` tokens from the first on, by token, then layer.
-/// `count`: experts that a layer has.
+/// The payload of type [`ingest::payload::EXPERTS`]: the routing of the first `tokens` tokens, by token, then layer. `count`:
+/// experts per layer.
 pub fn encode(routing: &Routing, tokens: usize, count: u16) -> Result<Vec<u8>, Malformed> {
     let layers = routing.layers();
     let per_layer = layers.first().map_or(0, |(_, ids)| ids.len() / tokens.max(1));
@@ -12,7 +12,7 @@ pub fn encode(routing: &Routing, tokens: usize, count: u16) -> Result<Vec<u8>, M
     for token in 0..tokens {
         for (_, of_layer) in layers {
             let of_token = of_layer.iter().skip(token * per_layer).take(per_layer);
-            // an id beyond 16 bits is beyond `count` as well, and refused for it
+            // an id above 16 bits is above `count` too, and `Experts::encode` refuses that
             ids.extend(of_token.map(|&id| u16::try_from(id).unwrap_or(u16::MAX)));
         }
     }
@@ -27,14 +27,12 @@ pub fn encode(routing: &Routing, tokens: usize, count: u16) -> Result<Vec<u8>, M
     experts.encode()
 }
 
-pub const MEDIA_TYPE: &str = payload::EXPERTS;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn ids_go_by_token_then_layer() {
+    fn ids_are_ordered_by_token_then_layer() {
         let mut routing = Routing::default();
         routing.record(1, vec![0, 2, 1, 3]);
         routing.record(3, vec![4, 5, 0, 1]);

@@ -1,5 +1,7 @@
-//! The last turn of each session that this replica answered, so that the next one is logged as what it adds to it. A memory and no
-//! more: a turn whose parent is forgotten, or was answered by another replica, is logged whole.
+//! Remembers the last turn of each session that this replica answered, so that the next turn is logged without the
+//! prompt that it shares with it.
+//!
+//! This is only a cache. If the parent was evicted, or another replica answered it, the turn is logged in full.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,28 +10,28 @@ use ingest::event::{Generation, Prefix};
 use ingest::payload;
 use uuid::Uuid;
 
-/// Tokens remembered, of all sessions together: 32 MiB.
+/// Tokens remembered over all sessions: 32 MiB.
 const TOKENS_MAX: usize = 8 * 1024 * 1024;
 
 /// Tenant and episode.
 type Key = (String, Uuid);
 
-/// A generation that the next turn of its session may go on from.
+/// A generation that the next turn of its session may share tokens with.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Parent {
     id: Uuid,
     turn: u32,
-    /// Its prompt and what it sampled.
+    /// Prompt and sampled tokens.
     tokens: Arc<[u32]>,
 }
 
 #[derive(Debug, Default)]
 pub struct Sessions {
-    memory: Mutex<Memory>,
+    turns: Mutex<TurnCache>,
 }
 
 #[derive(Debug, Default)]
-struct Memory {
+struct TurnCache {
     parents: HashMap<Key, (u64, Parent)>,
     /// Keys by when they were last used.
     order: BTreeMap<u64, Key>,
@@ -38,47 +40,47 @@ struct Memory {
 }
 
 impl Sessions {
-    /// What this session's last turn was.
+    /// The last turn of a session.
     pub(super) fn parent(&self, tenant: &str, episode: Uuid) -> Option<Parent> {
-        let memory = self.memory();
-        let found = memory.parents.get(&(tenant.to_owned(), episode))?;
-        Some(found.1.clone())
+        let turns = self.turns();
+        let (_, parent) = turns.parents.get(&(tenant.to_owned(), episode))?;
+        Some(parent.clone())
     }
 
-    /// Remembers a turn that is in the log. Sessions that have been still the longest make room.
+    /// Remembers a logged turn. Evicts the least recently used sessions.
     pub(super) fn remember(&self, tenant: &str, generation: &Generation, prompt: &[u32]) {
         let key = (tenant.to_owned(), generation.episode_id);
         let tokens: Arc<[u32]> = prompt.iter().chain(&generation.token_ids).copied().collect();
         if tokens.len() > TOKENS_MAX {
             return;
         }
-        let mut memory = self.memory();
-        memory.forget(&key);
-        while memory.tokens + tokens.len() > TOKENS_MAX {
-            let Some(oldest) = memory.order.values().next().cloned() else {
+        let mut turns = self.turns();
+        turns.evict(&key);
+        while turns.tokens + tokens.len() > TOKENS_MAX {
+            let Some(oldest) = turns.order.values().next().cloned() else {
                 break;
             };
-            memory.forget(&oldest);
+            turns.evict(&oldest);
         }
-        memory.used += 1;
-        let used = memory.used;
-        memory.tokens += tokens.len();
-        memory.order.insert(used, key.clone());
+        turns.used += 1;
+        let used = turns.used;
+        turns.tokens += tokens.len();
+        turns.order.insert(used, key.clone());
         let parent = Parent {
             id: generation.id,
             turn: generation.turn,
             tokens,
         };
-        memory.parents.insert(key, (used, parent));
+        turns.parents.insert(key, (used, parent));
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    fn turns(&self) -> MutexGuard<'_, TurnCache> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Memory {
-    fn forget(&mut self, key: &Key) {
+impl TurnCache {
+    fn evict(&mut self, key: &Key) {
         if let Some((used, parent)) = self.parents.remove(key) {
             self.order.remove(&used);
             self.tokens -= parent.tokens.len();
@@ -87,9 +89,9 @@ impl Memory {
 }
 
 impl Parent {
-    /// Takes what `generation` shares with this turn out of its prompt, if that is at least `tokens_min` tokens. Fewer cost a reader
-    /// more than they save.
-    pub(super) fn share(&self, generation: &mut Generation, tokens_min: usize) {
+    /// Removes the prefix that `generation` shares with this turn from its prompt, if it has at least `tokens_min`
+    /// tokens. A shorter prefix costs a reader more than it saves.
+    pub(super) fn split_prefix(&self, generation: &mut Generation, tokens_min: usize) {
         let pairs = self.tokens.iter().zip(&generation.prompt_ids);
         let shared = pairs.take_while(|(mine, its)| mine == its).count();
         let Ok(length) = u32::try_from(shared) else { return };
@@ -121,15 +123,15 @@ mod tests {
     }
 
     #[test]
-    fn only_what_follows_the_shared_tokens_is_left() {
+    fn only_the_tokens_after_the_shared_prefix_are_logged() {
         let mut generation = crate::api::tests::generation(vec![1, 2, 3, 9, 9]);
-        parent(&[1, 2, 3, 4]).share(&mut generation, 4);
+        parent(&[1, 2, 3, 4]).split_prefix(&mut generation, 4);
         assert_eq!(
             (generation.parent_id, generation.prompt_ids.len()),
             (None, 5),
             "three are too few"
         );
-        parent(&[1, 2, 3, 4]).share(&mut generation, 3);
+        parent(&[1, 2, 3, 4]).split_prefix(&mut generation, 3);
         assert_eq!(generation.prompt_ids, [9, 9]);
         assert_eq!((generation.parent_id, generation.turn), (Some(Uuid::from_u128(7)), 4));
         let prefix = generation.prompt_prefix.unwrap();
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_session_that_was_still_the_longest_makes_room() {
+    fn the_least_recently_used_session_is_evicted() {
         let sessions = Sessions::default();
         let half = vec![5; TOKENS_MAX / 2];
         let mut turns = Vec::new();

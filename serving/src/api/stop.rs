@@ -1,63 +1,47 @@
-//! Stop strings in a text that comes in pieces: what is certain not to begin one is let through, the rest is held back.
-//! Pure.
+//! Finds stop strings in streamed text. Text that might begin a stop string is held back until that is decided. Pure.
 
-/// Watches one text.
+/// Watches the text of one choice.
 #[derive(Debug)]
-pub struct Matcher {
+pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
 }
 
-/// What one piece led to.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Step {
-    /// Text that may be shown now.
-    pub text: String,
-    /// The stop string that was met; nothing follows it.
-    pub stop: Option<String>,
-}
-
-impl Matcher {
-    /// `stops` are not empty strings.
+impl StopMatcher {
+    /// `stops` must not contain empty strings.
     pub fn new(stops: Vec<String>) -> Self {
-        Matcher {
+        StopMatcher {
             stops,
             held: String::new(),
         }
     }
 
-    /// Takes the next piece. The text before the earliest stop string comes out; the stop string itself never does.
-    pub fn push(&mut self, piece: &str) -> Step {
+    /// Takes the next piece. Returns the text that may be shown now and the stop string it met; no text follows a stop
+    /// string, and the stop string itself is never shown.
+    pub fn push(&mut self, piece: &str) -> (String, Option<String>) {
         self.held.push_str(piece);
         let met = self
             .stops
             .iter()
             .filter_map(|stop| self.held.find(stop.as_str()).map(|at| (at, stop)))
-            // of two that begin at one place, the longer
+            // if two begin at the same place, the longer one
             .min_by_key(|(at, stop)| (*at, std::cmp::Reverse(stop.len())));
         if let Some((at, stop)) = met {
             let stop = stop.clone();
             self.held.truncate(at);
-            return Step {
-                text: std::mem::take(&mut self.held),
-                stop: Some(stop),
-            };
+            return (std::mem::take(&mut self.held), Some(stop));
         }
-        let keep = self.possible_beginning();
-        let rest = self.held.split_off(self.held.len() - keep);
-        Step {
-            text: std::mem::replace(&mut self.held, rest),
-            stop: None,
-        }
+        let rest = self.held.split_off(self.held.len() - self.held_bytes());
+        (std::mem::replace(&mut self.held, rest), None)
     }
 
-    /// What was held back, when no more text comes.
+    /// The text held back, once no more text comes.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes at the end of the held text that begin a stop string.
-    fn possible_beginning(&self) -> usize {
+    /// Bytes at the end of the text that may begin a stop string.
+    fn held_bytes(&self) -> usize {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let from = self.held.len().saturating_sub(longest.saturating_sub(1));
         self.held
@@ -75,13 +59,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn run(stops: &[&str], pieces: &[&str]) -> (Vec<String>, Option<String>) {
-        let mut matcher = Matcher::new(stops.iter().map(|s| s.to_string()).collect());
+        let mut matcher = StopMatcher::new(stops.iter().map(|s| s.to_string()).collect());
         let mut shown = Vec::new();
         for piece in pieces {
-            let step = matcher.push(piece);
-            shown.push(step.text);
-            if step.stop.is_some() {
-                return (shown, step.stop);
+            let (text, stop) = matcher.push(piece);
+            shown.push(text);
+            if stop.is_some() {
+                return (shown, stop);
             }
         }
         shown.push(matcher.finish());
@@ -96,33 +80,33 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looked_like_a_beginning_comes_out_later() {
+    fn text_that_only_resembled_a_stop_string_is_shown_later() {
         let (shown, stop) = run(&["abc"], &["xab", "d", "ab"]);
         assert_eq!(shown, ["x", "abd", "", "ab"]);
         assert_eq!(stop, None);
     }
 
     #[test]
-    fn the_earliest_stop_wins_and_of_two_at_one_place_the_longer() {
+    fn the_earliest_stop_wins_and_at_the_same_place_the_longer() {
         assert_eq!(run(&["c", "ab"], &["xabc"]), (vec!["x".into()], Some("ab".into())));
         assert_eq!(run(&["a", "ab"], &["xab"]), (vec!["x".into()], Some("ab".into())));
     }
 
     #[test]
-    fn characters_of_several_bytes_are_never_cut() {
+    fn multibyte_characters_are_never_split() {
         let (shown, stop) = run(&["→x"], &["é→", "y→", "x"]);
         assert_eq!(shown, ["é", "→y", ""]);
         assert_eq!(stop.as_deref(), Some("→x"));
     }
 
     #[test]
-    fn without_stop_strings_everything_passes_at_once() {
+    fn without_stop_strings_all_text_passes_at_once() {
         assert_eq!(run(&[], &["a", "b"]).0, ["a", "b", ""]);
     }
 
     proptest! {
         #[test]
-        fn pieces_never_matter(text in "[abé]{0,12}", cuts in proptest::collection::vec(0usize..12, 0..4), stop in "[abé]{1,3}") {
+        fn the_result_does_not_depend_on_the_pieces(text in "[abé]{0,12}", cuts in proptest::collection::vec(0usize..12, 0..4), stop in "[abé]{1,3}") {
             let chars: Vec<char> = text.chars().collect();
             let mut cuts: Vec<usize> = cuts.into_iter().map(|c| c.min(chars.len())).collect();
             cuts.extend([0, chars.len()]);

@@ -1,11 +1,12 @@
-//! The API over a real engine, with a model whose next token is known and a log that can be told to fail. In one
-//! file because every test talks to the same small server and reads the same log.
+//! The API with a real engine, a fake model whose next token is known, and a fake log that can fail. One file, because
+//! every test uses the same small server and log.
 
 use super::*;
-use crate::engine::model::{Model, Step};
-use crate::engine::templates::Rendering;
-use crate::engine::{self, Version};
+use crate::engine::backend::{Backend, Step};
+use crate::engine::{self, LoadedVersion};
 use crate::routing::tests::assignment;
+use artifact::checkpoint::Checkpoint;
+use artifact::digest::Digest;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use axum::response::Response;
@@ -13,16 +14,15 @@ use bytes::Bytes;
 use edge::auth::Role;
 use ingest::event::{Body as EventBody, FinishReason, Generation, Purpose};
 use ingest::payload::{Experts, Store as Payloads};
-use policy::digest::Digest;
-use policy::image::Image;
-use policy::router;
-use policy::tokenizer::Tokenizer;
+use model::router;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
+use text::chat::Templates;
+use text::tokenizer::Tokenizer;
 use tower::ServiceExt;
 
 /// Characters 0..=25 are a..=z, then these.
@@ -31,8 +31,8 @@ const DECLINE: u32 = 27;
 const END: u32 = 28;
 const VOCAB: u32 = 29;
 
-/// Says the alphabet from the prompt's last letter on, and ends after z. After `x` in the prompt's first place it declines
-/// at its third token.
+/// Continues the alphabet after the prompt's last letter, and ends after z. If the prompt begins with `x`, it declines at
+/// its third token.
 struct Alphabet {
     slots: Vec<Vec<u32>>,
     pace: Duration,
@@ -52,7 +52,7 @@ impl Alphabet {
 }
 
 impl Alphabet {
-    /// As a mixture of three experts in one layer does, whose router takes a token's id modulo 3.
+    /// A mixture of three experts in one layer, whose router takes the token id modulo 3.
     fn step(&self, slot: usize, read: usize) -> Step {
         let ids = &self.slots[slot];
         let mut routing = router::Routing::default();
@@ -64,7 +64,7 @@ impl Alphabet {
     }
 }
 
-impl Model for Alphabet {
+impl Backend for Alphabet {
     fn slots(&self) -> usize {
         self.slots.len()
     }
@@ -106,7 +106,7 @@ fn tokenizer() -> Tokenizer {
                   "vocab": vocab, "merges": []}
     });
     let generation = json!({"eos_token_id": [END], "springtide_decline_token_id": DECLINE});
-    Tokenizer::from_image(&Image {
+    Tokenizer::from_checkpoint(&Checkpoint {
         tensors: BTreeMap::new(),
         files: BTreeMap::from([
             ("tokenizer.json".to_string(), Bytes::from(json.to_string())),
@@ -120,20 +120,20 @@ fn tokenizer() -> Tokenizer {
     .unwrap()
 }
 
-/// Remembers what it was told; can hold an acknowledgement back, or refuse.
+/// Keeps the events; can delay an acknowledgement, or refuse.
 #[derive(Default)]
-struct Notebook {
+struct FakeLog {
     events: Mutex<Vec<Event>>,
     broken: AtomicBool,
-    held: Mutex<Option<tokio::sync::oneshot::Receiver<()>>>,
+    delayed: Mutex<Option<tokio::sync::oneshot::Receiver<()>>>,
 }
 
-impl Log for Notebook {
+impl Log for FakeLog {
     fn append<'a>(&'a self, event: &'a Event) -> BoxFuture<'a, Result<(), log::Error>> {
         Box::pin(async move {
-            let held = self.held.lock().unwrap().take();
-            if let Some(held) = held {
-                let _ = held.await;
+            let delayed = self.delayed.lock().unwrap().take();
+            if let Some(delayed) = delayed {
+                let _ = delayed.await;
             }
             if self.broken.load(Ordering::Relaxed) {
                 return Err(log::Error::Full);
@@ -145,7 +145,7 @@ impl Log for Notebook {
     }
 }
 
-impl Notebook {
+impl FakeLog {
     fn generations(&self) -> Vec<Generation> {
         let events = self.events.lock().unwrap();
         events
@@ -158,15 +158,15 @@ impl Notebook {
     }
 }
 
-struct Stage {
+struct Server {
     router: Router,
-    log: Arc<Notebook>,
+    log: Arc<FakeLog>,
     api: Arc<Api>,
     payloads: Payloads,
     _folder: TempDir,
 }
 
-async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
+async fn server_with(pace_ms: u64, options: Options) -> Server {
     let engine = engine::spawn(engine::Config {
         queue_choices_max: options.queue_choices_max,
         prefills_per_step_max: 4,
@@ -177,13 +177,13 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
     let tokenizer = tokenizer();
     let template =
         "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}m{% endif %}";
-    let image = Image {
+    let checkpoint = Checkpoint {
         files: [("chat_template.jinja".to_owned(), Bytes::from(template))].into(),
-        ..Image::default()
+        ..Checkpoint::default()
     };
     let mut versions = BTreeMap::new();
     for serial in [1, 7] {
-        let version = Arc::new(Version {
+        let version = Arc::new(LoadedVersion {
             serial,
             root: Digest([serial as u8; 32]),
             line: "realtime".into(),
@@ -193,7 +193,7 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
             experts: Some(3),
             decline_id: Some(DECLINE),
             tokenizer: Some(tokenizer.clone()),
-            templates: Rendering::from_image(&image),
+            templates: Templates::from_checkpoint(&checkpoint).map(Arc::new).map_err(Arc::new),
         });
         let model = Alphabet {
             slots: vec![Vec::new(); options.slots],
@@ -202,19 +202,19 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
         engine.install(version.clone(), Box::new(model)).await.unwrap();
         versions.insert(serial, version);
     }
-    let routing = Arc::new(Routing::default());
-    routing.apply(
+    let routes = Arc::new(RouteTable::default());
+    routes.apply(
         assignment(5, &[("champion", 7), ("base", 1)], &[("champion", 0.6), ("base", 0.4)]),
         versions,
     );
-    let log = Arc::new(Notebook::default());
+    let log = Arc::new(FakeLog::default());
     let folder = tempfile::tempdir().unwrap();
     let payloads = Payloads::open(&format!("file://{}", folder.path().display())).unwrap();
     let api = Arc::new(Api {
         policy: "demo".into(),
         options,
         engine,
-        routing,
+        routes,
         log: log.clone(),
         payloads: Some(payloads.clone()),
         sessions: super::Sessions::default(),
@@ -225,7 +225,7 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
         role: Role::Admin,
         label: "test".into(),
     };
-    Stage {
+    Server {
         router: router(api.clone())
             .layer(axum::Extension(principal))
             .merge(health(api.clone())),
@@ -237,13 +237,13 @@ async fn stage_with(pace_ms: u64, options: ServeOptions) -> Stage {
 }
 
 #[tokio::test]
-async fn a_conversation_is_answered_with_a_message_and_logged_like_any_completion() {
-    let stage = stage().await;
+async fn a_chat_request_is_answered_with_a_message_and_logged_like_any_completion() {
+    let server = server().await;
     let body = |stream: bool| {
         json!({"model": "demo", "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "k"}],
                "max_tokens": 3, "logprobs": true, "top_logprobs": 1, "stream": stream, "seed": 5})
     };
-    let answer = text(stage.post_to("/v1/chat/completions", body(false)).await).await;
+    let answer = text(server.post_to("/v1/chat/completions", body(false)).await).await;
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["object"], "chat.completion");
     assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
@@ -255,13 +255,13 @@ async fn a_conversation_is_answered_with_a_message_and_logged_like_any_completio
         choice["logprobs"]["content"][0]["top_logprobs"][0]["bytes"],
         json!([110])
     );
-    let logged = stage.log.generations().remove(0);
+    let logged = server.log.generations().remove(0);
     assert_eq!(
         (logged.prompt_ids, logged.token_ids),
         (vec![0, 10, 12], vec![13, 14, 15])
     );
 
-    let streamed = text(stage.post_to("/v1/chat/completions", body(true)).await).await;
+    let streamed = text(server.post_to("/v1/chat/completions", body(true)).await).await;
     let chunks: Vec<Value> = streamed
         .lines()
         .filter_map(|line| line.strip_prefix("data: "))
@@ -275,13 +275,13 @@ async fn a_conversation_is_answered_with_a_message_and_logged_like_any_completio
         .collect();
     assert_eq!(roles[0], Some("assistant"));
     assert!(roles[1..].iter().all(Option::is_none));
-    let said: String = chunks
+    let content: String = chunks
         .iter()
         .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
         .collect();
-    assert_eq!(said, "nop");
+    assert_eq!(content, "nop");
 
-    let refused = stage
+    let refused = server
         .post_to("/v1/chat/completions", json!({"model": "demo", "messages": []}))
         .await;
     assert_eq!(refused.status(), 400);
@@ -289,44 +289,47 @@ async fn a_conversation_is_answered_with_a_message_and_logged_like_any_completio
 }
 
 #[tokio::test]
-async fn the_experts_of_a_mixture_are_in_the_store_when_the_generation_is_logged() {
-    let stage = stage().await;
+async fn the_experts_are_stored_before_the_generation_is_logged() {
+    let server = server().await;
     let body = json!({"model": "demo", "prompt": [1, 3, 5], "max_tokens": 3, "return_token_ids": true});
-    let (status, answer) = stage.ask(body).await;
+    let (status, answer) = server.complete(body).await;
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["choices"][0]["token_ids"], json!([6, 7, 8]));
-    let logged = stage.log.generations().remove(0).experts.unwrap();
-    let told = Experts::decode(&stage.payloads.get("default", &logged).await.unwrap()).unwrap();
-    assert_eq!((told.first, told.layers, told.per_layer, told.experts), (0, 1, 1, 3));
+    let logged = server.log.generations().remove(0).experts.unwrap();
+    let experts = Experts::decode(&server.payloads.get("default", &logged).await.unwrap()).unwrap();
     assert_eq!(
-        told.ids,
+        (experts.first, experts.layers, experts.per_layer, experts.experts),
+        (0, 1, 1, 3)
+    );
+    assert_eq!(
+        experts.ids,
         [1, 0, 2, 0, 1],
-        "of all that was read: the last token was not"
+        "of all tokens that were read; the last one was not"
     );
 }
 
 #[tokio::test]
-async fn what_shaped_the_distribution_is_logged_with_how_many_could_be_drawn() {
-    let stage = stage().await;
+async fn sampling_parameters_are_logged_with_the_number_of_kept_ids() {
+    let server = server().await;
     let body = json!({"model": "demo", "prompt": "ab", "max_tokens": 2, "top_k": 3, "logit_bias": {"4": 100}});
-    let (status, answer) = stage.ask(body).await;
+    let (status, answer) = server.complete(body).await;
     assert_eq!(status, 200, "{answer}");
-    let logged = stage.log.generations().remove(0);
+    let logged = server.log.generations().remove(0);
     assert_eq!(logged.token_ids, [4, 4], "the bias outweighs the model");
     let sampling = logged.sampling.unwrap();
     assert_eq!((sampling.top_k, sampling.kept), (3, Some(vec![3, 3])));
     assert_eq!(sampling.logit_bias, BTreeMap::from([(4, 100.0)]));
-    stage
-        .ask(json!({"model": "demo", "prompt": "ab", "max_tokens": 1}))
+    server
+        .complete(json!({"model": "demo", "prompt": "ab", "max_tokens": 1}))
         .await;
-    assert_eq!(stage.log.generations()[1].sampling, None);
+    assert_eq!(server.log.generations()[1].sampling, None);
 }
 
-async fn stage() -> Stage {
-    stage_with(0, ServeOptions::default()).await
+async fn server() -> Server {
+    server_with(0, Options::default()).await
 }
 
-impl Stage {
+impl Server {
     async fn post(&self, body: Value) -> Response {
         self.post_to("/v1/completions", body).await
     }
@@ -339,7 +342,7 @@ impl Stage {
         self.router.clone().oneshot(request).await.unwrap()
     }
 
-    async fn ask(&self, body: Value) -> (StatusCode, Value) {
+    async fn complete(&self, body: Value) -> (StatusCode, Value) {
         let response = self.post(body).await;
         let status = response.status();
         (status, serde_json::from_str(&text(response).await).unwrap())
@@ -367,10 +370,10 @@ fn data(stream: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_completion_says_who_answered_and_is_in_the_log() {
-    let stage = stage().await;
-    let (status, answer) = stage
-        .ask(
+async fn a_completion_names_its_version_and_is_in_the_log() {
+    let server = server().await;
+    let (status, answer) = server
+        .complete(
             json!({"model": "demo", "prompt": "ab", "max_tokens": 3, "temperature": 0.7, "seed": 11, "user": "u-1",
                     "return_token_ids": true, "logprobs": 1}),
         )
@@ -386,7 +389,7 @@ async fn a_completion_says_who_answered_and_is_in_the_log() {
     assert_eq!(choice["logprobs"]["tokens"], json!(["c", "d", "e"]));
     assert_eq!(choice["logprobs"]["text_offset"], json!([0, 1, 2]));
     assert_eq!(answer["usage"]["total_tokens"], 5);
-    let logged = &stage.log.generations()[0];
+    let logged = &server.log.generations()[0];
     assert_eq!(choice["generation_id"], logged.id.to_string());
     assert_eq!(choice["arm"], logged.arm);
     assert_eq!(choice["version"], logged.versions[0].version);
@@ -407,10 +410,10 @@ async fn a_completion_says_who_answered_and_is_in_the_log() {
 }
 
 #[tokio::test]
-async fn a_stop_string_ends_the_text_and_the_record_keeps_its_tokens() {
-    let stage = stage().await;
-    let (_, answer) = stage
-        .ask(json!({"model": "demo@champion", "prompt": "a", "max_tokens": 20, "stop": ["fg", "zz"]}))
+async fn a_stop_string_ends_the_text_but_its_tokens_are_logged() {
+    let server = server().await;
+    let (_, answer) = server
+        .complete(json!({"model": "demo@champion", "prompt": "a", "max_tokens": 20, "stop": ["fg", "zz"]}))
         .await;
     let choice = &answer["choices"][0];
     assert_eq!(
@@ -422,60 +425,60 @@ async fn a_stop_string_ends_the_text_and_the_record_keeps_its_tokens() {
         (choice["version"].as_i64(), choice["arm"].as_str()),
         (Some(7), Some("champion"))
     );
-    assert_eq!(stage.log.generations()[0].token_ids, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(server.log.generations()[0].token_ids, [1, 2, 3, 4, 5, 6]);
 }
 
 #[tokio::test]
 async fn a_stop_token_is_logged_and_not_shown() {
-    let stage = stage().await;
-    let (_, answer) = stage
-        .ask(json!({"model": "demo@1", "prompt": "x", "max_tokens": 20}))
+    let server = server().await;
+    let (_, answer) = server
+        .complete(json!({"model": "demo@1", "prompt": "x", "max_tokens": 20}))
         .await;
     let choice = &answer["choices"][0];
     assert_eq!(
         (choice["text"].as_str(), choice["stop_reason"].as_u64()),
         (Some("yz"), Some(u64::from(END)))
     );
-    assert_eq!(stage.log.generations()[0].token_ids, [24, 25, END]);
+    assert_eq!(server.log.generations()[0].token_ids, [24, 25, END]);
 }
 
 #[tokio::test]
 async fn a_declined_completion_shows_nothing() {
-    let stage = stage().await;
-    let (_, answer) = stage
-        .ask(json!({"model": "demo", "prompt": "xa", "max_tokens": 20}))
+    let server = server().await;
+    let (_, answer) = server
+        .complete(json!({"model": "demo", "prompt": "xa", "max_tokens": 20}))
         .await;
     let choice = &answer["choices"][0];
     assert_eq!(
         (choice["text"].as_str(), choice["declined"].as_bool()),
         (Some(""), Some(true))
     );
-    let logged = &stage.log.generations()[0];
+    let logged = &server.log.generations()[0];
     assert_eq!((logged.declined, logged.shown), (true, Some(false)));
     assert_eq!(logged.token_ids, [1, 2, DECLINE]);
 }
 
 #[tokio::test]
-async fn an_explored_completion_shows_what_the_policy_would_have_kept_to_itself() {
-    let stage = stage().await;
-    let versions = stage.api.routing.residents().into_iter();
-    let versions = versions.map(|resident| (resident.version.serial, resident.version));
+async fn an_explored_completion_shows_text_that_the_policy_would_have_declined() {
+    let server = server().await;
+    let versions = server.api.routes.served().into_iter();
+    let versions = versions.map(|(version, _)| (version.serial, version));
     let mut exploring = assignment(6, &[("champion", 7), ("base", 1)], &[("champion", 1.0)]);
     exploring.arms[0].explore = 0.5;
-    stage.api.routing.apply(exploring, versions.collect());
-    // the seeds of a heads and of a tails
+    server.api.routes.apply(exploring, versions.collect());
+    // a seed for each outcome
     let seed = |explored| {
         (0..)
-            .find(|&seed| policy::sampling::explores(seed, 0.5) == explored)
+            .find(|&seed| model::sampling::explores(seed, 0.5) == explored)
             .unwrap()
     };
     for explored in [true, false] {
-        let (_, answer) = stage
-            .ask(json!({"model": "demo", "prompt": "xa", "max_tokens": 4, "seed": seed(explored)}))
+        let (_, answer) = server
+            .complete(json!({"model": "demo", "prompt": "xa", "max_tokens": 4, "seed": seed(explored)}))
             .await;
         assert_eq!(answer["choices"][0]["declined"], !explored);
     }
-    let logged = stage.log.generations();
+    let logged = server.log.generations();
     assert_eq!((logged[0].declined, logged[0].decline_suppressed), (false, true));
     assert_eq!(logged[0].token_ids.len(), 4);
     assert!(!logged[0].token_ids.contains(&DECLINE));
@@ -488,9 +491,9 @@ async fn an_explored_completion_shows_what_the_policy_would_have_kept_to_itself(
 
 #[tokio::test]
 async fn several_choices_are_several_generations() {
-    let stage = stage().await;
-    let (_, answer) = stage
-        .ask(json!({"model": "demo", "prompt": [0], "max_tokens": 2, "n": 3, "seed": 5, "session_id": "s"}))
+    let server = server().await;
+    let (_, answer) = server
+        .complete(json!({"model": "demo", "prompt": [0], "max_tokens": 2, "n": 3, "seed": 5, "session_id": "s"}))
         .await;
     let indices: Vec<u64> = answer["choices"]
         .as_array()
@@ -499,14 +502,14 @@ async fn several_choices_are_several_generations() {
         .map(|c| c["index"].as_u64().unwrap())
         .collect();
     assert_eq!(indices, [0, 1, 2]);
-    let mut seeds: Vec<u64> = stage.log.generations().iter().map(|g| g.seed.unwrap()).collect();
+    let mut seeds: Vec<u64> = server.log.generations().iter().map(|g| g.seed.unwrap()).collect();
     seeds.dedup();
     assert_eq!(seeds.len(), 3);
-    let episodes: Vec<_> = stage.log.generations().iter().map(|g| g.episode_id).collect();
+    let episodes: Vec<_> = server.log.generations().iter().map(|g| g.episode_id).collect();
     assert!(episodes.iter().all(|id| *id == episodes[0]));
 }
 
-/// As the log is told it; of an episode of its own.
+/// A logged generation, its own episode.
 pub(super) fn generation(prompt_ids: Vec<u32>) -> Generation {
     let id = uuid::Uuid::now_v7();
     Generation {
@@ -548,25 +551,25 @@ pub(super) fn generation(prompt_ids: Vec<u32>) -> Generation {
 }
 
 #[tokio::test]
-async fn the_next_turn_of_a_session_is_logged_as_what_it_adds() {
-    let options = ServeOptions {
+async fn the_next_turn_of_a_session_is_logged_without_the_shared_prefix() {
+    let options = Options {
         shared_prefix_tokens_min: 4,
-        ..ServeOptions::default()
+        ..Options::default()
     };
-    let stage = stage_with(0, options).await;
-    let ask = async |prompt: &[u32], n: usize, session: &str| {
+    let server = server_with(0, options).await;
+    let complete = async |prompt: &[u32], n: usize, session: &str| {
         let body = json!({"model": "demo", "prompt": prompt, "max_tokens": 2, "n": n, "session_id": session});
-        stage.ask(body).await;
+        server.complete(body).await;
     };
-    ask(&[0, 1, 2], 1, "s").await;
-    let first = stage.log.generations()[0].clone();
+    complete(&[0, 1, 2], 1, "s").await;
+    let first = server.log.generations()[0].clone();
     assert_eq!((first.parent_id, first.turn, first.prompt_ids.len()), (None, 0, 3));
     let mut next = first.prompt_ids.clone();
     next.extend(&first.token_ids);
     next.extend([3, 4]);
-    ask(&next, 2, "s").await;
-    ask(&next, 1, "another").await;
-    let logged = stage.log.generations();
+    complete(&next, 2, "s").await;
+    complete(&next, 1, "another").await;
+    let logged = server.log.generations();
     for turn in &logged[1..3] {
         assert_eq!(
             (turn.parent_id, turn.turn),
@@ -582,25 +585,25 @@ async fn the_next_turn_of_a_session_is_logged_as_what_it_adds() {
 }
 
 #[tokio::test]
-async fn a_stream_ends_only_after_the_log_has_it() {
-    let stage = stage().await;
-    let (acknowledge, held) = tokio::sync::oneshot::channel();
-    *stage.log.held.lock().unwrap() = Some(held);
-    let response = stage
+async fn a_stream_ends_only_after_the_log_acknowledged_it() {
+    let server = server().await;
+    let (acknowledge, delayed) = tokio::sync::oneshot::channel();
+    *server.log.delayed.lock().unwrap() = Some(delayed);
+    let response = server
         .post(json!({"model": "demo", "prompt": "a", "max_tokens": 3, "stream": true,
                      "stream_options": {"include_usage": true}}))
         .await;
     assert_eq!(response.status(), 200);
-    let whole = tokio::spawn(text(response));
+    let answer = tokio::spawn(text(response));
     tokio::time::sleep(Duration::from_millis(150)).await;
-    assert!(!whole.is_finished(), "the stream ended before the acknowledgement");
+    assert!(!answer.is_finished(), "the stream ended before the acknowledgement");
     acknowledge.send(()).unwrap();
-    let events = data(&whole.await.unwrap());
+    let events = data(&answer.await.unwrap());
     let texts: Vec<&str> = events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
     assert_eq!(texts, ["b", "c", "d", ""]);
     let last = &events[3]["choices"][0];
     assert_eq!(last["finish_reason"], "length");
-    assert_eq!(last["generation_id"], stage.log.generations()[0].id.to_string());
+    assert_eq!(last["generation_id"], server.log.generations()[0].id.to_string());
     assert_eq!(events[2]["choices"][0]["finish_reason"], Value::Null);
     assert_eq!(events[4]["usage"]["completion_tokens"], 3);
     assert_eq!(events[5], "[DONE]");
@@ -608,14 +611,14 @@ async fn a_stream_ends_only_after_the_log_has_it() {
 
 #[tokio::test]
 async fn without_the_log_a_completion_is_withheld() {
-    let stage = stage().await;
-    stage.log.broken.store(true, Ordering::Relaxed);
-    let response = stage
+    let server = server().await;
+    server.log.broken.store(true, Ordering::Relaxed);
+    let response = server
         .post(json!({"model": "demo", "prompt": "a", "max_tokens": 2}))
         .await;
     assert_eq!(response.status(), 503);
     assert_eq!(response.headers()["retry-after"], "2");
-    let response = stage
+    let response = server
         .post(json!({"model": "demo", "prompt": "a", "max_tokens": 2, "stream": true}))
         .await;
     let stream = text(response).await;
@@ -625,18 +628,18 @@ async fn without_the_log_a_completion_is_withheld() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_is_logged_as_aborted() {
+async fn a_generation_whose_caller_disconnects_is_logged_as_aborted() {
     // a whole answer takes 2 s
-    let stage = stage_with(100, ServeOptions::default()).await;
-    let response = stage
+    let server = server_with(100, Options::default()).await;
+    let response = server
         .post(json!({"model": "demo", "prompt": "a", "max_tokens": 20, "stream": true}))
         .await;
     drop(response);
-    let waiting = stage.post(json!({"model": "demo", "prompt": "a", "max_tokens": 20}));
+    let waiting = server.post(json!({"model": "demo", "prompt": "a", "max_tokens": 20}));
     assert!(tokio::time::timeout(Duration::from_millis(500), waiting).await.is_err());
-    stage.api.choices.close();
-    stage.api.choices.wait().await;
-    let logged = stage.log.generations();
+    server.api.choices.close();
+    server.api.choices.wait().await;
+    let logged = server.log.generations();
     assert_eq!(logged.len(), 2);
     for generation in logged {
         assert_eq!(
@@ -648,19 +651,19 @@ async fn a_caller_that_goes_away_is_logged_as_aborted() {
 }
 
 #[tokio::test]
-async fn a_full_queue_is_429_with_retry_after() {
-    let options = ServeOptions {
+async fn a_full_queue_is_answered_with_429_and_retry_after() {
+    let options = Options {
         slots: 1,
         slots_reserved_for_production: 0,
         queue_choices_max: 2,
         choices_max: 2,
-        ..ServeOptions::default()
+        ..Options::default()
     };
-    let stage = stage_with(100, options).await;
+    let server = server_with(100, options).await;
     let long = json!({"model": "demo@1", "prompt": "a", "max_tokens": 20, "stream": true});
-    let first = stage.post(long.clone()).await;
+    let first = server.post(long.clone()).await;
     let (router, two) = (
-        stage.router.clone(),
+        server.router.clone(),
         json!({"model": "demo@1", "prompt": "a", "max_tokens": 20, "n": 2}),
     );
     let queued = tokio::spawn(
@@ -672,7 +675,7 @@ async fn a_full_queue_is_429_with_retry_after() {
         ),
     );
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let refused = stage.post(long).await;
+    let refused = server.post(long).await;
     assert_eq!(refused.status(), 429);
     assert_eq!(refused.headers()["retry-after"], "1");
     assert_eq!(refused.headers()["content-type"], "application/problem+json");
@@ -681,9 +684,9 @@ async fn a_full_queue_is_429_with_retry_after() {
 }
 
 #[tokio::test]
-async fn bad_requests_are_problems() {
-    let stage = stage().await;
-    for (body, status, said) in [
+async fn bad_requests_are_answered_with_problem_documents() {
+    let server = server().await;
+    for (body, status, expected) in [
         (json!({"model": "gpt-4", "prompt": "a"}), 404, "not served here"),
         (json!({"model": "demo@9", "prompt": "a"}), 404, "not resident"),
         (
@@ -699,17 +702,20 @@ async fn bad_requests_are_problems() {
         ),
         (json!({"model": "demo"}), 400, "missing field `prompt`"),
     ] {
-        let (got, problem) = stage.ask(body.clone()).await;
+        let (got, problem) = server.complete(body.clone()).await;
         assert_eq!(got.as_u16(), status, "{body}: {problem}");
-        assert!(problem["detail"].as_str().unwrap().contains(said), "{body}: {problem}");
+        assert!(
+            problem["detail"].as_str().unwrap().contains(expected),
+            "{body}: {problem}"
+        );
     }
-    assert_eq!(stage.log.generations().len(), 0);
+    assert_eq!(server.log.generations().len(), 0);
 }
 
 #[tokio::test]
-async fn models_and_health_tell_what_serves() {
-    let stage = stage().await;
-    let (status, models) = stage.get("/v1/models").await;
+async fn models_and_health_name_the_served_versions() {
+    let server = server().await;
+    let (status, models) = server.get("/v1/models").await;
     assert_eq!(status, 200);
     let ids: Vec<&str> = models["data"]
         .as_array()
@@ -718,7 +724,7 @@ async fn models_and_health_tell_what_serves() {
         .map(|m| m["id"].as_str().unwrap())
         .collect();
     assert_eq!(ids, ["demo", "demo@base", "demo@1", "demo@champion", "demo@7"]);
-    let (status, health) = stage.get("/health").await;
+    let (status, health) = server.get("/health").await;
     assert_eq!((status, health["epoch"].as_i64()), (StatusCode::OK, Some(5)));
     assert_eq!(health["versions"], json!([1, 7]));
 }

@@ -1,21 +1,21 @@
-//! The sequences that one resident version is sampling: admit, step, compact. Sequence i is in slot i, always.
+//! The sequences that one loaded version is sampling: admit, step, compact. Sequence i always uses slot i.
 
-use super::model::{Model, Step};
-use super::{Event, Finish, Request, Token, Version};
-use policy::sampling;
+use super::backend::{Backend, Step};
+use super::{Finish, LoadedVersion, SampleEvent, SampleRequest, Token};
+use model::sampling;
 use std::sync::Arc;
 
-/// One resident version at work.
+/// One version and its running sequences.
 pub struct Batch {
-    pub version: Arc<Version>,
-    model: Box<dyn Model>,
+    pub version: Arc<LoadedVersion>,
+    backend: Box<dyn Backend>,
     running: Vec<Sequence>,
 }
 
 struct Sequence {
-    request: Request,
+    request: SampleRequest,
     source: sampling::Source,
-    /// Empty where no penalty looks back.
+    /// Empty unless a penalty needs it.
     history: sampling::History,
     /// Sampled last, not yet in the cache.
     last: u32,
@@ -23,10 +23,10 @@ struct Sequence {
 }
 
 impl Batch {
-    pub fn new(version: Arc<Version>, model: Box<dyn Model>) -> Self {
+    pub fn new(version: Arc<LoadedVersion>, backend: Box<dyn Backend>) -> Self {
         Batch {
             version,
-            model,
+            backend,
             running: Vec::new(),
         }
     }
@@ -35,57 +35,47 @@ impl Batch {
         self.running.len()
     }
 
-    pub fn free(&self) -> usize {
-        self.model.slots() - self.running.len()
+    pub fn free_slots(&self) -> usize {
+        self.backend.slots() - self.running.len()
     }
 
-    /// The weights and cache, if nobody else holds the version: from then on no `Weak` of it can be upgraded.
-    pub fn into_model(self) -> Result<Box<dyn Model>, Self> {
-        let Batch {
-            version,
-            model,
-            running,
-        } = self;
-        match Arc::try_unwrap(version) {
-            Ok(_) => Ok(model),
-            Err(version) => Err(Batch {
-                version,
-                model,
-                running,
-            }),
+    /// The backend, if nobody else holds the version. Afterwards no `Weak` of the version can be upgraded.
+    pub fn into_backend(self) -> Result<Box<dyn Backend>, Self> {
+        match Arc::try_unwrap(self.version) {
+            Ok(_) => Ok(self.backend),
+            Err(version) => Err(Batch { version, ..self }),
         }
     }
 
     /// Reads the prompt and samples the first token. There must be a free slot.
-    pub fn admit(&mut self, request: Request) {
+    pub fn admit(&mut self, request: SampleRequest) {
         let slot = self.running.len();
-        let step = match self.model.prefill(slot, &request.prompt) {
+        let step = match self.backend.prefill(slot, &request.prompt) {
             Ok(step) => step,
             Err(error) => {
-                self.model.clear(slot);
+                self.backend.clear(slot);
                 fail(&request, &error);
                 return;
             }
         };
         metrics::histogram!("springtide_time_to_first_token_seconds").record(request.submitted.elapsed().as_secs_f64());
-        let source = sampling::Source::new(request.seed);
         let history = match request.params.looks_back() {
             true => sampling::History::new(&request.prompt),
             false => sampling::History::default(),
         };
         self.running.push(Sequence {
+            source: sampling::Source::new(request.seed),
             request,
-            source,
             history,
             last: 0,
             sampled: 0,
         });
-        if !self.running[slot].take(step) {
+        if !self.running[slot].sample(step) {
             self.release(slot);
         }
     }
 
-    /// One token for every running sequence.
+    /// Samples one token for every running sequence.
     pub fn step(&mut self) {
         for slot in (0..self.running.len()).rev() {
             if self.running[slot].request.events.is_closed() {
@@ -97,96 +87,81 @@ impl Batch {
             return;
         }
         let tokens: Vec<u32> = self.running.iter().map(|sequence| sequence.last).collect();
-        let steps = match self.model.decode(&tokens) {
+        let steps = match self.backend.decode(&tokens) {
             Ok(steps) => steps,
             Err(error) => {
-                self.fail_all(&error);
+                for slot in (0..self.running.len()).rev() {
+                    fail(&self.running[slot].request, &error);
+                    self.release(slot);
+                }
                 return;
             }
         };
-        // from the back, so that the slots still to visit stay where they are
+        // in reverse, so that a release does not move slots still to visit
         for (slot, step) in steps.into_iter().enumerate().rev() {
-            if !self.running[slot].take(step) {
+            if !self.running[slot].sample(step) {
                 self.release(slot);
             }
         }
     }
 
-    /// Frees a slot and closes the gap with the last one.
+    /// Frees a slot and moves the last sequence into the gap.
     fn release(&mut self, slot: usize) {
         let last = self.running.len() - 1;
         if slot != last {
-            self.model.move_slot(last, slot);
+            self.backend.move_slot(last, slot);
         }
-        self.model.clear(last);
+        self.backend.clear(last);
         self.running.swap_remove(slot);
-    }
-
-    fn fail_all(&mut self, error: &anyhow::Error) {
-        for slot in (0..self.running.len()).rev() {
-            fail(&self.running[slot].request, error);
-            self.release(slot);
-        }
     }
 }
 
 impl Sequence {
-    /// Samples from the step's logits and tells the caller; false when that was the last token.
-    fn take(&mut self, step: Step) -> bool {
+    /// Samples from the step's logits and sends the token; false when the sequence has ended.
+    fn sample(&mut self, step: Step) -> bool {
         let Step { mut logits, routing } = step;
-        let logits = logits.as_mut_slice();
         let request = &self.request;
         if let Some(id) = request.suppressed {
-            sampling::suppress(logits, id);
+            sampling::suppress(&mut logits, id);
         }
-        let drawn = sampling::draw(logits, &request.params, &self.history, &mut self.source);
-        let (id, logprob) = (drawn.id, drawn.log_prob);
+        let drawn = sampling::draw(&logits, &request.params, &self.history, &mut self.source);
         if request.params.looks_back() {
-            self.history.push(id);
+            self.history.push(drawn.id);
         }
-        let top = match request.top_logprobs {
-            0 => Vec::new(),
-            k => sampling::top_logprobs(logits, k),
-        };
-        self.last = id;
+        self.last = drawn.id;
         self.sampled += 1;
-        let told = send(
+        let received = send(
             request,
-            Event::Token(Token {
-                id,
-                logprob,
+            SampleEvent::Token(Token {
+                id: drawn.id,
+                logprob: drawn.log_prob,
                 kept: drawn.kept,
                 routing,
-                top,
+                top: match request.top_logprobs {
+                    0 => Vec::new(),
+                    k => sampling::top_logprobs(&logits, k),
+                },
             }),
         );
-        let finish = if request.version.stop_ids.contains(&id) || request.stop_ids.contains(&id) {
-            Some(Finish::Stop(id))
+        let finish = if request.version.stop_ids.contains(&drawn.id) {
+            Finish::Stop(drawn.id)
         } else if self.sampled >= request.max_tokens {
-            Some(Finish::Length)
+            Finish::Length
         } else {
-            None
+            return received;
         };
-        match finish {
-            Some(finish) => {
-                send(request, Event::Finished(finish));
-                false
-            }
-            None => told,
-        }
+        send(request, SampleEvent::Finished(finish));
+        false
     }
 }
 
-fn fail(request: &Request, error: &anyhow::Error) {
-    tracing::error!(
-        version = request.version.serial,
-        error = format!("{error:#}"),
-        "sequence failed"
-    );
-    send(request, Event::Failed(format!("{error:#}")));
+fn fail(request: &SampleRequest, error: &anyhow::Error) {
+    let error = format!("{error:#}");
+    tracing::error!(version = request.version.serial, error, "sequence failed");
+    send(request, SampleEvent::Failed(error));
 }
 
-/// False when the caller went away; the channel has room for everything a sequence can say.
-fn send(request: &Request, event: Event) -> bool {
+/// False when the caller went away; the channel has room for every event.
+fn send(request: &SampleRequest, event: SampleEvent) -> bool {
     request.events.try_send(event).is_ok()
 }

@@ -1,13 +1,15 @@
-//! Who gets the next free slot: production before rollouts, then the caller's priority, then first come. Bounded; a full
-//! queue of rollouts makes room for production. Pure data, no clock, no threads.
+//! Decides who gets the next free slot: production before background, then the caller's priority, then arrival.
+//!
+//! The queue is bounded. When it is full, a production request displaces the last background request. Pure data: no
+//! clock, no threads.
 
-use super::Class;
+use super::TrafficClass;
 use std::collections::BTreeMap;
 
 /// Smaller comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
-    class: Class,
+    class: TrafficClass,
     priority: i32,
     arrival: u64,
 }
@@ -18,16 +20,6 @@ pub struct Queue<T> {
     waiting: BTreeMap<Rank, T>,
     arrivals: u64,
     capacity: usize,
-}
-
-/// What became of a push.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Pushed<T> {
-    Queued,
-    /// Queued, and this one lost its place.
-    Displaced(T),
-    /// Refused: nothing in the queue is of a lower class.
-    Full(T),
 }
 
 impl<T> Queue<T> {
@@ -43,22 +35,22 @@ impl<T> Queue<T> {
         self.waiting.len()
     }
 
-    /// How many items of `class` would be taken now.
-    pub fn room(&self, class: Class) -> usize {
+    /// How many items of `class` the queue would accept now.
+    pub fn room(&self, class: TrafficClass) -> usize {
         let lower = self.waiting.keys().rev().take_while(|rank| rank.class > class).count();
         self.capacity.saturating_sub(self.waiting.len()) + lower
     }
 
-    /// Puts `item` in its place. Only a lower class is displaced, never a lower priority of the same class.
-    pub fn push(&mut self, class: Class, priority: i32, item: T) -> Pushed<T> {
-        let displaced = if self.waiting.len() >= self.capacity {
+    /// Queues `item`; returns the item that it displaced, if any. `Err`: the queue is full, and only a lower class can
+    /// be displaced.
+    pub fn push(&mut self, class: TrafficClass, priority: i32, item: T) -> Result<Option<T>, T> {
+        let mut displaced = None;
+        if self.waiting.len() >= self.capacity {
             match self.waiting.last_entry() {
-                Some(last) if last.key().class > class => Some(last.remove()),
-                _ => return Pushed::Full(item),
+                Some(last) if last.key().class > class => displaced = Some(last.remove()),
+                _ => return Err(item),
             }
-        } else {
-            None
-        };
+        }
         let rank = Rank {
             class,
             priority,
@@ -66,13 +58,10 @@ impl<T> Queue<T> {
         };
         self.arrivals += 1;
         self.waiting.insert(rank, item);
-        match displaced {
-            Some(item) => Pushed::Displaced(item),
-            None => Pushed::Queued,
-        }
+        Ok(displaced)
     }
 
-    /// Takes the first item that `admissible` accepts: one version without a free slot does not hold up another's.
+    /// Takes the first item that `admissible` accepts, so that a version without a free slot blocks no other version.
     pub fn take(&mut self, mut admissible: impl FnMut(&T) -> bool) -> Option<T> {
         let rank = self
             .waiting
@@ -91,7 +80,7 @@ impl<T> Queue<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Class::{Background, Production};
+    use TrafficClass::{Background, Production};
 
     fn order(queue: &mut Queue<&'static str>) -> Vec<&'static str> {
         std::iter::from_fn(|| queue.take(|_| true)).collect()
@@ -100,11 +89,11 @@ mod tests {
     #[test]
     fn production_goes_first_then_priority_then_arrival() {
         let mut queue = Queue::new(9);
-        queue.push(Background, -5, "rollout urgent");
-        queue.push(Background, 0, "rollout");
-        queue.push(Production, 7, "user late");
-        queue.push(Production, 0, "user a");
-        queue.push(Production, 0, "user b");
+        queue.push(Background, -5, "rollout urgent").unwrap();
+        queue.push(Background, 0, "rollout").unwrap();
+        queue.push(Production, 7, "user late").unwrap();
+        queue.push(Production, 0, "user a").unwrap();
+        queue.push(Production, 0, "user b").unwrap();
         assert_eq!(
             order(&mut queue),
             ["user a", "user b", "user late", "rollout urgent", "rollout"]
@@ -112,30 +101,30 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_refuses_its_equals() {
+    fn a_full_queue_refuses_requests_of_the_same_or_a_lower_class() {
         let mut queue = Queue::new(1);
-        assert_eq!(queue.push(Production, 0, "a"), Pushed::Queued);
-        assert_eq!(queue.push(Production, -9, "b"), Pushed::Full("b"));
-        assert_eq!(queue.push(Background, -9, "c"), Pushed::Full("c"));
+        assert_eq!(queue.push(Production, 0, "a"), Ok(None));
+        assert_eq!(queue.push(Production, -9, "b"), Err("b"));
+        assert_eq!(queue.push(Background, -9, "c"), Err("c"));
         assert_eq!(queue.len(), 1);
     }
 
     #[test]
     fn production_displaces_the_last_rollout_of_a_full_queue() {
         let mut queue = Queue::new(2);
-        queue.push(Background, 1, "second");
-        queue.push(Background, 0, "first");
+        queue.push(Background, 1, "second").unwrap();
+        queue.push(Background, 0, "first").unwrap();
         assert_eq!((queue.room(Production), queue.room(Background)), (2, 0));
-        assert_eq!(queue.push(Production, 0, "user"), Pushed::Displaced("second"));
+        assert_eq!(queue.push(Production, 0, "user"), Ok(Some("second")));
         assert_eq!(queue.room(Production), 1);
         assert_eq!(order(&mut queue), ["user", "first"]);
     }
 
     #[test]
-    fn what_cannot_start_yet_does_not_hold_up_the_rest() {
+    fn a_request_that_cannot_start_does_not_block_the_others() {
         let mut queue = Queue::new(4);
-        queue.push(Production, 0, "busy version");
-        queue.push(Background, 0, "free version");
+        queue.push(Production, 0, "busy version").unwrap();
+        queue.push(Background, 0, "free version").unwrap();
         assert_eq!(queue.take(|item| *item != "busy version"), Some("free version"));
         assert_eq!(queue.take(|item| *item != "busy version"), None);
         assert_eq!(queue.drain().collect::<Vec<_>>(), ["busy version"]);

@@ -1,40 +1,42 @@
-//! The engine's thread and the handle that others hold. The loop owns every batch; what crosses threads is an inbox behind
-//! one lock: the queue, and versions that come and go.
+//! The engine's thread, and the handle that other threads hold.
+//!
+//! The thread owns every batch. Other threads reach it through an inbox behind one lock: the request queue and the
+//! versions to install.
 
+use super::backend::Backend;
 use super::batch::Batch;
-use super::model::Model;
-use super::queue::{Pushed, Queue};
-use super::{Class, Event, Installed, Refused, Request, Version};
+use super::queue::Queue;
+use super::{Installation, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How often an idle engine looks whether a version is held by nobody else.
-const IDLE_LOOK: Duration = Duration::from_millis(50);
+/// How often an idle engine checks for versions that can retire.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Limits of the engine.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
     pub queue_choices_max: usize,
     pub prefills_per_step_max: usize,
-    /// Slots of each version that background sequences leave alone.
+    /// Slots of each version that background sequences never use.
     pub slots_reserved_for_production: usize,
 }
 
 struct Install {
-    resident: Resident,
+    installed: Installed,
     done: oneshot::Sender<Duration>,
 }
 
-struct Resident {
+struct Installed {
     batch: Batch,
-    /// Where the model goes when the version leaves.
-    left: oneshot::Sender<Box<dyn Model>>,
+    /// Receives the backend when the version retires.
+    retired: oneshot::Sender<Box<dyn Backend>>,
 }
 
 struct Inbox {
-    queue: Queue<Request>,
+    queue: Queue<SampleRequest>,
     installs: Vec<Install>,
     stopping: bool,
 }
@@ -46,37 +48,34 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inbox> {
-        // the inbox is whole after every statement, so a panic elsewhere leaves nothing half-done
+        // the inbox is consistent after every statement, so a panic elsewhere does no harm
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the rest of the process holds of the engine.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
 }
 
 impl Handle {
-    /// Queues the choices of one request, all or none; they are of one class. Displaced background choices are told so.
-    pub fn submit(&self, requests: Vec<Request>) -> Result<(), Refused> {
+    /// Queues the choices of one request, all or none; they share one class. Notifies displaced background choices.
+    pub fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError> {
         let mut inbox = self.shared.lock();
         if inbox.stopping {
-            return Err(Refused::Stopped);
+            return Err(SubmitError::Stopped);
         }
         let room = requests.first().map_or(0, |request| inbox.queue.room(request.class));
         if room < requests.len() {
-            return Err(Refused::Full {
+            return Err(SubmitError::Full {
                 waiting: inbox.queue.len(),
             });
         }
         for request in requests {
             let (class, priority) = (request.class, request.priority);
-            match inbox.queue.push(class, priority, request) {
-                Pushed::Queued => {}
-                Pushed::Displaced(other) | Pushed::Full(other) => {
-                    let _ = other.events.try_send(Event::Displaced);
-                }
+            if let Ok(Some(request)) | Err(request) = inbox.queue.push(class, priority, request) {
+                let _ = request.events.try_send(SampleEvent::Displaced);
             }
         }
         metrics::gauge!("springtide_queue_choices").set(inbox.queue.len() as f64);
@@ -85,28 +84,34 @@ impl Handle {
         Ok(())
     }
 
-    /// Makes a staged version answer, between two decode steps. It leaves when nobody but the engine holds its `Arc`, and a
-    /// `Weak` of it that can still be upgraded brings it back to stay. The engine's death is the only error.
-    pub async fn install(&self, version: Arc<Version>, model: Box<dyn Model>) -> Result<Installed, Refused> {
-        let (done, told) = oneshot::channel();
-        let (left, leaving) = oneshot::channel();
-        let resident = Resident {
-            batch: Batch::new(version, model),
-            left,
-        };
+    /// Lets a staged version answer, starting between two decode steps. It retires when only the engine holds its
+    /// `Arc`; until then, upgrading a `Weak` of it keeps it installed. Fails only if the engine has stopped.
+    pub async fn install(
+        &self,
+        version: Arc<LoadedVersion>,
+        backend: Box<dyn Backend>,
+    ) -> Result<Installation, SubmitError> {
+        let (done, installed) = oneshot::channel();
+        let (retired, retirement) = oneshot::channel();
         {
             let mut inbox = self.shared.lock();
             if inbox.stopping {
-                return Err(Refused::Stopped);
+                return Err(SubmitError::Stopped);
             }
-            inbox.installs.push(Install { resident, done });
+            let batch = Batch::new(version, backend);
+            inbox.installs.push(Install {
+                installed: Installed { batch, retired },
+                done,
+            });
         }
         self.shared.arrived.notify_one();
-        let pause = told.await.map_err(|_| Refused::Stopped)?;
-        Ok(Installed { pause, left: leaving })
+        Ok(Installation {
+            pause: installed.await.map_err(|_| SubmitError::Stopped)?,
+            retired: retirement,
+        })
     }
 
-    /// Asks the thread to end; what runs is cut off.
+    /// Asks the thread to end. Running sequences are cut off.
     pub fn stop(&self) {
         self.shared.lock().stopping = true;
         self.shared.arrived.notify_one();
@@ -120,7 +125,7 @@ pub struct Thread {
     pub ended: oneshot::Receiver<()>,
 }
 
-/// Starts the engine's thread, with no version resident.
+/// Starts the engine's thread without any version.
 pub fn spawn(config: Config) -> std::io::Result<Thread> {
     let shared = Arc::new(Shared {
         inbox: Mutex::new(Inbox {
@@ -134,7 +139,7 @@ pub fn spawn(config: Config) -> std::io::Result<Thread> {
     let engine = Engine {
         config,
         shared: shared.clone(),
-        residents: BTreeMap::new(),
+        installed: BTreeMap::new(),
     };
     std::thread::Builder::new().name("engine".into()).spawn(move || {
         let _alive = alive;
@@ -149,10 +154,11 @@ pub fn spawn(config: Config) -> std::io::Result<Thread> {
 struct Engine {
     config: Config,
     shared: Arc<Shared>,
-    residents: BTreeMap<i64, Resident>,
+    /// By serial.
+    installed: BTreeMap<i64, Installed>,
 }
 
-/// Also on a panic: nobody waits for an engine that is gone.
+/// Also runs on a panic, so that no caller waits for a dead engine.
 impl Drop for Engine {
     fn drop(&mut self) {
         let mut inbox = self.shared.lock();
@@ -169,28 +175,28 @@ impl Engine {
                 self.install(install);
             }
             for request in admitted {
-                // `next_work` counted a free slot of this batch for it
-                if let Some(resident) = self.residents.get_mut(&request.version.serial) {
-                    resident.batch.admit(request);
+                // `next_work` found a free slot in this batch
+                if let Some(installed) = self.installed.get_mut(&request.version.serial) {
+                    installed.batch.admit(request);
                 }
             }
-            for resident in self.residents.values_mut() {
-                resident.batch.step();
+            for installed in self.installed.values_mut() {
+                installed.batch.step();
             }
-            self.let_go();
+            self.retire();
         }
     }
 
-    /// Waits until there is something to do, or for [`IDLE_LOOK`]. None: the engine is to stop.
-    fn next_work(&self) -> Option<(Vec<Install>, Vec<Request>)> {
+    /// Waits for work, at most [`IDLE_CHECK_INTERVAL`]. `None`: stop.
+    fn next_work(&self) -> Option<(Vec<Install>, Vec<SampleRequest>)> {
         let mut inbox = self.shared.lock();
-        let running: usize = self.residents.values().map(|r| r.batch.running()).sum();
+        let running: usize = self.installed.values().map(|installed| installed.batch.running()).sum();
         let mut admitted = self.admit_from(&mut inbox.queue);
         if running == 0 && admitted.is_empty() && inbox.installs.is_empty() && !inbox.stopping {
             (inbox, _) = self
                 .shared
                 .arrived
-                .wait_timeout(inbox, IDLE_LOOK)
+                .wait_timeout(inbox, IDLE_CHECK_INTERVAL)
                 .unwrap_or_else(PoisonError::into_inner);
             admitted = self.admit_from(&mut inbox.queue);
         }
@@ -203,19 +209,19 @@ impl Engine {
         Some((installs, admitted))
     }
 
-    /// Takes what fits now, in order. Sequences whose caller is gone leave the queue on the way.
-    fn admit_from(&self, queue: &mut Queue<Request>) -> Vec<Request> {
+    /// Takes the requests that fit now, in order, and drops those whose caller is gone.
+    fn admit_from(&self, queue: &mut Queue<SampleRequest>) -> Vec<SampleRequest> {
         let mut free: BTreeMap<i64, usize> = self
-            .residents
+            .installed
             .iter()
-            .map(|(&serial, resident)| (serial, resident.batch.free()))
+            .map(|(&serial, installed)| (serial, installed.batch.free_slots()))
             .collect();
         let mut admitted = Vec::new();
         while admitted.len() < self.config.prefills_per_step_max {
             let next = queue.take(|request| {
                 let reserved = match request.class {
-                    Class::Production => 0,
-                    Class::Background => self.config.slots_reserved_for_production,
+                    TrafficClass::Production => 0,
+                    TrafficClass::Background => self.config.slots_reserved_for_production,
                 };
                 let fits = free.get(&request.version.serial).is_some_and(|&slots| slots > reserved);
                 fits || request.events.is_closed()
@@ -235,34 +241,26 @@ impl Engine {
 
     fn install(&mut self, install: Install) {
         let started = Instant::now();
-        let serial = install.resident.batch.version.serial;
-        self.residents.insert(serial, install.resident);
+        let serial = install.installed.batch.version.serial;
+        self.installed.insert(serial, install.installed);
         let pause = started.elapsed();
         metrics::histogram!("springtide_swap_pause_seconds").record(pause.as_secs_f64());
-        metrics::gauge!("springtide_resident_versions").set(self.residents.len() as f64);
+        metrics::gauge!("springtide_resident_versions").set(self.installed.len() as f64);
         let _ = install.done.send(pause);
     }
 
-    /// Gives back the versions that only this thread still holds.
-    fn let_go(&mut self) {
-        let idle: Vec<i64> = self
-            .residents
-            .iter()
-            .filter(|(_, r)| r.batch.running() == 0 && Arc::strong_count(&r.batch.version) == 1)
-            .map(|(&serial, _)| serial)
-            .collect();
-        for serial in idle {
-            let Some(Resident { batch, left }) = self.residents.remove(&serial) else {
-                continue;
-            };
-            match batch.into_model() {
-                Ok(model) => drop(left.send(model)),
-                // somebody took hold of it in between
-                Err(batch) => {
-                    self.residents.insert(serial, Resident { batch, left });
-                }
+    /// Hands out the backends of versions that only this thread still holds.
+    fn retire(&mut self) {
+        let idle =
+            |installed: &Installed| installed.batch.running() == 0 && Arc::strong_count(&installed.batch.version) == 1;
+        let idle: Vec<_> = self.installed.extract_if(.., |_, installed| idle(installed)).collect();
+        for (serial, Installed { batch, retired }) in idle {
+            match batch.into_backend() {
+                Ok(backend) => drop(retired.send(backend)),
+                // somebody upgraded a `Weak` in between
+                Err(batch) => drop(self.installed.insert(serial, Installed { batch, retired })),
             }
-            metrics::gauge!("springtide_resident_versions").set(self.residents.len() as f64);
+            metrics::gauge!("springtide_resident_versions").set(self.installed.len() as f64);
         }
     }
 }

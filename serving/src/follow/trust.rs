@@ -1,55 +1,61 @@
-//! Which assignment a follower believes: signed by a key that is trusted and not revoked, not older than what was believed
-//! before, not contradicting it, and out of a store that shows what is newest. The store itself is trusted with nothing.
+//! Decides which assignment a follower accepts. It must be
+//! - signed by a trusted key that is not revoked,
+//! - not older than the last accepted assignment, and not in contradiction to it,
+//! - from a store whose timestamp shows that nothing newer exists.
 //!
-//! Refused are, in the words of TUF: *rollback* (an older epoch, another document for the same one, another root for a version),
-//! *freeze* (the store's statement is old, or kept back), *mix-and-match* (the statement names a later epoch or a revocation
-//! that the store does not show), and *fast-forward* (an epoch after which none would count). What serves goes on serving; it
-//! is only what is new that is not believed.
+//! The object store itself is not trusted. In TUF's terms, this refuses *rollback* (an older epoch, a second document for
+//! an epoch, another content hash for a version), *freeze* (the timestamp is old or withheld), *mix-and-match* (the
+//! timestamp names a later epoch or a revocation that the store does not show) and *fast-forward* (an epoch so high that
+//! it blocks all later ones). After a refusal the replica keeps serving its current versions.
 
-use super::memory::{LEAP_MAX, Memory};
+mod state;
+
 use anyhow::Context;
-use policy::assignment::Assignment;
-use policy::sign::{self, TrustedKeys};
-use policy::store::{self, Signed, Statement, Store};
+use artifact::assignment::Assignment;
+use artifact::sign::{self, TrustedKeys};
+use state::{EPOCH_JUMP_MAX, TrustState};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use store::{Signed, Statement, Store};
 use time::OffsetDateTime;
 
-/// How often revocations and the statement are looked at while nothing else is new.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// An older statement is no news: the release loop makes one every ten seconds.
-const STATEMENT_AGE_MAX: time::Duration = time::Duration::seconds(60);
+/// How often revocations and the timestamp are read when there is no new assignment.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// An older timestamp is refused. The release loop renews it every ten seconds.
+const TIMESTAMP_AGE_MAX: time::Duration = time::Duration::seconds(60);
 /// How far clocks may differ.
-const SKEW_MAX: time::Duration = time::Duration::seconds(30);
+const CLOCK_SKEW_MAX: time::Duration = time::Duration::seconds(30);
 
-/// A follower's trust, and what it rests on.
+/// A follower's trusted keys and trust state.
 #[derive(Debug)]
 pub struct Trust {
     store: Store,
     policy: String,
     keys_dir: PathBuf,
-    memory: Memory,
-    looked: Option<Instant>,
+    state: TrustState,
+    /// When revocations and the timestamp were last read.
+    checked: Option<Instant>,
 }
 
 impl Trust {
-    /// Reads the follower's memory; one that cannot be read is an error, because it guards against old assignments.
+    /// Reads the trust state of earlier runs. An unreadable state is an error, because it protects against old
+    /// assignments.
     pub fn new(store: Store, policy: &str, keys_dir: &Path, state_dir: &Path) -> anyhow::Result<Self> {
         Ok(Trust {
-            memory: Memory::open(state_dir, policy)?,
+            state: TrustState::open(state_dir, policy)?,
             store,
             policy: policy.into(),
             keys_dir: keys_dir.into(),
-            looked: None,
+            checked: None,
         })
     }
 
-    /// The newest assignment, if it is not in force yet, and the keys that its versions must be signed by. It is remembered
-    /// when this returns.
+    /// The newest assignment, if it is newer than `in_force`, and the keys that may sign its versions. It is recorded in
+    /// the trust state before this returns.
     pub async fn newest(&mut self, in_force: i64) -> anyhow::Result<Option<(Assignment, TrustedKeys)>> {
         let mut keys = self.keys().await?;
-        let known = self.memory.epoch(&keys);
-        // after a restart the remembered epoch itself is still good; an earlier one never is
+        let known = self.state.epoch(&keys);
+        // after a restart the recorded epoch itself may be applied again, an earlier one never
         let after = match in_force > 0 && in_force <= known {
             true => in_force,
             false => (known - 1).max(0),
@@ -63,47 +69,50 @@ impl Trust {
             );
             return Ok(None);
         };
-        let (epoch, of) = (assignment.document.epoch, &assignment.document.policy);
+        let (epoch, policy) = (assignment.document.epoch, &assignment.document.policy);
         anyhow::ensure!(
-            epoch > after && *of == self.policy,
-            "the store answered with assignment {epoch} of {of}, after {after} of {} was asked for",
+            epoch > after && *policy == self.policy,
+            "asked for an assignment of {} after epoch {after}, the store answered with {epoch} of {policy}",
             self.policy
         );
         assignment.document.check().context("check the assignment")?;
-        keys = self.see_news(keys).await.context("look for revoked keys")?;
+        keys = self.check_revocations(keys).await.context("look for revoked keys")?;
         anyhow::ensure!(
             keys.contains(&assignment.signer),
             "assignment {epoch} is signed by key {}, which is revoked",
             assignment.signer
         );
-        self.is_news(&assignment, &keys)
+        self.check_timestamp(&assignment, &keys)
             .await
-            .context("look at the store's statement")?;
-        self.memory.verified(&assignment, &keys).context("remember the epoch")?;
+            .with_context(|| format!("check the store's timestamp; assignment {epoch} is refused"))?;
+        self.state
+            .record_assignment(&assignment, &keys)
+            .context("record the assignment")?;
         Ok(Some((assignment.document, keys)))
     }
 
-    /// The keys of the folder without those that are revoked, as far as is known without much looking.
+    /// The trusted keys. Reads new revocations every [`CHECK_INTERVAL`].
     async fn keys(&mut self) -> anyhow::Result<TrustedKeys> {
-        let keys = self.folder()?;
-        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK_EVERY) {
+        let keys = self.keys_of_folder()?;
+        if self.checked.is_some_and(|checked| checked.elapsed() < CHECK_INTERVAL) {
             return Ok(keys);
         }
-        self.see_news(keys).await
+        self.check_revocations(keys).await
     }
 
-    fn folder(&self) -> anyhow::Result<TrustedKeys> {
+    /// The keys of the folder without those known to be revoked.
+    fn keys_of_folder(&self) -> anyhow::Result<TrustedKeys> {
         let mut keys = TrustedKeys::load(&self.keys_dir).context("load the trusted keys")?;
-        let revoked: Vec<String> = self.memory.revoked(&keys).cloned().collect();
+        let revoked: Vec<String> = self.state.revoked(&keys).cloned().collect();
         revoked.iter().for_each(|key| keys.revoke(key));
         Ok(keys)
     }
 
-    /// Learns of revocations: those that the store shows, and those that its statement names.
-    async fn see_news(&mut self, keys: TrustedKeys) -> anyhow::Result<TrustedKeys> {
+    /// Records the revocations in the store and those that its timestamp names.
+    async fn check_revocations(&mut self, keys: TrustedKeys) -> anyhow::Result<TrustedKeys> {
         let mut revoked = self.store.revocations(&self.policy, &keys).await?;
-        if let Ok(Some(statement)) = self.store.statement(&self.policy, &keys).await {
-            let Signed { document, signer, .. } = statement;
+        if let Ok(Some(timestamp)) = self.store.statement(&self.policy, &keys).await {
+            let Signed { document, signer, .. } = timestamp;
             revoked.extend(document.revoked.into_iter().map(|key| (key, signer.clone())));
             let age = OffsetDateTime::now_utc() - document.created_at;
             metrics::gauge!("springtide_store_statement_age_seconds").set(age.as_seconds_f64());
@@ -112,68 +121,59 @@ impl Trust {
             tracing::warn!(
                 policy = self.policy,
                 key,
-                "a key is revoked: nothing that it signed is loaded any longer"
+                "key revoked; its signatures are refused from now on"
             );
         }
-        self.memory.revoke(revoked).context("remember revocations")?;
-        self.looked = Some(Instant::now());
-        self.folder()
+        self.state.record_revocations(revoked).context("record revocations")?;
+        self.checked = Some(Instant::now());
+        self.keys_of_folder()
     }
 
-    /// Refuses an assignment out of a store that does not show what is newest. A store that never had a statement, to a
-    /// follower that never saw one, need not have one.
-    async fn is_news(&mut self, assignment: &Signed<Assignment>, keys: &TrustedKeys) -> anyhow::Result<()> {
-        let statement = self.store.statement(&self.policy, keys).await;
-        let statement = match statement {
-            // of the key that led the releases until now: the next leader signs another
+    /// Refuses an assignment unless the store's timestamp shows that it is the newest. A store without a timestamp is
+    /// accepted if this follower has never seen one.
+    async fn check_timestamp(&mut self, assignment: &Signed<Assignment>, keys: &TrustedKeys) -> anyhow::Result<()> {
+        let timestamp = match self.store.statement(&self.policy, keys).await {
+            // the next release leader signs a new one
             Err(store::Error::Signature {
                 source: sign::Error::Revoked(key),
                 ..
             }) => anyhow::bail!("it is signed by key {key}, which is revoked"),
             read => read?,
         };
-        let Some(Statement { epoch, created_at, .. }) = statement.map(|signed| signed.document) else {
-            let before = self.memory.stated_at();
+        let seen_before = self.state.timestamp_at();
+        let Some(Statement { epoch, created_at, .. }) = timestamp.map(|signed| signed.document) else {
             anyhow::ensure!(
-                before.is_none() || self.memory.knows(assignment),
-                "the store keeps back its statement, which was there before: {assignment}",
-                assignment = not_taken(assignment)
+                seen_before.is_none() || self.state.has_verified(assignment),
+                "the store withholds its timestamp, which it had before"
             );
             return Ok(());
         };
-        let (now, before) = (OffsetDateTime::now_utc(), self.memory.stated_at());
+        let now = OffsetDateTime::now_utc();
         anyhow::ensure!(
-            before.is_none_or(|before| created_at >= before),
-            "the store shows a statement of {created_at}, and a later one was seen before: {}",
-            not_taken(assignment)
+            seen_before.is_none_or(|before| created_at >= before),
+            "the timestamp is of {created_at}, and a later one was seen before"
         );
         anyhow::ensure!(
-            created_at <= now + SKEW_MAX,
-            "the store's statement is of {created_at}, which is not yet: set the clocks"
+            created_at <= now + CLOCK_SKEW_MAX,
+            "the timestamp of {created_at} is in the future: set the clocks"
+        );
+        let shown = assignment.document.epoch;
+        anyhow::ensure!(
+            epoch <= shown,
+            "the newest assignment in the store is {shown}, and the timestamp says that {epoch} exists"
         );
         anyhow::ensure!(
-            epoch <= assignment.document.epoch,
-            "the store shows assignment {}, and its statement says that {epoch} is the newest",
-            assignment.document.epoch
+            shown - epoch <= EPOCH_JUMP_MAX,
+            "the epoch jumps too far ahead of {epoch}, the newest according to the timestamp"
         );
+        // an assignment accepted earlier may be applied again after a restart
         anyhow::ensure!(
-            assignment.document.epoch - epoch <= LEAP_MAX,
-            "assignment {} leaps far beyond {epoch}, which the store's statement says is the newest",
-            assignment.document.epoch
+            now - created_at <= TIMESTAMP_AGE_MAX || self.state.has_verified(assignment),
+            "the timestamp is {} s old, so newer assignments may be missing; is `springtide control` running?",
+            (now - created_at).whole_seconds()
         );
-        // what was believed while it was news may be taken up again after a restart
-        anyhow::ensure!(
-            now - created_at <= STATEMENT_AGE_MAX || self.memory.knows(assignment),
-            "the store's statement is {} s old, so what it shows may be old as well: {}; is `springtide control` running?",
-            (now - created_at).whole_seconds(),
-            not_taken(assignment)
-        );
-        self.memory.stated(created_at)
+        self.state.record_timestamp(created_at)
     }
-}
-
-fn not_taken(assignment: &Signed<Assignment>) -> String {
-    format!("assignment {} is not taken", assignment.document.epoch)
 }
 
 #[cfg(test)]

@@ -12,22 +12,22 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
-use policy::store::Store;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, RANGE};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use std::sync::Arc;
+use store::Store;
 
-use super::server::Listing;
+use super::server::ObjectList;
 
 const NAME: &str = "relay";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two reads of a body.
+/// Longest wait between two reads of a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The store behind the relay at `url` (`http://host:port`), to read. `api_key`: what the relay asks for.
+/// A read-only store behind the relay at `url` (`http://host:port`). `api_key`: sent to the relay.
 pub fn open(url: &str, api_key: Option<&str>) -> anyhow::Result<Store> {
     let http = url.starts_with("http://") || url.starts_with("https://");
-    ensure!(http, "{url:?} is no relay; give http://host:port");
+    ensure!(http, "{url:?} is not the URL of a relay; give http://host:port");
     let client = reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
         .read_timeout(READ_TIMEOUT)
@@ -40,6 +40,7 @@ pub fn open(url: &str, api_key: Option<&str>) -> anyhow::Result<Store> {
     })))
 }
 
+#[derive(Clone)]
 struct Relay {
     url: String,
     api_key: Option<String>,
@@ -70,33 +71,25 @@ impl Relay {
     async fn send(&self, request: RequestBuilder, location: &Path) -> Result<Response> {
         let response = request.send().await.map_err(generic)?;
         let path = location.to_string();
-        let said = |status: StatusCode| format!("{} answered {status}", self.url).into();
-        match response.status() {
+        let status = response.status();
+        let source = format!("{} answered {status}", self.url).into();
+        match status {
             status if status.is_success() => Ok(response),
-            status @ StatusCode::NOT_FOUND => Err(Error::NotFound {
-                path,
-                source: said(status),
-            }),
-            status @ StatusCode::UNAUTHORIZED => Err(Error::Unauthenticated {
-                path,
-                source: said(status),
-            }),
-            status @ StatusCode::FORBIDDEN => Err(Error::PermissionDenied {
-                path,
-                source: said(status),
-            }),
-            status => Err(generic(said(status))),
+            StatusCode::NOT_FOUND => Err(Error::NotFound { path, source }),
+            StatusCode::UNAUTHORIZED => Err(Error::Unauthenticated { path, source }),
+            StatusCode::FORBIDDEN => Err(Error::PermissionDenied { path, source }),
+            _ => Err(Error::Generic { store: NAME, source }),
         }
     }
 
-    async fn listed(&self, prefix: &Path) -> Result<Vec<ObjectMeta>> {
+    async fn entries(&self, prefix: &Path) -> Result<Vec<ObjectMeta>> {
         let request = self
             .request(Method::GET, "/v1/store")
             .query(&[("prefix", prefix.as_ref())]);
         let response = self.send(request, prefix).await?;
-        let listing: Listing = response.json().await.map_err(generic)?;
-        let entries = listing.objects.into_iter();
-        entries
+        let list: ObjectList = response.json().await.map_err(generic)?;
+        let objects = list.objects.into_iter();
+        objects
             .map(|entry| Ok(meta(Path::parse(entry.key)?, entry.size_bytes)))
             .collect()
     }
@@ -117,7 +110,8 @@ impl ObjectStore for Relay {
         }
         let response = self.send(request, location).await?;
         let headers = response.headers();
-        let length = number(headers, CONTENT_LENGTH.as_str()).ok_or_else(|| generic("an answer without a length"))?;
+        let length =
+            number(headers, CONTENT_LENGTH.as_str()).ok_or_else(|| generic("the relay sent no content-length"))?;
         let (range, size) = content_range(headers).unwrap_or((0..length, length));
         Ok(GetResult {
             payload: GetResultPayload::Stream(response.bytes_stream().map_err(generic).boxed()),
@@ -129,15 +123,14 @@ impl ObjectStore for Relay {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        // The trait's stream outlives this borrow.
-        let relay = Relay {
-            url: self.url.clone(),
-            api_key: self.api_key.clone(),
-            client: self.client.clone(),
+        let (relay, prefix) = (self.clone(), prefix.cloned().unwrap_or_default());
+        let entries = async move {
+            relay
+                .entries(&prefix)
+                .await
+                .map(|entries| stream::iter(entries).map(Ok))
         };
-        let prefix = prefix.cloned().unwrap_or_default();
-        let listed = async move { relay.listed(&prefix).await.map(|entries| stream::iter(entries).map(Ok)) };
-        stream::once(listed).try_flatten().boxed()
+        stream::once(entries).try_flatten().boxed()
     }
 
     async fn list_with_delimiter(&self, _: Option<&Path>) -> Result<ListResult> {
@@ -164,7 +157,7 @@ impl ObjectStore for Relay {
 fn meta(location: Path, size: u64) -> ObjectMeta {
     ObjectMeta {
         location,
-        // Not told, and asked for by nobody.
+        // the relay does not send it, and no caller needs it
         last_modified: Default::default(),
         size,
         e_tag: None,
@@ -194,6 +187,6 @@ fn generic(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error
 
 fn read_only() -> Error {
     Error::NotSupported {
-        source: "a store behind a relay is read, not written".into(),
+        source: "a store behind a relay is read-only".into(),
     }
 }

@@ -1,27 +1,27 @@
-//! What an operator sets of the relay.
+//! Configuration of the relay.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-/// `[relay]` of the configuration file: for `springtide relay`, and read by nobody else.
+/// `[relay]` of the configuration file; only `springtide relay` reads it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
     /// Where it listens. Default: `127.0.0.1:8004`.
     pub listen: SocketAddr,
-    /// Where objects come from: `file://`, `s3://`, or the `http://` URL of another relay. `--upstream` wins. Default:
-    /// `policy.store`.
+    /// Where objects come from: `file://`, `s3://`, or the `http://` URL of another relay. `--upstream` overrides it.
+    /// Default: `policy.store`.
     pub upstream: Option<String>,
-    /// The key that the upstream asks for, where it is a relay. Never printed. Default: none.
+    /// The API key for the upstream, if that is a relay. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub api_key: Option<String>,
-    /// The one key that followers must send; there is no database to look others up in. Never printed. Default: none, and then
-    /// only loopback may be listened on.
+    /// The one key that followers must send; a relay has no database of keys. Never printed. Default: none, which only
+    /// allows loopback in `listen`.
     #[serde(skip_serializing)]
     pub caller_key: Option<String>,
-    /// Disk that objects take at most; what was used longest ago goes first. An object that is larger is not passed on.
+    /// Disk space for objects, in bytes; the least recently used are deleted first. Larger objects are not passed on.
     /// Default: 64 GiB.
     pub bytes_max: u64,
     /// Parts of an object (8 MiB each) that are fetched at once. Default: 8.
@@ -46,12 +46,12 @@ impl Options {
     pub fn check(&self) -> anyhow::Result<()> {
         ensure!(
             (1..=256).contains(&self.streams),
-            "relay.streams is {}, and must be 1 to 256",
+            "relay.streams is {}; give 1 to 256",
             self.streams
         );
         ensure!(
             self.bytes_max > 0,
-            "relay.bytes_max is 0; give the bytes that objects may take"
+            "relay.bytes_max is 0; give the disk space for objects in bytes"
         );
         for (field, key) in [("api_key", &self.api_key), ("caller_key", &self.caller_key)] {
             ensure!(

@@ -1,7 +1,10 @@
-//! The relay's HTTP side.
+//! The relay's HTTP API.
 
 use std::ops::Range;
 
+use artifact::digest::Digest;
+use artifact::manifest::ObjectRef;
+use artifact::parts::PART_BYTES;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -13,12 +16,9 @@ use edge::problem::Problem;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path as Key;
 use object_store::{GetResultPayload, ObjectStoreExt as _};
-use policy::digest::Digest;
-use policy::manifest::ObjectRef;
-use policy::parts::PART_BYTES;
-use policy::store::{Arrival, Cache, Store};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use store::{Arrival, Cache, Store};
 
 #[derive(Clone)]
 struct Relay {
@@ -36,13 +36,13 @@ pub(super) fn router(upstream: Store, cache: Cache, auth: &Auth) -> Router {
 }
 
 #[derive(Deserialize)]
-struct Listed {
+struct ListQuery {
     prefix: String,
 }
 
-/// What is under a prefix.
+/// The objects under a prefix.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Listing {
+pub(super) struct ObjectList {
     pub objects: Vec<Entry>,
 }
 
@@ -52,40 +52,43 @@ pub(super) struct Entry {
     pub size_bytes: u64,
 }
 
-async fn list(State(relay): State<Relay>, Query(listed): Query<Listed>) -> Result<Json<Listing>, Problem> {
-    let prefix = public(&listed.prefix)?;
+async fn list(State(relay): State<Relay>, Query(query): Query<ListQuery>) -> Result<Json<ObjectList>, Problem> {
+    let prefix = public_key(&query.prefix)?;
     let objects = relay.upstream.backend().list(Some(&prefix)).map_ok(|meta| Entry {
         key: meta.location.to_string(),
         size_bytes: meta.size,
     });
-    let objects = objects.try_collect().await.map_err(|error| upstream(&prefix, &error))?;
-    Ok(Json(Listing { objects }))
+    let objects = objects
+        .try_collect()
+        .await
+        .map_err(|error| upstream_problem(&prefix, &error))?;
+    Ok(Json(ObjectList { objects }))
 }
 
 async fn pass_on(State(relay): State<Relay>, Path(key): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
-    let key = public(&key)?;
-    let Some((policy, digest)) = object(&key) else {
+    let key = public_key(&key)?;
+    let Some((policy, digest)) = object_of(&key) else {
         return document(&relay, &key).await;
     };
     let size_bytes = match relay.cache.size_of(&digest) {
         Some(size_bytes) => size_bytes,
         None => {
             let meta = relay.upstream.backend().head(&key).await;
-            meta.map_err(|error| upstream(&key, &error))?.size
+            meta.map_err(|error| upstream_problem(&key, &error))?.size
         }
     };
-    let range = asked(&headers, size_bytes)?;
+    let range = requested_range(&headers, size_bytes)?;
     let object = ObjectRef { digest, size_bytes };
     match relay.cache.object(&relay.upstream, policy, &object).await {
-        Ok(arrival) => Ok(stream_of(arrival, size_bytes, range)),
-        Err(error) => Err(away(&key, &error)),
+        Ok(arrival) => Ok(stream_response(arrival, size_bytes, range)),
+        Err(error) => Err(object_problem(&key, &error)),
     }
 }
 
-/// As the upstream has it: small, signed, and judged by whoever reads it.
+/// A small signed document, as the upstream has it. The follower verifies it.
 async fn document(relay: &Relay, key: &Key) -> Result<Response, Problem> {
     let found = relay.upstream.backend().get(key).await;
-    let found = found.map_err(|error| upstream(key, &error))?;
+    let found = found.map_err(|error| upstream_problem(key, &error))?;
     let length = found.meta.size;
     let body = match found.payload {
         GetResultPayload::Stream(chunks) => Body::from_stream(chunks),
@@ -95,9 +98,9 @@ async fn document(relay: &Relay, key: &Key) -> Result<Response, Problem> {
     Ok((StatusCode::OK, [(header::CONTENT_LENGTH, length)], body).into_response())
 }
 
-/// The bytes of a range (all without one), part by part as they arrive. A part that does not arrive breaks the connection off: what was
-/// sent until then is right, and the caller asks for the rest again.
-fn stream_of(arrival: Arc<Arrival>, size_bytes: u64, range: Option<Range<u64>>) -> Response {
+/// The bytes of a range (default: all), part by part as they arrive. If a part fails, the connection breaks; the bytes sent
+/// until then are correct, and the caller requests the rest again.
+fn stream_response(arrival: Arc<Arrival>, size_bytes: u64, range: Option<Range<u64>>) -> Response {
     let wanted = range.clone().unwrap_or(0..size_bytes);
     let length = wanted.end - wanted.start;
     let first = wanted.start / PART_BYTES;
@@ -107,14 +110,14 @@ fn stream_of(arrival: Arc<Arrival>, size_bytes: u64, range: Option<Range<u64>>) 
         let (arrival, wanted) = (arrival.clone(), wanted.clone());
         async move {
             let bytes = arrival.part(index).await.inspect_err(|error| {
-                tracing::warn!(%error, "an object that is being passed on broke off");
+                tracing::warn!(%error, "passing an object on broke off");
             })?;
             let begins = index * PART_BYTES;
-            // Within a part, so within usize.
+            // within a part, so both fit in usize
             let from = wanted.start.saturating_sub(begins) as usize;
             let until = (wanted.end - begins).min(bytes.len() as u64) as usize;
             metrics::counter!("springtide_relay_bytes_total").increment((until - from) as u64);
-            Ok::<_, policy::store::Error>(bytes.slice(from..until))
+            Ok::<_, store::Error>(bytes.slice(from..until))
         }
     });
     let mut response = Body::from_stream(chunks).into_response();
@@ -138,8 +141,8 @@ fn stream_of(arrival: Arc<Arrival>, size_bytes: u64, range: Option<Range<u64>>) 
     response
 }
 
-/// One range of the form `bytes=a-b`, `bytes=a-` or `bytes=-n`; none for the whole.
-fn asked(headers: &HeaderMap, size_bytes: u64) -> Result<Option<Range<u64>>, Problem> {
+/// One range of the form `bytes=a-b`, `bytes=a-` or `bytes=-n`; `None`: the whole object.
+fn requested_range(headers: &HeaderMap, size_bytes: u64) -> Result<Option<Range<u64>>, Problem> {
     let Some(text) = headers.get(header::RANGE) else {
         return Ok(None);
     };
@@ -165,17 +168,17 @@ fn parse_range(text: &str, size_bytes: u64) -> Option<Range<u64>> {
     (range.start < range.end).then_some(range)
 }
 
-/// A key that everybody may read.
-fn public(text: &str) -> Result<Key, Problem> {
+/// A key that every follower may read.
+fn public_key(text: &str) -> Result<Key, Problem> {
     let key = Key::parse(text).map_err(Problem::bad_request)?;
     let inside = key.parts().next().is_some_and(|first| first.as_ref() == "policy");
     inside
         .then_some(key)
-        .ok_or_else(|| Problem::not_found("a relay passes on what is under policy/ and nothing else"))
+        .ok_or_else(|| Problem::not_found("a relay only passes on keys under policy/"))
 }
 
-/// The policy and the name of an object; none for every other key.
-fn object(key: &Key) -> Option<(&str, Digest)> {
+/// Policy and digest of an object; `None` for other keys.
+fn object_of(key: &Key) -> Option<(&str, Digest)> {
     let mut parts = key.as_ref().split('/').skip(1);
     let (policy, kind, name) = (parts.next()?, parts.next()?, parts.next()?);
     (kind == "object" && parts.next().is_none())
@@ -183,22 +186,22 @@ fn object(key: &Key) -> Option<(&str, Digest)> {
         .flatten()
 }
 
-fn upstream(key: &Key, error: &object_store::Error) -> Problem {
+fn upstream_problem(key: &Key, error: &object_store::Error) -> Problem {
     match error {
-        object_store::Error::NotFound { .. } => Problem::not_found(format!("{key} is not there")),
+        object_store::Error::NotFound { .. } => Problem::not_found(format!("{key} does not exist")),
         error => {
             tracing::warn!(%key, %error, "the upstream does not answer");
-            Problem::unavailable("the upstream does not answer; ask again", 1)
+            Problem::unavailable("the upstream does not answer; try again", 1)
         }
     }
 }
 
-fn away(key: &Key, error: &policy::store::Error) -> Problem {
+fn object_problem(key: &Key, error: &store::Error) -> Problem {
     match error {
-        policy::store::Error::NotFound(key) => Problem::not_found(format!("{key} is not there")),
+        store::Error::NotFound(key) => Problem::not_found(format!("{key} does not exist")),
         error => {
-            tracing::warn!(%key, %error, "an object cannot be passed on");
-            Problem::unavailable("the object cannot be fetched now; ask again", 1)
+            tracing::warn!(%key, %error, "an object cannot be fetched");
+            Problem::unavailable("the object cannot be fetched now; try again", 1)
         }
     }
 }
@@ -208,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_those_of_http() {
+    fn ranges_follow_http() {
         for (text, range) in [
             ("bytes=0-9", Some(0..10)),
             ("bytes=90-", Some(90..100)),
@@ -227,19 +230,19 @@ mod tests {
     }
 
     #[test]
-    fn only_what_everybody_may_read_has_a_key() {
-        assert!(public("policy/demo/version/0000000001.json").is_ok());
+    fn only_keys_that_every_follower_may_read_are_accepted() {
+        assert!(public_key("policy/demo/version/0000000001.json").is_ok());
         for refused in ["private/run/state", "policy/../private/run", "", "policyx/a"] {
-            assert!(public(refused).is_err(), "{refused}");
+            assert!(public_key(refused).is_err(), "{refused}");
         }
         let digest = Digest::of(b"a");
         let key = Key::from(format!("policy/demo/object/{digest}"));
-        assert_eq!(object(&key), Some(("demo", digest)));
+        assert_eq!(object_of(&key), Some(("demo", digest)));
         for other in [
             format!("policy/demo/parts/{digest}"),
             "policy/demo/version/1.json".into(),
         ] {
-            assert_eq!(object(&Key::from(other)), None);
+            assert_eq!(object_of(&Key::from(other)), None);
         }
     }
 }

@@ -1,7 +1,10 @@
-//! The release API: GET /v1/aliases, GET /v1/releases, POST /v1/releases. The caller's label goes into the audit.
+//! The release API: `GET /v1/aliases`, `GET /v1/releases`, `POST /v1/releases`. The label of the caller's key goes into
+//! the audit.
 
-use super::change::{self, Ask, Refusal};
-use super::{Desk, books};
+use super::decide::manual::{self, ReleaseRequest, RequestError};
+use super::{ReleaseService, tables};
+use crate::database::{page_limit, unavailable};
+use artifact::digest::Digest;
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -9,7 +12,6 @@ use axum::routing::get;
 use edge::Problem;
 use edge::auth::{Principal, Role};
 use edge::json::Json;
-use policy::store;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -17,12 +19,12 @@ use uuid::Uuid;
 /// Largest page of `GET /v1/releases`.
 const PAGE_MAX: i64 = 500;
 
-/// The routes; the caller puts them behind `edge::auth`.
-pub fn router(desk: Desk) -> Router {
+/// The routes; put them behind `edge::auth`.
+pub fn router(service: ReleaseService) -> Router {
     Router::new()
         .route("/v1/aliases", get(aliases))
-        .route("/v1/releases", get(releases).post(ask))
-        .with_state(desk)
+        .route("/v1/releases", get(releases).post(request_release))
+        .with_state(service)
 }
 
 #[derive(Debug, Serialize)]
@@ -38,7 +40,7 @@ struct AliasView {
     alias: String,
     version: i64,
     root: Option<String>,
-    /// Line whose head it follows; null: pinned.
+    /// The line whose head it follows; null: pinned.
     follows: Option<String>,
     branch: i32,
     epoch: i64,
@@ -46,9 +48,9 @@ struct AliasView {
     since: OffsetDateTime,
 }
 
-async fn aliases(State(desk): State<Desk>, principal: Principal) -> Result<Json<Aliases>, Problem> {
+async fn aliases(State(service): State<ReleaseService>, principal: Principal) -> Result<Json<Aliases>, Problem> {
     principal.require(&[Role::Serving, Role::Research, Role::Release])?;
-    let desk = &desk.0;
+    let inner = &service.0;
     let rows = sqlx::query!(
         r#"select a.alias as "alias!", a.version as "version!", a.follows, a.branch as "branch!", a.epoch as "epoch!",
                   a.created_at as "created_at!", v.root as "root?"
@@ -56,27 +58,29 @@ async fn aliases(State(desk): State<Desk>, principal: Principal) -> Result<Json<
            left join version v on v.policy = a.policy and v.serial = a.version
            where a.policy = $1 and not a.withdrawn
            order by a.alias"#,
-        desk.policy
+        inner.policy
     )
-    .fetch_all(&desk.pool)
+    .fetch_all(&inner.pool)
     .await
     .map_err(unavailable)?;
     let epoch = sqlx::query_scalar!(
         r#"select coalesce(max(epoch), 0) as "epoch!" from assignment where policy = $1"#,
-        desk.policy
+        inner.policy
     )
-    .fetch_one(&desk.pool)
+    .fetch_one(&inner.pool)
     .await
     .map_err(unavailable)?;
     Ok(Json(Aliases {
-        policy: desk.policy.clone(),
+        policy: inner.policy.clone(),
         epoch,
         aliases: rows
             .into_iter()
             .map(|row| AliasView {
                 alias: row.alias,
                 version: row.version,
-                root: row.root.map(|root| blake3_hex(&root)),
+                root: row
+                    .root
+                    .map(|root| Digest::from_slice(&root).map_or_else(String::new, |root| root.to_string())),
                 follows: row.follows,
                 branch: row.branch,
                 epoch: row.epoch,
@@ -88,14 +92,9 @@ async fn aliases(State(desk): State<Desk>, principal: Principal) -> Result<Json<
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Page {
+struct ReleaseQuery {
     alias: Option<String>,
-    #[serde(default = "default_limit")]
-    limit: i64,
-}
-
-fn default_limit() -> i64 {
-    50
+    limit: Option<i64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -119,18 +118,13 @@ struct ReleaseView {
 }
 
 async fn releases(
-    State(desk): State<Desk>,
+    State(service): State<ReleaseService>,
     principal: Principal,
-    Query(page): Query<Page>,
+    Query(query): Query<ReleaseQuery>,
 ) -> Result<Json<Releases>, Problem> {
     principal.require(&[Role::Serving, Role::Research, Role::Release])?;
-    if !(1..=PAGE_MAX).contains(&page.limit) {
-        return Err(Problem::bad_request(format!(
-            "limit is {}; give 1 to {PAGE_MAX}",
-            page.limit
-        )));
-    }
-    let desk = &desk.0;
+    let limit = page_limit(query.limit, 50, PAGE_MAX)?;
+    let inner = &service.0;
     let releases = sqlx::query_as!(
         ReleaseView,
         "select r.id, r.alias, r.from_version, r.to_version, r.kind, r.status, t.epoch, t.actor, t.reason, r.created_at
@@ -138,18 +132,18 @@ async fn releases(
          join transition t on t.release_id = r.id
          where r.policy = $1 and ($2::text is null or r.alias = $2)
          order by r.id desc limit $3",
-        desk.policy,
-        page.alias,
-        page.limit
+        inner.policy,
+        query.alias,
+        limit
     )
-    .fetch_all(&desk.pool)
+    .fetch_all(&inner.pool)
     .await
     .map_err(unavailable)?;
     Ok(Json(Releases { releases }))
 }
 
 #[derive(Debug, Serialize)]
-struct Done {
+struct Released {
     release_id: Uuid,
     epoch: i64,
     alias: String,
@@ -157,135 +151,95 @@ struct Done {
     to_version: i64,
     kind: &'static str,
     status: &'static str,
-    /// Line whose head it follows from here; null: pinned.
+    /// The line whose head it follows from now on; null: pinned.
     follows: Option<String>,
 }
 
-/// Why a version cannot be served any longer, if a collection has taken away what it was made of: replicas would get an
-/// assignment that they cannot follow. A store that does not answer is no reason.
-async fn gone(desk: &Desk, version: i64) -> Option<Problem> {
-    let inner = &desk.0;
-    let reachable = match desk.trusted().await {
-        Ok(keys) => inner.store.reachable(&inner.policy, version, &keys).await,
-        Err(error) => {
-            tracing::warn!(
-                version,
-                error = format!("{error:#}"),
-                "could not look whether the version is whole"
-            );
-            return None;
-        }
+/// A conflict if garbage collection has deleted objects that the version needs: replicas could not load it. If the
+/// store does not answer, the release proceeds.
+async fn check_loadable(service: &ReleaseService, version: i64) -> Result<(), Problem> {
+    let inner = &service.0;
+    let reachable = async {
+        let keys = service.trusted().await?;
+        anyhow::Ok(inner.store.reachable(&inner.policy, version, &keys).await?)
     };
-    match reachable {
-        Err(error @ (store::Error::NoPath { .. } | store::Error::NotFound(_))) => Some(Problem::conflict(format!(
-            "version {version} can no longer be put together ({error}); `springtide policy versions` shows which can"
-        ))),
-        Err(error) => {
-            tracing::warn!(version, %error, "could not look whether the version is whole");
-            None
-        }
-        Ok(_) => None,
+    let Err(error) = reachable.await else { return Ok(()) };
+    if let Some(store::Error::NoPath { .. } | store::Error::NotFound(_)) = error.downcast_ref() {
+        return Err(Problem::conflict(format!(
+            "version {version} can no longer be loaded ({error}); `springtide policy versions` shows which can"
+        )));
     }
+    tracing::warn!(
+        version,
+        error = format!("{error:#}"),
+        "could not check that the version is loadable"
+    );
+    Ok(())
 }
 
-async fn ask(
-    State(desk): State<Desk>,
+async fn request_release(
+    State(service): State<ReleaseService>,
     principal: Principal,
-    Json(ask): Json<Ask>,
-) -> Result<(StatusCode, Json<Done>), Problem> {
+    Json(request): Json<ReleaseRequest>,
+) -> Result<(StatusCode, Json<Released>), Problem> {
     principal.require(&[Role::Release])?;
-    let inner = &desk.0;
+    let (inner, kind, actor) = (&service.0, request.kind.name(), &principal.label);
+    let policy = &inner.policy;
     let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
-    let mut transaction = books::begin(&mut connection, &inner.policy)
+    let mut transaction = tables::begin(&mut connection, policy).await.map_err(unavailable)?;
+    let state = tables::read(&mut transaction, policy).await.map_err(unavailable)?;
+    let before = tables::served_before(&mut transaction, policy, &request.alias)
         .await
         .map_err(unavailable)?;
-    let books = books::read(&mut transaction, &inner.policy)
+    let change = manual::decide(&state, before, &request).map_err(|error| {
+        tracing::info!(alias = request.alias, kind, reason = %error, "release refused");
+        into_problem(&error)
+    })?;
+    let known = tables::has_version(&mut transaction, policy, change.to)
         .await
         .map_err(unavailable)?;
-    let before = books::served_before(&mut transaction, &inner.policy, &ask.alias)
-        .await
-        .map_err(unavailable)?;
-    let change = match change::decide(&books, before, &ask) {
-        Ok(change) => change,
-        Err(refusal) => {
-            tracing::info!(alias = ask.alias, kind = ask.kind.name(), reason = %refusal, "release refused");
-            return Err(into_problem(&refusal));
-        }
-    };
-    let known = books::has_version(&mut transaction, &inner.policy, change.to)
-        .await
-        .map_err(unavailable)?;
-    let problem = match known {
-        false => Some(Problem::not_found(format!(
-            "policy {} has no version {}; GET /v1/versions lists them",
-            inner.policy, change.to
+    let loadable = match known {
+        false => Err(Problem::not_found(format!(
+            "policy {policy} has no version {}; GET /v1/versions lists them",
+            change.to
         ))),
-        true => gone(&desk, change.to).await,
+        true => check_loadable(&service, change.to).await,
     };
-    if let Some(problem) = problem {
-        let release = books::record(
-            &mut transaction,
-            &inner.policy,
-            ask.kind.name(),
-            &principal.label,
-            &change,
-            None,
-        )
-        .await
-        .map_err(unavailable)?;
+    if let Err(problem) = loadable {
+        let release = tables::record(&mut transaction, policy, kind, actor, &change, None)
+            .await
+            .map_err(unavailable)?;
         transaction.commit().await.map_err(unavailable)?;
         return Err(problem.with("release_id", release.to_string()));
     }
-    let (epoch, releases) = books::write(
-        &mut transaction,
-        &inner.policy,
-        ask.kind.name(),
-        &principal.label,
-        std::slice::from_ref(&change),
-    )
-    .await
-    .map_err(unavailable)?;
+    let (epoch, releases) = tables::write(&mut transaction, policy, kind, actor, std::slice::from_ref(&change))
+        .await
+        .map_err(unavailable)?;
     transaction.commit().await.map_err(unavailable)?;
     drop(connection);
-    tracing::info!(
-        epoch,
-        alias = change.alias,
-        version = change.to,
-        kind = ask.kind.name(),
-        "alias moved"
-    );
-    metrics::counter!("springtide_alias_moves_total", "kind" => ask.kind.name()).increment(1);
-    // decided already; where the store is away, the loop publishes it later
-    if let Err(error) = desk.publish_missing().await {
+    tracing::info!(epoch, alias = change.alias, version = change.to, kind, "alias moved");
+    metrics::counter!("springtide_alias_moves_total", "kind" => kind).increment(1);
+    // the change is committed; if the store is down, the loop publishes it later
+    if let Err(error) = service.publish_missing().await {
         tracing::warn!(epoch, error = format!("{error:#}"), "assignment not published yet");
     }
-    let done = Done {
+    let released = Released {
         release_id: releases.first().copied().unwrap_or_default(),
         epoch,
         alias: change.alias,
         from_version: change.from,
         to_version: change.to,
-        kind: ask.kind.name(),
+        kind,
         status: "done",
         follows: change.follows,
     };
-    Ok((StatusCode::CREATED, Json(done)))
+    Ok((StatusCode::CREATED, Json(released)))
 }
 
-fn into_problem(refusal: &Refusal) -> Problem {
-    match refusal {
-        Refusal::NoAlias(_) => Problem::not_found(refusal),
-        Refusal::Already { .. } | Refusal::NothingBefore(..) => Problem::conflict(refusal),
-        Refusal::Name(_) | Refusal::Run(_) | Refusal::NoVersion => Problem::bad_request(refusal),
+fn into_problem(error: &RequestError) -> Problem {
+    match error {
+        RequestError::NoAlias(_) => Problem::not_found(error),
+        RequestError::Already { .. } | RequestError::NothingBefore(..) => Problem::conflict(error),
+        RequestError::Name(_) | RequestError::Run(_) | RequestError::NoVersion => Problem::bad_request(error),
     }
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn unavailable(error: sqlx::Error) -> Problem {
-    tracing::warn!(error = %error, "release API could not reach the database");
-    Problem::unavailable("the database does not answer", 2)
-}
-
-fn blake3_hex(root: &[u8]) -> String {
-    policy::digest::Digest::from_slice(root).map_or_else(String::new, |root| root.to_string())
 }

@@ -1,6 +1,7 @@
-//! Events as a fleet would send them: a generation of 4 to 16 KiB of JSON with token ids and log-probabilities, one in twenty
-//! with its prompt by reference, and three feedbacks of 1 to 2 KiB about earlier generations. They are made ahead of time; what
-//! makes each one another, ids and times, is written over placeholders, so that the load costs little beside what it measures.
+//! Realistic events: generations of 4 to 16 KiB of JSON with token ids and log-probabilities, one
+//! in twenty with its prompt by reference, and three feedback events of 1 to 2 KiB about earlier
+//! generations per generation. They are prepared in advance; only ids and times are written over
+//! placeholders, so that producing the load costs little.
 
 use ingest::event::{
     Event, Feedback, FinishReason, Generation, PayloadRef, Purpose, Target, Value, VersionSpan, now, to_microseconds,
@@ -15,16 +16,16 @@ use uuid::Uuid;
 /// A generation and the feedback about it.
 pub const EVENTS_PER_GENERATION: u64 = 4;
 const TEMPLATES: usize = 64;
-/// Of a prompt by reference.
+/// Tokens of a prompt by reference.
 const CONTEXT_TOKENS: usize = 200_000;
-/// How many of the latest generations get feedback: some seconds of them at the rates of interest.
+/// Feedback is about one of the latest generations, which is a few seconds' worth at typical rates.
 const RECENT: usize = 4_096;
 const SOURCE: &str = "bench/gateway";
 const TIME_PLACEHOLDER: &str = "2026-01-01T00:00:00.000000Z";
 const PLACEHOLDER_ID: Uuid = Uuid::from_u128(0x01900000_0000_7000_8000_00000000aaaa);
 const PLACEHOLDER_ABOUT: Uuid = Uuid::from_u128(0x01900000_0000_7000_8000_00000000bbbb);
 
-/// One prepared event, as a value and as the text of a batch's item.
+/// A prepared event, as a value and as the text of a batch item.
 struct Template {
     event: Event,
     json: Vec<u8>,
@@ -33,11 +34,11 @@ struct Template {
     time_at: usize,
 }
 
-/// An endless supply of events, no two with the same id.
+/// An endless supply of events with distinct ids.
 pub struct Events {
     generations: Vec<Template>,
     feedback: Vec<Template>,
-    /// What some generations refer to.
+    /// The payloads that some generations reference.
     pub payloads: Vec<Vec<u8>>,
     recent: Vec<Uuid>,
     made: u64,
@@ -65,7 +66,7 @@ impl Events {
         }
     }
 
-    /// The next event as JSON, appended to a batch; its id.
+    /// Appends the next event as JSON to a batch. Returns its id.
     pub fn append_json(&mut self, batch: &mut Vec<u8>) -> Uuid {
         let (template, id, about) = self.next();
         let start = batch.len();
@@ -81,7 +82,7 @@ impl Events {
         id
     }
 
-    /// The next event as the log's record: topic's kind, key and bytes.
+    /// The next event as a record: whether it is a generation, key, bytes and id.
     pub fn encode(&mut self) -> (bool, [u8; 16], Vec<u8>, Uuid) {
         let (template, id, about) = self.next();
         let event = &mut template.event;
@@ -123,7 +124,7 @@ impl Events {
         }
     }
 
-    /// Mean sizes of an item's JSON, bytes: generation, feedback.
+    /// Mean sizes of an item's JSON in bytes: generation, feedback.
     pub fn mean_bytes(&self) -> (usize, usize) {
         let mean = |templates: &[Template]| {
             templates.iter().map(|template| template.json.len()).sum::<usize>() / templates.len()
@@ -162,7 +163,7 @@ fn positions(text: &[u8], wanted: &[u8]) -> Vec<usize> {
         .collect()
 }
 
-/// As wide as its placeholder.
+/// As long as its placeholder.
 fn timestamp(time: OffsetDateTime) -> String {
     let (year, month, day) = time.to_calendar_date();
     let (hour, minute, second, micro) = time.to_hms_micro();
@@ -177,7 +178,7 @@ fn context(random: &mut StdRng) -> Vec<u8> {
 }
 
 fn generation(random: &mut StdRng, by_reference: Option<&[u8]>) -> Event {
-    // 6 bytes of JSON a prompt token and 16 a sampled one make 4 to 16 KiB.
+    // 6 bytes of JSON per prompt token and 16 per sampled token give 4 to 16 KiB.
     let (prompt, sampled) = match by_reference {
         Some(_) => (0, random.random_range(190..400)),
         None => (random.random_range(300..1_000), random.random_range(100..500)),

@@ -1,6 +1,7 @@
-//! The floor: bare consumers that write the same rows as the product's sink, with `copy`, as many at once as the product has
-//! writers, and ask no question: no fence, no comparison with earlier events, no closing, no dead letters. Through another client of
-//! Postgres than the product's, whose `copy` waits out a delayed acknowledgement of TCP, some 40 ms each.
+//! The baseline: bare consumers that write the sink's rows with `copy`, with as many writers as the
+//! product, but without fences, deduplication, closing or dead letters. They use another Postgres
+//! client, because the product's client waits about 40 ms per `copy` for a delayed TCP
+//! acknowledgement.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use anyhow::Context;
 use bytes::Bytes;
 use futures::SinkExt;
 use ingest::event::{Body, Event, Target, Value, time_of};
-use ingest::kafka::ClientOptions;
+use ingest::log::ClientOptions;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Message;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
@@ -19,13 +20,13 @@ use tokio_postgres::{NoTls, Transaction};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// As the product's defaults.
+/// The product's defaults.
 const WRITERS: i32 = 2;
 const BATCH_RECORDS_MAX: usize = 250;
 const BATCH_WAIT: Duration = Duration::from_millis(10);
 const HORIZON: time::Duration = time::Duration::seconds(3);
 
-/// Reads both topics from their beginning until the stop.
+/// Reads both topics from their beginning until shutdown.
 pub async fn run(
     options: ClientOptions,
     partitions: i32,
@@ -74,7 +75,7 @@ fn consume(
     runtime.block_on(register(pool, &assignment))?;
     let (mut client, connection) = runtime.block_on(tokio_postgres::connect(database_url, NoTls))?;
     let connection = runtime.spawn(connection);
-    // As the product's sink: what a crash takes back is still in the log.
+    // Like the product's sink: rows that a crash loses are still in the log.
     runtime.block_on(client.batch_execute("set synchronous_commit = off"))?;
     while !stop.is_cancelled() {
         let mut events = Vec::new();

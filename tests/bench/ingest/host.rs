@@ -1,5 +1,5 @@
-//! The processes of one run: a durable Postgres and a broker on free ports, the ingest role in front of them, and what each
-//! of them takes of the machine.
+//! The processes of a run: a durable Postgres, a broker and the ingest role, and their CPU and
+//! memory usage.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ingest::kafka::ClientOptions;
+use ingest::log::ClientOptions;
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
@@ -32,7 +32,7 @@ struct Addresses {
     kafka: String,
 }
 
-/// A database and topics of its own.
+/// A separate database and topics.
 pub struct Room {
     pub pool: PgPool,
     pub database_url: String,
@@ -40,7 +40,7 @@ pub struct Room {
 }
 
 impl Stack {
-    /// `springtide stack test-env --durable`: Postgres writes through to the disk, as in production.
+    /// Runs `springtide stack test-env --durable`, where Postgres flushes to disk as in production.
     pub async fn start(springtide: &Path) -> anyhow::Result<Self> {
         let mut process = Command::new(springtide)
             .args(["stack", "test-env", "--durable"])
@@ -74,7 +74,7 @@ impl Stack {
             topic_prefix: name.to_owned(),
             ..ClientOptions::default()
         };
-        ingest::kafka::ensure_topics(&kafka, partitions).await?;
+        ingest::log::ensure_topics(&kafka, partitions).await?;
         Ok(Room {
             pool,
             database_url,
@@ -146,16 +146,16 @@ impl Ingest {
     }
 }
 
-/// What one part of the run takes.
+/// The resources of one part of the run.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Usage {
-    /// Of one core, mean over the run.
+    /// Mean over the run, in cores.
     pub cores: f64,
-    /// Proportional share of the resident memory at its end, MiB.
+    /// Proportional resident memory (PSS) at the end, MiB.
     pub memory_mib: f64,
 }
 
-/// CPU seconds so far by part: `ingest`, `postgres`, `kafka`, and `load`, which is this process.
+/// CPU seconds by part: `ingest`, `postgres`, `kafka`, and `load`, which is this process.
 pub struct Meter {
     stack: u32,
     ingest: Option<u32>,
@@ -233,9 +233,9 @@ struct Process {
     seconds: f64,
 }
 
-/// A process that ends while it is looked at is left out.
+/// Skips processes that end during the listing.
 fn processes() -> anyhow::Result<Vec<Process>> {
-    // The unit of CPU times in /proc is 1/100 s on every Linux that Springtide runs on.
+    // CPU times in /proc are in units of 1/100 s.
     const TICKS_PER_SECOND: f64 = 100.0;
     let mut parents = BTreeMap::new();
     let mut found = Vec::new();
@@ -257,7 +257,7 @@ fn processes() -> anyhow::Result<Vec<Process>> {
                 .unwrap_or(0.0)
         };
         parents.insert(pid, number(1) as u32);
-        // Ended children count too: a backend is gone with its connection.
+        // Includes ended children, because a Postgres backend ends with its connection.
         let ticks = number(11) + number(12) + number(13) + number(14);
         found.push((pid, stat[open + 1..close].to_owned(), ticks / TICKS_PER_SECOND));
     }

@@ -1,5 +1,6 @@
-//! Two ways of loading: open loop, where requests come at their own times whether or not earlier ones are answered, and latency
-//! counts from the time a request was due; and closed loop, as fast as it is taken, for what can be sustained.
+//! Two kinds of load. Open loop: requests come at fixed times independent of the answers, and
+//! latency counts from the time when a request was due. Closed loop: as fast as requests are
+//! answered, which measures the capacity.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,17 +16,17 @@ use uuid::Uuid;
 
 use crate::events::Events;
 
-/// A way into the tables.
+/// A path of events into the tables.
 pub trait Way: Clone + Send + Sync + 'static {
     type Batch: Send;
 
     fn make(&self, events: &mut Events, count: u64) -> (Self::Batch, Uuid);
 
-    /// Resolves once everything in it is acknowledged; `Err` if it was refused and may be sent again.
+    /// Returns `Ok` once all events are acknowledged, and `Err` if they must be sent again.
     fn send(&self, batch: &Self::Batch) -> impl Future<Output = Result<(), Refused>> + Send;
 }
 
-/// An answer other than "acknowledged".
+/// The batch was not acknowledged.
 #[derive(Debug, Clone, Copy)]
 pub struct Refused;
 
@@ -46,11 +47,11 @@ pub struct OpenLoop {
     pub batch_events: u64,
     pub acknowledged: u64,
     pub refused: u64,
-    /// From when a request was due to its answer.
+    /// From the due time of a request to its answer.
     pub acknowledge: Latency,
-    /// From when a request was due until its last event is visible in the tables; a sample of requests.
+    /// From the due time of a request until its last event is visible in the tables. Sampled.
     pub end_to_end: Latency,
-    /// Acknowledged events per second of the whole, the wait for the last rows included.
+    /// Acknowledged events per second of the whole run, including the wait for the last rows.
     pub stored_events_per_s: f64,
 }
 
@@ -64,14 +65,14 @@ pub struct ClosedLoop {
     pub refused: u64,
 }
 
-/// How many requests per second are followed to their rows.
+/// Requests per second that are followed to their rows.
 const PROBES_PER_SECOND: f64 = 10.0;
 const PROBE_PAUSE: Duration = Duration::from_millis(4);
-/// Longer ones count as this.
+/// Longer latencies count as this.
 const LATENCY_US_MAX: u64 = 300_000_000;
 const STORED_LIMIT: Duration = Duration::from_secs(120);
 
-/// Requests of `batch` events come as a Poisson process of `rate` events per second.
+/// Requests of `batch` events arrive as a Poisson process with `rate` events per second.
 pub async fn open_loop<W: Way>(
     way: &W,
     pool: &PgPool,
@@ -109,7 +110,7 @@ pub async fn open_loop<W: Way>(
             }
             anyhow::Ok(())
         });
-        // Exponential gaps, by inversion.
+        // Exponential gaps by inversion.
         due += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() * batch as f64 / rate);
     }
     while let Some(sent) = sends.join_next().await {
@@ -130,7 +131,8 @@ pub async fn open_loop<W: Way>(
     })
 }
 
-/// `senders` send the next request as soon as the one before is answered, until `total` events are acknowledged.
+/// Each of `senders` sends its next request once the previous one is answered, until `total` events
+/// are acknowledged.
 pub async fn closed_loop<W: Way>(
     way: &W,
     pool: &PgPool,
@@ -214,7 +216,7 @@ fn latency(histogram: &Mutex<Histogram<u64>>) -> Latency {
     }
 }
 
-/// Records that the tables hold: offsets move with their rows.
+/// Number of stored records. Offsets are committed with their rows.
 pub async fn stored(pool: &PgPool) -> anyhow::Result<u64> {
     let offsets = sqlx::query_scalar!(r#"select coalesce(sum(next_offset), 0)::bigint as "sum!" from consumer_offset"#);
     Ok(u64::try_from(offsets.fetch_one(pool).await?)?)

@@ -1,5 +1,6 @@
-//! `make bench-ingest`: how many events per second go durably from an HTTP request to rows in Postgres, how fast they are
-//! acknowledged, and what the same broker and the same Postgres take from a bare producer and a bare sink.
+//! `make bench-ingest`: measures how many events per second become durable rows in Postgres over
+//! HTTP and how fast they are acknowledged, compared with a bare producer and sink on the same
+//! broker and Postgres.
 
 mod events;
 mod floor;
@@ -27,22 +28,23 @@ const SENDERS: u64 = 16;
 
 #[derive(Debug, Clone, Parser, Serialize)]
 struct Args {
-    /// The binary that is measured, without libtorch as it is.
+    /// The binary to measure. It needs no libtorch.
     #[arg(long, default_value = "target/release/springtide")]
     springtide: PathBuf,
-    /// Offered load, events per second; one in four is a generation.
+    /// Offered load, events per second. One event in four is a generation.
     #[arg(long, default_value_t = 5000.0)]
     rate: f64,
-    /// How long it is offered, seconds.
+    /// Duration of the offered load, seconds.
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
-    /// Events of one request; several sizes are tried one after the other, the last also for what is taken at most.
+    /// Events per request. Several sizes run one after the other; the capacity is measured with the
+    /// last.
     #[arg(long, value_delimiter = ',', default_values_t = [10, 50])]
     batch: Vec<u64>,
-    /// Offered load where every request is one event, events per second; 0 leaves it out.
+    /// Offered load with one event per request, events per second. 0 skips it.
     #[arg(long, default_value_t = 500.0)]
     single_rate: f64,
-    /// Events that are sent as fast as they are taken.
+    /// Events of the capacity measurement.
     #[arg(long, default_value_t = 150_000)]
     capacity_events: u64,
     /// Partitions of each topic.
@@ -52,13 +54,13 @@ struct Args {
     json: PathBuf,
 }
 
-/// One way's figures.
+/// The results of one path.
 #[derive(Debug, Serialize)]
 struct Figures {
     capacity: ClosedLoop,
     capacity_usage: BTreeMap<&'static str, Usage>,
     open: Vec<OpenLoop>,
-    /// Of the last but the single ones.
+    /// Of the last run with batches.
     open_usage: BTreeMap<&'static str, Usage>,
     rows: BTreeMap<&'static str, i64>,
 }
@@ -70,7 +72,7 @@ struct Report {
     mean_feedback_bytes: usize,
     springtide: Figures,
     floor: Figures,
-    /// Springtide's capacity over the floor's.
+    /// Springtide's capacity divided by the baseline's.
     ratio: f64,
 }
 
@@ -134,7 +136,7 @@ async fn measure<W: Way>(
 ) -> anyhow::Result<Figures> {
     let events = Events::new(1);
     let batch = args.batch.last().copied().context("--batch takes a number")?;
-    // Connections, plans and topics' leaders are there before anything counts.
+    // Warms up connections, query plans and topic leaders.
     let (warm_up, events) = load::closed_loop(way, &room.pool, events, 5_000, batch, SENDERS).await?;
     let meter = Meter::start(stack, ingest)?;
     let (capacity, mut events) =
@@ -186,7 +188,7 @@ fn print(report: &Report) {
         report.mean_generation_bytes, report.mean_feedback_bytes, report.args.partitions
     );
     let ways = [("Springtide", &report.springtide), ("floor", &report.floor)];
-    println!("\nas fast as it is taken      events/s    acknowledged    stored");
+    println!("\ncapacity                    events/s    acknowledged    stored");
     for (name, figures) in ways {
         let capacity = &figures.capacity;
         println!(

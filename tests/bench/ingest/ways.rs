@@ -1,4 +1,4 @@
-//! The two ways that are compared: through the product's HTTP entrance, and a bare producer straight to the log.
+//! The two paths that are compared: the product's HTTP API, and a bare producer to the log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use futures::future::try_join_all;
 use ingest::event::PayloadRef;
-use ingest::kafka::ClientOptions;
+use ingest::log::ClientOptions;
 use ingest::payload::TOKEN_IDS;
 use rdkafka::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
@@ -31,7 +31,7 @@ impl Http {
         })
     }
 
-    /// Puts what events will refer to where it belongs.
+    /// Uploads the payloads that events will reference.
     pub async fn upload(&self, base: &str, payloads: &[Vec<u8>]) -> anyhow::Result<()> {
         for bytes in payloads {
             let digest = hex::encode(PayloadRef::of(bytes, TOKEN_IDS).digest);
@@ -67,17 +67,17 @@ impl Way for Http {
         match status.as_u16() {
             200 => Ok(()),
             429 | 503 => Err(Refused),
-            // Anything else would be an error of this load, and no figure would mean anything.
+            // An error of this benchmark, which makes the figures meaningless.
             other => panic!("{other}: {}", String::from_utf8_lossy(&body)),
         }
     }
 }
 
-/// A producer with the product's settings and nothing else.
+/// A bare producer with the product's settings.
 #[derive(Clone)]
 pub struct Bare {
     producer: FutureProducer,
-    topics: Arc<ingest::kafka::Topics>,
+    topics: Arc<ingest::log::Topics>,
 }
 
 impl Bare {

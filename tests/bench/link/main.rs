@@ -1,7 +1,7 @@
-//! `make bench-link`: how much of a link the download of an object through a relay fills, with several streams, with and without
-//! delay and loss, beside a bare TCP stream over the same link.
+//! `make bench-link`: which share of a link's rate a download through a relay reaches, with several streams, with and
+//! without delay and loss, compared with a bare TCP stream over the same link.
 //!
-//! Each measurement has namespaces of its own, so that nothing of what the kernel learnt about the way helps or hurts the next one.
+//! Each measurement uses new namespaces, so that the kernel's cached metrics of a route do not affect the next one.
 
 mod bare;
 mod object;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use object::Object;
 use region::Region;
 
-/// As good a number as any; the same packets of the same traffic are lost.
+/// Any number. The same traffic loses the same packets.
 const SEED: u64 = 7;
 
 #[derive(Debug, Clone, Parser, Serialize)]
@@ -30,41 +30,41 @@ struct Args {
     /// Size of the object, MiB.
     #[arg(long, default_value_t = 256)]
     mib: u64,
-    /// The link's rate, Mb/s of IP packets; a TCP stream can fill 96.5% of it, the rest is headers.
+    /// The link's rate in Mb/s of IP packets; headers take 3.5% of it.
     #[arg(long, default_value_t = 1000)]
     rate_mbit: u64,
-    /// Delay from one end to the other, ms, where there is one.
+    /// One-way delay in ms, in the measurements with delay.
     #[arg(long, default_value_t = 50)]
     delay_ms: u64,
-    /// Share of packets lost each way, where there is loss.
+    /// Share of packets lost in each direction, in the measurements with loss.
     #[arg(long, default_value_t = 0.001)]
     loss: f64,
-    /// What may wait for the link, in ms at its rate.
+    /// Size of the link's queue, in ms at its rate.
     #[arg(long, default_value_t = 50)]
     queue_ms: u64,
     /// Parts fetched at once.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 8])]
     streams: Vec<usize>,
-    /// Congestion controls of who sends, one after the other.
+    /// Congestion controls of the sender, one after the other.
     #[arg(long, value_delimiter = ',', default_values_t = ["cubic".to_owned(), "bbr".to_owned()])]
     congestion: Vec<String>,
-    /// A transfer that takes longer is cut off; its rate is that of what had come, seconds.
+    /// Longest transfer in seconds. A longer one is cut off and counted with the bytes received until then.
     #[arg(long, default_value_t = 60.0)]
     seconds_max: f64,
-    /// How often each transfer is made.
+    /// Repetitions of each transfer.
     #[arg(long, default_value_t = 3)]
     times: usize,
     #[arg(long, default_value = "target/bench/link.json")]
     json: PathBuf,
 }
 
-/// What one transfer brought.
+/// The result of one transfer.
 #[derive(Debug, Clone, Copy)]
-struct Brought {
+struct Transfer {
     bytes: u64,
     seconds: f64,
-    /// Parts that were sent again.
-    again: u64,
+    /// Parts that were sent more than once.
+    resent_parts: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -75,20 +75,21 @@ struct Row {
     bytes: u64,
     seconds: f64,
     mbit_per_s: f64,
-    /// Of the link's rate.
+    /// Share of the link's rate.
     share: f64,
     cut_off: bool,
-    /// Parts that were sent again, where it was not cut off.
-    again: u64,
+    /// Parts that were sent more than once; 0 if it was cut off.
+    #[serde(rename = "again")]
+    resent_parts: u64,
     packets: Counts,
-    /// By devices, before the link saw them.
+    /// Packets that the devices dropped before the link read them.
     device_drops: u64,
 }
 
 #[derive(Debug, Serialize)]
 struct Report {
     args: Args,
-    /// Of a bare stream where the link is as fast as this machine forwards: what it can hold.
+    /// Rate of a bare stream over an unlimited link: the most that this machine can simulate.
     free_mbit_per_s: f64,
     rows: Vec<Row>,
 }
@@ -97,11 +98,11 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     ensure!(
         nix::unistd::geteuid().is_root(),
-        "this needs root: it makes network namespaces and TUN devices (they are gone when it ends)"
+        "this needs root, for network namespaces and TUN devices (they vanish at the end)"
     );
     ensure!(
         args.springtide.exists(),
-        "{}: build it first (`make bench-link` does)",
+        "{} does not exist; build it first (`make bench-link` does)",
         args.springtide.display()
     );
     let object = Object::make(args.mib << 20)?;
@@ -112,7 +113,7 @@ fn main() -> anyhow::Result<()> {
     object.fill_relay(&args.springtide, &region)?;
     drop(region);
     let free_mbit_per_s = mbit_per_s(free);
-    println!("a bare stream where the link is free: {free_mbit_per_s:.0} Mb/s");
+    println!("a bare stream over an unlimited link: {free_mbit_per_s:.0} Mb/s");
 
     let rate_bits = args.rate_mbit * 1_000_000;
     let near = Conditions {
@@ -136,11 +137,11 @@ fn main() -> anyhow::Result<()> {
             for congestion in &args.congestion {
                 for streams in std::iter::once(None).chain(args.streams.iter().copied().map(Some)) {
                     let region = Region::join(conditions, SEED + round as u64)?;
-                    if !region.choose(congestion)? {
+                    if !region.set_congestion_control(congestion)? {
                         println!("this kernel has no {congestion}");
                         break;
                     }
-                    let (way, brought) = match streams {
+                    let (way, transfer) = match streams {
                         None => (
                             "bare TCP".to_owned(),
                             bare::stream(&region, object.size_bytes(), limit)?,
@@ -150,7 +151,7 @@ fn main() -> anyhow::Result<()> {
                             object.download(&args.springtide, &region, streams, limit)?,
                         ),
                     };
-                    report.add(&region, conditions, format!("{way}, {congestion}"), brought)?;
+                    report.add(&region, conditions, format!("{way}, {congestion}"), transfer)?;
                 }
             }
         }
@@ -165,17 +166,17 @@ fn main() -> anyhow::Result<()> {
 }
 
 impl Report {
-    fn add(&mut self, region: &Region, conditions: Conditions, way: String, brought: Brought) -> anyhow::Result<()> {
+    fn add(&mut self, region: &Region, conditions: Conditions, way: String, transfer: Transfer) -> anyhow::Result<()> {
         let row = Row {
             delay_ms: conditions.delay.as_millis() as u64,
             loss: conditions.loss,
             way,
-            bytes: brought.bytes,
-            seconds: brought.seconds,
-            mbit_per_s: mbit_per_s(brought),
-            share: mbit_per_s(brought) / self.args.rate_mbit as f64,
-            cut_off: brought.bytes < self.args.mib << 20,
-            again: brought.again,
+            bytes: transfer.bytes,
+            seconds: transfer.seconds,
+            mbit_per_s: mbit_per_s(transfer),
+            share: mbit_per_s(transfer) / self.args.rate_mbit as f64,
+            cut_off: transfer.bytes < self.args.mib << 20,
+            resent_parts: transfer.resent_parts,
             packets: region.link.counts(),
             device_drops: region.device_drops()?,
         };
@@ -188,7 +189,7 @@ impl Report {
             row.seconds,
             row.mbit_per_s,
             row.share * 100.0,
-            row.again,
+            row.resent_parts,
             row.packets.lost,
             row.packets.full,
             if row.cut_off { ", cut off" } else { "" },
@@ -202,6 +203,6 @@ impl Report {
     }
 }
 
-fn mbit_per_s(brought: Brought) -> f64 {
-    brought.bytes as f64 * 8.0 / 1e6 / brought.seconds
+fn mbit_per_s(transfer: Transfer) -> f64 {
+    transfer.bytes as f64 * 8.0 / 1e6 / transfer.seconds
 }

@@ -1,5 +1,5 @@
-//! An object in a store that only the relay is told of, and its download by who follows through the relay: what
-//! [`policy::store::Cache`] does when a version is fetched.
+//! An object in a store that only the relay can reach, and its download by a follower through the relay, as
+//! [`store::Cache`] does it for a version.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -8,23 +8,23 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use artifact::manifest::ObjectRef;
+use artifact::parts::PART_BYTES;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use policy::manifest::ObjectRef;
-use policy::parts::PART_BYTES;
-use policy::store::{Cache, Limits, Store};
 use rand::rngs::SmallRng;
 use rand::{RngCore as _, SeedableRng as _};
+use store::{Cache, Limits, Store};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::Brought;
+use crate::Transfer;
 use crate::region::Region;
 
 const POLICY: &str = "demo";
 const KEY: &str = "spring_region";
-/// Namespaces have all ports to themselves.
+/// Each namespace has all ports to itself.
 const PORT: u16 = 8004;
 const START_MAX: Duration = Duration::from_secs(60);
 
@@ -34,7 +34,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Random bytes in a store of its own.
+    /// An object of random bytes in a new store.
     pub fn make(size_bytes: u64) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut bytes = vec![0; usize::try_from(size_bytes)?];
@@ -48,53 +48,53 @@ impl Object {
         self.object.size_bytes
     }
 
-    /// Lets the relay fetch it once, so that its own way to the store is no part of what is measured.
+    /// Lets the relay cache the object, so that its access to the store is not measured.
     pub fn fill_relay(&self, springtide: &Path, region: &Region) -> anyhow::Result<()> {
         let limit = Duration::from_secs(600);
-        let brought = self.download(springtide, region, 8, limit)?;
+        let transfer = self.download(springtide, region, 8, limit)?;
         anyhow::ensure!(
-            brought.bytes == self.size_bytes(),
+            transfer.bytes == self.size_bytes(),
             "the relay was not filled within {limit:?}"
         );
         Ok(())
     }
 
-    /// Until every part has arrived at the far end, is verified and on its disk; or until `limit`.
+    /// Downloads until every part is verified and stored at the far end, or until `limit`.
     pub fn download(
         &self,
         springtide: &Path,
         region: &Region,
         streams: usize,
         limit: Duration,
-    ) -> anyhow::Result<Brought> {
+    ) -> anyhow::Result<Transfer> {
         let address = SocketAddr::from((region.link.near(), PORT));
         let _relay = Relay::start(springtide, &self.folder, region, address)?;
         let (object, far) = (self.object, tempfile::tempdir()?);
         region.far.run(move || {
             Runtime::new()?.block_on(async {
-                answers(address).await?;
+                wait_until_up(address).await?;
                 let url = format!("http://{address}");
                 let before = passed_on(&url).await?;
                 let store = serving::relay::open(&url, Some(KEY))?;
                 let bytes_max = 2 * object.size_bytes;
                 let cache = Cache::open(far.path(), Limits { bytes_max, streams })?;
-                let mut brought = fetch(&store, &cache, &object, limit).await?;
-                if brought.bytes == object.size_bytes {
+                let mut transfer = fetch(&store, &cache, &object, limit).await?;
+                if transfer.bytes == object.size_bytes {
                     let passed_on = passed_on(&url).await? - before;
-                    brought.again = passed_on.saturating_sub(object.size_bytes).div_ceil(PART_BYTES);
+                    transfer.resent_parts = passed_on.saturating_sub(object.size_bytes).div_ceil(PART_BYTES);
                 }
-                Ok(brought)
+                Ok(transfer)
             })
         })?
     }
 }
 
-async fn fetch(store: &Store, cache: &Cache, object: &ObjectRef, limit: Duration) -> anyhow::Result<Brought> {
+async fn fetch(store: &Store, cache: &Cache, object: &ObjectRef, limit: Duration) -> anyhow::Result<Transfer> {
     let started = Instant::now();
-    let mut brought = Brought {
+    let mut transfer = Transfer {
         bytes: 0,
         seconds: 0.0,
-        again: 0,
+        resent_parts: 0,
     };
     let work = async {
         let arrival = cache.object(store, POLICY, object).await?;
@@ -105,20 +105,20 @@ async fn fetch(store: &Store, cache: &Cache, object: &ObjectRef, limit: Duration
             })
             .collect();
         while let Some(part) = parts.next().await {
-            brought.bytes += part?.len() as u64;
-            brought.seconds = started.elapsed().as_secs_f64();
+            transfer.bytes += part?.len() as u64;
+            transfer.seconds = started.elapsed().as_secs_f64();
         }
-        Ok::<_, policy::store::Error>(())
+        Ok::<_, store::Error>(())
     };
     match tokio::time::timeout(limit, work).await {
         Ok(done) => done.context("download the object")?,
-        Err(_) if brought.bytes == 0 => bail!("no part came within {limit:?}"),
+        Err(_) if transfer.bytes == 0 => bail!("no part arrived within {limit:?}"),
         Err(_) => {}
     }
-    Ok(brought)
+    Ok(transfer)
 }
 
-/// `springtide relay` in the near namespace; ends with this.
+/// `springtide relay` in the near namespace; killed on drop.
 struct Relay(Child);
 
 impl Relay {
@@ -150,7 +150,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // it may have ended already
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -160,7 +160,7 @@ fn url(folder: &TempDir) -> String {
     format!("file://{}", folder.path().join("store").display())
 }
 
-async fn answers(address: SocketAddr) -> anyhow::Result<()> {
+async fn wait_until_up(address: SocketAddr) -> anyhow::Result<()> {
     let started = Instant::now();
     while !reqwest::get(format!("http://{address}/health"))
         .await

@@ -1,4 +1,4 @@
-//! Two namespaces and the link between them: where the relay is, and where who follows is.
+//! Two namespaces and the link between them: the relay runs at the near end, the follower at the far end.
 
 use std::process::Command;
 
@@ -24,9 +24,9 @@ impl Region {
         Ok(Self { link, near, far })
     }
 
-    /// Lets who sends from the near end use this congestion control, as `net.ipv4.tcp_congestion_control` of its machine would.
-    /// False: the kernel does not have it. By the route, because a namespace may set only those that need no root.
-    pub fn choose(&self, congestion: &str) -> anyhow::Result<bool> {
+    /// Sets the congestion control of senders at the near end, as `net.ipv4.tcp_congestion_control` would. False: the kernel
+    /// does not have it. Set on the route, because a namespace may only choose controls that need no root.
+    pub fn set_congestion_control(&self, congestion: &str) -> anyhow::Result<bool> {
         let mut command = Command::new("ip");
         let to = self.link.far().to_string();
         command.args(["route", "replace", &to, "dev", "tun0", "congctl", congestion]);
@@ -37,13 +37,13 @@ impl Region {
         Ok(output.status.success())
     }
 
-    /// Packets that the two devices have dropped, because they were not read in time.
+    /// Packets that the two devices dropped because they were not read in time.
     pub fn device_drops(&self) -> anyhow::Result<u64> {
         let mut drops = 0;
         for namespace in [&self.near, &self.far] {
             let table = namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/dev"))??;
             let lines = table.lines().filter(|line| line.trim_start().starts_with("tun"));
-            // Eight numbers received, then sent: bytes, packets, errors, drops.
+            // 8 receive columns, then the transmit columns: bytes, packets, errors, drops
             let sent = lines.filter_map(|line| line.split_whitespace().nth(12)?.parse::<u64>().ok());
             drops += sent.sum::<u64>();
         }

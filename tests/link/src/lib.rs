@@ -1,9 +1,8 @@
-//! A link between two network namespaces: rate, delay, loss and a queue, as far as tests and benchmarks need them. Packets leave
-//! one namespace by a TUN device, are read here, and enter the other one when they are due; so nothing but `/dev/net/tun` and root
-//! is needed, least of all `netem` in the kernel.
+//! Simulates a link between two network namespaces, with a rate, a delay, loss and a queue.
 //!
-//! Nothing has a name outside and nothing is left behind: namespaces and devices are gone with the process that made them,
-//! however it ends. Deliberately no jitter, reordering or damage: what is asked here is how a transfer fills a link.
+//! Packets leave one namespace through a TUN device, are read here, and enter the other namespace when they are due. This
+//! needs root and `/dev/net/tun`, but not `netem` in the kernel. Namespaces and devices have no name and vanish with the
+//! process. There is no jitter, reordering or corruption: tests and benchmarks only ask how a transfer fills a link.
 
 mod forward;
 mod namespace;
@@ -21,20 +20,20 @@ use tun_rs::{DeviceBuilder, SyncDevice};
 pub use namespace::Namespace;
 pub use wire::Conditions;
 
-/// Of IP, as on Ethernet.
+/// Of IP packets, as on Ethernet.
 const MTU: u16 = 1500;
-/// Packets that the device holds until they are read; it drops what is more, so there are many.
+/// Packets that the device buffers until they are read. It drops further ones, so this is large.
 const DEVICE_QUEUE: u32 = 20_000;
 
-/// Two namespaces joined. Ends when it is dropped.
+/// A link between two namespaces. Stops on drop.
 pub struct Link {
     near: Ipv4Addr,
     far: Ipv4Addr,
     shared: Arc<Shared>,
-    ways: Vec<JoinHandle<io::Result<()>>>,
+    directions: Vec<JoinHandle<io::Result<()>>>,
 }
 
-/// What the two ways have in common.
+/// State shared by both directions.
 struct Shared {
     conditions: RwLock<Conditions>,
     stop: AtomicBool,
@@ -44,22 +43,22 @@ struct Shared {
     full: AtomicU64,
 }
 
-/// Packets so far, both ways together.
+/// Packets so far, in both directions together.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Counts {
-    /// That arrived.
+    /// Delivered packets.
     pub packets: u64,
-    /// Of these packets.
+    /// Bytes of delivered packets.
     pub bytes: u64,
-    /// By the dice.
+    /// Dropped by random loss.
     pub lost: u64,
-    /// Because the queue was full.
+    /// Dropped because the queue was full.
     pub full: u64,
 }
 
 impl Link {
-    /// Joins two namespaces. `subnet`: of which neither has an address yet; it becomes `10.77.subnet.0/24`. The same seed loses the
-    /// same packets of the same traffic.
+    /// Joins two namespaces by `10.77.subnet.0/24`, in which neither may have an address yet. The same seed and traffic lose
+    /// the same packets.
     pub fn between(
         near: &Namespace,
         far: &Namespace,
@@ -81,14 +80,14 @@ impl Link {
             near: addresses[0],
             far: addresses[1],
             shared,
-            ways: vec![],
+            directions: vec![],
         };
         for (from, to) in [(0, 1), (1, 0)] {
             let (from_device, to_device) = (devices[from].clone(), devices[to].clone());
             let (shared, seed) = (link.shared.clone(), seed.wrapping_mul(2).wrapping_add(from as u64));
-            let way = std::thread::Builder::new().name(format!("link-{subnet}-{from}"));
-            link.ways
-                .push(way.spawn(move || forward::run(&from_device, &to_device, &shared, seed))?);
+            let thread = std::thread::Builder::new().name(format!("link-{subnet}-{from}"));
+            link.directions
+                .push(thread.spawn(move || forward::run(&from_device, &to_device, &shared, seed))?);
         }
         Ok(link)
     }
@@ -103,7 +102,7 @@ impl Link {
         self.far
     }
 
-    /// For packets that enter from now on.
+    /// Changes the conditions for packets that enter from now on.
     pub fn set(&self, conditions: Conditions) {
         *self.shared.conditions.write().unwrap_or_else(PoisonError::into_inner) = conditions;
     }
@@ -121,8 +120,8 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        for way in self.ways.drain(..) {
-            if !matches!(way.join(), Ok(Ok(()))) {
+        for direction in self.directions.drain(..) {
+            if !matches!(direction.join(), Ok(Ok(()))) {
                 eprintln!("a link ended before it was dropped");
             }
         }

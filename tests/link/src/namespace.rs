@@ -1,4 +1,5 @@
-//! A network namespace: a thread that stays in it. What the thread starts begins there; what it opens belongs there.
+//! A network namespace, held by a thread that runs inside it. Processes it starts and sockets it opens belong to the
+//! namespace.
 
 use std::io;
 use std::sync::mpsc;
@@ -7,13 +8,13 @@ use nix::sched::{CloneFlags, unshare};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Gone when it is dropped and nothing runs in it any more.
+/// Vanishes after it is dropped, once nothing runs in it.
 pub struct Namespace {
     jobs: mpsc::Sender<Job>,
 }
 
 impl Namespace {
-    /// An empty one, without even loopback. Needs root.
+    /// An empty namespace, without loopback. Needs root.
     pub fn new() -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (entered, answer) = mpsc::channel();
@@ -22,7 +23,7 @@ impl Namespace {
             .spawn(move || {
                 let inside = unshare(CloneFlags::CLONE_NEWNET);
                 let is_inside = inside.is_ok();
-                // Nobody listens where the caller is gone.
+                // fails only if the caller is gone
                 let _ = entered.send(inside);
                 if is_inside {
                     for job in queue {
@@ -34,8 +35,8 @@ impl Namespace {
         Ok(Self { jobs })
     }
 
-    /// Runs `work` inside, after what was asked for before. Threads and processes that it starts are inside too, and processes
-    /// that end with the thread that started them end with the namespace.
+    /// Runs `work` inside, after earlier calls. Threads and processes that it starts are inside too. Processes that die with
+    /// their parent thread die with the namespace.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
         let (done, answer) = mpsc::channel();
         let job = Box::new(move || {
@@ -43,6 +44,6 @@ impl Namespace {
         });
         let sent = self.jobs.send(job).ok();
         sent.and_then(|()| answer.recv().ok())
-            .ok_or_else(|| io::Error::other("something that ran in a namespace panicked"))
+            .ok_or_else(|| io::Error::other("work in a namespace panicked"))
     }
 }

@@ -1,31 +1,29 @@
-//! Versions that another trainer made: weights from outside, published as the child of a version exactly as a step is, but for
-//! what only a run has (a claim, a checkpoint, dispositions).
+//! Versions that another trainer made. They are published as the child of a version, like a step,
+//! but without what only a run has: claim, run state, dispositions.
 //!
-//! The line's head is the fence: what was not made from the head is refused, so a trainer that was thought dead and wakes up
-//! can put objects and a manifest that nobody follows, and nothing else.
+//! The line's head is the fence. Weights that were not made from the head are refused. A trainer
+//! that was thought dead can therefore only upload objects and a manifest that nobody follows.
 
 use super::{Error, Publisher, Timings, record};
-use policy::delta;
-use policy::image::Image;
-use policy::manifest::{Manifest, Parent};
-use policy::store::Pieces;
+use artifact::checkpoint::Checkpoint;
+use artifact::delta;
+use artifact::manifest::{Manifest, Parent};
 use std::sync::Arc;
 use std::time::Instant;
-use time::OffsetDateTime;
 
-/// How many differences of form an error names.
+/// How many differences of form an error lists.
 const DIFFERENCES_MAX: usize = 5;
 
-/// What is published, and where.
+/// Weights to publish, and where.
 #[derive(Debug, Clone)]
 pub struct External {
-    /// Made where it is not there.
+    /// Created if it does not exist.
     pub line: String,
-    /// The version that the weights were made from: the line's head, or what a new line begins on.
+    /// The version that the weights were made from: the line's head, or the start of a new line.
     pub parent: i64,
-    pub image: Image,
-    /// Write the whole image beside the delta even if none is due.
-    pub whole: bool,
+    pub checkpoint: Checkpoint,
+    /// Write the full checkpoint beside the delta even if none is due.
+    pub with_checkpoint: bool,
 }
 
 /// What was published.
@@ -34,30 +32,30 @@ pub struct Outcome {
     pub manifest: Manifest,
     /// How many weights differ from the parent's.
     pub stats: delta::Stats,
-    /// Files that the folder did not have and the parent did.
+    /// Files that were taken from the parent.
     pub inherited: Vec<String>,
     pub timings: Timings,
-    /// Putting the parent together, seconds.
+    /// Time to materialise the parent, seconds.
     pub parent_seconds: f64,
 }
 
-/// Publishes weights from outside on a line that no run writes.
+/// Publishes external weights on a line that no run writes.
 pub async fn publish_external(publisher: &Publisher, external: External) -> Result<Outcome, Error> {
     let External {
         line,
         parent,
-        mut image,
-        whole,
+        mut checkpoint,
+        with_checkpoint,
     } = external;
-    let (known, stand) = line_of(publisher, &line, parent).await?;
+    let (known, head) = check_line(publisher, &line, parent).await?;
     let started = Instant::now();
     let materialised = publisher
         .store
         .materialise(&publisher.policy, parent, &publisher.trusted, &[])
         .await?;
-    let parent_image = materialised.image;
+    let parent_checkpoint = materialised.image;
     let parent_seconds = started.elapsed().as_secs_f64();
-    let mut differences = parent_image.form_differences(&image);
+    let mut differences = parent_checkpoint.form_differences(&checkpoint);
     if !differences.is_empty() {
         let more = differences.len().saturating_sub(DIFFERENCES_MAX);
         differences.truncate(DIFFERENCES_MAX);
@@ -66,56 +64,39 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
         }
         return Err(Error::Form { parent, differences });
     }
-    // trainers save weights, and often nothing of the tokenizer
+    // many trainers save weights without the tokenizer's files
     let mut inherited = vec![];
-    for (name, bytes) in &parent_image.files {
-        if !image.files.contains_key(name) {
-            image.files.insert(name.clone(), bytes.clone());
+    for (name, bytes) in &parent_checkpoint.files {
+        if !checkpoint.files.contains_key(name) {
+            checkpoint.files.insert(name.clone(), bytes.clone());
             inherited.push(name.clone());
         }
     }
-    if image == *parent_image {
+    if checkpoint == *parent_checkpoint {
         return Err(Error::Unchanged(parent));
     }
-    let image = Arc::new(image);
+    let checkpoint = Arc::new(checkpoint);
 
     let started = Instant::now();
-    let image_due = whole || stand.is_none();
-    let images = (Arc::clone(&parent_image), Arc::clone(&image));
+    let checkpoints = (Arc::clone(&parent_checkpoint), Arc::clone(&checkpoint));
     let parent = Parent {
         version: parent,
         root: known.root,
     };
-    let objects = publisher.objects(started, parent, images, image_due).await?;
-    let place = publisher.place(None).await?;
-    let mut manifest = Manifest {
-        policy: publisher.policy.clone(),
-        version: place.serial,
-        root: objects.root,
-        parent: Some(parent),
-        line,
-        branch: stand.map_or(0, |(_, branch)| branch),
-        image: objects.image.as_ref().map(Pieces::object),
-        delta: Some(objects.delta.object()),
-        tensor_bytes: image.tensor_bytes(),
-        run: None,
-        fence: 0,
-        created_at: OffsetDateTime::now_utc(),
-        quantised: objects.quantised.clone(),
-        delta_shards: vec![],
-    };
-    publisher.put_manifest(&mut manifest, place, None).await?;
-    publisher.make_good(&objects).await?;
-    let mut timings = Timings {
-        encode: objects.encode_seconds,
-        upload: started.elapsed().as_secs_f64() - objects.encode_seconds,
-        commit: 0.0,
-    };
+    let objects = publisher
+        .objects(started, parent, checkpoints, with_checkpoint || head.is_none())
+        .await?;
+    let reserved = publisher.reserve(None).await?;
+    let branch = head.map_or(0, |(_, branch)| branch);
+    let mut manifest = publisher.manifest(&objects, parent, line, branch, checkpoint.tensor_bytes());
+    publisher.put_manifest(&mut manifest, reserved, None).await?;
+    publisher.restore_missing(&objects).await?;
+    let mut timings = objects.timings(started);
     drop(objects);
     let started = Instant::now();
-    commit(publisher, &manifest, stand.is_none()).await?;
+    commit(publisher, &manifest, head.is_none()).await?;
     timings.commit = started.elapsed().as_secs_f64();
-    let stats = tokio::task::spawn_blocking(move || delta::stats(&parent_image, &image)).await?;
+    let stats = tokio::task::spawn_blocking(move || delta::stats(&parent_checkpoint, &checkpoint)).await?;
     Ok(Outcome {
         manifest,
         stats,
@@ -125,40 +106,41 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
     })
 }
 
-/// The parent, and where the line stands (head and branch) if it is there. Refuses what may not be published.
-pub(super) async fn line_of(
+/// Checks that `parent` may get a child on the line. Returns the parent, and the line's head and
+/// branch if it exists.
+pub(super) async fn check_line(
     publisher: &Publisher,
     line: &str,
     parent: i64,
 ) -> Result<(record::Version, Option<(i64, i32)>), Error> {
     check_name(line)?;
     let known = record::version(&publisher.pool, &publisher.policy, parent).await?;
-    let stand = record::line(&publisher.pool, &publisher.policy, line).await?;
-    if let Some((head, _)) = stand.filter(|(head, _)| *head != parent) {
+    let head = record::line(&publisher.pool, &publisher.policy, line).await?;
+    if let Some((head, _)) = head.filter(|(head, _)| *head != parent) {
         let line = line.into();
         return Err(Error::NotHead { line, head, parent });
     }
     let mut connection = publisher.pool.acquire().await?;
     match record::writer(&mut connection, &publisher.policy, line).await? {
         Some(run) => Err(Error::LineTaken { line: line.into(), run }),
-        None => Ok((known, stand)),
+        None => Ok((known, head)),
     }
 }
 
 /// The commit, and the announcement.
-pub(super) async fn commit(publisher: &Publisher, manifest: &Manifest, begins: bool) -> Result<(), Error> {
+pub(super) async fn commit(publisher: &Publisher, manifest: &Manifest, new_line: bool) -> Result<(), Error> {
     let mut transaction = publisher.pool.begin().await?;
-    record::commit_external(&mut transaction, manifest, begins).await?;
+    record::commit_external(&mut transaction, manifest, new_line).await?;
     transaction.commit().await?;
     publisher.announce(manifest.version).await;
     Ok(())
 }
 
-/// Lines of runs are named after them.
+/// Names that begin with `run-` belong to runs.
 fn check_name(line: &str) -> Result<(), Error> {
-    let letters = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let fits = (1..=32).contains(&line.len()) && line.starts_with(|c: char| c.is_ascii_lowercase());
-    match fits && line.chars().all(letters) && !line.starts_with("run-") {
+    match fits && line.chars().all(allowed) && !line.starts_with("run-") {
         true => Ok(()),
         false => Err(Error::LineName(line.into())),
     }

@@ -1,45 +1,44 @@
-//! The first version of a line: a folder of weights from outside.
+//! The first version of a line: a folder of weights.
 
 use super::{Error, Publisher, record};
-use policy::image::Image;
-use policy::manifest::Manifest;
-use policy::store::Pieces;
+use anyhow::Context;
+use artifact::checkpoint::Checkpoint;
+use artifact::manifest::Manifest;
 use std::path::Path;
 use std::sync::Arc;
+use store::Pieces;
 use time::OffsetDateTime;
 
-/// Seeds `line` with the image in `dir` if it has no head yet. Returns the head: the one that was there, or the new one.
-/// Two processes that import at once leave one version and one orphan manifest that nobody follows.
+/// Imports the checkpoint in `dir` as the head of `line`, unless the line has a head. Returns the
+/// head. If two processes import at once, one makes the version and the other an orphan manifest
+/// that nobody follows.
 pub async fn import(publisher: &Publisher, dir: &Path, line: &str) -> anyhow::Result<i64> {
-    use anyhow::Context;
     if let Some(head) = head(publisher, line).await? {
         return Ok(head);
     }
     let path = dir.to_path_buf();
-    let image = tokio::task::spawn_blocking(move || Image::read_dir(&path))
+    let checkpoint = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&path))
         .await?
         .with_context(|| format!("read the base policy in {}", dir.display()))?;
-    Ok(import_image(publisher, Arc::new(image), line).await?)
+    Ok(import_checkpoint(publisher, Arc::new(checkpoint), line).await?)
 }
 
-/// [`import`] of an image that is in memory.
-pub async fn import_image(publisher: &Publisher, image: Arc<Image>, line: &str) -> Result<i64, Error> {
+/// [`import`] of a checkpoint in memory.
+pub async fn import_checkpoint(publisher: &Publisher, checkpoint: Arc<Checkpoint>, line: &str) -> Result<i64, Error> {
     if let Some(head) = head(publisher, line).await? {
         return Ok(head);
     }
-    let (root, parts, tensor_bytes) = {
-        let (image, threads) = (Arc::clone(&image), publisher.store.threads().clone());
+    let (root, pieces, tensor_bytes) = {
+        let (checkpoint, threads) = (Arc::clone(&checkpoint), publisher.store.threads().clone());
         tokio::task::spawn_blocking(move || {
-            let root = policy::delta::root(&image, &threads);
-            (root, image.to_pieces().map(Pieces::new), image.tensor_bytes())
+            let root = checkpoint.root_on(&threads);
+            (root, checkpoint.to_pieces().map(Pieces::new), checkpoint.tensor_bytes())
         })
         .await?
     };
-    let parts = parts?;
-    let mut copies = publisher.copies.make(None, image).await?;
-    let quantised = std::mem::take(&mut copies.quantised);
-    publisher.copies.keep(root, copies);
-    let object = publisher.store.put_pieces(&publisher.policy, &parts).await?;
+    let pieces = pieces?;
+    let quantised = publisher.quantised.named(checkpoint).await?;
+    let object = publisher.store.put_pieces(&publisher.policy, &pieces).await?;
     let mut manifest = Manifest {
         policy: publisher.policy.clone(),
         version: 0,
@@ -56,9 +55,9 @@ pub async fn import_image(publisher: &Publisher, image: Arc<Image>, line: &str) 
         quantised,
         delta_shards: vec![],
     };
-    let place = publisher.place(None).await?;
-    publisher.put_manifest(&mut manifest, place, None).await?;
-    publisher.store.make_good(&publisher.policy, &[&parts]).await?;
+    let reserved = publisher.reserve(None).await?;
+    publisher.put_manifest(&mut manifest, reserved, None).await?;
+    publisher.store.make_good(&publisher.policy, &[&pieces]).await?;
     let mut transaction = publisher.pool.begin().await?;
     record::insert_version(&mut transaction, &manifest).await?;
     let inserted = sqlx::query!(
@@ -80,13 +79,7 @@ pub async fn import_image(publisher: &Publisher, image: Arc<Image>, line: &str) 
     Ok(manifest.version)
 }
 
-async fn head(publisher: &Publisher, line: &str) -> Result<Option<i64>, Error> {
-    let head = sqlx::query_scalar!(
-        "select head from line where policy = $1 and line = $2",
-        publisher.policy,
-        line
-    )
-    .fetch_optional(&publisher.pool)
-    .await?;
-    Ok(head)
+async fn head(publisher: &Publisher, line: &str) -> Result<Option<i64>, sqlx::Error> {
+    let line = record::line(&publisher.pool, &publisher.policy, line).await?;
+    Ok(line.map(|(head, _)| head))
 }

@@ -1,12 +1,13 @@
-//! The database's side of publishing: the tables `version`, `line`, `step`, `baseline` and `disposition`.
+//! Publishing in the database: the tables `version`, `line`, `step`, `baseline` and `disposition`.
 
 use super::{Error, Prepared};
-use policy::digest::Digest;
-use policy::manifest::Manifest;
+use artifact::digest::Digest;
+use artifact::manifest::Manifest;
+use sqlx::postgres::PgQueryResult;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
-/// What the table knows of a version.
+/// A version's row.
 #[derive(Debug, Clone)]
 pub(super) struct Version {
     pub root: Digest,
@@ -25,14 +26,14 @@ pub(super) async fn next_serial(pool: &PgPool) -> Result<i64, sqlx::Error> {
         .await
 }
 
-/// The newest serial that was ever given out.
+/// The newest serial that the sequence has handed out.
 pub(super) async fn newest_serial(pool: &PgPool) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar!(r#"select last_value as "serial!" from version_serial"#)
         .fetch_one(pool)
         .await
 }
 
-/// Serials that were given out and that no version of the policy has, newest first.
+/// Handed-out serials without a version of the policy, newest first.
 pub(super) async fn without_version(
     pool: &PgPool,
     policy: &str,
@@ -71,7 +72,7 @@ pub(super) async fn version(pool: &PgPool, policy: &str, serial: i64) -> Result<
     })
 }
 
-pub(super) async fn checkpoint_key(pool: &PgPool, run: Uuid, step: i64) -> Result<Option<String>, sqlx::Error> {
+pub(super) async fn run_state_key(pool: &PgPool, run: Uuid, step: i64) -> Result<Option<String>, sqlx::Error> {
     sqlx::query_scalar!(
         "select checkpoint_key from step where run_id = $1 and step = $2",
         run,
@@ -105,8 +106,8 @@ pub(super) async fn insert_version(connection: &mut PgConnection, manifest: &Man
     Ok(())
 }
 
-/// Where a line stands, if it is there: head and branch.
-pub(super) async fn line(pool: &PgPool, policy: &str, line: &str) -> Result<Option<(i64, i32)>, sqlx::Error> {
+/// Head and branch of a line, if it exists.
+pub(crate) async fn line(pool: &PgPool, policy: &str, line: &str) -> Result<Option<(i64, i32)>, sqlx::Error> {
     let row = sqlx::query!(
         "select head, branch from line where policy = $1 and line = $2",
         policy,
@@ -117,7 +118,7 @@ pub(super) async fn line(pool: &PgPool, policy: &str, line: &str) -> Result<Opti
     Ok(row.map(|row| (row.head, row.branch)))
 }
 
-/// The run that writes a line now, or is about to.
+/// The active run of a line.
 pub(super) async fn writer(
     connection: &mut PgConnection,
     policy: &str,
@@ -136,12 +137,12 @@ pub(super) async fn writer(
     .await
 }
 
-/// Writes a version that no run made: its row, and the line's head, which must still be its parent. `begins`: the line is not
-/// there yet.
+/// Writes a version that no run made: its row, and the line's head, which must still be its parent.
+/// `new_line`: the line does not exist yet.
 pub(super) async fn commit_external(
     connection: &mut PgConnection,
     manifest: &Manifest,
-    begins: bool,
+    new_line: bool,
 ) -> Result<(), Error> {
     let parent = manifest.parent.as_ref().map_or(0, |p| p.version);
     if let Some(run) = writer(connection, &manifest.policy, &manifest.line).await? {
@@ -151,7 +152,7 @@ pub(super) async fn commit_external(
         });
     }
     insert_version(connection, manifest).await?;
-    let moved = match begins {
+    let moved = match new_line {
         true => {
             sqlx::query!(
                 "insert into line (policy, line, head, branch) values ($1, $2, $3, $4) on conflict do nothing",
@@ -165,22 +166,27 @@ pub(super) async fn commit_external(
         }
         false => move_head(connection, manifest, parent).await?,
     };
-    if moved.rows_affected() != 1 {
-        return Err(Error::LineMoved {
-            line: manifest.line.clone(),
-            parent,
-            branch: manifest.branch,
-        });
-    }
-    Ok(())
+    refuse_moved_line(manifest, parent, &moved)
 }
 
-/// Moves the line's head from `parent` to the version, if it still stands there.
+/// The line was not where it was when the version was made.
+fn refuse_moved_line(manifest: &Manifest, parent: i64, moved: &PgQueryResult) -> Result<(), Error> {
+    if moved.rows_affected() == 1 {
+        return Ok(());
+    }
+    Err(Error::LineMoved {
+        line: manifest.line.clone(),
+        parent,
+        branch: manifest.branch,
+    })
+}
+
+/// Moves the line's head from `parent` to the version, if `parent` is still the head.
 async fn move_head(
     connection: &mut PgConnection,
     manifest: &Manifest,
     parent: i64,
-) -> Result<sqlx::postgres::PgQueryResult, sqlx::Error> {
+) -> Result<PgQueryResult, sqlx::Error> {
     sqlx::query!(
         r#"
         update line set head = $3, updated_at = now()
@@ -196,23 +202,18 @@ async fn move_head(
     .await
 }
 
-/// Writes a whole step. The caller holds the fence and commits.
+/// Writes a step. The caller holds the claim's lock and commits.
 pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -> Result<(), Error> {
     let Prepared {
         manifest,
         record,
-        checkpoint_key,
+        run_state_key,
+        ..
     } = prepared;
     let parent = manifest.parent.as_ref().map_or(0, |p| p.version);
     insert_version(connection, manifest).await?;
     let moved = move_head(connection, manifest, parent).await?;
-    if moved.rows_affected() != 1 {
-        return Err(Error::LineMoved {
-            line: manifest.line.clone(),
-            parent,
-            branch: manifest.branch,
-        });
-    }
+    refuse_moved_line(manifest, parent, &moved)?;
     sqlx::query!(
         r#"
         insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key)
@@ -224,7 +225,7 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
         parent,
         &record.cohort_digest().0[..],
         record.metrics,
-        checkpoint_key
+        run_state_key
     )
     .execute(&mut *connection)
     .await?;

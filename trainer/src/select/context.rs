@@ -1,86 +1,81 @@
-//! From rows to samples: the prompts of turns that were logged in parts are put together by `ingest`; what cannot be is
-//! dropped with its code, waits for a parent that may still come, or waits for an object store that is away.
+//! Turns rows into samples. Prompts that were logged in parts are assembled by `ingest`. A row
+//! whose context is lost is dropped with a code. A row whose parent may still arrive, or whose
+//! object store is unavailable, waits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingest::context::{self, Broken, Error};
 use ingest::payload::{Experts, Store};
-use policy::router::Routing;
+use model::router::Routing;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Row, Shape};
-use crate::sample::Sample;
+use super::{ModelLimits, Row};
+use crate::select::sample::Sample;
 
-/// What became of rows.
+/// Rows that became samples, and rows that never will. Other rows wait.
 #[derive(Debug, Default)]
-pub struct Whole {
+pub struct Assembled {
     pub samples: Vec<Sample>,
-    /// Never to be put together: code → generations. What is in neither waits.
+    /// Code → generations.
     pub broken: BTreeMap<&'static str, Vec<Uuid>>,
 }
 
-pub(super) async fn complete(
+pub(super) async fn assemble(
     connection: &mut PgConnection,
     payloads: &Store,
     rows: Vec<Row>,
-    shape: &Shape,
-) -> Result<Whole, sqlx::Error> {
-    let of = |wanted: fn(&Row) -> bool| {
-        rows.iter()
-            .filter(|row| wanted(row))
-            .map(|row| row.id)
-            .collect::<Vec<_>>()
+    limits: &ModelLimits,
+) -> Result<Assembled, sqlx::Error> {
+    let ids = |filter: fn(&Row) -> bool| -> Vec<Uuid> {
+        let rows = rows.iter().filter(|row| filter(row));
+        rows.map(|row| row.id).collect()
     };
-    let (in_parts, routed) = (of(|row| row.in_parts), of(|row| row.routed));
-    let tokens_max = usize::try_from(shape.context).unwrap_or(0);
+    let (in_parts, routed) = (ids(|row| row.in_parts), ids(|row| row.routed));
+    let tokens_max = usize::try_from(limits.context).unwrap_or(0);
     let mut prompts = match in_parts.is_empty() {
         true => BTreeMap::new(),
-        false => found(context::prompts(connection, payloads, &in_parts, tokens_max).await)?,
+        false => available(context::prompts(connection, payloads, &in_parts, tokens_max).await)?,
     };
     let mut experts = match routed.is_empty() {
         true => BTreeMap::new(),
-        false => found(context::experts(connection, payloads, &routed).await)?,
+        false => available(context::experts(connection, payloads, &routed).await)?,
     };
-    let mut whole = Whole::default();
+    let mut assembled = Assembled::default();
     for row in rows {
         let (id, young, in_parts, routed) = (row.id, row.young, row.in_parts, row.routed);
         let mut sample = Sample::from(row);
+        let mut broken = None;
         if in_parts {
             match prompts.remove(&id) {
                 Some(Ok(prompt)) => sample.prompt = prompt,
                 Some(Err(Broken::ParentMissing)) if young => continue,
-                Some(Err(broken)) => {
-                    whole.broken.entry(broken.code()).or_default().push(id);
-                    continue;
-                }
+                Some(Err(why)) => broken = Some(why.code()),
                 None => continue,
             }
-            if let Some(code) = refuse(&sample, shape) {
-                whole.broken.entry(code).or_default().push(id);
-                continue;
-            }
+            broken = broken.or_else(|| refuse(&sample, limits));
         }
-        if routed {
-            let Some(told) = experts.remove(&id) else { continue };
-            match told.and_then(|told| routing(&told, sample.input_len(), shape)) {
+        if routed && broken.is_none() {
+            let Some(logged) = experts.remove(&id) else { continue };
+            match logged.and_then(|logged| routing(&logged, sample.input_len(), limits)) {
                 Ok(routing) => sample.experts = Some(Arc::new(routing)),
-                // the trainer's own choice will do, and parity judges it
+                // the trainer then chooses the experts itself, and the parity guard checks the
+                // result
                 Err(Broken::PayloadMissing) => {}
-                Err(broken) => {
-                    whole.broken.entry(broken.code()).or_default().push(id);
-                    continue;
-                }
+                Err(why) => broken = Some(why.code()),
             }
         }
-        whole.samples.push(sample);
+        match broken {
+            None => assembled.samples.push(sample),
+            Some(code) => assembled.broken.entry(code).or_default().push(id),
+        }
     }
-    Ok(whole)
+    Ok(assembled)
 }
 
-/// Nothing, where the store is away: whoever is not in it waits.
-fn found<T>(read: Result<BTreeMap<Uuid, T>, Error>) -> Result<BTreeMap<Uuid, T>, sqlx::Error> {
+/// If the object store is unavailable the result is empty, so every row waits.
+fn available<T>(read: Result<BTreeMap<Uuid, T>, Error>) -> Result<BTreeMap<Uuid, T>, sqlx::Error> {
     match read {
         Ok(found) => Ok(found),
         Err(Error::Database(error)) => Err(error),
@@ -95,41 +90,41 @@ fn found<T>(read: Result<BTreeMap<Uuid, T>, Error>) -> Result<BTreeMap<Uuid, T>,
     }
 }
 
-/// The rules that the row alone could not be held against.
-fn refuse(sample: &Sample, shape: &Shape) -> Option<&'static str> {
+/// Checks that need the whole prompt; `set_aside.sql` has checked the rest.
+fn refuse(sample: &Sample, limits: &ModelLimits) -> Option<&'static str> {
     let tokens = sample.prompt.len() + sample.tokens.len();
     if sample.prompt.is_empty() {
         return Some("empty");
     }
-    if i64::try_from(tokens).is_ok_and(|tokens| tokens > shape.context) {
+    if i64::try_from(tokens).is_ok_and(|tokens| tokens > limits.context) {
         return Some("longer_than_context");
     }
-    let outside = |id: &u32| i64::from(*id) >= shape.vocabulary;
+    let outside = |id: &u32| i64::from(*id) >= limits.vocabulary;
     sample.prompt.iter().any(outside).then_some("token_outside_vocabulary")
 }
 
-/// Logged experts as the model replays them: of the first `tokens` tokens, by layer, each token's in the order in which their
-/// results are added.
-fn routing(told: &Experts, tokens: usize, shape: &Shape) -> Result<Routing, Broken> {
-    let experts = shape.experts.as_ref().ok_or(Broken::ExpertsDiffer)?;
+/// Logged experts as the model replays them: by layer, of the first `tokens` tokens, each token's
+/// experts ascending, which is the order in which their results are added.
+fn routing(logged: &Experts, tokens: usize, limits: &ModelLimits) -> Result<Routing, Broken> {
+    let experts = limits.experts.as_ref().ok_or(Broken::ExpertsDiffer)?;
     let layers: Vec<i64> = (0..)
         .zip(&experts.layers)
         .filter(|(_, routes)| **routes)
         .map(|(layer, _)| layer)
         .collect();
-    let per_layer = usize::from(told.per_layer);
-    let fits = told.first == 0
-        && told.tokens() >= tokens
-        && usize::from(told.layers) == layers.len()
-        && i64::from(told.per_layer) == experts.per_token
-        && i64::from(told.experts) == experts.count;
+    let per_layer = usize::from(logged.per_layer);
+    let fits = logged.first == 0
+        && logged.tokens() >= tokens
+        && usize::from(logged.layers) == layers.len()
+        && i64::from(logged.per_layer) == experts.per_token
+        && i64::from(logged.experts) == experts.count;
     if !fits {
         return Err(Broken::ExpertsDiffer);
     }
     let mut routing = Routing::default();
     for (at, layer) in layers.iter().enumerate() {
         let mut ids = Vec::with_capacity(tokens * per_layer);
-        for token in told.ids.chunks_exact(layers.len() * per_layer).take(tokens) {
+        for token in logged.ids.chunks_exact(layers.len() * per_layer).take(tokens) {
             let mut of_layer: Vec<u32> = token[at * per_layer..][..per_layer]
                 .iter()
                 .map(|&id| u32::from(id))
@@ -148,10 +143,10 @@ fn routing(told: &Experts, tokens: usize, shape: &Shape) -> Result<Routing, Brok
 #[cfg(test)]
 mod tests {
     use super::*;
-    use policy::config::{Experts as Mixture, Scoring};
+    use model::config::{Experts as Mixture, Scoring};
 
-    fn shape() -> Shape {
-        Shape {
+    fn limits() -> ModelLimits {
+        ModelLimits {
             experts: Some(Mixture {
                 count: 6,
                 per_token: 2,
@@ -161,11 +156,11 @@ mod tests {
                 scoring: Scoring::Softmax,
                 layers: vec![false, true, true],
             }),
-            ..Shape::default()
+            ..ModelLimits::default()
         }
     }
 
-    fn told(ids: &[u16]) -> Experts {
+    fn logged(ids: &[u16]) -> Experts {
         Experts {
             first: 0,
             layers: 2,
@@ -176,15 +171,15 @@ mod tests {
     }
 
     #[test]
-    fn logged_experts_go_by_layer_and_ascend() {
-        let routing = routing(&told(&[3, 1, 0, 5, 2, 4, 1, 0, 5, 4, 3, 2]), 2, &shape()).unwrap();
+    fn logged_experts_are_grouped_by_layer_and_sorted() {
+        let routing = routing(&logged(&[3, 1, 0, 5, 2, 4, 1, 0, 5, 4, 3, 2]), 2, &limits()).unwrap();
         assert_eq!(routing.layers(), [(1, vec![1, 3, 2, 4]), (2, vec![0, 5, 0, 1])]);
     }
 
     #[test]
     fn experts_of_another_model_are_refused() {
-        let good = told(&[3, 1, 0, 5]);
-        assert!(routing(&good, 1, &shape()).is_ok());
+        let good = logged(&[3, 1, 0, 5]);
+        assert!(routing(&good, 1, &limits()).is_ok());
         for bad in [
             Experts {
                 first: 1,
@@ -199,17 +194,17 @@ mod tests {
                 per_layer: 4,
                 ..good.clone()
             },
-            told(&[3, 3, 0, 5]),
+            logged(&[3, 3, 0, 5]),
         ] {
-            assert_eq!(routing(&bad, 1, &shape()), Err(Broken::ExpertsDiffer));
+            assert_eq!(routing(&bad, 1, &limits()), Err(Broken::ExpertsDiffer));
         }
         assert_eq!(
-            routing(&good, 2, &shape()),
+            routing(&good, 2, &limits()),
             Err(Broken::ExpertsDiffer),
             "too few tokens"
         );
         assert_eq!(
-            routing(&good, 1, &Shape::default()),
+            routing(&good, 1, &ModelLimits::default()),
             Err(Broken::ExpertsDiffer),
             "dense"
         );

@@ -1,22 +1,22 @@
-//! The scheduler against a model whose next token is a function of the whole sequence, so that a slot mixed up with
-//! another shows in the tokens.
+//! The scheduler with a fake model whose next token depends on the whole sequence, so that mixed-up slots show in the
+//! tokens.
 
 use super::*;
-use crate::engine::model::Step;
-use crate::engine::{Event, Finish};
-use policy::digest::Digest;
-use policy::sampling::Params;
+use crate::engine::Finish;
+use crate::engine::backend::Step;
+use artifact::digest::Digest;
+use model::sampling::Params;
 use tokio::sync::mpsc;
 
 const VOCAB: u32 = 50;
 const STOP: u32 = 49;
 
-struct Sums {
+struct SequenceHash {
     slots: Vec<Vec<u32>>,
     pace: Duration,
 }
 
-impl Sums {
+impl SequenceHash {
     fn step(&self, slot: usize) -> Step {
         let next = next(&self.slots[slot]);
         Step {
@@ -26,7 +26,7 @@ impl Sums {
     }
 }
 
-/// What the model says after `ids`.
+/// The model's next token after `ids`.
 fn next(ids: &[u32]) -> u32 {
     ids.iter()
         .enumerate()
@@ -43,7 +43,7 @@ fn continuation(prompt: &[u32], n: usize) -> Vec<u32> {
     ids.split_off(prompt.len())
 }
 
-impl Model for Sums {
+impl Backend for SequenceHash {
     fn slots(&self) -> usize {
         self.slots.len()
     }
@@ -73,8 +73,8 @@ impl Model for Sums {
     }
 }
 
-fn version(serial: i64) -> Arc<Version> {
-    Arc::new(Version {
+fn version(serial: i64) -> Arc<LoadedVersion> {
+    Arc::new(LoadedVersion {
         serial,
         root: Digest([serial as u8; 32]),
         line: "realtime".into(),
@@ -84,12 +84,12 @@ fn version(serial: i64) -> Arc<Version> {
         experts: None,
         decline_id: None,
         tokenizer: None,
-        templates: crate::engine::templates::Rendering::from_image(&policy::image::Image::default()),
+        templates: crate::routing::tests::no_templates(),
     })
 }
 
-fn model(slots: usize, pace_ms: u64) -> Box<dyn Model> {
-    Box::new(Sums {
+fn backend(slots: usize, pace_ms: u64) -> Box<dyn Backend> {
+    Box::new(SequenceHash {
         slots: vec![Vec::new(); slots],
         pace: Duration::from_millis(pace_ms),
     })
@@ -105,9 +105,13 @@ fn engine(queue: usize) -> Handle {
     .handle
 }
 
-fn request(version: &Arc<Version>, prompt: &[u32], max_tokens: usize) -> (Request, mpsc::Receiver<Event>) {
-    let (events, heard) = mpsc::channel(max_tokens + 1);
-    let request = Request {
+fn request(
+    version: &Arc<LoadedVersion>,
+    prompt: &[u32],
+    max_tokens: usize,
+) -> (SampleRequest, mpsc::Receiver<SampleEvent>) {
+    let (sender, events) = mpsc::channel(max_tokens + 1);
+    let request = SampleRequest {
         version: version.clone(),
         prompt: prompt.into(),
         max_tokens,
@@ -116,22 +120,21 @@ fn request(version: &Arc<Version>, prompt: &[u32], max_tokens: usize) -> (Reques
             ..Params::default()
         },
         seed: 1,
-        stop_ids: Vec::new(),
         suppressed: None,
         top_logprobs: 0,
-        class: Class::Production,
+        class: TrafficClass::Production,
         priority: 0,
-        events,
+        events: sender,
         submitted: Instant::now(),
     };
-    (request, heard)
+    (request, events)
 }
 
-async fn finish(mut heard: mpsc::Receiver<Event>) -> (Vec<u32>, Option<Event>) {
+async fn finish(mut events: mpsc::Receiver<SampleEvent>) -> (Vec<u32>, Option<SampleEvent>) {
     let mut ids = Vec::new();
-    while let Some(event) = heard.recv().await {
+    while let Some(event) = events.recv().await {
         match event {
-            Event::Token(token) => ids.push(token.id),
+            SampleEvent::Token(token) => ids.push(token.id),
             last => return (ids, Some(last)),
         }
     }
@@ -139,51 +142,54 @@ async fn finish(mut heard: mpsc::Receiver<Event>) -> (Vec<u32>, Option<Event>) {
 }
 
 #[tokio::test]
-async fn sequences_that_come_and_go_never_mix() {
+async fn sequences_that_start_and_end_at_any_time_never_mix() {
     let handle = engine(64);
     let v = version(1);
-    handle.install(v.clone(), model(4, 0)).await.unwrap();
+    handle.install(v.clone(), backend(4, 0)).await.unwrap();
     let mut waiting = Vec::new();
     for i in 0..40u32 {
         let prompt = vec![i % 7, i % 11, i];
         let n = 1 + (i as usize * 5) % 17;
-        let (request, heard) = request(&v, &prompt, n);
+        let (request, events) = request(&v, &prompt, n);
         handle.submit(vec![request]).unwrap();
-        waiting.push((prompt, n, heard));
+        waiting.push((prompt, n, events));
     }
-    for (prompt, n, heard) in waiting {
-        let (ids, last) = finish(heard).await;
-        assert_eq!(last, Some(Event::Finished(Finish::Length)));
+    for (prompt, n, events) in waiting {
+        let (ids, last) = finish(events).await;
+        assert_eq!(last, Some(SampleEvent::Finished(Finish::Length)));
         assert_eq!(ids, continuation(&prompt, n));
     }
 }
 
 #[tokio::test]
-async fn a_stop_id_of_the_request_ends_it_and_stays_in_it() {
+async fn a_stop_id_ends_its_sequence_and_stays_in_it() {
     let handle = engine(8);
-    let v = version(1);
-    handle.install(v.clone(), model(2, 0)).await.unwrap();
     let expected = continuation(&[1, 2], 5);
-    let (mut request, heard) = request(&v, &[1, 2], 30);
-    request.stop_ids = vec![expected[4]];
-    let cut = expected.iter().position(|id| *id == expected[4]).unwrap();
+    let stop = expected[4];
+    let v = Arc::new(LoadedVersion {
+        stop_ids: vec![stop],
+        ..Arc::into_inner(version(1)).unwrap()
+    });
+    handle.install(v.clone(), backend(2, 0)).await.unwrap();
+    let (request, events) = request(&v, &[1, 2], 30);
+    let end = expected.iter().position(|id| *id == stop).unwrap();
     handle.submit(vec![request]).unwrap();
-    let (ids, last) = finish(heard).await;
-    assert_eq!(ids, expected[..=cut]);
-    assert_eq!(last, Some(Event::Finished(Finish::Stop(expected[4]))));
+    let (ids, last) = finish(events).await;
+    assert_eq!(ids, expected[..=end]);
+    assert_eq!(last, Some(SampleEvent::Finished(Finish::Stop(stop))));
 }
 
 #[tokio::test]
-async fn a_suppressed_token_is_never_sampled_by_its_request_and_by_others_it_is() {
+async fn a_suppressed_token_is_never_sampled_by_its_request_but_by_others() {
     let handle = engine(8);
     let v = version(1);
-    handle.install(v.clone(), model(2, 0)).await.unwrap();
+    handle.install(v.clone(), backend(2, 0)).await.unwrap();
     let expected = continuation(&[1, 2], 6);
-    let (mut without, heard) = request(&v, &[1, 2], 6);
+    let (mut without, events) = request(&v, &[1, 2], 6);
     without.suppressed = Some(expected[2]);
     let (with, heard_with) = request(&v, &[1, 2], 6);
     handle.submit(vec![without, with]).unwrap();
-    let (ids, _) = finish(heard).await;
+    let (ids, _) = finish(events).await;
     assert_eq!(ids[..2], expected[..2]);
     assert!(!ids.contains(&expected[2]), "{ids:?}");
     assert_eq!(finish(heard_with).await.0, expected);
@@ -192,33 +198,33 @@ async fn a_suppressed_token_is_never_sampled_by_its_request_and_by_others_it_is(
 #[tokio::test]
 async fn a_full_queue_refuses_and_production_displaces_rollouts() {
     let handle = engine(1);
-    // nothing is resident, so everything waits
+    // no version is installed, so every request waits
     let v = version(1);
-    let (mut rollout, heard) = request(&v, &[1], 4);
-    rollout.class = Class::Background;
+    let (mut rollout, events) = request(&v, &[1], 4);
+    rollout.class = TrafficClass::Background;
     handle.submit(vec![rollout]).unwrap();
     let (user, _user) = request(&v, &[1], 4);
     handle.submit(vec![user]).unwrap();
-    assert_eq!(finish(heard).await.1, Some(Event::Displaced));
+    assert_eq!(finish(events).await.1, Some(SampleEvent::Displaced));
     let (user, _heard) = request(&v, &[1], 4);
-    assert_eq!(handle.submit(vec![user]).unwrap_err(), Refused::Full { waiting: 1 });
+    assert_eq!(handle.submit(vec![user]).unwrap_err(), SubmitError::Full { waiting: 1 });
 }
 
 #[tokio::test]
 async fn rollouts_leave_the_reserved_slots_to_users() {
     let handle = engine(64);
     let v = version(1);
-    handle.install(v.clone(), model(2, 20)).await.unwrap();
+    handle.install(v.clone(), backend(2, 20)).await.unwrap();
     let mut rollouts = Vec::new();
     for _ in 0..3 {
-        let (mut rollout, heard) = request(&v, &[5], 100);
-        rollout.class = Class::Background;
+        let (mut rollout, events) = request(&v, &[5], 100);
+        rollout.class = TrafficClass::Background;
         handle.submit(vec![rollout]).unwrap();
-        rollouts.push(heard);
+        rollouts.push(events);
     }
-    let (user, heard) = request(&v, &[1], 3);
+    let (user, events) = request(&v, &[1], 3);
     handle.submit(vec![user]).unwrap();
-    finish(heard).await;
+    finish(events).await;
     // the first rollout still runs, the others have not begun
     assert!(rollouts[0].len() < 100);
     assert_eq!(rollouts[1].len(), 0);
@@ -226,58 +232,58 @@ async fn rollouts_leave_the_reserved_slots_to_users() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_frees_its_slot() {
+async fn a_caller_that_disconnects_frees_its_slot() {
     let handle = engine(64);
     let v = version(1);
-    // to the end it would take 5 s
-    handle.install(v.clone(), model(1, 50)).await.unwrap();
-    let (long, heard) = request(&v, &[1], 100);
+    // the whole sequence would take 5 s
+    handle.install(v.clone(), backend(1, 50)).await.unwrap();
+    let (long, events) = request(&v, &[1], 100);
     handle.submit(vec![long]).unwrap();
-    drop(heard);
-    let (next, heard) = request(&v, &[2], 1);
+    drop(events);
+    let (next, events) = request(&v, &[2], 1);
     let began = Instant::now();
     handle.submit(vec![next]).unwrap();
-    finish(heard).await;
+    finish(events).await;
     assert!(began.elapsed() < Duration::from_secs(3));
 }
 
 #[tokio::test]
-async fn a_version_serves_until_its_last_request_ends_and_then_leaves() {
+async fn a_version_serves_until_its_last_request_ends_and_then_retires() {
     let handle = engine(64);
     let old = version(1);
-    let installed = handle.install(old.clone(), model(2, 20)).await.unwrap();
-    let (slow, heard) = request(&old, &[1, 2, 3], 60);
+    let installed = handle.install(old.clone(), backend(2, 20)).await.unwrap();
+    let (slow, events) = request(&old, &[1, 2, 3], 60);
     handle.submit(vec![slow]).unwrap();
     let new = version(2);
-    let second = handle.install(new.clone(), model(2, 0)).await.unwrap();
+    let second = handle.install(new.clone(), backend(2, 0)).await.unwrap();
     let weak = Arc::downgrade(&old);
     drop(old);
     let (quick, answered) = request(&new, &[9], 5);
     handle.submit(vec![quick]).unwrap();
     assert_eq!(finish(answered).await.0, continuation(&[9], 5));
     assert!(weak.upgrade().is_some(), "a request still runs on it");
-    assert_eq!(finish(heard).await.0, continuation(&[1, 2, 3], 60));
-    installed.left.await.unwrap();
+    assert_eq!(finish(events).await.0, continuation(&[1, 2, 3], 60));
+    installed.retired.await.unwrap();
     assert!(weak.upgrade().is_none());
-    let mut second = second.left;
-    assert!(second.try_recv().is_err(), "the held version stays");
+    let mut second = second.retired;
+    assert!(second.try_recv().is_err(), "a held version stays installed");
 }
 
 #[tokio::test]
-async fn a_prompt_that_fails_fails_alone() {
+async fn a_prompt_that_fails_does_not_affect_others() {
     let handle = engine(64);
     let v = version(1);
-    handle.install(v.clone(), model(2, 1)).await.unwrap();
-    let (good, heard) = request(&v, &[1], 20);
+    handle.install(v.clone(), backend(2, 1)).await.unwrap();
+    let (good, events) = request(&v, &[1], 20);
     handle.submit(vec![good]).unwrap();
     let (bad, failed) = request(&v, &[13], 20);
     handle.submit(vec![bad]).unwrap();
-    assert_eq!(finish(failed).await.1, Some(Event::Failed("thirteen".into())));
-    assert_eq!(finish(heard).await.0, continuation(&[1], 20));
+    assert_eq!(finish(failed).await.1, Some(SampleEvent::Failed("thirteen".into())));
+    assert_eq!(finish(events).await.0, continuation(&[1], 20));
 }
 
 #[tokio::test]
-async fn a_stopped_engine_tells_everyone() {
+async fn a_stopped_engine_notifies_every_caller() {
     let thread = spawn(Config {
         queue_choices_max: 4,
         prefills_per_step_max: 1,
@@ -285,11 +291,11 @@ async fn a_stopped_engine_tells_everyone() {
     })
     .unwrap();
     let v = version(1);
-    let (waiting, heard) = request(&v, &[1], 4);
+    let (waiting, events) = request(&v, &[1], 4);
     thread.handle.submit(vec![waiting]).unwrap();
     thread.handle.stop();
-    assert_eq!(finish(heard).await, (Vec::new(), None));
+    assert_eq!(finish(events).await, (Vec::new(), None));
     assert!(thread.ended.await.is_err());
     let (late, _heard) = request(&v, &[1], 4);
-    assert_eq!(thread.handle.submit(vec![late]).unwrap_err(), Refused::Stopped);
+    assert_eq!(thread.handle.submit(vec![late]).unwrap_err(), SubmitError::Stopped);
 }

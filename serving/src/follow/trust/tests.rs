@@ -1,43 +1,43 @@
-//! A store in the hands of somebody else, case by case, on real folders: what a follower must refuse, and beside it what it
-//! must still accept. Grouped as TUF groups attacks.
+//! Attacks by someone who controls the store, on real folders: what a follower must refuse and what it must still accept.
+//! Grouped like TUF's attacks.
 
 use super::*;
-use policy::assignment::Target;
-use policy::delta;
-use policy::digest::Digest;
-use policy::image::{Image, TensorData};
-use policy::manifest::{Manifest, Parent};
-use policy::sign::{Envelope, SigningKey};
+use artifact::assignment::Target;
+use artifact::checkpoint::Checkpoint;
+use artifact::delta;
+use artifact::digest::Digest;
+use artifact::manifest::{Manifest, Parent};
+use artifact::sign::{Envelope, SigningKey};
+use artifact::tensor::TensorData;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use time::format_description::well_known::Rfc3339;
 
-/// What a follower does about it.
+/// The expected reaction of the follower.
 enum Then {
-    /// It believes nothing, and says why.
+    /// An error that contains this text.
     Refuses(&'static str),
-    /// It sees nothing new.
+    /// No new assignment.
     Waits,
     Serves(i64),
 }
 use Then::{Refuses, Serves, Waits};
 
-/// Who looks.
 #[derive(Clone, Copy)]
-enum Who {
+enum FollowerState {
     /// Assignment 3 is in force.
     Running,
-    /// It had believed assignment 3 before it was started again.
+    /// Accepted assignment 3, then restarted.
     Restarted,
-    /// It has seen nothing before.
+    /// Has no trust state yet.
     New,
 }
-use Who::{New, Restarted, Running};
+use FollowerState::{New, Restarted, Running};
 
-type Case = (&'static str, Who, fn(&Scene), Then);
+type Case = (&'static str, FollowerState, fn(&Scene), Then);
 
-/// Four versions, of which the first three have been assigned one after the other; the fourth is about to be.
+/// Four versions. The first three were assigned one after the other; the fourth comes next.
 struct Scene {
     folder: tempfile::TempDir,
     trainer: SigningKey,
@@ -61,9 +61,9 @@ impl Scene {
             folder,
         };
         let store = scene.store();
-        let mut last: Option<Image> = None;
+        let mut last: Option<Checkpoint> = None;
         for version in 1..=4i64 {
-            let image = weights(version);
+            let checkpoint = weights(version);
             let parent = scene.manifests.last().map(|parent| Parent {
                 version: parent.version,
                 root: parent.root,
@@ -71,13 +71,13 @@ impl Scene {
             let mut manifest = Manifest {
                 policy: "demo".into(),
                 version,
-                root: image.root(),
+                root: checkpoint.root(),
                 parent,
                 line: "realtime".into(),
                 branch: 0,
                 image: None,
                 delta: None,
-                tensor_bytes: image.tensor_bytes(),
+                tensor_bytes: checkpoint.tensor_bytes(),
                 run: None,
                 fence: 0,
                 created_at: OffsetDateTime::now_utc(),
@@ -85,21 +85,21 @@ impl Scene {
                 delta_shards: vec![],
             };
             if let Some(base) = &last {
-                let bytes = delta::encode(base, &image, &policy::kernel::Threads::ONE).unwrap();
+                let bytes = delta::encode(base, &checkpoint, &artifact::threads::Threads::ONE).unwrap();
                 manifest.delta = Some(store.put_object("demo", &bytes.into()).await.unwrap());
             }
             if version < 4 {
-                let bytes = image.to_bytes().unwrap();
+                let bytes = checkpoint.to_bytes().unwrap();
                 manifest.image = Some(store.put_object("demo", &bytes).await.unwrap());
             }
             store.put_manifest(&manifest, &scene.trainer).await.unwrap();
             scene.manifests.push(manifest);
-            last = Some(image);
+            last = Some(checkpoint);
         }
         for epoch in 1..=3 {
             scene.assign(epoch, epoch, &scene.release);
         }
-        scene.state(3, 20, &scene.release);
+        scene.timestamp(3, 20, &scene.release);
         scene
     }
 
@@ -133,7 +133,7 @@ impl Scene {
         self.folder.path().join("keys").join(name)
     }
 
-    /// Signs anything.
+    /// Writes a signed document of any content.
     fn sign(&self, place: &str, kind: &str, document: &Value, key: &SigningKey) {
         let payload = serde_json::to_vec(document).unwrap();
         self.write(place, Envelope::sign(kind, &payload, key).to_bytes().unwrap());
@@ -156,12 +156,12 @@ impl Scene {
         self.sign(&assignment(epoch), "assignment", &document, key);
     }
 
-    /// The statement, so many seconds ago.
-    fn state(&self, epoch: i64, ago: i64, key: &SigningKey) {
-        self.state_revoked(epoch, ago, key, &[]);
+    /// Writes a timestamp that was made `ago` seconds ago.
+    fn timestamp(&self, epoch: i64, ago: i64, key: &SigningKey) {
+        self.timestamp_revoking(epoch, ago, key, &[]);
     }
 
-    fn state_revoked(&self, epoch: i64, ago: i64, key: &SigningKey, revoked: &[&str]) {
+    fn timestamp_revoking(&self, epoch: i64, ago: i64, key: &SigningKey, revoked: &[&str]) {
         let at = OffsetDateTime::now_utc() - time::Duration::seconds(ago);
         let document = json!({
             "policy": "demo", "epoch": epoch, "revoked": revoked, "created_at": at.format(&Rfc3339).unwrap(),
@@ -169,13 +169,13 @@ impl Scene {
         self.sign("statement.json", "statement", &document, key);
     }
 
-    /// What happens when all is well: version 4 is assigned.
+    /// The regular next step: version 4 is assigned.
     fn next(&self) {
         self.assign(4, 4, &self.release);
-        self.state(4, 0, &self.release);
+        self.timestamp(4, 0, &self.release);
     }
 
-    /// Version 4 is assigned, with another manifest.
+    /// Version 4 is assigned with a changed manifest.
     fn next_with(&self, change: impl FnOnce(&mut Value)) {
         let mut document = serde_json::to_value(&self.manifests[3]).unwrap();
         change(&mut document);
@@ -195,10 +195,10 @@ impl Scene {
         );
     }
 
-    /// Where the delta or image of a version is.
-    fn object(&self, version: i64, image: bool) -> String {
+    /// Path of the delta or checkpoint of a version.
+    fn object(&self, version: i64, checkpoint: bool) -> String {
         let manifest = &self.manifests[version as usize - 1];
-        let object = if image { manifest.image } else { manifest.delta };
+        let object = if checkpoint { manifest.image } else { manifest.delta };
         format!("object/{}", object.unwrap().digest)
     }
 
@@ -218,19 +218,19 @@ fn assignment(epoch: i64) -> String {
     format!("assignment/{epoch:010}.json")
 }
 
-fn weights(version: i64) -> Image {
+fn weights(version: i64) -> Checkpoint {
     let mut bytes: Vec<u8> = (0..4_000u32).map(|i| ((i / 7 + i * 31) % 251) as u8).collect();
     bytes[version as usize * 100] ^= 1;
     let dtype = serde_json::from_value(json!("BF16")).unwrap();
     let tensor = TensorData::new(dtype, vec![40, 50], bytes).unwrap();
-    Image {
+    Checkpoint {
         tensors: [("w".to_owned(), tensor)].into(),
         files: [("config.json".to_owned(), "{}".into())].into(),
     }
 }
 
-/// What the follower does: believe an assignment, then put together what it names. The version that would serve.
-async fn look(trust: &mut Trust, in_force: i64) -> anyhow::Result<Option<i64>> {
+/// Accepts the newest assignment and loads the version that it names, as a follower does; returns that version.
+async fn newest_version(trust: &mut Trust, in_force: i64) -> anyhow::Result<Option<i64>> {
     let Some((assignment, keys)) = trust.newest(in_force).await? else {
         return Ok(None);
     };
@@ -238,72 +238,76 @@ async fn look(trust: &mut Trust, in_force: i64) -> anyhow::Result<Option<i64>> {
     let manifest = trust.store.get_manifest("demo", target.version, &keys).await?;
     anyhow::ensure!(manifest.root == target.root, "the manifest has root {}", manifest.root);
     let made = trust.store.materialise("demo", target.version, &keys, &[]).await?;
-    assert_eq!(made.image.root(), target.root, "what is put together is what was named");
+    assert_eq!(
+        made.image.root(),
+        target.root,
+        "the loaded version has the content hash that the assignment names"
+    );
     assert_eq!(
         *made.image,
         weights(target.version),
-        "what is put together is the truth"
+        "the loaded version has the published weights"
     );
     Ok(Some(target.version))
 }
 
 #[rustfmt::skip]
 const CASES: &[Case] = &[
-    // all is well
+    // no attack
     ("a new version", Running, |s| s.next(), Serves(4)),
     ("a new version after a restart", Restarted, |s| s.next(), Serves(4)),
     ("a new version for a new follower", New, |s| s.next(), Serves(4)),
     ("nothing new", Running, |_| {}, Waits),
     ("a restart", Restarted, |_| {}, Serves(3)),
-    ("a rollback is a new epoch", Running, |s| { s.assign(4, 1, &s.release); s.state(4, 0, &s.release); }, Serves(1)),
-    ("a store without statements", New, |s| s.delete("statement.json"), Serves(3)),
-    ("a stranger's statement, a restart", Restarted, |s| s.state(3, 0, &s.stranger), Refuses("no trusted key")),
+    ("a rollback is a new epoch", Running, |s| { s.assign(4, 1, &s.release); s.timestamp(4, 0, &s.release); }, Serves(1)),
+    ("a store without timestamps", New, |s| s.delete("statement.json"), Serves(3)),
+    ("a stranger's timestamp, a restart", Restarted, |s| s.timestamp(3, 0, &s.stranger), Refuses("no trusted key")),
     // rollback
-    ("the newest assignment is taken away", Restarted, |s| s.delete(&assignment(3)), Refuses("at or above epoch 3")),
-    ("all assignments are taken away", Restarted, |s| (1..=3).for_each(|e| s.delete(&assignment(e))), Refuses("at or above epoch 3")),
+    ("the newest assignment is deleted", Restarted, |s| s.delete(&assignment(3)), Refuses("at or above epoch 3")),
+    ("all assignments are deleted", Restarted, |s| (1..=3).for_each(|e| s.delete(&assignment(e))), Refuses("at or above epoch 3")),
     ("an older assignment in the place of the newest", Restarted, |s| s.copy(&assignment(2), &assignment(3)), Refuses("another place")),
-    ("an older assignment as the next", Running, |s| { s.copy(&assignment(2), &assignment(4)); s.state(4, 0, &s.release); }, Refuses("another place")),
-    ("another document for the same epoch", Restarted, |s| { s.assign(3, 1, &s.release); s.state(3, 0, &s.release); }, Refuses("signed two")),
-    ("another document by another key", Restarted, |s| { s.assign(3, 2, &s.stolen); s.state(3, 0, &s.release); }, Refuses("signed two")),
-    ("another root for the version that serves", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(4, 3, s.root(1)), &s.release); s.state(4, 0, &s.release); }, Refuses("had root")),
+    ("an older assignment as the next", Running, |s| { s.copy(&assignment(2), &assignment(4)); s.timestamp(4, 0, &s.release); }, Refuses("another place")),
+    ("another document for the same epoch", Restarted, |s| { s.assign(3, 1, &s.release); s.timestamp(3, 0, &s.release); }, Refuses("signed two")),
+    ("another document by another key", Restarted, |s| { s.assign(3, 2, &s.stolen); s.timestamp(3, 0, &s.release); }, Refuses("signed two")),
+    ("another content hash for the version that serves", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(4, 3, s.root(1)), &s.release); s.timestamp(4, 0, &s.release); }, Refuses("had root")),
     ("an older manifest in the place of a newer", Running, |s| { s.next(); s.copy(&version(3), &version(4)); }, Refuses("another place")),
-    ("an older statement again", Running, |s| { s.next(); s.state(4, 40, &s.release); }, Refuses("a later one was seen")),
+    ("an older timestamp again", Running, |s| { s.next(); s.timestamp(4, 40, &s.release); }, Refuses("a later one was seen")),
     // freeze
-    ("the statement is kept back", Running, |s| { s.next(); s.delete("statement.json"); }, Refuses("keeps back")),
-    ("the statement is kept back, a restart", Restarted, |s| { s.next(); s.delete("statement.json"); }, Refuses("keeps back")),
-    ("an old picture for a new follower", New, |s| s.state(3, 61, &s.release), Refuses("old")),
-    ("an old picture, days old", New, |s| { s.next(); s.state(4, 200_000, &s.release); }, Refuses("old")),
-    ("a statement from the future", Running, |s| { s.next(); s.state(4, -90, &s.release); }, Refuses("not yet")),
+    ("the timestamp is withheld", Running, |s| { s.next(); s.delete("statement.json"); }, Refuses("withholds")),
+    ("the timestamp is withheld, a restart", Restarted, |s| { s.next(); s.delete("statement.json"); }, Refuses("withholds")),
+    ("an old copy of the store for a new follower", New, |s| s.timestamp(3, 61, &s.release), Refuses("old")),
+    ("an old copy of the store, days old", New, |s| { s.next(); s.timestamp(4, 200_000, &s.release); }, Refuses("old")),
+    ("a timestamp from the future", Running, |s| { s.next(); s.timestamp(4, -90, &s.release); }, Refuses("in the future")),
     // mix-and-match
-    ("the statement knows a later epoch", Running, |s| { s.next(); s.state(5, 0, &s.release); }, Refuses("says that 5")),
+    ("the timestamp knows a later epoch", Running, |s| { s.next(); s.timestamp(5, 0, &s.release); }, Refuses("says that 5")),
     ("the newest is hidden from a new follower", New, |s| s.delete(&assignment(3)), Refuses("says that 3")),
-    ("an assignment of another policy", Running, |s| { let mut d = s.assignment(4, 3, s.root(3)); d["policy"] = "other".into(); s.sign(&assignment(4), "assignment", &d, &s.release); s.state(4, 0, &s.release); }, Refuses("another place")),
-    ("an assignment of another epoch", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(5, 3, s.root(3)), &s.release); s.state(4, 0, &s.release); }, Refuses("another place")),
+    ("an assignment of another policy", Running, |s| { let mut d = s.assignment(4, 3, s.root(3)); d["policy"] = "other".into(); s.sign(&assignment(4), "assignment", &d, &s.release); s.timestamp(4, 0, &s.release); }, Refuses("another place")),
+    ("an assignment of another epoch", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(5, 3, s.root(3)), &s.release); s.timestamp(4, 0, &s.release); }, Refuses("another place")),
     ("a manifest of another policy", Running, |s| s.next_with(|m| m["policy"] = "other".into()), Refuses("another place")),
     ("a manifest of another version", Running, |s| s.next_with(|m| m["version"] = 5.into()), Refuses("another place")),
-    ("a manifest with another root", Running, |s| s.next_with(|m| m["root"] = m["parent"]["root"].clone()), Refuses("the manifest has root")),
+    ("a manifest with another content hash", Running, |s| s.next_with(|m| m["root"] = m["parent"]["root"].clone()), Refuses("the manifest has root")),
     ("a manifest signed as an assignment", Running, |s| { s.sign(&version(4), "assignment", &serde_json::to_value(&s.manifests[3]).unwrap(), &s.trainer); s.next(); }, Refuses("holds")),
-    ("an assignment signed as a manifest", Running, |s| { s.sign(&assignment(4), "manifest", &s.assignment(4, 4, s.root(4)), &s.release); s.state(4, 0, &s.release); }, Refuses("holds")),
-    ("a statement of another policy", Running, |s| { s.next(); let at = OffsetDateTime::now_utc().format(&Rfc3339).unwrap(); s.sign("statement.json", "statement", &json!({"policy": "other", "epoch": 4, "revoked": [], "created_at": at}), &s.release); }, Refuses("another place")),
-    ("an assignment in the statement's place", Running, |s| { s.next(); s.copy(&assignment(4), "statement.json"); }, Refuses("holds")),
+    ("an assignment signed as a manifest", Running, |s| { s.sign(&assignment(4), "manifest", &s.assignment(4, 4, s.root(4)), &s.release); s.timestamp(4, 0, &s.release); }, Refuses("holds")),
+    ("a timestamp of another policy", Running, |s| { s.next(); let at = OffsetDateTime::now_utc().format(&Rfc3339).unwrap(); s.sign("statement.json", "statement", &json!({"policy": "other", "epoch": 4, "revoked": [], "created_at": at}), &s.release); }, Refuses("another place")),
+    ("an assignment in the timestamp's place", Running, |s| { s.next(); s.copy(&assignment(4), "statement.json"); }, Refuses("holds")),
     ("the parent's bytes under the child's name", Running, |s| { s.next(); let at = s.object(4, false); s.copy(&s.object(3, false), &at); }, Refuses("cannot be put together")),
-    ("an image in a delta's place", Running, |s| s.next_with(|m| { m["delta"] = m["image"].clone(); m["image"] = json!({"digest": m["root"], "size_bytes": 1}); }), Refuses("cannot be put together")),
+    ("a checkpoint in a delta's place", Running, |s| s.next_with(|m| { m["delta"] = m["image"].clone(); m["image"] = json!({"digest": m["root"], "size_bytes": 1}); }), Refuses("cannot be put together")),
     ("a delta to another version", Running, |s| { let other = serde_json::to_value(s.manifests[2].delta).unwrap(); s.next_with(|m| m["delta"] = other); }, Refuses("cannot be put together")),
-    ("a parent with another root", Running, |s| { let other = s.root(1).to_string(); s.next_with(|m| m["parent"]["root"] = other.into()); }, Refuses("cannot be put together")),
+    ("a parent with another content hash", Running, |s| { let other = s.root(1).to_string(); s.next_with(|m| m["parent"]["root"] = other.into()); }, Refuses("cannot be put together")),
     ("a size that the weights do not have", Running, |s| s.next_with(|m| m["tensor_bytes"] = 7.into()), Refuses("cannot be put together")),
-    ("a revocation that only the statement tells of", Running, |s| { s.next(); s.state_revoked(4, 0, &s.release, &[s.trainer.key_id()]); }, Refuses("revoked")),
+    ("a revocation that only the timestamp names", Running, |s| { s.next(); s.timestamp_revoking(4, 0, &s.release, &[s.trainer.key_id()]); }, Refuses("revoked")),
     // fast-forward
     ("a stranger's last epoch", New, |s| s.assign(9_999_999_999, 1, &s.stranger), Refuses("no trusted key")),
-    ("a stolen key's last epoch", New, |s| s.assign(9_999_999_999, 1, &s.stolen), Refuses("leaps")),
+    ("a stolen key's last epoch", New, |s| s.assign(9_999_999_999, 1, &s.stolen), Refuses("jumps")),
     ("a stolen key's last epoch while serving", Running, |s| s.assign(9_999_999_999, 1, &s.stolen), Waits),
     ("a stolen key's last epoch, the key revoked", New, |s| { s.assign(9_999_999_999, 1, &s.stolen); s.revoke(&s.stolen, &s.release); }, Serves(3)),
-    ("a stolen key's next epoch, the key revoked", Running, |s| { s.assign(4, 1, &s.stolen); s.revoke(&s.stolen, &s.release); s.assign(5, 4, &s.release); s.state(5, 0, &s.release); }, Serves(4)),
+    ("a stolen key's next epoch, the key revoked", Running, |s| { s.assign(4, 1, &s.stolen); s.revoke(&s.stolen, &s.release); s.assign(5, 4, &s.release); s.timestamp(5, 0, &s.release); }, Serves(4)),
     ("an epoch of eleven digits", New, |s| s.copy(&assignment(3), "assignment/99999999999.json"), Serves(3)),
     ("an epoch below one", New, |s| s.copy(&assignment(3), "assignment/-000000001.json"), Serves(3)),
     // signatures
     ("an unsigned assignment", Running, |s| { s.next(); s.edit(&assignment(4), |b| { let mut e: Value = serde_json::from_slice(b).unwrap(); e["signatures"] = json!([]); *b = e.to_string().into_bytes(); }); }, Refuses("no trusted key")),
-    ("a stranger's assignment", Running, |s| { s.assign(4, 4, &s.stranger); s.state(4, 0, &s.release); }, Refuses("no trusted key")),
-    ("a stranger's assignment under our key's name", Running, |s| { s.assign(4, 4, &s.stranger); s.edit(&assignment(4), |b| *b = String::from_utf8(b.clone()).unwrap().replace(s.stranger.key_id(), s.release.key_id()).into_bytes()); s.state(4, 0, &s.release); }, Refuses("no trusted key")),
+    ("a stranger's assignment", Running, |s| { s.assign(4, 4, &s.stranger); s.timestamp(4, 0, &s.release); }, Refuses("no trusted key")),
+    ("a stranger's assignment under our key's name", Running, |s| { s.assign(4, 4, &s.stranger); s.edit(&assignment(4), |b| *b = String::from_utf8(b.clone()).unwrap().replace(s.stranger.key_id(), s.release.key_id()).into_bytes()); s.timestamp(4, 0, &s.release); }, Refuses("no trusted key")),
     ("another payload under a good signature", Running, |s| { s.next(); s.edit(&assignment(4), |b| { let other: Value = serde_json::from_slice(&fs::read(s.path(&assignment(3))).unwrap()).unwrap(); let mut e: Value = serde_json::from_slice(b).unwrap(); e["payload"] = other["payload"].clone(); *b = e.to_string().into_bytes(); }); }, Refuses("no trusted key")),
     ("a flipped bit of a signature", Running, |s| { s.next(); s.edit(&assignment(4), |b| { let at = b.len() - 12; b[at] = if b[at] == b'A' { b'B' } else { b'A' }; }); }, Refuses("no trusted key")),
     ("an assignment that is no JSON", Running, |s| { s.next(); s.write(&assignment(4), "garbage"); }, Refuses("malformed")),
@@ -314,10 +318,10 @@ const CASES: &[Case] = &[
     ("a manifest cut off", Running, |s| { s.next(); s.edit(&version(4), |b| b.truncate(100)); }, Refuses("malformed")),
     ("a manifest of five megabytes", Running, |s| { s.next(); s.write(&version(4), vec![b' '; 5 << 20]); }, Refuses("too many")),
     ("no manifest", Running, |s| { s.next(); s.delete(&version(4)); }, Refuses("not there")),
-    ("a stranger's statement", Running, |s| { s.next(); s.state(4, 0, &s.stranger); }, Refuses("no trusted key")),
+    ("a stranger's timestamp", Running, |s| { s.next(); s.timestamp(4, 0, &s.stranger); }, Refuses("no trusted key")),
     // contradictions, signed
-    ("an arm without an alias", Running, |s| { let mut d = s.assignment(4, 4, s.root(4)); d["arms"] = json!([{"alias": "ghost", "weight": 1.0}]); s.sign(&assignment(4), "assignment", &d, &s.release); s.state(4, 0, &s.release); }, Refuses("names no alias")),
-    ("an alias of version 0", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(4, 0, s.root(4)), &s.release); s.state(4, 0, &s.release); }, Refuses("not positive")),
+    ("an arm without an alias", Running, |s| { let mut d = s.assignment(4, 4, s.root(4)); d["arms"] = json!([{"alias": "ghost", "weight": 1.0}]); s.sign(&assignment(4), "assignment", &d, &s.release); s.timestamp(4, 0, &s.release); }, Refuses("names no alias")),
+    ("an alias of version 0", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(4, 0, s.root(4)), &s.release); s.timestamp(4, 0, &s.release); }, Refuses("not positive")),
     ("a version that is its own parent", Running, |s| s.next_with(|m| m["parent"]["version"] = 4.into()), Refuses("a parent is older")),
     ("a manifest without objects", Running, |s| s.next_with(|m| m["delta"] = Value::Null), Refuses("neither an image nor a delta")),
     // revoked keys
@@ -335,26 +339,28 @@ const CASES: &[Case] = &[
     ("a delta with a byte too many", Running, |s| { s.next(); s.edit(&s.object(4, false), |b| b.push(0)); }, Refuses("cannot be put together")),
     ("a flipped bit of a delta", Running, |s| { s.next(); s.edit(&s.object(4, false), |b| { let at = b.len() / 2; b[at] ^= 4; }); }, Refuses("cannot be put together")),
     ("no delta", Running, |s| { s.next(); s.delete(&s.object(4, false)); }, Refuses("cannot be put together")),
-    ("flipped bits of all images", Running, |s| { s.next(); for v in 1..=3 { s.edit(&s.object(v, true), |b| { let at = b.len() - 9; b[at] ^= 4; }); } }, Refuses("cannot be put together")),
-    ("a flipped bit of the nearest image", Running, |s| { s.next(); s.edit(&s.object(3, true), |b| { let at = b.len() - 9; b[at] ^= 4; }); }, Serves(4)),
+    ("flipped bits of all checkpoints", Running, |s| { s.next(); for v in 1..=3 { s.edit(&s.object(v, true), |b| { let at = b.len() - 9; b[at] ^= 4; }); } }, Refuses("cannot be put together")),
+    ("a flipped bit of the nearest checkpoint", Running, |s| { s.next(); s.edit(&s.object(3, true), |b| { let at = b.len() - 9; b[at] ^= 4; }); }, Serves(4)),
 ];
 
 #[tokio::test]
-async fn what_a_store_in_other_hands_shows_is_refused_and_what_is_true_is_believed() {
+async fn a_hostile_store_is_refused_and_a_correct_one_is_followed() {
     let mut refused = 0;
-    for (name, who, attack, then) in CASES {
+    for (name, follower, attack, then) in CASES {
         let scene = Scene::new().await;
         let mut trust = scene.trust().unwrap();
-        if !matches!(who, New) {
-            assert_eq!(look(&mut trust, 0).await.unwrap(), Some(3), "{name}");
+        if !matches!(follower, New) {
+            assert_eq!(newest_version(&mut trust, 0).await.unwrap(), Some(3), "{name}");
         }
-        if matches!(who, Restarted) {
+        if matches!(follower, Restarted) {
             trust = scene.trust().unwrap();
         }
         attack(&scene);
-        trust.looked = None; // five seconds later
-        let in_force = if matches!(who, Running) { 3 } else { 0 };
-        let seen = look(&mut trust, in_force).await.map_err(|error| format!("{error:#}"));
+        trust.checked = None; // five seconds later
+        let in_force = if matches!(follower, Running) { 3 } else { 0 };
+        let seen = newest_version(&mut trust, in_force)
+            .await
+            .map_err(|error| format!("{error:#}"));
         match (then, &seen) {
             (Refuses(why), Err(error)) if error.contains(why) => refused += 1,
             (Waits, Ok(None)) => refused += usize::from(*name != "nothing new"),
@@ -367,41 +373,41 @@ async fn what_a_store_in_other_hands_shows_is_refused_and_what_is_true_is_believ
 }
 
 #[tokio::test]
-async fn a_revocation_is_remembered_when_the_store_forgets_it() {
+async fn a_revocation_is_remembered_after_the_store_loses_it() {
     let scene = Scene::new().await;
     let mut trust = scene.trust().unwrap();
-    assert_eq!(look(&mut trust, 0).await.unwrap(), Some(3));
+    assert_eq!(newest_version(&mut trust, 0).await.unwrap(), Some(3));
     scene.revoke(&scene.trainer, &scene.release);
-    trust.looked = None;
-    assert_eq!(look(&mut trust, 3).await.unwrap(), None);
+    trust.checked = None;
+    assert_eq!(newest_version(&mut trust, 3).await.unwrap(), None);
     fs::remove_dir_all(scene.path("revocation")).unwrap();
     scene.next();
     for mut trust in [trust, scene.trust().unwrap()] {
-        let error = look(&mut trust, 3).await.unwrap_err();
+        let error = newest_version(&mut trust, 3).await.unwrap_err();
         assert!(format!("{error:#}").contains("revoked"), "{error:#}");
     }
-    // signed again by a key that counts, it loads
+    // it loads after a trusted key signed it again
     let keys = TrustedKeys::load(&scene.key_file("")).unwrap();
     assert_eq!(scene.store().resign("demo", &keys, &scene.stolen).await.unwrap(), 8);
     assert_eq!(scene.store().resign("demo", &keys, &scene.stolen).await.unwrap(), 0);
-    assert_eq!(look(&mut scene.trust().unwrap(), 3).await.unwrap(), Some(4));
+    assert_eq!(newest_version(&mut scene.trust().unwrap(), 3).await.unwrap(), Some(4));
 }
 
 #[tokio::test]
-async fn a_running_follower_hears_of_a_revocation_within_seconds() {
+async fn a_running_follower_learns_of_a_revocation_within_seconds() {
     let scene = Scene::new().await;
     let mut trust = scene.trust().unwrap();
-    assert_eq!(look(&mut trust, 0).await.unwrap(), Some(3));
-    // a version of the key comes in the very moment in which the key is revoked: the look at what is new is never an old one
+    assert_eq!(newest_version(&mut trust, 0).await.unwrap(), Some(3));
+    // a version signed by the key arrives when the key is revoked: the check before it is never an old one
     scene.revoke(&scene.trainer, &scene.release);
     scene.next();
-    let error = look(&mut trust, 3).await.unwrap_err();
+    let error = newest_version(&mut trust, 3).await.unwrap_err();
     assert!(format!("{error:#}").contains("revoked"), "{error:#}");
-    assert!(LOOK_EVERY + Duration::from_secs(55) <= Duration::from_secs(60));
+    assert!(CHECK_INTERVAL + Duration::from_secs(55) <= Duration::from_secs(60));
 }
 
 #[test]
-fn a_memory_of_something_else_is_not_believed() {
+fn a_foreign_or_broken_trust_state_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&format!("file://{}", folder.path().join("store").display())).unwrap();
     for text in [

@@ -1,0 +1,92 @@
+//! The command line of `springtide demo`.
+
+use std::{path::PathBuf, str::FromStr, sync::Arc};
+
+use crate::{corpus, house_style};
+
+/// Replays developers at work on real code, and reports how well both arms served them.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// How long to replay, in minutes.
+    #[arg(long, default_value_t = 10.0, value_parser = positive::<f64>)]
+    pub minutes: f64,
+    /// Mean pauses per second, over all users.
+    #[arg(long, default_value_t = 16.0, value_parser = positive::<f64>)]
+    pub rate: f64,
+    /// Seed of everything random.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub corpus: Corpus,
+    /// Where to write the report as JSON; default: report.json in the state folder. The page is written beside it.
+    #[arg(long, alias = "json", value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Policy to ask, if not the configured one.
+    #[arg(long, value_name = "NAME")]
+    pub policy: Option<String>,
+    /// Permute the answers among the shown suggestions, so that there is nothing to learn.
+    #[arg(long)]
+    pub control: bool,
+    /// Sampling temperature of both arms.
+    #[arg(long, default_value_t = 1.0, value_parser = positive::<f32>)]
+    pub temperature: f32,
+    /// Pauses of other users at which reference policies are measured before the run; 0: no references.
+    #[arg(long, default_value_t = 1500)]
+    pub reference_pauses: usize,
+}
+
+/// Whose code is replayed.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Corpus {
+    /// `house`: a team whose formatter is set up differently from what the base has seen. `plain`: files as they are.
+    #[arg(long, value_enum, default_value_t = Users::House)]
+    pub users: Users,
+    /// How many developers, at least 200.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(200..=100_000))]
+    pub developers: u32,
+    /// Folder of code to replay, instead of the crates that this project's build has fetched.
+    #[arg(long, value_name = "DIR")]
+    pub corpus: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Users {
+    Plain,
+    #[default]
+    House,
+}
+
+impl std::fmt::Display for Users {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Users::Plain => "plain",
+            Users::House => "house",
+        })
+    }
+}
+
+impl Corpus {
+    /// Name and text of every file, in the style of these users.
+    pub fn files(&self) -> anyhow::Result<Vec<(String, Arc<str>)>> {
+        let files = corpus::demo_files(self.corpus.as_deref())?;
+        let styled = files.into_iter().map(|file| {
+            let text = match self.users {
+                Users::House if file.path.ends_with(".rs") => house_style::restyle(&file.text),
+                _ => file.text,
+            };
+            (format!("{}/{}", file.krate, file.path), text.into())
+        });
+        Ok(styled.collect())
+    }
+}
+
+fn positive<T: FromStr<Err: std::fmt::Display> + Copy + Into<f64>>(text: &str) -> Result<T, String> {
+    let value = text.parse::<T>().map_err(|error| error.to_string())?;
+    let number = value.into();
+    if number.is_finite() && number > 0.0 {
+        Ok(value)
+    } else {
+        Err("must be above 0".to_owned())
+    }
+}

@@ -1,0 +1,424 @@
+//! Reference policies: what other ways of serving the base model would have earned on the same pauses.
+//! They are computed in this process and only reported; the trainer never sees them.
+
+use std::{num::NonZero, sync::Arc};
+
+use anyhow::{anyhow, bail, ensure};
+use artifact::checkpoint::Checkpoint;
+use report::{
+    Interval,
+    number::{range, signed},
+};
+use serde::Serialize;
+
+use crate::{
+    args::Args,
+    developer::{self, FilePart, Pause},
+    random::Draws,
+    stats::{self, ArmStats, FROZEN, Judgement, LEARNING, Measure, Observation, Outcome},
+    suggester::{Draft, Method, Suggester},
+};
+
+/// The reference policies of a run.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct References {
+    /// Measured before the run, on pauses of other users. The thresholds are chosen there too.
+    pub beforehand: Vec<Reference>,
+    /// On the learning arm's own pauses.
+    #[serde(rename = "shadows")]
+    pub comparisons: Vec<Comparison>,
+}
+
+/// What one policy earns on a set of pauses.
+#[derive(Debug, Clone, Serialize)]
+pub struct Reference {
+    pub name: String,
+    #[serde(rename = "figures")]
+    pub stats: ArmStats,
+}
+
+/// The learning arm against one reference on the learning arm's own pauses.
+#[derive(Debug, Clone, Serialize)]
+pub struct Comparison {
+    pub name: String,
+    pub whole: Paired,
+    /// First, second and last third of the run.
+    pub thirds: Vec<Paired>,
+}
+
+/// Learning arm minus reference, paired by pause, with intervals clustered by user.
+#[derive(Debug, Clone, Serialize)]
+pub struct Paired {
+    pub reference: ArmStats,
+    /// Reward per pause.
+    pub reward: Option<Interval>,
+    pub accepts_per_100: Option<Interval>,
+}
+
+impl References {
+    /// For the terminal: the learning arm minus each reference.
+    pub fn table(&self) -> String {
+        let mut text = format!(
+            "{LEARNING} minus each reference policy, on {LEARNING}'s own pauses\n{:<34} {:>26} {:>26} {:>22}\n",
+            "", "reward, whole run", "last third", "accepts, last third"
+        );
+        let difference = |interval: Option<Interval>, digits| {
+            let [mean, ends] = [
+                signed(interval.map(|interval| interval.mean), digits),
+                range(interval.map(|interval| interval.ci95), digits),
+            ];
+            format!("{mean} ({ends})")
+        };
+        for comparison in &self.comparisons {
+            let last = comparison.thirds.last();
+            text += &format!(
+                "{:<34} {:>26} {:>26} {:>22}\n",
+                comparison.name,
+                difference(comparison.whole.reward, 3),
+                difference(last.and_then(|third| third.reward), 3),
+                difference(last.and_then(|third| third.accepts_per_100), 1)
+            );
+        }
+        text
+    }
+}
+
+/// A way of serving the base model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Policy {
+    /// Sampled, as the frozen arm is served.
+    Sampled,
+    Greedy,
+    /// Sampled, but shown only if it is probable enough.
+    SampledAboveThreshold,
+    GreedyAboveThreshold,
+    /// Knows what will be typed, and shows the greedy suggestion only if it is right.
+    Oracle,
+}
+
+impl Policy {
+    const ALL: [Self; 5] = [
+        Self::Sampled,
+        Self::Greedy,
+        Self::SampledAboveThreshold,
+        Self::GreedyAboveThreshold,
+        Self::Oracle,
+    ];
+
+    fn name(self, temperature: f32) -> String {
+        match self {
+            Self::Sampled => format!("base, T = {temperature}"),
+            Self::Greedy => "base, greedy".to_owned(),
+            Self::SampledAboveThreshold => format!("base, T = {temperature}, best threshold"),
+            Self::GreedyAboveThreshold => "base, greedy, best threshold".to_owned(),
+            Self::Oracle => "oracle: greedy, only where right".to_owned(),
+        }
+    }
+
+    /// What the developer would have seen.
+    fn observe(self, trial: &Trial, thresholds: Thresholds) -> Observation {
+        let Trial { sampled, greedy, .. } = trial;
+        let (suggestion, shown) = match self {
+            Self::Sampled => (sampled, !sampled.declined),
+            Self::Greedy => (greedy, !greedy.declined),
+            Self::SampledAboveThreshold => (sampled, sampled.is_above(thresholds.sampled)),
+            Self::GreedyAboveThreshold => (greedy, greedy.is_above(thresholds.greedy)),
+            Self::Oracle => (greedy, greedy.judgement == Judgement::Right),
+        };
+        Observation {
+            judgement: if shown {
+                suggestion.judgement
+            } else {
+                Judgement::Declined
+            },
+            ..trial.shown(suggestion)
+        }
+    }
+}
+
+/// A pause, and two suggestions of the base there.
+#[derive(Debug, Clone)]
+struct Trial {
+    user: usize,
+    answers: bool,
+    sampled: Judged,
+    greedy: Judged,
+}
+
+impl Trial {
+    fn shown(&self, suggestion: &Judged) -> Observation {
+        Observation {
+            user: self.user,
+            answers: self.answers,
+            judgement: suggestion.judgement,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Judged {
+    /// If it is shown.
+    judgement: Judgement,
+    declined: bool,
+    /// Of the whole suggestion, nats.
+    log_prob: f64,
+}
+
+impl Judged {
+    fn new(draft: &Draft, pause: &Pause) -> Self {
+        Self {
+            judgement: pause.judge(&draft.text),
+            declined: draft.declined,
+            log_prob: draft.log_prob,
+        }
+    }
+
+    fn is_above(&self, threshold: f64) -> bool {
+        !self.declined && self.log_prob >= threshold
+    }
+}
+
+/// Smallest log-probability of a suggestion that is shown, nats.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Thresholds {
+    sampled: f64,
+    greedy: f64,
+}
+
+impl Thresholds {
+    /// The thresholds that earn most on these pauses.
+    fn choose(trials: &[Trial], tau: f64) -> Self {
+        let best = |of: fn(&Trial) -> &Judged| {
+            let mut candidates: Vec<&Trial> = trials.iter().filter(|trial| !of(trial).declined).collect();
+            candidates.sort_by(|a, b| of(b).log_prob.total_cmp(&of(a).log_prob));
+            let (mut sum, mut most, mut threshold) = (0.0, 0.0, f64::INFINITY);
+            for trial in candidates {
+                sum += trial.shown(of(trial)).reward(tau);
+                if sum > most {
+                    (most, threshold) = (sum, of(trial).log_prob);
+                }
+            }
+            threshold
+        };
+        Self {
+            sampled: best(|trial| &trial.sampled),
+            greedy: best(|trial| &trial.greedy),
+        }
+    }
+}
+
+/// The base model, with thresholds that were chosen on pauses of other users.
+pub struct Base {
+    checkpoint: Arc<Checkpoint>,
+    thresholds: Thresholds,
+    temperature: f32,
+    tau: f64,
+    seed: u64,
+    beforehand: Vec<Reference>,
+}
+
+impl Base {
+    /// Tries the base at pauses of `others`, users who are not replayed and are numbered from `first`.
+    pub fn measure(
+        checkpoint: Arc<Checkpoint>,
+        (others, first): (&[Vec<FilePart>], usize),
+        args: &Args,
+        tau: f64,
+    ) -> anyhow::Result<Self> {
+        let (temperature, seed) = (args.temperature, args.seed);
+        let trials = try_out(
+            &checkpoint,
+            &draw(others, first, seed, args.reference_pauses),
+            temperature,
+            seed,
+        )?;
+        let thresholds = Thresholds::choose(&trials, tau);
+        let reference = |policy: Policy| Reference {
+            name: policy.name(temperature),
+            stats: ArmStats::of(trials.iter().map(|trial| policy.observe(trial, thresholds)), tau),
+        };
+        Ok(Self {
+            beforehand: Policy::ALL.map(reference).into(),
+            checkpoint,
+            thresholds,
+            temperature,
+            tau,
+            seed,
+        })
+    }
+
+    /// Compares the learning arm with the references on its own pauses. Pauses whose developer never answers
+    /// are left out, as everywhere.
+    pub fn compare(
+        self,
+        outcomes: &[Outcome],
+        user_parts: &[Vec<FilePart>],
+        run_seconds: f64,
+    ) -> anyhow::Result<References> {
+        self.check_frozen_arm(outcomes)?;
+        let pause_of = |outcome: &Outcome| {
+            let user = outcome.observation.user;
+            Some((user, developer::pause(&user_parts[user], self.seed, user, outcome.nth)?))
+        };
+        let own = stats::of_arm(outcomes, LEARNING).filter(|outcome| outcome.observation.answers);
+        let pauses: Vec<(usize, Pause)> = own.clone().filter_map(pause_of).collect();
+        let trials = try_out(&self.checkpoint, &pauses, self.temperature, self.seed)?;
+        // Both lists are the same pauses in the same order, because the server answered at all of them.
+        ensure!(
+            trials.len() == own.clone().count(),
+            "a pause that was answered does not fit the base's context"
+        );
+        let pairs: Vec<(&Outcome, Trial)> = own.zip(trials).collect();
+        let third_of = |outcome: &Outcome| ((3.0 * outcome.at.as_secs_f64() / run_seconds) as usize).min(2);
+        let comparison = |policy: Policy| Comparison {
+            name: policy.name(self.temperature),
+            whole: self.paired(policy, pairs.iter()),
+            thirds: (0..3)
+                .map(|third| self.paired(policy, pairs.iter().filter(|(outcome, _)| third_of(outcome) == third)))
+                .collect(),
+        };
+        Ok(References {
+            comparisons: Policy::ALL.map(comparison).into(),
+            beforehand: self.beforehand,
+        })
+    }
+
+    /// Errors when the frozen arm did not serve the base that the references are computed with.
+    fn check_frozen_arm(&self, outcomes: &[Outcome]) -> anyhow::Result<()> {
+        let base = self.checkpoint.root().to_string();
+        if let Some(other) = stats::of_arm(outcomes, FROZEN).find(|outcome| outcome.root != base) {
+            bail!(
+                "the frozen arm served version {} with content hash {}, but the configured base has {base}: \
+                 point `policy.base` at the folder of that version",
+                other.version,
+                other.root
+            );
+        }
+        Ok(())
+    }
+
+    fn paired<'a>(&self, policy: Policy, pairs: impl Iterator<Item = &'a (&'a Outcome, Trial)>) -> Paired {
+        let pairs: Vec<(Observation, Observation)> = pairs
+            .map(|(own, trial)| (own.observation, policy.observe(trial, self.thresholds)))
+            .collect();
+        let difference = |measure| stats::paired_difference(pairs.iter().copied(), measure, self.tau);
+        Paired {
+            reference: ArmStats::of(pairs.iter().map(|(_, reference)| *reference), self.tau),
+            reward: difference(Measure::Reward),
+            accepts_per_100: difference(Measure::Accepts),
+        }
+    }
+}
+
+/// `n` pauses of random users, who are numbered from `first`.
+fn draw(user_parts: &[Vec<FilePart>], first: usize, seed: u64, n: usize) -> Vec<(usize, Pause)> {
+    let mut draws = Draws::new("springtide demo headroom 1", &[seed, first as u64]);
+    let mut drawn = vec![0u64; user_parts.len()];
+    let pauses = (0..n).filter_map(|_| {
+        let user = draws.below(user_parts.len());
+        drawn[user] += 1;
+        let pause = developer::pause(&user_parts[user], seed, first + user, drawn[user])?;
+        Some((first + user, pause))
+    });
+    pauses.collect()
+}
+
+/// Asks the base at each pause, sampled and greedily, on all cores. Pauses whose context never fits are
+/// left out.
+fn try_out(
+    checkpoint: &Checkpoint,
+    pauses: &[(usize, Pause)],
+    temperature: f32,
+    seed: u64,
+) -> anyhow::Result<Vec<Trial>> {
+    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let numbered: Vec<(u64, &(usize, Pause))> = (0..).zip(pauses).collect();
+    let work = |part: &[(u64, &(usize, Pause))]| -> anyhow::Result<Vec<Trial>> {
+        let mut suggester = Suggester::new(checkpoint)?;
+        let (mut fitting, mut prompts) = (Vec::new(), Vec::new());
+        for &(nth, (user, pause)) in part {
+            if let Some(ids) = suggester.prompt(pause)? {
+                let seed = Draws::new("springtide demo reference 2", &[seed, nth]).seed();
+                prompts.push((ids, [Method::Sampled { temperature, seed }, Method::Greedy]));
+                fitting.push((user, pause));
+            }
+        }
+        let drafts = suggester.suggest(&prompts)?;
+        let trials = fitting
+            .into_iter()
+            .zip(drafts)
+            .map(|((user, pause), [sampled, greedy])| Trial {
+                user: *user,
+                answers: pause.answers,
+                sampled: Judged::new(&sampled, pause),
+                greedy: Judged::new(&greedy, pause),
+            });
+        Ok(trials.collect())
+    };
+    std::thread::scope(|scope| {
+        let parts = numbered.chunks(pauses.len().div_ceil(workers).max(1));
+        let handles: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
+        let trials = handles
+            .into_iter()
+            .map(|handle| handle.join().map_err(|_| anyhow!("a worker panicked"))?);
+        Ok(trials.collect::<anyhow::Result<Vec<_>>>()?.concat())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(right: bool, declined: bool, log_prob: f64) -> Judged {
+        let judgement = if right { Judgement::Right } else { Judgement::Wrong };
+        Judged {
+            judgement,
+            declined,
+            log_prob,
+        }
+    }
+
+    fn trial(user: usize, sampled: Judged, greedy: Judged) -> Trial {
+        Trial {
+            user,
+            answers: true,
+            sampled,
+            greedy,
+        }
+    }
+
+    #[test]
+    fn the_threshold_is_the_one_that_earns_most() {
+        // By falling log-probability: +0.75, −0.25, +0.75, −0.25. The sum is largest after the third, at −3.
+        let sampled = [
+            judged(true, false, -1.0),
+            judged(false, false, -2.0),
+            judged(true, false, -3.0),
+            judged(false, false, -4.0),
+            judged(true, true, -0.1),
+        ];
+        let trials = sampled.map(|sampled| trial(1, sampled, judged(false, false, -1.0)));
+        let thresholds = Thresholds::choose(&trials, 0.25);
+        assert_eq!(thresholds.sampled, -3.0);
+        assert_eq!(thresholds.greedy, f64::INFINITY, "nothing is right: show nothing");
+        let shown = |policy: Policy| {
+            let seen = trials.iter().map(|trial| policy.observe(trial, thresholds).judgement);
+            seen.filter(|judgement| *judgement != Judgement::Declined).count()
+        };
+        assert_eq!(Policy::ALL.map(shown), [4, 5, 3, 0, 0]);
+    }
+
+    #[test]
+    fn the_oracle_earns_what_the_greedy_suggestion_gets_right() {
+        let trials = [
+            trial(1, judged(false, true, -1.0), judged(true, true, -1.0)),
+            trial(2, judged(false, false, -1.0), judged(false, false, -1.0)),
+        ];
+        let thresholds = Thresholds::choose(&trials, 0.25);
+        let reward = |policy: Policy| {
+            ArmStats::of(trials.iter().map(|trial| policy.observe(trial, thresholds)), 0.25).reward_mean
+        };
+        assert_eq!(reward(Policy::Oracle), Some(0.375));
+        assert_eq!(reward(Policy::Sampled), Some(-0.125), "one declined, one wrong");
+    }
+}

@@ -1,0 +1,182 @@
+//! The result of a run: `report.json` for programs, a table for the terminal and a page for the browser, all
+//! with the same numbers.
+
+mod collect;
+mod conclusion;
+mod page;
+#[cfg(test)]
+pub mod sample;
+mod table;
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use report::Interval;
+use serde::Serialize;
+
+pub use self::collect::collect;
+use crate::{
+    args::Users,
+    queries::{Alarm, FeedbackToServing, Ledger, Phase, Step, Traffic},
+    references::References,
+    replay::Counts,
+    stats::{ArmStats, Arms, FROZEN, LEARNING, Period, VersionServed},
+};
+
+#[derive(Debug, Default, Serialize)]
+pub struct RunReport {
+    pub parameters: Parameters,
+    /// RFC 3339.
+    pub started_at: String,
+    /// Length of the replay, without the wait for final dispositions.
+    pub seconds: f64,
+    /// Ended early by hand.
+    pub interrupted: bool,
+    pub arms: Arms,
+    /// Reward per pause, learning arm minus frozen arm.
+    pub difference: Option<Interval>,
+    pub difference_accepts_per_100: Option<Interval>,
+    /// The first, second and last third of the run.
+    pub thirds: Vec<Period>,
+    pub versions_served: Vec<VersionServed>,
+    /// Every content hash that an answer named is the one that the trainer committed for that version.
+    #[serde(rename = "roots_agree")]
+    pub content_hashes_agree: bool,
+    pub feedback_to_serving_seconds: FeedbackToServing,
+    /// The parts of that time, in order.
+    pub feedback_to_serving_phases: Vec<Phase>,
+    pub swap_pause_ms: SwapPause,
+    /// Bytes of all deltas of the run, as a fraction of the bytes of their versions.
+    pub delta_ratio: Option<f64>,
+    pub steps: i64,
+    /// Largest |Δ log p| between a logged and a recomputed token over all steps of the run, nats.
+    pub parity_log_prob_difference_max: Option<f64>,
+    pub ledger: Ledger,
+    /// When the figures were taken, no generation was open and no full cohort was queued.
+    pub settled: bool,
+    pub completion_latency_ms: Latency,
+    pub counts: Counts,
+    /// What other policies would have earned on the same pauses. `None`: not measured.
+    #[serde(rename = "headroom")]
+    pub references: Option<References>,
+    /// The run in periods of equal length.
+    pub timeline: Vec<TimelineEntry>,
+    pub steps_taken: Vec<Step>,
+    /// Warnings of the realtime run, such as that its arm declines almost everything.
+    pub alarms: Vec<Alarm>,
+    pub staleness: Staleness,
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Parameters {
+    pub policy: String,
+    pub seed: u64,
+    pub minutes: f64,
+    pub rate: f64,
+    pub temperature: f32,
+    /// Answers were permuted: there was nothing to learn.
+    pub control: bool,
+    pub users: Users,
+    pub developers: usize,
+    pub files: usize,
+    /// `None`: the demo split of the crates that this build fetched.
+    pub corpus: Option<PathBuf>,
+    pub tau: f64,
+    pub horizon_seconds: f64,
+    pub silent_share: f64,
+    pub delay_median_seconds: f64,
+    pub delay_sigma: f64,
+    pub completions_in_flight_max: usize,
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct SwapPause {
+    pub p50: Option<f64>,
+    pub max: Option<f64>,
+    pub n: i64,
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Latency {
+    pub p50: Option<f64>,
+    pub p95: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct TimelineEntry {
+    /// As the demo saw it.
+    #[serde(flatten)]
+    pub period: Period,
+    /// As the tables have it, by arm.
+    pub traffic: BTreeMap<String, Traffic>,
+}
+
+/// What the learning arm lost because training uses only what the newest version sampled.
+#[derive(Debug, Default, Serialize)]
+pub struct Staleness {
+    pub dropped: i64,
+    /// Of the learning arm.
+    pub generations: i64,
+    pub share: Option<f64>,
+}
+
+impl Staleness {
+    fn of(arm: &str, timeline: &[TimelineEntry]) -> Self {
+        let traffic = || timeline.iter().filter_map(|entry| entry.traffic.get(arm));
+        let dropped = traffic().map(|traffic| traffic.stale).sum();
+        let generations = traffic().map(|traffic| traffic.generations).sum();
+        Self {
+            dropped,
+            generations,
+            share: (generations > 0).then(|| dropped as f64 / generations as f64),
+        }
+    }
+}
+
+impl RunReport {
+    /// The statistics of the learning arm and of the frozen one.
+    fn both_arms(&self) -> [ArmStats; 2] {
+        [LEARNING, FROZEN].map(|arm| self.arms.get(arm).cloned().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_has_the_members_that_readers_rely_on() {
+        let json = serde_json::to_value(sample::report()).unwrap();
+        let has = |value: &serde_json::Value, members: &[&str]| {
+            for member in members {
+                assert!(value.get(member).is_some(), "{member} is not in {value}");
+            }
+        };
+        for arm in [LEARNING, FROZEN] {
+            has(&json["arms"][arm], &["reward_mean", "accept_rate", "show_rate", "n"]);
+        }
+        let dispositions = [
+            "generations",
+            "open",
+            "queued",
+            "trained",
+            "censored",
+            "dropped",
+            "held_out",
+            "erased",
+        ];
+        has(&json["ledger"], &dispositions);
+        has(&json["ledger"], &["balanced", "trained_stale", "reasons"]);
+        has(&json["feedback_to_serving_seconds"], &["p50", "p95", "n"]);
+        has(&json["swap_pause_ms"], &["p50", "max"]);
+        has(&json["difference"], &["mean", "ci95"]);
+        has(&json["thirds"][2], &["arms", "difference"]);
+        has(
+            &json["timeline"][0],
+            &["from_seconds", "until_seconds", "arms", "difference", "traffic"],
+        );
+        has(&json["headroom"]["beforehand"][0], &["name", "figures"]);
+        has(&json["headroom"]["shadows"][0], &["name", "whole", "thirds"]);
+        has(&json["versions_served"][0]["answers"], &["champion"]);
+        has(&json, &["roots_agree", "steps_taken", "staleness", "alarms"]);
+    }
+}

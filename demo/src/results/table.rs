@@ -1,0 +1,116 @@
+//! The result as plain text, for the terminal. The page has the rest.
+
+use std::fmt::Write;
+
+use report::number::{decimal, interval, percent, range, signed};
+
+use super::RunReport;
+use crate::stats::{Arms, FROZEN, LEARNING};
+
+impl RunReport {
+    /// Ends with a newline.
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = self.write_table(&mut text);
+        text
+    }
+
+    fn write_table(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(
+            out,
+            "{:<20} {:>8} {:>8} {:>8} {:>20} {:>8} {:>8} {:>8}",
+            "", "users", "pauses", "reward", "95%", "accepts", "of shown", "shown"
+        )?;
+        write_arms(out, "whole run", &self.arms)?;
+        for (third, label) in self.thirds.iter().zip(["1st third", "2nd third", "3rd third"]) {
+            write_arms(out, label, &third.arms)?;
+        }
+        let (accept, reject) = (1.0 - self.parameters.tau, -self.parameters.tau);
+        writeln!(
+            out,
+            "\naccepts: per 100 pauses; reward: accept {}, reject {}, decline 0; intervals are by user",
+            signed(Some(accept), 2),
+            signed(Some(reject), 2),
+        )?;
+        writeln!(
+            out,
+            "{LEARNING} − {FROZEN}: reward {}, accepts per 100 {}",
+            interval(self.difference, 3),
+            interval(self.difference_accepts_per_100, 1)
+        )?;
+        let waits = &self.feedback_to_serving_seconds;
+        writeln!(
+            out,
+            "feedback to serving: p50 {} s, p95 {} s (n {}); {} steps",
+            decimal(waits.p50, 1),
+            decimal(waits.p95, 1),
+            waits.served,
+            self.steps,
+        )?;
+        let counts = &self.ledger.counts;
+        writeln!(
+            out,
+            "ledger: {} generations = {} trained + {} held out + {} censored + {} dropped + {} queued + {} open + {} erased: {}",
+            counts.generations,
+            counts.trained,
+            counts.held_out,
+            counts.censored,
+            counts.dropped,
+            counts.queued,
+            counts.open,
+            counts.erased,
+            if self.ledger.balanced {
+                "balanced"
+            } else {
+                "NOT BALANCED"
+            },
+        )?;
+        for alarm in &self.alarms {
+            writeln!(out, "{alarm}")?;
+        }
+        writeln!(out, "\nWhat was not reached:")?;
+        for point in self.not_reached() {
+            writeln!(out, "- {point}")?;
+        }
+        Ok(())
+    }
+}
+
+fn write_arms(out: &mut String, label: &str, arms: &Arms) -> std::fmt::Result {
+    for name in [LEARNING, FROZEN] {
+        let Some(arm) = arms.get(name) else { continue };
+        writeln!(
+            out,
+            "{label:<10} {name:<9} {:>8} {:>8} {:>8} {:>20} {:>8} {:>8} {:>8}",
+            arm.users,
+            arm.pauses,
+            signed(arm.reward_mean, 3),
+            range(arm.reward_ci95, 3),
+            decimal(arm.accepts_per_100, 1),
+            percent(arm.accept_rate, 0),
+            percent(arm.show_rate, 0),
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::results::sample;
+
+    #[test]
+    fn the_table_says_whether_the_ledger_balances_and_what_was_not_reached() {
+        let mut report = sample::report();
+        let table = report.table();
+        assert!(
+            table.contains("reward: accept +0.75, reject −0.25, decline 0"),
+            "{table}"
+        );
+        assert!(table.contains(" + 20 queued + 0 open + 0 erased: balanced"), "{table}");
+        assert!(!table.contains("no final disposition"), "{table}");
+        (report.settled, report.ledger.balanced) = (false, false);
+        let table = report.table();
+        assert!(table.contains("NOT BALANCED") && table.contains("- Some generations had no final disposition"));
+    }
+}

@@ -1,0 +1,59 @@
+//! `--control`: the answers are permuted among the shown suggestions. There are as many accepts and
+//! rejects as before, but they carry no information, so a correct learner finds no difference.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::{random::Draws, stats::Judgement};
+
+/// Answers that wait for a suggestion.
+const POOL: usize = 64;
+
+/// Permutes answers among the suggestions that are shown.
+#[derive(Debug)]
+pub struct Shuffle(Mutex<(Draws, Vec<Judgement>)>);
+
+impl Shuffle {
+    pub fn new(seed: u64) -> Self {
+        let draws = Draws::new("springtide demo control 1", &[seed]);
+        Self(Mutex::new((draws, Vec::with_capacity(POOL))))
+    }
+
+    /// Takes a developer's judgement and returns the judgement of an earlier suggestion. Each one
+    /// comes out once, except the last ones. While the pool fills, copies come out.
+    pub fn swap(&self, judgement: Judgement) -> Judgement {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (draws, pool) = &mut *state;
+        if pool.is_empty() {
+            pool.push(judgement);
+            return judgement;
+        }
+        let at = draws.below(pool.len());
+        if pool.len() < POOL {
+            pool.push(judgement);
+            pool[at]
+        } else {
+            std::mem::replace(&mut pool[at], judgement)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_keep_their_frequency_and_lose_their_meaning() {
+        let shuffle = Shuffle::new(1);
+        let n = 6000;
+        let (mut accepted, mut agree) = (0, 0);
+        for i in 0..n {
+            let judgement = if i % 3 == 0 { Judgement::Right } else { Judgement::Wrong };
+            let answer = shuffle.swap(judgement);
+            accepted += usize::from(answer == Judgement::Right);
+            agree += usize::from(answer == judgement);
+        }
+        assert!(accepted.abs_diff(n / 3) <= POOL, "{accepted}");
+        // Of independent answers 1/9 + 4/9 agree.
+        assert!(agree.abs_diff(n * 5 / 9) < 150, "{agree}");
+    }
+}

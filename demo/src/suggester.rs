@@ -1,0 +1,188 @@
+//! A policy in this process: suggestions for many pauses at once, as the serving engine would make them,
+//! without a server. Used for the reference policies; a run asks the stack. Synchronous.
+
+use anyhow::{Context, ensure};
+use artifact::checkpoint::Checkpoint;
+use model::exact::{ExactModel, KvCache};
+use model::sampling::{self, Params, Source};
+use text::tokenizer::Tokenizer;
+
+use crate::{
+    client::{CONTEXT_CHARS_MAX, SHORTENINGS_MAX},
+    corpus::{pauses::SUGGESTION_TOKENS_MAX, tokenizer::CUT},
+    developer::Pause,
+};
+
+/// Sequences that are decoded together.
+const SLOTS: usize = 32;
+
+/// How a suggestion is chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Method {
+    /// As served: declining is a token like any other.
+    Sampled { temperature: f32, seed: u64 },
+    /// The most probable token each time, except declining. Whether it would have declined is noted.
+    Greedy,
+}
+
+/// One suggestion, whether it is shown or not.
+#[derive(Debug, Clone, Default)]
+pub struct Draft {
+    /// Tokens sampled so far, the one that ends the suggestion included.
+    tokens: Vec<u32>,
+    /// Log-probability of the whole suggestion, nats: of the distribution sampled from, or at temperature
+    /// 1 if greedy.
+    pub log_prob: f64,
+    /// The model chose to show nothing, or would have if greedy.
+    pub declined: bool,
+    pub text: String,
+}
+
+/// Weights, tokenizer and KV cache.
+pub struct Suggester {
+    model: ExactModel,
+    tokenizer: Tokenizer,
+    cache: KvCache,
+}
+
+struct Sequence {
+    prompt: usize,
+    method: usize,
+    how: Method,
+    source: Source,
+    draft: Draft,
+}
+
+impl Suggester {
+    pub fn new(checkpoint: &Checkpoint) -> anyhow::Result<Self> {
+        let model = ExactModel::from_checkpoint(checkpoint).context("build the model")?;
+        let context = model.config().max_position_embeddings as usize;
+        ensure!(
+            context > SUGGESTION_TOKENS_MAX,
+            "the model's context of {context} tokens leaves no room for a prompt"
+        );
+        Ok(Self {
+            tokenizer: Tokenizer::from_checkpoint(checkpoint).context("read the tokenizer")?,
+            cache: KvCache::new(&model, SLOTS, context),
+            model,
+        })
+    }
+
+    pub fn encode(&self, prompt: &str) -> anyhow::Result<Vec<u32>> {
+        self.tokenizer.encode_prompt(prompt).context("tokenise a prompt")
+    }
+
+    /// Longest prompt that leaves room for a suggestion.
+    pub fn prompt_tokens_max(&self) -> usize {
+        self.cache.context() - SUGGESTION_TOKENS_MAX
+    }
+
+    /// The prompt of a pause, shortened as the demo's client does it. `None`: it never fits.
+    pub fn prompt(&self, pause: &Pause) -> anyhow::Result<Option<Vec<u32>>> {
+        let mut chars = CONTEXT_CHARS_MAX;
+        for _ in 0..=SHORTENINGS_MAX {
+            let ids = self.encode(&format!("{}{CUT}", pause.context(chars)))?;
+            if ids.len() <= self.prompt_tokens_max() {
+                return Ok(Some(ids));
+            }
+            chars = chars * 3 / 4;
+        }
+        Ok(None)
+    }
+
+    /// Suggestions for each prompt, one for each of its methods. A prompt is read only once.
+    pub fn suggest<const N: usize>(&mut self, prompts: &[(Vec<u32>, [Method; N])]) -> anyhow::Result<Vec<[Draft; N]>> {
+        const { assert!(N <= SLOTS) };
+        let mut drafts = vec![std::array::from_fn(|_| Draft::default()); prompts.len()];
+        let mut running: Vec<Sequence> = Vec::new();
+        let mut waiting = prompts.iter().enumerate();
+        loop {
+            // Sequence i is in slot i of the cache.
+            while running.len() + N <= SLOTS
+                && let Some((prompt, (ids, methods))) = waiting.next()
+            {
+                let first = running.len();
+                let logits = self.model.prefill(&mut self.cache, first, ids)?;
+                for (method, &how) in methods.iter().enumerate() {
+                    if method > 0 {
+                        self.cache.copy_slot(first, first + method);
+                    }
+                    let seed = match how {
+                        Method::Sampled { seed, .. } => seed,
+                        Method::Greedy => 0,
+                    };
+                    let (source, draft) = (Source::new(seed), Draft::default());
+                    running.push(Sequence {
+                        prompt,
+                        method,
+                        how,
+                        source,
+                        draft,
+                    });
+                }
+                for slot in (first..running.len()).rev() {
+                    self.step(&mut running, &mut drafts, slot, &logits)?;
+                }
+            }
+            if running.is_empty() {
+                return Ok(drafts);
+            }
+            let last = running
+                .iter()
+                .filter_map(|sequence| sequence.draft.tokens.last().copied());
+            let logits = self.model.decode(&mut self.cache, &last.collect::<Vec<_>>())?;
+            for slot in (0..running.len()).rev() {
+                self.step(&mut running, &mut drafts, slot, &logits[slot])?;
+            }
+        }
+    }
+
+    /// Adds one token. After the last one it stores the draft and frees the slot; the sequence of the last
+    /// slot takes its place.
+    fn step<const N: usize>(
+        &mut self,
+        running: &mut Vec<Sequence>,
+        drafts: &mut [[Draft; N]],
+        slot: usize,
+        logits: &[f32],
+    ) -> anyhow::Result<()> {
+        let Sequence { how, source, draft, .. } = &mut running[slot];
+        let decline = self.tokenizer.decline_id();
+        let (id, log_prob) = match *how {
+            Method::Sampled { temperature, .. } => {
+                let params = Params {
+                    temperature,
+                    ..Params::default()
+                };
+                sampling::sample(logits, &params, source)
+            }
+            Method::Greedy => {
+                draft.declined |= Some(most_probable(logits, None)) == decline;
+                let id = most_probable(logits, decline);
+                (id, sampling::log_prob(logits, 1.0, id))
+            }
+        };
+        draft.tokens.push(id);
+        draft.log_prob += f64::from(log_prob);
+        draft.declined |= Some(id) == decline;
+        let stopped = self.tokenizer.stop_ids().contains(&id);
+        if !stopped && draft.tokens.len() < SUGGESTION_TOKENS_MAX {
+            return Ok(());
+        }
+        let written = draft.tokens.len() - usize::from(stopped);
+        draft.text = self.tokenizer.decode(&draft.tokens[..written])?;
+        let last = running.len() - 1;
+        self.cache.move_slot(last, slot);
+        self.cache.clear(last);
+        let ended = running.swap_remove(slot);
+        drafts[ended.prompt][ended.method] = ended.draft;
+        Ok(())
+    }
+}
+
+/// The most probable token except `without`; the lowest id among equals.
+fn most_probable(logits: &[f32], without: Option<u32>) -> u32 {
+    let candidates = (0..).zip(logits).filter(|(id, _)| Some(*id) != without);
+    let best = candidates.reduce(|best, next| if next.1 > best.1 { next } else { best });
+    best.map_or(0, |(id, _)| id)
+}

@@ -1,0 +1,198 @@
+//! Scores closed trajectories again with another reward definition, for offline use. Writes nothing.
+//!
+//! All signals within the horizon of that definition count by event time, however late they arrived, as
+//! if the log were read again from its start. With `as_seen`, only signals count that the tables would
+//! have had in time ([`arrival`]).
+
+mod arrival;
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use sqlx::{PgConnection, PgPool};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::reward::{Closing, Outcome, Rule, Signal, score, starts_at};
+use crate::rows::feedback::{self, FeedbackRow, RetractionRow};
+
+/// Trajectories of one query.
+const PAGE: i64 = 500;
+
+/// Which trajectories to score, and how.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Its definition also selects the surface.
+    pub rule: Rule,
+    /// Only generations sampled at this time or later.
+    pub since: Option<OffsetDateTime>,
+    /// Only generations sampled before.
+    pub until: Option<OffsetDateTime>,
+    /// Absent: all tenants.
+    pub tenant: Option<String>,
+    /// Ignore signals that would not have arrived in time.
+    pub as_seen: bool,
+    /// The tables hold all events up to this time. Horizons that end later are not over.
+    pub known: OffsetDateTime,
+}
+
+/// A trajectory with its stored score and its new one.
+#[derive(Debug, Clone)]
+pub struct Rescored {
+    pub generation_id: Uuid,
+    pub tenant: String,
+    pub sampled_at: OffsetDateTime,
+    /// Event time after which no signal counts by the new definition.
+    pub closes_at: OffsetDateTime,
+    /// Absent: the new horizon is not over yet.
+    pub outcome: Option<Outcome>,
+    /// False: the start of the horizon is not stored, so it is assumed to be the first token.
+    pub exact: bool,
+    pub closed: Closed,
+}
+
+/// The trajectory as it was closed, which the trainer used.
+#[derive(Debug, Clone)]
+pub struct Closed {
+    /// Version of the definition that scored it; 0: none.
+    pub definition: i32,
+    pub reward: Option<f64>,
+    pub censor_code: Option<String>,
+    pub signal: Option<String>,
+    pub feedback_at: Option<OffsetDateTime>,
+    /// Absent in rows of older versions.
+    pub closes_at: Option<OffsetDateTime>,
+    pub closed_at: OffsetDateTime,
+}
+
+/// Reads trajectories in the order of their generations' times.
+pub struct Reader {
+    pool: PgPool,
+    request: Request,
+    after: Uuid,
+    until: Uuid,
+}
+
+impl Reader {
+    pub async fn new(pool: PgPool, request: Request) -> anyhow::Result<Self> {
+        let bounds = sqlx::query!(
+            "select first_generation_id($1) as after, first_generation_id($2) as until",
+            request.since,
+            request.until
+        );
+        let bounds = bounds.fetch_one(&pool).await.context("find the first generation")?;
+        Ok(Self {
+            pool,
+            after: bounds.after.filter(|_| request.since.is_some()).unwrap_or_default(),
+            until: bounds
+                .until
+                .filter(|_| request.until.is_some())
+                .unwrap_or_else(Uuid::max),
+            request,
+        })
+    }
+
+    /// The next page; empty at the end.
+    pub async fn next(&mut self) -> anyhow::Result<Vec<Rescored>> {
+        // One snapshot per page, so that trajectories and their signals are consistent.
+        let begin = self.pool.begin_with("begin isolation level repeatable read, read only");
+        let mut transaction = begin.await.context("begin")?;
+        let request = &self.request;
+        let rows = sqlx::query_file!(
+            "src/close/rescore/page.sql",
+            request.rule.definition.name,
+            self.after,
+            self.until,
+            request.tenant,
+            PAGE
+        )
+        .fetch_all(&mut *transaction)
+        .await
+        .context("read trajectories")?;
+        let ids: Vec<Uuid> = rows.iter().map(|row| row.generation_id).collect();
+        let mut histories = histories(&mut transaction, &ids).await?;
+        transaction.rollback().await.context("end reading")?;
+        let mut rescored = Vec::with_capacity(rows.len());
+        for row in rows {
+            let closing = Closing {
+                purpose: super::purpose(&row.purpose)?,
+                declined: row.declined,
+                consent: row.consent,
+                shown: row.shown,
+                tokens: super::tokens(&row.version_spans),
+                finish_reason: row.finish_reason,
+                starts_at: starts_at(row.sampled_at, row.finished_at.unwrap_or(row.sampled_at)),
+                ended_at: row.ended_at,
+            };
+            let closed = Closed {
+                definition: row.reward_definition,
+                reward: row.reward,
+                censor_code: row.censor_code,
+                signal: row.signal,
+                feedback_at: row.feedback_at,
+                closes_at: row.closes_at,
+                closed_at: row.closed_at,
+            };
+            let about = histories.remove(&row.generation_id).unwrap_or_default();
+            let (closing, signals) = if request.as_seen {
+                arrival::seen(&request.rule, closing, row.end_stored_at, about, &closed)
+            } else {
+                let all = about.into_iter().map(|history| history.signal(|_| true));
+                (closing, all.collect())
+            };
+            let closes_at = closing.closes_at(Some(&request.rule), &signals);
+            let over = closes_at <= request.known;
+            rescored.push(Rescored {
+                generation_id: row.generation_id,
+                tenant: row.tenant_id,
+                sampled_at: row.sampled_at,
+                closes_at,
+                outcome: over.then(|| score(Some(&request.rule), &closing, &signals)),
+                exact: row.finished_at.is_some(),
+                closed,
+            });
+        }
+        if let Some(last) = ids.last() {
+            self.after = *last;
+        }
+        Ok(rescored)
+    }
+}
+
+/// A feedback event with all its retractions.
+struct History {
+    feedback: FeedbackRow,
+    retractions: Vec<RetractionRow>,
+}
+
+impl History {
+    /// The signal with those retractions that `counts` accepts.
+    fn signal(self, counts: impl Fn(&RetractionRow) -> bool) -> Signal {
+        let counting = self.retractions.iter().filter(|retraction| counts(retraction));
+        let retracted_at = counting.map(|retraction| retraction.given_at).min();
+        self.feedback.into_signal(retracted_at)
+    }
+}
+
+/// By generation.
+async fn histories(connection: &mut PgConnection, ids: &[Uuid]) -> anyhow::Result<BTreeMap<Uuid, Vec<History>>> {
+    let rows = feedback::feedback(&mut *connection, ids)
+        .await
+        .context("read feedback")?;
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
+    let retractions = feedback::retractions(connection, &ids)
+        .await
+        .context("read retractions")?;
+    let mut by_feedback: BTreeMap<Uuid, Vec<RetractionRow>> = BTreeMap::new();
+    for retraction in retractions {
+        by_feedback.entry(retraction.feedback_id).or_default().push(retraction);
+    }
+    let mut by_generation: BTreeMap<Uuid, Vec<History>> = BTreeMap::new();
+    for feedback in rows {
+        // Feedback about an episode has a row for each of its generations.
+        let retractions = by_feedback.get(&feedback.id).cloned().unwrap_or_default();
+        let histories = by_generation.entry(feedback.generation_id).or_default();
+        histories.push(History { feedback, retractions });
+    }
+    Ok(by_generation)
+}

@@ -1,0 +1,169 @@
+//! The HTTP API: single events, batches and CloudEvents.
+//!
+//! A 2xx means that the log has acknowledged every event of the request; the tables follow. A
+//! conflict with a stored event is a 409. A conflict that shows later becomes a dead letter.
+//!
+//! ```text
+//!  auth ─► intake: decompress, limit, budget ─► endpoint: request ─► canonical events ─► accept: check, look up, send
+//! ```
+//!
+//! There is no queue. Events that cannot be sent now are refused with a `Retry-After`, and the
+//! caller keeps them.
+
+mod accept;
+mod answer;
+mod batch;
+mod body;
+mod budget;
+mod circuit;
+mod dryrun;
+mod events;
+mod feedback;
+mod generation;
+mod idempotency;
+mod intake;
+mod known;
+mod openapi;
+mod payload;
+mod query;
+mod revoke;
+mod tally;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::{Extension, Json as Answer, Router, middleware};
+use edge::auth::Auth;
+use serde::Serialize;
+use sqlx::PgPool;
+use utoipa::openapi::OpenApi;
+use utoipa::{OpenApi as _, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::entry::destination::Destination;
+use crate::options::Options;
+use crate::payload::Store;
+use crate::upkeep::retention::Room;
+use crate::validator::Validator;
+use answer::MethodNotAllowed;
+use circuit::Circuit;
+use intake::Intake;
+use known::StoredEvents;
+
+/// The source of events whose request names none.
+const SOURCE: &str = "springtide/api";
+
+/// The state of every handler. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Api {
+    /// `None` in a collector.
+    pool: Option<PgPool>,
+    stored: Option<StoredEvents>,
+    destination: Destination,
+    /// `None` in a collector, or if not configured.
+    payloads: Option<Store>,
+    room: Arc<Room>,
+    validator: Arc<Validator>,
+    circuit: Arc<Circuit>,
+    intake: Intake,
+    /// Events per request.
+    events_max: usize,
+    /// Events per request that may wait for acknowledgement at once.
+    sends_max: usize,
+}
+
+impl Api {
+    /// `pool` is `None` in a collector, which has no database.
+    pub(crate) fn new(
+        options: &Options,
+        pool: Option<PgPool>,
+        destination: Destination,
+        validator: Arc<Validator>,
+    ) -> Self {
+        let probe_interval = Duration::from_secs_f64(options.log_probe_seconds);
+        Self {
+            stored: pool.as_ref().map(StoredEvents::new),
+            pool,
+            destination,
+            payloads: None,
+            room: Arc::default(),
+            validator,
+            circuit: Arc::new(Circuit::new(options.log_failures_max, probe_interval)),
+            intake: Intake::new(options),
+            events_max: options.request_events_max,
+            sends_max: options.request_sends_max,
+        }
+    }
+
+    /// Bytes of requests that are held in memory now.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.intake.held_bytes()
+    }
+
+    /// Sets the store of payloads by reference.
+    pub(crate) fn with_payloads(self, payloads: Option<Store>) -> Self {
+        Self { payloads, ..self }
+    }
+
+    /// `room` says whether the tables may grow.
+    pub(crate) fn with_room(self, room: Arc<Room>) -> Self {
+        Self { room, ..self }
+    }
+
+    pub(crate) fn router(self, auth: &Auth) -> Router {
+        let intake = self.intake.clone();
+        let (routes, document) = document();
+        auth.protect(intake.guard(routes.events.with_state(self)))
+            .layer(middleware::from_fn(tally::count_refusals))
+            .merge(routes.open.layer(Extension(Arc::new(document))))
+    }
+}
+
+struct Routes {
+    events: Router<Api>,
+    /// Routes that need no key.
+    open: Router,
+}
+
+/// All routes and their OpenAPI document.
+fn document() -> (Routes, OpenApi) {
+    let (events, mut document) = OpenApiRouter::with_openapi(openapi::Base::openapi())
+        .routes(routes!(feedback::feedback))
+        .routes(routes!(generation::generation))
+        .routes(routes!(events::events))
+        .routes(routes!(batch::batch))
+        .routes(routes!(revoke::retraction))
+        .routes(routes!(revoke::episode_end))
+        .routes(routes!(payload::payload))
+        .split_for_parts();
+    let open = OpenApiRouter::new().routes(routes!(health));
+    let (open, rest) = open.routes(routes!(openapi::openapi)).split_for_parts();
+    document.merge(rest);
+    (Routes { events, open }, openapi::complete(document))
+}
+
+#[derive(Serialize, ToSchema)]
+struct Health {
+    /// `ok`.
+    status: &'static str,
+}
+
+/// Whether the process responds.
+#[utoipa::path(
+    get,
+    path = "/health",
+    tag = "operation",
+    security(()),
+    responses(
+        (status = 200, description = "the process responds", body = Health),
+        (status = 405, response = MethodNotAllowed)
+    )
+)]
+async fn health() -> Answer<Health> {
+    Answer(Health { status: "ok" })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! `POST /v1/feedback`: one feedback event.
+
+use std::collections::BTreeMap;
+
+use axum::Json as Answer;
+use axum::extract::State;
+use edge::auth::{Principal, Role};
+use edge::problem::Problem;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::answer::{Refusal, invalid};
+use super::body::{self, JsonText};
+use super::dryrun::{self, Preview};
+use super::idempotency::{IdempotencyKey, Identity};
+use super::query::Query;
+use super::{Api, SOURCE};
+// utoipa treats any type named `Value` as arbitrary JSON.
+use crate::event::Value as FeedbackValue;
+use crate::event::{self, Event, Feedback};
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = FeedbackRequest)]
+pub(super) struct Request {
+    /// UUIDv7. Resending the same id and body is a no-op. Absent: derived from the Idempotency-Key,
+    /// or new.
+    id: Option<Uuid>,
+    /// The target: either this or `episode_id`.
+    generation_id: Option<Uuid>,
+    episode_id: Option<Uuid>,
+    #[schema(max_length = 256)]
+    metric_name: String,
+    value: FeedbackValue,
+    #[serde(default)]
+    tags: BTreeMap<String, String>,
+    /// When the feedback was given. Absent: now.
+    #[serde(default, with = "time::serde::rfc3339::option")]
+    time: Option<OffsetDateTime>,
+    /// The producer. Absent: `springtide/api`.
+    source: Option<String>,
+    /// Check and join without writing anything, like the query parameter.
+    #[serde(default)]
+    dryrun: bool,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AcceptedFeedback)]
+pub(super) struct Accepted {
+    feedback_id: Uuid,
+    /// In dry runs only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dryrun: Option<Preview>,
+}
+
+/// Send a feedback event.
+///
+/// The same id, or the same `Idempotency-Key`, with the same body is the same event. With another
+/// body it is a conflict.
+#[utoipa::path(
+    post,
+    path = "/v1/feedback",
+    tag = "events",
+    params(
+        dryrun::Options,
+        (
+            "Idempotency-Key" = Option<String>,
+            Header,
+            description = "identifies the request if its body has no id; printable ASCII",
+            min_length = 1,
+            max_length = 255
+        )
+    ),
+    request_body = Request,
+    responses((status = 200, description = "acknowledged by the log", body = Accepted), Refusal)
+)]
+pub(super) async fn feedback(
+    State(api): State<Api>,
+    principal: Principal,
+    Query(options): Query<dryrun::Options>,
+    IdempotencyKey(key): IdempotencyKey,
+    JsonText(text): JsonText,
+) -> Result<Answer<Accepted>, Problem> {
+    principal.require(&[Role::Serving, Role::Research])?;
+    let request: Request = body::read_short(&text)?;
+    let dryrun = options.dryrun || request.dryrun;
+    let (event, feedback_id) = event(request, key.as_deref(), &principal.tenant)?;
+    let (_, dryrun) = api.take_one(event, dryrun).await?;
+    Ok(Answer(Accepted { feedback_id, dryrun }))
+}
+
+fn event(request: Request, key: Option<&str>, tenant: &str) -> Result<(Event, Uuid), Problem> {
+    let target = event::one_target(request.generation_id, request.episode_id).map_err(Problem::bad_request)?;
+    let source = request.source.unwrap_or_else(|| SOURCE.to_owned());
+    // An id in the body takes precedence over the key.
+    let key = key.filter(|_| request.id.is_none());
+    let identity = key.map(|key| Identity::new(tenant, &source, key));
+    let id = match (request.id, &identity) {
+        (Some(id), _) => id,
+        (None, Some(identity)) => {
+            let id = identity.feedback_id(target, request.time);
+            id.map_err(|error| invalid(&error))?
+        }
+        (None, None) => Uuid::now_v7(),
+    };
+    let feedback = Feedback {
+        id,
+        target,
+        metric_name: request.metric_name,
+        value: request.value,
+        tags: request.tags,
+    };
+    let time = request.time.unwrap_or_else(event::now);
+    let mut event = feedback.into_event(tenant, source, time);
+    if let Some(identity) = identity {
+        event.id = identity.event_id();
+    }
+    Ok((event, id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value as Json, json};
+
+    fn body() -> Json {
+        json!({
+            "generation_id": "019aa5e6-2f40-7abc-8def-0123456789ab",
+            "metric_name": "accept", "value": true,
+        })
+    }
+
+    fn read(body: &Json, key: Option<&str>) -> (Event, Uuid) {
+        let request = body::read(body.to_string().as_bytes()).unwrap();
+        event(request, key, "default").unwrap()
+    }
+
+    #[test]
+    fn with_a_key_a_repetition_is_the_same_event_and_another_body_a_conflict() {
+        let (first, id) = read(&body(), Some("key"));
+        first.check().unwrap();
+        let (again, same) = read(&body(), Some("key"));
+        assert_eq!(
+            (first.id.clone(), first.digest(), id),
+            (again.id.clone(), again.digest(), same)
+        );
+        for (field, value) in [
+            ("value", json!(false)),
+            ("generation_id", json!("019aa5e6-2f41-7abc-8def-0123456789ab")),
+            ("metric_name", json!("reject")),
+        ] {
+            let mut other = body();
+            other[field] = value;
+            let (other, _) = read(&other, Some("key"));
+            assert_eq!(other.id, first.id);
+            assert_ne!(other.digest(), first.digest(), "{field}");
+        }
+        let (other, _) = read(&body(), Some("another key"));
+        assert_ne!(other.id, first.id);
+    }
+
+    #[test]
+    fn an_id_in_the_body_overrides_the_key_and_without_either_every_event_is_new() {
+        let mut named = body();
+        named["id"] = json!("019aa5e6-2f42-7abc-8def-0123456789ab");
+        let (event, id) = read(&named, Some("key"));
+        assert_eq!(event.id, id.to_string());
+        assert_eq!(json!(id), named["id"]);
+        assert_ne!(read(&body(), None).1, read(&body(), None).1);
+    }
+}

@@ -1,0 +1,34 @@
+//! Counts accepted and refused events for `/metrics`. Every event of a batch counts. A request that
+//! is refused before its events are read counts once.
+
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use edge::problem::{Kind, Problem};
+
+use crate::event::Event;
+
+/// Counts an acknowledged event, duplicates included.
+pub(super) fn accepted(event: &Event) {
+    metrics::counter!("springtide_ingest_accepted_total", "kind" => event.kind()).increment(1);
+}
+
+/// Counts a refused event of a batch.
+pub(super) fn refused(problem: &Problem) {
+    count(&problem.type_, problem.status.as_u16());
+}
+
+/// Middleware that counts refused requests.
+pub(super) async fn count_refusals(request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    if let Some(Kind(reason)) = response.extensions().get::<Kind>() {
+        count(reason, response.status().as_u16());
+    }
+    response
+}
+
+/// Label values come from a fixed set.
+fn count(reason: &str, status: u16) {
+    let labels = [("reason", reason.to_owned()), ("status", status.to_string())];
+    metrics::counter!("springtide_ingest_refused_total", &labels).increment(1);
+}

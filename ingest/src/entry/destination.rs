@@ -1,0 +1,85 @@
+//! Where an accepted event is written: to the log or, in a collector, to its spool.
+//!
+//! The two acknowledgements mean different things, so a collector marks its answers.
+
+use std::cell::Cell;
+
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::Response;
+
+use crate::entry::spool::{self, Spool};
+use crate::event::{Event, Invalid};
+use crate::log::{self, Producer};
+
+/// On a collector's answers: `spooled` means on its disk but not yet in the log.
+const ACKNOWLEDGED: HeaderName = HeaderName::from_static("springtide-acknowledged");
+
+tokio::task_local! {
+    /// Whether the current request has spooled an event.
+    static SPOOLED: Cell<bool>;
+}
+
+/// Why an event was not written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    #[error(transparent)]
+    Log(#[from] log::Error),
+    #[error(transparent)]
+    Spool(#[from] spool::Error),
+}
+
+#[derive(Clone)]
+pub(crate) enum Destination {
+    Log(Producer),
+    Spool(Spool),
+    /// Keeps the events of a fuzzed request.
+    #[cfg(any(test, feature = "fuzz"))]
+    Memory(std::sync::Arc<std::sync::Mutex<Vec<Event>>>),
+}
+
+impl Destination {
+    /// Returns once the log has acknowledged the event, or the spool has flushed it.
+    /// The event has been checked; `value` is its encoding.
+    pub(crate) async fn send(&self, event: &Event, value: &[u8]) -> Result<(), Error> {
+        match self {
+            Self::Log(producer) => Ok(producer.send_encoded(event, value).await?),
+            Self::Spool(spool) => {
+                // An event that cannot be forwarded must not be acknowledged.
+                spool::Request::of(event)?;
+                spool.append(event).await?;
+                // Not set outside of a request.
+                let _ = SPOOLED.try_with(|spooled| spooled.set(true));
+                Ok(())
+            }
+            #[cfg(any(test, feature = "fuzz"))]
+            Self::Memory(events) => {
+                event.check()?;
+                let mut events = events.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                events.push(event.clone());
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Middleware of a collector: changes 200 to 202 and adds a header if the request has spooled an
+/// event.
+pub(crate) async fn mark_spooled(request: Request, next: Next) -> Response {
+    let answer = SPOOLED.scope(Cell::new(false), async {
+        let response = next.run(request).await;
+        (response, SPOOLED.with(Cell::get))
+    });
+    let (mut response, spooled) = answer.await;
+    if spooled {
+        if response.status() == StatusCode::OK {
+            *response.status_mut() = StatusCode::ACCEPTED;
+        }
+        let headers = response.headers_mut();
+        headers.insert(ACKNOWLEDGED, HeaderValue::from_static("spooled"));
+    }
+    response
+}

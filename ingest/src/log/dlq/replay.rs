@@ -1,0 +1,166 @@
+//! Replays records of the dead-letter queue: sends the original record, or a repaired event, to its topic
+//! and then a note to the queue.
+//!
+//! After a crash between the two, the record is not marked as replayed. Replaying it again is harmless,
+//! because (tenant, source, id) identifies an event.
+
+use time::OffsetDateTime;
+
+use super::record::{DlqRecord, EDITED, REPLAYED};
+use crate::event::Event;
+use crate::log::producer::{Headers, Producer};
+use crate::log::{Error as LogError, Position, Topics};
+use crate::options::Options;
+use crate::validator::Validator;
+
+/// Header of a replayed record: its `topic/partition/offset` on the dead-letter queue.
+pub const REPLAYED_FROM: &str = "springtide-replayed-from";
+
+/// Why a record was not replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It was made from a row, so its bytes were never on a topic.
+    #[error(
+        "the record was made from feedback in the tables: send the generation that it waits for, \
+         or replay a repaired event"
+    )]
+    FromRow,
+    /// The sink does not read the topic it came from.
+    #[error("the record came from the topic {topic:?}, which this sink does not read: is kafka.topic_prefix right?")]
+    ForeignTopic { topic: String },
+    #[error("the record was not sent; try again, repetition is harmless")]
+    NotSent(#[source] LogError),
+    #[error("the record was sent, but not marked as replayed; replay it again to mark it, repetition is harmless")]
+    NotNoted(#[source] LogError),
+}
+
+impl DlqRecord {
+    /// The topic to which a replay sends the record.
+    pub fn destination<'a>(&self, topics: &'a Topics) -> Result<&'a str, Error> {
+        let from = self.from.as_ref().ok_or(Error::FromRow)?;
+        let own = [&topics.generation, &topics.feedback];
+        let topic = own.into_iter().find(|topic| **topic == from.topic);
+        topic.map(String::as_str).ok_or_else(|| Error::ForeignTopic {
+            topic: from.topic.clone(),
+        })
+    }
+}
+
+/// Reads a repaired event from canonical JSON, with the checks of the sink.
+pub fn repaired(options: &Options, json: &[u8], now: OffsetDateTime) -> anyhow::Result<Event> {
+    let event = Event::decode_json(json)?;
+    let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
+    Validator::new(options.metrics()?, skew).check(&event, now)?;
+    Ok(event)
+}
+
+impl Producer {
+    /// Sends the original record with its key, content type and trace, and marks it as replayed. Returns
+    /// its new position.
+    pub async fn replay(&self, record: &DlqRecord) -> Result<Position, Error> {
+        let topic = record.destination(&self.topics)?;
+        let mut headers = match record.event() {
+            Ok(event) => Headers::of(&event),
+            Err(_) => Headers::new(),
+        };
+        headers.set("content-type", &record.content_type);
+        self.send_replay(record, topic, &record.key, &record.value, headers, false)
+            .await
+    }
+
+    /// Sends `event` instead of the original record, and marks that as replayed. Returns the new position.
+    pub async fn replay_repaired(&self, record: &DlqRecord, event: &Event) -> Result<Position, Error> {
+        let mut headers = Headers::of(event);
+        headers.set("content-type", "application/protobuf");
+        let topic = self.topics.of(event);
+        self.send_replay(record, topic, &event.key(), &event.encode(), headers, true)
+            .await
+    }
+
+    async fn send_replay(
+        &self,
+        record: &DlqRecord,
+        topic: &str,
+        key: &[u8],
+        value: &[u8],
+        mut headers: Headers,
+        edited: bool,
+    ) -> Result<Position, Error> {
+        headers.set_all(&record.trace);
+        headers.set(REPLAYED_FROM, &format!("{}/{}", self.topics.dlq, record.position));
+        let to = self.send(topic, key, value, headers.0).await.map_err(Error::NotSent)?;
+        let mut note = Headers::new();
+        note.set("reason", "replayed");
+        note.set(REPLAYED, &record.position.to_string());
+        note.set_position(&to);
+        if edited {
+            note.set(EDITED, "true");
+        }
+        self.send(&self.topics.dlq, &record.key, &[], note.0)
+            .await
+            .map_err(Error::NotNoted)?;
+        Ok(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::{ClientOptions, DlqPosition};
+
+    fn record(from: Option<&str>) -> DlqRecord {
+        DlqRecord {
+            position: DlqPosition {
+                partition: 0,
+                offset: 1,
+            },
+            time: None,
+            reason: "invalid".to_owned(),
+            detail: String::new(),
+            from: from.map(|topic| Position {
+                topic: topic.to_owned(),
+                partition: 0,
+                offset: 2,
+            }),
+            content_type: "application/protobuf".to_owned(),
+            trace: Vec::new(),
+            key: Vec::new(),
+            value: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_record_is_only_replayed_to_a_topic_of_this_sink() {
+        let topics = ClientOptions::default().topics();
+        let destination = record(Some(&topics.feedback)).destination(&topics).map(str::to_owned);
+        assert_eq!(destination.unwrap(), topics.feedback);
+        for foreign in ["blue.feedback.v1", &*topics.dlq, &*topics.version] {
+            let error = record(Some(foreign)).destination(&topics).unwrap_err();
+            assert!(matches!(error, Error::ForeignTopic { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_record_made_from_a_row_is_not_replayed() {
+        let topics = ClientOptions::default().topics();
+        assert!(matches!(record(None).destination(&topics), Err(Error::FromRow)));
+    }
+
+    #[test]
+    fn a_repaired_event_must_satisfy_the_configuration_too() {
+        let now = crate::event::now();
+        let json = |value: &str| {
+            let id = uuid::Uuid::now_v7();
+            format!(
+                "{{\"tenant\": \"default\", \"source\": \"s\", \"id\": \"{id}\", \"time\": \"2026-11-21T03:00:00Z\", \
+                 \"feedback\": {{\"feedback_id\": \"{id}\", \"generation_id\": \"{id}\", \"metric_name\": \"accept\", \
+                 \"value\": {value}}}}}"
+            )
+        };
+        let read = |value| repaired(&Options::default(), json(value).as_bytes(), now);
+        assert!(read("true").is_ok());
+        let error = read("3").unwrap_err().to_string();
+        assert!(error.contains("takes a boolean"), "{error}");
+        assert!(read("").is_err());
+    }
+}

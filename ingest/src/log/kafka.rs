@@ -1,0 +1,291 @@
+//! The connection to the broker: which cluster, which topics, and how topics are created.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::{Client, ClientContext, DefaultClientContext};
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::{Offset, TopicPartitionList};
+use serde::{Deserialize, Serialize};
+
+use crate::event::{Body, Event};
+
+const TOPICS_TIMEOUT: Duration = Duration::from_secs(30);
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(5);
+const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(15);
+const TOPICS_POLL: Duration = Duration::from_millis(50);
+
+/// The cluster and its topics.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClientOptions {
+    /// `host:port`, comma-separated. Default: 127.0.0.1:9092.
+    pub brokers: String,
+    /// Prefix of the names of topics and consumer groups. Default: springtide.
+    pub topic_prefix: String,
+    /// Retention of topics that Springtide creates, hours. Default: 168.
+    pub log_retention_hours: u32,
+    /// Maximum size of each of their partitions, bytes; 0: no limit. Default: 0.
+    pub log_bytes_max: u64,
+    /// Retention of the dead-letter queue, days. Default: 90.
+    pub dead_letter_retention_days: u32,
+    /// Any librdkafka setting. Overrides Springtide's own. Default: none.
+    pub librdkafka: BTreeMap<String, String>,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            brokers: "127.0.0.1:9092".to_owned(),
+            topic_prefix: "springtide".to_owned(),
+            log_retention_hours: 168,
+            log_bytes_max: 0,
+            dead_letter_retention_days: 90,
+            librdkafka: BTreeMap::new(),
+        }
+    }
+}
+
+/// The names of the topics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topics {
+    pub generation: String,
+    pub feedback: String,
+    pub version: String,
+    pub dlq: String,
+}
+
+impl Topics {
+    /// The topic of this event.
+    pub fn of(&self, event: &Event) -> &str {
+        match event.body {
+            Body::Generation(_) => &self.generation,
+            Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => &self.feedback,
+        }
+    }
+}
+
+impl ClientOptions {
+    pub fn topics(&self) -> Topics {
+        let name = |topic: &str| format!("{}.{topic}.v1", self.topic_prefix);
+        Topics {
+            generation: name("generation"),
+            feedback: name("feedback"),
+            version: name("version"),
+            dlq: name("dlq"),
+        }
+    }
+
+    /// The configuration of a client with Springtide's settings. The operator's settings override them.
+    pub(crate) fn config(&self, settings: &[(&str, &str)]) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers);
+        config.set("client.id", "springtide");
+        for (key, value) in settings {
+            config.set(*key, *value);
+        }
+        for (key, value) in &self.librdkafka {
+            config.set(key, value);
+        }
+        config
+    }
+}
+
+/// The retention of a topic.
+#[derive(Debug, Clone, Copy)]
+struct Retention {
+    milliseconds: u64,
+    /// Per partition; 0: no limit.
+    bytes_max: u64,
+}
+
+impl Retention {
+    /// `retention.ms` and `retention.bytes`.
+    fn settings(self) -> [String; 2] {
+        let bytes = match self.bytes_max {
+            0 => "-1".to_owned(),
+            bytes => bytes.to_string(),
+        };
+        [self.milliseconds.to_string(), bytes]
+    }
+}
+
+/// Creates missing topics with the broker's default replication and waits until all topics are readable.
+///
+/// Event topics get `partitions` partitions, the others one. Existing topics are not changed. Waits for a
+/// cluster that is starting or changing its controller.
+pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::Result<()> {
+    let admin: AdminClient<DefaultClientContext> = options.config(&[]).create().context("create admin client")?;
+    let admin = Arc::new(admin);
+    let names = options.topics();
+    let hours = |hours: u32| u64::from(hours) * 3_600_000;
+    let events = Retention {
+        milliseconds: hours(options.log_retention_hours),
+        bytes_max: options.log_bytes_max,
+    };
+    let dead_letters = Retention {
+        milliseconds: hours(options.dead_letter_retention_days.saturating_mul(24)),
+        bytes_max: 0,
+    };
+    let wanted = vec![
+        (names.generation, partitions, events),
+        (names.feedback, partitions, events),
+        // Announcements are only hints.
+        (names.version, 1, events),
+        (names.dlq, 1, dead_letters),
+    ];
+    let started = Instant::now();
+    loop {
+        match create_missing(&admin, &wanted).await {
+            Ok(()) => return Ok(()),
+            Err(error) if started.elapsed() >= TOPICS_TIMEOUT => {
+                return Err(error.context(format!("create topics at {}", options.brokers)));
+            }
+            Err(error) => tracing::debug!(error = %format!("{error:#}"), "topics not ready yet"),
+        }
+        tokio::time::sleep(TOPICS_POLL).await;
+    }
+}
+
+/// Also fails while a new topic is not yet known to all brokers or has no leader.
+async fn create_missing(
+    admin: &Arc<AdminClient<DefaultClientContext>>,
+    wanted: &[(String, i32, Retention)],
+) -> anyhow::Result<()> {
+    let client = admin.clone();
+    let existing = tokio::task::spawn_blocking(move || topics(client.inner()))
+        .await
+        .context("join")??;
+    let settings: Vec<[String; 2]> = wanted.iter().map(|(.., retention)| retention.settings()).collect();
+    let missing: Vec<_> = wanted
+        .iter()
+        .zip(&settings)
+        .filter(|((name, ..), _)| !existing.contains(name))
+        .map(|((name, partitions, _), [milliseconds, bytes])| {
+            NewTopic::new(name, *partitions, TopicReplication::Fixed(-1))
+                .set("retention.ms", milliseconds)
+                .set("retention.bytes", bytes)
+        })
+        .collect();
+    if !missing.is_empty() {
+        let deadline = AdminOptions::new()
+            .request_timeout(Some(ADMIN_TIMEOUT))
+            .operation_timeout(Some(ADMIN_TIMEOUT));
+        for result in admin
+            .create_topics(&missing, &deadline)
+            .await
+            .context("create topics")?
+        {
+            match result {
+                Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+                Err((name, code)) => bail!("create topic {name}: {code}"),
+            }
+        }
+    }
+    let client = admin.clone();
+    let names: Vec<String> = wanted.iter().map(|(name, ..)| name.clone()).collect();
+    let read = move || {
+        names
+            .iter()
+            .try_for_each(|name| partitions(client.inner(), name).map(drop))
+    };
+    tokio::task::spawn_blocking(read).await.context("join")?
+}
+
+/// The names of all topics. Blocks. A lookup by name could create the topic with the broker's defaults.
+fn topics<C: ClientContext>(client: &Client<C>) -> anyhow::Result<BTreeSet<String>> {
+    let metadata = client.fetch_metadata(None, METADATA_TIMEOUT).context("list topics")?;
+    Ok(metadata.topics().iter().map(|topic| topic.name().to_owned()).collect())
+}
+
+/// The partitions of a topic with their first offsets. Blocks.
+pub(crate) fn partitions<C: ClientContext>(client: &Client<C>, topic: &str) -> anyhow::Result<BTreeMap<i32, i64>> {
+    let metadata = client
+        .fetch_metadata(Some(topic), METADATA_TIMEOUT)
+        .with_context(|| format!("look up topic {topic}"))?;
+    let mut partitions = BTreeMap::new();
+    for partition in metadata.topics().iter().flat_map(|topic| topic.partitions()) {
+        let (first, _) = client
+            .fetch_watermarks(topic, partition.id(), METADATA_TIMEOUT)
+            .with_context(|| format!("look up the start of {topic}/{}", partition.id()))?;
+        partitions.insert(partition.id(), first);
+    }
+    ensure!(!partitions.is_empty(), "topic {topic} does not exist");
+    Ok(partitions)
+}
+
+/// The cluster's id. Uses a new client, because an existing one returns a cached id. Blocks.
+pub(crate) fn cluster_id(options: &ClientOptions) -> anyhow::Result<String> {
+    let client: BaseConsumer = options.config(&[]).create().context("create client")?;
+    let cluster_id = client.client().fetch_cluster_id(CLUSTER_TIMEOUT);
+    cluster_id.context("read the cluster's id from the broker")
+}
+
+/// The error if the brokers belong to another cluster than the tables.
+pub(crate) fn another_log(options: &ClientOptions, tables: &str, log: &str) -> anyhow::Error {
+    anyhow!(
+        "these tables were filled from the Kafka cluster {tables}, but the brokers {} are the cluster {log}: \
+         ingest.accept_other_log = true starts over with the records of this cluster",
+        options.brokers
+    )
+}
+
+/// The offset after the last record of each partition. Blocks. Uses one request, because each request
+/// waits for the fetch before it on the same connection.
+pub(crate) fn ends<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    partitions: &[(String, i32)],
+) -> anyhow::Result<BTreeMap<(String, i32), i64>> {
+    if partitions.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let mut asked = TopicPartitionList::new();
+    for (topic, partition) in partitions {
+        asked.add_partition_offset(topic, *partition, Offset::End)?;
+    }
+    let answer = consumer
+        .offsets_for_times(asked, METADATA_TIMEOUT)
+        .context("look up the ends")?;
+    let mut ends = BTreeMap::new();
+    for element in answer.elements() {
+        let (topic, partition) = (element.topic().to_owned(), element.partition());
+        element
+            .error()
+            .with_context(|| format!("look up the end of {topic}/{partition}"))?;
+        match element.offset() {
+            Offset::Offset(end) => ends.insert((topic, partition), end),
+            other => bail!("the end of {topic}/{partition} is {other:?}"),
+        };
+    }
+    Ok(ends)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topic_names_have_the_prefix_and_the_schema_version() {
+        let options = ClientOptions {
+            topic_prefix: "blue".to_owned(),
+            ..ClientOptions::default()
+        };
+        assert_eq!(options.topics().generation, "blue.generation.v1");
+        assert_eq!(options.topics().dlq, "blue.dlq.v1");
+    }
+
+    #[test]
+    fn the_operators_settings_override_ours() {
+        let options = ClientOptions {
+            librdkafka: BTreeMap::from([("acks".to_owned(), "1".to_owned())]),
+            ..ClientOptions::default()
+        };
+        assert_eq!(options.config(&[("acks", "all")]).get("acks"), Some("1"));
+    }
+}

@@ -1,0 +1,10 @@
+//! From the log into the rows of Postgres.
+
+pub mod context;
+pub(crate) mod feedback;
+mod insert;
+pub(crate) mod join;
+pub mod offset;
+mod record;
+pub mod sink;
+pub(crate) mod transaction;

@@ -1,0 +1,274 @@
+//! Rebuilds the full prompt of a generation that was logged turn by turn.
+//!
+//! A turn stores its new tokens, its parent's id, and the length and hash of the shared prefix. The reader
+//! walks up the parents, fetches payloads, and checks the hash.
+//!
+//! A context that cannot be rebuilt has exactly one reason ([`Broken`]). Only [`Broken::ParentMissing`] may
+//! be temporary, if the parent has not arrived yet. A parent of another tenant counts as missing, so that
+//! nobody can find out whether it exists.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::event::PayloadRef;
+use crate::payload::{self, Experts, Store};
+
+/// Parents above a generation.
+const TURNS_MAX: usize = 1024;
+
+/// Why a context cannot be rebuilt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    #[error("a parent is not in the tables (of this tenant)")]
+    ParentMissing,
+    #[error("its parents form a cycle")]
+    Cycle,
+    #[error("it has more than {TURNS_MAX} parents above it")]
+    TooDeep,
+    #[error("it shares more tokens than its parent has")]
+    PrefixTooLong,
+    #[error("the tokens shared with its parent do not have the logged hash")]
+    PrefixDiffers,
+    #[error("a payload is not in the store")]
+    PayloadMissing,
+    #[error("a payload in the store has another size or digest")]
+    PayloadDiffers,
+    #[error("a payload has an unknown type")]
+    PayloadUnknown,
+    #[error("its expert ids cannot be read or do not fit the model")]
+    ExpertsDiffer,
+    #[error("it is longer than the reader allows")]
+    TooLong,
+}
+
+impl Broken {
+    /// The code in the ledger.
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::ParentMissing => "parent_missing",
+            Self::Cycle => "context_cycle",
+            Self::TooDeep => "context_too_deep",
+            Self::PrefixTooLong => "prefix_too_long",
+            Self::PrefixDiffers => "prefix_differs",
+            Self::PayloadMissing => "payload_missing",
+            Self::PayloadDiffers => "payload_differs",
+            Self::PayloadUnknown => "payload_unknown",
+            Self::ExpertsDiffer => "experts_differ",
+            Self::TooLong => "longer_than_context",
+        }
+    }
+}
+
+/// The contexts could not be read. A retry may help.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("read generations")]
+    Database(#[from] sqlx::Error),
+    #[error("read payloads")]
+    Payload(#[source] payload::Error),
+}
+
+/// Why reading one context ended.
+enum Stop {
+    Broken(Broken),
+    Error(Error),
+}
+
+impl From<Broken> for Stop {
+    fn from(broken: Broken) -> Self {
+        Self::Broken(broken)
+    }
+}
+
+/// Separates what is wrong with one context from errors that affect all.
+fn separate<T>(read: Result<T, Stop>) -> Result<Result<T, Broken>, Error> {
+    match read {
+        Ok(value) => Ok(Ok(value)),
+        Err(Stop::Broken(broken)) => Ok(Err(broken)),
+        Err(Stop::Error(error)) => Err(error),
+    }
+}
+
+/// What one turn adds.
+#[derive(Debug, Clone)]
+struct Turn {
+    tenant: String,
+    parent: Option<Uuid>,
+    /// Tokens shared with the parent.
+    shared: usize,
+    hash: Vec<u8>,
+    payload: Option<PayloadRef>,
+    prompt_ids: Vec<u32>,
+    token_ids: Vec<u32>,
+}
+
+/// The full prompts of these generations, each up to `tokens_max` tokens. Ids that are not in the tables are omitted.
+pub async fn prompts(
+    connection: &mut PgConnection,
+    payloads: &Store,
+    ids: &[Uuid],
+    tokens_max: usize,
+) -> Result<BTreeMap<Uuid, Result<Vec<u32>, Broken>>, Error> {
+    let turns = read_turns(connection, ids).await?;
+    let mut prompts = BTreeMap::new();
+    for id in ids.iter().filter(|id| turns.contains_key(id)) {
+        let prompt = match lineage(&turns, *id) {
+            Ok(lineage) => separate(build(payloads, &lineage, tokens_max).await)?,
+            Err(broken) => Err(broken),
+        };
+        prompts.insert(*id, prompt);
+    }
+    Ok(prompts)
+}
+
+/// The expert ids of those of these generations that were logged with them.
+pub async fn experts(
+    connection: &mut PgConnection,
+    payloads: &Store,
+    ids: &[Uuid],
+) -> Result<BTreeMap<Uuid, Result<Experts, Broken>>, Error> {
+    let rows = sqlx::query!(
+        "select generation_id, tenant_id, digest, size_bytes, media_type from payload_reference
+         where kind = 'experts' and generation_id = any($1)",
+        ids
+    )
+    .fetch_all(connection)
+    .await?;
+    let mut experts = BTreeMap::new();
+    for row in rows {
+        let payload = PayloadRef {
+            // A digest of another length is in no store.
+            digest: row.digest.try_into().unwrap_or_default(),
+            size_bytes: row.size_bytes.unsigned_abs(),
+            media_type: row.media_type,
+        };
+        let read = separate(read_payload(payloads, &row.tenant_id, &payload, payload::EXPERTS).await)?;
+        let decoded = read.and_then(|bytes| Experts::decode(&bytes).map_err(|_| Broken::ExpertsDiffer));
+        experts.insert(row.generation_id, decoded);
+    }
+    Ok(experts)
+}
+
+/// These generations and all parents that they share tokens with, with one query per level.
+async fn read_turns(connection: &mut PgConnection, ids: &[Uuid]) -> Result<BTreeMap<Uuid, Turn>, Error> {
+    let mut turns = BTreeMap::new();
+    let mut known: BTreeSet<Uuid> = ids.iter().copied().collect();
+    let mut wanted: Vec<Uuid> = known.iter().copied().collect();
+    for _ in 0..=TURNS_MAX {
+        if wanted.is_empty() {
+            break;
+        }
+        let rows = sqlx::query_file!("src/rows/context.sql", &wanted)
+            .fetch_all(&mut *connection)
+            .await?;
+        wanted.clear();
+        for row in rows {
+            let payload = row.digest.zip(row.size_bytes).zip(row.media_type);
+            let turn = Turn {
+                tenant: row.tenant_id,
+                parent: row.parent_id,
+                shared: usize::try_from(row.prompt_prefix_len).unwrap_or(0),
+                hash: row.prompt_prefix_hash.unwrap_or_default(),
+                payload: payload.map(|((digest, size), media_type)| PayloadRef {
+                    // A digest of another length is in no store.
+                    digest: digest.try_into().unwrap_or_default(),
+                    size_bytes: size.unsigned_abs(),
+                    media_type,
+                }),
+                prompt_ids: row.prompt_ids.into_iter().map(i32::cast_unsigned).collect(),
+                token_ids: row.token_ids.into_iter().map(i32::cast_unsigned).collect(),
+            };
+            let above = turn.parent.filter(|_| turn.shared > 0);
+            wanted.extend(above.filter(|parent| known.insert(*parent)));
+            turns.insert(row.id, turn);
+        }
+    }
+    Ok(turns)
+}
+
+/// The turns from the one that shares nothing down to `id`.
+fn lineage(turns: &BTreeMap<Uuid, Turn>, id: Uuid) -> Result<Vec<&Turn>, Broken> {
+    let mut lineage: Vec<&Turn> = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut at = Some(id);
+    while let Some(id) = at {
+        if !seen.insert(id) {
+            return Err(Broken::Cycle);
+        }
+        if lineage.len() > TURNS_MAX {
+            return Err(Broken::TooDeep);
+        }
+        let turn = turns.get(&id).ok_or(Broken::ParentMissing)?;
+        if lineage.first().is_some_and(|leaf| leaf.tenant != turn.tenant) {
+            return Err(Broken::ParentMissing);
+        }
+        lineage.push(turn);
+        at = turn.parent.filter(|_| turn.shared > 0);
+    }
+    lineage.reverse();
+    Ok(lineage)
+}
+
+/// Adds up the turns of a lineage, each as far as the next one shares it. Only the hash of the last turn is
+/// checked, because it covers all turns before.
+async fn build(store: &Store, lineage: &[&Turn], tokens_max: usize) -> Result<Vec<u32>, Stop> {
+    let (last, above) = lineage.split_last().ok_or(Broken::ParentMissing)?;
+    if last.shared > tokens_max {
+        return Err(Broken::TooLong.into());
+    }
+    // How many tokens of each turn's context the turns below it need.
+    let mut needed = vec![last.shared; above.len()];
+    for index in (1..above.len()).rev() {
+        needed[index - 1] = needed[index].min(above[index].shared);
+    }
+    let mut context: Vec<u32> = Vec::new();
+    for (turn, needed) in above.iter().zip(needed) {
+        if turn.shared.min(needed) > context.len() {
+            return Err(Broken::PrefixTooLong.into());
+        }
+        context.truncate(turn.shared.min(needed));
+        add_prompt(store, turn, &mut context, tokens_max).await?;
+        context.extend(&turn.token_ids);
+        context.truncate(needed);
+    }
+    if context.len() < last.shared {
+        return Err(Broken::PrefixTooLong.into());
+    }
+    let differs = || blake3::hash(&payload::token_bytes(&context)).as_bytes()[..] != last.hash[..];
+    if last.shared > 0 && differs() {
+        return Err(Broken::PrefixDiffers.into());
+    }
+    add_prompt(store, last, &mut context, tokens_max).await?;
+    if context.len() > tokens_max {
+        return Err(Broken::TooLong.into());
+    }
+    Ok(context)
+}
+
+/// Adds a turn's prompt after its shared prefix.
+async fn add_prompt(store: &Store, turn: &Turn, context: &mut Vec<u32>, tokens_max: usize) -> Result<(), Stop> {
+    if let Some(payload) = &turn.payload {
+        let left = tokens_max.saturating_sub(context.len());
+        if payload.media_type == payload::TOKEN_IDS && payload.size_bytes / 4 > left as u64 {
+            return Err(Broken::TooLong.into());
+        }
+        let bytes = read_payload(store, &turn.tenant, payload, payload::TOKEN_IDS).await?;
+        context.extend(payload::token_ids(&bytes).ok_or(Broken::PayloadDiffers)?);
+    }
+    context.extend(&turn.prompt_ids);
+    Ok(())
+}
+
+async fn read_payload(store: &Store, tenant: &str, payload: &PayloadRef, media_type: &str) -> Result<Bytes, Stop> {
+    if payload.media_type != media_type {
+        return Err(Broken::PayloadUnknown.into());
+    }
+    store.get(tenant, payload).await.map_err(|error| match error {
+        payload::Error::Missing => Broken::PayloadMissing.into(),
+        payload::Error::Differs(_) => Broken::PayloadDiffers.into(),
+        error => Stop::Error(Error::Payload(error)),
+    })
+}

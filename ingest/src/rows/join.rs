@@ -1,0 +1,65 @@
+//! The join protocol: what keeps sink and closer consistent when feedback about a generation is stored
+//! while the generation closes.
+//!
+//! Invariants:
+//! 1. A closure either used a feedback event, or the event is marked late. The same holds for
+//!    retractions.
+//! 2. The closer never waits for the sink. It leaves a contested generation to its next round. The sink
+//!    may wait for the closer, so the two cannot deadlock.
+//! 3. Sink transactions lock rows in the order of their ids, so they cannot deadlock with each other.
+//! 4. A consequence of two events is found whichever is stored first, also if two concurrent
+//!    transactions store them ([`settle`]).
+//!
+//! For feedback about a generation, the sink does one of three things before it stores it ([`hold`]):
+//!
+//! ```text
+//!  the generation is open and   not due, and its surface never closes early   nothing
+//!                               otherwise                                     lock its row `for share`
+//!  no open row is visible       (closed, or being stored just now)            announce its id
+//! ```
+//!
+//! "Nothing" is safe because the sink's transaction also locks the offsets of its partitions. Until it
+//! ends, no partition is marked as caught up further, so the closer closes nothing that is due later.
+//! The closer locks its rows `for update skip locked`: it skips rows that the sink holds, and a sink that
+//! waited for the closer sees the closure and marks its event late. Announced ids work where there is no
+//! row to lock: the closer skips them ([`ids_being_written`]). Retractions announce the ids of their
+//! feedback in the same way, because that feedback may not be stored yet ([`signals`]).
+
+pub(crate) mod hold;
+pub(crate) mod settle;
+pub(crate) mod signals;
+
+use std::collections::HashSet;
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// Announces that this transaction stores something about these ids: feedback about generations or
+/// episodes without a visible open row, or retractions of feedback.
+///
+/// Ids share 4,096 advisory locks, because the server has little memory for locks. A collision only
+/// delays a generation to the closer's next round.
+pub(crate) async fn announce_writes(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "select pg_advisory_xact_lock_shared(1, part) \
+         from (select distinct hashtext(id::text) & 4095 as part from unnest($1::uuid[]) as id order by 1) as parts",
+        ids
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// The ids that other transactions have announced. Does not wait.
+///
+/// Until this transaction ends, no other transaction can announce the other ids.
+pub(crate) async fn ids_being_written(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<HashSet<Uuid>> {
+    let announced = sqlx::query_scalar!(
+        "select id as \"id!\" from unnest($1::uuid[]) as id \
+         where not pg_try_advisory_xact_lock(1, hashtext(id::text) & 4095)",
+        ids
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(announced.into_iter().collect())
+}

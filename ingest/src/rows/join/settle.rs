@@ -1,0 +1,114 @@
+//! Handles consequences that need two events, such as an early close or a late retraction.
+//!
+//! Two concurrent transactions may each store one of the events and not see the other. So the sink
+//! checks twice: inside the transaction and after its commit. The transaction that commits last sees
+//! both events. Nothing closes between the two checks, because a partition is marked as caught up only
+//! after the second one.
+//!
+//! If the process dies between the checks, the generation closes at its horizon instead. The reward is
+//! the same, because the closer computes by itself until when signals count.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::event::{EpisodeEnd, Feedback, Generation, Target};
+use crate::reward::stored::Surfaces;
+use crate::rows::insert::Row;
+
+/// The events of a batch that can have such consequences.
+#[derive(Debug, Default)]
+pub(crate) struct Touched {
+    /// May close because feedback was given.
+    by_feedback: Targets,
+    /// May close because an episode ended.
+    by_end: Targets,
+    /// Feedback that is late or retracted.
+    pub feedback: Vec<Uuid>,
+}
+
+#[derive(Debug, Default)]
+struct Targets {
+    generations: Vec<Uuid>,
+    episodes: Vec<Uuid>,
+}
+
+impl Targets {
+    fn is_empty(&self) -> bool {
+        self.generations.is_empty() && self.episodes.is_empty()
+    }
+}
+
+impl Touched {
+    pub(crate) fn of(
+        generations: &[Row<'_, Generation>],
+        feedback: &[Row<'_, Feedback>],
+        ends: &[Row<'_, EpisodeEnd>],
+        surfaces: &Surfaces,
+    ) -> Self {
+        let mut touched = Self::default();
+        for row in generations {
+            let Some((_, rule)) = surfaces.get(&row.body.surface) else {
+                continue;
+            };
+            if rule.definition.close_on_feedback {
+                touched.by_feedback.generations.push(row.body.id);
+            }
+            if rule.definition.close_on_episode_end {
+                touched.by_end.generations.push(row.body.id);
+            }
+        }
+        let early: Vec<&str> = surfaces
+            .definitions()
+            .filter(|surface| surface.close_on_feedback)
+            .map(|surface| surface.metric.as_str())
+            .collect();
+        for row in feedback
+            .iter()
+            .filter(|row| early.contains(&row.body.metric_name.as_str()))
+        {
+            match row.body.target {
+                Target::Generation(id) => touched.by_feedback.generations.push(id),
+                Target::Episode(id) => touched.by_feedback.episodes.push(id),
+            }
+        }
+        if surfaces.definitions().any(|surface| surface.close_on_episode_end) {
+            touched.by_end.episodes = ends.iter().map(|row| row.body.episode_id).collect();
+        }
+        touched
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_feedback.is_empty() && self.by_end.is_empty() && self.feedback.is_empty()
+    }
+}
+
+/// Applies the consequences that are visible now. Idempotent.
+pub(crate) async fn settle(connection: &mut PgConnection, touched: &Touched, surfaces: &Surfaces) -> sqlx::Result<()> {
+    if !touched.feedback.is_empty() {
+        sqlx::query!(
+            "update retraction r set late = true from feedback f \
+             where r.feedback_id = any($1) and not r.late and f.id = r.feedback_id and f.late",
+            &touched.feedback
+        )
+        .execute(&mut *connection)
+        .await?;
+    }
+    let Targets { generations, episodes } = &touched.by_end;
+    if !touched.by_end.is_empty() {
+        let closing = surfaces.definitions().filter(|surface| surface.close_on_episode_end);
+        let names: Vec<String> = closing.map(|surface| surface.name.clone()).collect();
+        sqlx::query_file!("src/rows/join/close_ended.sql", generations, episodes, &names)
+            .execute(&mut *connection)
+            .await?;
+    }
+    let Targets { generations, episodes } = &touched.by_feedback;
+    if !touched.by_feedback.is_empty() {
+        let early = || surfaces.definitions().filter(|surface| surface.close_on_feedback);
+        let names: Vec<String> = early().map(|surface| surface.name.clone()).collect();
+        let metrics: Vec<String> = early().map(|surface| surface.metric.clone()).collect();
+        sqlx::query_file!("src/rows/join/close_early.sql", generations, episodes, &names, &metrics)
+            .execute(connection)
+            .await?;
+    }
+    Ok(())
+}

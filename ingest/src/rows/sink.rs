@@ -1,0 +1,211 @@
+//! Reads the log into the tables. Rows and offsets are written in one transaction.
+//!
+//! Kafka's group protocol only assigns partitions. A fence in the database refuses a sink that no longer
+//! owns a partition. Every record becomes a row, a known duplicate or a dead letter, so no record can
+//! block its partition.
+//!
+//! One thread reads the records of a round. The writers share them by partition, and each writes one
+//! transaction. Meanwhile the thread reads the next round, which starts when all writers have finished.
+//! So each partition is written in order, and rounds share no state.
+
+mod consumer;
+mod round;
+mod write;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use sqlx::PgPool;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+
+use crate::log::Producer;
+use crate::log::kafka::ClientOptions;
+use crate::reward::stored::Surfaces;
+use crate::rows::record::Record;
+use crate::validator::Validator;
+use consumer::{Assigner, Failure};
+use round::Round;
+
+/// How often the ends of the partitions are looked up. The closer waits for this.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a poll waits if nothing is being written. Also the delay of a stop.
+const IDLE_POLL: Duration = Duration::from_millis(50);
+/// How long a poll waits while a round is being written. Also the delay of the next round.
+const BUSY_POLL: Duration = Duration::from_millis(2);
+/// Bytes of the values of a round, plus one value. Decoded events are a small multiple of it.
+const ROUND_BYTES_MAX: usize = 16 * 1024 * 1024;
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
+
+/// Springtide's consumer settings. `[kafka.librdkafka]` overrides them. Public for benchmarks.
+pub const CONSUMER_SETTINGS: &[(&str, &str)] = &[
+    ("enable.auto.commit", "false"),
+    // The database has the offsets. A log without these offsets is an error, not a fresh start.
+    ("auto.offset.reset", "error"),
+    ("session.timeout.ms", "6000"),
+    ("heartbeat.interval.ms", "2000"),
+    ("partition.assignment.strategy", "range"),
+    // Fetched records in memory.
+    ("queued.max.messages.kbytes", "32768"),
+    ("fetch.wait.max.ms", "50"),
+];
+
+pub struct Sink {
+    pub pool: PgPool,
+    pub producer: Producer,
+    pub kafka: ClientOptions,
+    pub cluster_id: String,
+    pub surfaces: Arc<Surfaces>,
+    pub validator: Arc<Validator>,
+    pub batch_records_max: usize,
+    pub batch_wait: Duration,
+    /// Concurrent transactions.
+    pub writers: usize,
+    pub accept_other_log: bool,
+    pub shutdown: CancellationToken,
+}
+
+impl Sink {
+    /// Reads until the shutdown. An error means that continuing could lose or duplicate events.
+    pub async fn run(self) -> anyhow::Result<()> {
+        let runtime = Handle::current();
+        let sink = Arc::new(self);
+        tokio::task::spawn_blocking(move || sink.run_blocking(&runtime))
+            .await
+            .context("join sink")?
+    }
+
+    fn run_blocking(self: &Arc<Self>, runtime: &Handle) -> anyhow::Result<()> {
+        while !self.shutdown.is_cancelled() {
+            match self.consume(runtime) {
+                Ok(()) => return Ok(()),
+                Err(Failure::Lost(error)) => {
+                    metrics::counter!("springtide_ingest_sink_restarts_total").increment(1);
+                    tracing::warn!(error = %format!("{error:#}"), "sink restarts from the offsets in the database");
+                    self.pause(runtime, RESTART_PAUSE);
+                }
+                Err(Failure::Fatal(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// One membership in the consumer group, until the shutdown or a failure.
+    fn consume(self: &Arc<Self>, runtime: &Handle) -> Result<(), Failure> {
+        let group = format!("{}.sink", self.kafka.topic_prefix);
+        let topics = self.kafka.topics();
+        consumer::same_cluster(&self.kafka, &self.cluster_id)?;
+        let assigner = Assigner::new(
+            runtime.clone(),
+            self.pool.clone(),
+            self.kafka.clone(),
+            self.cluster_id.clone(),
+            self.accept_other_log,
+        );
+        let consumer: BaseConsumer<Assigner> = self
+            .kafka
+            .config(CONSUMER_SETTINGS)
+            .set("group.id", &group)
+            .create_with_context(assigner)
+            .context("create consumer")
+            .map_err(Failure::Lost)?;
+        consumer
+            .subscribe(&[&topics.generation, &topics.feedback])
+            .context("subscribe")
+            .map_err(Failure::Lost)?;
+        let mut progress_at = Instant::now();
+        let mut round = Round::none(runtime);
+        while !self.shutdown.is_cancelled() {
+            let records = self.gather(&consumer, &round)?;
+            // Without new records, the round may continue.
+            if !records.is_empty() || !round.is_running() {
+                consumer.context().advance(&round.end()?);
+            }
+            if !records.is_empty() {
+                round = Round::begin(self, runtime, &consumer.context().claims(), records);
+            }
+            if progress_at.elapsed() >= PROGRESS_INTERVAL {
+                progress_at = Instant::now();
+                consumer.context().check_membership()?;
+                consumer::observe_progress(&consumer)?;
+            }
+        }
+        round.end().map(drop)
+    }
+
+    /// Reads the records of a round. Waits for a first record and shortly for more, or until the previous round ends.
+    ///
+    /// A rebalance happens inside a poll. It discards the records before it, because the new owners
+    /// start from the offsets in the database.
+    fn gather(&self, consumer: &BaseConsumer<Assigner>, before: &Round) -> Result<Vec<Record>, Failure> {
+        let context = consumer.context();
+        let mut assignment = context.assignment();
+        let mut discard_if_rebalanced = |records: &mut Vec<Record>| {
+            if context.assignment() != assignment {
+                assignment = context.assignment();
+                records.clear();
+            }
+        };
+        let mut records: Vec<Record> = Vec::new();
+        let mut bytes = 0;
+        let mut deadline = Instant::now() + IDLE_POLL;
+        while records.len() < self.batch_records_max && bytes < ROUND_BYTES_MAX {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let busy = before.is_running() && !self.shutdown.is_cancelled();
+            let polled = consumer.poll(if busy { BUSY_POLL } else { left });
+            discard_if_rebalanced(&mut records);
+            match polled {
+                Some(Ok(message)) => {
+                    let Some(follows) = context.note_read(&message) else {
+                        continue;
+                    };
+                    if records.is_empty() {
+                        deadline = Instant::now() + self.batch_wait;
+                    }
+                    bytes += message.payload_len();
+                    records.push(Record::read(&message, follows, &self.validator));
+                }
+                Some(Err(error)) => self.handle_error(consumer, error)?,
+                None if busy => {}
+                None => break,
+            }
+        }
+        match context.take_failure() {
+            Some(failure) => Err(failure),
+            None => Ok(records),
+        }
+    }
+
+    /// The client handles most errors itself.
+    fn handle_error(&self, consumer: &BaseConsumer<Assigner>, error: KafkaError) -> Result<(), Failure> {
+        if let Some(failure) = consumer.context().take_failure() {
+            return Err(failure);
+        }
+        let is_fatal = matches!(
+            error.rdkafka_error_code(),
+            Some(
+                RDKafkaErrorCode::AutoOffsetReset
+                    | RDKafkaErrorCode::Fatal
+                    | RDKafkaErrorCode::UnknownPartition
+                    | RDKafkaErrorCode::UnknownTopicOrPartition
+            )
+        );
+        if is_fatal || consumer.client().fatal_error().is_some() {
+            return Err(Failure::Lost(anyhow::Error::new(error).context("consume")));
+        }
+        tracing::warn!(%error, "cannot read the log, will retry");
+        Ok(())
+    }
+
+    fn pause(&self, runtime: &Handle, pause: Duration) {
+        runtime.block_on(async {
+            tokio::select! {
+                () = self.shutdown.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        });
+    }
+}

@@ -1,0 +1,358 @@
+//! Claims partitions that the group protocol assigns, and reads them from the offsets in the database.
+//! Also records up to when the tables hold the owned partitions.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::message::BorrowedMessage;
+use rdkafka::types::RDKafkaRespErr;
+use rdkafka::{ClientContext, Message, Offset, TopicPartitionList};
+use sqlx::PgPool;
+use time::OffsetDateTime;
+use tokio::runtime::Handle;
+
+use crate::event;
+use crate::log::kafka;
+use crate::log::kafka::ClientOptions;
+use crate::rows::offset::{self, Claim, Claims, Next, Progress, Slot};
+
+const WATERMARK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the group may take to assign partitions. A client that lost its session to a stalled broker
+/// sometimes never joins again. A new client joins at once.
+const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Why reading ended before the shutdown.
+pub(super) enum Failure {
+    /// The partitions or a service are lost. The sink restarts from the offsets in the database.
+    Lost(anyhow::Error),
+    /// The tables were filled from another log.
+    Fatal(anyhow::Error),
+}
+
+/// The client calls it on the polling thread, so its lock is uncontended.
+pub(super) struct Assigner {
+    runtime: Handle,
+    pool: PgPool,
+    kafka: ClientOptions,
+    cluster_id: String,
+    accept_other_log: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Since when an assignment is awaited. It may be empty.
+    waiting_since: Option<Instant>,
+    owned: BTreeMap<Slot, Owned>,
+    /// The number of rebalances.
+    assignment: u64,
+    failure: Option<Failure>,
+}
+
+struct Owned {
+    claim: Claim,
+    /// The next offset to read.
+    position: i64,
+    /// Once the tables reach its end, they hold all records from before its time.
+    mark: Option<Mark>,
+}
+
+struct Mark {
+    seen_at: OffsetDateTime,
+    end: i64,
+}
+
+impl Assigner {
+    pub(super) fn new(
+        runtime: Handle,
+        pool: PgPool,
+        kafka: ClientOptions,
+        cluster_id: String,
+        accept_other_log: bool,
+    ) -> Self {
+        Self {
+            runtime,
+            pool,
+            kafka,
+            cluster_id,
+            accept_other_log,
+            state: Mutex::new(State {
+                waiting_since: Some(Instant::now()),
+                ..State::default()
+            }),
+        }
+    }
+
+    /// Fails if the group takes too long to assign partitions.
+    pub(super) fn check_membership(&self) -> Result<(), Failure> {
+        match self.state().waiting_since {
+            Some(since) if since.elapsed() > ASSIGNMENT_TIMEOUT => Err(Failure::Lost(anyhow!(
+                "the consumer group has not assigned partitions for {ASSIGNMENT_TIMEOUT:?}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn assignment(&self) -> u64 {
+        self.state().assignment
+    }
+
+    pub(super) fn take_failure(&self) -> Option<Failure> {
+        self.state().failure.take()
+    }
+
+    pub(super) fn claims(&self) -> Claims {
+        let state = self.state();
+        let claims = state.owned.iter();
+        claims.map(|(slot, owned)| (slot.clone(), owned.claim)).collect()
+    }
+
+    /// Moves the position behind a record. Returns the position before, or `None` if the partition is not owned.
+    pub(super) fn note_read(&self, message: &BorrowedMessage<'_>) -> Option<i64> {
+        let slot = (message.topic().to_owned(), message.partition());
+        let mut state = self.state();
+        let owned = state.owned.get_mut(&slot)?;
+        Some(std::mem::replace(&mut owned.position, message.offset() + 1))
+    }
+
+    pub(super) fn advance(&self, next: &Next) {
+        let mut state = self.state();
+        for (slot, next_offset) in next {
+            if let Some(owned) = state.owned.get_mut(slot) {
+                owned.claim.next_offset = *next_offset;
+            }
+        }
+    }
+
+    /// Claims partitions and starts to read them where the tables end.
+    fn take_over(&self, consumer: &BaseConsumer<Self>, partitions: &TopicPartitionList) -> Result<(), Failure> {
+        let slots: Vec<Slot> = partitions
+            .elements()
+            .iter()
+            .map(|element| (element.topic().to_owned(), element.partition()))
+            .collect();
+        // Another log may have the same topics and also contain these offsets.
+        same_cluster(&self.kafka, &self.cluster_id)?;
+        let lost = |error: anyhow::Error| Failure::Lost(error.context("claim partitions"));
+        let mut ranges = BTreeMap::new();
+        for slot in &slots {
+            let range = consumer
+                .fetch_watermarks(&slot.0, slot.1, WATERMARK_TIMEOUT)
+                .with_context(|| format!("look up the ends of {}/{}", slot.0, slot.1))
+                .map_err(lost)?;
+            ranges.insert(slot.clone(), range);
+        }
+        let first = ranges.iter().map(|(slot, range)| (slot.clone(), range.0));
+        let claims = self.runtime.block_on(async {
+            offset::register(&self.pool, &self.cluster_id, &first.collect()).await?;
+            offset::claim(&self.pool, &self.cluster_id, &slots).await
+        });
+        let claims = claims.map_err(|error| lost(error.into()))?;
+        let mut assignment = TopicPartitionList::new();
+        let mut owned = BTreeMap::new();
+        for (slot, claim) in claims {
+            let Some((low, high)) = ranges.get(&slot).copied() else {
+                continue;
+            };
+            let next_offset = self.start(&slot, claim, low, high)?;
+            assignment
+                .add_partition_offset(&slot.0, slot.1, Offset::Offset(next_offset))
+                .map_err(|error| lost(error.into()))?;
+            let read = Owned {
+                claim: Claim { next_offset, ..claim },
+                position: next_offset,
+                mark: None,
+            };
+            owned.insert(slot, read);
+        }
+        consumer.assign(&assignment).map_err(|error| lost(error.into()))?;
+        tracing::info!(partitions = owned.len(), "partitions claimed");
+        self.state().owned = owned;
+        Ok(())
+    }
+
+    /// The offset to start from: the one in the database, if the log contains it.
+    fn start(&self, slot: &Slot, claim: Claim, low: i64, high: i64) -> Result<i64, Failure> {
+        let Err(error) = in_log(slot, claim.next_offset, low, high) else {
+            return Ok(claim.next_offset);
+        };
+        if !self.accept_other_log {
+            return Err(Failure::Fatal(error.context(
+                "ingest.accept_other_log = true continues with the records that this log still has",
+            )));
+        }
+        tracing::error!(error = %format!("{error:#}"), from = low, "continuing as configured");
+        let (pool, cluster_id) = (&self.pool, &self.cluster_id);
+        self.runtime
+            .block_on(offset::jump(pool, cluster_id, slot, claim.fence, low))
+            .context("move offset")
+            .map_err(Failure::Lost)?;
+        Ok(low)
+    }
+}
+
+impl ClientContext for Assigner {}
+
+impl ConsumerContext for Assigner {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, event: RDKafkaRespErr, partitions: &mut TopicPartitionList) {
+        let assigned = event == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
+        {
+            let mut state = self.state();
+            state.assignment += 1;
+            state.owned.clear();
+            state.waiting_since = (!assigned).then(Instant::now);
+        }
+        let result = if assigned {
+            self.take_over(consumer, partitions)
+        } else {
+            Ok(())
+        };
+        let taken_over = assigned && result.is_ok();
+        if !taken_over && let Err(error) = consumer.unassign() {
+            tracing::warn!(%error, "cannot release partitions");
+        }
+        if let Err(failure) = result {
+            self.state().failure = Some(failure);
+        }
+    }
+}
+
+/// Fails if the brokers belong to another cluster than the log that is being read.
+pub(super) fn same_cluster(client: &ClientOptions, cluster_id: &str) -> Result<(), Failure> {
+    let found = kafka::cluster_id(client).map_err(Failure::Lost)?;
+    if found == cluster_id {
+        return Ok(());
+    }
+    Err(Failure::Fatal(kafka::another_log(client, cluster_id, &found)))
+}
+
+fn in_log((topic, partition): &Slot, next_offset: i64, low: i64, high: i64) -> anyhow::Result<()> {
+    if next_offset > high {
+        bail!(
+            "{topic}/{partition} ends at {high}, but the tables reach {next_offset}: \
+             they were filled from another log"
+        );
+    }
+    ensure!(
+        next_offset >= low,
+        "{topic}/{partition} begins at {low}, but the tables only reach {next_offset}: \
+         {} records were removed before they were read",
+        low - next_offset
+    );
+    Ok(())
+}
+
+/// Stores the progress of each owned partition, and marks the end of the log in partitions without a mark.
+///
+/// The time of a mark is taken before the end is looked up. All records that the log had acknowledged at
+/// that time are before that end. So once the tables reach the end, they hold all records from before
+/// that time.
+pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), Failure> {
+    let context = consumer.context();
+    let unmarked: Vec<Slot> = {
+        let state = context.state();
+        let unmarked = state.owned.iter().filter(|(_, owned)| owned.mark.is_none());
+        unmarked.map(|(slot, _)| slot.clone()).collect()
+    };
+    let seen_at = event::now();
+    match kafka::ends(consumer, &unmarked) {
+        Ok(ends) => {
+            let mut state = context.state();
+            for (slot, end) in ends {
+                if let Some(owned) = state.owned.get_mut(&slot) {
+                    owned.mark = Some(Mark { seen_at, end });
+                }
+            }
+        }
+        Err(error) => tracing::warn!(error = format!("{error:#}"), "cannot look up the ends of the log"),
+    }
+    let progress = take_reached_marks(&mut context.state());
+    if progress.is_empty() {
+        return Ok(());
+    }
+    let noted = offset::store_progress(&context.pool, &context.cluster_id, &progress);
+    match context.runtime.block_on(noted) {
+        Ok(noted) if noted < progress.len() as u64 => {
+            return Err(Failure::Lost(anyhow!(
+                "of {} partitions, {} were claimed by another sink or have lost rows",
+                progress.len(),
+                progress.len() as u64 - noted
+            )));
+        }
+        Ok(_) => {}
+        // The next mark includes this progress.
+        Err(error) => tracing::warn!(%error, "progress not stored"),
+    }
+    match context.take_failure() {
+        Some(failure) => Err(failure),
+        None => Ok(()),
+    }
+}
+
+fn take_reached_marks(state: &mut State) -> Vec<Progress> {
+    let mut progress = Vec::new();
+    for (slot, owned) in &mut state.owned {
+        let Some(mark) = &owned.mark else { continue };
+        if owned.claim.next_offset >= mark.end {
+            progress.push(Progress {
+                slot: slot.clone(),
+                claim: owned.claim,
+                caught_up_to: mark.seen_at,
+            });
+            owned.mark = None;
+        }
+    }
+    progress
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owned(next_offset: i64, end: i64) -> State {
+        let mark = Some(Mark {
+            seen_at: OffsetDateTime::UNIX_EPOCH,
+            end,
+        });
+        let claim = Claim { next_offset, fence: 3 };
+        let owned = Owned {
+            claim,
+            position: next_offset,
+            mark,
+        };
+        State {
+            owned: BTreeMap::from([(("t".to_owned(), 0), owned)]),
+            ..State::default()
+        }
+    }
+
+    #[test]
+    fn a_mark_counts_once_the_tables_reach_it() {
+        let mut behind = owned(9, 10);
+        assert!(take_reached_marks(&mut behind).is_empty());
+        assert!(behind.owned.values().all(|owned| owned.mark.is_some()));
+        let mut there = owned(10, 10);
+        let progress = take_reached_marks(&mut there);
+        assert_eq!(progress[0].claim.fence, 3);
+        assert_eq!(progress[0].caught_up_to, OffsetDateTime::UNIX_EPOCH);
+        assert!(there.owned.values().all(|owned| owned.mark.is_none()));
+    }
+
+    #[test]
+    fn a_log_that_does_not_reach_the_tables_is_refused() {
+        let slot = ("t".to_owned(), 0);
+        assert!(in_log(&slot, 5, 0, 5).is_ok());
+        assert!(in_log(&slot, 5, 5, 9).is_ok());
+        let shorter = in_log(&slot, 5, 0, 4).unwrap_err().to_string();
+        assert!(shorter.contains("another log"), "{shorter}");
+        let gap = in_log(&slot, 5, 7, 9).unwrap_err().to_string();
+        assert!(gap.contains("2 records were removed"), "{gap}");
+    }
+}

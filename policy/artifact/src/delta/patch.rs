@@ -1,0 +1,177 @@
+//! A delta decoded against its base before anything is written: index and new value of every changed
+//! weight.
+//!
+//! Every frame is checked first, in the base and after the change. Values are absolute, so a write
+//! can be repeated or undone after an interruption. The base is not copied; only the old values of
+//! changed weights are kept.
+
+use std::ops::Range;
+
+use super::frame::{self, Change, Direction, Frame};
+use super::index;
+use super::{Error, Header, in_entry, simd};
+use crate::checkpoint::Checkpoint;
+use crate::digest::Digest;
+use crate::tensor::{TensorData, weight_bytes};
+use crate::threads::Threads;
+
+/// The changes that a delta makes to the weights of its base.
+#[derive(Debug)]
+pub struct Patch {
+    header: Header,
+    /// Ascending by name.
+    tensors: Vec<(String, Vec<Piece>)>,
+}
+
+/// A frame that changes.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// Its byte range in the tensor.
+    pub at: Range<usize>,
+    /// Bytes of a weight.
+    pub width: usize,
+    pub frame: Frame,
+    /// The change and its inverse. Both name the same weights.
+    pub new: Change,
+    pub old: Change,
+}
+
+/// Which end of a patch some bytes are at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PatchState {
+    Base,
+    Result,
+    /// Neither: a write was interrupted, or these are unrelated bytes.
+    Between,
+}
+
+impl Patch {
+    /// Decodes and checks `delta`. `base_root` is the verified root of `base`. The delta must change
+    /// weights only.
+    pub fn of(base: &Checkpoint, base_root: Digest, delta: &[u8], threads: &Threads) -> Result<Self, Error> {
+        let opened = index::open(delta)?;
+        if opened.header.base != base_root {
+            return Err(Error::WrongBase {
+                expected: opened.header.base,
+                found: base_root,
+            });
+        }
+        opened.index.check_reversible()?;
+        let mut payloads = opened.payloads;
+        let mut jobs = vec![];
+        for (entry, named) in opened.index.tensors.iter().enumerate() {
+            let malformed = |reason: &str| in_entry(&named.name, Error::Malformed(reason.into()));
+            let Some(tensor) = &named.change else { continue };
+            let held = base.tensors.get(&named.name);
+            let held = held.filter(|held| held.dtype == tensor.dtype && held.shape == tensor.shape);
+            let held = held.ok_or_else(|| malformed("the base has no such tensor"))?;
+            for (frame, at) in tensor.frames.iter().zip(super::frames(held)) {
+                let payload = payloads.split_off(..frame.payload_bytes as usize);
+                let payload = payload.ok_or_else(|| malformed("a payload is longer than the delta"))?;
+                jobs.push((entry, held, frame, payload, at));
+            }
+        }
+        let pieces = threads.map(jobs, |(entry, held, frame, payload, at)| {
+            (entry, piece(held, frame, payload, at))
+        });
+        let names = opened.index.tensors.iter().map(|entry| (entry.name.clone(), vec![]));
+        let mut tensors: Vec<(String, Vec<Piece>)> = names.collect();
+        for (entry, piece) in pieces {
+            let (name, pieces) = &mut tensors[entry];
+            pieces.extend(piece.map_err(|error| in_entry(name, error))?);
+        }
+        Ok(Patch {
+            header: opened.header,
+            tensors,
+        })
+    }
+
+    pub fn header(&self) -> Header {
+        self.header
+    }
+
+    /// Names of the tensors that change.
+    pub fn tensors(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Number of weights that [`write`](Self::write) writes.
+    pub fn weights(&self) -> u64 {
+        let pieces = self.tensors.iter().flat_map(|(_, pieces)| pieces);
+        let weights = pieces.map(|piece| match &piece.new {
+            Change::Same => 0,
+            Change::Some(values) => values.len(),
+            Change::All(bytes) => bytes.len() / piece.width,
+        });
+        weights.map(|weights| weights as u64).sum()
+    }
+
+    /// Writes the result's values into the bytes of a tensor. Idempotent.
+    pub fn write(&self, name: &str, bytes: &mut [u8]) -> Result<(), Error> {
+        self.check(name, bytes)?;
+        for piece in self.pieces(name) {
+            piece.new.write(piece.width, &mut bytes[piece.at.clone()]);
+        }
+        Ok(())
+    }
+
+    /// Writes the base's values back.
+    pub fn revert(&self, name: &str, bytes: &mut [u8]) -> Result<(), Error> {
+        self.check(name, bytes)?;
+        for piece in self.pieces(name) {
+            piece.old.write(piece.width, &mut bytes[piece.at.clone()]);
+        }
+        Ok(())
+    }
+
+    /// Which end of the patch a tensor's bytes are at, by the digests of the changed frames.
+    pub fn state(&self, name: &str, bytes: &[u8]) -> Result<PatchState, Error> {
+        self.check(name, bytes)?;
+        let (mut base, mut result) = (true, true);
+        for piece in self.pieces(name) {
+            let digest = frame::digest(&bytes[piece.at.clone()]);
+            base &= digest == piece.frame.base;
+            result &= digest == piece.frame.result;
+        }
+        Ok(match (base, result) {
+            (true, _) => PatchState::Base,
+            (_, true) => PatchState::Result,
+            _ => PatchState::Between,
+        })
+    }
+
+    pub(crate) fn pieces(&self, name: &str) -> &[Piece] {
+        let at = self.tensors.binary_search_by(|(other, _)| other.as_str().cmp(name));
+        at.map_or(&[], |at| &self.tensors[at].1)
+    }
+
+    /// Returns an error if there are too few bytes.
+    fn check(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        match self.pieces(name).last() {
+            Some(piece) if piece.at.end > bytes.len() => {
+                Err(in_entry(name, Error::Malformed("the tensor has fewer bytes".into())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// None if the frame does not change.
+fn piece(held: &TensorData, frame: &Frame, payload: &[u8], at: Range<usize>) -> Result<Option<Piece>, Error> {
+    if *frame == Frame::SAME {
+        return Ok(None);
+    }
+    let (width, bytes) = (weight_bytes(held.dtype), &held.bytes[at.clone()]);
+    let new = frame::decode(simd::best(), width, frame, payload, bytes, Direction::Forward)?;
+    let mut after = bytes.to_vec();
+    new.write(width, &mut after);
+    frame::check(frame, &after, Direction::Forward)?;
+    let old = new.inverse(width, bytes);
+    Ok(Some(Piece {
+        at,
+        width,
+        frame: *frame,
+        new,
+        old,
+    }))
+}

@@ -1,0 +1,325 @@
+//! The same weights, patches and digests as on the CPU, to the bit. The kernels run as C++ on this machine's processor, threads in
+//! one order and in the opposite one; with `SPRINGTIDE_TEST_DEVICE=0` (`make test-cuda`) they run on that GPU, or the tests fail.
+
+mod host;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+use crate::checkpoint::Checkpoint;
+use crate::delta::{FRAME_WEIGHTS, encode, encode_changes};
+use crate::tensor::TensorData;
+use crate::threads::Threads;
+
+const ONE: Threads = Threads::ONE;
+const WIDTHS: [(Dtype, usize); 5] = [
+    (Dtype::U8, 1),
+    (Dtype::BF16, 2),
+    (Dtype::F32, 4),
+    (Dtype::F64, 8),
+    (Dtype::C64, 8),
+];
+
+fn devices() -> Vec<Device> {
+    match std::env::var("SPRINGTIDE_TEST_DEVICE") {
+        Ok(ordinal) => vec![gpu(ordinal.parse().unwrap())],
+        Err(_) => [false, true]
+            .map(|backwards| Device {
+                driver: Arc::new(host::Host::new(backwards)),
+            })
+            .into(),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn gpu(ordinal: usize) -> Device {
+    Device::open(ordinal).unwrap()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu(_: usize) -> Device {
+    panic!("the tests are built without the feature `cuda`: use `make test-cuda`");
+}
+
+fn noise(random: &mut StdRng, bytes: usize) -> Vec<u8> {
+    let mut noise = vec![0; bytes];
+    random.fill(&mut noise[..]);
+    noise
+}
+
+/// Which weights differ.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    None,
+    All,
+    /// A share of them, in their lowest bit.
+    Share(f64),
+    /// The first and the last.
+    Ends,
+    /// In one byte, any of them: NaN payloads and signs too.
+    Bytes,
+    /// All of every second frame, and some of the others.
+    DenseFrames,
+}
+
+const KINDS: [Kind; 8] = [
+    Kind::None,
+    Kind::All,
+    Kind::Share(0.01),
+    Kind::Share(0.3),
+    Kind::Share(0.51),
+    Kind::Ends,
+    Kind::Bytes,
+    Kind::DenseFrames,
+];
+
+/// What `old` becomes.
+fn changed(random: &mut StdRng, old: &[u8], width: usize, kind: Kind) -> Vec<u8> {
+    let mut new = old.to_vec();
+    let weights = old.len() / width;
+    for (i, weight) in new.chunks_exact_mut(width).enumerate() {
+        match kind {
+            Kind::All => weight.iter_mut().for_each(|byte| *byte = !*byte),
+            Kind::Share(share) if random.random_bool(share) => weight[0] ^= 1,
+            Kind::Ends if i == 0 || i + 1 == weights => weight[width - 1] ^= 0x80,
+            Kind::Bytes if random.random_bool(0.02) => weight[random.random_range(0..width)] ^= random.random::<u8>(),
+            Kind::DenseFrames if i / FRAME_WEIGHTS % 2 == 1 || i % 1000 == 7 => weight[0] ^= 0x55,
+            _ => {}
+        }
+    }
+    new
+}
+
+/// Weight by weight.
+fn expected(old: &[u8], new: &[u8], width: usize) -> Vec<Change> {
+    let frames = old.chunks(FRAME_WEIGHTS * width).zip(new.chunks(FRAME_WEIGHTS * width));
+    let value = |weight: &[u8]| weight.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
+    frames
+        .map(|(old, new)| {
+            let weights = old.chunks(width).zip(new.chunks(width)).enumerate();
+            let found: Vec<_> = weights
+                .filter(|(_, (old, new))| old != new)
+                .map(|(i, (_, new))| (i as u32, value(new)))
+                .collect();
+            match found.len() {
+                0 => Change::Same,
+                n if n > old.len() / width / 2 + 1 => Change::All(new.to_vec()),
+                _ => Change::Some(found),
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn weights_that_differ_are_found_whatever_their_number_width_and_place() {
+    let mut random = StdRng::seed_from_u64(1);
+    for device in devices() {
+        for (dtype, width) in WIDTHS {
+            let mut sizes = vec![0, 1, 7, 8, 9, 63, 64, 65, 1023, 1024, 1025, 32_767, 32_769, 70_001];
+            sizes.extend((0..6).map(|_| random.random_range(0..40_000)));
+            for weights in sizes {
+                for kind in KINDS {
+                    let old = noise(&mut random, weights * width);
+                    let new = changed(&mut random, &old, width, kind);
+                    let (before, after) = (device.upload(&old).unwrap(), device.upload(&new).unwrap());
+                    let found = device.changes(dtype, &before, &after).unwrap();
+                    assert_eq!(found, expected(&old, &new, width), "{dtype} {weights} {kind:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn frames_and_what_is_compared_at_once_end_anywhere() {
+    let mut random = StdRng::seed_from_u64(2);
+    for device in devices() {
+        for weights in [
+            FRAME_WEIGHTS - 1,
+            FRAME_WEIGHTS,
+            FRAME_WEIGHTS + 1,
+            4 * FRAME_WEIGHTS + 12_345,
+        ] {
+            for kind in [Kind::Share(0.01), Kind::Ends, Kind::DenseFrames] {
+                let old = noise(&mut random, weights * 2);
+                let new = changed(&mut random, &old, 2, kind);
+                let (before, after) = (device.upload(&old).unwrap(), device.upload(&new).unwrap());
+                let found = device.changes(Dtype::BF16, &before, &after).unwrap();
+                assert!(found == expected(&old, &new, 2), "{weights} {kind:?}");
+            }
+        }
+    }
+}
+
+/// Tensors of every width, and what each of them becomes.
+fn images(random: &mut StdRng, sizes: &[usize]) -> (Checkpoint, Checkpoint) {
+    let (mut base, mut result) = (Checkpoint::default(), Checkpoint::default());
+    for (n, &weights) in sizes.iter().enumerate() {
+        let (dtype, width) = WIDTHS[n % WIDTHS.len()];
+        let kind = KINDS[random.random_range(0..KINDS.len())];
+        let old = noise(random, weights * width);
+        let new = changed(random, &old, width, kind);
+        for (image, bytes) in [(&mut base, old), (&mut result, new)] {
+            let tensor = TensorData::new(dtype, vec![weights], bytes).unwrap();
+            image.tensors.insert(format!("t{n:02}"), tensor);
+        }
+    }
+    base.files.insert("config.json".into(), "{}".into());
+    result.files = base.files.clone();
+    (base, result)
+}
+
+/// A is_sparse tensors of each width, one of them of more than a frame.
+fn drawn(random: &mut StdRng) -> (Checkpoint, Checkpoint) {
+    let mut sizes: Vec<usize> = (0..12).map(|_| random.random_range(0..3000)).collect();
+    sizes[random.random_range(0..12)] = FRAME_WEIGHTS + random.random_range(0..1000);
+    images(random, &sizes)
+}
+
+fn upload(device: &Device, image: &Checkpoint) -> BTreeMap<String, Tensor> {
+    let tensors = image.tensors.iter();
+    tensors
+        .map(|(name, tensor)| (name.clone(), device.upload(&tensor.bytes).unwrap()))
+        .collect()
+}
+
+fn assert_holds(tensors: &BTreeMap<String, Tensor>, image: &Checkpoint) {
+    for (name, tensor) in tensors {
+        assert!(tensor.download().unwrap() == **image.tensors[name].bytes, "{name}");
+    }
+}
+
+#[test]
+fn a_delta_of_what_the_device_found_is_the_same_bytes() {
+    let mut random = StdRng::seed_from_u64(3);
+    for device in devices() {
+        for _ in 0..12 {
+            let (base, result) = drawn(&mut random);
+            let (old, new) = (upload(&device, &base), upload(&device, &result));
+            let found = base.tensors.iter().map(|(name, tensor)| {
+                let found = device.changes(tensor.dtype, &old[name], &new[name]).unwrap();
+                (name.clone(), found)
+            });
+            let (made, delta) = encode_changes(&base, &found.collect(), &ONE).unwrap();
+            assert!(made == result);
+            assert!(delta == encode(&base, &result, &ONE).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_patch_is_written_again_and_taken_back_from_wherever_a_write_stopped() {
+    let mut random = StdRng::seed_from_u64(4);
+    for device in devices() {
+        for _ in 0..8 {
+            let (base, result) = drawn(&mut random);
+            let delta = encode(&base, &result, &ONE).unwrap();
+            let patch = Patch::of(&base, base.root(), &delta, &ONE).unwrap();
+            let tensors = upload(&device, &base);
+            let staged = device.stage(&patch, &tensors).unwrap();
+            assert_eq!(staged.state().unwrap(), PatchState::Base);
+            staged.apply().unwrap();
+            assert_holds(&tensors, &result);
+            staged.write().unwrap();
+            assert_holds(&tensors, &result);
+            staged.revert().unwrap();
+            assert_holds(&tensors, &base);
+            assert_eq!(staged.state().unwrap(), PatchState::Base);
+
+            // one end's bytes up to somewhere, then the other's
+            let mut torn = base.clone();
+            for (name, tensor) in &mut torn.tensors {
+                let at = random.random_range(0..=tensor.bytes.len());
+                tensor.bytes = [&result.tensors[name].bytes[..at], &tensor.bytes[at..]].concat().into();
+            }
+            for (result, end) in [(true, &result), (false, &base)] {
+                let tensors = upload(&device, &torn);
+                let staged = device.stage(&patch, &tensors).unwrap();
+                if result { staged.apply() } else { staged.revert() }.unwrap();
+                assert_holds(&tensors, end);
+            }
+        }
+    }
+}
+
+#[test]
+fn digests_are_those_of_xxh3_at_every_length() {
+    let mut random = StdRng::seed_from_u64(5);
+    for device in devices() {
+        let mut lengths: Vec<usize> = (1..2300).collect();
+        lengths.extend([4096, 65_535, 65_536, 65_537, 1 << 20, (1 << 21) - 1, 1 << 21, 1 << 23]);
+        let bytes = noise(&mut random, (1 << 23) + 12_344);
+        let tensor = device.upload(&bytes).unwrap();
+        let ranges: Vec<_> = lengths
+            .into_iter()
+            .map(|length| {
+                let start = random.random_range(0..=(bytes.len() - length) / 16) * 16;
+                start..start + length
+            })
+            .collect();
+        let expected: Vec<_> = ranges.iter().map(|at| delta::digest(&bytes[at.clone()])).collect();
+        let parts = ranges.iter().map(|at| (&tensor.0, at.clone()));
+        let hashes = hash::Hashes::of(&device.driver, parts).unwrap();
+        assert_eq!(hashes.digests().unwrap(), expected);
+
+        for (dtype, width) in WIDTHS {
+            let frames = bytes.chunks(FRAME_WEIGHTS * width).map(delta::digest);
+            assert_eq!(device.digests(dtype, &tensor).unwrap(), frames.collect::<Vec<_>>());
+        }
+        assert_eq!(device.digests(Dtype::F32, &device.upload(&[]).unwrap()).unwrap(), []);
+    }
+}
+
+#[test]
+fn a_patch_on_other_bytes_is_refused_and_what_it_wrote_is_taken_back() {
+    let mut random = StdRng::seed_from_u64(6);
+    for device in devices() {
+        let (base, _) = images(&mut random, &[500, 500, 500]);
+        let mut result = base.clone();
+        let tensor = result.tensors.get_mut("t01").unwrap();
+        tensor.bytes = changed(&mut random, &tensor.bytes, 2, Kind::Share(0.05)).into();
+        let delta = encode(&base, &result, &ONE).unwrap();
+        let patch = Patch::of(&base, base.root(), &delta, &ONE).unwrap();
+        let Change::Some(values) = &patch.pieces("t01")[0].new else {
+            panic!("not sparse");
+        };
+        // a weight that the patch leaves alone
+        let kept = (0..500).find(|i| values.iter().all(|&(index, _)| index != *i)).unwrap();
+        let mut wrong = base.clone();
+        let tensor = wrong.tensors.get_mut("t01").unwrap();
+        let mut bytes = tensor.bytes.to_vec();
+        bytes[2 * kept as usize] ^= 1;
+        tensor.bytes = bytes.into();
+        let tensors = upload(&device, &wrong);
+        let staged = device.stage(&patch, &tensors).unwrap();
+        assert_eq!(staged.state().unwrap(), PatchState::Between);
+        assert!(matches!(staged.apply(), Err(Error::NotResult)));
+        assert_holds(&tensors, &wrong);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_written() {
+    let mut random = StdRng::seed_from_u64(7);
+    let devices = [devices(), devices()];
+    for (device, other) in devices[0].iter().zip(&devices[1]) {
+        let (base, result) = images(&mut random, &[300, 300]);
+        let delta = encode(&base, &result, &ONE).unwrap();
+        let patch = Patch::of(&base, base.root(), &delta, &ONE).unwrap();
+        let Some(name) = patch.tensors().next() else { continue };
+        let mut tensors = upload(device, &base);
+        let bytes = tensors[name].bytes();
+        tensors.insert(name.into(), device.upload(&vec![0; bytes - 1]).unwrap());
+        let error = device.stage(&patch, &tensors).unwrap_err();
+        assert!(matches!(error, Error::Size { needed, found, .. } if needed == bytes && found == bytes - 1));
+        tensors.remove(name);
+        let error = device.stage(&patch, &tensors).unwrap_err();
+        assert!(matches!(error, Error::NoTensor(missing) if missing == name));
+        let elsewhere = upload(other, &base);
+        assert!(matches!(device.stage(&patch, &elsewhere), Err(Error::Elsewhere)));
+        let (a, b) = (device.upload(&[1; 8]).unwrap(), device.upload(&[1; 12]).unwrap());
+        assert!(matches!(device.changes(Dtype::F32, &a, &b), Err(Error::Bounds { .. })));
+        assert!(matches!(device.changes(Dtype::F64, &b, &b), Err(Error::Bounds { .. })));
+    }
+}

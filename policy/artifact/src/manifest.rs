@@ -1,0 +1,309 @@
+//! The signed description of a version: what it is, where it comes from, which step made it, which objects hold it.
+//!
+//! A manifest is written once, after its objects. It does not say who is served by the version; an assignment does.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::digest::Digest;
+
+/// The kind in the envelope's payload type.
+pub const KIND: &str = "manifest";
+/// The same where the delta is in shards: a program that does not know of them refuses the document, and neither takes the head for
+/// the delta nor the shards for garbage.
+pub const SHARDED_KIND: &str = "sharded-manifest";
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub policy: String,
+    /// Serial number, unique in the policy.
+    pub version: i64,
+    /// Digest of the version's listing: it covers every byte.
+    pub root: Digest,
+    /// The version that this one was made from; none for an imported base.
+    pub parent: Option<Parent>,
+    pub line: String,
+    /// Rises when the line is re-based.
+    pub branch: i32,
+    /// All bytes of the version as one object, where one was written.
+    pub image: Option<ObjectRef>,
+    /// What turns the parent's bytes into this version's, where one was written.
+    pub delta: Option<ObjectRef>,
+    /// Bytes of all tensors of the version.
+    pub tensor_bytes: u64,
+    /// The step that made it; none for an imported base.
+    pub run: Option<RunStep>,
+    /// The executor's fencing number: a later executor of the same run has a higher one.
+    pub fence: i64,
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    /// Quantised copies that whoever has the version can make and check. Not written where there are none, so that such a
+    /// manifest has the bytes that it always had.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quantised: Vec<Quantised>,
+    /// Where several made the delta: what each made of its frames, in their order. `delta` is then its header and index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub delta_shards: Vec<Shard>,
+}
+
+/// The part of a delta that one shard made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Payloads of its frames, then what they need for the way back.
+    #[serde(flatten)]
+    pub object: ObjectRef,
+    /// Of the object, what the way back needs.
+    #[serde(rename = "back_bytes")]
+    pub reverse_bytes: u64,
+}
+
+/// A quantised copy, by how it is made and what comes of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quantised {
+    /// Name of a [`crate::quant::Spec`]; a reader that does not know it leaves it alone.
+    pub spec: String,
+    /// Root of the copy.
+    pub root: Digest,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parent {
+    pub version: i64,
+    pub root: Digest,
+}
+
+/// An object of the store, named by its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ObjectRef {
+    /// BLAKE3 of the object's bytes.
+    pub digest: Digest,
+    pub size_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunStep {
+    pub run: Uuid,
+    pub step: i64,
+    /// BLAKE3 of the sorted generation ids it trained on, 16 bytes each.
+    pub cohort_digest: Digest,
+}
+
+/// Why a manifest contradicts itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("version {0} is not positive")]
+    Serial(i64),
+    #[error("version {version} names version {parent} as its parent; a parent is older")]
+    ParentNotOlder { version: i64, parent: i64 },
+    #[error("version {0} has a delta and no parent to apply it to")]
+    DeltaWithoutParent(i64),
+    #[error("version {0} has neither an image nor a delta")]
+    NoObject(i64),
+    #[error("version {0} has shards of a delta and no delta, or one that is shorter than its way back")]
+    Shards(i64),
+    #[error(
+        "version {version} names a quantised copy `{spec}`: a name is 1 to 64 of a-z, 0-9, `-` and `.`, and there once"
+    )]
+    Quantised { version: i64, spec: String },
+}
+
+impl ObjectRef {
+    pub fn of(bytes: &[u8]) -> Self {
+        ObjectRef {
+            digest: Digest::of(bytes),
+            size_bytes: bytes.len() as u64,
+        }
+    }
+}
+
+impl Manifest {
+    /// The kind that it is signed as.
+    pub fn kind(&self) -> &'static str {
+        match self.delta_shards.is_empty() {
+            true => KIND,
+            false => SHARDED_KIND,
+        }
+    }
+
+    /// Every object of the delta: itself, and where several made it what each made.
+    pub fn delta_objects(&self) -> impl Iterator<Item = ObjectRef> + Clone + '_ {
+        let shards = self.delta_shards.iter().map(|shard| shard.object);
+        self.delta.into_iter().chain(shards)
+    }
+
+    /// Bytes of the delta, in however many objects; none where there is no delta.
+    pub fn delta_bytes(&self) -> Option<u64> {
+        let objects = self.delta_objects().map(|object| object.size_bytes);
+        self.delta.map(|_| objects.fold(0, u64::saturating_add))
+    }
+
+    /// Refuses what no reader could follow. Called before a manifest is signed and after it is read.
+    pub fn check(&self) -> Result<(), Error> {
+        let version = self.version;
+        if version < 1 {
+            return Err(Error::Serial(version));
+        }
+        match self.parent {
+            // a walk along parents must end
+            Some(parent) if parent.version >= version => {
+                return Err(Error::ParentNotOlder {
+                    version,
+                    parent: parent.version,
+                });
+            }
+            None if self.delta.is_some() => return Err(Error::DeltaWithoutParent(version)),
+            _ => {}
+        }
+        if self.image.is_none() && self.delta.is_none() {
+            return Err(Error::NoObject(version));
+        }
+        let sound = |shard: &Shard| shard.reverse_bytes <= shard.object.size_bytes;
+        if !self.delta_shards.is_empty() && (self.delta.is_none() || !self.delta_shards.iter().all(sound)) {
+            return Err(Error::Shards(version));
+        }
+        let mut names = BTreeSet::new();
+        let refused = self
+            .quantised
+            .iter()
+            .find(|copy| !is_spec(&copy.spec) || !names.insert(&copy.spec));
+        match refused {
+            Some(copy) => Err(Error::Quantised {
+                version,
+                spec: copy.spec.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether a name has the form of a spec's.
+fn is_spec(name: &str) -> bool {
+    let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    (1..=64).contains(&name.len()) && name.bytes().all(letter)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn sample() -> Manifest {
+        Manifest {
+            policy: "demo".into(),
+            version: 8,
+            root: Digest::of(b"root"),
+            parent: Some(Parent {
+                version: 7,
+                root: Digest::of(b"parent"),
+            }),
+            line: "realtime".into(),
+            branch: 0,
+            image: None,
+            delta: Some(ObjectRef::of(b"delta")),
+            tensor_bytes: 10_485_760,
+            run: Some(RunStep {
+                run: Uuid::from_u128(7),
+                step: 3,
+                cohort_digest: Digest::of(b"cohort"),
+            }),
+            fence: 2,
+            created_at: time::macros::datetime!(2026-11-21 06:00:00.25 UTC),
+            quantised: vec![],
+            delta_shards: vec![],
+        }
+    }
+
+    #[test]
+    fn the_json_form_is_read_back_and_is_the_documented_one() {
+        let manifest = sample();
+        let json = serde_json::to_value(&manifest).unwrap();
+        assert_eq!(json["created_at"], "2026-11-21T06:00:00.25Z");
+        assert_eq!(json["root"], manifest.root.to_string());
+        assert_eq!(json["delta"]["size_bytes"], 5);
+        assert_eq!(json["image"], serde_json::Value::Null);
+        assert!(json.get("quantised").is_none() && json.get("delta_shards").is_none());
+        assert_eq!(json["run"]["run"], "00000000-0000-0000-0000-000000000007");
+        let back: Manifest = serde_json::from_value(json).unwrap();
+        assert_eq!(back, manifest);
+    }
+
+    #[test]
+    fn a_delta_in_shards_names_them_with_what_the_way_back_needs() {
+        let mut manifest = sample();
+        let object = ObjectRef::of(b"a shard");
+        manifest.delta_shards = vec![
+            Shard {
+                object,
+                reverse_bytes: 2
+            };
+            3
+        ];
+        assert_eq!(manifest.check(), Ok(()));
+        assert_eq!(
+            (manifest.delta_objects().count(), manifest.delta_bytes()),
+            (4, Some(5 + 3 * 7))
+        );
+        let json = serde_json::to_value(&manifest).unwrap();
+        let expected = serde_json::json!({"digest": object.digest, "size_bytes": 7, "back_bytes": 2});
+        assert_eq!(json["delta_shards"][2], expected);
+        assert_eq!(serde_json::from_value::<Manifest>(json).unwrap(), manifest);
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert_eq!(sample().check(), Ok(()));
+        let with = |change: &dyn Fn(&mut Manifest)| {
+            let mut manifest = sample();
+            change(&mut manifest);
+            manifest.check().unwrap_err()
+        };
+        assert_eq!(with(&|m| m.version = 0), Error::Serial(0));
+        assert!(matches!(with(&|m| m.version = 7), Error::ParentNotOlder { .. }));
+        assert_eq!(with(&|m| m.parent = None), Error::DeltaWithoutParent(8));
+        assert_eq!(with(&|m| m.delta = None), Error::NoObject(8));
+        let shard = |reverse_bytes| Shard {
+            object: ObjectRef::of(b"shard"),
+            reverse_bytes,
+        };
+        assert_eq!(with(&|m| m.delta_shards = vec![shard(5), shard(6)]), Error::Shards(8));
+        let without = with(&|m| {
+            (m.image, m.delta) = (m.delta, None);
+            m.delta_shards = vec![shard(0)];
+        });
+        assert_eq!(without, Error::Shards(8));
+        for specs in [
+            vec![""],
+            vec!["Fp8"],
+            vec!["a b"],
+            vec!["fp8.1", "int4.1", "fp8.1"],
+            vec![&"x".repeat(65)],
+        ] {
+            let error = with(&|m| m.quantised = copies(&specs));
+            assert!(matches!(error, Error::Quantised { .. }), "{specs:?}");
+        }
+    }
+
+    fn copies(specs: &[&str]) -> Vec<Quantised> {
+        let copy = |spec: &&str| Quantised {
+            spec: (*spec).into(),
+            root: Digest::of(b"copy"),
+        };
+        specs.iter().map(copy).collect()
+    }
+
+    #[test]
+    fn copies_that_nobody_here_can_make_are_read_and_written_as_they_are() {
+        let mut manifest = sample();
+        let before = serde_json::to_string(&manifest).unwrap();
+        manifest.quantised = copies(&["mxfp4.3", "fp8-e4m3-b128.1"]);
+        assert_eq!(manifest.check(), Ok(()));
+        let json = serde_json::to_string(&manifest).unwrap();
+        assert_eq!(serde_json::from_str::<Manifest>(&json).unwrap(), manifest);
+        // a manifest of before has no such field, and is the same to the byte
+        assert!(json.starts_with(before.trim_end_matches('}')));
+        let old: Manifest = serde_json::from_str(&before).unwrap();
+        assert_eq!((old.quantised.len(), serde_json::to_string(&old).unwrap()), (0, before));
+    }
+}

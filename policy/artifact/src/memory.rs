@@ -1,0 +1,272 @@
+//! Memory for weights. A page of 4 KiB that is touched for the first time took 2 µs on the virtual machine of docs/delta.md, in which
+//! 9 KB of a model are verified. So large buffers ask for pages of 2 MiB, and where one version follows another in the same process, the
+//! memory of those that left can be kept for the next: a [`Spare`].
+
+#![expect(unsafe_code, reason = "tells the kernel which pages memory should have")]
+
+use bytemuck::Pod;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Memory smaller than some huge pages stays as it is.
+const LARGE_BYTES: usize = 8 << 20;
+const PAGE_BYTES: usize = 4096;
+/// Smaller buffers are not kept: the allocator has its own ways with them.
+const KEPT_BYTES_MIN: usize = 256 << 10;
+
+/// Values whose memory may be kept when they are dropped.
+pub struct Buffer<T> {
+    words: Vec<u64>,
+    count: usize,
+    of: PhantomData<T>,
+}
+
+/// Room to keep memory in that weights no longer need, for weights of the same sizes. The rooms of a process add up, and are gone
+/// with their `Spare`s; at first there is none.
+#[derive(Debug, Default)]
+pub struct Spare {
+    bytes: usize,
+}
+
+/// Memory that has no room any more. Dropping it gives it back to the kernel, which takes about 0.1 s for a gigabyte.
+#[derive(Debug, Default)]
+#[must_use = "dropping it blocks for a while"]
+pub struct Released {
+    _buffers: Vec<Vec<u64>>,
+}
+
+/// Memory that is kept.
+struct Kept {
+    /// By their words.
+    buffers: BTreeMap<usize, Vec<Vec<u64>>>,
+    bytes: usize,
+    /// Bytes that there is room for.
+    room: usize,
+}
+
+static KEPT: Mutex<Kept> = Mutex::new(Kept::new());
+
+/// What is kept at present, in all rooms, bytes.
+pub fn kept_bytes() -> usize {
+    kept().bytes
+}
+
+fn kept() -> MutexGuard<'static, Kept> {
+    // only an allocation can panic in between, before anything is counted
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Spare {
+    /// What is kept in this room, bytes: exactly where a process has no other, else at most.
+    pub fn kept_bytes(&self) -> usize {
+        kept_bytes().min(self.bytes)
+    }
+
+    /// Changes the room.
+    pub fn resize(&mut self, bytes: u64) -> Released {
+        // so small that no sum overflows
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(usize::MAX >> 16);
+        let released = kept().resize(self.bytes, bytes);
+        self.bytes = bytes;
+        released
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        drop(self.resize(0));
+    }
+}
+
+impl Kept {
+    const fn new() -> Self {
+        Kept {
+            buffers: BTreeMap::new(),
+            bytes: 0,
+            room: 0,
+        }
+    }
+
+    /// One room has `to` bytes instead of `from`.
+    fn resize(&mut self, from: usize, to: usize) -> Released {
+        self.room = self.room - from + to;
+        let mut released = vec![];
+        while self.bytes > self.room {
+            let Some(&words) = self.buffers.keys().next() else {
+                break;
+            };
+            released.extend(self.take(words));
+        }
+        Released { _buffers: released }
+    }
+
+    fn take(&mut self, words: usize) -> Option<Vec<u64>> {
+        let alike = self.buffers.get_mut(&words)?;
+        let taken = alike.pop();
+        if alike.is_empty() {
+            self.buffers.remove(&words);
+        }
+        self.bytes -= taken.as_ref().map_or(0, |words| size_of_val(words.as_slice()));
+        taken
+    }
+
+    /// Keeps the memory where it has room; else it comes back.
+    fn put(&mut self, words: Vec<u64>) -> Option<Vec<u64>> {
+        let bytes = size_of_val(words.as_slice());
+        if bytes < KEPT_BYTES_MIN || bytes > self.room.saturating_sub(self.bytes) {
+            return Some(words);
+        }
+        self.buffers.entry(words.len()).or_default().push(words);
+        self.bytes += bytes;
+        None
+    }
+}
+
+impl<T: Pod> Buffer<T> {
+    /// `count` values, of which nothing is known: whoever asks for them sets every one.
+    pub fn unset(count: usize) -> Self {
+        let words = (count * size_of::<T>()).div_ceil(size_of::<u64>());
+        let taken = kept().take(words);
+        #[cfg_attr(not(test), expect(unused_mut, reason = "tests set what nobody should read"))]
+        let mut words = taken.unwrap_or_else(|| zeros(words));
+        #[cfg(test)]
+        words.fill(0xa5a5_a5a5_a5a5_a5a5);
+        Buffer {
+            words,
+            count,
+            of: PhantomData,
+        }
+    }
+}
+
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        let words = std::mem::take(&mut self.words);
+        // what is not kept goes back to the kernel after the lock was let go
+        let _given_back = kept().put(words);
+    }
+}
+
+impl<T: Pod> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &bytemuck::cast_slice(&self.words)[..self.count]
+    }
+}
+
+impl<T: Pod> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.count]
+    }
+}
+
+impl<T: Pod> AsRef<[T]> for Buffer<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T: Pod> Clone for Buffer<T> {
+    fn clone(&self) -> Self {
+        let mut clone = Buffer::unset(self.count);
+        clone.copy_from_slice(self);
+        clone
+    }
+}
+
+impl<T> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} values", self.count)
+    }
+}
+
+/// `count` zeros, which take no memory until they are written to.
+pub fn zeros<T: Copy + Default>(count: usize) -> Vec<T> {
+    let mut zeros = vec![T::default(); count];
+    in_huge_pages(&mut zeros);
+    zeros
+}
+
+/// An empty vector with room for `count`, as far as they will ever be written.
+pub fn room<T: Copy>(count: usize) -> Vec<T> {
+    let mut room = Vec::with_capacity(count);
+    in_huge_pages(&mut room);
+    room
+}
+
+/// Asks for huge pages, for all pages that the memory lies in: a mapping that is advised in part becomes two, of which a process
+/// may have some tens of thousands. Where there are none to be had, nothing changes.
+#[cfg(target_os = "linux")]
+fn in_huge_pages<T>(memory: &mut Vec<T>) {
+    use nix::sys::mman::{MmapAdvise, madvise};
+    let bytes = memory.capacity() * size_of::<T>();
+    let first = memory.as_mut_ptr().cast::<u8>();
+    let before = first.addr() % PAGE_BYTES;
+    let start = std::ptr::NonNull::new(first.wrapping_sub(before).cast());
+    if let Some(start) = start.filter(|_| bytes >= LARGE_BYTES) {
+        let pages = (before + bytes).next_multiple_of(PAGE_BYTES);
+        // SAFETY: the vector's memory lies in each of these pages, so all are this process's own, and the advice changes neither
+        // what they hold nor who may use them.
+        let _ = unsafe { madvise(start, pages, MmapAdvise::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn in_huge_pages<T>(_: &mut Vec<T>) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_zeros_and_room_is_empty() {
+        for count in [0, 1, 1000, LARGE_BYTES / 2 + 1] {
+            assert!(zeros::<u16>(count) == vec![0; count]);
+            let room = room::<u32>(count);
+            assert!(room.is_empty() && room.capacity() >= count);
+        }
+    }
+
+    #[test]
+    fn memory_is_kept_as_far_as_there_is_room_and_no_longer() {
+        let (words, more) = (KEPT_BYTES_MIN / 8, KEPT_BYTES_MIN / 8 + 1);
+        let both_bytes = (words + more) * 8;
+        let mut kept = Kept::new();
+        assert!(kept.put(vec![1; words]).is_some(), "nobody gave room");
+        assert!(kept.resize(0, both_bytes)._buffers.is_empty());
+        assert!(kept.put(vec![1; words - 1]).is_some(), "not worth it");
+        assert_eq!(kept.put(vec![1; words]), None);
+        assert!(kept.put(vec![2; more + 1]).is_some(), "one word too many");
+        assert_eq!(kept.put(vec![2; more]), None);
+        assert_eq!(kept.bytes, both_bytes);
+        assert_eq!(kept.take(more), Some(vec![2; more]));
+        assert_eq!(kept.take(more), None, "each is kept once");
+        assert_eq!(kept.take(words + 7), None, "of another size");
+        assert_eq!(kept.put(vec![2; more]), None);
+        // another room, and then this one is gone: both have it
+        assert!(kept.resize(0, both_bytes)._buffers.is_empty());
+        assert!(kept.resize(both_bytes, 0)._buffers.is_empty());
+        // of what is left one has room
+        assert_eq!(kept.resize(both_bytes, more * 8)._buffers, [vec![1; words]]);
+        assert_eq!(kept.resize(more * 8, 0)._buffers, [vec![2; more]]);
+        assert_eq!((kept.bytes, kept.room, kept.buffers.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_buffer_has_the_values_that_were_set() {
+        let mut spare = Spare::default();
+        drop(spare.resize(u64::MAX));
+        for count in [0, 1, 3, KEPT_BYTES_MIN / 2 + 5] {
+            for _ in 0..2 {
+                let mut buffer = Buffer::<u16>::unset(count);
+                let expected: Vec<u16> = (0..count).map(|i| (i * 7) as u16).collect();
+                buffer.copy_from_slice(&expected);
+                assert!(*buffer == *expected && *buffer.clone() == *expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Which tensors of a version are quantised, and what the copy's are called.
+
+use super::{Spec, fp8, int4};
+use crate::checkpoint::Checkpoint;
+use crate::tensor::TensorData;
+use safetensors::Dtype;
+
+/// A matrix that becomes codes and scales.
+pub(super) struct Matrix<'a> {
+    pub name: &'a str,
+    pub tensor: &'a TensorData,
+    pub rows: usize,
+    pub columns: usize,
+}
+
+/// A tensor that the copy has in the place of a matrix.
+pub(super) struct Place {
+    pub name: String,
+    pub dtype: Dtype,
+    pub rows: usize,
+    pub columns: usize,
+}
+
+impl Place {
+    pub fn shape(&self) -> Vec<usize> {
+        vec![self.rows, self.columns]
+    }
+}
+
+/// The linear projections of attention and of MLPs, those of experts among them: `….NAME_proj.weight` and
+/// `….kv_a_proj_with_mqa.weight`, in two dimensions, BF16 or F32. Embeddings, norms, heads and routers have other names.
+pub(super) fn matrix<'a>(name: &'a str, tensor: &'a TensorData, spec: Spec) -> Option<Matrix<'a>> {
+    let &[rows, columns] = tensor.shape.as_slice() else {
+        return None;
+    };
+    let module = name.strip_suffix(".weight")?;
+    let last = module.rsplit('.').next()?;
+    let projects = last.ends_with("_proj") || last == "kv_a_proj_with_mqa";
+    let dtype = matches!(tensor.dtype, Dtype::BF16 | Dtype::F32);
+    let fits = match spec {
+        Spec::Fp8 => true,
+        Spec::Int4 => columns.is_multiple_of(int4::GROUP),
+    };
+    (projects && dtype && fits && rows > 0 && columns > 0).then_some(Matrix {
+        name,
+        tensor,
+        rows,
+        columns,
+    })
+}
+
+/// The modules that an engine must not take for quantised ones: the head, whether it has weights of its own or not, and every
+/// matrix that stays.
+pub(super) fn untouched(image: &Checkpoint, spec: Spec) -> Vec<String> {
+    let stays = image
+        .tensors
+        .iter()
+        .filter(|(name, tensor)| tensor.shape.len() == 2 && matrix(name, tensor, spec).is_none());
+    let mut modules: Vec<String> = stays
+        .filter_map(|(name, _)| name.strip_suffix(".weight"))
+        .map(str::to_owned)
+        .chain(["lm_head".to_owned()])
+        .collect();
+    modules.sort();
+    modules.dedup();
+    modules
+}
+
+impl Matrix<'_> {
+    /// Where the codes go, and where the scales.
+    pub fn places(&self, spec: Spec) -> [Place; 2] {
+        let place = |suffix: &str, dtype, rows, columns| Place {
+            name: format!("{}{suffix}", self.name),
+            dtype,
+            rows,
+            columns,
+        };
+        match spec {
+            Spec::Fp8 => {
+                let blocks = |weights: usize| weights.div_ceil(fp8::BLOCK);
+                [
+                    place("", Dtype::F8_E4M3, self.rows, self.columns),
+                    place("_scale_inv", Dtype::F32, blocks(self.rows), blocks(self.columns)),
+                ]
+            }
+            Spec::Int4 => [
+                place("_packed", Dtype::I32, self.rows, self.columns / 8),
+                place("_scale", Dtype::BF16, self.rows, self.columns / int4::GROUP),
+            ],
+        }
+    }
+
+    /// The shape of the matrix, which compressed-tensors keeps as a tensor.
+    pub fn shape_tensor(&self, spec: Spec) -> Option<(String, TensorData)> {
+        let bytes: Vec<u8> = [self.rows, self.columns]
+            .iter()
+            .flat_map(|&dimension| (dimension as u64).to_le_bytes())
+            .collect();
+        let tensor = TensorData {
+            dtype: Dtype::I64,
+            shape: vec![2],
+            bytes: bytes.into(),
+        };
+        (spec == Spec::Int4).then(|| (format!("{}_shape", self.name), tensor))
+    }
+}

@@ -1,0 +1,224 @@
+//! What is measured of one model in one setting.
+
+use super::bounds::Limits;
+use super::libtorch::Plain;
+use super::{Row, Setting};
+use artifact::checkpoint::Checkpoint;
+use model::autograd::{self, Parameters, TrainModel, require_grad};
+use model::exact::{Arithmetic, Compute, ExactModel, KvCache};
+use std::time::Instant;
+use tch::{Kind, Tensor};
+
+/// A measurement lasts at least so long.
+const SECONDS_MIN: f64 = 0.3;
+/// Batches of decode, and steps of one measurement: enough for the clock, few enough for the larger model.
+const BATCHES: [(usize, usize); 4] = [(1, 16), (4, 8), (16, 4), (64, 2)];
+/// Rows of a training step, at most.
+const TRAINED_MAX: usize = 512;
+
+pub struct Case<'a> {
+    pub model: &'static str,
+    pub folder: &'static str,
+    pub setting: Setting,
+    pub limits: &'a Limits,
+    pub rounds: usize,
+}
+
+impl Case<'_> {
+    /// `context` tokens: a prompt of half of them, and what is decoded after it.
+    pub fn run(&self, image: &Checkpoint, context: usize) -> Result<Vec<Row>, Box<dyn std::error::Error>> {
+        autograd::set_threads(self.setting.threads as i32);
+        let model = ExactModel::with_arithmetic(image, &Arithmetic::new(self.setting.compute, self.setting.threads)?)?;
+        let config = model.config().clone();
+        let fresh = TrainModel::from_checkpoint(image)?;
+        let parameters = self.of_kind(fresh.parameters());
+        let (slots, half) = (64, context / 2);
+        let mut cache = KvCache::new(&model, slots, context);
+        let mut plain = Plain::new(&config, &parameters, slots as i64, context as i64);
+        let ids: Vec<u32> = (0..context as u32)
+            .map(|i| i * 7919 % config.vocab_size as u32)
+            .collect();
+        let shapes = config.parameter_shapes();
+        let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();
+        let logits = (config.vocab_size * config.hidden_size) as f64;
+        let body = weights as f64 - logits;
+        let limits = self.limits;
+        let mut rows = Vec::new();
+
+        let speeds = in_turn(
+            self.rounds,
+            || {
+                cache.clear(0);
+                model.prefill(&mut cache, 0, &ids[..half]).map(|_| half)
+            },
+            || {
+                let _no_grad = tch::no_grad_guard();
+                let _ = plain.prefill(0, &ids[..half]);
+                half
+            },
+        )?;
+        let bound = limits.flops / (2.0 * (body + logits / half as f64));
+        rows.push(self.row(format!("prefill of {half}"), 0, speeds, bound, "multiply-adds"));
+
+        for slot in 1..slots {
+            cache.copy_slot(0, slot);
+        }
+        plain.spread(slots as i64);
+        for (batch, steps) in BATCHES {
+            let tokens = vec![11u32; batch];
+            let speeds = in_turn(
+                self.rounds,
+                || {
+                    for slot in 0..batch {
+                        cache.truncate(slot, half);
+                    }
+                    for _ in 0..steps {
+                        model.decode(&mut cache, &tokens)?;
+                    }
+                    Ok(steps * batch)
+                },
+                || {
+                    let _no_grad = tch::no_grad_guard();
+                    for step in 0..steps {
+                        let _ = plain.decode(&tokens, (half + step) as i64);
+                    }
+                    steps * batch
+                },
+            )?;
+            // each step reads every weight once, two bytes each, or multiplies each of them once per row
+            let read = limits.bytes_per_second / (2.0 * (body + logits)) * batch as f64;
+            let multiply = limits.flops / (2.0 * (body + logits));
+            let by = match read < multiply {
+                true => "bytes of weights",
+                false => "multiply-adds",
+            };
+            rows.push(self.row(format!("decode, batch {batch}"), steps, speeds, read.min(multiply), by));
+        }
+        rows.push(self.training(
+            &model,
+            fresh.parameters(),
+            &ids[..half],
+            limits.flops / (2.0 * 4.0 * body),
+        )?);
+        Ok(rows)
+    }
+
+    /// A step of gradients: forward, forward again, and twice as much back.
+    fn training(
+        &self,
+        model: &ExactModel,
+        parameters: &Parameters,
+        ids: &[u32],
+        bound: f64,
+    ) -> Result<Row, Box<dyn std::error::Error>> {
+        let (config, length) = (model.config(), ids.len());
+        let count = TRAINED_MAX / length;
+        let leaves = self.of_kind(parameters);
+        let leaves: Parameters = leaves
+            .iter()
+            .map(|(name, t)| (name.clone(), t.copy().set_requires_grad(true)))
+            .collect();
+        let plain = Plain::new(config, &leaves, 1, length as i64);
+        let learning =
+            TrainModel::from_parameters(config.clone(), require_grad(parameters))?.with_compute(self.setting.compute);
+        let sequences: Vec<&[u32]> = vec![ids; count];
+        let asked: Vec<usize> = (0..count * length).filter(|row| row % length >= length - 16).collect();
+        let wide: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
+        let wide = Tensor::from_slice(&wide).unsqueeze(0).repeat([count as i64, 1]);
+        let picked: Vec<i64> = asked.iter().map(|&row| row as i64).collect();
+        let picked = Tensor::from_slice(&picked);
+        let loss = |logits: &Tensor| {
+            let log_probabilities = logits.log_softmax(-1, Kind::Float);
+            log_probabilities.select(-1, 3).sum(Kind::Float).backward();
+        };
+        let speeds = in_turn(
+            self.rounds.min(3),
+            || {
+                let pass = model.score(&sequences, &asked, None)?;
+                let hidden = autograd::leaf(&pass.hidden);
+                loss(&autograd::with_values(
+                    learning.project(&hidden),
+                    &autograd::tensor(&pass.logits),
+                ));
+                learning.backward(&pass, hidden.grad());
+                Ok(count * length)
+            },
+            || {
+                loss(&plain.logits(&wide).flatten(0, 1).index_select(0, &picked));
+                count * length
+            },
+        )?;
+        let what = format!("training step, {count} × {length}, 16 trained each");
+        Ok(self.row(what, 0, speeds, bound, "multiply-adds"))
+    }
+
+    fn of_kind(&self, parameters: &Parameters) -> Parameters {
+        let kind = match self.setting.compute {
+            Compute::F32 => Kind::Float,
+            Compute::Bf16 => Kind::BFloat16,
+        };
+        parameters
+            .iter()
+            .map(|(name, t)| (name.clone(), t.to_kind(kind)))
+            .collect()
+    }
+
+    fn row(&self, what: String, steps: usize, speeds: Speeds, bound: f64, bound_by: &'static str) -> Row {
+        Row {
+            model: self.model,
+            folder: self.folder,
+            setting: self.setting,
+            what,
+            steps,
+            ours: speeds.ours,
+            libtorch: speeds.theirs,
+            ratio: speeds.ratio,
+            bound,
+            bound_by,
+        }
+    }
+}
+
+/// Tokens a second of both, and the ratio.
+#[derive(Clone, Copy)]
+struct Speeds {
+    ours: f64,
+    theirs: f64,
+    ratio: f64,
+}
+
+/// Rounds in turn, after one that warms up.
+fn in_turn(
+    rounds: usize,
+    mut ours: impl FnMut() -> Result<usize, model::exact::Error>,
+    mut theirs: impl FnMut() -> usize,
+) -> Result<Speeds, model::exact::Error> {
+    ours()?;
+    theirs();
+    let (mut a, mut b, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let rate = |work: &mut dyn FnMut() -> Result<usize, model::exact::Error>| {
+            let started = Instant::now();
+            let mut tokens = 0;
+            while started.elapsed().as_secs_f64() < SECONDS_MIN {
+                tokens += work()?;
+            }
+            Ok::<f64, model::exact::Error>(tokens as f64 / started.elapsed().as_secs_f64())
+        };
+        let x = rate(&mut ours)?;
+        let y = rate(&mut || Ok(theirs()))?;
+        a.push(x);
+        b.push(y);
+        ratios.push(x / y);
+    }
+    Ok(Speeds {
+        ours: median(a),
+        theirs: median(b),
+        ratio: median(ratios),
+    })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

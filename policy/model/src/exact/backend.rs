@@ -1,0 +1,484 @@
+//! The transformer's operations on the exact kernels.
+
+use super::cache::KvCache;
+use super::{ExactModel, Machine, Parameter};
+use crate::config::{Experts, ModelConfig, Scoring};
+use crate::kernel::{self, Keys, Queries, Vector};
+use crate::router::{self, Mismatch, Routing};
+use crate::transformer::{Backend, Linear, Route};
+use artifact::isa::Isa;
+use artifact::threads::Threads;
+
+/// Rows of f32 values, one after the other.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rows {
+    width: usize,
+    values: Vec<f32>,
+}
+
+impl Rows {
+    pub fn zeros(rows: usize, width: usize) -> Self {
+        Rows {
+            width,
+            values: vec![0.0; rows * width],
+        }
+    }
+
+    /// # Panics
+    /// When `values` are not whole rows.
+    pub fn from_values(width: usize, values: Vec<f32>) -> Self {
+        assert!(
+            width > 0 && values.len().is_multiple_of(width),
+            "values are whole rows of {width}"
+        );
+        Rows { width, values }
+    }
+
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    pub fn len(&self) -> usize {
+        self.values.len() / self.width.max(1)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// All rows, one after the other.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.width..][..self.width]
+    }
+
+    pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.values.chunks_exact(self.width.max(1))
+    }
+
+    pub(super) fn rows_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        self.values.chunks_exact_mut(self.width.max(1))
+    }
+
+    fn pick(&self, rows: impl Iterator<Item = usize>) -> Rows {
+        Rows {
+            width: self.width,
+            values: rows.flat_map(|row| self.row(row).iter().copied()).collect(),
+        }
+    }
+}
+
+/// cos and sin of every position, `[context, width/2]`.
+#[derive(Debug)]
+pub(super) struct Rotary {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    pairs: usize,
+    interleaved: bool,
+}
+
+impl Rotary {
+    pub fn new(config: &ModelConfig) -> Self {
+        let width = config.rotary_dim();
+        let (cos, sin) = config.rope.table(width, config.max_position_embeddings);
+        Rotary {
+            cos,
+            sin,
+            pairs: width as usize / 2,
+            interleaved: config.rope.interleaved,
+        }
+    }
+}
+
+/// Consecutive rows that are consecutive positions of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Segment {
+    slot: usize,
+    /// The first of its rows, of all in the pass.
+    row: usize,
+    /// Position of that.
+    from: usize,
+    count: usize,
+}
+
+impl Segment {
+    /// The segment whose rows follow those of `before`.
+    pub fn after(before: Option<&Segment>, slot: usize, from: usize, count: usize) -> Self {
+        let row = before.map_or(0, |before| before.row + before.count);
+        Segment { slot, row, from, count }
+    }
+}
+
+/// Where keys and values go.
+#[derive(Debug)]
+pub(super) enum Store<'a> {
+    Cache(&'a mut KvCache),
+    /// One layer's of one sequence: overwritten by the next.
+    Scratch(Vec<Keys>),
+}
+
+impl Store<'_> {
+    fn heads_mut(&mut self, segment: &Segment, layer: i64) -> &mut [Keys] {
+        match self {
+            Store::Cache(cache) => cache.heads_mut(segment.slot, layer as usize),
+            Store::Scratch(heads) => heads,
+        }
+    }
+
+    fn heads(&self, segment: &Segment, layer: i64) -> &[Keys] {
+        match self {
+            Store::Cache(cache) => cache.heads(segment.slot, layer as usize),
+            Store::Scratch(heads) => heads,
+        }
+    }
+}
+
+/// Work of an exponential, in multiply-adds.
+const EXP_WORK: usize = 32;
+/// Queries of one part, where attention is shared among threads: the late ones look at more than the early ones.
+const QUERIES: usize = 32;
+
+/// Queries that one thread answers, and where their results go.
+struct Part<'a> {
+    keys: &'a Keys,
+    queries: Queries<'a>,
+    row: usize,
+    column: usize,
+    values: Vec<f32>,
+}
+
+/// One pass.
+#[derive(Debug)]
+pub(super) struct Exact<'a> {
+    config: &'a ModelConfig,
+    rotary: &'a Rotary,
+    isa: Isa,
+    threads: &'a Threads,
+    store: Store<'a>,
+    segments: Vec<Segment>,
+    /// Rows that the last layer's results are wanted of.
+    asked: Vec<usize>,
+    replay: Option<&'a Routing>,
+    /// Layers replayed.
+    replayed: usize,
+    routing: Routing,
+    mismatch: Option<Mismatch>,
+}
+
+impl<'a> Exact<'a> {
+    pub fn new(
+        model: &'a ExactModel,
+        machine: Machine<'a>,
+        store: Store<'a>,
+        segments: Vec<Segment>,
+        asked: Vec<usize>,
+        replay: Option<&'a Routing>,
+    ) -> Self {
+        Exact {
+            config: &model.config,
+            rotary: &model.rotary,
+            isa: machine.isa,
+            threads: machine.threads,
+            store,
+            segments,
+            asked,
+            replay,
+            replayed: 0,
+            routing: Routing::default(),
+            mismatch: None,
+        }
+    }
+
+    /// The experts that were chosen, or why the recorded ones do not fit. All of a recording must have been used.
+    pub fn finish(self) -> Result<Routing, Mismatch> {
+        let left = self.replay.and_then(|replay| replay.layers().get(self.replayed));
+        match (self.mismatch, left) {
+            (Some(mismatch), _) => Err(mismatch),
+            (None, Some((layer, experts))) => Err(Mismatch {
+                layer: self.config.num_hidden_layers,
+                wanted: 0,
+                recorded: format!("layer {layer} with {} choices", experts.len()),
+            }),
+            (None, None) => Ok(self.routing),
+        }
+    }
+
+    pub fn product(&self, x: &Rows, weight: &Parameter, bias: Option<&Vector>) -> Rows {
+        let Parameter::Matrix(matrix) = weight else {
+            return Rows::zeros(0, 0);
+        };
+        let mut y = Rows::zeros(x.len(), matrix.outputs());
+        matrix.multiply(self.isa, self.threads, &x.values, bias, &mut y.values);
+        y
+    }
+
+    fn write(&mut self, layer: i64, segment: &Segment, k: &Rows, v: &Rows) {
+        let (key_width, value_width) = (self.config.head_dim as usize, self.config.value_dim() as usize);
+        for (head, keys) in self.store.heads_mut(segment, layer).iter_mut().enumerate() {
+            for i in 0..segment.count {
+                let key = &k.row(segment.row + i)[head * key_width..][..key_width];
+                let value = &v.row(segment.row + i)[head * value_width..][..value_width];
+                keys.write(segment.from + i, key, value);
+            }
+        }
+    }
+
+    /// Attention of the segments' queries, whose keys and values have been written.
+    fn attend_all(&self, layer: i64, segments: &[Segment], q: &Rows, out: &mut Rows) {
+        let c = self.config;
+        let (key_width, value_width) = (c.head_dim as usize, c.value_dim() as usize);
+        let shared = (c.num_attention_heads / c.cached_heads()) as usize;
+        let queries = |segment: &Segment, head: usize, first: usize, count: usize| Queries {
+            heads: shared,
+            from: segment.from + first,
+            count,
+            window: c.window(layer).map(|window| window as usize),
+            scale: c.attention_scale() as f32,
+            q: &q.values[(segment.row + first) * q.width + head * shared * key_width..],
+            q_stride: q.width,
+        };
+        let looks = |s: &Segment| s.count * (s.from + s.count);
+        let heads = c.num_attention_heads as usize;
+        let work = segments.iter().map(looks).sum::<usize>() * heads * (key_width + value_width);
+        if self.threads.parts(work) == 1 {
+            for segment in segments {
+                for (head, keys) in self.store.heads(segment, layer).iter().enumerate() {
+                    let width = out.width;
+                    let into = &mut out.values[segment.row * width + head * shared * value_width..];
+                    kernel::attend(self.isa, keys, &queries(segment, head, 0, segment.count), into, width);
+                }
+            }
+            return;
+        }
+        let width = shared * value_width;
+        let mut parts = Vec::new();
+        for segment in segments {
+            for (head, keys) in self.store.heads(segment, layer).iter().enumerate() {
+                for first in (0..segment.count).step_by(QUERIES) {
+                    let count = QUERIES.min(segment.count - first);
+                    parts.push(Part {
+                        keys,
+                        queries: queries(segment, head, first, count),
+                        row: segment.row + first,
+                        column: head * width,
+                        values: vec![0.0; count * width],
+                    });
+                }
+            }
+        }
+        self.threads.each(parts.iter_mut().collect(), |part: &mut Part<'_>| {
+            kernel::attend(self.isa, part.keys, &part.queries, &mut part.values, width);
+        });
+        for part in &parts {
+            for (i, values) in part.values.chunks_exact(width).enumerate() {
+                out.values[(part.row + i) * out.width + part.column..][..width].copy_from_slice(values);
+            }
+        }
+    }
+
+    /// The position of every row.
+    fn positions(&self) -> impl Iterator<Item = usize> {
+        self.segments.iter().flat_map(|s| s.from..s.from + s.count)
+    }
+}
+
+impl Backend for Exact<'_> {
+    type Parameter = Parameter;
+    type Rows = Rows;
+
+    fn linear(&self, x: &Rows, linear: &Linear<Parameter>) -> Rows {
+        self.product(x, &linear.weight, linear.bias.as_ref().and_then(vector))
+    }
+
+    fn rms_norm(&self, x: &Rows, w: &Parameter, eps: f64) -> Rows {
+        let mut y = x.clone();
+        if let Some(w) = vector(w) {
+            kernel::rms_norm(self.isa, &mut y.values, w.values(), eps as f32);
+        }
+        y
+    }
+
+    fn rotate(&self, mut x: Rows, head: i64, from: i64) -> Rows {
+        let (pairs, from) = (self.rotary.pairs, from as usize);
+        let mut apart = vec![0.0; 2 * pairs];
+        for (row, position) in x.values.chunks_exact_mut(x.width).zip(self.positions()) {
+            let cos = &self.rotary.cos[position * pairs..][..pairs];
+            let sin = &self.rotary.sin[position * pairs..][..pairs];
+            for head in row.chunks_exact_mut(head as usize) {
+                let turned = &mut head[from..from + 2 * pairs];
+                if self.rotary.interleaved {
+                    for (i, pair) in turned.chunks_exact(2).enumerate() {
+                        (apart[i], apart[pairs + i]) = (pair[0], pair[1]);
+                    }
+                    turned.copy_from_slice(&apart);
+                }
+                kernel::rotate(self.isa, turned, cos, sin);
+            }
+        }
+        x
+    }
+
+    fn attend(&mut self, layer: i64, q: &Rows, k: &Rows, v: &Rows) -> Rows {
+        let mut out = Rows::zeros(
+            q.len(),
+            self.config.num_attention_heads as usize * self.config.value_dim() as usize,
+        );
+        let segments = std::mem::take(&mut self.segments);
+        // what has room for all of them at once is attended to at once
+        let together = match self.store {
+            Store::Cache(_) => segments.len().max(1),
+            Store::Scratch(_) => 1,
+        };
+        for segments in segments.chunks(together) {
+            for segment in segments {
+                self.write(layer, segment, k, v);
+            }
+            self.attend_all(layer, segments, q, &mut out);
+        }
+        self.segments = segments;
+        out
+    }
+
+    fn swiglu(&self, mut gate: Rows, up: &Rows) -> Rows {
+        let parts = self.threads.parts(gate.values.len() * EXP_WORK);
+        let share = gate.values.len().div_ceil(parts).max(1);
+        let jobs = gate.values.chunks_mut(share).zip(up.values.chunks(share)).collect();
+        self.threads.each(jobs, |(gate, up): (&mut [f32], &[f32])| {
+            kernel::swiglu(self.isa, gate, up);
+        });
+        gate
+    }
+
+    fn add(&self, mut x: Rows, y: &Rows) -> Rows {
+        kernel::add(self.isa, &mut x.values, &y.values);
+        x
+    }
+
+    fn split(&self, x: &Rows, groups: i64, width: i64) -> (Rows, Rows) {
+        let (part, width) = (x.width / groups as usize, width as usize);
+        let mut first = Vec::with_capacity(x.len() * width * groups as usize);
+        let mut second = Vec::with_capacity(x.values.len() - first.capacity());
+        for part in x.values.chunks_exact(part) {
+            first.extend_from_slice(&part[..width]);
+            second.extend_from_slice(&part[width..]);
+        }
+        let rows = |width, values| Rows { width, values };
+        (
+            rows(width * groups as usize, first),
+            rows((part - width) * groups as usize, second),
+        )
+    }
+
+    fn join(&self, x: &Rows, groups: i64, shared: &Rows) -> Rows {
+        let part = x.width / groups as usize;
+        let width = x.width + shared.width * groups as usize;
+        let mut values = Vec::with_capacity(x.len() * width);
+        for (x, shared) in x.rows().zip(shared.rows()) {
+            for part in x.chunks_exact(part) {
+                values.extend_from_slice(part);
+                values.extend_from_slice(shared);
+            }
+        }
+        Rows { width, values }
+    }
+
+    fn asked(&self, x: Rows) -> Rows {
+        if self.asked.len() == x.len() && self.asked.iter().enumerate().all(|(i, &row)| i == row) {
+            return x;
+        }
+        x.pick(self.asked.iter().copied())
+    }
+
+    fn route(&mut self, layer: i64, logits: &Rows, experts: &Experts, bias: Option<&Parameter>) -> Route<Rows> {
+        let per_token = experts.per_token as usize;
+        let mut scores = logits.clone();
+        for row in scores.rows_mut() {
+            match experts.scoring {
+                Scoring::Softmax => {
+                    let sum = kernel::softmax(self.isa, row);
+                    row.iter_mut().for_each(|score| *score /= sum);
+                }
+                Scoring::Sigmoid { .. } => row
+                    .iter_mut()
+                    .for_each(|score| *score = 1.0 / (1.0 + kernel::exp(-*score))),
+            }
+        }
+        let rows = self.segments.iter().map(|segment| segment.count).sum();
+        let last = layer + 1 == self.config.num_hidden_layers;
+        let chosen = match self.replay {
+            Some(replay) => match replay.replay(&mut self.replayed, layer, rows * per_token, experts.count) {
+                Ok(all) if last => router::pick(&all, per_token, &self.asked),
+                Ok(all) => all,
+                Err(mismatch) => {
+                    self.mismatch.get_or_insert(mismatch);
+                    vec![0; logits.len() * per_token]
+                }
+            },
+            None => {
+                let choose = |(logits, scores): (&[f32], &[f32])| match bias.and_then(vector) {
+                    Some(bias) => {
+                        let biased = scores.iter().zip(bias.values()).map(|(score, bias)| score + bias);
+                        router::choose(&biased.collect::<Vec<_>>(), experts)
+                    }
+                    None => router::choose(logits, experts),
+                };
+                logits.rows().zip(scores.rows()).flat_map(choose).collect()
+            }
+        };
+        let mut weights = Rows::zeros(logits.len(), per_token);
+        for ((weights, chosen), scores) in weights
+            .rows_mut()
+            .zip(chosen.chunks_exact(per_token))
+            .zip(scores.rows())
+        {
+            for (weight, &expert) in weights.iter_mut().zip(chosen) {
+                *weight = scores.get(expert as usize).copied().unwrap_or(0.0);
+            }
+            if experts.normalise {
+                let sum: f32 = weights.iter().sum();
+                weights.iter_mut().for_each(|weight| *weight /= sum);
+            }
+            if let Scoring::Sigmoid { scale, .. } = experts.scoring {
+                weights.iter_mut().for_each(|weight| *weight *= scale as f32);
+            }
+        }
+        let recorded = match last {
+            true => router::spread(&chosen, per_token, &self.asked, rows),
+            false => chosen.clone(),
+        };
+        self.routing.record(layer, recorded);
+        Route {
+            experts: chosen,
+            per_token,
+            weights,
+        }
+    }
+
+    fn zeros_like(&self, x: &Rows) -> Rows {
+        Rows::zeros(x.len(), x.width)
+    }
+
+    fn dispatch(&self, x: &Rows, route: &Route<Rows>, expert: u32) -> Option<Rows> {
+        let rows = route.of(expert);
+        (!rows.is_empty()).then(|| x.pick(rows.into_iter().map(|(row, _)| row)))
+    }
+
+    fn combine(&self, mut sum: Rows, y: &Rows, route: &Route<Rows>, expert: u32) -> Rows {
+        for ((row, place), y) in route.of(expert).into_iter().zip(y.rows()) {
+            let weight = route.weights.row(row)[place];
+            let width = sum.width;
+            kernel::add_scaled(self.isa, &mut sum.values[row * width..][..width], y, weight);
+        }
+        sum
+    }
+}
+
+fn vector(parameter: &Parameter) -> Option<&Vector> {
+    match parameter {
+        Parameter::Vector(vector) => Some(vector),
+        Parameter::Matrix(_) => None,
+    }
+}

@@ -1,0 +1,150 @@
+use super::*;
+use artifact::checkpoint::Checkpoint;
+use std::path::Path;
+
+fn image(folder: &str) -> Checkpoint {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Checkpoint::read_dir(&root.join(folder)).unwrap()
+}
+
+fn ids(n: usize, vocabulary: u32) -> Vec<u32> {
+    (0..n as u32)
+        .map(|i| (i * 2_654_435 + 7919) % 997 * 31 % vocabulary)
+        .collect()
+}
+
+#[test]
+fn on_the_real_base_the_sampler_and_the_trainer_have_the_same_bits() {
+    let image = image("../models/demo-base");
+    for compute in [Compute::F32, Compute::Bf16] {
+        same_bits(&ExactModel::with_arithmetic(&image, &Arithmetic::new(compute, 1).unwrap()).unwrap());
+    }
+    // a trainer on two threads: sequences this long are worth sharing
+    same_bits(&ExactModel::with_arithmetic(&image, &Arithmetic::new(Compute::F32, 2).unwrap()).unwrap());
+}
+
+fn same_bits(model: &ExactModel) {
+    let vocabulary = model.config().vocab_size as u32;
+    let sequences: Vec<Vec<u32>> = (0..8).map(|row| ids(120 + 13 * row, vocabulary)).collect();
+    let mut cache = KvCache::new(model, 8, 256);
+    let mut sampled: Vec<Vec<f32>> = Vec::new();
+    for (slot, ids) in sequences.iter().enumerate() {
+        sampled.push(model.prefill(&mut cache, slot, &ids[..ids.len() - 10]).unwrap());
+    }
+    for step in 0..9 {
+        let tokens: Vec<u32> = sequences.iter().map(|s| s[s.len() - 10 + step]).collect();
+        for (all, logits) in sampled.iter_mut().zip(model.decode(&mut cache, &tokens).unwrap()) {
+            all.extend(logits);
+        }
+    }
+    let mut first = 0;
+    let mut asked = Vec::new();
+    for ids in &sequences {
+        asked.extend(first + ids.len() - 11..first + ids.len() - 1);
+        first += ids.len();
+    }
+    let refs: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+    let recomputed = model.score(&refs, &asked, None).unwrap().logits;
+    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&sampled.concat()), bits(recomputed.values()));
+}
+
+#[test]
+fn experts_recorded_while_sampling_are_those_of_a_trainers_pass_and_replay() {
+    let model = ExactModel::from_checkpoint(&image("tests/golden/qwen3_moe")).unwrap();
+    let ids = ids(20, 96);
+    let mut cache = KvCache::new(&model, 1, 64);
+    let mut recorded = Routing::default();
+    let mut step = Routing::default();
+    for part in [&ids[..15], &ids[15..16], &ids[16..17], &ids[17..18]] {
+        model.advance(&mut cache, &[(0, part)], Some(&mut step)).unwrap();
+        recorded.append(&step).unwrap();
+    }
+    // the rows that predict the sampled tokens
+    let asked = [14, 15, 16, 17];
+    let pass = model.score(&[&ids[..18]], &asked, None).unwrap();
+    assert_eq!(pass.routing, recorded);
+    let per_token = model.config().experts.as_ref().unwrap().per_token as usize;
+    assert!(
+        recorded
+            .layers()
+            .iter()
+            .all(|(_, experts)| experts.len() == 18 * per_token)
+    );
+    let replayed = model.score(&[&ids[..18]], &asked, Some(&recorded)).unwrap();
+    assert_eq!(replayed.logits.values(), pass.logits.values());
+}
+
+#[test]
+fn a_copied_slot_goes_on_as_its_original_does() {
+    for compute in [Compute::F32, Compute::Bf16] {
+        let arithmetic = Arithmetic::new(compute, 1).unwrap();
+        let model = ExactModel::with_arithmetic(&image("tests/golden/deepseek_v3"), &arithmetic).unwrap();
+        let mut cache = KvCache::new(&model, 3, 64);
+        model.prefill(&mut cache, 0, &ids(39, 96)).unwrap();
+        cache.copy_slot(0, 2);
+        cache.move_slot(2, 1);
+        let both = model.decode(&mut cache, &[5, 5]).unwrap();
+        assert_eq!(both[0], both[1]);
+        assert_eq!((cache.len(0), cache.len(1), cache.len(2)), (40, 40, 0));
+    }
+}
+
+#[test]
+fn bad_ids_full_contexts_and_wrong_tensors_are_errors_and_change_nothing() {
+    let mut image = image("tests/golden/qwen3");
+    let model = ExactModel::from_checkpoint(&image).unwrap();
+    let mut cache = KvCache::new(&model, 2, 16);
+    assert!(matches!(
+        model.prefill(&mut cache, 0, &[96]),
+        Err(Error::TokenId { id: 96, .. })
+    ));
+    assert!(matches!(model.prefill(&mut cache, 0, &[]), Err(Error::Empty)));
+    let full = model.prefill(&mut cache, 0, &ids(17, 96));
+    assert!(matches!(
+        full,
+        Err(Error::ContextFull {
+            wanted: 17,
+            context: 16
+        })
+    ));
+    assert!(cache.is_empty(0));
+    model.prefill(&mut cache, 0, &ids(16, 96)).unwrap();
+    assert!(matches!(model.decode(&mut cache, &[1]), Err(Error::ContextFull { .. })));
+    // one of two fails: the other has not moved
+    cache.clear(1);
+    assert!(model.decode(&mut cache, &[1, 2]).is_err());
+    assert!(cache.is_empty(1));
+    assert!(model.score(&[&ids(300, 96)], &[0], None).is_err());
+    assert!(model.score(&[&[1, 2]], &[2], None).is_err());
+
+    let mut wrong = image.clone();
+    if let Some(tensor) = wrong.tensors.get_mut("model.norm.weight") {
+        tensor.shape = vec![1, 64];
+    }
+    let error = ExactModel::from_checkpoint(&wrong).unwrap_err().to_string();
+    assert!(error.contains("model.norm.weight") && error.contains("[48]"), "{error}");
+    let extra = image.tensors["model.norm.weight"].clone();
+    image.tensors.insert("model.layers.0.surprise".into(), extra);
+    let error = ExactModel::from_checkpoint(&image).unwrap_err().to_string();
+    assert!(error.contains("model.layers.0.surprise"), "{error}");
+}
+
+#[test]
+fn every_architecture_proves_itself_exact_on_this_machine() {
+    for folder in [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "qwen3_moe",
+        "deepseek_v3",
+        "deepseek_v3_full_q",
+    ] {
+        let image = image(&format!("tests/golden/{folder}"));
+        for compute in [Compute::F32, Compute::Bf16] {
+            let model = ExactModel::with_arithmetic(&image, &Arithmetic::new(compute, 1).unwrap()).unwrap();
+            assert_eq!(model.prove_exact().unwrap(), None, "{folder}, {compute:?}");
+        }
+    }
+}

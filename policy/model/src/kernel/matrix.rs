@@ -1,0 +1,318 @@
+//! A weight matrix, packed for products that stream it once.
+
+use bytemuck::Pod;
+
+use super::tile::{ROWS_MAX, Tile, Weight, side_by_side};
+use super::{Compute, Isa, PANEL, Terms, Threads};
+use artifact::memory::Buffer;
+
+/// Terms of a sum that are added before the next rows are taken up: a panel of so many weights stays in the first cache.
+const DEPTH: usize = 384;
+/// Rows that share a pass over the weights of that depth.
+const ROWS: usize = 8 * ROWS_MAX;
+
+/// Weights `[outputs, inputs]` in panels of 32 outputs, `[⌈outputs/32⌉][inputs][32]`, the last one padded with zeros.
+#[derive(Debug, Clone)]
+pub struct Matrix {
+    outputs: usize,
+    inputs: usize,
+    packed: Packed,
+}
+
+#[derive(Debug, Clone)]
+enum Packed {
+    F32(Buffer<f32>),
+    /// The bits of bf16: half the bytes to read.
+    Bf16(Buffer<u16>),
+    /// Two of them for products of bf16, `[⌈outputs/32⌉][⌈inputs/2⌉][32]`: the even input's in the lower half.
+    Pairs(Buffer<u32>),
+}
+
+/// One value per output, padded for the last panel.
+#[derive(Debug, Clone)]
+pub struct Vector {
+    padded: Vec<f32>,
+    len: usize,
+}
+
+impl Vector {
+    pub fn new(values: &[f32]) -> Self {
+        let mut padded = values.to_vec();
+        padded.resize(values.len().next_multiple_of(PANEL), 0.0);
+        Vector {
+            padded,
+            len: values.len(),
+        }
+    }
+
+    pub fn values(&self) -> &[f32] {
+        &self.padded[..self.len]
+    }
+}
+
+/// Values of a matrix, row-major.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Element<'a> {
+    F32(&'a [f32]),
+    /// The bytes of bf16, the lower one first.
+    Bf16(&'a [[u8; 2]]),
+}
+
+impl Matrix {
+    /// Packs row-major `[outputs, inputs]`, on any number of threads. With [`Compute::F32`] bf16 stays what it is; with
+    /// [`Compute::Bf16`] everything becomes it.
+    ///
+    /// # Panics
+    /// When the length does not fit: it is checked where an image is read.
+    pub fn pack(values: Element<'_>, outputs: usize, inputs: usize, compute: Compute, threads: &Threads) -> Self {
+        let size = (outputs, inputs);
+        let pair = |low: u32, high: Option<u32>| low | high.unwrap_or(0) << 16;
+        let bits = |&[low, high]: &[u8; 2]| u16::from_le_bytes([low, high]);
+        let again = |value: &[u8; 2]| super::bf16(widen(bits(value)));
+        let packed = match (compute, values) {
+            (Compute::F32, Element::F32(w)) => Packed::F32(panels::<_, _, 1>(threads, w, size, |w| w[0])),
+            (Compute::F32, Element::Bf16(w)) => Packed::Bf16(panels::<_, _, 1>(threads, w, size, |w| bits(&w[0]))),
+            (Compute::Bf16, Element::F32(w)) => Packed::Pairs(panels::<_, _, 2>(threads, w, size, |w| {
+                pair(super::bf16(w[0]), w.get(1).map(|&high| super::bf16(high)))
+            })),
+            (Compute::Bf16, Element::Bf16(w)) => Packed::Pairs(panels::<_, _, 2>(threads, w, size, |w| {
+                pair(again(&w[0]), w.get(1).map(again))
+            })),
+        };
+        Matrix {
+            outputs,
+            inputs,
+            packed,
+        }
+    }
+
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Bytes that a product has to read.
+    pub fn bytes(&self) -> usize {
+        match &self.packed {
+            Packed::F32(values) => values.len() * 4,
+            Packed::Bf16(values) => values.len() * 2,
+            Packed::Pairs(values) => values.len() * 4,
+        }
+    }
+
+    /// The weights of one output, as an embedding reads them. `output < outputs`.
+    pub fn row(&self, output: usize, into: &mut [f32]) {
+        let from = |inputs: usize| (output / PANEL) * PANEL * inputs + output % PANEL;
+        match &self.packed {
+            Packed::F32(values) => {
+                for (into, value) in into.iter_mut().zip(values[from(self.inputs)..].iter().step_by(PANEL)) {
+                    *into = *value;
+                }
+            }
+            Packed::Bf16(values) => {
+                for (into, value) in into.iter_mut().zip(values[from(self.inputs)..].iter().step_by(PANEL)) {
+                    *into = widen(*value);
+                }
+            }
+            Packed::Pairs(values) => {
+                let pairs = values[from(self.inputs.div_ceil(2))..].iter().step_by(PANEL);
+                for (into, pair) in into.chunks_mut(2).zip(pairs) {
+                    for (into, bits) in into.iter_mut().zip([pair << 16, pair & 0xffff_0000]) {
+                        *into = f32::from_bits(bits);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `y[r] = bias + W x[r]` for every row: x `[rows, inputs]`, y `[rows, outputs]`, both dense. Without a bias sums start
+    /// at 0.
+    pub fn multiply(&self, isa: Isa, threads: &Threads, x: &[f32], bias: Option<&Vector>, y: &mut [f32]) {
+        let rows = x.len() / self.inputs.max(1);
+        assert_eq!(x.len(), rows * self.inputs, "x is whole rows of {} inputs", self.inputs);
+        assert_eq!(
+            y.len(),
+            rows * self.outputs,
+            "y has {} outputs for each of {rows} rows",
+            self.outputs
+        );
+        assert!(bias.is_none_or(|bias| bias.len == self.outputs), "one bias per output");
+        let bias = bias.map(|bias| bias.padded.as_slice());
+        match &self.packed {
+            Packed::F32(w) => self.shared(isa, threads, w, bias, x, y),
+            Packed::Bf16(w) => self.shared(isa, threads, w, bias, x, y),
+            Packed::Pairs(w) => self.shared(isa, threads, w, bias, x, y),
+        }
+    }
+
+    /// Many rows are cut into shares of rows, few into shares of panels.
+    fn shared<W: Terms>(&self, isa: Isa, threads: &Threads, w: &[W], bias: Option<&[f32]>, x: &[f32], y: &mut [f32]) {
+        let (outputs, inputs) = (self.outputs, self.inputs.div_ceil(W::TERMS));
+        let mut rounded = Vec::new();
+        let x = W::inputs(isa, x, self.inputs, &mut rounded);
+        let rows = y.len() / outputs.max(1);
+        let panels = outputs.div_ceil(PANEL);
+        let parts = threads.parts(rows * inputs * outputs);
+        if parts == 1 || rows * panels <= 1 {
+            product(isa, w, bias, inputs, x, y, outputs);
+            return;
+        }
+        if rows >= threads.count() * ROWS {
+            let share = rows.div_ceil(parts).next_multiple_of(ROWS_MAX);
+            let jobs = x.chunks(share * inputs).zip(y.chunks_mut(share * outputs)).collect();
+            threads.each(jobs, |(x, y): (&[W::Input], &mut [f32])| {
+                product(isa, w, bias, inputs, x, y, outputs);
+            });
+            return;
+        }
+        let share = panels.div_ceil(parts);
+        let of_panels = |part: usize, y: &mut [f32]| {
+            let first = part * share * PANEL;
+            let bias = bias.map(|bias| &bias[first..]);
+            product(isa, &w[first * inputs..], bias, inputs, x, y, y.len() / rows);
+        };
+        if rows == 1 {
+            let jobs = y.chunks_mut(share * PANEL).enumerate().collect();
+            threads.each(jobs, |(part, y): (usize, &mut [f32])| of_panels(part, y));
+            return;
+        }
+        // the rows of a share do not lie together in y
+        let width = |part: usize| (share * PANEL).min(outputs - part * share * PANEL);
+        let mut results: Vec<Vec<f32>> = (0..panels.div_ceil(share))
+            .map(|part| vec![0.0; rows * width(part)])
+            .collect();
+        let jobs = results.iter_mut().enumerate().collect();
+        threads.each(jobs, |(part, y): (usize, &mut Vec<f32>)| of_panels(part, y));
+        for (part, result) in results.iter().enumerate() {
+            for (y, result) in y.chunks_exact_mut(outputs).zip(result.chunks_exact(width(part))) {
+                y[part * share * PANEL..][..result.len()].copy_from_slice(result);
+            }
+        }
+    }
+}
+
+fn widen(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// Inputs that are packed of one row after the other: as many as a panel's rows have room for in the first cache.
+const PACKED_AT_ONCE: usize = 128;
+/// Panels that one thread packs before it takes others up.
+const PANELS_AT_ONCE: usize = 8;
+
+/// Panels of what `packed` makes of each TERMS values of a row; of the last ones there may be fewer.
+fn panels<S: Sync, T: Pod + Default + Send, const TERMS: usize>(
+    threads: &Threads,
+    values: &[S],
+    (outputs, inputs): (usize, usize),
+    packed: impl Fn(&[S]) -> T + Sync,
+) -> Buffer<T> {
+    assert_eq!(
+        values.len(),
+        outputs * inputs,
+        "values of a matrix [{outputs}, {inputs}]"
+    );
+    let depth = inputs.div_ceil(TERMS);
+    let mut out = Buffer::unset(outputs.next_multiple_of(PANEL) * depth);
+    let panel_values = (PANEL * depth).max(1);
+    let pack_panel = |panel: usize, out: &mut [T]| {
+        let from = panel * PANEL;
+        let rows = PANEL.min(outputs - from);
+        if rows < PANEL {
+            out.fill(T::default());
+        }
+        for (n, block) in out.chunks_mut(PACKED_AT_ONCE * PANEL).enumerate() {
+            for j in 0..rows {
+                let row = &values[(from + j) * inputs..][..inputs];
+                let terms = row[n * PACKED_AT_ONCE * TERMS..].chunks(TERMS);
+                for (into, terms) in block[j..].iter_mut().step_by(PANEL).zip(terms) {
+                    *into = packed(terms);
+                }
+            }
+        }
+    };
+    let jobs = out.chunks_mut(PANELS_AT_ONCE * panel_values).enumerate().collect();
+    threads.each(jobs, |(n, some): (usize, &mut [T])| {
+        for (panel, out) in some.chunks_exact_mut(panel_values).enumerate() {
+            pack_panel(n * PANELS_AT_ONCE + panel, out);
+        }
+    });
+    out
+}
+
+/// Blocks over the depth, then over rows, then over panels, so that what is read again is still in a cache. The depth is cut
+/// where the sums are stored and taken up again, which changes no bit.
+fn product<W: Weight>(
+    isa: Isa,
+    w: &[W],
+    bias: Option<&[f32]>,
+    inputs: usize,
+    x: &[W::Input],
+    y: &mut [f32],
+    outputs: usize,
+) {
+    let rows = y.len() / outputs.max(1);
+    // few rows read the weights once and keep their sums in registers
+    let depth_max = if rows <= ROWS_MAX {
+        inputs.max(1)
+    } else {
+        DEPTH / W::TERMS
+    };
+    let whole = outputs / PANEL;
+    let mut last = [0f32; ROWS_MAX * PANEL];
+    let mut from = 0;
+    loop {
+        let depth = (inputs - from).min(depth_max);
+        for block in (0..rows).step_by(ROWS) {
+            let block_rows = ROWS.min(rows - block);
+            // equal shares: 16 rows are 8 + 8, not 12 + 4
+            let shares = block_rows.div_ceil(ROWS_MAX);
+            let mut panel = 0;
+            while panel * PANEL < outputs {
+                let mut row = block;
+                let at_once = side_by_side(block_rows, whole.saturating_sub(panel));
+                for share in 0..shares {
+                    let count = (block_rows - (row - block)) / (shares - share);
+                    let at = row * outputs + panel * PANEL;
+                    let width = outputs - panel * PANEL;
+                    let partial = width < PANEL;
+                    if partial && from > 0 {
+                        for r in 0..count {
+                            last[r * PANEL..][..width].copy_from_slice(&y[at + r * outputs..][..width]);
+                        }
+                    }
+                    let tile = Tile {
+                        rows: count,
+                        panels: at_once,
+                        k: depth,
+                        x: &x[row * inputs + from..],
+                        x_stride: inputs,
+                        w: &w[(panel * inputs + from) * PANEL..],
+                        w_stride: inputs * PANEL,
+                        start: (from == 0).then(|| bias.map_or(ZEROS.as_slice(), |bias| &bias[panel * PANEL..])),
+                        y: if partial { &mut last } else { &mut y[at..] },
+                        y_stride: if partial { PANEL } else { outputs },
+                    };
+                    tile.run(isa);
+                    if partial {
+                        for r in 0..count {
+                            y[at + r * outputs..][..width].copy_from_slice(&last[r * PANEL..][..width]);
+                        }
+                    }
+                    row += count;
+                }
+                panel += at_once;
+            }
+        }
+        from += depth;
+        if from >= inputs {
+            return;
+        }
+    }
+}
+
+/// What the sums of as many panels as lie side by side start at, without a bias.
+pub(super) const ZEROS: [f32; 4 * PANEL] = [0.0; 4 * PANEL];

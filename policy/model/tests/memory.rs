@@ -1,0 +1,118 @@
+//! What a gradient needs of memory: the activations of one layer, whatever the depth, and each
+//! layer's input.
+//!
+//! The kernel's figures are measured: each depth runs in a process of its own, which reports how far
+//! its resident memory rose.
+
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use model::autograd::{self, TrainModel, random_checkpoint, require_grad};
+use model::config::ModelConfig;
+use model::exact::ExactModel;
+use std::process::Command;
+use tch::{Kind, Tensor};
+
+const LAYERS: &str = "SPRINGTIDE_MEMORY_LAYERS";
+const WHOLE: &str = "SPRINGTIDE_MEMORY_WHOLE";
+const SEQUENCES: usize = 8;
+const TOKENS: usize = 512;
+/// Narrow weights, many rows: what grows with the layers is activations, or nothing.
+const WIDTH: usize = 64;
+
+fn config(layers: i64) -> ModelConfig {
+    ModelConfig {
+        vocab_size: 128,
+        hidden_size: WIDTH as i64,
+        intermediate_size: 256,
+        num_hidden_layers: layers,
+        num_attention_heads: 2,
+        num_key_value_heads: 2,
+        head_dim: 32,
+        rms_norm_eps: 1e-5,
+        max_position_embeddings: TOKENS as i64,
+        tie_word_embeddings: true,
+        ..ModelConfig::default()
+    }
+}
+
+/// A field of `/proc/self/status`, bytes.
+fn status(field: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    let kilobytes = line.split_whitespace().nth(1).unwrap();
+    kilobytes.parse::<usize>().unwrap() * 1024
+}
+
+/// Does nothing unless a test below starts it by name, in a process of its own.
+#[test]
+fn one_depth_forward_and_back() {
+    let Ok(layers) = std::env::var(LAYERS) else { return };
+    autograd::set_threads(1);
+    let config = config(layers.parse().unwrap());
+    let image = random_checkpoint(&config, 1);
+    let fresh = TrainModel::from_checkpoint(&image).unwrap();
+    let network = TrainModel::from_parameters(config, require_grad(fresh.parameters())).unwrap();
+    let model = ExactModel::from_checkpoint(&image).unwrap();
+    let ids: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7919 % 128).collect();
+    let loss = |logits: &Tensor| logits.log_softmax(-1, Kind::Float).select(-1, 3).sum(Kind::Float);
+    let before = status("VmRSS");
+    if std::env::var(WHOLE).is_ok() {
+        let wide: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
+        let wide = Tensor::from_slice(&wide).unsqueeze(0).repeat([SEQUENCES as i64, 1]);
+        loss(&network.logits(&wide)).backward();
+    } else {
+        let asked: Vec<usize> = (0..SEQUENCES * TOKENS).step_by(64).collect();
+        let pass = model.score(&[ids.as_slice(); SEQUENCES], &asked, None).unwrap();
+        let kept: usize = pass.inputs.iter().map(|rows| rows.values().len()).sum();
+        assert_eq!(kept, pass.inputs.len() * SEQUENCES * TOKENS * WIDTH);
+        let hidden = autograd::leaf(&pass.hidden);
+        loss(&network.project(&hidden)).backward();
+        network.backward(&pass, hidden.grad());
+    }
+    println!("rose by {}", status("VmHWM") - before);
+}
+
+fn rise(layers: usize, whole: bool) -> usize {
+    let layers = layers.to_string();
+    let mut set = vec![(LAYERS, layers.as_str())];
+    if whole {
+        set.push((WHOLE, "1"));
+    }
+    risen("one_depth_forward_and_back", &set)
+}
+
+/// What a test of this file says in a process of its own.
+fn risen(test: &str, set: &[(&str, &str)]) -> usize {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child
+        .args(["--exact", test, "--nocapture"])
+        // what is given back goes back at once: the measure is of what is kept, not of what glibc holds for later
+        .env("MALLOC_MMAP_THRESHOLD_", "65536")
+        .envs(set.iter().copied());
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let (_, rest) = text.split_once("rose by ").unwrap();
+    rest.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn memory_holds_the_activations_of_one_layer_and_what_went_into_each() {
+    let more = 12;
+    let inputs = more * SEQUENCES * TOKENS * WIDTH * size_of::<f32>();
+    let grows = |whole| rise(4 + more, whole).saturating_sub(rise(4, whole));
+    let (stepwise, whole) = (grows(false), grows(true));
+    println!(
+        "{more} more layers: {stepwise} bytes more, of which what went into them is {inputs}; in one graph {whole} bytes"
+    );
+    // the weights, their gradients and what an allocator keeps are small beside it; one layer's activations are ten times its
+    // input, so keeping even one more of each layer would show
+    assert!(stepwise < 2 * inputs, "{stepwise} bytes for {inputs}");
+    // and the measure does see activations that are kept
+    assert!(whole > 8 * inputs, "{whole} bytes in one graph");
+}

@@ -1,0 +1,111 @@
+//! Everything that a sampler and a trainer do to compute a token.
+
+use model::exact::{ExactModel, KvCache};
+
+/// Ways to compute the logits of the same positions of the same tokens. Each gets the model and the sequences and returns
+/// the logits of every position from `FROM` on, of one sequence after the other.
+pub type Way = (&'static str, fn(&ExactModel, &[Vec<u32>]) -> Vec<f32>);
+
+/// Positions from here on are compared: what is before is a prompt.
+const FROM: usize = 6;
+
+pub const WAYS: [Way; 7] = [
+    ("trainer, packed", |model, sequences| {
+        let refs: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+        let mut rows = Vec::new();
+        let mut first = 0;
+        for ids in sequences {
+            rows.extend(first + FROM - 1..first + ids.len());
+            first += ids.len();
+        }
+        model.score(&refs, &rows, None).unwrap().logits.values().to_vec()
+    }),
+    ("trainer, alone", |model, sequences| {
+        let one = |ids: &Vec<u32>| {
+            let rows: Vec<usize> = (FROM - 1..ids.len()).collect();
+            model.score(&[ids], &rows, None).unwrap().logits.values().to_vec()
+        };
+        sequences.iter().flat_map(one).collect()
+    }),
+    ("prefill", |model, sequences| {
+        let mut cache = KvCache::new(model, 1, 64);
+        let mut all = Vec::new();
+        for ids in sequences {
+            for end in FROM..=ids.len() {
+                cache.clear(0);
+                all.extend(model.prefill(&mut cache, 0, &ids[..end]).unwrap());
+            }
+        }
+        all
+    }),
+    ("prefill in chunks", |model, sequences| {
+        let mut cache = KvCache::new(model, 1, 64);
+        let mut all = Vec::new();
+        for ids in sequences {
+            for end in FROM..=ids.len() {
+                cache.clear(0);
+                let mut logits = Vec::new();
+                for chunk in ids[..end].chunks(1 + end % 5) {
+                    logits = model.prefill(&mut cache, 0, chunk).unwrap();
+                }
+                all.extend(logits);
+            }
+        }
+        all
+    }),
+    ("decode, batch of 1", |model, sequences| {
+        let mut cache = KvCache::new(model, 3, 64);
+        let mut all = Vec::new();
+        for ids in sequences {
+            cache.clear(0);
+            all.extend(model.prefill(&mut cache, 0, &ids[..FROM]).unwrap());
+            for &id in &ids[FROM..] {
+                all.extend(model.decode(&mut cache, &[id]).unwrap().concat());
+            }
+        }
+        all
+    }),
+    ("decode, all together", |model, sequences| {
+        let mut cache = KvCache::new(model, sequences.len(), 64);
+        let mut all: Vec<Vec<f32>> = Vec::new();
+        for (slot, ids) in sequences.iter().enumerate() {
+            all.push(model.prefill(&mut cache, slot, &ids[..FROM]).unwrap());
+        }
+        // the shorter ones leave, and the ones behind take their slots, as an engine does
+        let mut running: Vec<usize> = (0..sequences.len()).collect();
+        for step in FROM.. {
+            for slot in (0..running.len()).rev() {
+                if sequences[running[slot]].len() == step {
+                    let last = running.len() - 1;
+                    cache.clear(slot);
+                    cache.move_slot(last, slot);
+                    running.swap_remove(slot);
+                }
+            }
+            if running.is_empty() {
+                break;
+            }
+            let tokens: Vec<u32> = running.iter().map(|&i| sequences[i][step]).collect();
+            for (&i, logits) in running.iter().zip(model.decode(&mut cache, &tokens).unwrap()) {
+                all[i].extend(logits);
+            }
+        }
+        all.concat()
+    }),
+    ("decode beside prompts", |model, sequences| {
+        // one sequence decodes while another's prompt is read in the same pass
+        let mut cache = KvCache::new(model, 2, 64);
+        let mut all = Vec::new();
+        for (i, ids) in sequences.iter().enumerate() {
+            let other = &sequences[(i + 1) % sequences.len()];
+            cache.clear(0);
+            all.extend(model.prefill(&mut cache, 0, &ids[..FROM]).unwrap());
+            for (t, id) in ids.iter().enumerate().skip(FROM) {
+                cache.clear(1);
+                let segments = [(1, &other[..1 + t % other.len()]), (0, std::slice::from_ref(id))];
+                all.extend(model.advance(&mut cache, &segments, None).unwrap().swap_remove(1));
+            }
+        }
+        all
+    }),
+];

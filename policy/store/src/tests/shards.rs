@@ -1,0 +1,356 @@
+//! Deltas that several trainers' ranks make and several engines' ranks read, each of them with parts of tensors alone.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use artifact::delta::{Change, FRAME_WEIGHTS, FrameRange, FrameSpan, TensorSlice};
+use artifact::merkle::ChunkHash;
+use artifact::sign::Envelope;
+
+/// TensorSlice along dimension 0, along dimension 1, by expert, and not at all.
+const CUTS: [(&str, Option<usize>); 4] = [
+    ("embed.weight", Some(0)),
+    ("mlp.down.weight", Some(1)),
+    ("mlp.experts", Some(0)),
+    ("norm.weight", None),
+];
+
+/// Frames of three tensors end within rows.
+fn version(step: u32) -> Checkpoint {
+    let tensor = |name: u32, dtype: Dtype, shape: &[usize]| {
+        let weights: usize = shape.iter().product();
+        let width = dtype.bitsize() / 8;
+        let mut bytes = Vec::with_capacity(weights * width);
+        for at in 0..weights as u32 {
+            let random = (at ^ name << 27).wrapping_mul(2_654_435_761);
+            let moved = (1..=step).filter(|step| (random >> 7) % 97 == step * 13 % 97).count() as u32;
+            let bits = 0x3c00 + (random >> 22) + moved;
+            bytes.extend(&bits.to_le_bytes()[..2]);
+            bytes.resize(bytes.len() + width - 2, 0);
+        }
+        TensorData::new(dtype, shape.to_vec(), bytes).unwrap()
+    };
+    let tensors = [
+        ("embed.weight", tensor(1, Dtype::BF16, &[1200, 1000])),
+        ("mlp.down.weight", tensor(2, Dtype::BF16, &[1000, 2200])),
+        ("mlp.experts", tensor(3, Dtype::BF16, &[8, 100, 40])),
+        ("norm.weight", tensor(4, Dtype::F32, &[1000])),
+    ];
+    Checkpoint {
+        tensors: tensors.map(|(name, tensor)| (name.to_string(), tensor)).into(),
+        files: [("config.json".to_string(), "{}".into())].into(),
+    }
+}
+
+/// What a rank of a group holds of every tensor: the first has what is not cut.
+struct Rank {
+    cuts: BTreeMap<&'static str, TensorSlice>,
+    parts: BTreeMap<&'static str, Vec<u8>>,
+}
+
+fn ranks(image: &Checkpoint, of: usize) -> Vec<Rank> {
+    let rank = |rank: usize| {
+        let cut = |(name, dim): (&'static str, Option<usize>)| {
+            let tensor = &image.tensors[name];
+            let cut = match dim {
+                Some(dim) => TensorSlice::even(tensor.dtype, &tensor.shape, dim, rank, of),
+                None => TensorSlice::even(tensor.dtype, &tensor.shape, 0, 0, 1),
+            };
+            (name, cut.unwrap())
+        };
+        let cuts: BTreeMap<_, _> = CUTS.map(cut).into();
+        let part = |(&name, cut): (&&'static str, &TensorSlice)| (name, cut.take(&image.tensors[name].bytes).unwrap());
+        Rank {
+            parts: cuts.iter().map(part).collect(),
+            cuts,
+        }
+    };
+    (0..of).map(rank).collect()
+}
+
+fn runs(image: &Checkpoint, rank: usize, of: usize) -> Vec<FrameRange<'_>> {
+    let forms = image.tensors.iter();
+    let forms = forms.map(|(name, tensor)| (name.as_str(), tensor.dtype, tensor.shape.as_slice()));
+    delta::partition(forms, rank, of).unwrap()
+}
+
+/// Each rank compares what it holds; the changes go to the ranks that code the frames, of which these have the base; these
+/// upload; one joins.
+async fn publish(f: &Fixture, base: (&Manifest, &Checkpoint), next: &Checkpoint, of: usize) -> Manifest {
+    let (parent, base) = base;
+    let mut changes: BTreeMap<(String, usize), Vec<(u32, u64)>> = BTreeMap::new();
+    for (rank, (old, new)) in ranks(base, of).iter().zip(ranks(next, of)).enumerate() {
+        for (name, cut) in &old.cuts {
+            if rank > 0 && CUTS.contains(&(name, None)) {
+                continue;
+            }
+            let changed = cut.compare(&old.parts[name], &new.parts[name]).unwrap();
+            for (frame, weights) in cut.in_frames(&changed) {
+                changes.entry((name.to_string(), frame)).or_default().extend(weights);
+            }
+        }
+    }
+    let (mut reports, mut delta_shards) = (vec![], vec![]);
+    for rank in 0..of {
+        let mut made = vec![];
+        for run in runs(base, rank, of) {
+            let (old, width) = (
+                &base.tensors[run.name].bytes[run.bytes.clone()],
+                artifact::tensor::weight_bytes(run.dtype),
+            );
+            let mut new = old.to_vec();
+            let mut known = vec![];
+            for (frame, bytes) in run.frames.clone().zip(new.chunks_mut(FRAME_WEIGHTS * width)) {
+                let mut weights = changes.remove(&(run.name.into(), frame)).unwrap_or_default();
+                weights.sort_unstable();
+                for &(index, value) in &weights {
+                    bytes[index as usize * width..][..width].copy_from_slice(&value.to_le_bytes()[..width]);
+                }
+                known.push(Change::Some(weights));
+            }
+            made.push((run, old, new, known));
+        }
+        let stretches = made.iter().map(|(run, old, new, known)| FrameSpan {
+            name: run.name,
+            dtype: run.dtype,
+            shape: run.shape,
+            first_frame: run.frames.start,
+            old,
+            new,
+            known: Some(known),
+        });
+        let share = delta::encode_shard(&stretches.collect::<Vec<_>>(), &Threads::ONE).unwrap();
+        let object = f.store.put_object(POLICY, &share.object).await.unwrap();
+        assert_eq!(share.report.shard().object, object);
+        delta_shards.push(share.report.shard());
+        reports.push(share.report);
+    }
+    let joined = delta::merge_shards(&reports, &base.files, &next.files).unwrap();
+    assert_eq!(joined.header.base, parent.root);
+    let manifest = Manifest {
+        version: parent.version + 1,
+        root: joined.header.result,
+        parent: Some(Parent {
+            version: parent.version,
+            root: parent.root,
+        }),
+        image: None,
+        delta: Some(f.store.put_object(POLICY, &joined.head.into()).await.unwrap()),
+        delta_shards,
+        tensor_bytes: joined.tensor_bytes,
+        ..parent.clone()
+    };
+    let outcome = f.store.put_manifest(&manifest, &f.key).await.unwrap();
+    assert_eq!(outcome, PutOutcome::Created);
+    manifest
+}
+
+/// Each rank fetches the payloads of a run of frames, whose base it has, and checks what they become; changes go to the ranks that
+/// hold the weights. Returns what each has then, and how many payload bytes each fetched.
+async fn follow(f: &Fixture, base: &Checkpoint, manifest: &Manifest, of: usize) -> (Vec<Rank>, Vec<usize>) {
+    let mut ranks = ranks(base, of);
+    let delta = f.store.open_delta(POLICY, manifest).await.unwrap();
+    let mut fetched = vec![];
+    let mut subtrees: BTreeMap<&str, Vec<ChunkHash>> = BTreeMap::new();
+    for rank in 0..of {
+        let mut bytes_fetched = 0;
+        for run in runs(base, rank, of) {
+            let tensor = &base.tensors[run.name];
+            let mut bytes = tensor.bytes[run.bytes.clone()].to_vec();
+            let payload = delta.payload(&f.store, run.name, run.frames.clone()).await.unwrap();
+            bytes_fetched += payload.len();
+            let changes = delta
+                .slices
+                .changes(run.name, run.frames.start, &payload, &mut bytes)
+                .unwrap();
+            for (frame, change) in run.frames.clone().zip(&changes) {
+                for rank in &mut ranks {
+                    let own = rank.cuts[run.name].own(frame, change);
+                    rank.cuts[run.name]
+                        .write(&own, rank.parts.get_mut(run.name).unwrap())
+                        .unwrap();
+                }
+            }
+            let frame = FRAME_WEIGHTS * artifact::tensor::weight_bytes(run.dtype);
+            for (n, bytes) in bytes.chunks(frame).enumerate() {
+                let subtree = delta::frame_hash(bytes, run.bytes.start + n * frame, tensor.bytes.len());
+                subtrees.entry(run.name).or_default().push(subtree);
+            }
+        }
+        fetched.push(bytes_fetched);
+    }
+    // nobody had a whole tensor, and all digests are the manifest's
+    for (name, subtrees) in subtrees {
+        let tensor = &base.tensors[name];
+        let digest = delta::tensor_digest(&subtrees, tensor.dtype, tensor.bytes.len());
+        assert_eq!(Some(digest), delta.slices.result(name), "{name}");
+    }
+    (ranks, fetched)
+}
+
+#[tokio::test]
+async fn trainers_and_engines_of_any_number_of_ranks_have_the_same_bytes() {
+    let (base, next) = (version(1), version(2));
+    let alone = delta::encode(&base, &next, &Threads::ONE).unwrap();
+    for senders in [1, 2, 4] {
+        let f = fixture();
+        let first = first(&f, &base).await;
+        let manifest = publish(&f, (&first, &base), &next, senders).await;
+        assert_eq!(manifest.root, next.root());
+        assert_eq!(manifest.delta_shards.len(), senders);
+        assert_eq!(manifest.delta_bytes(), Some(alone.len() as u64));
+        for receivers in [1, 2, 4] {
+            let (arrived, fetched) = follow(&f, &base, &manifest, receivers).await;
+            for (rank, expected) in arrived.iter().zip(ranks(&next, receivers)) {
+                assert!(rank.parts == expected.parts, "{senders} and {receivers} ranks");
+            }
+            // no payload twice, and nobody most of them
+            let payloads = delta::header(&alone).map(|_| fetched.iter().sum::<usize>()).unwrap();
+            let most = fetched.iter().max().unwrap();
+            assert!(*most <= payloads / receivers + payloads / 3, "{fetched:?}");
+        }
+        // whoever wants all of it has the delta that one alone would have made
+        let made = f.materialise(2, &[(1, Arc::new(base.clone()))]).await.unwrap();
+        assert_eq!(rehashed(&made.image), manifest.root);
+        assert_eq!(made.bytes_fetched, alone.len() as u64);
+        let back = f.materialise(1, &[(2, made.image.clone())]).await.unwrap();
+        assert_eq!((back.path, rehashed(&back.image)), (vec![2, 1], first.root));
+    }
+}
+
+async fn first(f: &Fixture, base: &Checkpoint) -> Manifest {
+    let mut manifest = f.chain(1, 1).await.remove(0).0;
+    std::fs::remove_file(f.path(&format!("policy/{POLICY}/version/{:010}.json", 1))).unwrap();
+    std::fs::remove_file(f.object_path(&manifest.image.unwrap())).unwrap();
+    manifest.root = base.root();
+    manifest.tensor_bytes = base.tensor_bytes();
+    manifest.image = Some(f.store.put_object(POLICY, &base.to_bytes().unwrap()).await.unwrap());
+    f.store.put_manifest(&manifest, &f.key).await.unwrap();
+    manifest
+}
+
+#[tokio::test]
+async fn a_shard_that_is_missing_or_damaged_closes_the_way() {
+    let (base, next) = (version(1), version(2));
+    let f = fixture();
+    let first = first(&f, &base).await;
+    let manifest = publish(&f, (&first, &base), &next, 4).await;
+    assert!(f.store.reachable(POLICY, 2, &f.trusted()).await.is_ok());
+    let held = [(1, Arc::new(base.clone()))];
+    let shard = f.object_path(&manifest.delta_shards[1].object);
+    let sound = std::fs::read(&shard).unwrap();
+    let mut flipped = sound.clone();
+    flipped[sound.len() / 3] ^= 1;
+    for spoiled in [Some(flipped), Some(sound[1..].to_vec()), None] {
+        match &spoiled {
+            Some(bytes) => std::fs::write(&shard, bytes).unwrap(),
+            None => std::fs::remove_file(&shard).unwrap(),
+        }
+        let error = f.materialise(2, &held).await.unwrap_err();
+        assert!(matches!(error, Error::NoPath { .. }), "{error}");
+        let catalog = f.store.catalog(POLICY, &f.trusted()).await.unwrap();
+        let lengths_differ = spoiled.is_none_or(|bytes| bytes.len() != sound.len());
+        assert_eq!(catalog.costs(&Default::default()).of(2).is_none(), lengths_differ);
+        assert_eq!(
+            f.store.reachable(POLICY, 2, &f.trusted()).await.is_err(),
+            lengths_differ
+        );
+    }
+    // an image leads around
+    let mut whole = manifest.clone();
+    whole.image = Some(f.store.put_object(POLICY, &next.to_bytes().unwrap()).await.unwrap());
+    std::fs::remove_file(f.path(&format!("policy/{POLICY}/version/{:010}.json", 2))).unwrap();
+    f.store.put_manifest(&whole, &f.key).await.unwrap();
+    let made = f.materialise(2, &held).await.unwrap();
+    assert_eq!((made.path, rehashed(&made.image)), (vec![2], whole.root));
+}
+
+#[tokio::test]
+async fn a_reader_of_frames_takes_deltas_of_one_object_too_and_only_those_of_its_manifest() {
+    let f = fixture();
+    let versions = f.chain(3, 10).await;
+    let (manifest, image) = &versions[2];
+    let delta = f.store.open_delta(POLICY, manifest).await.unwrap();
+    let mut bytes = versions[1].1.tensors["w"].bytes.to_vec();
+    let payload = delta.payload(&f.store, "w", 0..1).await.unwrap();
+    delta.slices.apply_fetched("w", 0, &payload, &mut bytes).unwrap();
+    assert_eq!(bytes, image.tensors["w"].bytes[..]);
+    assert!(delta.payload(&f.store, "x", 0..1).await.unwrap().is_empty());
+    let mut other = manifest.clone();
+    other.delta = versions[1].0.delta;
+    let error = f.store.open_delta(POLICY, &other).await.unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+    other.delta = None;
+    let error = f.store.open_delta(POLICY, &other).await.unwrap_err();
+    assert!(matches!(error, Error::Document { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn who_does_not_know_of_shards_is_not_shown_a_manifest_with_some() {
+    let (base, next) = (version(1), version(2));
+    let f = fixture();
+    let first = first(&f, &base).await;
+    let manifest = publish(&f, (&first, &base), &next, 2).await;
+    let path = f.path(&format!("policy/{POLICY}/version/{:010}.json", 2));
+    let says = |kind| {
+        Envelope::from_bytes(&std::fs::read(&path).unwrap())
+            .unwrap()
+            .verify(kind, &f.trusted())
+    };
+    assert!(says("manifest").is_err() && says("sharded-manifest").is_ok());
+    // signed again by another key it is still one, and neither kind passes for the other
+    let other = SigningKey::from_seed(&[9; 32]);
+    assert_eq!(f.store.resign(POLICY, &f.trusted(), &other).await.unwrap(), 2);
+    let trusted = other.trusted();
+    assert_eq!(f.store.get_manifest(POLICY, 2, &trusted).await.unwrap(), manifest);
+    let whole = Manifest {
+        version: 2,
+        ..first.clone()
+    };
+    for (kind, manifest) in [("manifest", &manifest), ("sharded-manifest", &whole)] {
+        let payload = serde_json::to_vec(manifest).unwrap();
+        let envelope = Envelope::sign(kind, &payload, &f.key).to_bytes().unwrap();
+        std::fs::write(&path, envelope).unwrap();
+        let error = f.store.get_manifest(POLICY, 2, &f.trusted()).await.unwrap_err();
+        assert!(matches!(error, Error::Document { .. }), "{kind}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_shard_that_lies_in_the_trash_for_a_moment_is_read_there() {
+    let (base, next) = (version(1), version(2));
+    let f = fixture();
+    let first = first(&f, &base).await;
+    let manifest = publish(&f, (&first, &base), &next, 1).await;
+    let delta = f.store.open_delta(POLICY, &manifest).await.unwrap();
+    let before = delta.payload(&f.store, "embed.weight", 0..2).await.unwrap();
+    let shard = manifest.delta_shards[0].object;
+    let trash = f.path(&format!("policy/{POLICY}/trash/{}", shard.digest));
+    std::fs::create_dir_all(trash.parent().unwrap()).unwrap();
+    std::fs::rename(f.object_path(&shard), &trash).unwrap();
+    assert_eq!(delta.payload(&f.store, "embed.weight", 0..2).await.unwrap(), before);
+    assert!(f.store.is_there(POLICY, &shard).await.unwrap());
+    std::fs::remove_file(&trash).unwrap();
+    let error = delta.payload(&f.store, "embed.weight", 0..2).await.unwrap_err();
+    assert!(matches!(error, Error::NotFound(_)), "{error}");
+    assert!(!f.store.is_there(POLICY, &shard).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_collection_keeps_the_shards_of_a_way() {
+    let images: Vec<Checkpoint> = (1..=4).map(version).collect();
+    let f = fixture();
+    let mut manifests = vec![first(&f, &images[0]).await];
+    for n in 1..4 {
+        let made = publish(&f, (&manifests[n - 1], &images[n - 1]), &images[n], 2).await;
+        manifests.push(made);
+    }
+    let orphan = f.store.put_object(POLICY, &"nobody's".into()).await.unwrap();
+    f.age();
+    // none but the head is live, and the others are on the way to it
+    let collected = f.collect(&f.store, false).await.unwrap();
+    assert_eq!(collected.live, [4].into());
+    assert_eq!(collected.deleted.into_keys().collect::<Vec<_>>(), [orphan.digest]);
+    let made = f.materialise(4, &[]).await.unwrap();
+    assert_eq!(rehashed(&made.image), images[3].root());
+}

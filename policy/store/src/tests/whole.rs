@@ -1,0 +1,105 @@
+//! What `fsck` finds, and what it does not complain about.
+
+use super::*;
+use std::collections::BTreeSet;
+
+impl Fixture {
+    async fn kinds(&self, deep: bool) -> BTreeSet<(Severity, &'static str)> {
+        let keep = Keep {
+            grace: time::Duration::days(1),
+            assignments: 10,
+            versions: BTreeSet::new(),
+        };
+        let report = self.store.fsck(POLICY, &self.trusted(), &keep, deep).await.unwrap();
+        report.findings.iter().map(|f| (f.severity, f.kind)).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_whole_store_has_no_findings_and_each_fault_is_named() {
+    let f = fixture();
+    let versions = f.chain(9, 4).await;
+    assert!(f.kinds(true).await.is_empty());
+
+    // what nobody names, once it is old
+    let orphan = f
+        .store
+        .put_object(POLICY, &Bytes::from_static(b"nobody's"))
+        .await
+        .unwrap();
+    assert!(f.kinds(true).await.is_empty(), "of a publication that may go on");
+    f.age();
+    assert_eq!(f.kinds(true).await, [(Severity::Warning, "orphans")].into());
+    std::fs::remove_file(f.object_path(&orphan)).unwrap();
+
+    // the image that the newest stands on: the way from the older one is left, and no spare
+    let image = f.object_path(&versions[7].0.image.unwrap());
+    let good = std::fs::read(&image).unwrap();
+    let mut flipped = good.clone();
+    flipped[good.len() - 1] ^= 1;
+    std::fs::write(&image, &flipped).unwrap();
+    assert!(f.kinds(false).await.is_empty(), "sizes are as they should be");
+    assert!(f.kinds(true).await.contains(&(Severity::Error, "digest")));
+    std::fs::write(&image, &good).unwrap();
+
+    // a delta of the newest: it is needed and cannot be put together
+    let delta = f.object_path(&versions[8].0.delta.unwrap());
+    let good = std::fs::read(&delta).unwrap();
+    std::fs::remove_file(&delta).unwrap();
+    assert_eq!(f.kinds(false).await, [(Severity::Error, "no-path")].into());
+    std::fs::write(&delta, &good).unwrap();
+
+    // one of the middle, beside an image: versions that nobody needs
+    let delta = f.object_path(&versions[1].0.delta.unwrap());
+    std::fs::remove_file(&delta).unwrap();
+    assert!(f.kinds(false).await.contains(&(Severity::Note, "gone")));
+
+    // documents
+    let place = |serial: i64| f.path(&format!("policy/{POLICY}/version/{serial:010}.json"));
+    let manifest = std::fs::read(place(5)).unwrap();
+    std::fs::write(place(5), "{}").unwrap();
+    assert!(f.kinds(false).await.contains(&(Severity::Error, "manifest")));
+    std::fs::write(place(5), manifest).unwrap();
+    std::fs::write(f.path(&format!("policy/{POLICY}/object/readme")), "hello").unwrap();
+    assert!(f.kinds(false).await.contains(&(Severity::Warning, "name")));
+}
+
+#[tokio::test]
+async fn an_executor_that_went_on_after_it_was_replaced_is_found() {
+    let f = fixture();
+    let versions = f.chain(1, 1).await;
+    let run = uuid::Uuid::from_u128(7);
+    let mut manifest = versions[0].0.clone();
+    for (version, fence) in [(2, 5), (3, 4)] {
+        manifest.parent = Some(Parent {
+            version: version - 1,
+            root: manifest.root,
+        });
+        manifest.version = version;
+        manifest.fence = fence;
+        manifest.run = Some(artifact::manifest::RunStep {
+            run,
+            step: version,
+            cohort_digest: Digest::of(b""),
+        });
+        f.store.put_manifest(&manifest, &f.key).await.unwrap();
+    }
+    assert!(f.kinds(false).await.contains(&(Severity::Error, "fence")));
+}
+
+#[tokio::test]
+async fn an_assignment_that_names_what_is_not_so_is_found() {
+    let f = fixture();
+    f.chain(8, 4).await;
+    let mut assignment = sample_assignment();
+    f.store.put_assignment(&assignment, &f.key).await.unwrap();
+    assert!(
+        f.kinds(false).await.contains(&(Severity::Error, "assignment")),
+        "another root"
+    );
+    assignment.epoch += 1;
+    assignment.aliases.values_mut().for_each(|target| target.version = 77);
+    f.store.put_assignment(&assignment, &f.key).await.unwrap();
+    let kinds = f.kinds(false).await;
+    assert!(kinds.contains(&(Severity::Error, "assignment")) && kinds.contains(&(Severity::Error, "manifest")));
+}

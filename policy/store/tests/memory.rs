@@ -1,0 +1,173 @@
+//! What a follower needs of memory: the version it holds, the version it goes to, and the delta.
+//!
+//! The kernel's figures are measured: each follower runs in a process of its own, which reports how
+//! far its resident memory rose.
+
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use artifact::checkpoint::Checkpoint;
+use artifact::delta;
+use artifact::manifest::{Manifest, Parent};
+use artifact::sign::SigningKey;
+use artifact::tensor::TensorData;
+use artifact::threads::Threads;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use store::Store;
+
+const STORE: &str = "SPRINGTIDE_MEMORY_STORE";
+const HOLDS: &str = "SPRINGTIDE_MEMORY_HOLDS";
+const POLICY: &str = "demo";
+/// Of one version: twelve tensors of two frames.
+const VERSION_BYTES: usize = 12 * TENSOR_BYTES;
+const TENSOR_BYTES: usize = 4 << 20;
+
+/// A field of `/proc/self/status`, bytes.
+fn status(field: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    let kilobytes = line.split_whitespace().nth(1).unwrap();
+    kilobytes.parse::<usize>().unwrap() * 1024
+}
+
+/// What a test of this file says in a process of its own.
+fn risen(test: &str, set: &[(&str, &str)]) -> usize {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child
+        .args(["--exact", test, "--nocapture"])
+        // what is given back goes back at once: the measure is of what is kept, not of what glibc holds for later
+        .env("MALLOC_MMAP_THRESHOLD_", "65536")
+        .envs(set.iter().copied());
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let (_, rest) = text.split_once("rose by ").unwrap();
+    rest.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn key() -> SigningKey {
+    SigningKey::from_seed(&[7; 32])
+}
+
+/// About one weight of a hundred differs from the version before.
+fn version(number: i64) -> Checkpoint {
+    let tensor = |name: u32| {
+        let weights = (0..TENSOR_BYTES as u32 / 2).flat_map(|at| {
+            let random = (at ^ name << 22).wrapping_mul(2_654_435_761);
+            let moved = (1..number as u32)
+                .filter(|step| (random >> 5) % 101 == step % 101)
+                .count() as u16;
+            (0x3c00 + (random >> 23) as u16 + moved).to_le_bytes()
+        });
+        let bytes: Vec<u8> = weights.collect();
+        TensorData::new(safetensors::Dtype::BF16, vec![TENSOR_BYTES / 2], bytes).unwrap()
+    };
+    Checkpoint {
+        tensors: (0..12).map(|name| (format!("w{name:02}"), tensor(name))).collect(),
+        ..Checkpoint::default()
+    }
+}
+
+/// Three versions: an image and two deltas.
+async fn publish(folder: &Path) -> usize {
+    let store = Store::open(&format!("file://{}", folder.display())).unwrap();
+    let mut before: Option<(Manifest, Checkpoint)> = None;
+    let mut delta_bytes = 0;
+    for number in 1..=3 {
+        let image = version(number);
+        let mut manifest = Manifest {
+            policy: POLICY.into(),
+            version: number,
+            root: image.root(),
+            parent: None,
+            line: "realtime".into(),
+            branch: 0,
+            image: None,
+            delta: None,
+            tensor_bytes: image.tensor_bytes(),
+            run: None,
+            fence: 1,
+            created_at: time::OffsetDateTime::now_utc(),
+            quantised: vec![],
+            delta_shards: vec![],
+        };
+        if let Some((parent, base)) = &before {
+            let (version, root) = (parent.version, parent.root);
+            manifest.parent = Some(Parent { version, root });
+            let delta = delta::encode(base, &image, &Threads::ONE).unwrap();
+            delta_bytes = delta.len();
+            manifest.delta = Some(store.put_object(POLICY, &delta.into()).await.unwrap());
+        } else {
+            let object = image.to_bytes().unwrap();
+            manifest.image = Some(store.put_object(POLICY, &object).await.unwrap());
+        }
+        store.put_manifest(&manifest, &key()).await.unwrap();
+        before = Some((manifest, image));
+    }
+    delta_bytes
+}
+
+/// Does nothing unless the test below starts it by name, in a process of its own.
+#[test]
+fn one_version_put_together() {
+    let Ok(folder) = std::env::var(STORE) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let store = Store::open(&format!("file://{folder}")).unwrap();
+        let trusted = key().trusted();
+        let mut held: Vec<(i64, Arc<Checkpoint>)> = vec![];
+        if std::env::var(HOLDS).is_ok() {
+            let first = store.materialise(POLICY, 1, &trusted, &[]).await.unwrap();
+            held.push((1, first.image));
+        }
+        let before = status("VmRSS");
+        // the peak from here on
+        std::fs::write("/proc/self/clear_refs", "5").unwrap();
+        let target = if held.is_empty() { 1 } else { 3 };
+        let made = store.materialise(POLICY, target, &trusted, &held).await.unwrap();
+        let rose = status("VmHWM") - before;
+        assert_eq!(made.image.root(), version(target).root());
+        println!("rose by {rose}");
+    });
+}
+
+#[test]
+fn a_follower_needs_the_next_version_and_its_delta_beside_what_it_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let delta_bytes = runtime.block_on(publish(folder.path()));
+    assert!(delta_bytes < VERSION_BYTES / 50, "{delta_bytes}");
+    let path = folder.path().to_str().unwrap();
+    let first = risen("one_version_put_together", &[(STORE, path)]);
+    let next = risen("one_version_put_together", &[(STORE, path), (HOLDS, "1")]);
+    println!(
+        "a version of {VERSION_BYTES} bytes: {first} from its image; {next} beside version 1 for version 3, over two deltas of about {delta_bytes} bytes"
+    );
+    // what a thread needs for a frame, buffers, and what an allocator keeps
+    let slack = 12 << 20;
+    assert!(
+        first < VERSION_BYTES + slack,
+        "{first} bytes for an image of {VERSION_BYTES}"
+    );
+    // a version between is let go when the next one is there: at most two of them beside the one that is held
+    assert!(
+        next < 2 * VERSION_BYTES + delta_bytes + slack,
+        "{next} bytes beside version 1"
+    );
+    assert!(
+        first > VERSION_BYTES / 2 && next > VERSION_BYTES / 2,
+        "nothing was measured: {first}, {next}"
+    );
+}

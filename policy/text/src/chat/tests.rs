@@ -1,0 +1,227 @@
+use super::*;
+use crate::tokenizer::Tokenizer;
+use bytes::Bytes;
+use serde::Deserialize;
+use time::macros::datetime;
+
+/// What transformers made of the cases in `scripts/golden/chat.py`.
+#[derive(Deserialize)]
+struct Golden {
+    special_tokens: BTreeMap<String, String>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    template: String,
+    messages: Vec<Value>,
+    tools: Option<Vec<Value>>,
+    documents: Option<Vec<Value>>,
+    #[serde(default)]
+    add_generation_prompt: bool,
+    continue_final_message: Option<String>,
+    #[serde(default)]
+    variables: BTreeMap<String, Value>,
+    expected: Option<String>,
+    error: Option<String>,
+    ids: Option<Vec<u32>>,
+    assistant_mask: Option<String>,
+}
+
+fn read(file: &str) -> Vec<u8> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/chat");
+    std::fs::read(format!("{folder}/{file}")).unwrap()
+}
+
+fn image(files: &[(&str, &str)]) -> Checkpoint {
+    let files = files
+        .iter()
+        .map(|(name, text)| (name.to_string(), Bytes::from(text.to_string())));
+    Checkpoint {
+        files: files.collect(),
+        ..Checkpoint::default()
+    }
+}
+
+fn user(content: &str) -> Conversation {
+    Conversation {
+        messages: vec![Value::from_pairs([("role", "user"), ("content", content)])],
+        ..Conversation::default()
+    }
+}
+
+fn template(source: &str) -> Templates {
+    Templates::new([("default".to_string(), source.to_string())].into(), BTreeMap::new()).unwrap()
+}
+
+#[test]
+fn conversations_are_rendered_and_encoded_as_transformers_does() {
+    let golden: Golden = serde_json::from_slice(&read("cases.json")).unwrap();
+    let tokenizer = Tokenizer::from_checkpoint(&image(&[(
+        "tokenizer.json",
+        std::str::from_utf8(&read("byte_level.json")).unwrap(),
+    )]))
+    .unwrap();
+    let sources = golden.cases.iter().map(|case| {
+        let source = read(&format!("templates/{}.jinja", case.template));
+        (case.template.clone(), String::from_utf8(source).unwrap())
+    });
+    let templates = Templates::new(sources.collect(), golden.special_tokens).unwrap();
+    assert!(golden.cases.len() > 20);
+    for case in golden.cases {
+        let mut conversation = Conversation {
+            messages: case.messages,
+            tools: case.tools,
+            documents: case.documents,
+            template: Some(case.template),
+            add_generation_prompt: case.add_generation_prompt,
+            continue_final_message: case.continue_final_message,
+            variables: case.variables,
+            mark_assistant: false,
+            now: Some(datetime!(2026-07-04 09:05:03 UTC)),
+        };
+        let name = case.name;
+        let rendered = match (templates.render(&conversation), case.expected) {
+            (Ok(rendered), Some(expected)) => {
+                let differ: Vec<_> = rendered
+                    .text
+                    .lines()
+                    .zip(expected.lines())
+                    .filter(|(a, b)| a != b)
+                    .collect();
+                assert!(differ.is_empty(), "{name}: ours, transformers': {differ:#?}");
+                assert_eq!(rendered.text, expected, "{name}");
+                rendered
+            }
+            (Err(Error::Refused(message)), None) => {
+                assert_eq!(Some(message), case.error, "{name}");
+                continue;
+            }
+            (Err(Error::Conversation(_)), None) => continue,
+            (ours, theirs) => panic!("{name}: {ours:?} where transformers has {theirs:?} {:?}", case.error),
+        };
+        if let (Some(ids), Some(mask)) = (case.ids, case.assistant_mask) {
+            conversation.mark_assistant = true;
+            let marked = templates.render(&conversation).unwrap();
+            assert_eq!(marked.text, rendered.text, "{name}");
+            let (our_ids, our_mask) = tokenizer.encode_marked(&marked.text, &marked.assistant).unwrap();
+            assert_eq!(our_ids, ids, "{name}");
+            let our_mask: String = our_mask.iter().map(|&marked| if marked { '1' } else { '0' }).collect();
+            assert_eq!(our_mask, mask, "{name}");
+        }
+    }
+}
+
+#[test]
+fn templates_are_found_where_folders_have_them() {
+    let text = |image: &Checkpoint, name: Option<&str>, tools: bool| {
+        let conversation = Conversation {
+            template: name.map(str::to_string),
+            tools: tools.then(Vec::new),
+            ..user("hi")
+        };
+        Templates::from_checkpoint(image)?
+            .render(&conversation)
+            .map(|rendered| rendered.text)
+    };
+    let one = image(&[(
+        "tokenizer_config.json",
+        r#"{"chat_template": "one {{ bos_token }}{{ eos_token }}", "bos_token": {"content": "<s>"}, "eos_token": null}"#,
+    )]);
+    assert_eq!(text(&one, None, true).unwrap(), "one <s>");
+    let many = image(&[(
+        "tokenizer_config.json",
+        r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}, {"name": "rag", "template": "r"}]}"#,
+    )]);
+    assert_eq!(text(&many, None, false).unwrap(), "d");
+    assert_eq!(text(&many, None, true).unwrap(), "t");
+    assert_eq!(text(&many, Some("rag"), true).unwrap(), "r");
+    let error = text(&many, Some("other"), true).unwrap_err().to_string();
+    assert!(error.contains("default, rag, tool_use"), "{error}");
+    let mut file = many.clone();
+    file.files
+        .insert("chat_template.jinja".into(), "file {{ pad_token }}".into());
+    file.files
+        .insert("special_tokens_map.json".into(), r#"{"pad_token": "<p>"}"#.into());
+    assert_eq!(text(&file, None, true).unwrap(), "file <p>");
+    let processor = image(&[("chat_template.json", r#"{"chat_template": "p"}"#)]);
+    assert_eq!(text(&processor, None, false).unwrap(), "p");
+    assert!(matches!(text(&image(&[]), None, false), Err(Error::NoTemplate)));
+    let broken = image(&[("tokenizer_config.json", r#"{"chat_template": [{"name": "x"}]}"#)]);
+    assert!(matches!(text(&broken, None, false), Err(Error::Malformed { .. })));
+    let broken = image(&[("chat_template.jinja", "a\n{% if %}")]);
+    let error = text(&broken, None, false).unwrap_err().to_string();
+    assert!(error.starts_with("chat template `default`: line 2"), "{error}");
+}
+
+#[test]
+fn a_template_that_does_not_end_is_stopped() {
+    let endless = template("{% for a in range(9000) %}{% for b in range(9000) %}{{ a * b }}{% endfor %}{% endfor %}");
+    let error = endless.render(&user("hi")).unwrap_err().to_string();
+    assert!(error.contains("too many steps"), "{error}");
+}
+
+#[test]
+fn what_a_template_cannot_render_is_an_error_with_its_line() {
+    for source in [
+        "\n{{ messages[0].content.no_such_method() }}",
+        "\n{{ messages[0].a.b }}",
+        "\n{{ x | tojson }}",
+    ] {
+        let error = template(source).render(&user("secret")).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            matches!(error, Error::Render(_)) && text.contains("line 2") && !text.contains("secret"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn marks_are_taken_out_even_if_the_conversation_has_such_characters() {
+    let conversation = Conversation {
+        mark_assistant: true,
+        ..user("a\u{fdd0}b")
+    };
+    let rendered = template("x{% generation %}{{ messages[0].content }}{%- endgeneration -%}  y")
+        .render(&conversation)
+        .unwrap();
+    assert_eq!(rendered.text, "xa\u{fdd0}by");
+    assert_eq!(&rendered.text[rendered.assistant[0].clone()], "a\u{fdd0}b");
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let templates = template("{{ messages[0].content }}");
+    let refused = [
+        Conversation::default(),
+        Conversation {
+            messages: vec!["text".into()],
+            ..Conversation::default()
+        },
+        Conversation {
+            add_generation_prompt: true,
+            continue_final_message: Some("content".into()),
+            ..user("hi")
+        },
+        Conversation {
+            continue_final_message: Some("thinking".into()),
+            ..user("hi")
+        },
+        Conversation {
+            variables: [("messages".to_string(), Value::from(1))].into(),
+            ..user("hi")
+        },
+    ];
+    for conversation in refused {
+        let result = templates.render(&conversation);
+        assert!(matches!(result, Err(Error::Conversation(_))), "{result:?}");
+    }
+    let deletes = template("{{ messages[0].content[:1] }}");
+    let conversation = Conversation {
+        continue_final_message: Some("content".into()),
+        ..user("hello")
+    };
+    assert!(matches!(deletes.render(&conversation), Err(Error::Conversation(_))));
+}

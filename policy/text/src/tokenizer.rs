@@ -1,0 +1,325 @@
+//! Text to token ids and back, from the `tokenizer.json` of an image, with the ids that end a generation.
+//!
+//! Prompts are tokenised once, where they enter. Sampled ids are never turned into text and back: what is trained on are
+//! the ids. Chat templates are `chat`'s.
+
+mod decoder;
+
+pub use decoder::Decoder;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use artifact::checkpoint::Checkpoint;
+
+/// Why a tokenizer could not be made or used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the image has no {0}")]
+    MissingFile(&'static str),
+    #[error("{file}: {reason}")]
+    Malformed { file: &'static str, reason: String },
+    #[error("encode text: {0}")]
+    Encode(String),
+    #[error("decode ids: {0}")]
+    Decode(String),
+}
+
+/// A version's tokenizer. Cheap to clone.
+#[derive(Clone)]
+pub struct Tokenizer(Arc<Inner>);
+
+struct Inner {
+    tokenizer: tokenizers::Tokenizer,
+    stop_ids: Vec<u32>,
+    decline_id: Option<u32>,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json`, and from `generation_config.json` `eos_token_id` (a number or a list; that of `config.json`
+    /// when there is none) and `springtide_decline_token_id`. An id outside the vocabulary is refused.
+    pub fn from_checkpoint(image: &Checkpoint) -> Result<Self, Error> {
+        let file = "tokenizer.json";
+        let bytes = image.files.get(file).ok_or(Error::MissingFile(file))?;
+        let malformed = |reason: String| Error::Malformed { file, reason };
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| malformed(error.to_string()))?;
+        // settings for training in batches: here they would cut or pad a prompt in silence
+        tokenizer.with_padding(None);
+        tokenizer
+            .with_truncation(None)
+            .map_err(|error| malformed(error.to_string()))?;
+
+        let generation = json(image, "generation_config.json")?;
+        let config = json(image, "config.json")?;
+        let mut stop_ids = ids(&generation, "generation_config.json", "eos_token_id")?;
+        if stop_ids.is_empty() {
+            stop_ids = ids(&config, "config.json", "eos_token_id")?;
+        }
+        let decline_id = decline_id(image)?;
+        for &id in stop_ids.iter().chain(&decline_id) {
+            if tokenizer.id_to_token(id).is_none() {
+                return Err(malformed(format!("it has no token {id}, which the model stops at")));
+            }
+        }
+        Ok(Tokenizer(Arc::new(Inner {
+            tokenizer,
+            stop_ids,
+            decline_id,
+        })))
+    }
+
+    /// The ids of `text`, special tokens written in it recognised, nothing added.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        self.encode_with(text, false)
+    }
+
+    /// The ids of a whole prompt: with what `tokenizer.json` puts around a text, such as a begin-of-sequence token.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
+        self.encode_with(text, true)
+    }
+
+    fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, Error> {
+        let encoding = self
+            .0
+            .tokenizer
+            .encode_fast(text, add_special_tokens)
+            .map_err(|error| Error::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of `text`, as [`Tokenizer::encode`], and of each whether any of its bytes are in `spans`.
+    pub fn encode_marked(&self, text: &str, spans: &[Range<usize>]) -> Result<(Vec<u32>, Vec<bool>), Error> {
+        let encoding = self
+            .0
+            .tokenizer
+            .encode(text, false)
+            .map_err(|error| Error::Encode(error.to_string()))?;
+        let marked = encoding
+            .get_offsets()
+            .iter()
+            .map(|&(start, end)| spans.iter().any(|span| start < span.end && span.start < end));
+        Ok((encoding.get_ids().to_vec(), marked.collect()))
+    }
+
+    /// The text of `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
+        self.0
+            .tokenizer
+            .decode(ids, true)
+            .map_err(|error| Error::Decode(error.to_string()))
+    }
+
+    /// Whether decoding `id` can say something: special tokens and unknown ids say nothing, wherever they stand.
+    fn is_text(&self, id: u32) -> bool {
+        let tokenizer = &self.0.tokenizer;
+        let token = tokenizer.id_to_token(id);
+        token.is_some_and(|token| !tokenizer.get_added_vocabulary().is_special_token(&token))
+    }
+
+    /// A decoder for ids that come one by one.
+    pub fn decoder(&self) -> Decoder {
+        Decoder::new(self.clone())
+    }
+
+    /// Ids that end a generation, the decline token among them where there is one in `eos_token_id`.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.0.stop_ids
+    }
+
+    /// The token by which the policy chooses to show nothing.
+    pub fn decline_id(&self) -> Option<u32> {
+        self.0.decline_id
+    }
+
+    /// The id of a token in its written form, e.g. `<|cut|>`.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.0.tokenizer.token_to_id(token)
+    }
+
+    /// Number of tokens, special ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.0.tokenizer.get_vocab_size(true)
+    }
+}
+
+/// The token by which a version chooses to show nothing, without reading the rest of its tokenizer.
+pub fn decline_id(image: &Checkpoint) -> Result<Option<u32>, Error> {
+    let file = "generation_config.json";
+    let ids = ids(&json(image, file)?, file, "springtide_decline_token_id")?;
+    Ok(ids.first().copied())
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("stop_ids", &self.0.stop_ids)
+            .field("decline_id", &self.0.decline_id)
+            .finish()
+    }
+}
+
+fn json(image: &Checkpoint, file: &'static str) -> Result<Value, Error> {
+    let Some(bytes) = image.files.get(file) else {
+        return Ok(Value::Null);
+    };
+    serde_json::from_slice(bytes).map_err(|error| Error::Malformed {
+        file,
+        reason: error.to_string(),
+    })
+}
+
+/// A number or a list of numbers; nothing when the field is missing or null.
+fn ids(json: &Value, file: &'static str, field: &str) -> Result<Vec<u32>, Error> {
+    let id = |value: &Value| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| Error::Malformed {
+            file,
+            reason: format!("`{field}` is {value}, not a token id"),
+        })
+    };
+    match &json[field] {
+        Value::Null => Ok(vec![]),
+        Value::Array(values) => values.iter().map(id).collect(),
+        value => Ok(vec![id(value)?]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    /// Byte-level BPE without merges: 256 byte tokens, then `<|cut|>` 256, `<|eol|>` 257, `<|decline|>` 258, `<|end|>` 259.
+    fn image(generation_config: &str) -> Checkpoint {
+        let special = ["<|cut|>", "<|eol|>", "<|decline|>", "<|end|>"];
+        let vocab: serde_json::Map<String, Value> = (0..=255u8)
+            .map(|byte| (byte_char(byte).to_string(), Value::from(byte)))
+            .collect();
+        let added: Vec<Value> = special
+            .iter()
+            .enumerate()
+            .map(|(i, content)| {
+                serde_json::json!({"id": 256 + i, "content": content, "single_word": false,
+                    "lstrip": false, "rstrip": false, "normalized": false, "special": true})
+            })
+            .collect();
+        let tokenizer = serde_json::json!({
+            "version": "1.0",
+            "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+            "padding": null,
+            "added_tokens": added,
+            "normalizer": null,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+            "post_processor": null,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
+        });
+        Checkpoint {
+            files: [
+                ("tokenizer.json".to_string(), Bytes::from(tokenizer.to_string())),
+                (
+                    "generation_config.json".to_string(),
+                    Bytes::from(generation_config.to_string()),
+                ),
+                (
+                    "config.json".to_string(),
+                    Bytes::from_static(b"{\"eos_token_id\": 259}"),
+                ),
+            ]
+            .into(),
+            ..Checkpoint::default()
+        }
+    }
+
+    /// The printable stand-in of a byte in byte-level vocabularies.
+    pub(super) fn byte_char(byte: u8) -> char {
+        let printable = |b: u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
+        if printable(byte) {
+            return char::from(byte);
+        }
+        let rank = (0..byte).filter(|&b| !printable(b)).count() as u32;
+        char::from_u32(256 + rank).unwrap()
+    }
+
+    fn tokenizer() -> Tokenizer {
+        let config = r#"{"eos_token_id": [257, 258, 259], "springtide_decline_token_id": 258}"#;
+        Tokenizer::from_checkpoint(&image(config)).unwrap()
+    }
+
+    #[test]
+    fn special_tokens_are_recognised_in_text_and_skipped_in_output() {
+        let tokenizer = tokenizer();
+        let ids = tokenizer.encode("ab<|cut|>c").unwrap();
+        assert_eq!(ids, [97, 98, 256, 99]);
+        assert_eq!(tokenizer.decode(&ids).unwrap(), "abc");
+        assert_eq!(tokenizer.token_id("<|cut|>"), Some(256));
+        assert_eq!(tokenizer.vocab_size(), 260);
+    }
+
+    #[test]
+    fn a_long_text_is_not_cut_by_the_settings_of_the_file() {
+        assert_eq!(tokenizer().encode("abcdef").unwrap().len(), 6);
+    }
+
+    #[test]
+    fn stop_and_decline_ids_come_from_the_generation_config() {
+        assert_eq!(tokenizer().stop_ids(), [257, 258, 259]);
+        assert_eq!(tokenizer().decline_id(), Some(258));
+        let plain = Tokenizer::from_checkpoint(&image("{}")).unwrap();
+        assert_eq!(plain.stop_ids(), [259], "config.json's, when there is no other");
+        assert_eq!(plain.decline_id(), None);
+    }
+
+    #[test]
+    fn a_missing_tokenizer_a_broken_file_and_an_unknown_id_are_refused() {
+        assert!(Tokenizer::from_checkpoint(&Checkpoint::default()).is_err());
+        assert!(Tokenizer::from_checkpoint(&image("{")).is_err());
+        assert!(Tokenizer::from_checkpoint(&image(r#"{"eos_token_id": 4000}"#)).is_err());
+        assert!(Tokenizer::from_checkpoint(&image(r#"{"eos_token_id": "x"}"#)).is_err());
+    }
+
+    #[test]
+    fn a_character_is_held_back_until_it_is_whole() {
+        let mut decoder = tokenizer().decoder();
+        let pieces: Vec<String> = "é€".bytes().map(|b| decoder.push(b.into()).unwrap()).collect();
+        assert_eq!(pieces, ["", "é", "", "", "€"]);
+        decoder.push(0xe2).unwrap();
+        assert_eq!(decoder.finish().unwrap(), "\u{fffd}");
+        assert_eq!(decoder.finish().unwrap(), "");
+    }
+
+    #[test]
+    fn endless_broken_bytes_are_given_out_in_pieces() {
+        let mut decoder = tokenizer().decoder();
+        let text: String = (0..200).map(|_| decoder.push(0x80).unwrap()).collect();
+        assert_eq!(text.chars().count(), 189);
+        assert_eq!(decoder.finish().unwrap().chars().count(), 11);
+        assert_eq!(decoder.push(97).unwrap(), "a");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_put_together_are_the_whole_text(ids in prop::collection::vec(0u32..260, 0..40)) {
+            let tokenizer = tokenizer();
+            let mut decoder = tokenizer.decoder();
+            let mut text = String::new();
+            for &id in &ids {
+                text += &decoder.push(id).unwrap();
+            }
+            text += &decoder.finish().unwrap();
+            prop_assert_eq!(text, tokenizer.decode(&ids).unwrap());
+        }
+
+        #[test]
+        fn text_survives_encoding(text in "\\PC{0,40}") {
+            let tokenizer = tokenizer();
+            let ids = tokenizer.encode(&text).unwrap();
+            prop_assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        }
+    }
+}

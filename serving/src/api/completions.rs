@@ -1,0 +1,330 @@
+//! `POST /v1/completions` and `POST /v1/chat/completions`: check, route, queue, then answer as a whole or as server-sent
+//! events.
+
+use super::chat::ChatRequest;
+use super::choice::{ChoiceTask, Frame, FrameSender};
+use super::request::GenerationRequest;
+use super::wire::{self, Completion, CompletionRequest, Part, Usage};
+use super::{Api, exploration, record};
+use crate::engine::{SampleRequest, SubmitError};
+use axum::extract::State;
+use axum::response::sse::{Event as Sse, KeepAlive};
+use axum::response::{IntoResponse, Response};
+use edge::Problem;
+use edge::auth::{Principal, Role};
+use edge::json::Json;
+use futures::Stream;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::Instrument;
+use uuid::Uuid;
+
+/// Frames buffered for a streaming caller. A slow caller only delays its own choices.
+const FRAMES_BUFFERED_MAX: usize = 64;
+
+pub async fn completions(
+    State(api): State<Arc<Api>>,
+    principal: Principal,
+    Json(body): Json<CompletionRequest>,
+) -> Result<Response, Problem> {
+    principal.require(&[Role::Serving, Role::Research])?;
+    let request = GenerationRequest::completion(body, &api.options, &principal.tenant)?;
+    answer(&api, request, &principal.tenant).await
+}
+
+pub async fn chat_completions(
+    State(api): State<Arc<Api>>,
+    principal: Principal,
+    Json(body): Json<ChatRequest>,
+) -> Result<Response, Problem> {
+    principal.require(&[Role::Serving, Role::Research])?;
+    let request = GenerationRequest::chat(body, &api.options, &principal.tenant)?;
+    answer(&api, request, &principal.tenant).await
+}
+
+async fn answer(api: &Arc<Api>, request: GenerationRequest, tenant: &str) -> Result<Response, Problem> {
+    let queued = QueuedRequest::submit(api, Arc::new(request), tenant)?;
+    match queued.request.stream {
+        true => queued.stream().await,
+        false => queued.whole().await,
+    }
+}
+
+/// A request whose choices are queued.
+struct QueuedRequest {
+    request: Arc<GenerationRequest>,
+    header: Header,
+    choices: Vec<ChoiceTask>,
+    prompt_tokens: usize,
+    cancelled: CancellationToken,
+    /// Cancels the choices when the caller goes away.
+    caller: DropGuard,
+}
+
+/// What every chunk begins with.
+struct Header {
+    object: &'static str,
+    id: String,
+    created: i64,
+    model: String,
+}
+
+impl Header {
+    fn new(request: &GenerationRequest) -> Self {
+        let (object, prefix) = match (request.is_chat(), request.stream) {
+            (false, _) => ("text_completion", "cmpl"),
+            (true, false) => ("chat.completion", "chatcmpl"),
+            (true, true) => ("chat.completion.chunk", "chatcmpl"),
+        };
+        Header {
+            object,
+            id: format!("{prefix}-{}", Uuid::now_v7().simple()),
+            created: time::OffsetDateTime::now_utc().unix_timestamp(),
+            model: request.model.clone(),
+        }
+    }
+
+    fn completion(&self, choices: Vec<wire::Choice>, usage: Option<Usage>) -> Completion {
+        Completion {
+            id: self.id.clone(),
+            object: self.object,
+            created: self.created,
+            model: self.model.clone(),
+            choices,
+            usage,
+        }
+    }
+}
+
+impl QueuedRequest {
+    fn submit(api: &Arc<Api>, request: Arc<GenerationRequest>, tenant: &str) -> Result<Self, Problem> {
+        let route = api
+            .routes
+            .route(&api.policy, &request.model, &request.user_key)
+            .map_err(|error| super::no_route(&error))?;
+        let prompt_ids = request.prompt_ids(&route.version)?;
+        let max_tokens = request.tokens_to_sample(prompt_ids.len(), &route.version, api.options.max_tokens_default)?;
+        let request_seed = request.seed.unwrap_or_else(|| rand::random::<u64>() >> 1);
+        let submitted = Instant::now();
+        let parent = request
+            .episode_id
+            .and_then(|episode| api.sessions.parent(tenant, episode));
+        let (samples, choices) = (0..request.n)
+            .map(|index| {
+                // every event of a sequence fits, so the engine never waits for a caller
+                let (sender, events) = mpsc::channel(max_tokens + 1);
+                let seed = record::choice_seed(request_seed, index);
+                let exploration = exploration::explore(&request, &route, seed);
+                let sample = SampleRequest {
+                    version: route.version.clone(),
+                    prompt: prompt_ids.clone(),
+                    max_tokens,
+                    params: request.params.clone(),
+                    seed,
+                    suppressed: exploration.and_then(|exploration| exploration.suppressed),
+                    top_logprobs: request.logprobs.unwrap_or(0),
+                    class: request.class(),
+                    priority: request.priority,
+                    events: sender,
+                    submitted,
+                };
+                let choice = ChoiceTask {
+                    api: api.clone(),
+                    tenant: tenant.to_owned(),
+                    request: request.clone(),
+                    route: route.clone(),
+                    prompt_ids: prompt_ids.clone(),
+                    parent: parent.clone(),
+                    seed,
+                    exploration,
+                    events,
+                    submitted,
+                };
+                (sample, choice)
+            })
+            .unzip();
+        api.engine.submit(samples).map_err(|error| match error {
+            SubmitError::Full { waiting } => {
+                metrics::counter!("springtide_requests_refused_total").increment(1);
+                Problem::too_many(format!("{waiting} choices wait for a slot already; try again later"), 1)
+            }
+            SubmitError::Stopped => Problem::unavailable("the engine has stopped; try again shortly", 2),
+        })?;
+        let cancelled = CancellationToken::new();
+        Ok(QueuedRequest {
+            header: Header::new(&request),
+            prompt_tokens: prompt_ids.len(),
+            request,
+            choices,
+            caller: cancelled.clone().drop_guard(),
+            cancelled,
+        })
+    }
+
+    /// One answer, once every choice is in the log.
+    async fn whole(self) -> Result<Response, Problem> {
+        let mut tasks = Vec::with_capacity(self.choices.len());
+        for choice in self.choices {
+            let (tracker, cancelled) = (choice.api.choices.clone(), self.cancelled.clone());
+            let task = async move { choice.run(&cancelled, None).await };
+            tasks.push(tracker.spawn(task.in_current_span()));
+        }
+        let mut answers = Vec::with_capacity(tasks.len());
+        let mut sampled = 0;
+        for (index, task) in tasks.into_iter().enumerate() {
+            let finished = task
+                .await
+                .map_err(Problem::internal)??
+                .ok_or_else(|| Problem::internal("a choice was cancelled while its caller waited"))?;
+            sampled += finished.tokens.len();
+            // a client that reads only `text` must show nothing if the policy declined
+            let text = match finished.outcome.declined {
+                true => String::new(),
+                false => finished.text.clone(),
+            };
+            let (part, tokens) = (Part::Whole, &finished.tokens);
+            answers.push(wire::Choice::finished(
+                &self.request,
+                index,
+                part,
+                &finished,
+                text,
+                tokens,
+            ));
+        }
+        drop(self.caller);
+        let usage = Usage::new(self.prompt_tokens, sampled);
+        Ok(Json(self.header.completion(answers, Some(usage))).into_response())
+    }
+
+    /// Server-sent events. A failure before the first token is still an HTTP error.
+    async fn stream(self) -> Result<Response, Problem> {
+        let (sender, mut frames) = mpsc::channel(FRAMES_BUFFERED_MAX);
+        for (index, choice) in self.choices.into_iter().enumerate() {
+            let (tracker, cancelled) = (choice.api.choices.clone(), self.cancelled.clone());
+            let mut sender = FrameSender::new(index, &self.request, sender.clone());
+            let task = async move {
+                let result = choice.run(&cancelled, Some(&mut sender)).await;
+                sender.finish(result).await;
+            };
+            tracker.spawn(task.in_current_span());
+        }
+        drop(sender);
+        let first = match frames.recv().await {
+            Some(Frame::Failed(problem)) => return Err(problem),
+            first => first,
+        };
+        let stream = CompletionStream {
+            started: vec![false; self.request.n],
+            request: self.request,
+            header: self.header,
+            first,
+            frames: Some(frames),
+            tail: VecDeque::new(),
+            prompt_tokens: self.prompt_tokens,
+            sampled: 0,
+            _caller: self.caller,
+        };
+        let response = axum::response::Sse::new(stream.into_events()).keep_alive(KeepAlive::default());
+        Ok(response.into_response())
+    }
+}
+
+struct CompletionStream {
+    request: Arc<GenerationRequest>,
+    header: Header,
+    first: Option<Frame>,
+    /// `None` once the choices have ended.
+    frames: Option<mpsc::Receiver<Frame>>,
+    /// What follows the last choice.
+    tail: VecDeque<Sse>,
+    prompt_tokens: usize,
+    sampled: usize,
+    /// Choices of which a chunk was sent.
+    started: Vec<bool>,
+    _caller: DropGuard,
+}
+
+impl CompletionStream {
+    fn into_events(self) -> impl Stream<Item = Result<Sse, Infallible>> {
+        futures::stream::unfold(self, |mut stream| async move {
+            let event = stream.next().await?;
+            Some((Ok(event), stream))
+        })
+    }
+
+    async fn next(&mut self) -> Option<Sse> {
+        if let Some(frames) = &mut self.frames {
+            let frame = match self.first.take() {
+                Some(frame) => Some(frame),
+                None => frames.recv().await,
+            };
+            if let Some(frame) = frame {
+                return Some(self.event(frame));
+            }
+            self.frames = None;
+            if self.request.include_usage {
+                let usage = Usage::new(self.prompt_tokens, self.sampled);
+                self.tail
+                    .push_back(chunk(&self.header.completion(Vec::new(), Some(usage))));
+            }
+            self.tail.push_back(Sse::default().data("[DONE]"));
+        }
+        self.tail.pop_front()
+    }
+
+    fn event(&mut self, frame: Frame) -> Sse {
+        let choice = match frame {
+            Frame::Tokens { index, text, tokens } => {
+                let part = self.next_part(index);
+                wire::Choice::chunk(&self.request, index, part, text, &tokens)
+            }
+            Frame::Finished {
+                index,
+                finished,
+                text,
+                tokens,
+            } => {
+                self.sampled += finished.tokens.len();
+                let part = self.next_part(index);
+                wire::Choice::finished(&self.request, index, part, &finished, text, &tokens)
+            }
+            Frame::Failed(problem) => {
+                self.frames = None;
+                return error(&problem);
+            }
+        };
+        chunk(&self.header.completion(vec![choice], None))
+    }
+
+    fn next_part(&mut self, index: usize) -> Part {
+        match std::mem::replace(&mut self.started[index], true) {
+            true => Part::LaterChunk,
+            false => Part::FirstChunk,
+        }
+    }
+}
+
+fn chunk(completion: &Completion) -> Sse {
+    match serde_json::to_string(completion) {
+        Ok(json) => Sse::default().data(json),
+        Err(failed) => error(&Problem::internal(failed)),
+    }
+}
+
+/// An error inside a stream: the problem document plus the member `error` that OpenAI's clients read.
+fn error(problem: &Problem) -> Sse {
+    let document = problem.clone().with(
+        "error",
+        serde_json::json!({
+            "message": problem.to_string(),
+            "type": problem.type_,
+            "code": problem.status.as_u16(),
+        }),
+    );
+    Sse::default().event("error").data(document.document().to_string())
+}

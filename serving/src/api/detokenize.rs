@@ -1,0 +1,82 @@
+//! Turns the sampled token ids of one choice into text. Pure.
+
+use super::choice::SampledToken;
+use super::request::GenerationRequest;
+use super::stop::StopMatcher;
+use crate::engine::Token;
+use text::tokenizer::{Decoder, Error, Tokenizer};
+
+pub struct TextBuilder<'a> {
+    tokenizer: Option<&'a Tokenizer>,
+    decoder: Option<Decoder>,
+    stops: StopMatcher,
+    /// Whether the caller wants each token's own text.
+    token_texts: bool,
+    /// Text that was returned by `push`.
+    released: String,
+    /// Characters decoded so far, released or held back.
+    decoded: usize,
+}
+
+impl<'a> TextBuilder<'a> {
+    pub fn new(tokenizer: Option<&'a Tokenizer>, request: &GenerationRequest) -> Self {
+        TextBuilder {
+            tokenizer,
+            decoder: tokenizer.map(Tokenizer::decoder),
+            stops: StopMatcher::new(request.stops.clone()),
+            token_texts: request.logprobs.is_some(),
+            released: String::new(),
+            decoded: 0,
+        }
+    }
+
+    /// Returns the token with its text, the text that may be shown now, and the stop string that ended it.
+    pub fn push(&mut self, token: &Token) -> Result<(SampledToken, String, Option<String>), Error> {
+        let mut sampled = SampledToken {
+            id: token.id,
+            logprob: token.logprob,
+            kept: token.kept,
+            text: String::new(),
+            top: Vec::new(),
+            offset: self.decoded,
+        };
+        if self.token_texts {
+            sampled.text = self.token_text(token.id)?;
+            let top = token.top.iter();
+            let top = top.map(|&(id, logprob)| Ok((self.token_text(id)?, logprob)));
+            sampled.top = top.collect::<Result<_, Error>>()?;
+        }
+        let piece = match &mut self.decoder {
+            Some(decoder) => decoder.push(token.id)?,
+            None => String::new(),
+        };
+        self.decoded += piece.chars().count();
+        let (text, stop) = self.stops.push(&piece);
+        self.released.push_str(&text);
+        Ok((sampled, text, stop))
+    }
+
+    fn token_text(&self, id: u32) -> Result<String, Error> {
+        let text = match self.tokenizer {
+            Some(tokenizer) => tokenizer.decode(&[id])?,
+            None => String::new(),
+        };
+        Ok(if text.is_empty() {
+            format!("token_id:{id}")
+        } else {
+            text
+        })
+    }
+
+    /// The whole text. Text held back belongs to it, unless a stop string ended it.
+    pub fn finish(mut self, stopped: bool) -> Result<String, Error> {
+        if !stopped {
+            if let Some(decoder) = &mut self.decoder {
+                let rest = decoder.finish()?;
+                self.released.push_str(&self.stops.push(&rest).0);
+            }
+            self.released.push_str(&self.stops.finish());
+        }
+        Ok(self.released)
+    }
+}

@@ -1,0 +1,345 @@
+//! A checked request: every field validated and every default filled in before anything is routed or queued. Pure.
+
+use super::chat::ChatRequest;
+use super::wire::{CommonFields, CompletionRequest};
+use crate::engine::{LoadedVersion, TrafficClass};
+use crate::serve::Options;
+use edge::Problem;
+use ingest::event::{LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose, SAMPLED_TOKENS_MAX};
+use model::sampling::Params;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use text::chat::Conversation;
+use uuid::Uuid;
+
+/// OpenAI's limits.
+const STOPS_MAX: usize = 4;
+const LOGPROBS_MAX: i64 = 5;
+/// Longest stop string, in bytes.
+const STOP_BYTES_MAX: usize = 256;
+/// The keys that `metadata` may have.
+const METADATA: &[&str] = &["purpose", "run_id", "task_id", "group_id", "consent"];
+
+#[derive(Debug, Clone)]
+pub struct GenerationRequest {
+    pub model: String,
+    pub prompt: Prompt,
+    /// `None`: the server's default, or what still fits.
+    pub max_tokens: Option<usize>,
+    pub params: Params,
+    pub n: usize,
+    pub stops: Vec<String>,
+    /// Below 2^63, because it is stored as a signed integer.
+    pub seed: Option<u64>,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub logprobs: Option<usize>,
+    pub user_key: String,
+    /// `None`: each choice is an episode of its own.
+    pub episode_id: Option<Uuid>,
+    pub return_token_ids: bool,
+    pub priority: i32,
+    pub surface: String,
+    pub purpose: Purpose,
+    pub run_id: Option<Uuid>,
+    pub task_id: Option<String>,
+    pub group_id: Option<String>,
+    pub consent: bool,
+}
+
+#[derive(Debug, Clone)]
+pub enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+    /// Rendered by the template of the version that answers.
+    Chat(Box<Conversation>),
+}
+
+impl GenerationRequest {
+    /// Checks a completion request. `tenant` keeps equal session ids of two tenants apart.
+    pub fn completion(request: CompletionRequest, options: &Options, tenant: &str) -> Result<Self, Problem> {
+        request.unknown.refuse()?;
+        // these would change the answer and are not implemented
+        for (field, refused) in [
+            (
+                "best_of",
+                request
+                    .best_of
+                    .is_some_and(|best| best != request.common.n.unwrap_or(1)),
+            ),
+            ("echo", request.echo == Some(true)),
+            ("suffix", request.suffix.is_some()),
+        ] {
+            if refused {
+                return Err(bad(format!("{field} is not offered; leave it out")));
+            }
+        }
+        let logprobs = match request.logprobs {
+            None => None,
+            Some(k) if (0..=LOGPROBS_MAX).contains(&k) => Some(k as usize),
+            Some(k) => return Err(bad(format!("logprobs is {k}; give 0 to {LOGPROBS_MAX}"))),
+        };
+        let (prompt, max_tokens) = (prompt(request.prompt)?, request.common.max_tokens);
+        Self::new(
+            prompt,
+            logprobs,
+            max_tokens,
+            request.params,
+            request.common,
+            options,
+            tenant,
+        )
+    }
+
+    /// Checks a chat request.
+    pub fn chat(request: ChatRequest, options: &Options, tenant: &str) -> Result<Self, Problem> {
+        let (logprobs, max_tokens) = (request.top_logprobs()?, request.max_tokens()?);
+        let (conversation, params, common) = request.into_conversation()?;
+        let prompt = Prompt::Chat(Box::new(conversation));
+        Self::new(prompt, logprobs, max_tokens, params, common, options, tenant)
+    }
+
+    fn new(
+        prompt: Prompt,
+        logprobs: Option<usize>,
+        max_tokens: Option<i64>,
+        params: Params,
+        common: CommonFields,
+        options: &Options,
+        tenant: &str,
+    ) -> Result<Self, Problem> {
+        params.check().map_err(bad)?;
+        if params.logit_bias.len() > LOGIT_BIASES_MAX {
+            return Err(bad(format!(
+                "logit_bias names {} tokens; at most {LOGIT_BIASES_MAX}",
+                params.logit_bias.len()
+            )));
+        }
+        let metadata = common.metadata.unwrap_or_default();
+        let (purpose, run_id, consent) = read_metadata(&metadata)?;
+        let optional_name = |field: &str, value: Option<String>| value.map(|value| name(field, value)).transpose();
+        let task_id = optional_name("metadata.task_id", text_of(&metadata, "task_id")?)?;
+        let group_id = optional_name("metadata.group_id", text_of(&metadata, "group_id")?)?;
+        let session = optional_name("session_id", common.session_id)?;
+        let user = optional_name("user", common.user)?;
+        let surface = match optional_name("surface", common.surface)? {
+            Some(surface) => surface,
+            None if purpose == Purpose::Rollout => "rollout".into(),
+            None => "completion".into(),
+        };
+        let max_tokens = match max_tokens {
+            Some(n) if n < 1 => return Err(bad(format!("max_tokens is {n}; give at least 1"))),
+            n => n.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
+        };
+        let n = match common.n.unwrap_or(1) {
+            n if (1..=options.choices_max as i64).contains(&n) => n as usize,
+            n => return Err(bad(format!("n is {n}; give 1 to {}", options.choices_max))),
+        };
+        let seed = match common.seed {
+            Some(seed) if seed < 0 => return Err(bad(format!("seed is {seed}; give 0 or a positive integer"))),
+            seed => seed.map(i64::unsigned_abs),
+        };
+        Ok(GenerationRequest {
+            model: common.model,
+            prompt,
+            max_tokens,
+            params,
+            n,
+            stops: stops(common.stop)?,
+            seed,
+            stream: common.stream.unwrap_or(false),
+            include_usage: common.stream_options.unwrap_or_default().include_usage,
+            logprobs,
+            episode_id: session.as_deref().map(|id| episode(tenant, id)),
+            // without a key the user cannot be recognised, so each request draws its arm anew
+            user_key: user
+                .or(session)
+                .unwrap_or_else(|| format!("anonymous-{}", Uuid::now_v7())),
+            return_token_ids: common.return_token_ids.unwrap_or(false),
+            priority: i32::try_from(common.priority.unwrap_or(0))
+                .map_err(|_| bad("priority does not fit in 32 bits; lower goes first, 0 is usual"))?,
+            surface,
+            purpose,
+            run_id,
+            task_id,
+            group_id,
+            consent,
+        })
+    }
+
+    pub fn class(&self) -> TrafficClass {
+        match self.purpose {
+            Purpose::Production => TrafficClass::Production,
+            Purpose::Rollout | Purpose::Evaluation => TrafficClass::Background,
+        }
+    }
+
+    /// The prompt's token ids for the version that answers.
+    pub fn prompt_ids(&self, version: &LoadedVersion) -> Result<Arc<[u32]>, Problem> {
+        let ids = match (&self.prompt, &version.tokenizer) {
+            (Prompt::Ids(ids), _) => ids.clone(),
+            (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode_prompt(text).map_err(Problem::internal)?,
+            (Prompt::Chat(conversation), Some(tokenizer)) => {
+                let templates = version.templates.as_ref().map_err(|error| {
+                    Problem::internal(format!("the version's chat templates cannot be read: {error}"))
+                })?;
+                // what a template refuses is the caller's to change
+                let rendered = templates.render(conversation).map_err(bad)?;
+                tokenizer.encode(&rendered.text).map_err(Problem::internal)?
+            }
+            (Prompt::Text(_) | Prompt::Chat(_), None) => {
+                return Err(bad(format!(
+                    "version {} came without a tokenizer; send the prompt as token ids",
+                    version.serial
+                )));
+            }
+        };
+        if ids.is_empty() {
+            return Err(bad("the prompt has no tokens; send at least one"));
+        }
+        if let Some(id) = ids.iter().find(|id| **id >= version.vocab) {
+            return Err(bad(format!(
+                "token id {id} is outside the vocabulary of {} tokens",
+                version.vocab
+            )));
+        }
+        Ok(ids.into())
+    }
+
+    /// Whether the answer is a chat message.
+    pub fn is_chat(&self) -> bool {
+        matches!(self.prompt, Prompt::Chat(_))
+    }
+
+    /// How many tokens may be sampled after a prompt of `prompt` tokens. `default` applies to completions without
+    /// `max_tokens`; a chat answer may fill the context.
+    pub fn tokens_to_sample(&self, prompt: usize, version: &LoadedVersion, default: usize) -> Result<usize, Problem> {
+        let context = version.context.min(PROMPT_TOKENS_MAX);
+        let free = context.saturating_sub(prompt).min(SAMPLED_TOKENS_MAX);
+        let default = if self.is_chat() { free } else { default };
+        let wanted = self.max_tokens.unwrap_or_else(|| default.min(free.max(1)));
+        if wanted > free {
+            return Err(Problem::new(
+                axum::http::StatusCode::BAD_REQUEST,
+                "context-too-long",
+                "The prompt and its completion do not fit the context",
+            )
+            .detail(format!(
+                "the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the context of {context}; \
+                 shorten the prompt or ask for at most {free} tokens"
+            ))
+            .with("context_tokens", context)
+            .with("prompt_tokens", prompt));
+        }
+        Ok(wanted)
+    }
+}
+
+fn bad(detail: impl std::fmt::Display) -> Problem {
+    Problem::bad_request(detail)
+}
+
+fn prompt(value: Value) -> Result<Prompt, Problem> {
+    let ids: Option<Vec<u32>> = match value {
+        Value::String(text) => return Ok(Prompt::Text(text)),
+        Value::Array(ids) if ids.len() > PROMPT_TOKENS_MAX => {
+            return Err(bad(format!(
+                "the prompt has {} token ids; at most {PROMPT_TOKENS_MAX}",
+                ids.len()
+            )));
+        }
+        ids => Vec::deserialize(ids).ok(),
+    };
+    ids.map(Prompt::Ids)
+        .ok_or_else(|| bad("prompt must be one string or one list of token ids; send one request per prompt"))
+}
+
+fn stops(value: Option<Value>) -> Result<Vec<String>, Problem> {
+    let stops: Option<Vec<String>> = match value {
+        None => Some(Vec::new()),
+        Some(Value::String(stop)) => Some(vec![stop]),
+        Some(stops) => Vec::deserialize(stops).ok(),
+    };
+    let stops = stops.filter(|stops| stops.len() <= STOPS_MAX).ok_or_else(|| {
+        bad(format!(
+            "stop must be a string or a list of at most {STOPS_MAX} strings"
+        ))
+    })?;
+    match stops.iter().find(|stop| stop.is_empty() || stop.len() > STOP_BYTES_MAX) {
+        Some(stop) => Err(bad(format!(
+            "a stop string has {} bytes; give 1 to {STOP_BYTES_MAX}",
+            stop.len()
+        ))),
+        None => Ok(stops),
+    }
+}
+
+/// Checks a name that goes into the log.
+fn name(field: &str, value: String) -> Result<String, Problem> {
+    if value.is_empty() || value.len() > NAME_BYTES_MAX || value.contains('\0') {
+        return Err(bad(format!(
+            "{field} has {} bytes; give 1 to {NAME_BYTES_MAX}, none of them NUL",
+            value.len()
+        )));
+    }
+    Ok(value)
+}
+
+fn read_metadata(metadata: &Map<String, Value>) -> Result<(Purpose, Option<Uuid>, bool), Problem> {
+    if let Some(key) = metadata.keys().find(|key| !METADATA.contains(&key.as_str())) {
+        return Err(bad(format!(
+            "metadata.{key} is not known; known are {}",
+            METADATA.join(", ")
+        )));
+    }
+    let purpose = match text_of(metadata, "purpose")?.as_deref() {
+        None | Some("production") => Purpose::Production,
+        Some("rollout") => Purpose::Rollout,
+        Some("evaluation") => Purpose::Evaluation,
+        Some(other) => {
+            return Err(bad(format!(
+                "metadata.purpose is {other:?}; give production, rollout or evaluation"
+            )));
+        }
+    };
+    let run_id = text_of(metadata, "run_id")?
+        .map(|id| Uuid::parse_str(&id).map_err(|_| bad(format!("metadata.run_id is {id:?}; give the run's UUID"))))
+        .transpose()?;
+    if purpose == Purpose::Rollout && run_id.is_none() {
+        return Err(bad("a rollout belongs to a run; give metadata.run_id"));
+    }
+    let consent = match metadata.get("consent") {
+        None | Some(Value::Null) => true,
+        Some(Value::Bool(consent)) => *consent,
+        Some(Value::String(consent)) if consent == "true" || consent == "false" => consent == "true",
+        Some(_) => return Err(bad("metadata.consent must be true or false")),
+    };
+    Ok((purpose, run_id, consent))
+}
+
+fn text_of(metadata: &Map<String, Value>, key: &str) -> Result<Option<String>, Problem> {
+    match metadata.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(_) => Err(bad(format!("metadata.{key} must be a string"))),
+    }
+}
+
+/// The episode of a session: the session id itself if it is a UUID, else a UUID derived from tenant and id.
+fn episode(tenant: &str, session_id: &str) -> Uuid {
+    if let Ok(id) = Uuid::parse_str(session_id) {
+        return id;
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"springtide session 1\0");
+    hasher.update(tenant.as_bytes());
+    hasher.update(b"\0");
+    hasher.update(session_id.as_bytes());
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    uuid::Builder::from_custom_bytes(bytes).into_uuid()
+}
+
+#[cfg(test)]
+mod tests;

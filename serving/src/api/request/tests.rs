@@ -1,0 +1,158 @@
+use super::*;
+use serde_json::json;
+use std::collections::BTreeMap;
+
+fn checked(fields: Value) -> Result<GenerationRequest, Problem> {
+    let mut body = json!({"model": "demo", "prompt": "fn main"});
+    if let (Value::Object(body), Value::Object(fields)) = (&mut body, fields) {
+        body.extend(fields);
+    }
+    // as `edge::json::Json` answers
+    let request = serde_json::from_value(body).map_err(bad)?;
+    GenerationRequest::completion(request, &Options::default(), "default")
+}
+
+#[test]
+fn absent_fields_have_the_defaults_of_openai() {
+    let request = checked(json!({})).unwrap();
+    assert_eq!(
+        (request.n, request.params.temperature, request.params.top_p),
+        (1, 1.0, 1.0)
+    );
+    assert_eq!(
+        (request.surface.as_str(), request.purpose, request.class()),
+        ("completion", Purpose::Production, TrafficClass::Production)
+    );
+    assert!(request.user_key.starts_with("anonymous-") && request.consent && !request.stream);
+    assert_eq!(request.episode_id, None);
+}
+
+#[test]
+fn every_sampling_parameter_is_read() {
+    let request = checked(json!({
+        "top_k": 40, "min_p": 0.5, "repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": -1,
+        "logit_bias": {"7": -100, "9": 1.5}
+    }));
+    let params = request.unwrap().params;
+    assert_eq!((params.top_k, params.min_p, params.repetition_penalty), (40, 0.5, 1.25));
+    assert_eq!((params.presence_penalty, params.frequency_penalty), (0.5, -1.0));
+    assert_eq!(params.logit_bias, BTreeMap::from([(7, -100.0), (9, 1.5)]));
+}
+
+#[test]
+fn an_error_names_the_bad_field_and_says_what_to_do() {
+    for (fields, expected) in [
+        (json!({"max_tokens": 0}), "max_tokens is 0; give at least 1"),
+        (json!({"n": 17}), "n is 17; give 1 to 16"),
+        (json!({"n": -1}), "n is -1"),
+        (json!({"temperature": 2.5}), "temperature is 2.5; give 0 to 2"),
+        (json!({"top_p": 0.0}), "top_p is 0; give more than 0"),
+        (json!({"top_p": 1.5}), "top_p is 1.5; give more than 0"),
+        (json!({"seed": -4}), "seed is -4; give 0 or a positive"),
+        (json!({"logprobs": 6}), "logprobs is 6; give 0 to 5"),
+        (json!({"stop": ["a", 1]}), "stop must be a string or a list"),
+        (json!({"stop": ["a", "b", "c", "d", "e"]}), "at most 4 strings"),
+        (json!({"stop": ""}), "a stop string has 0 bytes"),
+        (json!({"prompt": ["a", "b"]}), "send one request per prompt"),
+        (json!({"prompt": {"text": 1}}), "prompt must be one string"),
+        (json!({"echo": true}), "echo is not offered"),
+        (json!({"best_of": 3}), "best_of is not offered"),
+        (
+            json!({"frequency_penalty": 2.5}),
+            "frequency_penalty is 2.5; give -2 to 2",
+        ),
+        (json!({"presence_penalty": -3}), "presence_penalty is -3; give -2 to 2"),
+        (
+            json!({"repetition_penalty": 0}),
+            "repetition_penalty is 0; give 0.01 to 10",
+        ),
+        (json!({"top_k": -2}), "top_k is -2; give 1 or more"),
+        (json!({"min_p": 1.5}), "min_p is 1.5; give 0 to 1"),
+        (
+            json!({"logit_bias": {"seven": 1}}),
+            "logit_bias must be an object from token ids",
+        ),
+        (json!({"logit_bias": {"7": 101}}), "logit_bias is 101; give -100 to 100"),
+        (json!({"user": ""}), "user has 0 bytes"),
+        (json!({"surface": "x".repeat(300)}), "surface has 300 bytes"),
+        (json!({"priority": 5_000_000_000i64}), "priority does not fit"),
+        (json!({"metadata": {"purpose": "fun"}}), "metadata.purpose is \"fun\""),
+        (json!({"metadata": {"run_id": "7"}}), "metadata.run_id is \"7\""),
+        (json!({"metadata": {"purpose": "rollout"}}), "give metadata.run_id"),
+        (json!({"metadata": {"colour": "red"}}), "metadata.colour is not known"),
+        (json!({"metadata": {"task_id": 3}}), "metadata.task_id must be a string"),
+    ] {
+        let problem = checked(fields.clone()).unwrap_err();
+        let detail = problem.detail.clone().unwrap_or_default();
+        assert_eq!(problem.status, 400, "{fields}");
+        assert!(detail.contains(expected), "{fields}: {detail}");
+    }
+}
+
+#[test]
+fn neutral_values_of_unsupported_fields_are_accepted() {
+    checked(json!({"echo": false, "best_of": 2, "n": 2, "frequency_penalty": 0, "logit_bias": {}})).unwrap();
+}
+
+#[test]
+fn a_rollout_is_background_traffic() {
+    let run = Uuid::now_v7();
+    let request =
+        checked(json!({"metadata": {"purpose": "rollout", "run_id": run.to_string(), "group_id": "g"}})).unwrap();
+    assert_eq!(
+        (request.class(), request.run_id, request.group_id.as_deref()),
+        (TrafficClass::Background, Some(run), Some("g"))
+    );
+    assert_eq!(request.surface, "rollout");
+}
+
+#[test]
+fn a_session_is_one_episode_and_the_default_user_key() {
+    let first = checked(json!({"session_id": "s1"})).unwrap();
+    let again = checked(json!({"session_id": "s1", "user": "u"})).unwrap();
+    assert_eq!(first.episode_id, again.episode_id);
+    assert_eq!((first.user_key.as_str(), again.user_key.as_str()), ("s1", "u"));
+    assert_ne!(episode("default", "s1"), episode("other", "s1"));
+    let id = Uuid::now_v7();
+    assert_eq!(
+        checked(json!({"session_id": id.to_string()})).unwrap().episode_id,
+        Some(id)
+    );
+}
+
+#[test]
+fn a_prompt_without_room_for_max_tokens_is_refused_with_the_limits() {
+    let version = crate::routing::tests::version(1); // context 32
+    let request_for = |n: i64| checked(json!({"max_tokens": n})).unwrap();
+    assert_eq!(request_for(2).tokens_to_sample(30, &version, 16).unwrap(), 2);
+    let problem = request_for(3).tokens_to_sample(30, &version, 16).unwrap_err();
+    assert_eq!(problem.status, 400);
+    assert!(
+        problem.detail.clone().unwrap().contains("at most 2 tokens"),
+        "{problem}"
+    );
+    assert_eq!(
+        checked(json!({})).unwrap().tokens_to_sample(30, &version, 16).unwrap(),
+        2
+    );
+    assert!(checked(json!({})).unwrap().tokens_to_sample(32, &version, 16).is_err());
+}
+
+#[test]
+fn ids_outside_the_vocabulary_and_text_without_a_tokenizer_are_refused() {
+    let version = crate::routing::tests::version(1); // vocabulary 50, no tokenizer
+    let error = |fields: Value| {
+        let problem = checked(fields).unwrap().prompt_ids(&version).unwrap_err();
+        problem.detail.unwrap_or_default()
+    };
+    assert!(error(json!({"prompt": [1, 50]})).contains("token id 50"));
+    assert!(error(json!({"prompt": []})).contains("no tokens"));
+    assert!(error(json!({"prompt": "text"})).contains("send the prompt as token ids"));
+    assert_eq!(
+        *checked(json!({"prompt": [1, 49]}))
+            .unwrap()
+            .prompt_ids(&version)
+            .unwrap(),
+        [1, 49]
+    );
+}

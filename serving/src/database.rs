@@ -1,0 +1,17 @@
+//! What the HTTP APIs over the database share.
+
+use edge::Problem;
+
+/// The number of rows to return.
+pub fn page_limit(asked: Option<i64>, default: i64, max: i64) -> Result<i64, Problem> {
+    match asked.unwrap_or(default) {
+        limit if (1..=max).contains(&limit) => Ok(limit),
+        limit => Err(Problem::bad_request(format!("limit is {limit}; give 1 to {max}"))),
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+pub fn unavailable(error: sqlx::Error) -> Problem {
+    tracing::warn!(%error, "the API could not reach the database");
+    Problem::unavailable("the database does not answer", 2)
+}

@@ -1,0 +1,274 @@
+//! Loads versions into the engine: fetch and verify, stage beside the serving versions, install. Tracks their memory, and
+//! keeps their checkpoints as bases for the next delta.
+
+use super::Options;
+use crate::engine::exact::{ExactBackend, Staging};
+use crate::engine::{Handle, LoadedVersion};
+use crate::fleet::Swap;
+use anyhow::Context;
+use artifact::assignment::Target;
+use artifact::checkpoint::Checkpoint;
+use artifact::digest::Digest;
+use artifact::memory::{self, Spare};
+use artifact::sign::TrustedKeys;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use store::Store;
+use text::chat::{self, Templates};
+use text::tokenizer::Tokenizer;
+use time::OffsetDateTime;
+
+/// How long a required version waits for retiring versions to free memory.
+const ROOM_WAIT: Duration = Duration::from_secs(30);
+const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// The checkpoint plus the packed weights, which take as many bytes again for bf16 and f32, and twice as many for f16.
+const BYTES_PER_CHECKPOINT_BYTE: u64 = 3;
+
+/// Where the time went when a version was loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadTimes {
+    fetch: Duration,
+    verify: Duration,
+    stage: Duration,
+    pause: Duration,
+}
+
+struct Loaded {
+    /// Dead once the version has retired.
+    version: Weak<LoadedVersion>,
+    checkpoint: Arc<Checkpoint>,
+    bytes: u64,
+}
+
+/// What a version needs to read and write text.
+type TextParts = (Option<Tokenizer>, Result<Arc<Templates>, Arc<chat::Error>>);
+
+/// Loads versions and remembers which ones are loaded.
+pub struct Loader {
+    engine: Handle,
+    staging: Arc<Staging>,
+    bytes_max: u64,
+    /// Of the version staged last; all versions of a policy have similar caches.
+    cache_bytes: u64,
+    /// By serial.
+    loaded: BTreeMap<i64, Loaded>,
+    /// Keeps the memory of retired versions for the next one.
+    spare: Spare,
+    /// Weights of the version staged last.
+    tensor_bytes: u64,
+}
+
+impl Loader {
+    pub fn new(engine: Handle, staging: Staging, bytes_max: u64) -> Self {
+        Loader {
+            engine,
+            staging: Arc::new(staging),
+            bytes_max,
+            cache_bytes: 0,
+            loaded: BTreeMap::new(),
+            spare: Spare::default(),
+            tensor_bytes: 0,
+        }
+    }
+
+    /// Returns the version; loads it if necessary, and then also returns the times. A required version may wait for
+    /// memory.
+    pub async fn load(
+        &mut self,
+        store: &Store,
+        policy: &str,
+        keys: &TrustedKeys,
+        target: Target,
+        required: bool,
+    ) -> anyhow::Result<(Arc<LoadedVersion>, Option<LoadTimes>)> {
+        let loaded = self.loaded.get(&target.version);
+        if let Some(version) = loaded.and_then(|loaded| loaded.version.upgrade()) {
+            check_root(version.root, target)?;
+            return Ok((version, None));
+        }
+        let manifest = store
+            .get_manifest(policy, target.version, keys)
+            .await
+            .context("read the manifest")?;
+        check_root(manifest.root, target)?;
+        let weights = manifest.tensor_bytes.saturating_mul(BYTES_PER_CHECKPOINT_BYTE);
+        let needed = weights.saturating_add(self.cache_bytes);
+        self.make_room(needed, required).await?;
+        // spare buffers may not have the sizes that this version needs, so they must fit in addition to it
+        let spare = self.spare.kept_bytes() as u64;
+        if manifest.tensor_bytes != self.tensor_bytes
+            || self.used().saturating_add(needed).saturating_add(spare) > self.bytes_max
+        {
+            self.keep_spare(0);
+        }
+
+        let bases = self.loaded.iter();
+        let bases: Vec<(i64, Arc<Checkpoint>)> = bases
+            .map(|(&serial, loaded)| (serial, loaded.checkpoint.clone()))
+            .collect();
+        let materialised = store
+            .materialise(policy, target.version, keys, &bases)
+            .await
+            .context("materialise")?;
+        drop(bases);
+        let checkpoint = materialised.image;
+        let started = Instant::now();
+        let (backend, (tokenizer, templates)) = self.stage(checkpoint.clone()).await.context("stage")?;
+        let stage = started.elapsed();
+        self.cache_bytes = backend.cache_bytes();
+        let version = Arc::new(LoadedVersion {
+            serial: target.version,
+            root: target.root,
+            line: manifest.line,
+            context: backend.context(),
+            vocab: backend.vocab(),
+            experts: backend.experts(),
+            stop_ids: tokenizer.as_ref().map(stop_ids).unwrap_or_default(),
+            decline_id: tokenizer.as_ref().and_then(Tokenizer::decline_id),
+            tokenizer,
+            templates,
+        });
+        let installation = self.engine.install(version.clone(), Box::new(backend)).await;
+        let installation = installation.context("install")?;
+        // freeing gigabytes blocks, so it happens on a blocking thread
+        tokio::spawn(async move {
+            if let Ok(backend) = installation.retired.await {
+                let _ = tokio::task::spawn_blocking(move || drop(backend)).await;
+                metrics::gauge!("springtide_spare_bytes").set(memory::kept_bytes() as f64);
+            }
+        });
+        self.loaded.insert(
+            target.version,
+            Loaded {
+                version: Arc::downgrade(&version),
+                checkpoint,
+                bytes: weights + self.cache_bytes,
+            },
+        );
+        self.tensor_bytes = manifest.tensor_bytes;
+        self.keep_spare(weights.min(self.bytes_max.saturating_sub(self.used())));
+        let times = LoadTimes {
+            fetch: materialised.fetch,
+            verify: materialised.verify,
+            stage,
+            pause: installation.pause,
+        };
+        tracing::info!(
+            version = target.version,
+            root = %target.root.short(),
+            fetched_bytes = materialised.bytes_fetched,
+            fetch_ms = ms(times.fetch),
+            verify_ms = ms(times.verify),
+            stage_ms = ms(times.stage),
+            pause_ms = ms(times.pause),
+            "version resident"
+        );
+        metrics::histogram!("springtide_swap_stage_seconds").record(stage.as_secs_f64());
+        metrics::counter!("springtide_followed_bytes_total").increment(materialised.bytes_fetched);
+        Ok((version, Some(times)))
+    }
+
+    async fn stage(&self, checkpoint: Arc<Checkpoint>) -> anyhow::Result<(ExactBackend, TextParts)> {
+        let staging = self.staging.clone();
+        let text = self.text_of(&checkpoint);
+        tokio::task::spawn_blocking(move || {
+            let text = match text {
+                Some(text) => text,
+                None => read_text(&checkpoint)?,
+            };
+            Ok((ExactBackend::stage(&checkpoint, &staging)?, text))
+        })
+        .await
+        .context("the staging thread")?
+    }
+
+    /// Reuses the parts of a loaded version with identical files. All versions of a line usually have the same files.
+    fn text_of(&self, checkpoint: &Checkpoint) -> Option<TextParts> {
+        let same = self
+            .loaded
+            .values()
+            .filter(|one| one.checkpoint.files == checkpoint.files);
+        let version = same.filter_map(|loaded| loaded.version.upgrade()).next()?;
+        Some((version.tokenizer.clone(), version.templates.clone()))
+    }
+
+    /// Keeps at most `bytes` of the memory of retired versions.
+    fn keep_spare(&mut self, bytes: u64) {
+        let released = self.spare.resize(bytes);
+        tokio::task::spawn_blocking(move || drop(released));
+        metrics::gauge!("springtide_spare_bytes").set(memory::kept_bytes() as f64);
+    }
+
+    fn used(&self) -> u64 {
+        self.loaded.values().map(|loaded| loaded.bytes).sum()
+    }
+
+    /// Forgets retired versions. A required version waits until enough others have retired.
+    async fn make_room(&mut self, bytes: u64, required: bool) -> anyhow::Result<()> {
+        let started = Instant::now();
+        loop {
+            self.loaded.retain(|_, loaded| loaded.version.strong_count() > 0);
+            let used = self.used();
+            metrics::gauge!("springtide_resident_bytes").set(used as f64);
+            if used.saturating_add(bytes) <= self.bytes_max {
+                return Ok(());
+            }
+            anyhow::ensure!(
+                required && started.elapsed() < ROOM_WAIT,
+                "the version needs {bytes} bytes, and {used} of {} are in use; raise serve.resident_bytes_max",
+                self.bytes_max
+            );
+            tokio::time::sleep(ROOM_CHECK_INTERVAL).await;
+        }
+    }
+}
+
+impl LoadTimes {
+    /// The report to the fleet, once users are routed to the version.
+    pub(super) fn into_swap(self, options: &Options, version: i64, epoch: i64) -> Swap {
+        Swap {
+            id: None,
+            replica: options.replica.clone(),
+            policy: options.policy.clone(),
+            version,
+            epoch,
+            fetch_ms: ms(self.fetch),
+            verify_ms: ms(self.verify),
+            stage_ms: ms(self.stage),
+            pause_ms: ms(self.pause),
+            at: OffsetDateTime::now_utc(),
+        }
+    }
+}
+
+fn read_text(checkpoint: &Checkpoint) -> anyhow::Result<TextParts> {
+    let tokenizer = match checkpoint.files.contains_key("tokenizer.json") {
+        true => Some(Tokenizer::from_checkpoint(checkpoint).context("read the tokenizer")?),
+        false => None,
+    };
+    let templates = Templates::from_checkpoint(checkpoint)
+        .inspect_err(|error| tracing::warn!(%error, "chat templates not read: chat requests are refused"));
+    Ok((tokenizer, templates.map(Arc::new).map_err(Arc::new)))
+}
+
+/// The decline token ends a sequence even if the model's configuration does not list it.
+fn stop_ids(tokenizer: &Tokenizer) -> Vec<u32> {
+    let mut ids = tokenizer.stop_ids().to_vec();
+    ids.extend(tokenizer.decline_id().filter(|id| !tokenizer.stop_ids().contains(id)));
+    ids
+}
+
+fn check_root(root: Digest, target: Target) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        root == target.root,
+        "version {} has root {root}, the assignment names {}",
+        target.version,
+        target.root
+    );
+    Ok(())
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

@@ -1,0 +1,288 @@
+//! The moves that the release loop makes by itself. Pure.
+
+use super::super::{BASE, CANDIDATE, CHAMPION, REALTIME};
+use super::{Change, ReleaseState, Run};
+
+/// All automatic changes, to be written as one epoch. Empty: nothing to do.
+pub fn plan(state: &ReleaseState) -> Vec<Change> {
+    let mut changes = Vec::new();
+    assign_first_version(state, &mut changes);
+    follow_lines(state, &mut changes);
+    lend_aliases_to_runs(state, &mut changes);
+    propose_candidate(state, &mut changes);
+    changes
+}
+
+/// `champion` and `base` exist as soon as the realtime line has a version.
+fn assign_first_version(state: &ReleaseState, changes: &mut Vec<Change>) {
+    let Some(line) = state.line(REALTIME) else { return };
+    if state.alias(CHAMPION).is_none() {
+        let reason = format!("line {REALTIME} has its head at version {}", line.head);
+        changes.push(Change {
+            follows: Some(REALTIME.into()),
+            branch: line.branch,
+            ..state.pin(CHAMPION, line.head, reason)
+        });
+    }
+    if state.alias(BASE).is_none() {
+        let reason = format!("version {} is the first of line {REALTIME}", line.first);
+        changes.push(state.pin(BASE, line.first, reason));
+    }
+}
+
+/// Aliases that follow a line move to its head. Heads of abandoned branches are not followed.
+fn follow_lines(state: &ReleaseState, changes: &mut Vec<Change>) {
+    for alias in state.aliases.iter().filter(|alias| !alias.withdrawn) {
+        let Some(line) = alias.follows.as_deref().and_then(|name| state.line(name)) else {
+            continue;
+        };
+        if line.head == alias.version || line.branch < alias.branch {
+            continue;
+        }
+        let reason = format!("head of line {} moved to version {}", line.line, line.head);
+        changes.push(Change {
+            follows: alias.follows.clone(),
+            branch: line.branch,
+            ..state.pin(&alias.alias, line.head, reason)
+        });
+    }
+}
+
+/// While a run samples, it has an alias with its line's name, so that the fleet loads its head.
+fn lend_aliases_to_runs(state: &ReleaseState, changes: &mut Vec<Change>) {
+    for run in &state.runs {
+        let samples = matches!(run.kind.as_str(), "grpo" | "evaluate");
+        let active = matches!(run.status.as_str(), "running" | "pausing" | "paused");
+        let line = state.line(&run.line);
+        match state.alias(&run.line) {
+            None if samples && active => {
+                let Some(version) = line.map(|line| line.head).or(run.base_version) else {
+                    continue;
+                };
+                let reason = format!("run {} samples from version {version}", run.id);
+                changes.push(Change {
+                    follows: Some(run.line.clone()),
+                    branch: line.map_or(0, |line| line.branch),
+                    ..state.pin(&run.line, version, reason)
+                });
+            }
+            Some(alias) if is_over(run) => {
+                // a withdrawal replaces a move to the line's head
+                changes.retain(|change| change.alias != alias.alias);
+                let reason = format!("run {} is {}", run.id, run.status);
+                changes.push(Change {
+                    withdrawn: true,
+                    ..state.pin(&alias.alias, alias.version, reason)
+                });
+            }
+            _ => {}
+        }
+    }
+}
+
+/// `candidate` is the head of the latest run that succeeded, unless a person named a candidate since.
+fn propose_candidate(state: &ReleaseState, changes: &mut Vec<Change>) {
+    let succeeded = state.runs.iter().filter(|run| run.status == "succeeded");
+    let latest = succeeded
+        .filter_map(|run| {
+            let line = state.line(&run.line)?;
+            // a run without a new version proposes nothing
+            (Some(line.head) != run.base_version).then_some((run.finished_at?, run, line))
+        })
+        .max_by_key(|(finished_at, ..)| *finished_at);
+    let Some((finished_at, run, line)) = latest else { return };
+    let current = state.alias(CANDIDATE);
+    if current.is_some_and(|alias| alias.created_at >= finished_at || alias.version == line.head) {
+        return;
+    }
+    let reason = format!("run {} succeeded with version {}", run.id, line.head);
+    changes.push(Change {
+        branch: line.branch,
+        ..state.pin(CANDIDATE, line.head, reason)
+    });
+}
+
+fn is_over(run: &Run) -> bool {
+    matches!(run.status.as_str(), "succeeded" | "failed" | "cancelled")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::release::decide::{Alias, Line};
+    use time::macros::datetime;
+    use uuid::Uuid;
+
+    fn realtime(head: i64, branch: i32) -> Line {
+        Line {
+            line: REALTIME.into(),
+            head,
+            branch,
+            first: 1,
+        }
+    }
+
+    fn alias(name: &str, version: i64, follows: Option<&str>, branch: i32) -> Alias {
+        Alias {
+            alias: name.into(),
+            version,
+            follows: follows.map(Into::into),
+            branch,
+            withdrawn: false,
+            created_at: datetime!(2026-11-21 10:00 UTC),
+        }
+    }
+
+    fn running(version: i64, branch: i32) -> ReleaseState {
+        ReleaseState {
+            aliases: vec![
+                alias(CHAMPION, version, Some(REALTIME), branch),
+                alias(BASE, 1, None, 0),
+            ],
+            lines: vec![realtime(version, branch)],
+            runs: Vec::new(),
+        }
+    }
+
+    fn grpo(status: &str) -> Run {
+        Run {
+            id: Uuid::nil(),
+            kind: "grpo".into(),
+            line: "run-00000000".into(),
+            status: status.into(),
+            base_version: Some(3),
+            finished_at: Some(datetime!(2026-11-21 11:00 UTC)),
+        }
+    }
+
+    fn moves(changes: &[Change]) -> Vec<(&str, Option<i64>, i64)> {
+        changes.iter().map(|c| (c.alias.as_str(), c.from, c.to)).collect()
+    }
+
+    #[test]
+    fn nothing_is_assigned_before_the_first_version() {
+        assert_eq!(plan(&ReleaseState::default()), []);
+    }
+
+    #[test]
+    fn the_first_version_becomes_champion_and_base_at_once() {
+        let state = ReleaseState {
+            lines: vec![realtime(2, 0)],
+            ..ReleaseState::default()
+        };
+        let changes = plan(&state);
+        assert_eq!(moves(&changes), [(CHAMPION, None, 2), (BASE, None, 1)]);
+        assert_eq!(changes[0].follows.as_deref(), Some(REALTIME));
+        assert_eq!(changes[1].follows, None);
+    }
+
+    #[test]
+    fn the_champion_follows_the_head_and_base_stays() {
+        let mut state = running(4, 0);
+        assert_eq!(plan(&state), []);
+        state.lines[0].head = 5;
+        assert_eq!(moves(&plan(&state)), [(CHAMPION, Some(4), 5)]);
+    }
+
+    #[test]
+    fn after_a_rollback_only_the_new_branch_is_followed() {
+        let mut state = running(9, 0);
+        state.aliases[0] = alias(CHAMPION, 7, Some(REALTIME), 1);
+        assert_eq!(plan(&state), [], "line is still on branch 0");
+        state.lines[0] = realtime(7, 1);
+        assert_eq!(plan(&state), [], "the new head is the served version");
+        state.lines[0] = realtime(10, 1);
+        assert_eq!(moves(&plan(&state)), [(CHAMPION, Some(7), 10)]);
+    }
+
+    #[test]
+    fn a_pinned_champion_stays() {
+        let mut state = running(4, 0);
+        state.aliases[0].follows = None;
+        state.lines[0].head = 8;
+        assert_eq!(plan(&state), []);
+    }
+
+    #[test]
+    fn a_run_has_an_alias_while_it_runs_and_its_result_becomes_the_candidate() {
+        let mut state = running(4, 0);
+        state.runs = vec![grpo("queued")];
+        assert_eq!(plan(&state), []);
+        state.runs = vec![grpo("running")];
+        assert_eq!(
+            moves(&plan(&state)),
+            [("run-00000000", None, 3)],
+            "the base version, before the first step"
+        );
+        state.aliases.push(alias("run-00000000", 3, Some("run-00000000"), 0));
+        assert_eq!(plan(&state), []);
+        state.lines.push(Line {
+            line: "run-00000000".into(),
+            head: 11,
+            branch: 0,
+            first: 11,
+        });
+        assert_eq!(moves(&plan(&state)), [("run-00000000", Some(3), 11)]);
+        state.runs = vec![grpo("succeeded")];
+        let changes = plan(&state);
+        assert_eq!(moves(&changes), [("run-00000000", Some(3), 3), (CANDIDATE, None, 11)]);
+        assert!(changes[0].withdrawn && !changes[1].withdrawn);
+    }
+
+    #[test]
+    fn a_failed_run_produces_no_candidate() {
+        let mut state = running(4, 0);
+        state.runs = vec![grpo("failed")];
+        state.lines.push(Line {
+            line: "run-00000000".into(),
+            head: 11,
+            branch: 0,
+            first: 11,
+        });
+        state.aliases.push(alias("run-00000000", 11, Some("run-00000000"), 0));
+        let changes = plan(&state);
+        assert_eq!(moves(&changes), [("run-00000000", Some(11), 11)]);
+        assert!(changes[0].withdrawn);
+        state.aliases[2].withdrawn = true;
+        assert_eq!(plan(&state), []);
+    }
+
+    #[test]
+    fn a_candidate_that_a_person_named_later_is_kept() {
+        let mut state = running(4, 0);
+        state.runs = vec![grpo("succeeded")];
+        state.lines.push(Line {
+            line: "run-00000000".into(),
+            head: 11,
+            branch: 0,
+            first: 11,
+        });
+        state.aliases.push(alias(CANDIDATE, 6, None, 0));
+        assert_eq!(
+            moves(&plan(&state)),
+            [(CANDIDATE, Some(6), 11)],
+            "named before the run ended"
+        );
+        state.aliases[2].created_at = datetime!(2026-11-21 11:30 UTC);
+        assert_eq!(plan(&state), []);
+    }
+
+    #[test]
+    fn applying_a_plan_leaves_nothing_to_do() {
+        let mut state = running(4, 0);
+        state.lines[0].head = 6;
+        state.runs = vec![grpo("running")];
+        for change in plan(&state) {
+            state.aliases.retain(|a| a.alias != change.alias);
+            state.aliases.push(Alias {
+                alias: change.alias,
+                version: change.to,
+                follows: change.follows,
+                branch: change.branch,
+                withdrawn: change.withdrawn,
+                created_at: datetime!(2026-11-21 12:00 UTC),
+            });
+        }
+        assert_eq!(plan(&state), []);
+    }
+}

@@ -1,0 +1,151 @@
+//! The release loop. One leader at a time runs it, elected by an advisory lock that ends with its connection.
+//!
+//! The database notifies the leader when a line moves; it also polls. Each round publishes missing documents, plans the
+//! automatic changes and writes them as one epoch.
+
+use super::decide::{Change, ReleaseState, automatic};
+use super::{CHAMPION, ReleaseService, tables};
+use anyhow::Context;
+use sqlx::PgConnection;
+use sqlx::postgres::PgListener;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// First half of the leader lock's key; the second is a hash of the policy's name.
+const LEADER_CLASS: i32 = 0x5274_6c65;
+/// How often a standby tries to become the leader, and the wait after an error.
+const STANDBY_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the timestamp is renewed. Followers refuse one that is six times as old.
+const TIMESTAMP_INTERVAL: Duration = Duration::from_secs(10);
+/// The channel on which the database announces that a line moved.
+const LINE_MOVED: &str = "springtide_line";
+
+/// The result of one round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Round {
+    /// Newest epoch; 0: nothing was assigned yet.
+    pub epoch: i64,
+    /// Aliases that moved.
+    pub changes: usize,
+}
+
+/// Runs until `shutdown`, as leader or standby. Failures of database and store are logged and retried.
+pub async fn run(service: ReleaseService, shutdown: CancellationToken) -> anyhow::Result<()> {
+    loop {
+        let led = tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            led = lead(&service) => led,
+        };
+        if let Err(error) = led {
+            tracing::warn!(error = format!("{error:#}"), "release loop interrupted");
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            () = tokio::time::sleep(STANDBY_INTERVAL) => {}
+        }
+    }
+}
+
+/// Leads until an error; returns at once if another process leads.
+async fn lead(service: &ReleaseService) -> anyhow::Result<()> {
+    let inner = &service.0;
+    // detached from the pool, so that the lock ends with this future
+    let mut connection = inner.pool.acquire().await.context("connect")?.detach();
+    let leads = sqlx::query_scalar!(
+        r#"select pg_try_advisory_lock($1, hashtext($2)) as "leads!""#,
+        LEADER_CLASS,
+        inner.policy
+    )
+    .fetch_one(&mut connection)
+    .await
+    .context("ask for the lead")?;
+    if !leads {
+        return Ok(());
+    }
+    tracing::info!(policy = inner.policy, "leading releases");
+    if service.arms_changed().await? && write_changes(service, &mut connection, restate_arms).await?.is_some() {
+        tracing::info!("experiment arms changed");
+        service.publish_missing().await?;
+    }
+    let mut moved = PgListener::connect_with(&inner.pool).await.context("listen")?;
+    moved.listen(LINE_MOVED).await.context("listen")?;
+    let mut ticks = tokio::time::interval(Duration::from_millis(inner.options.poll_interval_ms));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut timestamp: Option<Instant> = None;
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            notification = moved.recv() => drop(notification.context("listen")?),
+        }
+        if timestamp.is_none_or(|at| at.elapsed() >= TIMESTAMP_INTERVAL) {
+            service.publish_timestamp().await?;
+            timestamp = Some(Instant::now());
+        }
+        round(service, &mut connection).await?;
+    }
+}
+
+/// Publishes, plans, writes, publishes.
+async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<Round> {
+    let epoch = service.publish_missing().await?;
+    // without the lock first: almost every round has nothing to do
+    let state = tables::read(connection, &service.0.policy).await;
+    if automatic::plan(&state.context("read the release state")?).is_empty() {
+        return Ok(Round { epoch, changes: 0 });
+    }
+    let Some((epoch, changes)) = write_changes(service, connection, automatic::plan).await? else {
+        return Ok(Round { epoch, changes: 0 });
+    };
+    for change in &changes {
+        tracing::info!(
+            epoch,
+            alias = change.alias,
+            version = change.to,
+            reason = change.reason,
+            "alias moved"
+        );
+        metrics::counter!("springtide_alias_moves_total", "kind" => "follow").increment(1);
+    }
+    service.publish_missing().await?;
+    Ok(Round {
+        epoch,
+        changes: changes.len(),
+    })
+}
+
+/// Decides under the lock and writes the changes as one epoch. `None`: there were none.
+async fn write_changes(
+    service: &ReleaseService,
+    connection: &mut PgConnection,
+    decide: fn(&ReleaseState) -> Vec<Change>,
+) -> anyhow::Result<Option<(i64, Vec<Change>)>> {
+    let policy = &service.0.policy;
+    let mut transaction = tables::begin(connection, policy).await.context("begin")?;
+    let state = tables::read(&mut transaction, policy).await;
+    let changes = decide(&state.context("read the release state")?);
+    if changes.is_empty() {
+        return Ok(None);
+    }
+    let (epoch, _) = tables::write(&mut transaction, policy, "follow", "follow", &changes)
+        .await
+        .context("write assignment")?;
+    transaction.commit().await.context("commit assignment")?;
+    Ok(Some((epoch, changes)))
+}
+
+/// Assignments contain the arms of the experiment, so changed arms need a new epoch.
+fn restate_arms(state: &ReleaseState) -> Vec<Change> {
+    let champion = state.alias(CHAMPION).map(|champion| Change {
+        follows: champion.follows.clone(),
+        ..state.pin(CHAMPION, champion.version, "the experiment's arms changed")
+    });
+    champion.into_iter().collect()
+}
+
+impl ReleaseService {
+    /// One round of the loop, for tests.
+    pub async fn round(&self) -> anyhow::Result<Round> {
+        let mut connection = self.0.pool.acquire().await.context("connect")?;
+        round(self, &mut connection).await
+    }
+}

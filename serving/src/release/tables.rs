@@ -1,0 +1,158 @@
+//! Reads the release state from the tables and writes changes as the rows of one epoch. Reading, deciding and writing
+//! happen in one transaction, under a lock that every writer of the policy's assignments takes.
+
+use super::decide::{Alias, Change, Line, ReleaseState, Run};
+use sqlx::{PgConnection, Postgres, Transaction};
+use uuid::Uuid;
+
+/// First half of the advisory lock's key; the second is a hash of the policy's name.
+const LOCK_CLASS: i32 = 0x5274_6173;
+
+/// Begins a transaction and takes the lock on the policy's assignments.
+pub async fn begin<'a>(connection: &'a mut PgConnection, policy: &str) -> sqlx::Result<Transaction<'a, Postgres>> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    sqlx::query!(
+        "select pg_advisory_xact_lock($1, hashtext($2)) as \"unit!: ()\"",
+        LOCK_CLASS,
+        policy
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    Ok(transaction)
+}
+
+pub async fn read(connection: &mut PgConnection, policy: &str) -> sqlx::Result<ReleaseState> {
+    let aliases = sqlx::query_as!(
+        Alias,
+        r#"select alias as "alias!", version as "version!", follows, branch as "branch!", withdrawn as "withdrawn!",
+                  created_at as "created_at!"
+           from alias where policy = $1 order by alias"#,
+        policy
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let lines = sqlx::query_as!(
+        Line,
+        r#"select l.line, l.head, l.branch,
+                  (select min(v.serial) from version v where v.policy = l.policy and v.line = l.line) as "first!"
+           from line l where l.policy = $1
+           and exists (select from version v where v.policy = l.policy and v.line = l.line)
+           order by l.line"#,
+        policy
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    // a finished run matters only while its alias exists or it may become the candidate
+    let runs = sqlx::query_as!(
+        Run,
+        r#"select id, kind, line, status, base_version, finished_at
+           from run r
+           where policy = $1 and kind <> 'realtime'
+           and (status in ('running', 'pausing', 'paused')
+                or exists (select from alias a where a.policy = r.policy and a.alias = r.line and not a.withdrawn)
+                or (status = 'succeeded'
+                    and finished_at > coalesce((select max(c.created_at) from alias c
+                                                where c.policy = r.policy and c.alias = 'candidate'
+                                                and not c.withdrawn), '-infinity')))
+           order by created_at"#,
+        policy
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(ReleaseState { aliases, lines, runs })
+}
+
+/// The version that the alias served before its current one.
+pub async fn served_before(connection: &mut PgConnection, policy: &str, alias: &str) -> sqlx::Result<Option<i64>> {
+    sqlx::query_scalar!(
+        r#"select a.version from assignment a
+           where a.policy = $1 and a.alias = $2
+           and a.version <> (select version from alias where policy = $1 and alias = $2)
+           order by a.epoch desc limit 1"#,
+        policy,
+        alias
+    )
+    .fetch_optional(connection)
+    .await
+}
+
+/// Writes `changes` as one new epoch; returns it with the release id of each change.
+pub async fn write(
+    transaction: &mut Transaction<'_, Postgres>,
+    policy: &str,
+    kind: &str,
+    actor: &str,
+    changes: &[Change],
+) -> sqlx::Result<(i64, Vec<Uuid>)> {
+    let epoch = sqlx::query_scalar!(
+        r#"select coalesce(max(epoch), 0) + 1 as "epoch!" from assignment where policy = $1"#,
+        policy
+    )
+    .fetch_one(&mut **transaction)
+    .await?;
+    let mut releases = Vec::with_capacity(changes.len());
+    for change in changes {
+        sqlx::query!(
+            "insert into assignment (policy, epoch, alias, version, follows, branch, withdrawn)
+             values ($1, $2, $3, $4, $5, $6, $7)",
+            policy,
+            epoch,
+            change.alias,
+            change.to,
+            change.follows,
+            change.branch,
+            change.withdrawn
+        )
+        .execute(&mut **transaction)
+        .await?;
+        let release = record(transaction, policy, kind, actor, change, Some(epoch)).await?;
+        releases.push(release);
+    }
+    Ok((epoch, releases))
+}
+
+/// Writes the audit rows of one decision: release and transition. Without an epoch, it was refused.
+pub async fn record(
+    transaction: &mut Transaction<'_, Postgres>,
+    policy: &str,
+    kind: &str,
+    actor: &str,
+    change: &Change,
+    epoch: Option<i64>,
+) -> sqlx::Result<Uuid> {
+    let status = if epoch.is_some() { "done" } else { "refused" };
+    let release = sqlx::query_scalar!(
+        "insert into release (policy, alias, from_version, to_version, kind, status)
+         values ($1, $2, $3, $4, $5, $6) returning id",
+        policy,
+        change.alias,
+        change.from,
+        change.to,
+        kind,
+        status
+    )
+    .fetch_one(&mut **transaction)
+    .await?;
+    sqlx::query!(
+        "insert into transition (release_id, epoch, actor, reason) values ($1, $2, $3, $4)",
+        release,
+        epoch,
+        actor,
+        change.reason
+    )
+    .execute(&mut **transaction)
+    .await?;
+    Ok(release)
+}
+
+/// Whether the policy has this version.
+pub async fn has_version(connection: &mut PgConnection, policy: &str, serial: i64) -> sqlx::Result<bool> {
+    let found = sqlx::query_scalar!(
+        r#"select exists (select from version where policy = $1 and serial = $2) as "found!""#,
+        policy,
+        serial
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(found)
+}

@@ -1,0 +1,39 @@
+//! `springtide control`: the control API and the release loop. Any number may run; one of them
+//! leads.
+
+use anyhow::Context;
+use axum::routing::get;
+use ingest::log::Producer;
+use serving::release::{self, ReleaseService};
+
+use super::App;
+use crate::role::Role;
+use crate::{control_api, policy_store};
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {}
+
+impl Args {
+    pub async fn run(self, app: &App) -> anyhow::Result<()> {
+        let role = Role::start(app).await?;
+        let config = &app.config;
+        let listener = role.listen(config.listen.control).await?;
+        let releases = ReleaseService::new(
+            config.release.clone(),
+            config.policy.name.clone(),
+            role.pool.clone(),
+            policy_store::open(config)?,
+            &config.keys_dir(),
+            Some(Producer::new(&config.kafka_client()).context("connect to the log")?),
+        )?;
+        let report = config.state_dir.join("report.html");
+        let api = control_api::router(&role.pool, &config.policy.name, releases.clone(), report);
+        let router = role
+            .auth
+            .protect(api)
+            .merge(role.metrics)
+            .route("/health", get(|| async { "ok" }));
+        let server = edge::server::run(listener, router, role.shutdown.clone());
+        tokio::try_join!(server, release::run(releases, role.shutdown)).map(drop)
+    }
+}

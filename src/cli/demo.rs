@@ -1,0 +1,76 @@
+//! `springtide demo` and `springtide corpus`: hands the crate `demo` what it needs of the
+//! configuration.
+
+use anyhow::{Context, bail};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::App;
+use crate::{console, database};
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    demo: demo::Args,
+}
+
+impl Args {
+    pub async fn run(self, app: &App) -> anyhow::Result<()> {
+        let replay = async {
+            let pool = database::connect(&app.config).await?;
+            demo::run(self.demo, settings(app)?, pool).await
+        };
+        // On SIGTERM the work is dropped, so that it restores a terminal it has taken.
+        let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+        tokio::select! {
+            done = replay => done,
+            _ = terminate.recv() => bail!("SIGTERM: stopped before the end"),
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Corpus {
+    #[command(subcommand)]
+    command: demo::corpus::Command,
+}
+
+impl Corpus {
+    pub async fn run(self, _: &App) -> anyhow::Result<()> {
+        demo::corpus::run(&self.command)
+    }
+}
+
+fn settings(app: &App) -> anyhow::Result<demo::Settings> {
+    let config = &app.config;
+    let mut surfaces = config.ingest.surface.iter();
+    let surface = surfaces
+        .find(|surface| surface.name == demo::SURFACE)
+        .with_context(|| {
+            format!(
+                "the demo needs the surface {0:?}: add [[ingest.surface]] name = {0:?}",
+                demo::SURFACE
+            )
+        })?;
+    let url = |url: String| url.trim_end_matches('/').to_owned();
+    Ok(demo::Settings {
+        serve_url: url(config.serve_url()),
+        ingest_url: url(config.ingest_url()),
+        control_url: url(config.control_url()),
+        api_key: config.client.api_key.clone(),
+        policy: config.policy.name.clone(),
+        base: config.policy.base.clone(),
+        surface: demo::Surface {
+            is_boolean: surface.metric_type == ingest::reward::MetricType::Boolean,
+            accept: surface.accept,
+            reject: surface.reject,
+            decline: surface.decline,
+            horizon_seconds: surface.horizon_seconds,
+        },
+        state_dir: config.state_dir.clone(),
+        console: demo::Console {
+            has_screen: console::has_screen,
+            hold_log: || Box::new(console::keep()),
+            newest_log_lines: console::waiting,
+        },
+    })
+}

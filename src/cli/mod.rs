@@ -1,0 +1,236 @@
+//! The command line. One file or folder per command; each is a clap type with `run(self, &App)`.
+
+mod config;
+mod control;
+mod control_client;
+#[cfg_attr(not(feature = "demo"), path = "without_demo.rs")]
+mod demo;
+mod dlq;
+mod help;
+mod ingest;
+mod key;
+mod migrate;
+pub mod output;
+mod policy;
+mod relay;
+mod release;
+mod reward;
+mod run;
+#[cfg(feature = "torch")]
+mod serve;
+mod stack;
+#[cfg(feature = "torch")]
+mod train;
+mod up;
+mod values;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use nix::sys::signal::Signal;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::config::{Config, LogFormat};
+use crate::{stack as parts, telemetry};
+
+/// How long blocking work may take after a role has ended, before the process exits.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Production feedback becomes new weights.
+#[derive(clap::Parser)]
+#[command(version = help::VERSION, help_template = help::template(), after_help = help::EXAMPLES)]
+pub struct Cli {
+    /// Configuration file [default: springtide.toml in the current folder, if it exists].
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Format of log lines; overrides telemetry.format.
+    #[arg(long, global = true, value_name = "FORMAT")]
+    log: Option<LogFormat>,
+    /// End when this process, which must be the parent, ends.
+    #[arg(long, hide = true, value_name = "PID")]
+    die_with: Option<i32>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Run Postgres, Kafka and all roles on this machine until Ctrl-C.
+    Up(up::Args),
+    /// Role: answer completion requests and follow new versions.
+    #[cfg(feature = "torch")]
+    Serve(serve::Args),
+    /// Role: store events and close trajectories. With --spool: collect events for a remote ingest
+    /// role.
+    Ingest(ingest::Args),
+    /// Role: cache versions for a cluster or region, so that each object crosses the long link
+    /// once.
+    Relay(relay::Args),
+    /// Role: one API for runs, versions, releases and the fleet.
+    Control(control::Args),
+    /// Role: execute training runs. `train sft` trains a model here, without the stack.
+    #[cfg(feature = "torch")]
+    Train(train::Args),
+    /// Build and check the training text of the demo's model.
+    Corpus(demo::Corpus),
+    /// Replay simulated developers against a running stack and report what was learned.
+    Demo(demo::Args),
+    /// Show which version serves whom, and change it.
+    #[command(subcommand)]
+    Release(release::Command),
+    /// Schedule and watch training runs.
+    #[command(subcommand)]
+    Run(run::Command),
+    /// Inspect, check, keep, publish and pull versions.
+    #[command(subcommand)]
+    Policy(policy::Command),
+    /// Inspect and replay the dead-letter queue: records that could not be stored.
+    #[command(subcommand)]
+    Dlq(dlq::Command),
+    /// Show reward definitions, and score stored trajectories by another one.
+    #[command(subcommand)]
+    Reward(reward::Command),
+    /// Make API keys.
+    #[command(subcommand)]
+    Key(key::Command),
+    /// Check and print the configuration.
+    #[command(subcommand)]
+    Config(config::Command),
+    /// Run Postgres and Kafka without the roles.
+    #[command(subcommand)]
+    Stack(stack::Command),
+    /// Bring the database schema up to date.
+    Migrate(migrate::Args),
+}
+
+/// What every command gets.
+pub struct App {
+    pub config: Config,
+    /// The file given with `--config`, for child processes.
+    pub config_file: Option<PathBuf>,
+    /// Serves `/metrics`; empty unless this process is a role.
+    pub metrics: Router,
+}
+
+/// How a command's process behaves.
+enum Process {
+    /// Runs until it is stopped; logs, metrics and traces carry this name.
+    Role(&'static str),
+    /// Starts children. They die with the thread that started them, so everything stays on the main
+    /// thread.
+    Supervisor,
+    /// Ends by itself; logs warnings only.
+    Tool,
+}
+
+impl Cli {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        if let Some(parent) = self.die_with {
+            parts::exec::die_with(parent, Signal::SIGTERM)?;
+        }
+        // Before the configuration is read: this runs in other folders, and is about to become
+        // another user.
+        if let Command::Stack(stack::Command::Exec(args)) = &self.command {
+            match parts::exec::run(args)? {}
+        }
+        let load = match self.command.needs_keys() {
+            true => Config::load,
+            false => Config::load_without_keys,
+        };
+        let mut config = load(self.config.as_deref())?;
+        if let Some(format) = self.log {
+            config.telemetry.format = format;
+        }
+        let mut app = App {
+            config,
+            config_file: self.config,
+            metrics: Router::new(),
+        };
+        let command = self.command;
+        match command.process() {
+            Process::Role(name) => {
+                // Set up before the runtime and dropped after it: the trace exporter blocks.
+                let telemetry = telemetry::init(name, &app.config.telemetry)?;
+                app.metrics = telemetry.router();
+                let runtime = Runtime::new().context("start threads")?;
+                let outcome = runtime.block_on(Box::pin(command.run(&app)));
+                runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+                match &outcome {
+                    Ok(_) => tracing::info!("stopped"),
+                    Err(error) => tracing::error!(error = format!("{error:#}"), "the role failed"),
+                }
+                Ok(outcome.unwrap_or(ExitCode::FAILURE))
+            }
+            Process::Supervisor => {
+                telemetry::init_warnings()?;
+                let runtime = Builder::new_current_thread().enable_all().build();
+                runtime.context("start runtime")?.block_on(Box::pin(command.run(&app)))
+            }
+            Process::Tool => {
+                telemetry::init_warnings()?;
+                let runtime = Runtime::new().context("start threads")?;
+                let outcome = runtime.block_on(Box::pin(command.run(&app)));
+                runtime.shutdown_background();
+                outcome
+            }
+        }
+    }
+}
+
+impl Command {
+    /// Whether the configuration must hold the API keys that roles call each other with.
+    fn needs_keys(&self) -> bool {
+        match self {
+            // They make the keys, or come before them.
+            Self::Key(_) | Self::Migrate(_) => false,
+            // They call no role of this configuration.
+            Self::Relay(_) => false,
+            Self::Ingest(args) => args.spool.is_none(),
+            _ => true,
+        }
+    }
+
+    fn process(&self) -> Process {
+        match self {
+            #[cfg(feature = "torch")]
+            Self::Serve(_) => Process::Role("serve"),
+            Self::Ingest(args) if args.spool.is_some() => Process::Role("collector"),
+            Self::Ingest(_) => Process::Role("ingest"),
+            Self::Relay(_) => Process::Role("relay"),
+            Self::Control(_) => Process::Role("control"),
+            #[cfg(feature = "torch")]
+            Self::Train(train::Args { command: None }) => Process::Role("train"),
+            Self::Up(_) | Self::Stack(_) => Process::Supervisor,
+            _ => Process::Tool,
+        }
+    }
+
+    async fn run(self, app: &App) -> anyhow::Result<ExitCode> {
+        match self {
+            // These end with the exit code of a process that they started.
+            Self::Up(args) => return args.run(app).await,
+            Self::Stack(command) => return command.run(app).await,
+            #[cfg(feature = "torch")]
+            Self::Serve(args) => args.run(app).await?,
+            Self::Ingest(args) => args.run(app).await?,
+            Self::Relay(args) => args.run(app).await?,
+            Self::Control(args) => args.run(app).await?,
+            #[cfg(feature = "torch")]
+            Self::Train(args) => args.run(app).await?,
+            Self::Corpus(args) => args.run(app).await?,
+            Self::Demo(args) => args.run(app).await?,
+            Self::Release(command) => command.run(app).await?,
+            Self::Run(command) => command.run(app).await?,
+            Self::Policy(command) => command.run(app).await?,
+            Self::Dlq(command) => command.run(app).await?,
+            Self::Reward(command) => command.run(app).await?,
+            Self::Key(command) => command.run(app).await?,
+            Self::Config(command) => command.run(app)?,
+            Self::Migrate(args) => args.run(app).await?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

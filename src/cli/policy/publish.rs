@@ -1,0 +1,176 @@
+//! `publish`: weights that another trainer wrote become a version.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context;
+use artifact::checkpoint::Checkpoint;
+use artifact::folder::LazyFolder;
+use artifact::manifest::Manifest;
+use serde_json::{Value, json};
+use trainer::publish::{External, Publisher, QuantisedCopies, ShardedVersion, publish_external, publish_shards};
+
+use super::shard::check_name;
+use super::{OpenStore, StoreArgs};
+use crate::cli::output::{Output, bytes};
+use crate::config::Config;
+use crate::database;
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Publish {
+    /// Hugging Face folder: safetensors, whole or in shards with their index.
+    folder: PathBuf,
+    /// Line to publish on, created if it does not exist. No run may be writing it.
+    #[arg(long)]
+    line: String,
+    /// Number or alias of the version that the weights were trained from: the head of the line.
+    #[arg(long, value_name = "VERSION")]
+    parent: String,
+    /// Write a full checkpoint beside the delta even if none is due.
+    #[arg(long, alias = "image", conflicts_with = "shards")]
+    checkpoint: bool,
+    /// Use the delta shards that `springtide policy shard` uploaded under this name. No weights are
+    /// read.
+    #[arg(long, alias = "shares", value_name = "NAME", requires_all = ["of", "base"])]
+    shards: Option<String>,
+    /// Number of shards.
+    #[arg(long, value_name = "COUNT", requires = "shards", value_parser = clap::value_parser!(u32).range(1..))]
+    of: Option<u32>,
+    /// With --shards: the parent's folder, as `springtide policy pull` wrote it.
+    #[arg(long, value_name = "DIR", requires = "shards")]
+    base: Option<PathBuf>,
+    #[command(flatten)]
+    at: StoreArgs,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Publish {
+    pub async fn run(self, config: &Config) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let place = self.at.open(config).await?;
+        let parent = place.serial(&self.parent).await?;
+        let publisher = publisher(config, place).await?;
+        if let Some(((name, of), base)) = self.shards.zip(self.of).zip(self.base) {
+            check_name(&name)?;
+            let folder = self.folder;
+            let files = tokio::task::spawn_blocking(move || {
+                anyhow::Ok((open_folder(&base)?.files, open_folder(&folder)?.files))
+            });
+            let (base, files) = files.await??;
+            let version = ShardedVersion {
+                name,
+                of: of as usize,
+                line: self.line,
+                parent,
+                base,
+                files,
+            };
+            let (manifest, timings) = publish_shards(&publisher, version).await.context("publish")?;
+            let mut document = document(&manifest, parent);
+            document["delta_shards"] = json!(manifest.delta_shards);
+            document["seconds"] = json!({ "upload": timings.upload, "commit": timings.commit });
+            return self.output.print(&document, || {
+                text(&manifest) + "checkpoint none: a publication from one machine can write one (`--checkpoint`)"
+            });
+        }
+        let folder = self.folder.clone();
+        let image = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&folder))
+            .await?
+            .with_context(|| format!("read the weights in {}", self.folder.display()))?;
+        let read_seconds = started.elapsed().as_secs_f64();
+        let external = External {
+            line: self.line,
+            parent,
+            checkpoint: image,
+            with_checkpoint: self.checkpoint,
+        };
+        let done = publish_external(&publisher, external).await.context("publish")?;
+        let manifest = &done.manifest;
+        let (changed, total) = (done.stats.changed_weights, done.stats.total_weights);
+        let mut document = document(manifest, parent);
+        document["image_bytes"] = json!(manifest.image.map(|image| image.size_bytes));
+        document["changed_weights"] = json!(changed);
+        document["total_weights"] = json!(total);
+        document["inherited"] = json!(done.inherited);
+        document["seconds"] = json!({
+            "read": read_seconds,
+            "parent": done.parent_seconds,
+            "encode": done.timings.encode,
+            "upload": done.timings.upload,
+            "commit": done.timings.commit,
+        });
+        self.output.print(&document, || {
+            let mut text = text(manifest);
+            let percent = 100.0 * changed as f64 / total.max(1) as f64;
+            text += &format!("weights    {changed} of {total} differ from version {parent} ({percent:.3}%)\n");
+            text += &match manifest.image {
+                Some(image) => format!("checkpoint {}\n", bytes(image.size_bytes)),
+                None => "checkpoint none was due\n".to_owned(),
+            };
+            if !done.inherited.is_empty() {
+                text += &format!("files      {} as in version {parent}\n", done.inherited.join(", "));
+            }
+            text += &format!(
+                "seconds    read {:.2}, parent {:.2}, encode {:.2}, upload {:.2}, commit {:.3}\n",
+                read_seconds, done.parent_seconds, done.timings.encode, done.timings.upload, done.timings.commit
+            );
+            text + &format!(
+                "serve it   springtide release promote {} --reason '…'",
+                manifest.version
+            )
+        })
+    }
+}
+
+fn document(manifest: &Manifest, parent: i64) -> Value {
+    json!({
+        "version": manifest.version,
+        "root": manifest.root,
+        "line": manifest.line,
+        "branch": manifest.branch,
+        "parent": parent,
+        "delta_bytes": manifest.delta_bytes(),
+        "tensor_bytes": manifest.tensor_bytes,
+    })
+}
+
+fn text(manifest: &Manifest) -> String {
+    let mut text = format!("version {} is the head of line {}\n", manifest.version, manifest.line);
+    text += &format!("hash       {}\n", manifest.root);
+    if let Some(delta) = manifest.delta_bytes() {
+        let shards = match manifest.delta_shards.len() {
+            0 => String::new(),
+            count => format!(" in {count} shards"),
+        };
+        text += &format!(
+            "delta      {}{shards}, 1/{:.0} of {}\n",
+            bytes(delta),
+            manifest.tensor_bytes as f64 / delta.max(1) as f64,
+            bytes(manifest.tensor_bytes)
+        );
+    }
+    text
+}
+
+async fn publisher(config: &Config, place: OpenStore) -> anyhow::Result<Publisher> {
+    let pool = database::connect(config).await?;
+    database::check_schema(&pool).await?;
+    Ok(Publisher {
+        pool,
+        key: Arc::new(place.publisher_key()?),
+        store: place.store,
+        trusted: Arc::new(place.keys),
+        announce: None,
+        policy: place.policy,
+        checkpoint_every: config.trainer.checkpoint_every,
+        run_states_kept: config.trainer.run_states_kept,
+        quantised: QuantisedCopies::new(&config.policy.quantised),
+    })
+}
+
+/// Opens a folder of weights without reading them.
+pub(super) fn open_folder(folder: &Path) -> anyhow::Result<LazyFolder> {
+    LazyFolder::open(folder).with_context(|| format!("read the weights in {}", folder.display()))
+}

@@ -1,0 +1,264 @@
+//! `pull`: a version as a Hugging Face folder, for engines elsewhere.
+//!
+//! A pulled folder appears whole: it is written beside its place and moved there when it is
+//! complete. Its `.springtide.json` names the version; the next pull into the same folder fetches
+//! only what has changed since.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use artifact::checkpoint::Checkpoint;
+use artifact::digest::Digest;
+use artifact::folder;
+use artifact::manifest::Manifest;
+use artifact::quant::{self, Spec};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use store::Materialised;
+
+use super::{StoreArgs, quantised};
+use crate::cli::output::{Output, bytes};
+use crate::config::Config;
+
+/// Name of the file that says which version a folder holds.
+const MARKER: &str = ".springtide.json";
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Pull {
+    /// Number of the version, or an alias such as champion.
+    version: String,
+    /// Folder to create, or one that was pulled before; then only what has changed is fetched.
+    folder: PathBuf,
+    /// Another folder that was pulled before, to start from.
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
+    /// Write the manifest's quantised copy of this spec (fp8-e4m3-b128.1 or int4-sym-g32.1), made
+    /// on this machine.
+    ///
+    /// Deltas do not apply to such a folder. For later pulls, name one without --quantised as
+    /// --base.
+    #[arg(long, value_name = "SPEC")]
+    quantised: Option<Spec>,
+    /// Largest size of a shard of the weights, bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = folder::SHARD_BYTES_MAX, value_parser = clap::value_parser!(u64).range(1..))]
+    shard_bytes: u64,
+    #[command(flatten)]
+    at: StoreArgs,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Content of [`MARKER`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Marker {
+    policy: String,
+    version: i64,
+    /// Content hash of what is in the folder.
+    root: Digest,
+    /// Spec of a quantised copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    quantised: Option<String>,
+}
+
+impl Pull {
+    pub async fn run(self, config: &Config) -> anyhow::Result<()> {
+        let place = self.at.open(config).await?;
+        let version = place.serial(&self.version).await?;
+        let folder = &self.folder;
+        restore_interrupted(folder)?;
+        refuse_other_files(folder)?;
+        let policy = &place.policy;
+        let manifest = place.manifest(version).await?;
+        let wanted = match self.quantised {
+            None => manifest.root,
+            Some(spec) => quant::named(&manifest, spec)?,
+        };
+        let Bases { versions, copy } = self.bases(policy).await?;
+        if let (Some((marker, checkpoint)), Some(spec)) = (&copy, self.quantised)
+            && marker.root == wanted
+            && quantised::root(checkpoint.clone()).await? == wanted
+        {
+            return self.output.print(&self.document(&manifest, wanted, None), || {
+                format!("version {version}, quantised by {spec}, is in {}", folder.display())
+            });
+        }
+        // This checks the content hashes of the bases that it uses.
+        let rebuilt = place
+            .store
+            .materialise(policy, version, &place.keys, &versions)
+            .await
+            .with_context(|| format!("rebuild version {version}"))?;
+        let unchanged = rebuilt.bytes_fetched == 0 && marker(folder)?.is_some_and(|marker| marker.root == wanted);
+        if !unchanged {
+            let checkpoint = match self.quantised {
+                None => rebuilt.image.clone(),
+                Some(spec) => Arc::new(quantised::copy(&manifest, rebuilt.image.clone(), spec).await?),
+            };
+            drop(versions);
+            let marker = Marker {
+                policy: policy.clone(),
+                version,
+                root: wanted,
+                quantised: self.quantised.map(|spec| spec.name().into()),
+            };
+            let (folder, shard_bytes) = (folder.clone(), self.shard_bytes);
+            tokio::task::spawn_blocking(move || write(&checkpoint, &folder, shard_bytes, &marker)).await??;
+        }
+        self.output
+            .print(&self.document(&manifest, wanted, Some(&rebuilt)), || {
+                format!(
+                    "version {version} is in {}: content hash {wanted}, {} fetched, from version {} over {} deltas",
+                    folder.display(),
+                    bytes(rebuilt.bytes_fetched),
+                    rebuilt.path.first().copied().unwrap_or(version),
+                    rebuilt.path.len().saturating_sub(1)
+                )
+            })
+    }
+
+    /// Reads the folders that were pulled before.
+    async fn bases(&self, policy: &str) -> anyhow::Result<Bases> {
+        let mut bases = Bases::default();
+        for base in [Some(&self.folder), self.base.as_ref()].into_iter().flatten() {
+            let given = self.base.as_ref() == Some(base);
+            let Some(marker) = marker(base)?.filter(|marker| marker.policy == policy) else {
+                ensure!(
+                    !given,
+                    "{} was not pulled from {policy}: it has no {MARKER} that names its version",
+                    base.display()
+                );
+                continue;
+            };
+            ensure!(
+                !given || marker.quantised.is_none(),
+                "{} is a quantised copy, and deltas do not apply to those: name a folder pulled without --quantised",
+                base.display()
+            );
+            let path = base.clone();
+            let read = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&path)).await?;
+            match (read, &marker.quantised) {
+                (Ok(checkpoint), None) => bases.versions.push((marker.version, Arc::new(checkpoint))),
+                (Ok(checkpoint), Some(_)) => bases.copy = Some((marker, Arc::new(checkpoint))),
+                (Err(error), _) => eprintln!("{} cannot be used as a base: {error}", base.display()),
+            }
+        }
+        Ok(bases)
+    }
+
+    /// `rebuilt`: none where the folder already had everything.
+    fn document(&self, manifest: &Manifest, root: Digest, rebuilt: Option<&Materialised>) -> Value {
+        let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64();
+        let (fetch, verify) = (
+            rebuilt.map(|rebuilt| rebuilt.fetch),
+            rebuilt.map(|rebuilt| rebuilt.verify),
+        );
+        json!({
+            "version": manifest.version,
+            "root": manifest.root,
+            "quantised": self.quantised.map(|spec| json!({"spec": spec, "root": root})),
+            "path": rebuilt.map_or(&[][..], |rebuilt| &rebuilt.path),
+            "fetched_bytes": rebuilt.map_or(0, |rebuilt| rebuilt.bytes_fetched),
+            "seconds": {"fetch": seconds(fetch), "verify": seconds(verify)},
+        })
+    }
+}
+
+/// What folders that were pulled before hold.
+#[derive(Default)]
+struct Bases {
+    /// Versions that deltas can apply to.
+    versions: Vec<(i64, Arc<Checkpoint>)>,
+    /// A quantised copy in the folder itself.
+    copy: Option<(Marker, Arc<Checkpoint>)>,
+}
+
+fn beside(folder: &Path, suffix: &str) -> anyhow::Result<PathBuf> {
+    let name = folder
+        .file_name()
+        .with_context(|| format!("{} is not the name of a folder", folder.display()))?;
+    Ok(folder.with_file_name(format!("{}.{suffix}", name.to_string_lossy())))
+}
+
+/// Moves the old folder back where a pull was interrupted between its last two moves.
+fn restore_interrupted(folder: &Path) -> anyhow::Result<()> {
+    let old = beside(folder, "old")?;
+    if !folder.exists() && old.exists() {
+        fs::rename(&old, folder).with_context(|| format!("restore {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// A pull replaces the whole folder, so it refuses folders with files that no pull wrote.
+fn refuse_other_files(folder: &Path) -> anyhow::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries.with_context(|| format!("read {}", folder.display()))?,
+    };
+    let mut others = vec![];
+    for entry in entries {
+        let name = entry
+            .context("read the folder")?
+            .file_name()
+            .to_string_lossy()
+            .into_owned();
+        if name != MARKER && !folder::is_read(&name) {
+            others.push(name);
+        }
+    }
+    ensure!(
+        others.is_empty(),
+        "{} contains {}, which a pull would delete: name an empty folder, or one that was pulled before",
+        folder.display(),
+        others.join(", ")
+    );
+    ensure!(
+        marker(folder)?.is_some() || fs::read_dir(folder)?.next().is_none(),
+        "{} contains a model that was not pulled: name an empty folder, or one that was pulled before",
+        folder.display()
+    );
+    Ok(())
+}
+
+fn marker(folder: &Path) -> anyhow::Result<Option<Marker>> {
+    let path = folder.join(MARKER);
+    match fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .with_context(|| format!("read {}: delete the folder and pull again", path.display()))
+            .map(Some),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+    }
+}
+
+/// Writes the folder beside its place, then moves it there.
+fn write(checkpoint: &Checkpoint, folder: &Path, shard_bytes: u64, marker: &Marker) -> anyhow::Result<()> {
+    let (fresh, old) = (beside(folder, "partial")?, beside(folder, "old")?);
+    for left in [&fresh, &old] {
+        match fs::remove_dir_all(left) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("clear {}", left.display()));
+            }
+            _ => {}
+        }
+    }
+    checkpoint
+        .write_shards(&fresh, shard_bytes)
+        .with_context(|| format!("write the model to {}", fresh.display()))?;
+    let text = serde_json::to_vec_pretty(marker).context("write the marker")?;
+    fs::write(fresh.join(MARKER), text).with_context(|| format!("write {}", fresh.join(MARKER).display()))?;
+    let replace = || -> std::io::Result<()> {
+        if folder.exists() {
+            fs::rename(folder, &old)?;
+        }
+        fs::rename(&fresh, folder)
+    };
+    replace().with_context(|| format!("move the new folder to {}", folder.display()))?;
+    if old.exists() {
+        fs::remove_dir_all(&old).with_context(|| format!("delete {}", old.display()))?;
+    }
+    Ok(())
+}

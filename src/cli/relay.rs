@@ -1,0 +1,30 @@
+//! `springtide relay`: caches the objects of a remote policy store for nearby replicas.
+
+use super::App;
+use crate::policy_store;
+use crate::role::{listen_with_key, shutdown};
+
+/// Role: cache versions for a cluster or region, so that each object crosses the long link once.
+///
+/// Example: springtide relay --upstream s3://bucket/prefix
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Source of objects: `file://`, `s3://`, or another relay's `http://` URL; overrides
+    /// relay.upstream.
+    #[arg(long, value_name = "URL")]
+    upstream: Option<String>,
+}
+
+impl Args {
+    pub async fn run(self, app: &App) -> anyhow::Result<()> {
+        let shutdown = shutdown::on_signal()?;
+        let (config, options) = (&app.config, &app.config.relay);
+        let upstream = self.upstream.or_else(|| options.upstream.clone());
+        let upstream = upstream.unwrap_or_else(|| config.store_url());
+        let store = policy_store::open_url(&upstream, options.api_key.as_deref())?;
+        let listener = listen_with_key(options.listen, options.caller_key.as_ref(), "relay.caller_key").await?;
+        tracing::info!(address = %options.listen, %upstream, "relay");
+        let folder = config.state_dir.join("relay");
+        serving::relay::run(options, &folder, store, listener, app.metrics.clone(), shutdown).await
+    }
+}

@@ -1,0 +1,213 @@
+//! The page that `springtide release list` prints. Pure.
+
+use serde_json::Value;
+use serving::ArmOptions;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use time::macros::format_description;
+
+use crate::cli::output::{cell, rows, table};
+
+/// Hexadecimal digits of a content hash to show.
+const ROOT_DIGITS: usize = 12;
+
+/// Everything, as text. `aliases`, `releases` (newest first) and `replicas` are answers of the
+/// control API.
+pub fn page(
+    aliases: &Value,
+    releases: &Value,
+    replicas: &Value,
+    arms: &[ArmOptions],
+    history: usize,
+    now: OffsetDateTime,
+) -> String {
+    let epoch = aliases["epoch"].as_i64();
+    let mut page = format!(
+        "policy {}, epoch {}\n\n",
+        cell(&aliases["policy"]),
+        cell(&aliases["epoch"])
+    );
+    page += &table(
+        ["alias", ">version", "root", ">users", "follows", "since", "why"],
+        rows(&aliases["aliases"]).map(|alias| alias_row(alias, releases, arms, now)),
+    );
+    page.push('\n');
+    page += &match rows(&replicas["replicas"]).next() {
+        None => "no replica has reported\n".to_owned(),
+        Some(_) => table(
+            ["replica", "cluster", "address", "state", ">epoch", "reported", "serves"],
+            rows(&replicas["replicas"]).map(|replica| replica_row(replica, epoch, now)),
+        ),
+    };
+    page += "\nlatest moves\n";
+    page += &table(
+        ["at", "alias", ">from", ">to", "kind", "status", "by", "why"],
+        rows(&releases["releases"]).take(history).map(move_row),
+    );
+    for alias in rows(&aliases["aliases"]) {
+        if let Some(version) = served_before(alias, releases) {
+            let name = cell(&alias["alias"]);
+            page += &format!(
+                "\nto give {name} the version it served before, {version}:\n  \
+                 springtide release rollback {version} --alias {name} --reason '…'\n"
+            );
+        }
+    }
+    page
+}
+
+fn alias_row(alias: &Value, releases: &Value, arms: &[ArmOptions], now: OffsetDateTime) -> [String; 7] {
+    let name = cell(&alias["alias"]);
+    let root = alias["root"].as_str().unwrap_or("unknown");
+    let users = arms.iter().find(|arm| arm.alias == name);
+    let why = done(alias, releases).next().map_or(String::new(), |release| {
+        let (kind, actor) = (cell(&release["kind"]), cell(&release["actor"]));
+        let by = if actor == kind {
+            String::new() // the release loop itself
+        } else {
+            format!(" by {actor}")
+        };
+        format!("{kind}{by}: {}", cell(&release["reason"]))
+    });
+    [
+        name,
+        cell(&alias["version"]),
+        root.get(..ROOT_DIGITS).unwrap_or(root).to_owned(),
+        users.map_or("-".to_owned(), |arm| format!("{:.0}%", arm.weight * 100.0)),
+        alias["follows"].as_str().unwrap_or("pinned").to_owned(),
+        format!("{} ({} ago)", clock(&alias["since"]), ago(&alias["since"], now)),
+        why,
+    ]
+}
+
+fn replica_row(replica: &Value, epoch: Option<i64>, now: OffsetDateTime) -> [String; 7] {
+    let state = match (&replica["silent"], &replica["ready"]) {
+        (Value::Bool(true), _) => "silent",
+        (_, Value::Bool(true)) => "ready",
+        _ => "starting",
+    };
+    let behind = if replica["epoch"].as_i64() < epoch { "*" } else { "" };
+    let serves = rows(&replica["resident"]).map(|resident| {
+        let aliases: Vec<String> = rows(&resident["aliases"]).map(cell).collect();
+        let aliases = if aliases.is_empty() {
+            "draining".to_owned()
+        } else {
+            aliases.join(",")
+        };
+        format!("{aliases}={}", resident["version"])
+    });
+    [
+        cell(&replica["id"]),
+        cell(&replica["cluster"]),
+        cell(&replica["address"]),
+        state.to_owned(),
+        format!("{}{behind}", replica["epoch"]),
+        format!("{} ago", ago(&replica["reported_at"], now)),
+        serves.collect::<Vec<_>>().join(" "),
+    ]
+}
+
+fn move_row(release: &Value) -> [String; 8] {
+    let text = |field: &str| cell(&release[field]);
+    let from = if release["from_version"].is_null() {
+        "-".to_owned()
+    } else {
+        text("from_version")
+    };
+    let at = clock(&release["created_at"]);
+    [
+        at,
+        text("alias"),
+        from,
+        text("to_version"),
+        text("kind"),
+        text("status"),
+        text("actor"),
+        text("reason"),
+    ]
+}
+
+fn served_before(alias: &Value, releases: &Value) -> Option<i64> {
+    done(alias, releases)
+        .filter_map(|release| release["from_version"].as_i64())
+        .find(|version| Some(*version) != alias["version"].as_i64())
+}
+
+/// The moves of an alias, newest first.
+fn done<'a>(alias: &'a Value, releases: &'a Value) -> impl Iterator<Item = &'a Value> {
+    rows(&releases["releases"]).filter(|release| release["alias"] == alias["alias"] && release["status"] == "done")
+}
+
+fn time(value: &Value) -> Option<OffsetDateTime> {
+    OffsetDateTime::parse(value.as_str()?, &Rfc3339).ok()
+}
+
+/// To the second.
+fn clock(at: &Value) -> String {
+    let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second]Z");
+    time(at)
+        .and_then(|at| at.format(format).ok())
+        .unwrap_or_else(|| cell(at))
+}
+
+/// Like `4 min`. A time in the future, from clocks that differ, gives `0 s`.
+fn ago(at: &Value, now: OffsetDateTime) -> String {
+    let Some(at) = time(at) else { return "?".to_owned() };
+    match (now - at).whole_seconds().max(0) {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use time::macros::datetime;
+
+    #[test]
+    fn the_page_says_who_is_served_since_when_why_where_and_how_to_go_back() {
+        let aliases = json!({"policy": "demo", "epoch": 12, "aliases": [
+            {"alias": "base", "version": 1, "root": "aa".repeat(32), "follows": null, "branch": 0, "epoch": 1,
+             "since": "2026-11-21T02:00:00Z"},
+            {"alias": "champion", "version": 41, "root": "3f".repeat(32), "follows": "realtime", "branch": 0, "epoch": 12,
+             "since": "2026-11-21T02:56:00Z"},
+        ]});
+        let releases = json!({"releases": [
+            {"alias": "champion", "from_version": 41, "to_version": 43, "kind": "promote", "status": "refused",
+             "actor": "ana", "reason": "try", "created_at": "2026-11-21T02:58:00Z"},
+            {"alias": "champion", "from_version": 40, "to_version": 41, "kind": "follow", "status": "done",
+             "actor": "follow", "reason": "head of realtime", "created_at": "2026-11-21T02:56:00Z"},
+        ]});
+        let replicas = json!({"replicas": [
+            {"id": "replica-1", "cluster": "local", "policy": "demo", "address": "http://127.0.0.1:8000", "epoch": 11,
+             "ready": true, "silent": false, "reported_at": "2026-11-21T02:59:58Z",
+             "resident": [{"version": 40, "root": "x", "aliases": ["champion"]}, {"version": 39, "root": "y", "aliases": []}]},
+        ]});
+        let arms = serving::ReleaseOptions::default().arms;
+        let now = datetime!(2026-11-21 03:00:00 UTC);
+        let page = page(&aliases, &releases, &replicas, &arms, 5, now);
+        let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        for expected in [
+            "policy demo, epoch 12",
+            "champion 41 3f3f3f3f3f3f 60% realtime 2026-11-21 02:56:00Z (4 min ago) follow: head of realtime",
+            "pinned",
+            "11*",
+            "champion=40 draining=39",
+            "springtide release rollback 40 --alias champion --reason",
+        ] {
+            assert!(page.contains(expected), "no {expected:?} in\n{page}");
+        }
+    }
+
+    #[test]
+    fn ages_use_a_readable_unit() {
+        let now = datetime!(2026-11-21 03:00:00 UTC);
+        let ages = ["02:59:55", "02:57:30", "00:58:20"].map(|time| ago(&format!("2026-11-21T{time}Z").into(), now));
+        assert_eq!(ages, ["5 s", "2 min", "2 h"]);
+        assert_eq!(ago(&"2026-11-16T03:00:00Z".into(), now), "5 d");
+        assert_eq!(ago(&"2026-11-21T03:00:03Z".into(), now), "0 s");
+    }
+}

@@ -1,0 +1,52 @@
+//! One trajectory as one line of JSON.
+
+use ingest::rescore::Rescored;
+use ingest::reward::Outcome;
+use serde_json::{Value, json};
+
+use crate::cli::output::rfc3339;
+
+/// The score by the other definition, and under `closed` the stored one, which the trainer saw.
+pub fn line(rescored: &Rescored, outcome: &Outcome) -> Value {
+    let (signal, feedback_at) = match outcome {
+        Outcome::Rewarded {
+            signal, feedback_at, ..
+        } => (Some(signal), feedback_at.map(rfc3339)),
+        Outcome::Censored { .. } => (None, None),
+    };
+    let (reward, censor_code) = score(outcome);
+    let closed = &rescored.closed;
+    json!({
+        "generation_id": rescored.generation_id,
+        "tenant": rescored.tenant,
+        "sampled_at": rfc3339(rescored.sampled_at),
+        "closes_at": rfc3339(rescored.closes_at), // later feedback does not count
+        "reward": reward,
+        "censor_code": censor_code,
+        "signal": signal,
+        "feedback_at": feedback_at,
+        "closed": {
+            "definition": closed.definition, // 0: none
+            "reward": closed.reward,
+            "censor_code": closed.censor_code,
+            "signal": closed.signal,
+            "feedback_at": closed.feedback_at.map(rfc3339),
+            "closes_at": closed.closes_at.map(rfc3339),
+            "closed_at": rfc3339(closed.closed_at),
+        },
+    })
+}
+
+/// Whether the reward or the censor code differs from the stored one.
+pub fn changed(rescored: &Rescored, outcome: &Outcome) -> bool {
+    let closed = &rescored.closed;
+    score(outcome) != (closed.reward, closed.censor_code.as_deref())
+}
+
+/// A reward, or the code of why there is none.
+fn score(outcome: &Outcome) -> (Option<f64>, Option<&str>) {
+    match outcome {
+        Outcome::Rewarded { reward, .. } => (Some(*reward), None),
+        Outcome::Censored { code } => (None, Some(code)),
+    }
+}

@@ -1,0 +1,95 @@
+//! `springtide train sft`: trains a model from text on this machine, without the stack.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressStyle};
+use model::config::{Family, ModelConfig};
+use trainer::runs::sft;
+
+/// The defaults make the demo's base model: about 5 million weights.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Folder of the windows and the tokenizer's files.
+    #[arg(long)]
+    data: PathBuf,
+    /// Hugging Face folder to write.
+    #[arg(long)]
+    out: PathBuf,
+    /// `config.json` with the model's shape [default: the demo's shape].
+    #[arg(long, value_name = "FILE")]
+    shape: Option<PathBuf>,
+    /// OptimizerSettings updates.
+    #[arg(long, default_value_t = 2000)]
+    steps: usize,
+    /// Windows per step.
+    #[arg(long, default_value_t = 24)]
+    batch: usize,
+    /// Learning rate of matrices (Muon).
+    #[arg(long, default_value_t = 0.02)]
+    matrix_rate: f64,
+    /// Learning rate of embeddings and norms (AdamW).
+    #[arg(long, default_value_t = 3e-3)]
+    vector_rate: f64,
+    /// Seed of all random choices.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// CPU threads. More than one helps only on an idle machine.
+    #[arg(long, default_value_t = 1)]
+    threads: i32,
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<()> {
+        let config = match &self.shape {
+            Some(path) => {
+                let json = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+                ModelConfig::from_json(&json)?
+            }
+            None => demo_shape(),
+        };
+        let style = ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {elapsed}, {eta} to go")?;
+        let bar = ProgressBar::new(self.steps as u64).with_style(style);
+        let options = sft::Options {
+            data: self.data,
+            out: self.out.clone(),
+            config,
+            steps: self.steps,
+            batch: self.batch,
+            matrix_rate: self.matrix_rate,
+            vector_rate: self.vector_rate,
+            seed: self.seed,
+            threads: self.threads,
+        };
+        let held_out = sft::run(&options, |progress| {
+            bar.set_position(progress.step as u64);
+            bar.set_message(format!("loss {:.3} nats per token", progress.loss));
+        })?;
+        bar.finish();
+        println!(
+            "held-out loss in nats per token: {:.4} for all text, {:.4} for rests of lines",
+            held_out.text, held_out.rest
+        );
+        println!("written to {}", self.out.display());
+        Ok(())
+    }
+}
+
+/// 6 layers of width 256, vocabulary 2048, context 256 tokens.
+fn demo_shape() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 2048,
+        hidden_size: 256,
+        intermediate_size: 704,
+        num_hidden_layers: 6,
+        num_attention_heads: 4,
+        num_key_value_heads: 4,
+        head_dim: 64,
+        rms_norm_eps: 1e-6,
+        max_position_embeddings: 256,
+        tie_word_embeddings: true,
+        qk_norm: true,
+        family: Family::Qwen3,
+        ..ModelConfig::default()
+    }
+}

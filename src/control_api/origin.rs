@@ -1,0 +1,190 @@
+//! `GET /v1/generations/{id}/origin`: where a served token comes from. Leads from the generation to
+//! the version that sampled it, its manifest, the step that made it, and the trajectories that the
+//! step learned from.
+
+use axum::extract::{Path, State};
+use edge::Problem;
+use edge::auth::Principal;
+use edge::json::Json;
+use serde::Serialize;
+use serde_json::Value;
+use sqlx::PgPool;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::cli::output::hex;
+
+#[derive(Debug, Serialize)]
+pub struct Origin {
+    generation: Generation,
+    version: Version,
+    /// Null: the version was imported, no step made it.
+    step: Option<Step>,
+    /// The trajectories that the step was trained on.
+    trajectories: Vec<Trajectory>,
+}
+
+#[derive(Debug, Serialize)]
+struct Generation {
+    id: Uuid,
+    tenant: String,
+    policy: String,
+    /// `[[version, tokens], …]` in token order.
+    version_spans: Value,
+    line: String,
+    arm: String,
+    replica: String,
+    purpose: String,
+    #[serde(with = "time::serde::rfc3339")]
+    sampled_at: OffsetDateTime,
+    disposition: String,
+    code: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Version {
+    serial: i64,
+    /// Content hash in hexadecimal. Equal to the one that the generation was logged with, else the
+    /// request fails.
+    root: String,
+    parent: Option<i64>,
+    line: String,
+    branch: i32,
+    /// Object key in the policy store.
+    manifest: String,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+}
+
+#[derive(Debug, Serialize)]
+struct Step {
+    run: Uuid,
+    kind: String,
+    step: i64,
+    parent: i64,
+    /// Digest of the sorted generation ids, in hexadecimal.
+    cohort_digest: String,
+    #[serde(with = "time::serde::rfc3339")]
+    committed_at: OffsetDateTime,
+}
+
+#[derive(Debug, Serialize)]
+struct Trajectory {
+    generation: Uuid,
+    version: i64,
+    reward: Option<f64>,
+    signal: Option<String>,
+    #[serde(with = "time::serde::rfc3339")]
+    closed_at: OffsetDateTime,
+}
+
+pub async fn origin(
+    State(pool): State<PgPool>,
+    principal: Principal,
+    Path(id): Path<Uuid>,
+) -> Result<Json<Origin>, Problem> {
+    let origin = read(&pool, &principal.tenant, id).await;
+    let origin = origin.map_err(|error| Problem::internal(format!("read the origin: {error:#}")))?;
+    let missing = || Problem::not_found(format!("generation {id} is not in the database (yet)"));
+    origin.map(Json).ok_or_else(missing)
+}
+
+async fn read(pool: &PgPool, tenant: &str, id: Uuid) -> anyhow::Result<Option<Origin>> {
+    let found = sqlx::query!(
+        r#"select g.tenant_id, g.policy, g.version, g.root, g.version_spans, g.line, g.arm, g.replica, g.purpose,
+                  g.sampled_at, l.disposition as "disposition!", l.code,
+                  v.root as "version_root?", v.parent, v.line as "version_line?", v.branch as "branch?",
+                  v.run_id, v.step, v.manifest_key as "manifest_key?", v.created_at as "created_at?"
+           from generation g
+           join ledger l on l.generation_id = g.id
+           left join version v on v.policy = g.policy and v.serial = g.version
+           where g.id = $1 and g.tenant_id = $2"#,
+        id,
+        tenant
+    )
+    .fetch_optional(pool)
+    .await?;
+    let Some(row) = found else { return Ok(None) };
+    let (Some(root), Some(line), Some(branch), Some(manifest), Some(created_at)) = (
+        row.version_root,
+        row.version_line,
+        row.branch,
+        row.manifest_key,
+        row.created_at,
+    ) else {
+        anyhow::bail!("generation {id} names the unknown version {}", row.version);
+    };
+    anyhow::ensure!(
+        root == row.root,
+        "generation {id} was logged with another content hash than that of version {}",
+        row.version
+    );
+    let (step, trajectories) = match row.run_id.zip(row.step) {
+        Some((run, step)) => (
+            Some(step_of(pool, run, step).await?),
+            trajectories_of(pool, run, step).await?,
+        ),
+        None => (None, Vec::new()),
+    };
+    Ok(Some(Origin {
+        generation: Generation {
+            id,
+            tenant: row.tenant_id,
+            policy: row.policy,
+            version_spans: row.version_spans,
+            line: row.line,
+            arm: row.arm,
+            replica: row.replica,
+            purpose: row.purpose,
+            sampled_at: row.sampled_at,
+            disposition: row.disposition,
+            code: row.code,
+        },
+        version: Version {
+            serial: row.version,
+            root: hex(&root),
+            parent: row.parent,
+            line,
+            branch,
+            manifest,
+            created_at,
+        },
+        step,
+        trajectories,
+    }))
+}
+
+async fn step_of(pool: &PgPool, run: Uuid, step: i64) -> sqlx::Result<Step> {
+    let row = sqlx::query!(
+        "select r.kind, s.parent, s.cohort_digest, s.committed_at
+         from step s join run r on r.id = s.run_id where s.run_id = $1 and s.step = $2",
+        run,
+        step
+    )
+    .fetch_one(pool)
+    .await?;
+    Ok(Step {
+        run,
+        kind: row.kind,
+        step,
+        parent: row.parent,
+        cohort_digest: hex(&row.cohort_digest),
+        committed_at: row.committed_at,
+    })
+}
+
+async fn trajectories_of(pool: &PgPool, run: Uuid, step: i64) -> sqlx::Result<Vec<Trajectory>> {
+    sqlx::query_as!(
+        Trajectory,
+        "select t.generation_id as generation, g.version, t.reward, t.signal, t.closed_at
+         from disposition d
+         join trajectory t on t.generation_id = d.generation_id
+         join generation g on g.id = d.generation_id
+         where d.run_id = $1 and d.step = $2 and d.kind = 'trained'
+         order by t.generation_id",
+        run,
+        step
+    )
+    .fetch_all(pool)
+    .await
+}

@@ -1,0 +1,80 @@
+//! Connections to Postgres, and its schema.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use sqlx::PgPool;
+use sqlx::migrate::Migrator;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use crate::config::Config;
+
+static MIGRATIONS: Migrator = sqlx::migrate!();
+
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Together a minute: how long to wait for a server that is starting.
+const ATTEMPTS_MAX: u32 = 60;
+const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
+
+/// Connects. Waits a minute for a server that does not answer yet.
+pub async fn connect(config: &Config) -> anyhow::Result<PgPool> {
+    let options: PgConnectOptions = config.postgres_url().parse().context("parse postgres.url")?;
+    let options = options.application_name("springtide");
+    let pool = PgPoolOptions::new()
+        .max_connections(config.postgres.connections_max)
+        .acquire_timeout(ACQUIRE_TIMEOUT);
+    let mut attempts = 1;
+    loop {
+        match pool.clone().connect_with(options.clone()).await {
+            Ok(pool) => return Ok(pool),
+            Err(error) if attempts >= ATTEMPTS_MAX => {
+                return Err(error).context("connect to Postgres; is it running, and is postgres.url right?");
+            }
+            Err(error) => {
+                if attempts == 1 {
+                    tracing::warn!(%error, "Postgres does not answer yet; waiting");
+                }
+                attempts += 1;
+                tokio::time::sleep(ATTEMPT_EVERY).await;
+            }
+        }
+    }
+}
+
+/// Brings the schema up to date.
+pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
+    MIGRATIONS.run(pool).await.context("migrate the database")
+}
+
+/// Whether the server is unreachable, starting or stopping (SQLSTATE class 57P).
+fn is_unavailable(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(error) => error.code().is_some_and(|code| code.starts_with("57P")),
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Protocol(_) => true,
+        _ => false,
+    }
+}
+
+/// Fails if the schema is older than this program. Waits a minute if the server becomes
+/// unavailable.
+pub async fn check_schema(pool: &PgPool) -> anyhow::Result<()> {
+    let wanted = MIGRATIONS.iter().map(|migration| migration.version).max();
+    let mut attempts = 1;
+    let applied = loop {
+        let applied = sqlx::query_scalar::<_, Option<i64>>("select max(version) from _sqlx_migrations where success");
+        match applied.fetch_one(pool).await {
+            Ok(applied) => break applied,
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42P01") => break None,
+            Err(error) if is_unavailable(&error) && attempts < ATTEMPTS_MAX => {
+                attempts += 1;
+                tokio::time::sleep(ATTEMPT_EVERY).await;
+            }
+            Err(error) => return Err(error).context("read the schema's version"),
+        }
+    };
+    ensure!(
+        applied >= wanted,
+        "the database's schema is older than this program: run `springtide migrate`"
+    );
+    Ok(())
+}

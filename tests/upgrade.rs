@@ -1,0 +1,193 @@
+//! What an earlier build wrote, this build reads. `tests/upgrade/DATE.tar.gz` holds a small store, the database, the
+//! records of all topics, a follower's state and a collector's spool, as the commit of that date left them
+//! (`tests/upgrade/README.md`). An archive is never changed; a change of a format adds one.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use base64::Engine;
+use rdkafka::ClientConfig;
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use serde::Deserialize;
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use tokio::net::TcpListener;
+
+use crate::ingest::{Service, count};
+use crate::spine::Fleet;
+use crate::spool;
+use crate::support::{SPRINGTIDE, Stack, eventually};
+
+const SOON: Duration = Duration::from_secs(90);
+/// The newest version of the archive, which `champion` named.
+const NEWEST: i64 = 17;
+
+/// Unpacks the archive into the stack's folder.
+fn unpack(stack: &Stack) -> PathBuf {
+    let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/upgrade/2026-11-22.tar.gz");
+    let folder = stack.dir.path().join("old");
+    std::fs::create_dir(&folder).unwrap();
+    let mut tar = Command::new("tar");
+    let status = tar.arg("-xzf").arg(archive).arg("-C").arg(&folder).status().unwrap();
+    assert!(status.success(), "tar -xzf failed");
+    folder
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Runs `springtide policy …` on the archive's store and returns what it printed.
+fn policy(folder: &Path, arguments: &[&str]) -> String {
+    let output = Command::new(SPRINGTIDE)
+        .arg("policy")
+        .args(arguments)
+        .args(["--policy", "demo", "--store"])
+        .arg(format!("file://{}", folder.join("store").display()))
+        .arg("--keys")
+        .arg(folder.join("keys"))
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "policy {arguments:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_store_is_sound_and_its_versions_have_the_bytes_they_had() {
+    let stack = Stack::start("upgrade_store").await;
+    let folder = unpack(&stack);
+    policy(&folder, &["fsck"]);
+    let before = json(&folder.join("versions.json"));
+    for version in before.as_array().unwrap() {
+        let serial = version["version"].to_string();
+        let printed = policy(&folder, &["verify", &serial]);
+        let root = version["root"].as_str().unwrap();
+        assert!(printed.contains(root), "version {serial} is not {root}: {printed}");
+    }
+    assert_eq!(before.as_array().unwrap().len() as i64, NEWEST);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_database_and_store_go_on_where_they_were() {
+    let stack = Stack::start("upgrade_database").await;
+    let folder = unpack(&stack);
+    restore(&stack, &std::fs::read_to_string(folder.join("database.sql")).unwrap()).await;
+    sqlx::migrate!().run(&stack.pool).await.unwrap();
+    for part in ["store", "keys"] {
+        std::fs::rename(folder.join(part), stack.dir.path().join(part)).unwrap();
+    }
+    let follower = stack.dir.path().join(".springtide/serve");
+    std::fs::create_dir_all(&follower).unwrap();
+    std::fs::rename(folder.join("follow-demo.json"), follower.join("follow-demo.json")).unwrap();
+
+    // the topics of this test's broker are empty: the tables were filled from another log
+    let more = "accept_other_log = true\nretention_days = 0";
+    let fleet = Fleet::start_with(&stack, &folder.join("base"), more);
+    let first = eventually("the fleet answers", SOON, async || fleet.complete("someone").await).await;
+    assert!([1, NEWEST].contains(&first["version"].as_i64().unwrap()), "{first}");
+    let before = json(&folder.join("versions.json"));
+    let named = before.as_array().unwrap().iter().find(|v| v["version"] == first["version"]);
+    assert_eq!(first["root"], named.unwrap()["root"], "the version has other bytes now");
+
+    // the run goes on from its old state: the next version is made from the newest one
+    let learnt = fleet.until_version_above(NEWEST, &mut Vec::new()).await;
+    let serial = learnt["version"].as_i64().unwrap();
+    let parent: i64 = sqlx::query_scalar("select parent from version where policy = 'demo' and serial = $1")
+        .bind(NEWEST + 1)
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(parent, NEWEST, "version {serial} serves");
+    let steps = "select count(*) from step where step > 16";
+    assert!(count(&stack.pool, steps).await >= 1, "steps are numbered on");
+
+    let ledger = json(&folder.join("ledger.json"));
+    let settled = "select count(*) from ledger where disposition in ('trained', 'held_out') \
+                   and generation_id <= (select max(generation_id) from disposition where kind = 'trained' and step <= 16)";
+    let trained = ledger["trained"].as_i64().unwrap();
+    assert!(count(&stack.pool, settled).await >= trained, "old dispositions stand");
+}
+
+/// Puts a dump into the stack's database, in place of everything there.
+async fn restore(stack: &Stack, dump: &str) {
+    // psql's own commands
+    let statements: Vec<&str> = dump.lines().filter(|line| !line.starts_with('\\')).collect();
+    let mut connection = PgConnection::connect(&stack.database_url).await.unwrap();
+    let empty = "drop schema public cascade; create schema public";
+    connection.execute(AssertSqlSafe(empty)).await.unwrap();
+    connection.execute(AssertSqlSafe(statements.join("\n"))).await.unwrap();
+    connection.close().await.unwrap();
+}
+
+/// A record of a topic as it was; bytes are in Base64.
+#[derive(Deserialize)]
+struct Kept {
+    topic: String,
+    partition: i32,
+    key: String,
+    headers: Vec<(String, String)>,
+    value: String,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_topic_is_read_to_the_same_rows() {
+    let stack = Stack::start("upgrade_topic").await;
+    let folder = unpack(&stack);
+    let kept: Vec<Kept> = serde_json::from_value(json(&folder.join("topics.json"))).unwrap();
+    let bytes = |text: &str| base64::engine::general_purpose::STANDARD.decode(text).unwrap();
+    let topics = stack.kafka.topics();
+    let producer: FutureProducer = ClientConfig::new()
+        .set("bootstrap.servers", &stack.kafka.brokers)
+        .create()
+        .unwrap();
+    for record in kept.iter().filter(|record| record.topic != "dlq") {
+        let topic = match record.topic.as_str() {
+            "generation" => &topics.generation,
+            "feedback" => &topics.feedback,
+            _ => &topics.version,
+        };
+        let headers = record.headers.iter().fold(OwnedHeaders::new(), |all, (key, value)| {
+            all.insert(Header {
+                key,
+                value: Some(&bytes(value)),
+            })
+        });
+        let (key, value) = (bytes(&record.key), bytes(&record.value));
+        let sent = FutureRecord::to(topic)
+            .partition(record.partition)
+            .key(&key)
+            .payload(&value)
+            .headers(headers);
+        producer.send(sent, SOON).await.unwrap();
+    }
+
+    let service = Service::start(&stack).await;
+    for (table, rows) in [("generation", 480), ("feedback", 388), ("retraction", 1), ("episode_end", 1)] {
+        eventually(&format!("{rows} rows in {table}"), SOON, async || {
+            let query = format!("select count(*) from {table}");
+            (count(&stack.pool, &query).await == rows).then_some(())
+        })
+        .await;
+    }
+    // one record was no event
+    crate::ingest::dead_letters(&stack, 1).await;
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_spool_is_forwarded() {
+    let stack = Stack::start("upgrade_spool").await;
+    let folder = unpack(&stack);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = listener.local_addr().unwrap();
+    let _ingest = spool::ingest(&stack, listener);
+    let _collector = spool::Collector::start(&folder, upstream, None).await;
+    eventually("the three events of the spool are stored", SOON, async || {
+        (count(&stack.pool, "select count(*) from feedback").await == 3).then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,106 @@
+//! Runs, versions and lines over HTTP. Needs no libtorch.
+//!
+//! `/v1/runs` has the shape of `/v1/fine_tuning/jobs`: create a run, read its progress, pause,
+//! resume, cancel. Handlers only write rows. The executor in `springtide train` reads them; it need
+//! not be running.
+
+mod control;
+pub mod create;
+mod runs;
+mod versions;
+
+pub use create::Config;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{get, post};
+use edge::problem::Problem;
+use serde::Serialize;
+use sqlx::PgPool;
+use std::sync::Arc;
+
+/// Largest request, with all its tasks.
+const BODY_BYTES_MAX: usize = 32 << 20;
+const PAGE_DEFAULT: i64 = 20;
+const PAGE_MAX: i64 = 200;
+
+/// What the handlers share.
+#[derive(Debug, Clone)]
+struct Shared {
+    pool: PgPool,
+    policy: Arc<str>,
+}
+
+/// `/v1/runs`, `/v1/versions` and `/v1/lines` of one policy.
+pub fn router(pool: PgPool, policy: &str) -> Router {
+    let create = post(create::create).layer(DefaultBodyLimit::max(BODY_BYTES_MAX));
+    Router::new()
+        .route("/v1/runs", create.get(runs::list))
+        .route("/v1/runs/{id}", get(runs::one))
+        .route("/v1/runs/{id}/events", get(runs::events))
+        .route("/v1/runs/{id}/checkpoints", get(runs::checkpoints))
+        .route("/v1/runs/{id}/cancel", post(control::cancel))
+        .route("/v1/runs/{id}/pause", post(control::pause))
+        .route("/v1/runs/{id}/resume", post(control::resume))
+        .route("/v1/versions", get(versions::list))
+        .route("/v1/versions/{serial}", get(versions::one))
+        .route("/v1/lines", get(versions::lines))
+        .with_state(Shared {
+            pool,
+            policy: policy.into(),
+        })
+}
+
+/// A page of a list.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "object", rename = "list")]
+struct List<T> {
+    data: Vec<T>,
+    has_more: bool,
+}
+
+impl<T> List<T> {
+    /// The page, of up to `limit + 1` rows.
+    fn page(mut data: Vec<T>, limit: i64) -> Self {
+        let has_more = data.len() as i64 > limit;
+        data.truncate(usize::try_from(limit).unwrap_or(0));
+        List { data, has_more }
+    }
+}
+
+/// The size of a page.
+fn limit(requested: Option<i64>) -> Result<i64, Problem> {
+    match requested.unwrap_or(PAGE_DEFAULT) {
+        limit @ 1..=PAGE_MAX => Ok(limit),
+        other => Err(Problem::bad_request(format!(
+            "limit is {other}; it must be in 1..={PAGE_MAX}"
+        ))),
+    }
+}
+
+/// A database error as a problem, which logs it.
+#[expect(clippy::needless_pass_by_value, reason = "passed to map_err")]
+fn database(error: sqlx::Error) -> Problem {
+    Problem::internal(format!("database: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_says_whether_there_is_more() {
+        let page = List::page(vec![1, 2, 3], 2);
+        assert_eq!(
+            serde_json::to_value(&page).unwrap(),
+            serde_json::json!({"object": "list", "data": [1, 2], "has_more": true})
+        );
+        assert!(!List::page(vec![1, 2], 2).has_more);
+    }
+
+    #[test]
+    fn limits_out_of_range_are_refused() {
+        assert_eq!(limit(None).unwrap(), PAGE_DEFAULT);
+        assert!(limit(Some(0)).is_err() && limit(Some(PAGE_MAX + 1)).is_err());
+    }
+}

@@ -1,0 +1,111 @@
+//! Pause, resume, cancel. A run without an executor changes at once. Otherwise the request is
+//! stored, and the executor obeys it between two steps.
+
+use super::runs::{self, Run};
+use super::{Shared, database};
+use crate::runs::claim;
+use axum::extract::{Path, State};
+use edge::auth::{Principal, Role};
+use edge::json::Json;
+use edge::problem::Problem;
+use uuid::Uuid;
+
+pub(super) async fn cancel(
+    State(shared): State<Shared>,
+    principal: Principal,
+    Path(id): Path<Uuid>,
+) -> Result<Json<Run>, Problem> {
+    let run = allowed(&shared, &principal, id).await?;
+    if run.kind == "realtime" {
+        return Err(Problem::conflict("the realtime run cannot be cancelled; pause it"));
+    }
+    let changed = sqlx::query_scalar!(
+        r#"
+        update run
+        set requested = case when status in ('running', 'pausing') then 'cancel' end,
+            finished_at = case when status in ('running', 'pausing') then null else now() end,
+            reason = case when status in ('running', 'pausing') then reason else 'cancelled by request' end,
+            status = case when status in ('running', 'pausing') then status else 'cancelled' end
+        where id = $1 and status in ('validating_files', 'queued', 'running', 'pausing', 'paused')
+        returning id
+        "#,
+        id
+    )
+    .fetch_optional(&shared.pool)
+    .await
+    .map_err(database)?;
+    answer(&shared, &principal, run, changed, "cancel").await
+}
+
+pub(super) async fn pause(
+    State(shared): State<Shared>,
+    principal: Principal,
+    Path(id): Path<Uuid>,
+) -> Result<Json<Run>, Problem> {
+    let run = allowed(&shared, &principal, id).await?;
+    let changed = sqlx::query_scalar!(
+        r#"
+        update run
+        set requested = case status when 'running' then 'pause' end,
+            reason = 'paused by request',
+            status = case status when 'running' then 'pausing' else 'paused' end
+        where id = $1 and status in ('validating_files', 'queued', 'running')
+        returning id
+        "#,
+        id
+    )
+    .fetch_optional(&shared.pool)
+    .await
+    .map_err(database)?;
+    answer(&shared, &principal, run, changed, "pause").await
+}
+
+pub(super) async fn resume(
+    State(shared): State<Shared>,
+    principal: Principal,
+    Path(id): Path<Uuid>,
+) -> Result<Json<Run>, Problem> {
+    let run = allowed(&shared, &principal, id).await?;
+    let changed = sqlx::query_scalar!(
+        r#"
+        update run
+        set requested = null, reason = null,
+            status = case status when 'pausing' then 'running' else 'queued' end
+        where id = $1 and status in ('pausing', 'paused') and requested is distinct from 'cancel'
+        returning id
+        "#,
+        id
+    )
+    .fetch_optional(&shared.pool)
+    .await
+    .map_err(database)?;
+    answer(&shared, &principal, run, changed, "resume").await
+}
+
+async fn allowed(shared: &Shared, principal: &Principal, id: Uuid) -> Result<Run, Problem> {
+    principal.require(&[Role::Research])?;
+    runs::get(&shared.pool, &shared.policy, id).await
+}
+
+/// Appends an event with the person's name and returns the run, or a conflict with its status.
+async fn answer(
+    shared: &Shared,
+    principal: &Principal,
+    before: Run,
+    changed: Option<Uuid>,
+    request: &str,
+) -> Result<Json<Run>, Problem> {
+    if changed.is_none() {
+        return Err(Problem::conflict(format!(
+            "run {} is {}: the request to {request} it is refused",
+            before.id, before.status
+        )));
+    }
+    let mut connection = shared.pool.acquire().await.map_err(database)?;
+    let message = format!("{request} requested by {}", principal.label);
+    claim::append_event(&mut connection, before.id, "info", &message, &serde_json::json!({}))
+        .await
+        .map_err(database)?;
+    drop(connection);
+    Ok(Json(runs::get(&shared.pool, &shared.policy, before.id).await?))
+}

@@ -1,0 +1,311 @@
+//! `POST /v1/runs`: creates a queued run with its tasks. Everything is checked before a row is
+//! written.
+
+use super::runs::{self, Run};
+use super::{Shared, database};
+use crate::learn::optimizer::OptimizerSettings;
+use crate::learn::settings::StepSettings;
+use crate::runs::claim;
+use crate::runs::grader::Grader;
+use axum::extract::State;
+use axum::http::StatusCode;
+use edge::auth::{Principal, Role};
+use edge::json::Json;
+use edge::problem::Problem;
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+use std::collections::BTreeSet;
+use uuid::Uuid;
+
+const TASKS_MAX: usize = 10_000;
+const TASK_BYTES_MAX: usize = 256 << 10;
+
+/// One task: a prompt, and the answer that the grader compares completions with.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Task {
+    /// Unique in the run. Default: its index in the list.
+    pub id: Option<String>,
+    pub prompt: String,
+    pub answer: String,
+}
+
+/// The body of the request.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// `grpo`.
+    pub kind: String,
+    pub policy: Option<String>,
+    /// Default: the version that `champion` serves, else the head of `realtime`.
+    pub base_version: Option<i64>,
+    pub tasks: Option<Vec<Task>>,
+    /// The same as JSON lines.
+    pub tasks_jsonl: Option<String>,
+    #[serde(flatten)]
+    pub config: Config,
+}
+
+/// The configuration of a GRPO run, kept in its row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Default `exact_match`.
+    pub grader: Grader,
+    /// Rollouts per task, default 8.
+    pub group_size: u32,
+    /// Tasks per step, default 4.
+    pub tasks_per_step: u32,
+    /// Optimizer steps, default 10.
+    pub steps: i64,
+    /// Default 5e-5.
+    pub learning_rate: f64,
+    /// Longest rollout in tokens, default 32.
+    pub max_tokens: u32,
+    /// Default 1.
+    pub temperature: f32,
+    /// Seed of the order of tasks and of an adapter's initial factors; default 0.
+    pub seed: u64,
+    /// Train an adapter of the base instead of all weights. Fields and defaults are PEFT's; by
+    /// default it adapts the matrices of all layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<model::lora::Config>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            grader: Grader::ExactMatch,
+            group_size: 8,
+            tasks_per_step: 4,
+            steps: 10,
+            learning_rate: 5e-5,
+            max_tokens: 32,
+            temperature: 1.0,
+            seed: 0,
+            lora: None,
+        }
+    }
+}
+
+impl Config {
+    /// Refuses values that cannot work. The text begins with the field.
+    pub fn check(&self) -> Result<(), String> {
+        let rules = [
+            (
+                (2..=64).contains(&self.group_size),
+                "group_size must be in 2..=64: a group of one has no mean",
+            ),
+            (
+                (1..=256).contains(&self.tasks_per_step),
+                "tasks_per_step must be in 1..=256",
+            ),
+            ((1..=100_000).contains(&self.steps), "steps must be in 1..=100000"),
+            (
+                self.learning_rate > 0.0 && self.learning_rate <= 1.0,
+                "learning_rate must be in (0, 1]",
+            ),
+            ((1..=8192).contains(&self.max_tokens), "max_tokens must be in 1..=8192"),
+            (
+                self.temperature > 0.0 && self.temperature <= 2.0,
+                "temperature must be in (0, 2]: greedy rollouts do not differ",
+            ),
+        ];
+        if let Some((_, why)) = rules.iter().find(|(holds, _)| !holds) {
+            return Err((*why).to_string());
+        }
+        let lora = self.lora.as_ref().map_or(Ok(()), model::lora::Config::check);
+        lora.map_err(|why| format!("lora: {why}"))
+    }
+
+    /// The settings of its steps.
+    pub fn step_settings(&self) -> StepSettings {
+        StepSettings {
+            optimizer: OptimizerSettings {
+                learning_rate: self.learning_rate,
+                ..OptimizerSettings::default()
+            },
+            ..StepSettings::default()
+        }
+    }
+}
+
+/// The tasks of a request, given as a list or as JSON lines. Every task gets a unique id.
+pub fn tasks(list: Option<Vec<Task>>, jsonl: Option<&str>) -> Result<Vec<Task>, String> {
+    let mut tasks = match (list, jsonl) {
+        (Some(list), None) => list,
+        (None, Some(lines)) => lines
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim().is_empty())
+            .map(|(i, line)| serde_json::from_str(line).map_err(|e| format!("tasks_jsonl line {}: {e}", i + 1)))
+            .collect::<Result<_, _>>()?,
+        _ => return Err("give the tasks as either `tasks` or `tasks_jsonl`".into()),
+    };
+    if tasks.is_empty() || tasks.len() > TASKS_MAX {
+        return Err(format!("{} tasks; the number must be in 1..={TASKS_MAX}", tasks.len()));
+    }
+    let mut seen = BTreeSet::new();
+    for (i, task) in tasks.iter_mut().enumerate() {
+        let id = task.id.get_or_insert_with(|| i.to_string()).clone();
+        if task.prompt.is_empty() || task.prompt.len() + task.answer.len() > TASK_BYTES_MAX {
+            return Err(format!(
+                "task `{id}`: the prompt is empty, or prompt and answer exceed {TASK_BYTES_MAX} bytes"
+            ));
+        }
+        if !seen.insert(id.clone()) {
+            return Err(format!("task id `{id}` occurs twice"));
+        }
+    }
+    Ok(tasks)
+}
+
+pub(super) async fn create(
+    State(shared): State<Shared>,
+    principal: Principal,
+    Json(request): Json<Request>,
+) -> Result<(StatusCode, Json<Run>), Problem> {
+    principal.require(&[Role::Research])?;
+    if request.kind != "grpo" {
+        return Err(Problem::bad_request(format!(
+            "kind is `{}`; only `grpo` can be created",
+            request.kind
+        )));
+    }
+    let policy = request.policy.as_deref().unwrap_or(&shared.policy);
+    if policy != &*shared.policy {
+        return Err(Problem::not_found(format!(
+            "policy `{policy}` is not trained here; `{}` is",
+            shared.policy
+        )));
+    }
+    request.config.check().map_err(Problem::bad_request)?;
+    let tasks = tasks(request.tasks, request.tasks_jsonl.as_deref()).map_err(Problem::bad_request)?;
+    let base = base_version(&shared.pool, policy, request.base_version).await?;
+    let config = serde_json::to_value(&request.config).map_err(Problem::internal)?;
+    let id = insert(&shared.pool, policy, base, &config, &tasks, &principal.label)
+        .await
+        .map_err(database)?;
+    let run = runs::get(&shared.pool, policy, id).await?;
+    Ok((StatusCode::CREATED, Json(run)))
+}
+
+async fn base_version(pool: &PgPool, policy: &str, requested: Option<i64>) -> Result<i64, Problem> {
+    let found = sqlx::query_scalar!(
+        r#"
+        select coalesce(
+            (select serial from version where policy = $1 and serial = $2),
+            (select version from alias where policy = $1 and alias = 'champion' and not withdrawn and $2::bigint is null),
+            (select head from line where policy = $1 and line = 'realtime' and $2::bigint is null))
+        "#,
+        policy,
+        requested
+    )
+    .fetch_one(pool)
+    .await
+    .map_err(database)?;
+    found.ok_or_else(|| match requested {
+        Some(serial) => Problem::not_found(format!("policy `{policy}` has no version {serial}")),
+        None => Problem::conflict(format!("policy `{policy}` has no version to start from yet")),
+    })
+}
+
+async fn insert(
+    pool: &PgPool,
+    policy: &str,
+    base: i64,
+    config: &serde_json::Value,
+    tasks: &[Task],
+    who: &str,
+) -> Result<Uuid, sqlx::Error> {
+    let id = Uuid::now_v7();
+    let ids: Vec<String> = tasks.iter().map(|t| t.id.clone().unwrap_or_default()).collect();
+    let prompts: Vec<String> = tasks.iter().map(|t| t.prompt.clone()).collect();
+    let answers: Vec<String> = tasks.iter().map(|t| t.answer.clone()).collect();
+    let mut transaction = pool.begin().await?;
+    sqlx::query!(
+        r#"
+        insert into run (id, kind, policy, line, status, config, base_version, steps_total)
+        values ($1, 'grpo', $2, $3, 'queued', $4, $5, ($4::jsonb ->> 'steps')::bigint)
+        "#,
+        id,
+        policy,
+        line_of(id),
+        config,
+        base
+    )
+    .execute(&mut *transaction)
+    .await?;
+    sqlx::query!(
+        "insert into task (run_id, id, prompt, answer) select $1, * from unnest($2::text[], $3::text[], $4::text[])",
+        id,
+        &ids,
+        &prompts,
+        &answers
+    )
+    .execute(&mut *transaction)
+    .await?;
+    let message = format!("requested by {who}: {} tasks, from version {base}", tasks.len());
+    claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({})).await?;
+    transaction.commit().await?;
+    Ok(id)
+}
+
+/// The line of an offline run: `run-` and the last 8 hex digits of its id. The first digits of a
+/// UUIDv7 are its time, so runs of the same minute share them.
+pub fn line_of(run: Uuid) -> String {
+    let hex = run.simple().to_string();
+    format!("run-{}", &hex[24..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_come_as_a_list_or_as_lines_with_an_id_each() {
+        let lines = "{\"prompt\": \"a\", \"answer\": \"b\"}\n\n{\"id\": \"x\", \"prompt\": \"c\", \"answer\": \"\"}\n";
+        let tasks = tasks(None, Some(lines)).unwrap();
+        let ids: Vec<_> = tasks.iter().filter_map(|t| t.id.as_deref()).collect();
+        assert_eq!(ids, ["0", "x"]);
+    }
+
+    #[test]
+    fn tasks_that_cannot_be_used_are_refused_with_the_reason() {
+        let refused = |list: Option<Vec<Task>>, lines: Option<&str>| tasks(list, lines).unwrap_err();
+        let task = |id: &str, prompt: &str| Task {
+            id: Some(id.into()),
+            prompt: prompt.into(),
+            answer: "a".into(),
+        };
+        assert!(refused(None, None).contains("either"));
+        assert!(refused(None, Some("{\"prompt\": 1}")).contains("line 1"));
+        assert!(refused(Some(vec![]), None).contains("0 tasks"));
+        assert!(refused(Some(vec![task("x", "p"), task("x", "q")]), None).contains("twice"));
+        assert!(refused(Some(vec![task("x", "")]), None).contains("empty"));
+    }
+
+    #[test]
+    fn runs_of_the_same_second_have_lines_of_their_own() {
+        let (a, b) = (Uuid::now_v7(), Uuid::now_v7());
+        assert_ne!(line_of(a), line_of(b));
+        assert_eq!(line_of(a).len(), 12);
+    }
+
+    #[test]
+    fn a_request_takes_defaults_and_refuses_the_impossible() {
+        let request: Request = serde_json::from_str(r#"{"kind": "grpo", "steps": 3, "tasks": []}"#).unwrap();
+        assert_eq!((request.config.steps, request.config.group_size), (3, 8));
+        assert_eq!(request.config.check(), Ok(()));
+        let lonely = Config {
+            group_size: 1,
+            ..request.config
+        };
+        assert!(lonely.check().unwrap_err().starts_with("group_size"));
+        let request = r#"{"kind": "grpo", "tasks": [], "lora": {"r": 2, "target_modules": "all-linear"}}"#;
+        let mut config = serde_json::from_str::<Request>(request).unwrap().config;
+        assert_eq!(config.check(), Ok(()));
+        config.lora.as_mut().unwrap().lora_alpha = 0.0;
+        assert!(config.check().unwrap_err().starts_with("lora"));
+    }
+}

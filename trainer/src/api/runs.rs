@@ -1,0 +1,208 @@
+//! Reading runs: one, many, their events, their steps.
+
+use super::{List, Shared, database, limit};
+use axum::extract::{Path, Query, State};
+use edge::auth::Principal;
+use edge::json::Json;
+use edge::problem::Problem;
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+/// A run as clients see it.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "object", rename = "run")]
+pub(super) struct Run {
+    pub id: Uuid,
+    pub kind: String,
+    pub policy: String,
+    pub line: String,
+    pub status: String,
+    /// Why it is paused, failed or cancelled.
+    pub reason: Option<String>,
+    /// The alarm that has begun and not ended.
+    pub alarm: Option<String>,
+    pub config: serde_json::Value,
+    pub base_version: Option<i64>,
+    /// Head of its line; absent until the line exists.
+    pub head: Option<i64>,
+    pub steps_done: i64,
+    /// Absent: runs until it is cancelled.
+    pub steps_total: Option<i64>,
+    /// A person's pending request to the executor.
+    pub requested: Option<String>,
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub started_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub finished_at: Option<OffsetDateTime>,
+}
+
+/// Which runs to list.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Page {
+    limit: Option<i64>,
+    /// The last id of the previous page.
+    after: Option<Uuid>,
+    status: Option<String>,
+    kind: Option<String>,
+}
+
+/// One run of the policy, or a 404.
+pub(super) async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Problem> {
+    let row = sqlx::query_as!(
+        Run,
+        r#"
+        select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
+               r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at,
+               (select case e.data ->> 'state' when 'began' then e.message end
+                from run_event e
+                where e.run_id = r.id and e.data ? 'alarm'
+                order by e.id desc
+                limit 1) as alarm
+        from run r
+        left join line l on l.policy = r.policy and l.line = r.line
+        where r.policy = $1 and r.id = $2
+        "#,
+        policy,
+        id
+    )
+    .fetch_optional(pool)
+    .await
+    .map_err(database)?;
+    row.ok_or_else(|| Problem::not_found(format!("policy `{policy}` has no run {id}")))
+}
+
+pub(super) async fn one(
+    State(shared): State<Shared>,
+    _: Principal,
+    Path(id): Path<Uuid>,
+) -> Result<Json<Run>, Problem> {
+    Ok(Json(get(&shared.pool, &shared.policy, id).await?))
+}
+
+pub(super) async fn list(
+    State(shared): State<Shared>,
+    _: Principal,
+    Query(page): Query<Page>,
+) -> Result<Json<List<Run>>, Problem> {
+    let limit = limit(page.limit)?;
+    let rows = sqlx::query_as!(
+        Run,
+        r#"
+        select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
+               r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at,
+               (select case e.data ->> 'state' when 'began' then e.message end
+                from run_event e
+                where e.run_id = r.id and e.data ? 'alarm'
+                order by e.id desc
+                limit 1) as alarm
+        from run r
+        left join line l on l.policy = r.policy and l.line = r.line
+        where r.policy = $1
+          and ($2::uuid is null or r.id < $2)
+          and ($3::text is null or r.status = $3)
+          and ($4::text is null or r.kind = $4)
+        order by r.id desc
+        limit $5
+        "#,
+        &*shared.policy,
+        page.after,
+        page.status,
+        page.kind,
+        limit + 1
+    )
+    .fetch_all(&shared.pool)
+    .await
+    .map_err(database)?;
+    Ok(Json(List::page(rows, limit)))
+}
+
+/// An event of a run.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Event {
+    id: Uuid,
+    #[serde(with = "time::serde::rfc3339")]
+    at: OffsetDateTime,
+    level: String,
+    message: String,
+    data: serde_json::Value,
+}
+
+pub(super) async fn events(
+    State(shared): State<Shared>,
+    _: Principal,
+    Path(id): Path<Uuid>,
+    Query(page): Query<Page>,
+) -> Result<Json<List<Event>>, Problem> {
+    get(&shared.pool, &shared.policy, id).await?;
+    let limit = limit(page.limit)?;
+    let rows = sqlx::query_as!(
+        Event,
+        r#"
+        select id, at, level, message, data from run_event
+        where run_id = $1 and ($2::uuid is null or id < $2)
+        order by id desc
+        limit $3
+        "#,
+        id,
+        page.after,
+        limit + 1
+    )
+    .fetch_all(&shared.pool)
+    .await
+    .map_err(database)?;
+    Ok(Json(List::page(rows, limit)))
+}
+
+/// A step of a run, and its version.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct CommittedStep {
+    step: i64,
+    version: i64,
+    root: String,
+    metrics: serde_json::Value,
+    #[serde(with = "time::serde::rfc3339")]
+    committed_at: OffsetDateTime,
+}
+
+/// Which page of steps.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StepPage {
+    limit: Option<i64>,
+    /// The last step of the previous page.
+    after: Option<i64>,
+}
+
+pub(super) async fn checkpoints(
+    State(shared): State<Shared>,
+    _: Principal,
+    Path(id): Path<Uuid>,
+    Query(page): Query<StepPage>,
+) -> Result<Json<List<CommittedStep>>, Problem> {
+    get(&shared.pool, &shared.policy, id).await?;
+    let limit = limit(page.limit)?;
+    let rows = sqlx::query_as!(
+        CommittedStep,
+        r#"
+        select s.step, s.version, encode(v.root, 'hex') as "root!", s.metrics, s.committed_at
+        from step s
+        join run r on r.id = s.run_id
+        join version v on v.policy = r.policy and v.serial = s.version
+        where s.run_id = $1 and ($2::bigint is null or s.step < $2)
+        order by s.step desc
+        limit $3
+        "#,
+        id,
+        page.after,
+        limit + 1
+    )
+    .fetch_all(&shared.pool)
+    .await
+    .map_err(database)?;
+    Ok(Json(List::page(rows, limit)))
+}

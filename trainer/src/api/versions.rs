@@ -1,0 +1,118 @@
+//! Versions and lines. Read-only. Who is served by a version is in another API.
+
+use super::{List, Shared, database, limit};
+use axum::extract::{Path, Query, State};
+use edge::auth::Principal;
+use edge::json::Json;
+use edge::problem::Problem;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+/// A version as clients see it.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Version {
+    serial: i64,
+    /// Hex.
+    root: String,
+    parent: Option<i64>,
+    line: String,
+    branch: i32,
+    run_id: Option<Uuid>,
+    step: Option<i64>,
+    manifest_key: String,
+    delta_bytes: Option<i64>,
+    image_bytes: i64,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+}
+
+/// Which versions to list.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Page {
+    line: Option<String>,
+    limit: Option<i64>,
+    /// The last serial of the previous page.
+    after: Option<i64>,
+}
+
+pub(super) async fn list(
+    State(shared): State<Shared>,
+    _: Principal,
+    Query(page): Query<Page>,
+) -> Result<Json<List<Version>>, Problem> {
+    let limit = limit(page.limit)?;
+    let rows = sqlx::query_as!(
+        Version,
+        r#"
+        select serial, encode(root, 'hex') as "root!", parent, line, branch, run_id, step, manifest_key, delta_bytes,
+               image_bytes, created_at
+        from version
+        where policy = $1 and ($2::text is null or line = $2) and ($3::bigint is null or serial < $3)
+        order by serial desc
+        limit $4
+        "#,
+        &*shared.policy,
+        page.line,
+        page.after,
+        limit + 1
+    )
+    .fetch_all(&shared.pool)
+    .await
+    .map_err(database)?;
+    Ok(Json(List::page(rows, limit)))
+}
+
+pub(super) async fn one(
+    State(shared): State<Shared>,
+    _: Principal,
+    Path(serial): Path<i64>,
+) -> Result<Json<Version>, Problem> {
+    let row = sqlx::query_as!(
+        Version,
+        r#"
+        select serial, encode(root, 'hex') as "root!", parent, line, branch, run_id, step, manifest_key, delta_bytes,
+               image_bytes, created_at
+        from version
+        where policy = $1 and serial = $2
+        "#,
+        &*shared.policy,
+        serial
+    )
+    .fetch_optional(&shared.pool)
+    .await
+    .map_err(database)?;
+    row.map(Json)
+        .ok_or_else(|| Problem::not_found(format!("policy `{}` has no version {serial}", shared.policy)))
+}
+
+/// A line and its head.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Line {
+    line: String,
+    head: i64,
+    /// Hex.
+    root: String,
+    branch: i32,
+    #[serde(with = "time::serde::rfc3339")]
+    updated_at: OffsetDateTime,
+}
+
+pub(super) async fn lines(State(shared): State<Shared>, _: Principal) -> Result<Json<List<Line>>, Problem> {
+    let data = sqlx::query_as!(
+        Line,
+        r#"
+        select l.line, l.head, encode(v.root, 'hex') as "root!", l.branch, l.updated_at
+        from line l
+        join version v on v.policy = l.policy and v.serial = l.head
+        where l.policy = $1
+        order by l.updated_at desc
+        "#,
+        &*shared.policy
+    )
+    .fetch_all(&shared.pool)
+    .await
+    .map_err(database)?;
+    Ok(Json(List { data, has_more: false }))
+}

@@ -1,0 +1,26 @@
+//! One optimizer step, from rewards to new weights. No database, no object store, no HTTP.
+//!
+//! | to see or change | file |
+//! |---|---|
+//! | a loss: its formula, its constants, how tokens are averaged | `loss.rs` |
+//! | advantages and baselines | `advantage.rs` |
+//! | AdamW | `optimizer.rs` |
+//! | how tokens were sampled: top-p, penalties, exploration | `behaviour.rs`, `explore.rs` |
+//! | micro-batches | `batch.rs` |
+//! | train/sampler mismatch metrics | `mismatch.rs` |
+//! | what a step must satisfy to be published | `guards.rs` |
+//! | the order in which all this happens | `learner.rs` |
+//!
+//! Settings compile without libtorch, so that every build can check the configuration file.
+
+pub mod advantage;
+pub mod batch;
+pub mod behaviour;
+pub mod explore;
+pub mod guards;
+#[cfg(feature = "torch")]
+pub mod learner;
+pub mod loss;
+pub mod mismatch;
+pub mod optimizer;
+pub mod settings;

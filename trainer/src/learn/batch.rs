@@ -1,0 +1,186 @@
+//! Micro-batches: samples become the arrays of a forward pass, sequence after sequence, without
+//! padding.
+//!
+//! Everything after the model works on the trained tokens alone, packed into one dimension; masked
+//! tokens are left out. Denominators are those of the whole cohort, so cutting it into
+//! micro-batches changes only the order of summation.
+
+use crate::learn::behaviour::ReshapedToken;
+use crate::select::sample::Sample;
+use model::router::{Mismatch, Routing};
+
+/// Sequences that go through the model together, and their trained tokens.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct MicroBatch {
+    /// The input ids of each sequence: all but its last token.
+    pub sequences: Vec<Vec<u32>>,
+    /// Row, counted through all sequences, whose logits predict the trained token.
+    pub positions: Vec<usize>,
+    /// The trained token itself.
+    pub targets: Vec<i64>,
+    /// Logged log μ of the trained token, nats.
+    pub behaviour: Vec<f32>,
+    /// Advantage of its trajectory, times the trajectory's weight.
+    pub advantage: Vec<f32>,
+    pub temperature: Vec<f32>,
+    /// Indices of the trained tokens that were sampled with the decline token masked, ascending.
+    pub suppressed: Vec<i64>,
+    /// The logged experts to replay, of all sequences or of none.
+    pub routing: Option<Routing>,
+    /// Trained tokens that were not sampled from the model's own distribution, ascending.
+    pub reshaped: Vec<ReshapedToken>,
+}
+
+impl MicroBatch {
+    /// Whether any token has a gradient. NaN counts, so that a guard finds it.
+    pub fn has_gradient(&self) -> bool {
+        self.advantage.iter().any(|&a| a != 0.0)
+    }
+}
+
+/// Denominators of means over a cohort.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    pub sequences: usize,
+    /// Trained tokens.
+    pub tokens: usize,
+}
+
+/// Cuts samples into micro-batches of at most `tokens_max` input tokens, longest first. A longer
+/// sequence gets a micro-batch of its own. Samples with and without gradient, and with and without
+/// logged experts, are never mixed. The result is a function of the arguments. Logged experts of
+/// different layers in one micro-batch are an error.
+pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result<Vec<MicroBatch>, Mismatch> {
+    let mut kinds = [const { Vec::new() }; 4];
+    for (i, sample) in samples.iter().enumerate() {
+        let kind = 2 * usize::from(advantages[i] == 0.0) + usize::from(sample.experts.is_some());
+        kinds[kind].push(i);
+    }
+    let mut batches = Vec::new();
+    for mut order in kinds {
+        order.sort_by_key(|&i| (std::cmp::Reverse(samples[i].input_len()), i));
+        let mut rest = order.as_slice();
+        while !rest.is_empty() {
+            let mut tokens = 0;
+            let fits = |&&i: &&usize| {
+                tokens += samples[i].input_len();
+                tokens <= tokens_max
+            };
+            let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            batches.push(micro_batch(now, samples, advantages)?);
+            rest = later;
+        }
+    }
+    Ok(batches)
+}
+
+fn micro_batch(chosen: &[usize], samples: &[Sample], advantages: &[f64]) -> Result<MicroBatch, Mismatch> {
+    let mut batch = MicroBatch::default();
+    let mut first_row = 0;
+    for &i in chosen {
+        let sample = &samples[i];
+        let inputs = sample.prompt.iter().chain(&sample.tokens).take(sample.input_len());
+        batch.sequences.push(inputs.copied().collect());
+        if let Some(experts) = &sample.experts {
+            batch.routing.get_or_insert_default().append(experts)?;
+        }
+        for (position, &token) in sample.tokens.iter().enumerate().filter(|&(j, _)| sample.mask[j]) {
+            if sample.suppressed {
+                batch.suppressed.push(batch.targets.len() as i64);
+            }
+            if let Some(behaviour) = &sample.behaviour {
+                batch.reshaped.push(ReshapedToken {
+                    index: batch.targets.len(),
+                    sequence: batch.sequences.len() - 1,
+                    prompt_len: sample.prompt.len(),
+                    position,
+                    behaviour: behaviour.clone(),
+                });
+            }
+            batch.positions.push(first_row + sample.prompt.len() - 1 + position);
+            batch.targets.push(i64::from(token));
+            batch.behaviour.push(sample.logprobs[position]);
+            batch.advantage.push((advantages[i] * sample.weight) as f32);
+            batch.temperature.push(sample.temperature);
+        }
+        first_row += sample.input_len();
+    }
+    Ok(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(prompt: &[u32], tokens: &[u32], mask: &[bool]) -> Sample {
+        Sample {
+            prompt: prompt.to_vec(),
+            tokens: tokens.to_vec(),
+            logprobs: tokens.iter().map(|&t| -(t as f32)).collect(),
+            mask: mask.to_vec(),
+            ..Sample::example()
+        }
+    }
+
+    #[test]
+    fn a_sampled_token_is_predicted_by_the_position_before_it() {
+        let samples = [
+            sample(&[5, 6, 7], &[8, 9], &[true, true]),
+            sample(&[1], &[2, 3], &[true, false]),
+        ];
+        let batches = pack(&samples, &[0.5, -1.0], 100).unwrap();
+        assert_eq!(batches.len(), 1);
+        let b = &batches[0];
+        assert_eq!(b.sequences, [vec![5, 6, 7, 8], vec![1, 2]]);
+        assert_eq!(b.positions, [2, 3, 4]); // 7→8, 8→9, and in the second row 1→2
+        assert_eq!(b.targets, [8, 9, 2]);
+        assert_eq!(b.behaviour, [-8.0, -9.0, -2.0]);
+        assert_eq!(b.advantage, [0.5, 0.5, -1.0]);
+        assert_eq!(samples.iter().map(Sample::trained_tokens).sum::<usize>(), 3);
+    }
+
+    #[test]
+    fn exploration_marks_its_tokens_and_weighs_the_advantage() {
+        let mut samples = [
+            sample(&[5, 6], &[7, 8], &[true, true]),
+            sample(&[1], &[2, 3], &[false, true]),
+        ];
+        samples[1].suppressed = true;
+        samples[0].weight = 1.25;
+        let batch = &pack(&samples, &[0.5, -1.0], 100).unwrap()[0];
+        assert_eq!(batch.targets, [7, 8, 3]);
+        assert_eq!(batch.suppressed, [2]);
+        assert_eq!(batch.advantage, [0.625, 0.625, -1.0]);
+    }
+
+    #[test]
+    fn micro_batches_stay_under_their_budget_and_lose_nothing() {
+        let samples: Vec<Sample> = (1..20).map(|n| sample(&vec![3; n], &[4, 5], &[true, true])).collect();
+        let batches = pack(&samples, &vec![1.0; samples.len()], 40).unwrap();
+        for b in &batches {
+            assert!(b.sequences.len() == 1 || b.sequences.concat().len() <= 40);
+        }
+        assert_eq!(batches.iter().map(|b| b.sequences.len()).sum::<usize>(), samples.len());
+        assert_eq!(
+            batches.iter().map(|b| b.targets.len()).sum::<usize>(),
+            2 * samples.len()
+        );
+    }
+
+    #[test]
+    fn samples_without_gradient_are_packed_apart() {
+        let samples: Vec<Sample> = (1..5).map(|n| sample(&vec![3; n], &[4], &[true])).collect();
+        let batches = pack(&samples, &[0.0, 0.5, f64::NAN, 0.0], 100).unwrap();
+        let shape = |b: &MicroBatch| (b.sequences.iter().map(Vec::len).collect::<Vec<_>>(), b.has_gradient());
+        let shapes: Vec<_> = batches.iter().map(shape).collect();
+        assert_eq!(shapes, [(vec![3, 2], true), (vec![4, 1], false)]);
+    }
+
+    #[test]
+    fn a_sequence_longer_than_the_budget_goes_alone() {
+        let samples = [sample(&[1; 50], &[2], &[true]), sample(&[1], &[2], &[true])];
+        let batches = pack(&samples, &[0.0, 0.0], 10).unwrap();
+        assert_eq!(batches[0].sequences, [vec![1; 50]]);
+        assert_eq!(batches.len(), 2);
+    }
+}

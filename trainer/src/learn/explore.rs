@@ -1,0 +1,34 @@
+//! The weight of explored trajectories.
+//!
+//! We want the gradient of the policy π itself: g = Σ_y π(y) A(y) ∇ log π(y) over completions y.
+//! With a logged probability s, serving masks the decline token d (sets its logit to −∞) at every
+//! position. That gives two strata:
+//!
+//! | stratum | share | y is sampled from | weight of y |
+//! |---|---|---|---|
+//! | free | 1 − s | π | 1, or 1 / (1 − s) if y declines |
+//! | suppressed | s | π̃ = Π_t π(y_t) / (1 − π_t(d)), only y without d | π / π̃ = Π_t (1 − π_t(d)) |
+//!
+//! In expectation, a y that shows something contributes ((1 − s) + s) π A ∇ log π. A y that
+//! declines comes from the free stratum only and contributes (1 − s) / (1 − s) π A ∇ log π. The sum
+//! is exactly g, for any advantage of a decline.
+//!
+//! The weight of a decline multiplies its advantage ([`weight`]). The weight of a suppressed
+//! completion needs no code: the logged μ is π̃, so the ratio of `reinforce_is` is
+//! ρ_t = π/μ = 1 − π_t(d). It is at most 1, so the cap never truncates it. The loss applies these
+//! ratios per token instead of their product. For a policy that declines only at its first token,
+//! that token has its exact weight, and later tokens count 1 instead of 1 − π_1(d). `ppo_clip` does
+//! not use μ and treats explored completions as free ones.
+
+/// The factor of a trajectory's advantage. `share`: the logged probability s, below 1; `None`:
+/// exploration was off.
+pub fn weight(declined: bool, share: Option<f32>) -> f64 {
+    match share {
+        Some(share) if declined => 1.0 / (1.0 - f64::from(share)),
+        _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "torch")]
+mod tests;

@@ -1,0 +1,124 @@
+//! What a step must satisfy to be published. Pure checks on numbers that were measured elsewhere.
+//!
+//! After a breach nothing is published and the weights and the optimizer stay as they were. One
+//! transaction pauses the run with the reason and drops the cohort with a `guard_…` code: the same
+//! step would fail again, and a person who resumes the run wants new data.
+
+use serde::{Deserialize, Serialize};
+
+/// Bounds of one optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Global gradient norm before clipping, in units of the loss; default 1000.
+    pub gradient_norm_max: f64,
+    /// KL(old‖new) in nats, exact over the vocabulary, mean over the trained tokens of at least a
+    /// quarter of the sequences; default 0.5.
+    pub kl_max: f64,
+    /// Largest |logged − recomputed| log-probability of any trained token, nats; default 0.01.
+    pub difference_max: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            gradient_norm_max: 1000.0,
+            kl_max: 0.5,
+            difference_max: 0.01,
+        }
+    }
+}
+
+/// The bound that was broken. Its text is the reason that people read.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Breach {
+    #[error("the loss is {0}, not a finite number")]
+    Loss(f64),
+    #[error("the gradient norm is {0}, not a finite number")]
+    GradientNotFinite(f64),
+    #[error("the gradient norm {norm:.3} is above its bound of {limit}")]
+    GradientNorm { norm: f64, limit: f64 },
+    #[error("the update would leave values that are not finite in `{0}`")]
+    Parameters(String),
+    #[error("KL(old‖new) on the cohort is {kl:.5} nats, above its bound of {limit}")]
+    Kl { kl: f64, limit: f64 },
+    #[error(
+        "a logged log-probability differs by {difference:.3e} nats from the recomputed one, more than {limit}: the sampler and the trainer do not hold the same weights"
+    )]
+    Parity { difference: f64, limit: f64 },
+}
+
+impl Breach {
+    /// The disposition code of the dropped cohort.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Breach::Loss(_) => "guard_loss",
+            Breach::GradientNotFinite(_) | Breach::GradientNorm { .. } => "guard_gradient",
+            Breach::Parameters(_) => "guard_parameters",
+            Breach::Kl { .. } => "guard_kl",
+            Breach::Parity { .. } => "guard_parity",
+        }
+    }
+}
+
+impl Limits {
+    /// Checks after the backward pass.
+    pub fn before_update(&self, loss: f64, norm: f64, difference: f64) -> Result<(), Breach> {
+        if difference.is_nan() || difference > self.difference_max {
+            return Err(Breach::Parity {
+                difference,
+                limit: self.difference_max,
+            });
+        }
+        if !loss.is_finite() {
+            return Err(Breach::Loss(loss));
+        }
+        if !norm.is_finite() {
+            return Err(Breach::GradientNotFinite(norm));
+        }
+        if norm > self.gradient_norm_max {
+            return Err(Breach::GradientNorm {
+                norm,
+                limit: self.gradient_norm_max,
+            });
+        }
+        Ok(())
+    }
+
+    /// Checks the new weights on the cohort.
+    pub fn after_update(&self, kl: f64) -> Result<(), Breach> {
+        if kl.is_finite() && kl <= self.kl_max {
+            return Ok(());
+        }
+        Err(Breach::Kl { kl, limit: self.kl_max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_step_passes() {
+        let limits = Limits::default();
+        assert_eq!(limits.before_update(-0.3, 12.0, 1e-6), Ok(()));
+        assert_eq!(limits.after_update(0.004), Ok(()));
+    }
+
+    #[test]
+    fn each_breach_has_its_code() {
+        let limits = Limits {
+            gradient_norm_max: 10.0,
+            kl_max: 0.1,
+            difference_max: 1e-4,
+        };
+        let code = |r: Result<(), Breach>| r.unwrap_err().code();
+        assert_eq!(code(limits.before_update(f64::NAN, 1.0, 0.0)), "guard_loss");
+        assert_eq!(code(limits.before_update(0.0, f64::INFINITY, 0.0)), "guard_gradient");
+        assert_eq!(code(limits.before_update(0.0, 10.5, 0.0)), "guard_gradient");
+        assert_eq!(code(limits.before_update(0.0, 1.0, 2e-4)), "guard_parity");
+        assert_eq!(code(limits.before_update(0.0, 1.0, f64::NAN)), "guard_parity");
+        assert_eq!(code(limits.after_update(0.11)), "guard_kl");
+        assert_eq!(code(limits.after_update(f64::NAN)), "guard_kl");
+    }
+}

@@ -1,0 +1,454 @@
+//! The learner: master weights, their optimizer, and the published values to compute with.
+//!
+//! The forward pass is the sampler's own ([`ExactModel`]), bit by bit. The gradient comes from
+//! libtorch ([`TrainModel`]) at the same values and updates the fp32 master; the next published
+//! values are the rounded master. The master is all weights, or the factors of an adapter
+//! ([`lora`]).
+//!
+//! A step has three parts:
+//! 1. [`Learner::accumulate`] adds gradients while the cohort fills. A trajectory's gradient does
+//!    not depend on the others, and the denominator is applied at the end.
+//! 2. [`Learner::finish`] computes the update, checks the guards and proposes a step.
+//! 3. The caller makes the step durable and calls [`Learner::accept`], or [`Learner::discard`],
+//!    which undoes everything.
+//!
+//! Synchronous and single-threaded; [`thread`] is the thread it lives on. It knows no database, no
+//! store, and no clock but its own timings.
+
+mod accumulator;
+mod lora;
+mod state;
+pub mod thread;
+
+use crate::learn::batch::{self, MicroBatch};
+use crate::learn::behaviour;
+use crate::learn::guards::{Breach, Limits};
+use crate::learn::mismatch::Mismatch;
+use crate::learn::optimizer::{self, AdamW};
+use crate::learn::settings::StepSettings;
+use crate::select::ModelLimits;
+use crate::select::sample::Sample;
+use accumulator::{Accumulator, KlBatch};
+use anyhow::{Context, ensure};
+use artifact::checkpoint::Checkpoint;
+use lora::Lora;
+use model::autograd::{self, Parameters, TrainModel, checkpoint_from_f32, require_grad_of};
+use model::exact::{Arithmetic, ExactModel, Pass};
+use model::router::Routing;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Instant;
+use tch::{Kind, Tensor};
+
+/// What one step measured. Nats and seconds.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Metrics {
+    pub loss: f64,
+    /// Global norm before clipping.
+    pub gradient_norm: f64,
+    /// KL(old‖new), exact over the vocabulary, mean over the trained tokens of at least a quarter
+    /// of the sequences.
+    pub kl: f64,
+    /// Share of trained tokens that the loss truncated or clipped.
+    pub clipped: f64,
+    /// Mean entropy of the old policy at the trained tokens.
+    pub entropy: f64,
+    pub sequences: usize,
+    /// Sequences sampled with the decline token masked.
+    pub explored: usize,
+    /// Sequences computed with their logged experts.
+    pub replayed: usize,
+    pub tokens: usize,
+    /// Sequences whose advantage is exactly 0. They count in every mean and get no backward pass.
+    pub without_gradient: usize,
+    pub reward_mean: f64,
+    pub advantage_mean: f64,
+    pub advantage_std: f64,
+    /// Logged against recomputed log-probabilities: the parity of sampler and trainer.
+    pub mismatch: Mismatch,
+    /// Published values that differ from the parent's.
+    pub changed_weights: u64,
+    pub total_weights: u64,
+    /// All computing, also while the cohort was filling.
+    pub seconds: f64,
+    /// The part of it that measured the update.
+    pub guard_seconds: f64,
+}
+
+/// A step that passed its guards and waits to be accepted or discarded.
+#[derive(Debug, Clone)]
+pub struct Proposal {
+    pub parent: Arc<Checkpoint>,
+    pub checkpoint: Arc<Checkpoint>,
+    pub metrics: Metrics,
+}
+
+/// The outcome of a cohort.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    Proposed(Proposal),
+    /// Nothing has changed.
+    Refused {
+        breach: Breach,
+        metrics: Metrics,
+    },
+}
+
+/// Holds the weights of one line's head.
+#[derive(Debug)]
+pub struct Learner {
+    state: State,
+    /// The state after a proposed step.
+    pending: Option<State>,
+    /// The published values again, as leaves that accumulate gradients.
+    train_model: TrainModel,
+    arithmetic: Arithmetic,
+    /// The token that declines to answer.
+    decline: Option<u32>,
+    /// `None`: all weights are trained.
+    lora: Option<Lora>,
+    /// Sums of the next step. Its gradients are in the leaves of `train_model`.
+    accumulator: Accumulator,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The published values, as they are served.
+    checkpoint: Arc<Checkpoint>,
+    /// Computes with the published values.
+    model: ExactModel,
+    master: Parameters,
+    optimizer: AdamW,
+}
+
+impl Learner {
+    /// Like [`with_arithmetic`](Self::with_arithmetic), in f32 on one thread.
+    pub fn from_checkpoint(checkpoint: Arc<Checkpoint>) -> anyhow::Result<Self> {
+        Self::with_arithmetic(checkpoint, Arithmetic::default())
+    }
+
+    /// Starts from a version: the master is its published values, the optimizer is fresh.
+    /// `arithmetic` has the precision of the sampler; gradients have it too, their sums are f32.
+    pub fn with_arithmetic(checkpoint: Arc<Checkpoint>, arithmetic: Arithmetic) -> anyhow::Result<Self> {
+        let mut learner = Self::build(checkpoint, arithmetic, None, Parameters::new())?;
+        let leaves = learner.train_model.parameters().iter();
+        let master = leaves.map(|(name, tensor)| (name.clone(), tensor.detach().copy()));
+        learner.state.master = master.collect();
+        learner.state.optimizer = AdamW::new(&learner.state.master);
+        Ok(learner)
+    }
+
+    /// Starts a new adapter of version `serial`, whose own weights stay as they are.
+    pub fn with_lora(
+        checkpoint: Arc<Checkpoint>,
+        arithmetic: Arithmetic,
+        serial: i64,
+        config: &model::lora::Config,
+        seed: u64,
+    ) -> anyhow::Result<Self> {
+        let (lora, factors) = Lora::fresh(Arc::clone(&checkpoint), serial, config, seed)?;
+        Self::build(checkpoint, arithmetic, Some(lora), factors)
+    }
+
+    fn build(
+        checkpoint: Arc<Checkpoint>,
+        arithmetic: Arithmetic,
+        lora: Option<Lora>,
+        master: Parameters,
+    ) -> anyhow::Result<Self> {
+        let model = ExactModel::with_arithmetic(&checkpoint, &arithmetic).context("build the model of the head")?;
+        model.prove_exact_once();
+        let loaded = TrainModel::from_checkpoint(&checkpoint).context("build the autograd model of the head")?;
+        let trained = |name: &str| lora.as_ref().is_none_or(|lora| lora.adapts(name));
+        let leaves = require_grad_of(loaded.parameters(), trained);
+        let train_model =
+            TrainModel::from_parameters(loaded.config().clone(), leaves)?.with_compute(arithmetic.compute);
+        let vocabulary = train_model.config().vocab_size;
+        let decline = text::tokenizer::decline_id(&checkpoint).context("read the decline token")?;
+        Ok(Learner {
+            state: State {
+                checkpoint,
+                model,
+                optimizer: AdamW::new(&master),
+                master,
+            },
+            pending: None,
+            train_model,
+            arithmetic,
+            decline: decline.filter(|&id| i64::from(id) < vocabulary),
+            lora,
+            accumulator: Accumulator::default(),
+        })
+    }
+
+    /// What the model demands of trajectories.
+    pub fn model_limits(&self) -> ModelLimits {
+        let config = self.train_model.config();
+        ModelLimits {
+            context: config.max_position_embeddings,
+            vocabulary: config.vocab_size,
+            experts: config.experts.clone(),
+        }
+    }
+
+    /// The version that the learner is at.
+    pub fn checkpoint(&self) -> &Arc<Checkpoint> {
+        &self.state.checkpoint
+    }
+
+    /// Computes one optimizer step on a whole cohort at once. `advantages` has one value per
+    /// sample.
+    pub fn propose(
+        &mut self,
+        samples: &[Sample],
+        advantages: &[f64],
+        settings: &StepSettings,
+        limits: &Limits,
+    ) -> anyhow::Result<Outcome> {
+        self.discard()?;
+        self.accumulate(samples, advantages, settings)?;
+        self.finish(settings, limits)
+    }
+
+    /// Adds the gradients of samples to the next step and changes nothing else. An advantage must
+    /// not depend on samples that come later. After an error the caller must discard.
+    pub fn accumulate(
+        &mut self,
+        samples: &[Sample],
+        advantages: &[f64],
+        settings: &StepSettings,
+    ) -> anyhow::Result<()> {
+        let started = Instant::now();
+        self.ensure_nothing_pending()?;
+        ensure!(samples.len() == advantages.len(), "one advantage per sample");
+        let vocabulary = self.train_model.config().vocab_size;
+        let known = |id: &u32| i64::from(*id) < vocabulary;
+        for sample in samples {
+            ensure!(
+                sample.prompt.iter().chain(&sample.tokens).all(known),
+                "generation {} has token ids outside the vocabulary of {vocabulary}",
+                sample.generation
+            );
+        }
+        self.accumulator.add_samples(samples, advantages);
+        for batch in batch::pack(samples, advantages, settings.micro_batch_tokens)? {
+            self.forward_backward(batch, settings)?;
+        }
+        self.accumulator.seconds += started.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Ends the step with what was accumulated: division, clipping, update, guards.
+    pub fn finish(&mut self, settings: &StepSettings, limits: &Limits) -> anyhow::Result<Outcome> {
+        let started = Instant::now();
+        self.ensure_nothing_pending()?;
+        let sums = std::mem::take(&mut self.accumulator);
+        let denominator = settings.aggregation.denominator(sums.counts);
+        let mut metrics = sums.metrics(denominator);
+        let proposed = self.update(&sums, denominator, &mut metrics, settings, limits)?;
+        metrics.seconds = sums.seconds + started.elapsed().as_secs_f64();
+        let pending = match proposed {
+            Ok(pending) => pending,
+            Err(breach) => return Ok(Outcome::Refused { breach, metrics }),
+        };
+        let proposal = Proposal {
+            parent: Arc::clone(&self.state.checkpoint),
+            checkpoint: Arc::clone(&pending.checkpoint),
+            metrics,
+        };
+        self.pending = Some(pending);
+        Ok(Outcome::Proposed(proposal))
+    }
+
+    /// The state after the step, or the guard that refuses it.
+    fn update(
+        &mut self,
+        sums: &Accumulator,
+        denominator: f64,
+        metrics: &mut Metrics,
+        settings: &StepSettings,
+        limits: &Limits,
+    ) -> anyhow::Result<Result<State, Breach>> {
+        let mut gradients = self.take_gradients(denominator);
+        metrics.gradient_norm = optimizer::norm(&gradients);
+        let checked = limits.before_update(metrics.loss, metrics.gradient_norm, metrics.mismatch.difference_max);
+        if let Err(breach) = checked {
+            return Ok(Err(breach));
+        }
+        optimizer::clip(&mut gradients, metrics.gradient_norm, settings.optimizer.clip_norm);
+        let (master, optimizer) = self
+            .state
+            .optimizer
+            .updated(&self.state.master, &gradients, &settings.optimizer);
+        if let Some(name) = optimizer::first_not_finite(&master) {
+            return Ok(Err(Breach::Parameters(name.to_string())));
+        }
+        let checkpoint = Arc::new(self.published(&master)?);
+        let guarding = Instant::now();
+        let model =
+            ExactModel::with_arithmetic(&checkpoint, &self.arithmetic).context("build the model of the new weights")?;
+        metrics.kl = divergence(&model, &sums.kl_batches)?;
+        metrics.guard_seconds = guarding.elapsed().as_secs_f64();
+        if let Err(breach) = limits.after_update(metrics.kl) {
+            return Ok(Err(breach));
+        }
+        self.train_model
+            .load_values(&checkpoint)
+            .context("load the new weights")?;
+        let changes = artifact::delta::stats(&self.state.checkpoint, &checkpoint);
+        metrics.changed_weights = changes.changed_weights;
+        metrics.total_weights = changes.total_weights;
+        Ok(Ok(State {
+            model,
+            checkpoint,
+            master,
+            optimizer,
+        }))
+    }
+
+    /// The proposed step is durable: continue from it.
+    pub fn accept(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.state = pending;
+        }
+    }
+
+    /// Forgets a proposed step and everything that was accumulated.
+    pub fn discard(&mut self) -> anyhow::Result<()> {
+        self.accumulator = Accumulator::default();
+        for leaf in self.train_model.parameters().values() {
+            leaf.shallow_clone().zero_grad();
+        }
+        if self.pending.take().is_some() {
+            self.train_model
+                .load_values(&self.state.checkpoint)
+                .context("return to the old weights")?;
+        }
+        Ok(())
+    }
+
+    fn ensure_nothing_pending(&self) -> anyhow::Result<()> {
+        ensure!(
+            self.pending.is_none(),
+            "the previous step is neither accepted nor discarded"
+        );
+        Ok(())
+    }
+
+    /// Adds the gradients of the micro-batch's summed loss to the leaves. If every advantage is 0,
+    /// only the forward pass runs, so that parity is checked for every token.
+    fn forward_backward(&mut self, batch: MicroBatch, settings: &StepSettings) -> anyhow::Result<()> {
+        if batch.targets.is_empty() {
+            return Ok(());
+        }
+        let pass = score(&self.state.model, &batch)?;
+        let backward = batch.has_gradient();
+        let _no_grad = (!backward).then(tch::no_grad_guard);
+        let hidden = autograd::leaf(&pass.hidden);
+        let logits = autograd::tensor(&pass.logits);
+        let logits = match backward {
+            true => autograd::with_values(self.train_model.project(&hidden), &logits),
+            false => logits,
+        };
+        let transform = behaviour::logit_transform(&batch, &pass.logits)
+            .map(|parts| parts.map(|part| Tensor::from_slice(&part).view_as(&logits)));
+        let distribution = log_softmax(&logits, &batch, transform.as_ref());
+        let logp = at_targets(&distribution, &batch);
+        let logged = Tensor::from_slice(&batch.behaviour);
+        let advantage = Tensor::from_slice(&batch.advantage);
+        let terms = settings.loss.terms(&logp, &logged, &logp.detach(), &advantage);
+        if backward {
+            terms.per_token.sum(Kind::Float).backward();
+            self.train_model.backward(&pass, hidden.grad());
+        }
+        self.accumulator
+            .add_batch(batch, transform, &pass.logits, &distribution, &terms, self.decline);
+        Ok(())
+    }
+
+    /// Takes the summed gradients of the master out of the leaves, divided by `denominator`, and
+    /// clears the leaves.
+    fn take_gradients(&mut self, denominator: f64) -> Parameters {
+        let _no_grad = tch::no_grad_guard();
+        let leaves = self.train_model.parameters().iter();
+        let weights = leaves
+            .filter(|(_, leaf)| leaf.requires_grad())
+            .map(|(name, leaf)| {
+                let gradient = leaf.grad();
+                let taken = if gradient.defined() {
+                    gradient / denominator
+                } else {
+                    leaf.zeros_like()
+                };
+                leaf.shallow_clone().zero_grad();
+                (name.clone(), taken)
+            })
+            .collect();
+        match &self.lora {
+            None => weights,
+            Some(lora) => lora.gradients(&self.state.master, &weights),
+        }
+    }
+
+    /// The checkpoint that a master rounds to.
+    fn published(&self, master: &Parameters) -> anyhow::Result<Checkpoint> {
+        match &self.lora {
+            None => checkpoint_from_f32(&self.state.checkpoint, master).context("round the master weights"),
+            Some(lora) => lora.published(master),
+        }
+    }
+}
+
+/// The model's pass over a micro-batch, with logits at its trained positions and its logged
+/// experts, if any.
+fn score(model: &ExactModel, batch: &MicroBatch) -> anyhow::Result<Pass> {
+    let sequences: Vec<&[u32]> = batch.sequences.iter().map(Vec::as_slice).collect();
+    let replay: Option<&Routing> = batch.routing.as_ref();
+    Ok(model.score(&sequences, &batch.positions, replay)?)
+}
+
+/// Log-softmax at the trained positions, `[n, V]`, as they were sampled. `transform`: from
+/// [`behaviour::logit_transform`].
+fn log_softmax(logits: &Tensor, batch: &MicroBatch, transform: Option<&[Tensor; 2]>) -> Tensor {
+    let temperature = Tensor::from_slice(&batch.temperature).unsqueeze(1);
+    let z = match transform {
+        Some([factors, summands]) => logits * factors + summands,
+        None => logits.shallow_clone(),
+    };
+    (z / temperature).log_softmax(-1, Kind::Float)
+}
+
+/// Mean KL(old‖new) over the trained tokens of the batches.
+fn divergence(new: &ExactModel, batches: &[KlBatch]) -> anyhow::Result<f64> {
+    let _no_grad = tch::no_grad_guard();
+    let (mut sum, mut tokens) = (0.0, 0);
+    for KlBatch {
+        batch,
+        transform,
+        before,
+    } in batches
+    {
+        let logits = autograd::tensor(&score(new, batch)?.logits);
+        let after = log_softmax(&logits, batch, transform.as_ref());
+        // ids that could not be sampled have probability 0 before and after
+        let change = (before - after).masked_fill(&before.eq(f64::NEG_INFINITY), 0.0);
+        sum += (before.exp() * change).sum(Kind::Double).double_value(&[]);
+        tokens += batch.targets.len();
+    }
+    Ok(sum / tokens.max(1) as f64)
+}
+
+fn at_targets(distribution: &Tensor, batch: &MicroBatch) -> Tensor {
+    let targets = Tensor::from_slice(&batch.targets).unsqueeze(1);
+    distribution.gather(1, &targets, false).squeeze_dim(1)
+}
+
+fn to_vec(tensor: &Tensor) -> Vec<f32> {
+    let mut values = vec![0.0; tensor.numel()];
+    tensor.copy_data(&mut values, tensor.numel());
+    values
+}
+
+#[cfg(test)]
+mod tests;

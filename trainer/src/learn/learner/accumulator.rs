@@ -1,0 +1,108 @@
+//! Sums over the trajectories of a cohort, not yet divided. So it does not matter when each of them
+//! joins. The gradients themselves accumulate in the leaves of the autograd model.
+
+use super::{Metrics, at_targets, to_vec};
+use crate::learn::batch::{Counts, MicroBatch};
+use crate::learn::loss::Terms;
+use crate::learn::{advantage, behaviour, mismatch};
+use crate::select::sample::Sample;
+use model::exact::Rows;
+use tch::{Kind, Tensor};
+
+/// One in this many sequences is kept to measure KL on. More would cost time that nothing else
+/// overlaps.
+const KL_ONE_IN: usize = 4;
+
+/// A micro-batch that KL is measured on after the update.
+#[derive(Debug)]
+pub(super) struct KlBatch {
+    pub batch: MicroBatch,
+    /// From [`behaviour::logit_transform`].
+    pub transform: Option<[Tensor; 2]>,
+    /// Log-softmax at each trained position before the update, `[n, V]`, without gradient.
+    pub before: Tensor,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Accumulator {
+    pub counts: Counts,
+    pub kl_batches: Vec<KlBatch>,
+    /// Time spent on all of it.
+    pub seconds: f64,
+    rewards: Vec<f64>,
+    advantages: Vec<f64>,
+    explored: usize,
+    replayed: usize,
+    /// log μ as logged.
+    logged: Vec<f32>,
+    /// log μ recomputed.
+    recomputed: Vec<f32>,
+    /// log π.
+    policy: Vec<f32>,
+    loss: f64,
+    clipped: f64,
+    entropy: f64,
+    sequences: usize,
+    kl_sequences: usize,
+}
+
+impl Accumulator {
+    /// Counts samples that join the cohort.
+    pub fn add_samples(&mut self, samples: &[Sample], advantages: &[f64]) {
+        self.counts.sequences += samples.len();
+        self.counts.tokens += samples.iter().map(Sample::trained_tokens).sum::<usize>();
+        self.rewards.extend(samples.iter().map(|s| s.reward));
+        self.advantages.extend_from_slice(advantages);
+        self.explored += samples.iter().filter(|s| s.suppressed).count();
+        self.replayed += samples.iter().filter(|s| s.experts.is_some()).count();
+    }
+
+    /// Adds what a micro-batch computed. `decline`: the version's decline token.
+    pub fn add_batch(
+        &mut self,
+        batch: MicroBatch,
+        transform: Option<[Tensor; 2]>,
+        logits: &Rows,
+        distribution: &Tensor,
+        terms: &Terms,
+        decline: Option<u32>,
+    ) {
+        let distribution = distribution.detach();
+        self.loss += terms.per_token.sum(Kind::Double).double_value(&[]);
+        self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
+        self.entropy += distribution.exp().special_entr().sum(Kind::Double).double_value(&[]);
+        self.recomputed
+            .extend(behaviour::log_behaviour(logits, &batch, decline));
+        self.policy.extend(to_vec(&at_targets(&distribution, &batch)));
+        self.logged.extend_from_slice(&batch.behaviour);
+        self.sequences += batch.sequences.len();
+        if self.kl_sequences * KL_ONE_IN < self.sequences {
+            self.kl_sequences += batch.sequences.len();
+            self.kl_batches.push(KlBatch {
+                batch,
+                transform,
+                before: distribution,
+            });
+        }
+    }
+
+    /// The metrics that are known before the update.
+    pub fn metrics(&self, denominator: f64) -> Metrics {
+        let tokens = self.counts.tokens.max(1) as f64;
+        Metrics {
+            loss: self.loss / denominator,
+            clipped: self.clipped / tokens,
+            entropy: self.entropy / tokens,
+            sequences: self.counts.sequences,
+            explored: self.explored,
+            replayed: self.replayed,
+            tokens: self.counts.tokens,
+            without_gradient: self.advantages.iter().filter(|&&a| a == 0.0).count(),
+            reward_mean: advantage::mean(&self.rewards),
+            advantage_mean: advantage::mean(&self.advantages),
+            advantage_std: advantage::std(&self.advantages),
+            mismatch: mismatch::measure(&self.logged, &self.recomputed, &self.policy),
+            ..Metrics::default()
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! A learner's state as bytes, and back, bit by bit.
+
+use super::lora::Lora;
+use super::{Learner, State};
+use crate::learn::optimizer::AdamW;
+use crate::publish::run_state::{RunState, StepRecord};
+use anyhow::{Context, bail, ensure};
+use artifact::checkpoint::Checkpoint;
+use artifact::tensor::TensorData;
+use model::autograd::Parameters;
+use model::exact::Arithmetic;
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tch::Tensor;
+
+impl Learner {
+    /// The state after the proposed step, or the present one if none is proposed.
+    pub fn run_state(&self, record: StepRecord, random: u64) -> RunState {
+        let State { master, optimizer, .. } = self.pending.as_ref().unwrap_or(&self.state);
+        RunState {
+            record,
+            lora: self.lora.as_ref().map(|lora| lora.identity().clone()),
+            optimizer_step: optimizer.step,
+            random,
+            master: to_data(master),
+            first: to_data(&optimizer.first),
+            second: to_data(&optimizer.second),
+        }
+    }
+
+    /// Continues from a run state. `checkpoint` is the version that its step made; a master that
+    /// does not round to exactly that checkpoint is refused. `base` is the version that an
+    /// adapter's run state names.
+    pub fn restore(
+        checkpoint: Arc<Checkpoint>,
+        arithmetic: Arithmetic,
+        run_state: &RunState,
+        base: Option<Arc<Checkpoint>>,
+    ) -> anyhow::Result<Self> {
+        let mut learner = match (&run_state.lora, base) {
+            (None, _) => Learner::with_arithmetic(checkpoint, arithmetic)?,
+            (Some(identity), Some(base)) => {
+                let (lora, factors) = Lora::from_identity(base, identity.clone())?;
+                Learner::build(checkpoint, arithmetic, Some(lora), factors)?
+            }
+            (Some(identity), None) => bail!("the adapter's base, version {}, was not given", identity.base),
+        };
+        let master = from_data(&run_state.master, &learner.state.master).context("restore master weights")?;
+        learner.state.optimizer = AdamW {
+            step: run_state.optimizer_step,
+            first: from_data(&run_state.first, &master).context("restore first moments")?,
+            second: from_data(&run_state.second, &master).context("restore second moments")?,
+        };
+        let published = learner.published(&master)?;
+        ensure!(
+            published.tensors == learner.state.checkpoint.tensors,
+            "the master weights of the run state do not round to those of its version"
+        );
+        learner.state.master = master;
+        Ok(learner)
+    }
+}
+
+pub(super) fn to_data(parameters: &Parameters) -> BTreeMap<String, TensorData> {
+    parameters
+        .iter()
+        .map(|(name, tensor)| {
+            let mut bytes = vec![0; 4 * tensor.numel()];
+            tensor.copy_data_u8(&mut bytes, tensor.numel()); // little-endian on every machine that libtorch is fetched for
+            let data = TensorData {
+                dtype: Dtype::F32,
+                shape: tensor.size().iter().map(|&n| n as usize).collect(),
+                bytes: bytes.into(),
+            };
+            (name.clone(), data)
+        })
+        .collect()
+}
+
+/// Tensors of `data`, which must have exactly the names and shapes of `like`.
+fn from_data(data: &BTreeMap<String, TensorData>, like: &Parameters) -> anyhow::Result<Parameters> {
+    ensure!(
+        data.len() == like.len(),
+        "{} tensors, expected {}",
+        data.len(),
+        like.len()
+    );
+    like.iter()
+        .map(|(name, model)| {
+            let stored = data.get(name).with_context(|| format!("`{name}` is missing"))?;
+            let stored = tensor(stored).with_context(|| format!("`{name}`"))?;
+            ensure!(
+                stored.size() == model.size(),
+                "`{name}` has shape {:?}, expected {:?}",
+                stored.size(),
+                model.size()
+            );
+            Ok((name.clone(), stored))
+        })
+        .collect()
+}
+
+pub(super) fn tensor(data: &TensorData) -> anyhow::Result<Tensor> {
+    let shape: Vec<i64> = data.shape.iter().map(|&n| n as i64).collect();
+    let values: Vec<f32> = data
+        .bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    Ok(Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?)
+}

@@ -1,0 +1,188 @@
+//! Policy-gradient losses: the loss of one token, and how the tokens of a cohort are averaged.
+//! Losses are minimised.
+//!
+//! To add a loss: a variant of [`Loss`], its constants in [`Loss::check`], its formula as a
+//! function below, one line in [`Loss::terms`], and a test with numbers computed by hand.
+//!
+//! Symbols, all per trained token, in nats: `logp` = log π of the weights being trained, with
+//! gradient; `behaviour` = log μ as logged by the sampler; `proximal` = log π at the start of the
+//! step, without gradient; `advantage` = A of the token's trajectory. sg(x) is x without gradient.
+//! Log-ratios are clamped to ±20 before they are exponentiated.
+
+use crate::learn::batch::Counts;
+use serde::{Deserialize, Serialize};
+#[cfg(feature = "torch")]
+use tch::{Kind, Tensor};
+
+/// Which loss a run minimises, with its constants.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Loss {
+    /// REINFORCE with a truncated importance weight.
+    ReinforceIs { cap: f64 },
+    /// PPO's clipped objective with a dual clip. A cohort gets one update, so π is still the
+    /// proximal policy: the ratio is 1, nothing is clipped, and the gradient is that of REINFORCE
+    /// without importance weights.
+    PpoClip { low: f64, high: f64, dual: f64 },
+}
+
+impl Loss {
+    /// Whether the constants make sense.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let positive = |v: f64| v.is_finite() && v > 0.0;
+        let valid = match *self {
+            Loss::ReinforceIs { cap } => positive(cap),
+            Loss::PpoClip { low, high, dual } => positive(low) && positive(high) && dual > 1.0,
+        };
+        match valid {
+            true => Ok(()),
+            false => Err("loss has a constant that is out of range: cap, low, high > 0 and dual > 1"),
+        }
+    }
+
+    /// The loss of each trained token, before aggregation. All tensors are f32 of the same length.
+    #[cfg(feature = "torch")]
+    pub fn terms(&self, logp: &Tensor, behaviour: &Tensor, proximal: &Tensor, advantage: &Tensor) -> Terms {
+        match *self {
+            Loss::ReinforceIs { cap } => reinforce_is(logp, behaviour, advantage, cap),
+            Loss::PpoClip { low, high, dual } => ppo_clip(logp, proximal, advantage, low, high, dual),
+        }
+    }
+}
+
+/// How the tokens of a cohort become one number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Aggregation {
+    /// Every token counts the same.
+    TokenMean,
+    /// Sum over the tokens of a sequence, mean over sequences: −A Σ log π is the policy gradient
+    /// itself.
+    #[default]
+    SeqMeanTokenSum,
+}
+
+impl Aggregation {
+    /// What the sum over all tokens is divided by. `counts` are the whole cohort's, not a
+    /// micro-batch's.
+    pub fn denominator(self, counts: Counts) -> f64 {
+        match self {
+            Aggregation::TokenMean => counts.tokens.max(1) as f64,
+            Aggregation::SeqMeanTokenSum => counts.sequences.max(1) as f64,
+        }
+    }
+}
+
+/// The loss of each token, and which tokens were truncated or clipped (1.0) or not (0.0).
+#[cfg(feature = "torch")]
+#[derive(Debug)]
+pub struct Terms {
+    pub per_token: Tensor,
+    pub clipped: Tensor,
+}
+
+/// −sg(min(ρ, cap)) · A · log π with ρ = exp(log π − log μ).
+///
+/// Williams 1992; truncated importance sampling as in verl's `compute_policy_loss_reinforce`.
+#[cfg(feature = "torch")]
+pub fn reinforce_is(logp: &Tensor, behaviour: &Tensor, advantage: &Tensor, cap: f64) -> Terms {
+    let rho = ratio(&logp.detach(), behaviour);
+    Terms {
+        per_token: -(rho.clamp_max(cap) * advantage) * logp,
+        clipped: rho.gt(cap).to_kind(Kind::Float),
+    }
+}
+
+/// max(−A r, −A clip(r, 1−low, 1+high)) with r = exp(log π − log π_p); where A < 0 at most −A ·
+/// dual.
+///
+/// Schulman et al. 2017; dual clip: Ye et al. 2020. As in verl's `compute_policy_loss_vanilla`.
+#[cfg(feature = "torch")]
+pub fn ppo_clip(logp: &Tensor, proximal: &Tensor, advantage: &Tensor, low: f64, high: f64, dual: f64) -> Terms {
+    let r = ratio(logp, proximal);
+    let free = -(advantage * &r);
+    let cut = -(advantage * r.clamp(1.0 - low, 1.0 + high));
+    let upper = free.maximum(&cut);
+    let bounded = upper.minimum(&(-(advantage * dual)));
+    Terms {
+        per_token: bounded.where_self(&advantage.lt(0.0), &upper),
+        clipped: cut.gt_tensor(&free).to_kind(Kind::Float),
+    }
+}
+
+#[cfg(feature = "torch")]
+fn ratio(logp: &Tensor, reference: &Tensor) -> Tensor {
+    const LOG_RATIO_MAX: f64 = 20.0;
+    (logp - reference).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+}
+
+#[cfg(all(test, feature = "torch"))]
+mod tests {
+    use super::*;
+
+    fn leaf(values: &[f64]) -> Tensor {
+        Tensor::from_slice(values).to_kind(Kind::Float).set_requires_grad(true)
+    }
+    fn logs(p: &[f64]) -> Vec<f64> {
+        p.iter().map(|p| p.ln()).collect()
+    }
+    fn constant(values: &[f64]) -> Tensor {
+        Tensor::from_slice(values).to_kind(Kind::Float)
+    }
+    fn close(tensor: &Tensor, want: &[f64]) {
+        let got = Vec::<f32>::try_from(&tensor.detach()).unwrap();
+        assert_eq!(got.len(), want.len());
+        for (g, w) in got.iter().zip(want) {
+            assert!((f64::from(*g) - w).abs() < 1e-5, "{got:?} against {want:?}");
+        }
+    }
+
+    #[test]
+    fn a_sum_is_divided_by_the_whole_cohorts_tokens_or_sequences() {
+        let counts = Counts {
+            sequences: 2,
+            tokens: 5,
+        };
+        assert_eq!(Aggregation::TokenMean.denominator(counts), 5.0);
+        assert_eq!(Aggregation::SeqMeanTokenSum.denominator(counts), 2.0);
+        assert_eq!(Aggregation::TokenMean.denominator(Counts::default()), 1.0);
+    }
+
+    #[test]
+    fn reinforce_is_weights_by_the_truncated_ratio() {
+        // π/μ = 5 is truncated to 2; 0.5 and 1 stay
+        let logp = leaf(&logs(&[0.5, 0.2, 0.3]));
+        let behaviour = constant(&logs(&[0.1, 0.4, 0.3]));
+        let advantage = constant(&[0.75, -0.25, 0.0]);
+        let terms = reinforce_is(&logp, &behaviour, &advantage, 2.0);
+        close(
+            &terms.per_token,
+            &[-2.0 * 0.75 * 0.5f64.ln(), 0.5 * 0.25 * 0.2f64.ln(), 0.0],
+        );
+        close(&terms.clipped, &[1.0, 0.0, 0.0]);
+        terms.per_token.sum(Kind::Float).backward();
+        close(&logp.grad(), &[-1.5, 0.125, 0.0]); // −min(ρ, 2) A: no gradient through the weight
+    }
+
+    #[test]
+    fn ppo_clip_removes_the_gradient_of_ratios_that_moved_far_enough() {
+        // ratios 1.5, 1.1, 0.5, 5 with advantages 1, 1, −1, −1
+        let logp = leaf(&logs(&[0.3, 0.22, 0.1, 0.5]));
+        let proximal = constant(&logs(&[0.2, 0.2, 0.2, 0.1]));
+        let advantage = constant(&[1.0, 1.0, -1.0, -1.0]);
+        let terms = ppo_clip(&logp, &proximal, &advantage, 0.2, 0.2, 3.0);
+        // −1.2 (clipped), −1.1 (free), 0.8 (clipped), 3 (dual clip of 5)
+        close(&terms.per_token, &[-1.2, -1.1, 0.8, 3.0]);
+        close(&terms.clipped, &[1.0, 0.0, 1.0, 0.0]);
+        terms.per_token.sum(Kind::Float).backward();
+        close(&logp.grad(), &[0.0, -1.1, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn extreme_log_ratios_stay_finite() {
+        let logp = leaf(&[0.0, -200.0]);
+        let behaviour = constant(&[-200.0, 0.0]);
+        let terms = reinforce_is(&logp, &behaviour, &constant(&[1.0, 1.0]), 2.0);
+        assert!(terms.per_token.isfinite().all().int64_value(&[]) == 1);
+    }
+}

@@ -1,0 +1,42 @@
+//! `[trainer.realtime.step]`: how one step is computed. Plain data that also the build without
+//! libtorch reads.
+
+use crate::learn::loss::{Aggregation, Loss};
+use crate::learn::optimizer::OptimizerSettings;
+use serde::{Deserialize, Serialize};
+
+/// One optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StepSettings {
+    /// Default: `reinforce_is` with its weight truncated at 2.
+    pub loss: Loss,
+    /// Default: `seq-mean-token-sum`.
+    pub aggregation: Aggregation,
+    #[serde(rename = "optimiser")]
+    pub optimizer: OptimizerSettings,
+    /// Tokens that go through the model together; default 4096. Changes memory, not results.
+    pub micro_batch_tokens: usize,
+}
+
+impl Default for StepSettings {
+    fn default() -> Self {
+        StepSettings {
+            loss: Loss::ReinforceIs { cap: 2.0 },
+            aggregation: Aggregation::default(),
+            optimizer: OptimizerSettings::default(),
+            micro_batch_tokens: 4096,
+        }
+    }
+}
+
+impl StepSettings {
+    /// Refuses constants that make no sense. The text begins with the field.
+    pub fn check(&self) -> Result<(), String> {
+        self.optimizer.check().map_err(|why| format!("optimiser.{why}"))?;
+        if self.micro_batch_tokens == 0 {
+            return Err("micro_batch_tokens must be above 0".into());
+        }
+        self.loss.check().map_err(str::to_owned)
+    }
+}

@@ -1,0 +1,307 @@
+//! A run's private state after a step: everything that its next step needs and no version contains.
+//!
+//! One safetensors object per step, under `run/<run>/<step>-<serial>.safetensors` in the store's
+//! private part:
+//! ```text
+//! tensors   master.<name>, first.<name>, second.<name>: master weights and Adam's moments, f32.
+//!           For an adapter: both factors of every adapted matrix (`MODULE.lora_A.weight`)
+//! metadata  format = springtide.checkpoint.v1
+//!           state  = JSON: the step's record, Adam's step count, random state, the adapter's base
+//!           blake3 = hash of the state and of every tensor's name, shape and bytes
+//! ```
+//! It includes the step's record, so that a restart can commit exactly the step of a manifest that
+//! was never committed. Does not need libtorch: tensors are bytes here.
+
+use crate::learn::advantage::Baseline;
+use artifact::digest::Digest;
+use artifact::tensor::TensorData;
+use bytes::Bytes;
+use model::lora::{self, Adapter};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use uuid::Uuid;
+
+const FORMAT: &str = "springtide.checkpoint.v1";
+
+/// Why bytes are not a run state.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("read run state: {0}")]
+    Container(#[from] safetensors::SafeTensorError),
+    #[error("read the metadata of the run state: {0}")]
+    State(#[from] serde_json::Error),
+    #[error("the run state has format {0:?}; this program reads {FORMAT}")]
+    Format(Option<String>),
+    #[error("the run state does not match its BLAKE3 hash")]
+    Digest,
+    #[error("run state tensor `{name}`: {why}")]
+    Tensor { name: String, why: &'static str },
+    #[error("the adapter of the run state: {0}")]
+    Adapter(String),
+}
+
+/// A step as the commit writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepRecord {
+    pub run: Uuid,
+    /// 1, 2, …
+    pub step: i64,
+    /// Generations trained on, in ascending order.
+    pub cohort: Vec<Uuid>,
+    /// Baselines after this step.
+    pub baselines: BTreeMap<String, Baseline>,
+    /// Loss, gradient norm, KL, parity, mismatch, timings.
+    pub metrics: serde_json::Value,
+}
+
+impl StepRecord {
+    /// BLAKE3 of the sorted generation ids, 16 bytes each.
+    pub fn cohort_digest(&self) -> Digest {
+        let mut ids = self.cohort.clone();
+        ids.sort_unstable();
+        let mut hasher = blake3::Hasher::new();
+        for id in &ids {
+            hasher.update(id.as_bytes());
+        }
+        Digest(*hasher.finalize().as_bytes())
+    }
+}
+
+/// The adapter's base, and how its factors are added to it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lora {
+    /// The version whose weights stay unchanged.
+    pub base: i64,
+    pub base_root: Digest,
+    pub config: lora::Config,
+}
+
+/// The state after a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunState {
+    pub record: StepRecord,
+    /// `None`: all weights are trained.
+    pub lora: Option<Lora>,
+    /// Number of optimizer updates.
+    pub optimizer_step: i64,
+    /// State of the random numbers that choose the next tasks.
+    pub random: u64,
+    pub master: BTreeMap<String, TensorData>,
+    pub first: BTreeMap<String, TensorData>,
+    pub second: BTreeMap<String, TensorData>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    record: StepRecord,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lora: Option<Lora>,
+    #[serde(rename = "optimiser_step")]
+    optimizer_step: i64,
+    random: u64,
+}
+
+/// The key of a step's run state in the store's private part.
+pub fn key(run: Uuid, step: i64, serial: i64) -> String {
+    format!("run/{run}/{step:010}-{serial:010}.safetensors")
+}
+
+/// The base version of the adapter, read from the JSON header of a run state alone. `None`: all
+/// weights are trained.
+pub fn base_in_header(header: &[u8]) -> Result<Option<i64>, Error> {
+    let header: serde_json::Value = serde_json::from_slice(header)?;
+    let state = header["__metadata__"]["state"].as_str().unwrap_or_default();
+    let state: State = serde_json::from_str(state)?;
+    Ok(state.lora.map(|lora| lora.base))
+}
+
+impl RunState {
+    pub fn to_bytes(&self) -> Result<Bytes, Error> {
+        let state = serde_json::to_string(&State {
+            record: self.record.clone(),
+            lora: self.lora.clone(),
+            optimizer_step: self.optimizer_step,
+            random: self.random,
+        })?;
+        let tensors = self.named();
+        let metadata = HashMap::from([
+            ("format".to_string(), FORMAT.to_string()),
+            ("blake3".to_string(), digest(&state, &tensors)),
+            ("state".to_string(), state),
+        ]);
+        let views = tensors
+            .iter()
+            .map(|(name, t)| Ok((name.as_str(), TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?)))
+            .collect::<Result<Vec<_>, Error>>()?;
+        Ok(Bytes::from(safetensors::serialize(views, Some(metadata))?))
+    }
+
+    pub fn from_bytes(bytes: &Bytes) -> Result<Self, Error> {
+        let (_, header) = SafeTensors::read_metadata(bytes)?;
+        let file = SafeTensors::deserialize(bytes)?;
+        let metadata = header.metadata().clone().unwrap_or_default();
+        if metadata.get("format").map(String::as_str) != Some(FORMAT) {
+            return Err(Error::Format(metadata.get("format").cloned()));
+        }
+        let mut tensors = BTreeMap::new();
+        for (name, view) in file.iter() {
+            if view.dtype() != Dtype::F32 {
+                return Err(Error::Tensor {
+                    name: name.into(),
+                    why: "is not f32",
+                });
+            }
+            let data = TensorData {
+                dtype: Dtype::F32,
+                shape: view.shape().to_vec(),
+                bytes: bytes.slice_ref(view.data()).into(),
+            };
+            tensors.insert(name.to_string(), data);
+        }
+        let text = metadata.get("state").map(String::as_str).unwrap_or_default();
+        if metadata.get("blake3") != Some(&digest(text, &tensors)) {
+            return Err(Error::Digest);
+        }
+        let state: State = serde_json::from_str(text)?;
+        let mut run_state = RunState {
+            record: state.record,
+            lora: state.lora,
+            optimizer_step: state.optimizer_step,
+            random: state.random,
+            master: BTreeMap::new(),
+            first: BTreeMap::new(),
+            second: BTreeMap::new(),
+        };
+        for (name, data) in tensors {
+            let (part, rest) = name.split_once('.').unwrap_or((&name, ""));
+            let map = match part {
+                "master" => &mut run_state.master,
+                "first" => &mut run_state.first,
+                "second" => &mut run_state.second,
+                _ => {
+                    return Err(Error::Tensor {
+                        name,
+                        why: "is neither master, first nor second",
+                    });
+                }
+            };
+            map.insert(rest.to_string(), data);
+        }
+        Ok(run_state)
+    }
+
+    /// The adapter after the step, if the run trains one.
+    pub fn adapter(&self) -> Result<Option<Adapter>, Error> {
+        let adapter = |lora: &Lora| Adapter::from_tensors(lora.config.clone(), &self.master).map_err(Error::Adapter);
+        self.lora.as_ref().map(adapter).transpose()
+    }
+
+    fn named(&self) -> BTreeMap<String, &TensorData> {
+        [
+            ("master", &self.master),
+            ("first", &self.first),
+            ("second", &self.second),
+        ]
+        .into_iter()
+        .flat_map(|(part, map)| map.iter().map(move |(name, t)| (format!("{part}.{name}"), t)))
+        .collect()
+    }
+}
+
+fn digest<T: std::borrow::Borrow<TensorData>>(state: &str, tensors: &BTreeMap<String, T>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut field = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    field(state.as_bytes());
+    for (name, tensor) in tensors {
+        let tensor = tensor.borrow();
+        field(name.as_bytes());
+        let shape: Vec<u8> = tensor.shape.iter().flat_map(|&n| (n as u64).to_le_bytes()).collect();
+        field(&shape);
+        field(&tensor.bytes);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(values: &[f32]) -> TensorData {
+        TensorData {
+            dtype: Dtype::F32,
+            shape: vec![values.len()],
+            bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into(),
+        }
+    }
+
+    fn run_state() -> RunState {
+        let of = |v: f32| BTreeMap::from([("model.norm.weight".to_string(), tensor(&[v, f32::MIN_POSITIVE]))]);
+        RunState {
+            record: StepRecord {
+                run: Uuid::now_v7(),
+                step: 3,
+                cohort: vec![Uuid::now_v7(), Uuid::now_v7()],
+                baselines: BTreeMap::from([(
+                    "completion".into(),
+                    Baseline {
+                        value: 0.1 + 0.2,
+                        weight: 64.0,
+                    },
+                )]),
+                metrics: serde_json::json!({"loss": -0.25}),
+            },
+            lora: Some(Lora {
+                base: 7,
+                base_root: Digest::of(b"base"),
+                config: lora::Config::default(),
+            }),
+            optimizer_step: 3,
+            random: u64::MAX - 5,
+            master: of(1.0),
+            first: of(-0.1),
+            second: of(1e-30),
+        }
+    }
+
+    #[test]
+    fn a_written_run_state_is_read_back_bit_by_bit() {
+        let before = run_state();
+        assert_eq!(RunState::from_bytes(&before.to_bytes().unwrap()).unwrap(), before);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_refused() {
+        let bytes = run_state().to_bytes().unwrap();
+        for at in [bytes.len() - 1, bytes.len() - 20] {
+            let mut broken = bytes.to_vec();
+            broken[at] ^= 1;
+            assert!(matches!(RunState::from_bytes(&broken.into()), Err(Error::Digest)));
+        }
+        assert!(RunState::from_bytes(&bytes.slice(..bytes.len() / 2)).is_err());
+        assert!(RunState::from_bytes(&Bytes::new()).is_err());
+    }
+
+    #[test]
+    fn another_safetensors_file_is_not_a_run_state() {
+        let view = TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap();
+        let other = safetensors::serialize([("w", view)], None).unwrap();
+        assert!(matches!(RunState::from_bytes(&other.into()), Err(Error::Format(None))));
+    }
+
+    #[test]
+    fn the_cohort_digest_does_not_depend_on_order() {
+        let mut record = run_state().record;
+        let digest = record.cohort_digest();
+        record.cohort.reverse();
+        assert_eq!(record.cohort_digest(), digest);
+        record.cohort.pop();
+        assert_ne!(record.cohort_digest(), digest);
+    }
+}

@@ -1,0 +1,402 @@
+//! Executes one run: claims it, loads the head of its line, computes and publishes steps.
+//!
+//! The realtime run and offline runs share it; they choose the samples and advantages. After any
+//! error an executor is dropped and opened again: opening is the same as recovering from a crash.
+
+use crate::learn::advantage::{Baseline, Baselines};
+use crate::learn::guards::Limits;
+use crate::learn::learner::thread::Handle;
+use crate::learn::learner::{Learner, Metrics, Outcome};
+use crate::learn::settings::StepSettings;
+use crate::publish::run_state::{RunState, StepRecord};
+use crate::publish::{self, Draft};
+use crate::runs::claim::{self, Claim};
+use crate::runs::cohort::{Cohort, Timings};
+use crate::runs::trainer::Trainer;
+use crate::select::sample::Sample;
+use crate::select::{self, ModelLimits};
+use anyhow::{Context, anyhow};
+use artifact::checkpoint::Checkpoint;
+use model::lora;
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use std::sync::Arc;
+use std::time::Instant;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use uuid::Uuid;
+
+/// A claimed run, loaded at the head of its line.
+pub(crate) struct Executor<'a> {
+    pub trainer: &'a Trainer,
+    pub learner: &'a Handle,
+    pub claim: Claim,
+    pub line: String,
+    pub branch: i32,
+    pub head: i64,
+    pub steps_done: i64,
+    pub baselines: Baselines,
+    /// The cohort of the next step.
+    pub cohort: Cohort,
+    /// The run's random state, if it was restored.
+    pub random: Option<u64>,
+    /// Limits of the head's model.
+    pub model: ModelLimits,
+    adapter: Option<AdapterSetup>,
+}
+
+/// An adapter to train instead of all weights, and the seed of its initial factors.
+#[derive(Debug, Clone)]
+pub(crate) struct AdapterSetup {
+    pub config: lora::Config,
+    pub seed: u64,
+}
+
+/// The inputs of a step besides its cohort.
+pub(crate) struct StepInputs {
+    pub settings: StepSettings,
+    pub limits: Limits,
+    /// Baselines after the step.
+    pub baselines: Baselines,
+    pub random: u64,
+    /// More to record with the step's metrics.
+    pub notes: Value,
+}
+
+pub(crate) enum StepOutcome {
+    Published,
+    /// A guard refused: the cohort is dropped and the run is paused.
+    Refused,
+}
+
+impl<'a> Executor<'a> {
+    /// Claims `run` and loads the head of `line`. `None`: the run is paused or has ended, or the
+    /// line has no head.
+    pub async fn open(
+        trainer: &'a Trainer,
+        learner: &'a Handle,
+        run: Uuid,
+        line: &str,
+        adapter: Option<AdapterSetup>,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some((head, branch)) = publish::record::line(&trainer.pool, &trainer.policy, line).await? else {
+            return Ok(None);
+        };
+        let Some(claim) = Claim::take(&trainer.pool, run).await? else {
+            return Ok(None);
+        };
+        let steps_done = sqlx::query_scalar!("select steps_done from run where id = $1", run)
+            .fetch_one(&trainer.pool)
+            .await?;
+        let mut executor = Executor {
+            trainer,
+            learner,
+            claim,
+            line: line.to_string(),
+            branch,
+            head,
+            steps_done,
+            baselines: Baselines::new(),
+            cohort: Cohort::new(),
+            random: None,
+            model: ModelLimits::default(),
+            adapter,
+        };
+        let next = steps_done + 1;
+        let publisher = &trainer.publisher;
+        if let Some(version) = publisher.adopt(&claim, next, line, branch, head).await? {
+            executor.steps_done = next;
+            executor.head = version;
+            let message = format!("step {next} was prepared before a restart: committed as version {version}");
+            executor.append_event("info", &message).await?;
+        }
+        executor.load().await?;
+        Ok(Some(executor))
+    }
+
+    /// Loads the head, with the optimizer state if the last step made it. Keeps the baselines of
+    /// the last step and drops what was accumulated for the next one.
+    pub async fn load(&mut self) -> anyhow::Result<()> {
+        let rows = sqlx::query!(
+            "select class, value, weight from baseline where run_id = $1 and step = $2",
+            self.claim.run,
+            self.steps_done
+        )
+        .fetch_all(&self.trainer.pool)
+        .await?;
+        let baselines = rows.into_iter().map(|row| {
+            let baseline = Baseline {
+                value: row.value,
+                weight: row.weight,
+            };
+            (row.class, baseline)
+        });
+        self.baselines = baselines.collect();
+        let checkpoint = self
+            .checkpoint(self.head)
+            .await
+            .with_context(|| format!("materialise version {}", self.head))?;
+        let arithmetic = self.trainer.arithmetic.clone();
+        self.cohort = Cohort::new();
+        self.random = self.restore(&checkpoint).await?;
+        let restored = self.random.is_some();
+        if !restored {
+            let (adapter, head) = (self.adapter.clone(), self.head);
+            let fresh = move || match adapter {
+                None => Learner::with_arithmetic(checkpoint, arithmetic),
+                Some(AdapterSetup { config, seed }) => Learner::with_lora(checkpoint, arithmetic, head, &config, seed),
+            };
+            self.learner.load(fresh).await?;
+        }
+        self.model = self.learner.with(|l| Ok(l.model_limits())).await?;
+        tracing::info!(run = %self.claim.run, line = self.line, head = self.head, restored, "loaded the head of the line");
+        Ok(())
+    }
+
+    /// Restores the learner from the run state of the last step, if that step made the head.
+    /// Returns the random state, or `None` if there is no usable run state. The run then continues
+    /// from the published values with a fresh optimizer, and an adapter starts anew on the head.
+    async fn restore(&self, checkpoint: &Arc<Checkpoint>) -> anyhow::Result<Option<u64>> {
+        let error = match self.run_state().await {
+            Ok(None) => return Ok(None),
+            Ok(Some((run_state, _))) if !self.trains_same_weights(&run_state) => {
+                anyhow!("it was made with other settings of `lora`")
+            }
+            Ok(Some((run_state, base))) => {
+                let random = run_state.random;
+                let (checkpoint, arithmetic) = (Arc::clone(checkpoint), self.trainer.arithmetic.clone());
+                let restore = move || Learner::restore(checkpoint, arithmetic, &run_state, base);
+                match self.learner.load(restore).await {
+                    Ok(()) => return Ok(Some(random)),
+                    Err(error) => error,
+                }
+            }
+            Err(error) if error.is_lost() => error.into(),
+            Err(error) => return Err(error).context("read the run state of the last step"),
+        };
+        let message = format!(
+            "the run state of step {} cannot be used ({error:#}): continuing from the published values with a fresh optimizer",
+            self.steps_done
+        );
+        tracing::warn!(run = %self.claim.run, "{message}");
+        self.append_event("warn", &message).await?;
+        Ok(None)
+    }
+
+    fn trains_same_weights(&self, run_state: &RunState) -> bool {
+        let theirs = run_state.lora.as_ref().map(|lora| &lora.config);
+        theirs == self.adapter.as_ref().map(|adapter| &adapter.config)
+    }
+
+    async fn checkpoint(&self, version: i64) -> Result<Arc<Checkpoint>, store::Error> {
+        let Trainer {
+            store,
+            publisher,
+            policy,
+            ..
+        } = self.trainer;
+        let materialised = store.materialise(policy, version, &publisher.trusted, &[]).await?;
+        Ok(materialised.image)
+    }
+
+    /// The run state of the last step, if that step made the head, and the base version of its
+    /// adapter.
+    async fn run_state(&self) -> Result<Option<(RunState, Option<Arc<Checkpoint>>)>, publish::Error> {
+        let key = sqlx::query_scalar!(
+            "select checkpoint_key from step where run_id = $1 and step = $2 and version = $3",
+            self.claim.run,
+            self.steps_done,
+            self.head
+        )
+        .fetch_optional(&self.trainer.pool)
+        .await?;
+        let Some(key) = key else { return Ok(None) };
+        let run_state = self.trainer.publisher.read_run_state(&key).await?;
+        let base = match &run_state.lora {
+            Some(lora) => Some(self.checkpoint(lora.base).await?),
+            None => None,
+        };
+        Ok(Some((run_state, base)))
+    }
+
+    /// Adds samples to the cohort of the next step, and their gradients to the learner's sums.
+    pub async fn accumulate(
+        &mut self,
+        samples: Vec<Sample>,
+        advantages: Vec<f64>,
+        settings: StepSettings,
+    ) -> anyhow::Result<()> {
+        self.cohort.join(&samples);
+        self.learner
+            .with(move |learner| learner.accumulate(&samples, &advantages, &settings))
+            .await
+    }
+
+    /// Computes the step of the cohort and publishes it.
+    pub async fn step(&mut self, inputs: StepInputs) -> anyhow::Result<StepOutcome> {
+        let StepInputs {
+            settings,
+            limits,
+            baselines,
+            random,
+            notes,
+        } = inputs;
+        let outcome = self
+            .learner
+            .with(move |learner| learner.finish(&settings, &limits))
+            .await?;
+        let cohort = std::mem::replace(&mut self.cohort, Cohort::new());
+        let generations = cohort.generations();
+        let proposal = match outcome {
+            Outcome::Proposed(proposal) => proposal,
+            Outcome::Refused { breach, metrics } => {
+                self.refuse(&generations, breach.code(), &breach.to_string(), &metrics)
+                    .await?;
+                return Ok(StepOutcome::Refused);
+            }
+        };
+        let timings = cohort.timings(proposal.metrics.guard_seconds);
+        let mut metrics = serde_json::to_value(&proposal.metrics)?;
+        metrics["notes"] = notes;
+        metrics["timings"] = serde_json::to_value(timings)?;
+        metrics["computed_at"] = OffsetDateTime::now_utc().format(&Rfc3339)?.into();
+        let mut record = StepRecord {
+            run: self.claim.run,
+            step: self.steps_done + 1,
+            cohort: generations,
+            baselines: baselines.clone(),
+            metrics,
+        };
+        let saved = record.clone();
+        let started = Instant::now();
+        let run_state = self
+            .learner
+            .with(move |learner| Ok(learner.run_state(saved, random).to_bytes()?))
+            .await?;
+        record.metrics["timings"]["checkpoint"] = started.elapsed().as_secs_f64().into();
+        let draft = Draft {
+            line: self.line.clone(),
+            branch: self.branch,
+            parent: self.head,
+            parent_checkpoint: proposal.parent,
+            checkpoint: proposal.checkpoint,
+            record,
+            run_state,
+        };
+        let published = self.trainer.publisher.publish(&self.claim, draft).await?;
+        self.learner
+            .with(|learner| {
+                learner.accept();
+                Ok(())
+            })
+            .await?;
+        self.steps_done += 1;
+        self.head = published.version;
+        self.baselines = baselines;
+        self.random = Some(random);
+        self.cohort = Cohort::new(); // restarts its clock at the publication
+        let tail = timings.compute_tail + timings.guard + started.elapsed().as_secs_f64();
+        record_metrics(&self.line, &proposal.metrics, timings, published.timings, tail);
+        tracing::info!(
+            run = %self.claim.run, line = self.line, step = self.steps_done, version = published.version,
+            loss = proposal.metrics.loss, kl = proposal.metrics.kl, reward = proposal.metrics.reward_mean,
+            parity = proposal.metrics.mismatch.difference_max, ?timings, publish = ?published.timings,
+            "published a version"
+        );
+        Ok(StepOutcome::Published)
+    }
+
+    /// Drops the cohort with the guard's code and pauses the run, in one transaction.
+    async fn refuse(&self, cohort: &[Uuid], code: &str, reason: &str, metrics: &Metrics) -> anyhow::Result<()> {
+        let step = self.steps_done + 1;
+        let reason = format!("step {step} was not published: {reason}");
+        tracing::error!(run = %self.claim.run, step, code, "{reason}");
+        metrics::counter!("springtide_train_refused_steps_total", "line" => self.line.clone(), "code" => code.to_string()).increment(1);
+        let mut transaction = self.trainer.pool.begin().await?;
+        self.claim.lock(&mut transaction).await?;
+        select::drop_all(&mut transaction, self.claim.run, cohort, code).await?;
+        // JSON has no NaN: values that are not finite become null
+        let metrics = serde_json::to_value(metrics).unwrap_or(Value::Null);
+        let data = json!({"code": code, "step": step, "cohort": cohort.len(), "metrics": metrics});
+        claim::append_event(&mut transaction, self.claim.run, "error", &reason, &data).await?;
+        self.claim.release(&mut transaction, "paused", Some(&reason)).await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Ends this execution of the run; see [`Claim::release`].
+    pub async fn release(&self, status: &str, reason: &str) -> anyhow::Result<()> {
+        tracing::info!(run = %self.claim.run, line = self.line, status, reason, "ended the execution of the run");
+        let mut transaction = self.trainer.pool.begin().await?;
+        self.claim.release(&mut transaction, status, Some(reason)).await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    pub async fn append_event(&self, level: &str, message: &str) -> anyhow::Result<()> {
+        let mut connection = self.trainer.pool.acquire().await?;
+        claim::append_event(&mut connection, self.claim.run, level, message, &json!({})).await?;
+        Ok(())
+    }
+
+    /// Drops generations with a code, fenced. Returns how many.
+    pub async fn drop_all(&self, ids: &[Uuid], code: &str) -> anyhow::Result<u64> {
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        let mut transaction = self.trainer.pool.begin().await?;
+        self.claim.lock(&mut transaction).await?;
+        let dropped = select::drop_all(&mut transaction, self.claim.run, ids, code).await?;
+        transaction.commit().await?;
+        Ok(dropped)
+    }
+
+    /// Moves the line to the branch and head that a release chose, in the caller's fenced
+    /// transaction.
+    pub async fn move_line(&self, connection: &mut PgConnection, branch: i32, head: i64) -> Result<(), sqlx::Error> {
+        sqlx::query!(
+            "update line set branch = $3, head = $4, updated_at = now() where policy = $1 and line = $2 and branch < $3",
+            self.trainer.policy,
+            self.line,
+            branch,
+            head
+        )
+        .execute(connection)
+        .await?;
+        Ok(())
+    }
+}
+
+fn record_metrics(line: &str, metrics: &Metrics, timings: Timings, publish: publish::Timings, tail: f64) {
+    let line = line.to_string();
+    metrics::counter!("springtide_train_steps_total", "line" => line.clone()).increment(1);
+    metrics::counter!("springtide_train_trajectories_total", "line" => line.clone())
+        .increment(metrics.sequences as u64);
+    metrics::histogram!("springtide_train_compute_seconds", "line" => line.clone()).record(metrics.seconds);
+    metrics::histogram!("springtide_train_step_seconds", "line" => line.clone()).record(tail);
+    let phases = [
+        ("wait", timings.wait),
+        ("collect", timings.collect),
+        ("compute_tail", timings.compute_tail),
+        ("guard", timings.guard),
+        ("encode", publish.encode),
+        ("upload", publish.upload),
+        ("commit", publish.commit),
+    ];
+    for (phase, seconds) in phases {
+        metrics::histogram!("springtide_train_phase_seconds", "line" => line.clone(), "phase" => phase).record(seconds);
+    }
+    let mismatch = &metrics.mismatch;
+    let gauges = [
+        ("springtide_train_loss", metrics.loss),
+        ("springtide_train_kl_nats", metrics.kl),
+        ("springtide_train_gradient_norm", metrics.gradient_norm),
+        ("springtide_train_entropy_nats", metrics.entropy),
+        ("springtide_train_reward_mean", metrics.reward_mean),
+        ("springtide_train_parity_difference_max_nats", mismatch.difference_max),
+        ("springtide_train_effective_sample_ratio", mismatch.ess),
+    ];
+    for (name, value) in gauges {
+        metrics::gauge!(name, "line" => line.clone()).set(value);
+    }
+}

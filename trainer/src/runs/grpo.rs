@@ -1,0 +1,288 @@
+//! Offline runs: GRPO on a researcher's tasks, with rollouts from the same fleet that serves users.
+//!
+//! Rollouts use the public completions API at low priority and are logged like all traffic. Grades
+//! are feedback events on the log. The run trains on what arrived in the database, and publishes to
+//! its own line, which users never get. Runs execute one at a time.
+
+mod grade;
+mod groups;
+mod rollout;
+
+use crate::api;
+use crate::learn::learner::thread::Handle;
+use crate::runs::claim::Fenced;
+use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
+use crate::runs::random::Random;
+use crate::runs::trainer::{Trainer, pause};
+use crate::select;
+use crate::select::sample::Sample;
+use anyhow::Context;
+use rollout::{Client, Rollout};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// How often the queue is checked and ended runs are swept.
+const IDLE: Duration = Duration::from_secs(1);
+/// Errors of one run in a row before it fails.
+const ERRORS_MAX: u32 = 5;
+
+/// The run cannot be finished. People read the text as its reason.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Failed(pub String);
+
+/// Executes queued runs until `shutdown`.
+pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyhow::Result<()> {
+    if !trainer.options.offline.enabled {
+        return Ok(());
+    }
+    let learner = Handle::spawn("learner-offline", trainer.options.threads)?;
+    let mut errors: BTreeMap<Uuid, u32> = BTreeMap::new();
+    loop {
+        if let Err(error) = poll(trainer, &learner, shutdown, &mut errors).await {
+            tracing::error!(error = format!("{error:#}"), "could not check the offline runs");
+        }
+        if !pause(shutdown, IDLE).await {
+            return Ok(());
+        }
+    }
+}
+
+/// Sweeps, and executes the next run. `errors` counts errors in a row by run.
+async fn poll(
+    trainer: &Trainer,
+    learner: &Handle,
+    shutdown: &CancellationToken,
+    errors: &mut BTreeMap<Uuid, u32>,
+) -> anyhow::Result<()> {
+    let swept = select::sweep_abandoned(&trainer.pool, &trainer.policy).await?;
+    if swept > 0 {
+        tracing::info!(swept, "dropped rollouts of ended runs");
+    }
+    select::sweep_expired(&trainer.pool).await?;
+    let Some(id) = next_run(trainer).await? else {
+        return Ok(());
+    };
+    let Err(error) = execute(trainer, learner, id, shutdown).await else {
+        errors.remove(&id);
+        return Ok(());
+    };
+    if error.chain().any(|cause| cause.is::<Fenced>()) {
+        tracing::info!(run = %id, "the run was ended or taken over during its execution");
+        return Ok(());
+    }
+    let count = errors.entry(id).or_default();
+    *count += 1;
+    tracing::error!(run = %id, error = format!("{error:#}"), errors = *count, "an offline run had an error");
+    if *count >= ERRORS_MAX || error.chain().any(|cause| cause.is::<Failed>()) {
+        errors.remove(&id);
+        fail(trainer, id, &format!("{error:#}")).await?;
+    }
+    Ok(())
+}
+
+/// The oldest run that an executor left running, else the oldest queued run.
+async fn next_run(trainer: &Trainer) -> Result<Option<Uuid>, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"
+        select id from run
+        where policy = $1 and kind = 'grpo' and status in ('queued', 'running', 'pausing')
+        order by status = 'queued', created_at, id
+        limit 1
+        "#,
+        trainer.policy
+    )
+    .fetch_optional(&trainer.pool)
+    .await
+}
+
+async fn fail(trainer: &Trainer, run: Uuid, reason: &str) -> anyhow::Result<()> {
+    if let Some(claim) = crate::runs::claim::Claim::take(&trainer.pool, run).await? {
+        let mut transaction = trainer.pool.begin().await?;
+        claim.release(&mut transaction, "failed", Some(reason)).await?;
+        transaction.commit().await?;
+    }
+    Ok(())
+}
+
+async fn execute(trainer: &Trainer, learner: &Handle, id: Uuid, shutdown: &CancellationToken) -> anyhow::Result<()> {
+    let row = sqlx::query!("select line, config, base_version from run where id = $1", id)
+        .fetch_one(&trainer.pool)
+        .await?;
+    let config: api::Config = serde_json::from_value(row.config)
+        .map_err(|error| Failed(format!("the run's configuration cannot be read: {error}")))?;
+    let base = row
+        .base_version
+        .ok_or_else(|| Failed("the run has no base version".into()))?;
+    sqlx::query!(
+        "insert into line (policy, line, head) values ($1, $2, $3) on conflict do nothing",
+        trainer.policy,
+        row.line,
+        base
+    )
+    .execute(&trainer.pool)
+    .await?;
+    let tasks = sqlx::query_as!(
+        grade::Task,
+        "select id, prompt, answer from task where run_id = $1 order by id",
+        id
+    )
+    .fetch_all(&trainer.pool)
+    .await?;
+    let adapter = config.lora.clone().map(|lora| AdapterSetup {
+        config: lora,
+        seed: config.seed,
+    });
+    let Some(mut executor) = Executor::open(trainer, learner, id, &row.line, adapter).await? else {
+        return Ok(());
+    };
+    let client = Client::new(trainer, id, &row.line, &config)?;
+    let mut empty_draws = 0;
+    while executor.steps_done < config.steps {
+        if shutdown.is_cancelled() {
+            return Ok(());
+        }
+        match executor.claim.requested(&trainer.pool).await?.as_deref() {
+            Some("cancel") => return executor.release("cancelled", "cancelled by request").await,
+            Some(_) => return executor.release("paused", "paused by request").await,
+            None => {}
+        }
+        if !wait_until_served(&client, &executor, shutdown).await? {
+            continue; // the top of the loop handles the request to stop
+        }
+        let mut random = Random(executor.random.unwrap_or(config.seed));
+        let chosen = random.choose(tasks.len(), config.tasks_per_step as usize);
+        let chosen: Vec<&grade::Task> = chosen.into_iter().filter_map(|i| tasks.get(i)).collect();
+        let started = Instant::now();
+        let (rollouts, arrived) = tokio::select! {
+            result = roll_out(&executor, &client, &config, &chosen) => result?,
+            stop = stop_requested(&executor, shutdown) => {
+                stop?;
+                continue;
+            }
+        };
+        let groups = groups::score(&executor, arrived).await?;
+        if groups.samples.is_empty() {
+            executor.random = Some(random.0);
+            empty_draws += 1;
+            if empty_draws >= trainer.options.offline.empty_draws_max {
+                let why = format!(
+                    "no group of the last {empty_draws} draws had rollouts with different rewards: there is nothing to learn from"
+                );
+                return Err(Failed(why).into());
+            }
+            continue;
+        }
+        empty_draws = 0;
+        let inputs = StepInputs {
+            settings: config.step_settings(),
+            limits: trainer.options.offline.guards,
+            baselines: BTreeMap::new(),
+            random: random.0,
+            notes: json!({
+                "rollouts": rollouts.len(),
+                "reward_mean": groups.reward_mean,
+                "dropped": groups.dropped,
+                "rollout_seconds": started.elapsed().as_secs_f64(),
+            }),
+        };
+        executor
+            .accumulate(groups.samples, groups.advantages, inputs.settings)
+            .await?;
+        if let StepOutcome::Refused = executor.step(inputs).await? {
+            return Ok(());
+        }
+    }
+    let done = format!("{} steps; head is version {}", executor.steps_done, executor.head);
+    executor.release("succeeded", &done).await
+}
+
+/// Waits until the fleet serves the run's head. False: the run or the process is to stop.
+async fn wait_until_served(
+    client: &Client<'_>,
+    executor: &Executor<'_>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<bool> {
+    let timeout = Duration::from_secs(executor.trainer.options.offline.served_timeout_seconds);
+    let started = Instant::now();
+    let mut last = String::from("no answer yet");
+    while started.elapsed() < timeout {
+        match client.served_version().await {
+            Ok(version) if version == executor.head => return Ok(true),
+            Ok(version) => last = format!("it answers with version {version}"),
+            Err(error) => last = format!("{error:#}"),
+        }
+        let request = executor.claim.requested(&executor.trainer.pool).await?;
+        if request.is_some() || !pause(shutdown, Duration::from_millis(250)).await {
+            return Ok(false);
+        }
+    }
+    Err(Failed(format!(
+        "the fleet did not serve version {} of line {} within {} s: {last}",
+        executor.head,
+        executor.line,
+        timeout.as_secs()
+    ))
+    .into())
+}
+
+/// Rollouts of the chosen tasks, graded, and the samples that arrived in the database.
+async fn roll_out(
+    executor: &Executor<'_>,
+    client: &Client<'_>,
+    config: &api::Config,
+    tasks: &[&grade::Task],
+) -> anyhow::Result<(Vec<Rollout>, Vec<Sample>)> {
+    let rollouts = client.roll_out(tasks).await?;
+    grade::post(executor.trainer, executor.claim.run, config, &rollouts).await?;
+    let arrived = wait_for_arrival(executor, &rollouts).await?;
+    Ok((rollouts, arrived))
+}
+
+/// Resolves when the process or the run is to stop. Rollouts can take minutes, so they are
+/// interrupted.
+async fn stop_requested(executor: &Executor<'_>, shutdown: &CancellationToken) -> anyhow::Result<()> {
+    while executor.claim.requested(&executor.trainer.pool).await?.is_none() {
+        if !pause(shutdown, IDLE).await {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the graded rollouts from the database. Waits until all have arrived or the timeout ends.
+async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout]) -> anyhow::Result<Vec<Sample>> {
+    let trainer = executor.trainer;
+    let ids: Vec<Uuid> = rollouts.iter().map(|r| r.generation).collect();
+    let timeout = Duration::from_secs(trainer.options.offline.arrival_timeout_seconds);
+    let started = Instant::now();
+    let mut dropped = 0;
+    loop {
+        let run = executor.claim.run;
+        let assembled = select::rollouts(&trainer.pool, &trainer.payloads, run, &ids, &executor.model)
+            .await
+            .context("read the rollouts")?;
+        for (code, broken) in &assembled.broken {
+            let count = executor.drop_all(broken, code).await?;
+            dropped += usize::try_from(count).unwrap_or(usize::MAX);
+        }
+        let samples = assembled.samples;
+        if samples.len() + dropped == ids.len() {
+            return Ok(samples);
+        }
+        if started.elapsed() > timeout {
+            let message = format!(
+                "{} of {} graded rollouts did not become trajectories within {} s",
+                ids.len() - dropped - samples.len(),
+                ids.len(),
+                timeout.as_secs()
+            );
+            executor.append_event("warn", &message).await?;
+            return Ok(samples);
+        }
+        tokio::time::sleep(Duration::from_millis(trainer.options.poll_ms)).await;
+    }
+}

@@ -1,0 +1,50 @@
+//! Grades of rollouts, sent to the log as feedback events.
+
+use super::rollout::Rollout;
+use crate::api::Config;
+use crate::runs::trainer::Trainer;
+use anyhow::Context;
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use ingest::event::{Feedback, Target, Value};
+use std::collections::BTreeMap;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+/// The metric that is the reward of the surface `rollout`.
+const METRIC: &str = "reward";
+/// Events in flight to the log.
+const SENDS_MAX: usize = 64;
+
+/// A row of `task`.
+#[derive(Debug, Clone)]
+pub(super) struct Task {
+    pub id: String,
+    pub prompt: String,
+    pub answer: String,
+}
+
+/// Grades every rollout. Resolves when the log has acknowledged all grades.
+pub(super) async fn post(trainer: &Trainer, run: Uuid, config: &Config, rollouts: &[Rollout]) -> anyhow::Result<()> {
+    let source = format!("springtide/train/{run}");
+    let sends: Vec<_> = rollouts
+        .iter()
+        .map(|rollout| {
+            let reward = config.grader.grade(&rollout.text, &rollout.answer);
+            let feedback = Feedback {
+                id: Uuid::now_v7(),
+                target: Target::Generation(rollout.generation),
+                metric_name: METRIC.into(),
+                value: Value::Float(reward),
+                tags: BTreeMap::from([("run_id".into(), run.to_string())]),
+            };
+            let event = feedback.into_event("default", &source, OffsetDateTime::now_utc());
+            async move { trainer.producer.send_event(&event).await }.boxed()
+        })
+        .collect();
+    futures::stream::iter(sends)
+        .buffer_unordered(SENDS_MAX)
+        .try_collect::<Vec<()>>()
+        .await
+        .context("post grades to the log")?;
+    Ok(())
+}

@@ -1,0 +1,218 @@
+//! The realtime run: production's trajectories become versions of the line that `champion` follows.
+//!
+//! It is always on-policy: it trains only on what the head sampled.
+//! - A release that moves the alias re-bases the line on the version that serves: a new branch and
+//!   a fresh optimizer.
+//! - A pinned alias makes training off-policy, so the run pauses, and continues by itself when the
+//!   alias follows again.
+//! - A broken guard or a person also pauses the run. It then waits for a person.
+//!
+//! Most of a step is computed while its cohort fills. Baselines are known before the cohort is, so
+//! the gradient of each trajectory is added as soon as it joins. A pause, a re-base or an error
+//! drops the sums; the rows are unchanged.
+
+mod alias;
+
+use crate::learn::advantage;
+use crate::learn::learner::thread::Handle;
+use crate::options::BaselineKind;
+use crate::runs::claim::{Fenced, append_event};
+use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
+use crate::runs::trainer::{Trainer, pause};
+use crate::select::sample::Sample;
+use crate::select::{self, Criteria};
+use alias::AliasState;
+use futures::FutureExt;
+use serde_json::json;
+use sqlx::postgres::PgListener;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// How far back a poll looks for trajectories to exclude, and how often. A scan reads all rows of
+/// its span, so longer spans are scanned less often. A run that is opened or re-based scans
+/// everything first.
+const SCANS: [(Option<Duration>, Duration); 3] = [
+    (None, Duration::from_secs(6 * 3600)),
+    (Some(Duration::from_secs(24 * 3600)), Duration::from_secs(600)),
+    (Some(Duration::from_secs(15 * 60)), Duration::ZERO),
+];
+const BACKOFF_MIN: Duration = Duration::from_millis(500);
+const BACKOFF_MAX: Duration = Duration::from_secs(15);
+/// How often a run that cannot continue is checked.
+const IDLE: Duration = Duration::from_millis(500);
+/// The channel on which the database announces closed trajectories.
+const CLOSED_CHANNEL: &str = "springtide_trajectory";
+
+/// Why an execution ended without an error.
+enum End {
+    Shutdown,
+    /// Paused, or nothing to claim: try again later.
+    Idle,
+}
+
+/// Executes the realtime run until `shutdown`. After an error the run is opened again from the
+/// database.
+pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyhow::Result<()> {
+    if !trainer.options.realtime.enabled {
+        return Ok(());
+    }
+    let learner = Handle::spawn("learner-realtime", trainer.options.threads)?;
+    let mut backoff = BACKOFF_MIN;
+    loop {
+        let wait = match execute(trainer, &learner, shutdown).await {
+            Ok(End::Shutdown) => return Ok(()),
+            Ok(End::Idle) => {
+                backoff = BACKOFF_MIN;
+                IDLE
+            }
+            Err(error) if error.chain().any(|cause| cause.is::<Fenced>()) => {
+                tracing::warn!("the realtime run was taken over or ended; checking again");
+                IDLE
+            }
+            Err(error) => {
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "the realtime run failed; opening it again from the database"
+                );
+                backoff = (backoff * 2).min(BACKOFF_MAX);
+                backoff
+            }
+        };
+        if !pause(shutdown, wait).await {
+            return Ok(());
+        }
+    }
+}
+
+async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationToken) -> anyhow::Result<End> {
+    let options = &trainer.options.realtime;
+    let run = alias::ensure_run(trainer).await?;
+    if !alias::may_run(trainer, run).await? {
+        return Ok(End::Idle);
+    }
+    // seeded by the run's id: a restart before the first step starts with the same factors
+    let adapter = options.lora.clone().map(|config| AdapterSetup {
+        config,
+        seed: run.as_u128() as u64,
+    });
+    let Some(mut executor) = Executor::open(trainer, learner, run, &options.line, adapter).await? else {
+        return Ok(End::Idle);
+    };
+    trainer.publisher.announce(executor.head).await;
+    let size = options.cohort_size as usize;
+    let poll = Duration::from_millis(trainer.options.poll_ms);
+    let mut closed = PgListener::connect_with(&trainer.pool).await?;
+    closed.listen(CLOSED_CHANNEL).await?;
+    let mut set_aside: BTreeMap<String, u64> = BTreeMap::new();
+    let mut scanned: [Option<Instant>; SCANS.len()] = Default::default();
+    loop {
+        if shutdown.is_cancelled() {
+            return Ok(End::Shutdown);
+        }
+        if executor.claim.requested(&trainer.pool).await?.is_some() {
+            executor.release("paused", "paused by request").await?;
+            return Ok(End::Idle);
+        }
+        match alias::state(trainer, executor.branch).await? {
+            AliasState::Follows => {}
+            AliasState::Elsewhere(elsewhere) => {
+                let reason = elsewhere.to_reason(&options.alias, &options.line);
+                executor.release("paused", &reason).await?;
+                return Ok(End::Idle);
+            }
+            AliasState::Rebase { branch, version } => {
+                rebase(&mut executor, branch, version).await?;
+                scanned = Default::default();
+                continue;
+            }
+        }
+        let due = |(at, (_, every)): (&Option<Instant>, (_, Duration))| at.is_none_or(|at| at.elapsed() >= every);
+        let scan = scanned.iter().zip(SCANS).position(due).unwrap_or(SCANS.len() - 1);
+        while let Some(notification) = closed.recv().now_or_never() {
+            notification?; // the poll below sees its row
+        }
+        let joined = executor.cohort.generations();
+        let criteria = Criteria {
+            policy: &trainer.policy,
+            alias: &options.alias,
+            head: executor.head,
+            model: &executor.model,
+            room: size.saturating_sub(joined.len()) as i64,
+            joined: &joined,
+        };
+        let (since, _) = SCANS[scan];
+        let selection = select::next(&trainer.pool, &trainer.payloads, &executor.claim, &criteria, since).await?;
+        scanned[scan..].fill(Some(Instant::now())); // a scan covers the shorter ones
+        for (code, count) in selection.set_aside {
+            metrics::counter!("springtide_train_set_aside_total", "code" => code.clone()).increment(count);
+            *set_aside.entry(code).or_default() += count;
+        }
+        metrics::gauge!("springtide_train_ready_trajectories").set((joined.len() + selection.ready.len()) as f64);
+        if selection.ready.is_empty() {
+            tokio::select! {
+                () = shutdown.cancelled() => return Ok(End::Shutdown),
+                () = tokio::time::sleep(poll) => {}
+                notification = closed.recv() => drop(notification?),
+            }
+            continue;
+        }
+        accumulate(&mut executor, selection.ready).await?;
+        if executor.cohort.len() < size {
+            continue;
+        }
+        let set_aside = std::mem::take(&mut set_aside);
+        if let StepOutcome::Refused = step(&mut executor, &set_aside).await? {
+            return Ok(End::Idle);
+        }
+    }
+}
+
+async fn accumulate(executor: &mut Executor<'_>, samples: Vec<Sample>) -> anyhow::Result<()> {
+    let options = &executor.trainer.options.realtime;
+    let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
+    let advantages = match options.baseline {
+        BaselineKind::Ema => {
+            let classes: Vec<&str> = samples.iter().map(|s| s.class.as_str()).collect();
+            advantage::against_baseline(&executor.baselines, &classes, &rewards)
+        }
+        BaselineKind::Zero => rewards,
+    };
+    executor.accumulate(samples, advantages, options.step).await
+}
+
+async fn step(executor: &mut Executor<'_>, set_aside: &BTreeMap<String, u64>) -> anyhow::Result<StepOutcome> {
+    let options = &executor.trainer.options.realtime;
+    let mut baselines = executor.baselines.clone();
+    if options.baseline == BaselineKind::Ema {
+        let (classes, rewards) = executor.cohort.classes_and_rewards();
+        advantage::update_baselines(&mut baselines, &classes, &rewards);
+    }
+    let cohort = executor.cohort.generations();
+    let inputs = StepInputs {
+        settings: options.step,
+        limits: options.guards,
+        baselines,
+        random: 0,
+        notes: json!({"set_aside": set_aside, "cohort": {"first": cohort.first(), "last": cohort.last()}}),
+    };
+    executor.step(inputs).await
+}
+
+/// Moves the line to the version that the alias serves. Samples of other versions are dropped later
+/// as stale.
+async fn rebase(executor: &mut Executor<'_>, branch: i32, version: i64) -> anyhow::Result<()> {
+    let (run, from) = (executor.claim.run, executor.head);
+    let message =
+        format!("re-based: branch {branch} continues from version {version} instead of {from}, with a fresh optimizer");
+    tracing::warn!(%run, from, version, branch, "re-basing the line on the version that serves");
+    let mut transaction = executor.trainer.pool.begin().await?;
+    executor.claim.lock(&mut transaction).await?;
+    executor.move_line(&mut transaction, branch, version).await?;
+    let data = json!({"branch": branch, "from": from, "to": version});
+    append_event(&mut transaction, run, "warn", &message, &data).await?;
+    transaction.commit().await?;
+    executor.branch = branch;
+    executor.head = version;
+    executor.load().await
+}

@@ -1,0 +1,196 @@
+//! The alias that the realtime run learns from: whether it follows the line, and whether the run
+//! may execute.
+
+use crate::runs::claim;
+use crate::runs::trainer::Trainer;
+use serde_json::json;
+use uuid::Uuid;
+
+/// The alias, as seen from the line.
+#[derive(Debug, PartialEq)]
+pub(super) enum AliasState {
+    /// It follows the line. An alias that is not assigned yet counts too: then there is nothing to
+    /// train on.
+    Follows,
+    /// A release moved it to a version that the line must continue from.
+    Rebase { branch: i32, version: i64 },
+    /// It does not follow the line: the run pauses.
+    Elsewhere(Elsewhere),
+}
+
+/// Where an alias is that does not follow the line. `run.reason` has it as text while the run is
+/// paused.
+#[derive(Debug, PartialEq)]
+pub(super) enum Elsewhere {
+    Pinned { version: i64 },
+    OtherLine { line: String },
+}
+
+impl Elsewhere {
+    /// The text of `run.reason`.
+    pub fn to_reason(&self, alias: &str, line: &str) -> String {
+        let place = match self {
+            Elsewhere::Pinned { version } => format!("is pinned to version {version}"),
+            Elsewhere::OtherLine { line } => format!("follows line {line}"),
+        };
+        format!("{alias} {place}; the run goes on when it follows line {line} again")
+    }
+
+    /// The inverse of [`to_reason`](Self::to_reason). `None`: the run is paused for another reason.
+    pub fn from_reason(reason: &str, alias: &str) -> Option<Self> {
+        let place = reason.strip_prefix(alias)?.strip_prefix(' ')?;
+        let (place, _) = place.split_once("; the run goes on when it follows line ")?;
+        match (
+            place.strip_prefix("is pinned to version "),
+            place.strip_prefix("follows line "),
+        ) {
+            (Some(version), _) => Some(Elsewhere::Pinned {
+                version: version.parse().ok()?,
+            }),
+            (_, Some(line)) => Some(Elsewhere::OtherLine { line: line.to_owned() }),
+            _ => None,
+        }
+    }
+}
+
+/// The alias's row in force.
+#[derive(Debug)]
+struct Alias {
+    version: i64,
+    follows: Option<String>,
+    branch: i32,
+}
+
+/// Reads the state of the alias.
+pub(super) async fn state(trainer: &Trainer, line_branch: i32) -> Result<AliasState, sqlx::Error> {
+    let options = &trainer.options.realtime;
+    let row = sqlx::query_as!(
+        Alias,
+        r#"
+        select version as "version!", follows, branch as "branch!"
+        from alias
+        where policy = $1 and alias = $2 and not withdrawn
+        "#,
+        trainer.policy,
+        options.alias
+    )
+    .fetch_optional(&trainer.pool)
+    .await?;
+    Ok(row.map_or(AliasState::Follows, |row| judge(row, &options.line, line_branch)))
+}
+
+fn judge(row: Alias, line: &str, line_branch: i32) -> AliasState {
+    match row.follows {
+        None => AliasState::Elsewhere(Elsewhere::Pinned { version: row.version }),
+        Some(other) if other != line => AliasState::Elsewhere(Elsewhere::OtherLine { line: other }),
+        Some(_) if row.branch > line_branch => AliasState::Rebase {
+            branch: row.branch,
+            version: row.version,
+        },
+        Some(_) => AliasState::Follows,
+    }
+}
+
+/// The run's id. Creates its row on first use, and stores the current configuration in it.
+pub(super) async fn ensure_run(trainer: &Trainer) -> anyhow::Result<Uuid> {
+    let config = serde_json::to_value(&trainer.options.realtime)?;
+    let options = &trainer.options.realtime;
+    let id = sqlx::query_scalar!(
+        r#"
+        insert into run (id, kind, policy, line, status, config, base_version)
+        values ($1, 'realtime', $2, $3, 'queued', $4, (select head from line where policy = $2 and line = $3))
+        on conflict (policy, line) where kind = 'realtime'
+        do update set config = excluded.config, base_version = coalesce(run.base_version, excluded.base_version)
+        returning id
+        "#,
+        Uuid::now_v7(),
+        trainer.policy,
+        options.line,
+        config
+    )
+    .fetch_one(&trainer.pool)
+    .await?;
+    Ok(id)
+}
+
+/// Whether the run may be claimed. A run that paused because of its alias is queued again when the
+/// alias follows the line.
+pub(super) async fn may_run(trainer: &Trainer, run: Uuid) -> Result<bool, sqlx::Error> {
+    let row = sqlx::query!("select status, reason from run where id = $1", run)
+        .fetch_one(&trainer.pool)
+        .await?;
+    if row.status != "paused" {
+        return Ok(matches!(row.status.as_str(), "queued" | "running" | "pausing"));
+    }
+    let alias = &trainer.options.realtime.alias;
+    let reason = row.reason.unwrap_or_default();
+    let by_alias = Elsewhere::from_reason(&reason, alias).is_some();
+    if !by_alias || matches!(state(trainer, i32::MAX).await?, AliasState::Elsewhere(_)) {
+        return Ok(false);
+    }
+    let mut transaction = trainer.pool.begin().await?;
+    // only if the run has not changed meanwhile
+    let queued = sqlx::query!(
+        "update run set status = 'queued', reason = null where id = $1 and status = 'paused' and reason = $2",
+        run,
+        reason
+    )
+    .execute(&mut *transaction)
+    .await?;
+    if queued.rows_affected() == 1 {
+        let message = format!("{alias} follows the line again: the run continues");
+        claim::append_event(&mut transaction, run, "info", &message, &json!({})).await?;
+    }
+    transaction.commit().await?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(follows: Option<&str>, branch: i32, line_branch: i32) -> AliasState {
+        let row = Alias {
+            version: 7,
+            follows: follows.map(String::from),
+            branch,
+        };
+        judge(row, "realtime", line_branch)
+    }
+
+    #[test]
+    fn an_alias_on_the_same_branch_is_followed() {
+        assert_eq!(judged(Some("realtime"), 2, 2), AliasState::Follows);
+        assert_eq!(judged(Some("realtime"), 1, 2), AliasState::Follows);
+    }
+
+    #[test]
+    fn a_later_branch_re_bases_the_line() {
+        assert_eq!(
+            judged(Some("realtime"), 3, 2),
+            AliasState::Rebase { branch: 3, version: 7 }
+        );
+    }
+
+    #[test]
+    fn a_pause_because_of_the_alias_is_read_back_from_its_reason() {
+        for (follows, text) in [
+            (
+                None,
+                "champion is pinned to version 7; the run goes on when it follows line realtime again",
+            ),
+            (
+                Some("run-1"),
+                "champion follows line run-1; the run goes on when it follows line realtime again",
+            ),
+        ] {
+            let AliasState::Elsewhere(elsewhere) = judged(follows, 3, 2) else {
+                panic!("the alias does not follow the line")
+            };
+            let reason = elsewhere.to_reason("champion", "realtime");
+            assert_eq!(reason, text);
+            assert_eq!(Elsewhere::from_reason(&reason, "champion"), Some(elsewhere));
+        }
+        assert_eq!(Elsewhere::from_reason("paused by request", "champion"), None);
+    }
+}
