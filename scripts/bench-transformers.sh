@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Adds transformers on PyTorch, f32, to what `cargo bench --bench model` measured: the same weights, prompts, batches and one
-# thread. Needs the environment of `make golden`; without it says so and leaves the report as it is.
+# Adds transformers on PyTorch to the report of `cargo bench --bench model`: the same weights, prompts
+# and batches, in f32 on one thread. Without the environment of `make golden` the report stays as it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.springtide/golden-venv/bin/python

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures transformers on PyTorch, f32 on one thread, at the rows of target/bench/policy.json that are so, and adds it to them.
+"""Measures transformers on PyTorch in f32 on one thread, and adds it to the f32 rows of a report.
 
-The training step is the same micro-batch: logits at 16 positions of each sequence, backward through all of it. Each figure is the
-median of 3 rounds of at least 0.3 s, as there of more.
+The training step is the same micro-batch: logits at 16 positions of each sequence, and a backward
+pass through all of it. Each figure is the median of 3 rounds of at least 0.3 s.
 
 usage: scripts/bench_transformers.py target/bench/policy.json
 """

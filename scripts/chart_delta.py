@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws what `make bench-delta` measured: ratios by pair, and ratio against the speed of a verified apply.
+"""Charts the results of `make bench-delta`: the ratio for each pair of versions, and the ratio against
+the speed of a verified apply.
 
 usage: chart_delta.py delta.json delta.svg
 """
@@ -15,7 +16,7 @@ OTHERS = ["#4e79a7", "#f28e2b", "#e15759", "#b07aa1", "#9c755f", "#bab0ac", "#ed
 
 
 def scale(values, low, high):
-    """A logarithmic scale from the values' range to pixels, and where its lines are."""
+    """A logarithmic scale from the range of the values to pixels, and its grid lines."""
     least, most = math.log10(min(values)) - 0.05, math.log10(max(values)) + 0.05
 
     def place(value):
@@ -54,7 +55,7 @@ def main(source, target):
         text(LEFT, 42, f"{machine['processor']}, {machine['cores']} cores; GB/s on one: {speeds}", 10, color="#666"),
     ]
 
-    # ratios, pair by pair
+    # Left: the ratios of each pair.
     right = 620
     values = [row["ratio"] for row in rows] + [bound["by_exponent"] for bound in bounds.values()]
     at, ticks = scale(values, BOTTOM, TOP + 10)
@@ -67,15 +68,15 @@ def main(source, target):
         out.append(text(x + 4, BOTTOM + 14, pair, 10, "end", turn=-30))
         bound = at(bounds[pair]["by_exponent"])
         out.append(f'<line x1="{x - step * 0.4:.1f}" x2="{x + step * 0.4:.1f}" y1="{bound:.1f}" y2="{bound:.1f}" stroke="#c00" stroke-dasharray="4 2"/>')
-        # a patch is another way to apply what another row has
+        # Rows with "a patch" only differ from another row in how the delta is applied.
         own = [row for row in rows if row["pair"] == pair and "a patch" not in row["way"]]
         for row in own:
             x_row = x + (ways.index(row["way"]) - len(ways) / 2) * step * 0.07
             radius = 5 if row["way"].startswith("ours") else 3.5
             out.append(f'<circle cx="{x_row:.1f}" cy="{at(row["ratio"]):.1f}" r="{radius}" fill="{color[row["way"]]}"/>')
-    out.append(text(right + 60, 470, "dashed: no code that knows the base's exponents alone can do better", 10, color="#c00"))
+    out.append(text(right + 60, 470, "dashed: the limit of a coder that knows only the exponents of the base", 10, color="#c00"))
 
-    # against speed, at the pair in the middle of the made ones
+    # Right: ratio against speed, for one pair.
     pair = pairs[min(1, len(pairs) - 1)]
     own = [row for row in rows if row["pair"] == pair and row["apply_gb_per_second"]]
     place, ticks = scale([row["apply_gb_per_second"] for row in own], right + 60, WIDTH - 40)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the ten runs of bench/learning.json: the learning arm against three ways to serve its base.
+"""Charts the runs of bench/learning.json: the learning arm against three ways to serve its base.
 
 usage: chart_learning.py learning.json learning.svg
 """

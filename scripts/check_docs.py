@@ -3,11 +3,11 @@
 
 Fails if a page has
 - a relative link or an image without a target, or a link to a heading that does not exist;
-- a repository path in backticks that does not exist, or the name of a source file that no folder has;
-- a `make` target that the Makefile does not have;
-- a placeholder that was left for a measured figure;
+- a repository path in backticks that does not exist, or the name of a source file that does not;
+- a `make` target that the Makefile does not have, or a name `springtide_…` that no source has;
+- a placeholder `@@` for a figure that is not measured yet;
 - a line of prose beyond 100 characters (tables, links and model cards excepted);
-- no entry in the site's table of contents, docs/book/SUMMARY.md.
+- no entry in the table of contents of the site, docs/book/SUMMARY.md.
 """
 
 import os
@@ -19,12 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 LINE_MAX = 100
 SUMMARY = ROOT / "docs/book/SUMMARY.md"
 SOURCES = (".rs", ".sql", ".sh", ".py", ".cu", ".proto", ".dot", ".mts")
-# It names what is gone.
+# The changelog may name files that no longer exist.
 HISTORY = {ROOT / "CHANGELOG.md"}
 
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 CODE = re.compile(r"`([^`]+)`")
 MAKE = re.compile(r"\bmake ([a-z][a-z0-9-]*)\b")
+NAME = re.compile(r"\bspringtide_[a-z_]+")
 
 
 def pages():
@@ -33,14 +34,20 @@ def pages():
 
 
 def tree():
-    """Top-level folders, and the names of all source files. Hidden folders and build outputs are left out."""
-    folders, names = set(), set()
+    """The top-level folders, the names of source files, and the names `springtide_…` in Rust code.
+
+    Hidden folders and build outputs are left out.
+    """
+    folders, names, spoken = set(), set(), set()
     for folder, below, files in os.walk(ROOT):
         below[:] = [name for name in below if not name.startswith(".") and name not in ("target", "node_modules")]
         if Path(folder) == ROOT:
             folders.update(below)
         names.update(name for name in files if name.endswith(SOURCES))
-    return folders, names
+        for name in files:
+            if name.endswith(".rs"):
+                spoken.update(NAME.findall((Path(folder) / name).read_text(encoding="utf-8")))
+    return folders, names, spoken
 
 
 def slug(heading):
@@ -68,7 +75,7 @@ def anchors(text):
 
 
 def missing_path(words, folders, names):
-    """Whether `words` name something in the repository that is not there."""
+    """Whether `words` is a path in the repository, or a source file, that does not exist."""
     if re.search(r"[\s{}<>$=|\"']", words) or words.startswith(("-", "/", "http")):
         return False
     words = words.split("::")[0].rstrip(".,:")
@@ -78,7 +85,7 @@ def missing_path(words, folders, names):
     return words.endswith(SOURCES) and "*" not in words and "…" not in words and words not in names
 
 
-def check_lines(page, content, folders, names, targets):
+def check_lines(page, content, folders, names, spoken, targets):
     """Faults of single lines, with their line numbers."""
     for number, line, code in split(content):
         if "@@" in line:
@@ -93,13 +100,16 @@ def check_lines(page, content, folders, names, targets):
             for target in (name for words in spans for name in MAKE.findall(words)):
                 if target not in targets:
                     yield number, f"the Makefile has no target {target!r}"
+        for name in NAME.findall(line):
+            if name not in spoken:
+                yield number, f"no source has the name {name}"
         for words in () if code else spans:
             if missing_path(words, folders, names):
                 yield number, f"`{words}` does not exist"
 
 
 def check_links(page, content, headings):
-    """Faults of links. The text of a link may go over several lines."""
+    """Faults of links. The text of a link may span several lines."""
     # The table of contents is copied to the root of the site before it is built.
     base = ROOT if page == SUMMARY else page.parent
     prose = "\n".join("" if code else line for _, line, code in split(content))
@@ -118,13 +128,13 @@ def check_links(page, content, headings):
 def main():
     text = {page: page.read_text(encoding="utf-8") for page in pages()}
     headings = {page: set(anchors(content)) for page, content in text.items()}
-    folders, names = tree()
+    folders, names, spoken = tree()
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     listed = {(ROOT / link).resolve() for link in LINK.findall(text[SUMMARY])}
 
     faults = 0
     for page, content in text.items():
-        found = [*check_lines(page, content, folders, names, targets), *check_links(page, content, headings)]
+        found = [*check_lines(page, content, folders, names, spoken, targets), *check_links(page, content, headings)]
         if page != SUMMARY and page not in listed and "models" not in page.parts:
             found.append((1, f"not in {SUMMARY.relative_to(ROOT)}"))
         for number, fault in sorted(found):

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the documentation as a site: docs.sh [FOLDER], default target/docs. Needs mdBook 0.5 and python3.
+# Builds the documentation as a site: docs.sh [FOLDER], default target/docs. Needs mdBook 0.5 and
+# python3.
 #
-# The pages keep the places that they have in the repository, so that a link works on a code host and on the site.
+# Pages keep their paths in the repository, so that links work on a code host and on the site.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-target/docs}")
@@ -16,12 +17,12 @@ cp docs/book/SUMMARY.md docs/book/book.toml "$pages"
 cp -r --parents README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE-* springtide.toml \
   docs bench examples ingest/proto models/demo-base/*.md "$pages"
 rm -r "$pages/docs/book"
-# A folder's first page is README.md on a code host, and index.html on a site.
+# The index page of a folder is README.md on a code host and index.html on the site.
 find "$pages" -name README.md -execdir mv README.md index.md ';'
 find "$pages" -name '*.md' -exec sed -Ei 's#\]\(([^()]*/)?README\.md#](\1index.md#g' {} +
 mdbook build "$pages" --dest-dir "$out"
 
-# Every link of the site must have a target. mdBook checks none.
+# Checks that every link of the site has a target, because mdBook does not.
 python3 - "$out" <<'PY'
 import sys
 from html.parser import HTMLParser

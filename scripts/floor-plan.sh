@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Checks that the tree still has the floor plan of docs/ARCHITECTURE.md: who may depend on whom, and who writes which table.
+# Checks the floor plan of docs/ARCHITECTURE.md: which crate may depend on which, and which crate
+# writes which table.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 failed=0
 fail() { echo "floor plan: $*" >&2; failed=1; }
 
-# Every package that `crate` is built from, with `features`; names only.
+# The names of all packages that `crate` depends on with `features`.
 tree() { # crate [features]
   cargo tree --locked --offline --quiet --edges normal --prefix none --package "$1" --features "${2:-}" --format '{p}' | cut -d' ' -f1 | sort -u
 }
@@ -14,7 +15,7 @@ forbid() { # crate, features, packages…
   local names; names=$(tree "$crate" "$features")
   shift 2
   for package in "$@"; do
-    if grep -qx -- "$package" <<<"$names"; then fail "$crate${features:+ with $features} is built from $package"; fi
+    if grep -qx -- "$package" <<<"$names"; then fail "$crate${features:+ with $features} depends on $package"; fi
   done
 }
 
@@ -49,18 +50,18 @@ writer() {
 }
 tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '_default$' | sort -u)
 for table in $tables; do
-  [ "$(writer "$table")" != nobody ] || fail "scripts/floor-plan.sh does not say who writes the table $table"
+  [ "$(writer "$table")" != nobody ] || fail "scripts/floor-plan.sh names no writer for the table $table"
 done
 for place in edge ingest policy trainer serving report demo src; do
   files=$(find "$place" \( -name '*.rs' -o -name '*.sql' \) -not -path '*/tests/*' -not -path '*/target/*')
-  # Statements may break a line anywhere, so each file is read as one.
+  # Statements may span lines, so each file is searched as one text.
   # shellcheck disable=SC2086
   written=$(python3 - $files <<'PY'
 import re, sys
 statement = re.compile(r"\b(?:insert\s+into|update|delete\s+from|truncate(?:\s+table)?)\s+([a-z_]+)\b", re.I)
 for path in sys.argv[1:]:
     text = open(path, encoding="utf-8").read()
-    text = re.split(r"#\[cfg\(test\)\]\s*mod ", text)[0]   # tests may set a scene
+    text = re.split(r"#\[cfg\(test\)\]\s*mod ", text)[0]   # tests may write any table
     text = re.sub(r"^\s*//.*$", "", text, flags=re.M)
     text = re.sub(r'\\\s*\n\s*', ' ', text)
     for match in statement.finditer(text):
@@ -70,7 +71,7 @@ PY
   for table in $(sort -u <<<"$written"); do
     grep -qx "$table" <<<"$tables" || continue
     owner=$(writer "$table")
-    [ "$owner" = "$place" ] || fail "$place writes the table $table, which is $owner's"
+    [ "$owner" = "$place" ] || fail "$place writes the table $table, which belongs to $owner"
   done
 done
 

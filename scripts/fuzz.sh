@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The decoders of a crate under libFuzzer, one after the other: each for SECONDS, or for RUNS inputs. Prints a table and writes
-# target/fuzz/CRATE.json; fails where an input crashed, hung, or took too much memory, and says where that input is.
-# Coverage comes from LLVM's own pass, which the stable compiler has (`scripts/sancov.sh`); a C++ compiler builds libFuzzer.
+# Runs libFuzzer on the decoders of a crate, one after the other, each for SECONDS_EACH seconds or
+# RUNS inputs. Prints a table and writes target/fuzz/CRATE.json. Fails if an input crashes, hangs or
+# takes too much memory, and prints where that input is. Uses the coverage pass of the stable
+# compiler (scripts/sancov.sh); libFuzzer itself needs a C++ compiler.
 # Usage: [SECONDS_EACH=60 | RUNS=1000000] [TARGETS="event_json …"] scripts/fuzz.sh ingest|policy
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,10 +11,10 @@ mkdir -p "$dir"
 
 crate=$1
 case $crate in
-  # as every build has the other crates, so that little is built twice
+  # With the features of every other build, so that few crates are built twice.
   ingest) build=(cargo build --locked --workspace --features ingest/fuzz --example fuzz) example=fuzz ;;
   policy) build=(cargo build --locked --package artifact --features fuzz --example fuzz-policy) example=fuzz-policy ;;
-  *) echo "fuzz: ingest and policy have targets, not $crate" >&2; exit 2 ;;
+  *) echo "fuzz: $crate has no targets; use ingest or policy" >&2; exit 2 ;;
 esac
 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/sancov.sh "${build[@]}"
 program=$dir/../debug/examples/$example
@@ -30,7 +31,7 @@ for target in $targets; do
   rm -rf "$crashes"
   mkdir -p "$corpus" "$seeds" "$crashes"
   echo "fuzz: $target" >&2
-  # A unit that takes 10 s, or a process beyond 1 GiB, is a finding like a panic.
+  # An input that takes 10 s or more than 1 GiB is a failure like a panic.
   SPRINGTIDE_FUZZ_TARGET=$target "$program" "$corpus" "$seeds" "${limit[@]}" -max_len=16384 -timeout=10 -rss_limit_mb=1024 \
     -artifact_prefix="$crashes/" -print_final_stats=1 >"$dir/logs/$target" 2>&1 || failed=1
 done
@@ -66,6 +67,6 @@ print(f"{'all':24}{total:>12,}{'':>32}{sum(row['crashes'] for row in rows):>9}")
 json.dump({"targets": rows, "executions": total}, open(f"{dir}/{crate}.json", "w"), indent=1)
 PY
 if [ "$failed" != 0 ]; then
-  echo "fuzz: some target ended with an error; its input is below $dir/crashes, its last words in $dir/logs" >&2
+  echo "fuzz: a target failed; see its input in $dir/crashes and its output in $dir/logs" >&2
 fi
 exit "$failed"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The virtual environment of scripts/golden/requirements.txt: made, or brought up to date (about 5 GB: torch's wheel for Linux
-# brings CUDA along, nothing here uses it). Prints the path of its python.
+# Creates or updates the virtual environment of scripts/golden/requirements.txt, and prints the path
+# of its python. About 5 GB, because torch's wheel for Linux includes CUDA, which is not used here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.springtide/golden-venv

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the golden fixtures in policy/*/tests/golden anew, with the versions that scripts/golden/requirements.txt pins.
+# Regenerates the golden fixtures in policy/*/tests/golden, with the versions that
+# scripts/golden/requirements.txt pins.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(scripts/golden-venv.sh)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Does it learn? Runs one demo after another, each on a fresh stack of its own, and reports every one of them.
-# usage: learn.sh SPRINGTIDE 'house plain' '1 2 3 4 5' MINUTES [DEMO_ARGS…]
+# Measures whether the policy learns: runs demos one after another, each on a fresh stack, and
+# prints the result of each.
+# Usage: learn.sh SPRINGTIDE 'house plain' '1 2 3 4 5' MINUTES [DEMO_ARGS…]
 set -euo pipefail
 springtide=$1 kinds=$2 seeds=$3 minutes=$4
 shift 4

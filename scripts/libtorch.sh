@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Puts a libtorch 2.11.0 for the CPU under $1 (default .libtorch), out of the wheels that stack/libtorch pins by hash.
-# About 500 MB to download and on disk. Run again, it does nothing.
+# Installs libtorch 2.11.0 for the CPU under $1 (default .libtorch), from the wheels that
+# stack/libtorch pins by hash. About 500 MB to download and on disk. Does nothing if it is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$(realpath -m "${1:-.libtorch}")
 stamp="$dir/.ok-2.11.0"
 [ -e "$stamp" ] && exit 0
 if [ "$(uname -m)" != x86_64 ]; then
-  echo "libtorch is pinned for x86-64 only: set LIBTORCH to a libtorch 2.11 of this machine's own" >&2
+  echo "libtorch is pinned for x86-64 only: set LIBTORCH to a libtorch 2.11 for this machine" >&2
   exit 1
 fi
 python=.stack/venv/bin/python3 # made by scripts/setup.sh where the system's Python has no pip
@@ -33,7 +33,7 @@ for wheel in glob.glob(os.path.join(src, "*.whl")):
                or m.endswith(("lib/libcudart.so.13", "lib/libcupti.so.13")):
                 z.extract(m, dst)
 PY
-# libtorch.so itself only pulls in libtorch_cuda.so; a linker script in its place keeps that out
+# libtorch.so would link libtorch_cuda.so. This linker script replaces it without CUDA.
 echo 'INPUT(libtorch_cpu.so libc10.so)' >"$dir/torch/lib/libtorch.so"
 echo 2.11.0 >"$dir/torch/build-version" # lets torch-sys check the version
 touch "$stamp"

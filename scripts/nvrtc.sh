@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Puts NVRTC 12.9.86, the compiler of the kernels for NVIDIA's GPUs, under $1 (default .nvrtc), out of the wheel that
-# stack/nvrtc pins by hash. 90 MB to download, 115 MB on disk; it needs neither a GPU nor a driver. Run again, it does nothing.
+# Installs NVRTC 12.9.86, which compiles the kernels for NVIDIA GPUs, under $1 (default .nvrtc),
+# from the wheel that stack/nvrtc pins by hash. 90 MB to download, 115 MB on disk. Needs neither a
+# GPU nor a driver. Does nothing if it is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$(realpath -m "${1:-.nvrtc}")
 stamp="$dir/.ok-12.9.86"
 [ -e "$stamp" ] && exit 0
 if [ "$(uname -m)" != x86_64 ]; then
-  echo "NVRTC is pinned for x86-64 only: name the folder of this machine's own libnvrtc.so.12 in NVRTC" >&2
+  echo "NVRTC is pinned for x86-64 only: set NVRTC to the folder of this machine's libnvrtc.so.12" >&2
   exit 1
 fi
 python=.stack/venv/bin/python3 # made by scripts/setup.sh where the system's Python has no pip

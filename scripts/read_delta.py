@@ -3,9 +3,10 @@
 
     scripts/read_delta.py base.safetensors delta out.safetensors [--back]
 
-Written from that page alone, to hold the format to it; slow. The standard library suffices for deltas of steps and planes.
-Packed planes need `compression.zstd` (Python 3.14) or the package `zstandard`; digests are checked where the packages
-`blake3` and `xxhash` are, and it says which were not. Files of a version are not in a safetensors file and are passed over.
+Written from that page alone, as a check of the page. Slow. Deltas of steps and planes only need the
+standard library. Packed planes need `compression.zstd` (Python 3.14) or the package `zstandard`.
+Digests are checked if the packages `blake3` and `xxhash` are installed; otherwise it prints which
+are missing. Skips the files of a version that are not in the safetensors file.
 """
 import json
 import struct
@@ -131,16 +132,16 @@ def bytes_of(weights, width):
 
 
 def steps_of(payload):
-    """The first keys of the classes, and for each class its changed weights: (rank, step)."""
+    """The first key of each bucket, and the changed weights of each bucket: (rank, step)."""
     bits = Bits(payload)
     starts = [0]
     for _ in range(bits.bits(4)):
         starts.append(starts[-1] + bits.golomb(0) + 1)
-    classes = []
+    buckets = []
     for _ in starts:
         n = bits.count()
         if n == 0:
-            classes.append([])
+            buckets.append([])
             continue
         gaps, kind = bits.bits(6), bits.bits(2)
         sizes = [1] * n
@@ -160,13 +161,13 @@ def steps_of(payload):
                 at += 1
         elif kind == 2:
             sizes = [bits.golomb(sizes_parameter) + 1 for _ in range(n)]
-        classes.append([(rank, -size if bits.bits(1) else size) for rank, size in zip(ranks, sizes)])
+        buckets.append([(rank, -size if bits.bits(1) else size) for rank, size in zip(ranks, sizes)])
     bits.finish()
-    return starts, classes
+    return starts, buckets
 
 
 def crossed(back):
-    """Weights that changed class: index to how many classes the base's lies above the result's."""
+    """For each weight that changed bucket: how many buckets the base's is above the result's."""
     away = {}
     if back:
         bits = Bits(back)
@@ -180,23 +181,23 @@ def crossed(back):
 
 
 def by_steps(weights, width, payload, back):
-    """`back`: None forward, else what the way back needs."""
-    starts, classes = steps_of(payload)
+    """`back`: None to go forward, otherwise the data of the reverse section."""
+    starts, buckets = steps_of(payload)
     away = crossed(back) if back is not None else {}
-    class_of = [sum(key >= start for start in starts) - 1 for key in range(256)]
-    next_step = [iter(steps) for steps in classes]
+    bucket_of = [sum(key >= start for start in starts) - 1 for key in range(256)]
+    next_step = [iter(steps) for steps in buckets]
     wanted = [next(steps, None) for steps in next_step]
     seen = [0] * len(starts)
     for i, weight in enumerate(weights):
         key = (weight << 1 >> (8 * width - 8)) & 255
-        c = class_of[key] + away.get(i, 0)
-        if wanted[c] and wanted[c][0] == seen[c]:
-            step = wanted[c][1]
+        bucket = bucket_of[key] + away.get(i, 0)
+        if wanted[bucket] and wanted[bucket][0] == seen[bucket]:
+            step = wanted[bucket][1]
             weights[i] = moved(weight, step if back is None else -step, width)
-            wanted[c] = next(next_step[c], None)
-        seen[c] += 1
+            wanted[bucket] = next(next_step[bucket], None)
+        seen[bucket] += 1
     if any(wanted):
-        refuse("a position lies beyond the last weight of its class")
+        refuse("a position lies beyond the last weight of its bucket")
 
 
 def by_planes(weights, width, planes, back):
@@ -214,7 +215,7 @@ def check_frame(data, expected):
         refuse("a frame has another digest than the delta says")
 
 
-def follow_frame(frame, data, width, payload, back):
+def apply_frame(frame, data, width, payload, back):
     if frame.codec == 0:
         return data
     check_frame(data, frame.base if back is None else frame.result)
@@ -235,8 +236,8 @@ def size_of(dtype, shape):
     return n * HALF_BYTES[dtype] // 8 if dtype in HALF_BYTES else n * WIDTHS.get(dtype, 1)
 
 
-def follow(tensors, delta, back):
-    """Changes `tensors`, name to (dtype, shape, bytes), to the other version's."""
+def apply(tensors, delta, back):
+    """Changes `tensors`, from name to (dtype, shape, bytes), into the other version."""
     reader = Reader(delta)
     if reader.take(8) != b"SPTDELTA" or reader.number(4) != 2 or reader.number(4) != 0:
         refuse("not a delta of format version 2")
@@ -252,7 +253,7 @@ def follow(tensors, delta, back):
     for _ in range(index.number(4)):
         name, change = index.text(2), index.number(1)
         if back and change != 1:
-            refuse("the delta goes one way only")
+            refuse("the delta cannot be applied in reverse")
         if change == 0:
             del tensors[name]
             continue
@@ -266,13 +267,13 @@ def follow(tensors, delta, back):
         for start in range(0, size, FRAME * width):
             frame = Frame(index)
             payload, extra = payloads.take(frame.payload), backs.take(frame.back) if back else None
-            made.append(follow_frame(frame, data[start : start + FRAME * width], width, payload, extra))
+            made.append(apply_frame(frame, data[start : start + FRAME * width], width, payload, extra))
         data = b"".join(made)
         if blake3 and blake3(data).digest() != digests[0 if back else -1]:
             refuse(f"{name}: its bytes have another digest than the delta says")
         tensors[name] = (dtype, shape, data)
     if back and index.number(4):
-        refuse("the delta goes one way only")
+        refuse("the delta cannot be applied in reverse")
 
 
 def read_safetensors(path):
@@ -304,7 +305,7 @@ def main():
     base, delta, out = arguments
     tensors = read_safetensors(base)
     with open(delta, "rb") as file:
-        follow(tensors, file.read(), "--back" in sys.argv)
+        apply(tensors, file.read(), "--back" in sys.argv)
     write_safetensors(out, tensors)
     missing = [name for name, module in (("blake3", blake3), ("xxhash", xxh3_128_intdigest)) if module is None]
     print("digests checked" if not missing else f"not checked, no package: {', '.join(missing)}")

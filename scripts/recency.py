@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""How much smaller deltas could be if a receiver also knew which weights moved lately: the bounds in docs/delta.md.
+"""Computes how much smaller deltas could be if the receiver also knew which weights moved recently.
+These are the bounds in docs/delta.md.
 
 Usage: scripts/recency.py DIR     (needs numpy)
 
-DIR has consecutive versions of bf16, a folder with a model.safetensors each, as `make checkpoints` leaves them. For the last two pairs it
-prints the ratio of a perfect coder that knows each weight's exponent, and of one that also knows how many versions ago the weight moved
-(within the last 40, or in the last one alone) and in which direction.
+DIR has consecutive versions in bf16, each a folder with a model.safetensors, as `make checkpoints`
+writes them. For the last two pairs of versions it prints the ratio of two perfect coders. The first
+knows each weight's exponent. The second also knows in which direction the weight last moved, and how
+many versions ago (up to 40, or only whether in the last version).
 """
 
 import json
@@ -15,7 +17,7 @@ import sys
 
 import numpy as np
 
-# the ages, in versions, that a coder tells apart; whatever is older is one class more
+# Ranges of ages, in versions, that the coder distinguishes. All older ages are one more class.
 AGES = [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 24), (25, 32), (33, 40)]
 OLDEST = AGES[-1][1]
 NEVER = 255
@@ -37,13 +39,13 @@ def weights(folder):
 
 
 def places(bits):
-    """Where values lie on the scale of all values in their order."""
+    """The rank of each value among all bf16 values in ascending order."""
     signed = bits.astype(np.int32)
     return np.where(signed & 0x8000, -(signed & 0x7FFF), signed & 0x7FFF)
 
 
 def entropy(context, symbol):
-    """Bits that all symbols take, each coded by the frequencies in its context."""
+    """Total bits of the symbols, each coded with the frequencies of its context."""
     contexts = int(context.max()) + 1
     counts = np.bincount(symbol * contexts + context)
     counts = np.pad(counts, (0, -len(counts) % contexts)).reshape(-1, contexts)
@@ -53,7 +55,7 @@ def entropy(context, symbol):
 
 
 def bits_of(changed, steps, contexts, directions):
-    """Which weights change, and how far each of those goes."""
+    """Bits for which weights change, and for how far each of them moves."""
     which = entropy(contexts, changed.astype(np.int64))
     how_far = entropy((contexts * 2 + directions)[changed], np.clip(steps[changed], -20, 20).astype(np.int64) + 20)
     return which + how_far
@@ -69,7 +71,7 @@ def main(folder):
     for index in range(1, len(folders)):
         after = weights(folders[index])
         steps = places(after) - places(before)
-        changed = after != before  # 0.0 and -0.0 have one place here
+        changed = after != before  # 0.0 and -0.0 have the same rank
         if index >= len(folders) - 2:
             exponents = (before >> 7 & 0xFF).astype(np.int64)
             ages = sum(((age >= low) & (age <= high)) * i for i, (low, high) in enumerate(AGES, 1))

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# RUSTC_WORKSPACE_WRAPPER of `make fuzz-ingest` and `fuzz-policy`: compiles the crate, and its fuzzing program, with LLVM's coverage for libFuzzer. What
-# serde and prost generate, and the generic code of serde_json that it uses, is compiled into it; other crates stay as
-# every build has them, so that little is built twice.
+# RUSTC_WORKSPACE_WRAPPER of `make fuzz-ingest` and `make fuzz-policy`: compiles the crate and its
+# fuzz program with LLVM's coverage for libFuzzer. This includes the code that serde and prost
+# generate and the generic code of serde_json. Other crates are built as always, so that few crates
+# are built twice.
 set -euo pipefail
 flags=()
 case " $* " in
   *" --crate-name ingest "* | *" --crate-name fuzz "* | *" --crate-name artifact "* | *" --crate-name fuzz_policy "*)
-    # rust-lld would drop the coverage tables, to which only their start and stop symbols refer.
+    # rust-lld would drop the coverage tables, because only their start and stop symbols refer to
+    # them.
     flags=(-Cpasses=sancov-module -Ccodegen-units=1 -Clinker-features=-lld)
     for option in level=4 inline-8bit-counters pc-table trace-compares; do
       flags+=("-Cllvm-args=-sanitizer-coverage-$option")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a few steps of all weights and of adapters, saves them, and compares what transformers and PEFT make of the folders
-# with what the engine answers.
+# Trains a few steps of all weights and of adapters and saves them. Then compares the engine's
+# results with those of transformers and PEFT on the saved folders.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(scripts/golden-venv.sh)

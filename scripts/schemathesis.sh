@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Asks `springtide ingest` everything that its OpenAPI document allows, and much that it does not, with Schemathesis: no 5xx, no
-# answer that the document does not name, nothing refused that it allows or taken that it forbids. Installs Schemathesis
-# into target/ at the version below; needs python3 with venv, and a Postgres and a Kafka of its own, which
-# `springtide stack test-env -- scripts/schemathesis.sh …` gives it.
+# Tests `springtide ingest` with Schemathesis, with requests that its OpenAPI document allows and
+# requests that it forbids. Fails on a 5xx, on an answer that the document does not declare, and if
+# a forbidden request is accepted. Installs Schemathesis into target/. Needs python3 with venv, and
+# an empty Postgres and Kafka. This starts them:
+# springtide stack test-env -- scripts/schemathesis.sh …
 # Usage: scripts/schemathesis.sh SPRINGTIDE [EXAMPLES [SEED]]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +18,7 @@ if [ "$("$venv/bin/python" -m pip show schemathesis 2>/dev/null | sed -n 's/^Ver
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "schemathesis==$version"
 fi
 
-: "${SPRINGTIDE_TEST_POSTGRES:?run me by: $springtide stack test-env -- $0 $springtide}" "${SPRINGTIDE_TEST_KAFKA:?}"
+: "${SPRINGTIDE_TEST_POSTGRES:?run this as: $springtide stack test-env -- $0 $springtide}" "${SPRINGTIDE_TEST_KAFKA:?}"
 work=$(mktemp -d)
 ingest=
 stop() {
@@ -43,14 +44,15 @@ for _ in $(seq 300); do
   sleep 0.1
 done
 
-# Without the stateful phase: it follows things that are made, read and removed, and events are only taken. And without
-# positive_data_acceptance: an event keeps rules that JSON Schema cannot say (ids that hold a time, spans that cover the sampled
-# tokens), so that what the document allows may be a 400 that names the field.
+# Without the stateful phase, which creates, reads and deletes resources: events can only be sent.
+# Without positive_data_acceptance: events must satisfy rules that JSON Schema cannot express (ids
+# that contain a time, spans that cover the sampled tokens). So a request that the document allows
+# may get a 400 that names the field.
 status=0
 "$venv/bin/schemathesis" --config-file "$config" run "$url/openapi.json" --checks all --exclude-checks positive_data_acceptance --mode all --phases examples,coverage,fuzzing \
   --seed "$seed" --max-examples "$examples" --continue-on-failure --request-timeout 30 --report json \
   --report-json-path "$target/schemathesis.json" || status=$?
-# Whatever was asked, the process lives and answers.
+# The process must still run and respond.
 kill -0 "$ingest" && curl --silent --fail --output /dev/null "$url/health" || { tail -n 50 ingest.log >&2; status=1; }
 if grep -q "handler panicked" ingest.log; then
   grep "handler panicked" ingest.log >&2

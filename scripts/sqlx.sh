@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Writes what `query!` learns from a database into .sqlx, so that building needs none. `make sqlx` starts an empty Postgres
-# for it; the migrations are applied by psql, because a binary that knows the new ones cannot be built before this is done.
+# Writes the types of all `query!` statements to .sqlx, so that a build needs no database.
+# `make sqlx` starts an empty Postgres for it. psql applies the migrations, because the binary that
+# contains new ones cannot be built before this has run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${SPRINGTIDE_TEST_POSTGRES:?run this as \`make sqlx\`}"
@@ -10,7 +11,8 @@ for migration in migrations/*.sql; do
 done
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
-touch edge/src/lib.rs ingest/src/lib.rs trainer/src/lib.rs serving/src/lib.rs demo/src/lib.rs src/main.rs tests/main.rs # expand all macros again
+# Makes cargo expand all macros again.
+touch edge/src/lib.rs ingest/src/lib.rs trainer/src/lib.rs serving/src/lib.rs demo/src/lib.rs src/main.rs tests/main.rs
 SQLX_OFFLINE=false SQLX_OFFLINE_DIR=$fresh DATABASE_URL=$SPRINGTIDE_TEST_POSTGRES cargo check --locked --workspace --all-targets
 mkdir -p .sqlx
 find .sqlx -name 'query-*.json' -delete

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs one part of a long command and keeps how long it took: scripts/timed.sh FILE "NAME" COMMAND…
-# scripts/timed.sh FILE --report prints the parts as a table.
+# Runs a command and appends its duration to FILE: scripts/timed.sh FILE "NAME" COMMAND…
+# scripts/timed.sh FILE --report prints the durations as a table.
 set -euo pipefail
 file=$1
 if [ "$2" = --report ]; then

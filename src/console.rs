@@ -9,10 +9,10 @@ use std::sync::{Mutex, Once, PoisonError};
 use nix::unistd::{getpgrp, tcgetpgrp};
 
 /// Largest number of lines held back for a view; older lines are dropped.
-const KEPT_MAX: usize = 1000;
+const LINES_HELD_MAX: usize = 1000;
 
 /// The lines held back; `None` without a view.
-static KEPT: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
+static HELD_LINES: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
 
 /// Whether a full-screen view can be shown: there is a terminal to read from and write to, and this
 /// process is in its foreground.
@@ -23,12 +23,12 @@ pub fn has_screen() -> bool {
 
 /// Prints a line, or holds it back.
 pub fn say(line: &str) {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    match &mut *kept {
+    let mut held = HELD_LINES.lock().unwrap_or_else(PoisonError::into_inner);
+    match &mut *held {
         None => eprintln!("{line}"),
         Some(lines) => {
             lines.extend(line.lines().map(str::to_owned));
-            let excess = lines.len().saturating_sub(KEPT_MAX);
+            let excess = lines.len().saturating_sub(LINES_HELD_MAX);
             lines.drain(..excess);
         }
     }
@@ -36,42 +36,43 @@ pub fn say(line: &str) {
 
 /// The newest lines that are held back, oldest first.
 #[cfg(feature = "demo")]
-pub fn waiting(count: usize) -> Vec<String> {
-    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let lines = kept.iter().flatten();
+pub fn newest_held(count: usize) -> Vec<String> {
+    let held = HELD_LINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let lines = held.iter().flatten();
     lines
-        .skip(kept.iter().flatten().count().saturating_sub(count))
+        .skip(held.iter().flatten().count().saturating_sub(count))
         .cloned()
         .collect()
 }
 
 /// Holds lines back, including messages of panics, until the guard is dropped.
-pub fn keep() -> Kept {
+pub fn hold_lines() -> HoldGuard {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
-        let usual = panic::take_hook();
+        let default_hook = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            let waits = KEPT.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-            if waits {
+            let holding = HELD_LINES.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+            if holding {
                 say(&info.to_string());
             } else {
-                usual(info);
+                default_hook(info);
             }
         }));
     });
-    KEPT.lock()
+    HELD_LINES
+        .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .get_or_insert_default();
-    Kept
+    HoldGuard
 }
 
-/// Prints the lines that were held back when it is dropped.
-pub struct Kept;
+/// When dropped, prints the lines that were held back.
+pub struct HoldGuard;
 
-impl Drop for Kept {
+impl Drop for HoldGuard {
     fn drop(&mut self) {
-        let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner).take();
-        for line in kept.into_iter().flatten() {
+        let held = HELD_LINES.lock().unwrap_or_else(PoisonError::into_inner).take();
+        for line in held.into_iter().flatten() {
             eprintln!("{line}");
         }
     }
@@ -97,24 +98,24 @@ mod tests {
 
     #[test]
     fn lines_and_panics_are_held_back_until_the_view_ends() {
-        let kept = keep();
+        let guard = hold_lines();
         say("one");
         Writer.write_all(b"two\nthree\n").unwrap();
-        let told = std::thread::spawn(|| panic!("a simulated one")).join();
-        assert!(told.is_err());
-        let lines = waiting(usize::MAX);
+        let panicked = std::thread::spawn(|| panic!("a simulated one")).join();
+        assert!(panicked.is_err());
+        let lines = newest_held(usize::MAX);
         assert_eq!(lines[..3], ["one", "two", "three"]);
         assert!(
             lines[3..].iter().any(|line| line.contains("a simulated one")),
             "{lines:?}"
         );
-        assert_eq!(waiting(1).len(), 1);
-        for nth in 0..2 * KEPT_MAX {
+        assert_eq!(newest_held(1).len(), 1);
+        for nth in 0..2 * LINES_HELD_MAX {
             say(&nth.to_string());
         }
-        assert_eq!(waiting(usize::MAX).len(), KEPT_MAX);
-        assert_eq!(waiting(1), [(2 * KEPT_MAX - 1).to_string()]);
-        drop(kept);
-        assert!(waiting(1).is_empty());
+        assert_eq!(newest_held(usize::MAX).len(), LINES_HELD_MAX);
+        assert_eq!(newest_held(1), [(2 * LINES_HELD_MAX - 1).to_string()]);
+        drop(guard);
+        assert!(newest_held(1).is_empty());
     }
 }

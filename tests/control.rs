@@ -1,4 +1,4 @@
-//! The control role as a process: what no crate answers alone, and who may ask.
+//! The control role as a process: queries that span crates, and API keys.
 
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -10,7 +10,8 @@ use sqlx::Executor;
 use crate::support::{SPRINGTIDE, Stack, eventually};
 
 const START: Duration = Duration::from_secs(60);
-/// A step from version 1 to version 2 that was trained on one generation; another generation, by version 2, is open.
+/// A step from version 1 to 2 that was trained on one generation. Another generation, of version 2,
+/// is open.
 const HISTORY: &str = include_str!("control/history.sql");
 const TRAINED: &str = "01980000-0000-7000-8000-000000000001";
 const OPEN: &str = "01980000-0000-7000-8000-000000000002";
@@ -89,7 +90,7 @@ impl Drop for Control {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_served_token_is_followed_back_to_what_its_version_learnt_from() {
+async fn the_origin_of_a_generation_leads_to_the_trajectories_of_its_version() {
     let stack = Stack::start("origin").await;
     stack.pool.execute(HISTORY).await.unwrap();
     let control = Control::start(&stack, &[("SPRINGTIDE__POLICY__NAME", "traced")]).await;
@@ -112,7 +113,7 @@ async fn a_served_token_is_followed_back_to_what_its_version_learnt_from() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_counts_of_the_ledger_add_up_and_can_be_narrowed() {
+async fn ledger_counts_add_up_and_can_be_filtered() {
     let stack = Stack::start("counts").await;
     stack.pool.execute(HISTORY).await.unwrap();
     let control = Control::start(&stack, &[("SPRINGTIDE__POLICY__NAME", "traced")]).await;
@@ -134,7 +135,7 @@ async fn the_counts_of_the_ledger_add_up_and_can_be_narrowed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_key_nothing_is_answered_where_one_is_required() {
+async fn requests_without_a_required_key_are_refused() {
     let stack = Stack::start("keys").await;
     let required = [
         ("SPRINGTIDE__AUTH__REQUIRED", "true"),
@@ -154,5 +155,7 @@ async fn without_a_key_nothing_is_answered_where_one_is_required() {
         .variables
         .push(("SPRINGTIDE__CLIENT__API_KEY", key.trim().to_owned()));
     let page = control.output(&["release", "list"]);
+    let document: Value = serde_json::from_str(&control.output(&["release", "list", "--json"])).unwrap();
+    assert_eq!(document["epoch"], 0, "{document}");
     assert!(page.contains("policy demo, epoch 0"), "{page}");
 }

@@ -1,5 +1,6 @@
-//! Springtide's integration tests: one binary, one module per arrow of the picture in `docs/ARCHITECTURE.md`. They use a
-//! real Postgres and a real Apache Kafka, which `support` starts once on free ports.
+//! Springtide's integration tests: one binary, one module per arrow of the picture in
+//! `docs/ARCHITECTURE.md`. They use a real Postgres and a real Apache Kafka, which `support` starts
+//! once on free ports.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -42,3 +43,5 @@ mod sync_kills;
 #[cfg(feature = "torch")]
 mod trainer;
 mod up;
+#[cfg(feature = "torch")]
+mod upgrade;

@@ -317,7 +317,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "control: generations of 8 minutes",
-        "../src/control_api/ledger/kept.sql",
+        "../src/control_api/ledger/stored.sql",
         None::<String>,
         None::<String>,
         Some(lately)

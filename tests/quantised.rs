@@ -66,8 +66,8 @@ async fn an_exported_copy_is_the_one_that_its_manifest_names() {
         let (one, other) = (at(&format!("one-{spec}")), at(&format!("other-{spec}")));
         for folder in [&one, &other] {
             let export = ["export", &serial, "--quantised", spec.name(), "--out", name(folder)];
-            let (well, said, told) = policy(&stack, &export, false).await;
-            assert!(well, "{said}{told}");
+            let (success, stdout, stderr) = policy(&stack, &export, false).await;
+            assert!(success, "{stdout}{stderr}");
         }
         assert_eq!(files(&one), files(&other));
         assert_eq!(Checkpoint::read_dir(&one).unwrap(), expected);
@@ -99,33 +99,45 @@ async fn an_exported_copy_is_the_one_that_its_manifest_names() {
         // a copy cannot be the base of a delta
         let new = at("new");
         let wrong = ["pull", &serial, name(&new), "--base", name(&pulled)];
-        let (well, _, told) = policy(&stack, &wrong, false).await;
-        assert!(!well && told.contains("is a quantised copy"), "{told}");
+        let (success, _, stderr) = policy(&stack, &wrong, false).await;
+        assert!(!success && stderr.contains("is a quantised copy"), "{stderr}");
     }
 
     let known: Value = json(&stack, &["inspect", &serial, "--json"], false).await;
     assert_eq!(known["manifest"]["quantised"].as_array().unwrap().len(), 2);
-    let (well, said, told) = policy(&stack, &["inspect", &serial], false).await;
-    assert!(well && said.contains("int4-sym-g32.1, content hash "), "{said}{told}");
-    let (well, said, told) = policy(&stack, &["verify", &serial, "--quantised"], false).await;
-    assert!(well && said.matches("of the manifest").count() == 2, "{said}{told}");
-    let (well, said, told) = policy(&stack, &["verify", &base.to_string(), "--quantised"], false).await;
-    assert!(well && said.contains("names no quantised copies"), "{said}{told}");
+    let (success, stdout, stderr) = policy(&stack, &["inspect", &serial], false).await;
+    assert!(
+        success && stdout.contains("int4-sym-g32.1, content hash "),
+        "{stdout}{stderr}"
+    );
+    let (success, stdout, stderr) = policy(&stack, &["verify", &serial, "--quantised"], false).await;
+    assert!(
+        success && stdout.matches("of the manifest").count() == 2,
+        "{stdout}{stderr}"
+    );
+    let (success, stdout, stderr) = policy(&stack, &["verify", &base.to_string(), "--quantised"], false).await;
+    assert!(
+        success && stdout.contains("names no quantised copies"),
+        "{stdout}{stderr}"
+    );
     let (serial, none) = (base.to_string(), at("none"));
     let export = ["export", &serial, "--quantised", "int4-sym-g32.1", "--out", name(&none)];
-    let (well, _, told) = policy(&stack, &export, false).await;
-    assert!(!well && told.contains("policy.quantised") && !none.exists(), "{told}");
+    let (success, _, stderr) = policy(&stack, &export, false).await;
+    assert!(
+        !success && stderr.contains("policy.quantised") && !none.exists(),
+        "{stderr}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_with_another_root_is_refused_and_an_unknown_spec_is_ignored() {
     let (stack, publisher, image, base) = world("quantised-wrong").await;
     let next = trained(&image, 1);
-    let told = publish(&publisher, base, &next).await;
-    assert!(told.quantised.is_empty());
+    let stderr = publish(&publisher, base, &next).await;
+    assert!(stderr.quantised.is_empty());
     // a manifest of a newer program that quantises differently
     let later = Manifest {
-        version: told.version + 1,
+        version: stderr.version + 1,
         quantised: vec![
             Quantised {
                 spec: "mxfp4-b32.1".into(),
@@ -136,7 +148,7 @@ async fn a_copy_with_another_root_is_refused_and_an_unknown_spec_is_ignored() {
                 root: copy(&image, Spec::Fp8).root(),
             },
         ],
-        ..told
+        ..stderr
     };
     publisher.store.put_manifest(&later, &publisher.key).await.unwrap();
     let serial = later.version.to_string();
@@ -145,20 +157,20 @@ async fn a_copy_with_another_root_is_refused_and_an_unknown_spec_is_ignored() {
     assert_eq!(Checkpoint::read_dir(&pulled).unwrap(), next);
     let copied = stack.dir.path().join("copied");
     let refused = async |arguments: &[&str], why: &str| {
-        let (well, said, told) = policy(&stack, arguments, false).await;
-        assert!(!well && told.contains(why) && !copied.exists(), "{said}{told}");
+        let (success, stdout, stderr) = policy(&stack, arguments, false).await;
+        assert!(!success && stderr.contains(why) && !copied.exists(), "{stdout}{stderr}");
     };
     let base = ["--base", name(&pulled)];
     let fp8 = Spec::Fp8.name();
-    refused(&["pull", &serial, name(&copied), "--quantised", fp8], "not to be used").await;
+    refused(&["pull", &serial, name(&copied), "--quantised", fp8], "do not use it").await;
     refused(
         &["pull", &serial, name(&copied), "--quantised", fp8, base[0], base[1]],
-        "not to be used",
+        "do not use it",
     )
     .await;
     refused(
         &["export", &serial, "--quantised", fp8, "--out", name(&copied)],
-        "not to be used",
+        "do not use it",
     )
     .await;
     refused(
@@ -166,7 +178,7 @@ async fn a_copy_with_another_root_is_refused_and_an_unknown_spec_is_ignored() {
         "known are fp8-e4m3-b128.1",
     )
     .await;
-    refused(&["verify", &serial, "--quantised"], "not to be used").await;
-    let (well, said, told) = policy(&stack, &["fsck"], false).await;
-    assert!(well && said.contains("copies by mxfp4-b32.1"), "{said}{told}");
+    refused(&["verify", &serial, "--quantised"], "do not use it").await;
+    let (success, stdout, stderr) = policy(&stack, &["fsck"], false).await;
+    assert!(success && stdout.contains("copies by mxfp4-b32.1"), "{stdout}{stderr}");
 }

@@ -1,5 +1,5 @@
-//! Relays in front of a store, as processes: two regions, one behind the other. They answer correctly or refuse, and each
-//! object crosses the long distance once.
+//! Relays in front of a store, as processes: two regions, one behind the other. They answer
+//! correctly or refuse, and each object crosses the long distance once.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -90,7 +90,8 @@ async fn launch(folder: &Path, address: SocketAddr, upstream: &str) -> Child {
     process::start(command, address, &folder.join("relay.log")).await
 }
 
-/// A proxy that forwards a limited number of bytes to the client, then stalls until the limit is raised.
+/// A proxy that forwards a limited number of bytes to the client, then stalls until the limit is
+/// raised.
 struct Link {
     address: SocketAddr,
     bytes_left: Arc<AtomicU64>,
@@ -145,7 +146,8 @@ fn checkpoint(serial: u8) -> Checkpoint {
     image
 }
 
-/// Publishes version 1 as a checkpoint and version 2 as a delta. Returns version 2 and the checkpoint's object.
+/// Publishes version 1 as a checkpoint and version 2 as a delta. Returns version 2 and the
+/// checkpoint's object.
 async fn publish(store: &Store, key: &SigningKey) -> (Checkpoint, ObjectRef) {
     let (first, second) = (checkpoint(1), checkpoint(2));
     let object = store.put_object(POLICY, &first.to_bytes().unwrap()).await.unwrap();
@@ -200,7 +202,7 @@ async fn versions_pass_two_relays_and_cross_the_long_distance_once() {
         async move { store.materialise(POLICY, 2, &keys, &[]).await.unwrap() }
     });
     for got in futures::future::join_all(followers).await {
-        assert_eq!(got.image.root(), second.root());
+        assert_eq!(got.checkpoint.root(), second.root());
     }
     let delta = store.get_manifest(POLICY, 2, &keys).await.unwrap().delta.unwrap();
     let once = object.size_bytes + delta.size_bytes;

@@ -1,5 +1,6 @@
-//! Two relays in a row over a link that is slow, loses packets and is down for a while. Each relay has its own network
-//! namespace, and the follower can reach neither the first relay nor the store. Needs root for namespaces and TUN devices.
+//! Two relays in a row over a link that is slow, loses packets and is down for a while. Each relay
+//! has its own network namespace, and the follower can reach neither the first relay nor the store.
+//! Needs root for namespaces and TUN devices.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,5 +1,6 @@
-//! From the policy store to serving, and back to an older version. A real engine with random weights follows signed
-//! assignments while callers send requests; every answer names the version that gave it.
+//! From the policy store to serving, and back to an older version. A real engine with random
+//! weights follows signed assignments while callers send requests; every answer names the version
+//! that gave it.
 
 use crate::support::{Stack, eventually};
 use artifact::checkpoint::Checkpoint;
@@ -62,7 +63,8 @@ impl<'a> Publisher<'a> {
         }
     }
 
-    /// Makes version `serial` the head of the realtime line: as a checkpoint without a parent, else as a delta.
+    /// Makes version `serial` the head of the realtime line: as a checkpoint without a parent, else
+    /// as a delta.
     async fn publish(&mut self, serial: i64, parent: Option<i64>, branch: i32) {
         let image = random_checkpoint(&tiny(), serial as u64);
         let (mut checkpoint, mut delta) = (None, None);

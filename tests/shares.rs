@@ -1,5 +1,5 @@
-//! Several machines outside → one version → serving: each uploads a share of the delta, one publishes, by the commands, on a
-//! real store, database and log.
+//! Several external machines → one version → serving: each uploads a shard of the delta and one
+//! publishes, by commands on a real store, database and log.
 
 use crate::serving;
 use crate::store::{json, name, policy, trained, world};
@@ -7,7 +7,7 @@ use artifact::checkpoint::Checkpoint;
 use store::Store;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shares_of_several_machines_are_published_as_one_version_and_served() {
+async fn shards_of_several_machines_become_one_version_and_are_served() {
     let (stack, publisher, base_image, base) = world("shares").await;
     let releases = serving::releases(&stack);
     releases.round().await.unwrap();
@@ -16,7 +16,7 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
 
     let (parent, before) = (base.to_string(), stack.dir.path().join("before"));
     json(&stack, &["pull", &parent, name(&before), "--json"], false).await;
-    // ranks write weights, and of the files one, which differs
+    // Ranks write weights and one file, which differs.
     let mut image = trained(&base_image, 1);
     image.files.retain(|file, _| file == "generation_config.json");
     image
@@ -58,39 +58,39 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
         policy(&stack, &arguments, true).await
     };
     tokio::join!(share("1/4"), share("2/4"), share("4/4"));
-    let (well, _, told) = publish(&parent, name(&before)).await;
-    assert!(!well && told.contains("share 3 of 4 of `step-1`"), "{told}");
-    // who can write into the store can neither give one share out for another nor make one up
+    let (success, _, stderr) = publish(&parent, name(&before)).await;
+    assert!(!success && stderr.contains("shard 3 of 4 of `step-1`"), "{stderr}");
+    // A writer of the store can neither swap nor forge shards.
     let store = Store::open(&stack.store_url).unwrap();
     let of_first = store.get_private("shares/demo/step-1/1-of-4").await.unwrap();
     let mut envelope: serde_json::Value = serde_json::from_slice(&of_first).unwrap();
     envelope["payload"] = "e30=".into();
     let changed = serde_json::to_vec(&envelope).unwrap().into();
-    for (report, reason) in [(of_first, "it is share 1 of 4"), (changed, "signature")] {
+    for (report, reason) in [(of_first, "it is shard 1 of 4"), (changed, "signature")] {
         store.put_private("shares/demo/step-1/3-of-4", &report).await.unwrap();
-        let (well, _, told) = publish(&parent, name(&before)).await;
+        let (success, _, stderr) = publish(&parent, name(&before)).await;
         assert!(
-            !well && told.contains("share 3 of 4") && told.contains(reason),
-            "{told}"
+            !success && stderr.contains("shard 3 of 4") && stderr.contains(reason),
+            "{stderr}"
         );
     }
-    // twice is harmless
+    // Uploading twice is harmless.
     share("3/4").await;
     share("3/4").await;
-    // the files of another folder make another base
-    let (well, _, told) = publish(&parent, name(&after)).await;
-    assert!(!well && told.contains("policy pull"), "{told}");
-    let (well, said, told) = publish(&parent, name(&before)).await;
-    assert!(well, "{told}");
-    let published: serde_json::Value = serde_json::from_str(&said).unwrap();
+    // Another folder is another base.
+    let (success, _, stderr) = publish(&parent, name(&after)).await;
+    assert!(!success && stderr.contains("policy pull"), "{stderr}");
+    let (success, stdout, stderr) = publish(&parent, name(&before)).await;
+    assert!(success, "{stderr}");
+    let published: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     let version = published["version"].as_i64().unwrap();
-    // four shares, and the file
+    // Four shards and the file.
     assert_eq!(published["delta_shards"].as_array().unwrap().len(), 5);
 
     assert_eq!(releases.round().await.unwrap().changes, 1);
     serving::wait_for(&replica.url, "demo@champion", version).await;
 
-    // out again, over the delta alone, and whole
+    // A pull fetches only the delta, and gets the same content.
     let mut expected = image.clone();
     for (file, bytes) in &base_image.files {
         expected.files.entry(file.clone()).or_insert_with(|| bytes.clone());
@@ -100,19 +100,22 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
     assert_eq!(Checkpoint::read_dir(&before).unwrap(), expected);
     assert_eq!(published["root"], expected.root().to_string());
     let serial = version.to_string();
-    let (well, said, told) = policy(&stack, &["verify", &serial, "--deep"], false).await;
-    assert!(well, "{said}{told}");
-    let (well, said, told) = policy(&stack, &["inspect", &serial], false).await;
-    assert!(well && said.contains("5 of 5"), "{said}{told}");
-    let (well, said, told) = policy(&stack, &["fsck", "--deep"], false).await;
-    assert!(well, "{said}{told}");
+    let (success, stdout, stderr) = policy(&stack, &["verify", &serial, "--deep"], false).await;
+    assert!(success, "{stdout}{stderr}");
+    let (success, stdout, stderr) = policy(&stack, &["inspect", &serial], false).await;
+    assert!(success && stdout.contains("5 of 5"), "{stdout}{stderr}");
+    let (success, stdout, stderr) = policy(&stack, &["fsck", "--deep"], false).await;
+    assert!(success, "{stdout}{stderr}");
 
-    // what was reported is gone, and a trainer that did not notice is told
-    let (well, _, told) = publish(&parent, name(&before)).await;
-    assert!(!well && told.contains(&format!("is at version {version}")), "{told}");
+    // The uploads are deleted, and a stale trainer is refused.
+    let (success, _, stderr) = publish(&parent, name(&before)).await;
+    assert!(
+        !success && stderr.contains(&format!("is at version {version}")),
+        "{stderr}"
+    );
     assert!(store.get_private("shares/demo/step-1/1-of-4").await.is_err());
 
-    // the next from one machine, with an image
+    // One machine publishes the next version, with a checkpoint.
     let next = stack.dir.path().join("next");
     trained(&expected, 2).write_dir(&next).unwrap();
     let arguments = [
@@ -132,7 +135,7 @@ async fn shares_of_several_machines_are_published_as_one_version_and_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shares_that_do_not_fit_are_refused_in_words() {
+async fn shards_that_do_not_fit_are_refused() {
     let (stack, _publisher, image, base) = world("unfit-shares").await;
     let folder = |name: &str| stack.dir.path().join(name);
     image.write_dir(&folder("before")).unwrap();
@@ -161,16 +164,16 @@ async fn shares_that_do_not_fit_are_refused_in_words() {
         ("after", "0/4", "step", "the first of four"),
         ("after", "1/1", "../step", "is not a valid name"),
     ] {
-        let (well, _, told) = share(after, shard, under).await;
-        assert!(!well && told.contains(reason), "{reason}: {told}");
+        let (success, _, stderr) = share(after, shard, under).await;
+        assert!(!success && stderr.contains(reason), "{reason}: {stderr}");
     }
-    // shares of two attempts make no version
+    // Shards of two attempts do not mix.
     assert!(share("after", "1/2", "twice").await.0);
-    let (well, _, told) = share("before", "1/2", "twice").await;
-    assert!(!well && told.contains("a name of its own"), "{told}");
-    // what did not change is no version
-    let (well, _, told) = share("before", "1/1", "same").await;
-    assert!(well, "{told}");
+    let (success, _, stderr) = share("before", "1/2", "twice").await;
+    assert!(!success && stderr.contains("a name of its own"), "{stderr}");
+    // Unchanged weights are refused.
+    let (success, _, stderr) = share("before", "1/1", "same").await;
+    assert!(success, "{stderr}");
     let (before, parent) = (folder("before"), base.to_string());
     let arguments = [
         "publish",
@@ -186,6 +189,6 @@ async fn shares_that_do_not_fit_are_refused_in_words() {
         "--base",
         name(&before),
     ];
-    let (well, _, told) = policy(&stack, &arguments, true).await;
-    assert!(!well && told.contains("nothing to publish"), "{told}");
+    let (success, _, stderr) = policy(&stack, &arguments, true).await;
+    assert!(!success && stderr.contains("nothing to publish"), "{stderr}");
 }

@@ -1,6 +1,6 @@
-//! The whole loop with all real parts: the roles as processes of the real binary, the committed base policy, a broker and
-//! a database. Feedback becomes a served version, killing a busy role neither loses nor duplicates anything, and a
-//! rollback re-bases the line.
+//! The whole loop with all real parts: the roles as processes of the real binary, the committed
+//! base policy, a broker and a database. Feedback becomes a served version, killing a busy role
+//! neither loses nor duplicates anything, and a rollback re-bases the line.
 
 use crate::support::{SPRINGTIDE, Stack, eventually};
 use artifact::sign::TrustedKeys;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 const DEADLINE: Duration = Duration::from_secs(90);
 
 /// The four roles, each a process; killed on drop.
-struct Fleet {
+pub struct Fleet {
     config: PathBuf,
     roles: BTreeMap<&'static str, Child>,
     serve: String,
@@ -27,9 +27,14 @@ struct Fleet {
 
 impl Fleet {
     fn start(stack: &Stack) -> Self {
+        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-base");
+        Self::start_with(stack, &base, "")
+    }
+
+    /// `ingest_section` is added to `[ingest]`.
+    pub fn start_with(stack: &Stack, base: &Path, ingest_section: &str) -> Self {
         let [serve, ingest, control, train] = free_ports().unwrap();
         let config = stack.dir.path().join("springtide.toml");
-        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-base");
         let text = format!(
             r#"
             [policy]
@@ -49,6 +54,7 @@ impl Fleet {
             topic_prefix = {prefix:?}
             [ingest]
             partitions = 2
+            {ingest_section}
             [[ingest.surface]]
             name = "completion"
             horizon_seconds = 1.0
@@ -112,7 +118,7 @@ impl Fleet {
     }
 
     /// The choice of one completion; `None` while the fleet cannot answer.
-    async fn complete(&self, user: &str) -> Option<Value> {
+    pub async fn complete(&self, user: &str) -> Option<Value> {
         let body = json!({
             "model": "demo", "prompt": "fn main() {\n    let mut map = HashMap::<|cut|>", "max_tokens": 6, "user": user,
         });
@@ -128,7 +134,8 @@ impl Fleet {
         ok.then(|| answer["choices"][0].clone())
     }
 
-    /// Sends feedback until it is acknowledged, each time with the same id, as a careful client does.
+    /// Sends feedback until it is acknowledged, each time with the same id, as a careful client
+    /// does.
     async fn feedback(&self, generation: &str, accept: bool) {
         let id = Uuid::now_v7();
         let body = json!({"id": id, "generation_id": generation, "metric_name": "accept", "value": accept});
@@ -145,8 +152,9 @@ impl Fleet {
         .await;
     }
 
-    /// Users send requests and feedback until the champion serves a version above `version`; returns that choice.
-    async fn until_version_above(&self, version: i64, acknowledged: &mut Vec<Uuid>) -> Value {
+    /// Users send requests and feedback until the champion serves a version above `version`;
+    /// returns that choice.
+    pub async fn until_version_above(&self, version: i64, acknowledged: &mut Vec<Uuid>) -> Value {
         let mut n = 0u32;
         let user_of = |n: u32| format!("user-{}", n % 20);
         eventually("a newer version serves", DEADLINE, async || {
@@ -192,7 +200,8 @@ impl Drop for Fleet {
     }
 }
 
-/// Every acknowledged generation is a row, every row has one disposition, and no generation was trained on twice.
+/// Every acknowledged generation is a row, every row has one disposition, and no generation was
+/// trained on twice.
 async fn check_ledger(stack: &Stack, acknowledged: &[Uuid]) {
     let stored: i64 = eventually("every acknowledged generation is a row", DEADLINE, async || {
         let n: i64 = sqlx::query_scalar("select count(*) from generation where id = any($1)")
@@ -231,8 +240,11 @@ async fn check_root(stack: &Stack, choice: &Value) {
     let store = Store::open(&stack.store_url).unwrap();
     let trusted = TrustedKeys::load(&stack.keys_dir).unwrap();
     let materialised = store.materialise("demo", version, &trusted, &[]).await.unwrap();
-    assert_eq!(materialised.image.root().to_string(), choice["root"].as_str().unwrap());
-    assert_eq!(materialised.image.root().0.as_slice(), row.as_slice());
+    assert_eq!(
+        materialised.checkpoint.root().to_string(),
+        choice["root"].as_str().unwrap()
+    );
+    assert_eq!(materialised.checkpoint.root().0.as_slice(), row.as_slice());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -251,7 +263,8 @@ async fn feedback_becomes_a_served_version_kills_lose_nothing_and_a_rollback_reb
         .fetch_one(&stack.pool)
         .await
         .unwrap();
-    // another summation order would differ by about 1e-5, another version or a wrong mask by 1e-3 or more
+    // another summation order would differ by about 1e-5, another version or a wrong mask by 1e-3
+    // or more
     assert_eq!(
         parity, 0.0,
         "sampler and trainer must compute identical log-probabilities"

@@ -1,5 +1,5 @@
-//! A trainer outside → policy store → serving, and out of the store again: what `springtide policy` does, by the command itself,
-//! on a real store, database and log.
+//! External trainer → policy store → serving, and out of the store again: the commands of
+//! `springtide policy` on a real store, database and log.
 
 use crate::serving;
 use crate::support::{SPRINGTIDE, Stack};
@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 const POLICY: &str = "demo";
 
-/// A base version on the realtime line, and the folder of it.
+/// A stack with a base version on the realtime line.
 pub async fn world(name: &str) -> (Stack, Publisher, Checkpoint, i64) {
     let stack = Stack::start(name).await;
     let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
@@ -40,7 +40,7 @@ pub async fn world(name: &str) -> (Stack, Publisher, Checkpoint, i64) {
     (stack, publisher, image, base)
 }
 
-/// One step of some trainer: every 50th weight of every matrix moves a little.
+/// A training step: every 50th weight of every matrix changes a little.
 pub fn trained(image: &Checkpoint, step: usize) -> Checkpoint {
     let mut next = image.clone();
     for tensor in next.tensors.values_mut() {
@@ -53,7 +53,7 @@ pub fn trained(image: &Checkpoint, step: usize) -> Checkpoint {
     next
 }
 
-/// `springtide policy …`: whether it went well, standard output, standard error.
+/// Runs `springtide policy …`. Returns success, standard output, standard error.
 pub async fn policy(stack: &Stack, arguments: &[&str], database: bool) -> (bool, String, String) {
     let mut command = Command::new(SPRINGTIDE);
     command
@@ -72,9 +72,9 @@ pub async fn policy(stack: &Stack, arguments: &[&str], database: bool) -> (bool,
 }
 
 pub async fn json(stack: &Stack, arguments: &[&str], database: bool) -> Value {
-    let (well, said, told) = policy(stack, arguments, database).await;
-    assert!(well, "{arguments:?}: {said}{told}");
-    serde_json::from_str(&said).unwrap()
+    let (success, stdout, stderr) = policy(stack, arguments, database).await;
+    assert!(success, "{arguments:?}: {stdout}{stderr}");
+    serde_json::from_str(&stdout).unwrap()
 }
 
 pub fn name(path: &Path) -> &str {
@@ -82,14 +82,14 @@ pub fn name(path: &Path) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_trainer_wrote_is_published_served_and_pulled() {
+async fn weights_of_an_external_trainer_are_published_served_and_pulled() {
     let (stack, _, base_image, base) = world("outside").await;
     let releases = serving::releases(&stack);
     releases.round().await.unwrap();
     let replica = serving::serve(&stack, None, stack.dir.path().join("serve")).await;
     serving::wait_for(&replica.url, "demo@champion", base).await;
 
-    // many ranks write shards; the index comes last
+    // Many ranks write shards; the index must come last.
     let folder = stack.dir.path().join("rank-output");
     let mut image = trained(&base_image, 1);
     image.files.clear();
@@ -107,8 +107,8 @@ async fn what_another_trainer_wrote_is_published_served_and_pulled() {
         &parent,
         "--json",
     ];
-    let (well, _, told) = policy(&stack, &publish, true).await;
-    assert!(!well && told.contains("comes last"), "{told}");
+    let (success, _, stderr) = policy(&stack, &publish, true).await;
+    assert!(!success && stderr.contains("comes last"), "{stderr}");
     std::fs::write(&index, written).unwrap();
     let published = json(&stack, &publish, true).await;
     let version = published["version"].as_i64().unwrap();
@@ -116,15 +116,18 @@ async fn what_another_trainer_wrote_is_published_served_and_pulled() {
     assert_eq!(published["image_bytes"], Value::Null);
     assert_eq!(published["inherited"].as_array().unwrap().len(), base_image.files.len());
 
-    // the champion follows the line, and the version serves
+    // The champion follows the line, so the version is served.
     assert_eq!(releases.round().await.unwrap().changes, 1);
     serving::wait_for(&replica.url, "demo@champion", version).await;
 
-    // the same weights again, other weights from the same parent, and a second trainer that did not notice
-    let (well, _, told) = policy(&stack, &publish, true).await;
-    assert!(!well && told.contains(&format!("is at version {version}")), "{told}");
+    // A second publication from the same parent is refused.
+    let (success, _, stderr) = policy(&stack, &publish, true).await;
+    assert!(
+        !success && stderr.contains(&format!("is at version {version}")),
+        "{stderr}"
+    );
 
-    // out again, from the store and the public keys alone
+    // A pull needs only the store and the public keys.
     let out = stack.dir.path().join("pulled");
     let pulled = json(&stack, &["pull", "champion", name(&out), "--json"], false).await;
     assert_eq!(pulled["version"].as_i64(), Some(version));
@@ -132,7 +135,7 @@ async fn what_another_trainer_wrote_is_published_served_and_pulled() {
     assert_eq!(whole.root().to_string(), published["root"]);
     assert_eq!((&whole.tensors, &whole.files), (&image.tensors, &base_image.files));
 
-    // once more: nothing is fetched; a version further: its delta alone
+    // A second pull fetches nothing; after a step it fetches one delta.
     let again = json(&stack, &["pull", "champion", name(&out), "--json"], false).await;
     assert_eq!(again["fetched_bytes"], 0);
     let next = trained(&whole, 2);
@@ -159,16 +162,16 @@ async fn what_another_trainer_wrote_is_published_served_and_pulled() {
     assert_eq!(pulled["fetched_bytes"], second["delta_bytes"]);
     assert_eq!(Checkpoint::read_dir(&out).unwrap(), next);
     assert!(!stack.dir.path().join("pulled.old").exists() && !stack.dir.path().join("pulled.partial").exists());
-    // what a pull did not write is not deleted by one
+    // A pull refuses to delete other files.
     std::fs::write(out.join("notes.txt"), "mine").unwrap();
-    let (well, _, told) = policy(&stack, &["pull", &parent, name(&out)], false).await;
-    assert!(!well && told.contains("notes.txt"), "{told}");
+    let (success, _, stderr) = policy(&stack, &["pull", &parent, name(&out)], false).await;
+    assert!(!success && stderr.contains("notes.txt"), "{stderr}");
 
-    // exported, and imported again, it is the same
+    // An exported version is equal when it is read again.
     let exported = stack.dir.path().join("exported");
     let arguments = ["export", &serial, "--out", name(&exported), "--shard-bytes", "6000"];
-    let (well, said, told) = policy(&stack, &arguments, false).await;
-    assert!(well, "{said}{told}");
+    let (success, stdout, stderr) = policy(&stack, &arguments, false).await;
+    assert!(success, "{stdout}{stderr}");
     assert_eq!(
         Checkpoint::read_dir(&exported).unwrap().root().to_string(),
         second["root"]
@@ -177,7 +180,7 @@ async fn what_another_trainer_wrote_is_published_served_and_pulled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_fit_its_parent_or_its_line_is_refused_in_words() {
+async fn publications_that_do_not_fit_parent_or_line_are_refused() {
     let (stack, publisher, image, base) = world("unfit").await;
     let external = |line: &str, parent: i64, image: Checkpoint| External {
         line: line.into(),
@@ -208,7 +211,7 @@ async fn what_does_not_fit_its_parent_or_its_line_is_refused_in_words() {
         publish("run-1", base, trained(&image, 1)).await,
         Err(Error::LineName(_))
     ));
-    // a line that a run writes
+    // A line that a run writes is refused.
     let run = Uuid::now_v7();
     sqlx::query("insert into run (id, kind, policy, line, status, config) values ($1, 'realtime', 'demo', 'realtime', 'running', '{}')")
         .bind(run)
@@ -220,7 +223,7 @@ async fn what_does_not_fit_its_parent_or_its_line_is_refused_in_words() {
         matches!(&error, Error::LineTaken { run: taken, .. } if *taken == run),
         "{error}"
     );
-    // a line of its own begins with an image; then a zombie publishes from where the line was
+    // A new line begins with a checkpoint. A stale trainer then publishes from an old head.
     let first = publish("ext", base, trained(&image, 1)).await.unwrap();
     assert!(first.manifest.image.is_some() && first.manifest.delta.is_some());
     let head = first.manifest.version;
@@ -229,7 +232,7 @@ async fn what_does_not_fit_its_parent_or_its_line_is_refused_in_words() {
         let error = publish("ext", parent, trained(&image, 3)).await.unwrap_err();
         assert!(matches!(error, Error::NotHead { .. }), "{error}");
     }
-    // two that begin at once: one is committed, the other's manifest is nobody's
+    // Of two concurrent publications that begin a line, one is committed.
     let (one, two) = tokio::join!(
         publish("both", base, trained(&image, 7)),
         publish("both", base, trained(&image, 8))
@@ -242,7 +245,7 @@ async fn what_does_not_fit_its_parent_or_its_line_is_refused_in_words() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_store_is_seen_checked_pinned_and_cleared_by_commands() {
+async fn commands_list_check_keep_and_collect_the_store() {
     let (stack, publisher, image, base) = world("keep").await;
     let (mut head, mut last) = (base, image);
     for step in 1..=18 {
@@ -260,30 +263,30 @@ async fn the_store_is_seen_checked_pinned_and_cleared_by_commands() {
     assert_eq!(rows.len(), 19);
     assert_eq!(rows[0]["version"].as_i64(), Some(head));
     assert!(rows.iter().all(|row| row["path_bytes"].is_u64()));
-    let (well, table, _) = policy(&stack, &["versions", "--line", "ext", "--limit", "3"], false).await;
+    let (success, table, _) = policy(&stack, &["versions", "--line", "ext", "--limit", "3"], false).await;
     assert!(
-        well && table.lines().count() == 5 && table.contains("15 older ones"),
+        success && table.lines().count() == 5 && table.contains("15 older ones"),
         "{table}"
     );
 
-    let (well, said, told) = policy(&stack, &["squash"], false).await;
-    assert!(well && said.contains("squashed deltas made"), "{said}{told}");
-    assert!(!said.contains("\n0 squashed deltas made"), "{said}");
+    let (success, stdout, stderr) = policy(&stack, &["squash"], false).await;
+    assert!(success && stdout.contains("squashed deltas made"), "{stdout}{stderr}");
+    assert!(!stdout.contains("\n0 squashed deltas made"), "{stdout}");
     let number = head.to_string();
     let known = json(&stack, &["inspect", &number, "--json"], false).await;
     assert_eq!(known["signed_by"][0]["trusted"], true);
     assert_eq!(known["delta"]["there"], true);
-    let (well, said, told) = policy(&stack, &["verify", &number, "--deep"], false).await;
-    assert!(well && said.contains("is whole"), "{said}{told}");
+    let (success, stdout, stderr) = policy(&stack, &["verify", &number, "--deep"], false).await;
+    assert!(success && stdout.contains("is whole"), "{stdout}{stderr}");
     let report = json(&stack, &["fsck", "--deep", "--json"], false).await;
     assert_eq!(report["findings"].as_array().unwrap().len(), 0, "{report}");
 
-    // pinned, and everything older than a day
+    // Keep one version, and make everything older than a day.
     let pinned = (head - 10).to_string();
-    let (well, said, _) = policy(&stack, &["keep", &pinned, "--reason", "the paper"], false).await;
-    assert!(well, "{said}");
-    let (well, _, told) = policy(&stack, &["gc", "--grace", "5s"], true).await;
-    assert!(!well && told.contains("ten minutes"), "{told}");
+    let (success, stdout, _) = policy(&stack, &["keep", &pinned, "--reason", "the paper"], false).await;
+    assert!(success, "{stdout}");
+    let (success, _, stderr) = policy(&stack, &["gc", "--grace", "5s"], true).await;
+    assert!(!success && stderr.contains("ten minutes"), "{stderr}");
     age(&stack);
     let would = json(&stack, &["gc", "--grace", "0s", "--dry-run", "--json"], true).await;
     assert!(would["deleted_bytes"].as_u64().unwrap() > 0, "{would}");
@@ -297,47 +300,46 @@ async fn the_store_is_seen_checked_pinned_and_cleared_by_commands() {
         needed.contains(&(head - 10)) && needed.contains(&base) && needed.contains(&head),
         "{needed:?}"
     );
-    // without the database nothing is deleted: it knows more than the store
     let count = || std::fs::read_dir(objects(&stack)).unwrap().count();
     let before = count();
     let done = json(&stack, &["gc", "--yes", "--json"], true).await;
     assert_eq!(done["deleted"].as_array().unwrap().len(), before - count());
-    let (well, said, told) = policy(&stack, &["fsck"], false).await;
-    assert!(well, "{said}{told}");
+    let (success, stdout, stderr) = policy(&stack, &["fsck"], false).await;
+    assert!(success, "{stdout}{stderr}");
 
-    // a fault, by its exit code
+    // Damage makes fsck fail.
     for what in ["image", "delta"] {
         let digest = known[what]["digest"].as_str().unwrap();
         std::fs::remove_file(objects(&stack).join(digest)).unwrap();
     }
     std::fs::remove_dir_all(policy_folder(&stack).join("fold")).unwrap();
-    let (well, said, told) = policy(&stack, &["fsck"], false).await;
+    let (success, stdout, stderr) = policy(&stack, &["fsck"], false).await;
     assert!(
-        !well && told.contains("NOT whole") && said.contains("ERROR: "),
-        "{said}{told}"
+        !success && stderr.contains("NOT whole") && stdout.contains("ERROR: "),
+        "{stdout}{stderr}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trust_goes_from_one_key_to_the_next_by_commands() {
+async fn commands_move_trust_from_one_key_to_the_next() {
     let (stack, publisher, image, base) = world("keys").await;
     for name in ["next", "release"] {
         SigningKey::load_or_create(&stack.keys_dir, name).unwrap();
     }
-    let said = async |arguments: &[&str]| {
-        let (well, said, told) = policy(&stack, arguments, false).await;
-        assert!(well, "{arguments:?}: {said}{told}");
-        said
+    let run = async |arguments: &[&str]| {
+        let (success, stdout, stderr) = policy(&stack, arguments, false).await;
+        assert!(success, "{arguments:?}: {stdout}{stderr}");
+        stdout
     };
-    let keys = said(&["keys"]).await;
+    let keys = run(&["keys"]).await;
     assert_eq!(
         (keys.lines().count(), keys.matches("trusted").count()),
         (4, 3),
         "{keys}"
     );
-    assert!(said(&["resign", "--by", "next"]).await.starts_with("1 documents"));
-    assert!(said(&["resign", "--by", "next"]).await.starts_with("0 documents"));
-    // signed by the old key alone, after that
+    assert!(run(&["resign", "--by", "next"]).await.starts_with("1 documents"));
+    assert!(run(&["resign", "--by", "next"]).await.starts_with("0 documents"));
+    // Only the old key signs this one.
     let external = External {
         line: "ext".into(),
         parent: base,
@@ -350,19 +352,19 @@ async fn trust_goes_from_one_key_to_the_next_by_commands() {
         .manifest
         .version
         .to_string();
-    said(&["verify", &late]).await;
+    run(&["verify", &late]).await;
     let revoke = ["revoke", "trainer", "--reason", "the machine was lost"];
-    let (well, _, told) = policy(&stack, &revoke, false).await;
-    assert!(!well && told.contains("--yes"), "{told}");
-    said(&[&revoke[..], &["--yes"]].concat()).await;
-    assert!(said(&["keys"]).await.contains("REVOKED"));
-    said(&["verify", &base.to_string()]).await;
-    let (well, _, told) = policy(&stack, &["verify", &late], false).await;
-    assert!(!well && told.contains("revoked"), "{told}");
-    let (well, _, told) = policy(&stack, &["gc"], true).await;
-    assert!(!well && told.contains("nothing is deleted"), "{told}");
-    let (well, _, told) = policy(&stack, &["resign", "--by", "trainer"], false).await;
-    assert!(!well && told.contains("is revoked"), "{told}");
+    let (success, _, stderr) = policy(&stack, &revoke, false).await;
+    assert!(!success && stderr.contains("--yes"), "{stderr}");
+    run(&[&revoke[..], &["--yes"]].concat()).await;
+    assert!(run(&["keys"]).await.contains("REVOKED"));
+    run(&["verify", &base.to_string()]).await;
+    let (success, _, stderr) = policy(&stack, &["verify", &late], false).await;
+    assert!(!success && stderr.contains("revoked"), "{stderr}");
+    let (success, _, stderr) = policy(&stack, &["gc"], true).await;
+    assert!(!success && stderr.contains("nothing is deleted"), "{stderr}");
+    let (success, _, stderr) = policy(&stack, &["resign", "--by", "trainer"], false).await;
+    assert!(!success && stderr.contains("is revoked"), "{stderr}");
 }
 
 fn policy_folder(stack: &Stack) -> std::path::PathBuf {
@@ -373,7 +375,7 @@ fn objects(stack: &Stack) -> std::path::PathBuf {
     policy_folder(stack).join("object")
 }
 
-/// Objects as if they had been written two days ago.
+/// Makes all objects look two days old.
 fn age(stack: &Stack) {
     let old = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 86_400);
     for entry in std::fs::read_dir(objects(stack)).unwrap() {

@@ -1,6 +1,7 @@
-//! From a training step's weights to the last follower that serves them: publisher, release loop, log, and the followers
-//! of two clusters with their engines, while a caller streams tokens. Small here; `make bench-sync` runs it at full size
-//! and prints where the time went (`SPRINGTIDE_SYNC_MIB` of weights, `_FOLLOWERS`, `_STEPS`, `_THREADS`, `_JSON`).
+//! From a training step's weights to the last follower that serves them: publisher, release loop,
+//! log, and the followers of two clusters with their engines, while a caller streams tokens. Small
+//! here; `make bench-sync` runs it at full size and prints where the time went
+//! (`SPRINGTIDE_SYNC_MIB` of weights, `_FOLLOWERS`, `_STEPS`, `_THREADS`, `_JSON`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,7 +34,8 @@ pub const POLICY: &str = "demo";
 pub const LINE: &str = "realtime";
 /// A full-size version may take minutes on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// Mean change E|Δ| of a steady-state AdamW step at a learning rate of 1e-6; see policy/benches/delta/pairs.rs.
+/// Mean change E|Δ| of a steady-state AdamW step at a learning rate of 1e-6; see
+/// policy/artifact/benches/delta/pairs.rs.
 const STEP: f32 = 1.83e-7;
 
 fn parameter<T: std::str::FromStr>(name: &str, default: T) -> T {
@@ -64,7 +66,8 @@ fn model(mib: i64) -> ModelConfig {
     }
 }
 
-/// Simulates a step: each weight moves to a neighbouring bf16 value with probability E|Δ| ÷ (distance to it).
+/// Simulates a step: each weight moves to a neighbouring bf16 value with probability E|Δ| ÷
+/// (distance to it).
 fn step(image: &Checkpoint, seed: u64) -> Checkpoint {
     let mut state = seed;
     let mut random = move || {
@@ -144,7 +147,8 @@ async fn follower(stack: &Stack, number: usize, mib: u64, threads: usize, contro
     Role { url, stop, task }
 }
 
-/// A caller that streams without pause and measures when tokens arrive. The time between two requests does not count.
+/// A caller that streams without pause and measures when tokens arrive. The time between two
+/// requests does not count.
 #[derive(Default)]
 struct Caller {
     /// When a token arrived, and the time since the previous one.

@@ -1,4 +1,4 @@
-//! The supervisor: what it starts comes back when it dies, and goes when it goes.
+//! The supervisor restarts its children, and they end with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,7 @@ const RETURN: Duration = Duration::from_secs(60);
 const END: Duration = Duration::from_secs(30);
 const ROLES: [&str; 4] = ["control", "train", "ingest", "serve"];
 
-/// A folder with a configuration of its own.
+/// A folder with its own configuration.
 struct Place {
     dir: TempDir,
     ports: [u16; 7],
@@ -71,7 +71,7 @@ impl Place {
         self.dir.path().join(".springtide").join(name)
     }
 
-    /// What the supervisor wrote to its terminal, and the end of every log file.
+    /// The terminal output of the supervisor, and the end of every log file.
     fn story(&self) -> String {
         let mut story = fs::read_to_string(self.dir.path().join("terminal.log")).unwrap();
         for entry in fs::read_dir(self.state("log")).into_iter().flatten() {
@@ -100,25 +100,25 @@ impl Supervisor<'_> {
         Pid::from_raw(i32::try_from(self.process.id()).unwrap())
     }
 
-    /// Waits until every line of `lines` was said.
+    /// Waits until every line of `lines` was printed.
     async fn says(&mut self, lines: &[&str], limit: Duration) {
         let started = std::time::Instant::now();
         loop {
-            let said = fs::read_to_string(self.place.dir.path().join("terminal.log")).unwrap();
-            if lines.iter().all(|line| said.contains(line)) {
+            let output = fs::read_to_string(self.place.dir.path().join("terminal.log")).unwrap();
+            if lines.iter().all(|line| output.contains(line)) {
                 return;
             }
             let ended = self.process.try_wait().unwrap();
             assert!(
                 ended.is_none() && started.elapsed() < limit,
-                "not said within {limit:?} ({ended:?}): {lines:?}\n{}",
+                "not printed within {limit:?} ({ended:?}): {lines:?}\n{}",
                 self.place.story()
             );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// Process of every part, by name.
+    /// The process ids of all children, by name.
     fn parts(&self) -> BTreeMap<String, Pid> {
         let note: BTreeMap<String, serde_json::Value> =
             serde_json::from_slice(&fs::read(self.place.state("up.json")).unwrap()).unwrap();
@@ -128,7 +128,7 @@ impl Supervisor<'_> {
             .collect()
     }
 
-    /// The supervisor and everything that descends from it.
+    /// The supervisor and all its descendants.
     fn family(&self) -> BTreeSet<i32> {
         let mut parents = BTreeMap::new();
         for entry in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
@@ -163,7 +163,7 @@ impl Drop for Supervisor<'_> {
     }
 }
 
-/// Whether a process runs; one that only waits to be reaped does not.
+/// Whether a process runs; a zombie does not.
 fn runs(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
@@ -192,7 +192,7 @@ fn text(output: &Output) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_role_comes_up_comes_back_when_killed_and_dies_with_the_supervisor() {
+async fn roles_are_restarted_when_killed_and_die_with_the_supervisor() {
     let place = Place::new();
     let mut up = place.start(&["up"]);
     up.says(&["Springtide is up."], START).await;
@@ -224,7 +224,7 @@ async fn every_role_comes_up_comes_back_when_killed_and_dies_with_the_supervisor
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_database_outlives_a_killed_server_a_killed_supervisor_and_an_orderly_stop() {
+async fn data_survives_a_killed_server_a_killed_supervisor_and_an_orderly_stop() {
     let place = Place::new();
     let start = ["stack", "start"];
     let ready = ["postgres ready", "kafka    ready", "Kafka:"];
@@ -273,7 +273,7 @@ async fn the_database_outlives_a_killed_server_a_killed_supervisor_and_an_orderl
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_short_demo_leaves_its_report_and_ends_the_stack() {
+async fn a_short_demo_writes_its_report_and_stops_the_stack() {
     let place = Place::new();
     let replay = ["--minutes", "0.25", "--rate", "8", "--reference-pauses", "40"];
     let args = [&["up", "--demo", "--once", "--"][..], &replay].concat();
@@ -302,7 +302,7 @@ async fn a_short_demo_leaves_its_report_and_ends_the_stack() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_binary_without_libtorch_takes_events_in() {
+async fn the_binary_without_libtorch_accepts_events() {
     let binary = Path::new(SPRINGTIDE).with_file_name("../torch-free/springtide");
     assert!(binary.exists(), "run `make torch-free` first: {}", binary.display());
     let libraries = Command::new("ldd").arg(&binary).output().unwrap();
@@ -328,7 +328,7 @@ async fn the_binary_without_libtorch_takes_events_in() {
 }
 
 #[test]
-fn a_configuration_that_contradicts_itself_is_refused_with_what_to_do() {
+fn a_contradictory_configuration_is_refused_with_advice() {
     let dir = tempfile::tempdir().unwrap();
     let check = |config: &str| {
         fs::write(dir.path().join("springtide.toml"), config).unwrap();
@@ -351,7 +351,7 @@ fn a_configuration_that_contradicts_itself_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn the_environment_wins_over_the_file_and_secrets_are_not_shown() {
+fn the_environment_overrides_the_file_and_secrets_are_not_printed() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(
         dir.path().join("springtide.toml"),

@@ -1,6 +1,7 @@
-//! What an earlier build wrote, this build reads. `tests/upgrade/DATE.tar.gz` holds a small store, the database, the
-//! records of all topics, a follower's state and a collector's spool, as the commit of that date left them
-//! (`tests/upgrade/README.md`). An archive is never changed; a change of a format adds one.
+//! This build reads what earlier builds wrote. `tests/upgrade/DATE.tar.gz` contains a small store,
+//! the database, the records of all topics, a follower's state and a collector's spool, as the
+//! commit of that date wrote them (`tests/upgrade/README.md`). Archives are never changed. A change
+//! of a format adds one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -90,7 +91,11 @@ async fn an_old_database_and_store_go_on_where_they_were() {
     let first = eventually("the fleet answers", SOON, async || fleet.complete("someone").await).await;
     assert!([1, NEWEST].contains(&first["version"].as_i64().unwrap()), "{first}");
     let before = json(&folder.join("versions.json"));
-    let named = before.as_array().unwrap().iter().find(|v| v["version"] == first["version"]);
+    let named = before
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|v| v["version"] == first["version"]);
     assert_eq!(first["root"], named.unwrap()["root"], "the version has other bytes now");
 
     // the run goes on from its old state: the next version is made from the newest one
@@ -166,10 +171,14 @@ async fn an_old_topic_is_read_to_the_same_rows() {
     }
 
     let service = Service::start(&stack).await;
-    for (table, rows) in [("generation", 480), ("feedback", 388), ("retraction", 1), ("episode_end", 1)] {
-        eventually(&format!("{rows} rows in {table}"), SOON, async || {
-            let query = format!("select count(*) from {table}");
-            (count(&stack.pool, &query).await == rows).then_some(())
+    for (query, rows) in [
+        ("select count(*) from generation", 480),
+        ("select count(*) from feedback", 388),
+        ("select count(*) from retraction", 1),
+        ("select count(*) from episode_end", 1),
+    ] {
+        eventually(&format!("{rows} rows of {query}"), SOON, async || {
+            (count(&stack.pool, query).await == rows).then_some(())
         })
         .await;
     }

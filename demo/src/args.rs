@@ -18,7 +18,8 @@ pub struct Args {
     pub seed: u64,
     #[command(flatten)]
     pub corpus: Corpus,
-    /// Where to write the report as JSON; default: report.json in the state folder. The page is written beside it.
+    /// Where to write the report as JSON; default: report.json in the state folder. The page is
+    /// written beside it.
     #[arg(long, alias = "json", value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Policy to ask, if not the configured one.
@@ -30,7 +31,8 @@ pub struct Args {
     /// Sampling temperature of both arms.
     #[arg(long, default_value_t = 1.0, value_parser = positive::<f32>)]
     pub temperature: f32,
-    /// Pauses of other users at which reference policies are measured before the run; 0: no references.
+    /// Pauses of other users at which reference policies are measured before the run; 0: no
+    /// references.
     #[arg(long, default_value_t = 1500)]
     pub reference_pauses: usize,
 }
@@ -38,7 +40,8 @@ pub struct Args {
 /// Whose code is replayed.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Corpus {
-    /// `house`: a team whose formatter is set up differently from what the base has seen. `plain`: files as they are.
+    /// `house`: a team whose formatter is set up differently from what the base has seen. `plain`:
+    /// files as they are.
     #[arg(long, value_enum, default_value_t = Users::House)]
     pub users: Users,
     /// How many developers, at least 200.

@@ -1,4 +1,5 @@
-//! The two calls of a product with suggestions: ask for a completion, and report the developer's answer.
+//! The two calls of a product with suggestions: ask for a completion, and report the developer's
+//! answer.
 //!
 //! A failed completion is counted and not retried, because the developer has typed on. Feedback is
 //! retried with the same id and body until it is acknowledged, so a repetition changes nothing.
@@ -17,9 +18,9 @@ use crate::{
     corpus::{pauses::SUGGESTION_TOKENS_MAX, tokenizer::CUT},
 };
 
-/// Most characters of the file that are sent. The demo's model reads 256 tokens: 239 of context, the
-/// cut and 16 of its own suggestion. A token holds 2.7 characters of Rust on average, so about four in
-/// five such contexts fit. The server refuses the others before inference.
+/// Most characters of the file that are sent. The demo's model reads 256 tokens: 239 of context,
+/// the cut and 16 of its own suggestion. A token holds 2.7 characters of Rust on average, so about
+/// four in five such contexts fit. The server refuses the others before inference.
 pub const CONTEXT_CHARS_MAX: usize = 560;
 /// How often a prompt that is too long is cut to three quarters. Then 56 characters are left, which
 /// fit even at three tokens each.
@@ -31,7 +32,7 @@ pub const SURFACE: &str = "completion";
 /// A later completion has failed: the developer has typed on.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(10);
 const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Feedback that nobody acknowledged for this long is given up and counted.
+/// Feedback without an acknowledgement for this long is given up and counted.
 const FEEDBACK_PATIENCE: Duration = Duration::from_secs(90);
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(3);
@@ -162,8 +163,8 @@ impl Client {
         Ok(())
     }
 
-    /// Asks for the rest of the line after `context(chars)`. Returns the suggestion and how often the
-    /// context had to be shortened.
+    /// Asks for the rest of the line after `context(chars)`. Returns the suggestion and how often
+    /// the context had to be shortened.
     pub async fn complete(
         &self,
         asker: &Asker,

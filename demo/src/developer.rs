@@ -1,6 +1,6 @@
-//! The simulated developers: what they own, where they pause, how they judge a suggestion, and how long
-//! they take. Pure: everything depends only on the seed, the user, the number of the pause and the
-//! text of the suggestion.
+//! The simulated developers: what they own, where they pause, how they judge a suggestion, and how
+//! long they take. Pure: everything depends only on the seed, the user, the number of the pause and
+//! the text of the suggestion.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -12,8 +12,8 @@ use crate::{corpus::pauses, random::Draws, stats::Judgement};
 pub const SILENT_SHARE: f64 = 0.2;
 /// Median time from seeing a suggestion to answering it, seconds. The delay is lognormal.
 pub const DELAY_MEDIAN_SECONDS: f64 = 1.0;
-/// Standard deviation of the delay's logarithm: 95% of delays are between 0.38 and 2.7 s, 1.4% are beyond
-/// a horizon of 3 s.
+/// Standard deviation of the delay's logarithm: 95% of delays are between 0.38 and 2.7 s, 1.4% are
+/// beyond a horizon of 3 s.
 pub const DELAY_SIGMA: f64 = 0.5;
 
 /// A file, or a part of one, that belongs to one user alone.
@@ -35,16 +35,16 @@ pub struct Pause {
     pub cursor: usize,
     /// Byte offset of the end of the line.
     line_end: usize,
-    /// Whether an answer is given if something is shown. It is drawn before anything is seen, so leaving
-    /// out the silent pauses favours neither showing nor declining.
+    /// Whether an answer is given if something is shown. It is drawn before anything is seen, so
+    /// leaving out the pauses without an answer favours neither showing nor declining.
     pub answers: bool,
     /// From seeing the suggestion to answering it.
     pub delay: Duration,
 }
 
 /// Deals the corpus out to `users`. Each gets whole files if there are enough, else parts of files.
-/// Parts are dealt in rounds, in the order of a hash of their names, so everybody has something and
-/// nobody shares.
+/// Parts are dealt in rounds, in the order of a hash of their names, so every user owns code and no
+/// two users share any.
 ///
 /// Errors when there are fewer lines of code than users.
 pub fn deal(files: &[(String, Arc<str>)], users: usize) -> anyhow::Result<Vec<Vec<FilePart>>> {
@@ -91,8 +91,8 @@ fn lines_with_code(text: &str) -> Vec<Range<usize>> {
     lines
 }
 
-/// The `nth` pause of `user`: a random column of a random line of theirs. There is always something left
-/// to type. `None`: the user owns no line.
+/// The `nth` pause of `user`: a random column of a random line of theirs. There is always something
+/// left to type. `None`: the user owns no line.
 pub fn pause(parts: &[FilePart], seed: u64, user: usize, nth: u64) -> Option<Pause> {
     let mut draws = Draws::new("springtide demo pause 1", &[seed, user as u64, nth]);
     let lines = || {
@@ -113,8 +113,8 @@ pub fn pause(parts: &[FilePart], seed: u64, user: usize, nth: u64) -> Option<Pau
 }
 
 impl Pause {
-    /// The file up to the cursor: at most the last `chars` characters. It starts at the start of a line,
-    /// unless the cursor's own line is longer than that.
+    /// The file up to the cursor: at most the last `chars` characters. It starts at the start of a
+    /// line, unless the cursor's own line is longer than that.
     pub fn context(&self, chars: usize) -> &str {
         pauses::tail(&self.part.text, self.cursor, chars)
     }

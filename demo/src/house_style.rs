@@ -1,5 +1,5 @@
-//! `--users house`: a team whose formatter is set up differently from the code that the base model was
-//! trained on. Files are rewritten as rustfmt would write them with
+//! `--users house`: a team whose formatter is set up differently from the code that the base model
+//! was trained on. Files are rewritten as rustfmt would write them with
 //!
 //! ```toml
 //! brace_style = "AlwaysNextLine"          # of items: fn, struct, enum, trait, impl, mod …
@@ -8,11 +8,11 @@
 //! space_before_colon = true               # `x : u32`
 //! ```
 //!
-//! The base is then often wrong in a way that all these users share. To serve them better, the policy
-//! must learn other tokens; declining more often is not enough.
+//! The base is then often wrong in a way that all these users share. To serve them better, the
+//! policy must learn other tokens; declining more often is not enough.
 //!
-//! The rewrite works line by line on files that rustfmt has formatted, because indentation then shows
-//! which lines belong together. Comments and unknown constructs stay unchanged.
+//! The rewrite works line by line on files that rustfmt has formatted, because indentation then
+//! shows which lines belong together. Comments and unknown constructs stay unchanged.
 
 /// Words that an item begins with, after its qualifiers.
 const ITEMS: &[&str] = &["fn", "struct", "enum", "union", "trait", "impl", "mod", "where"];
@@ -96,8 +96,9 @@ fn is_comment(word: &str) -> bool {
     ["//", "/*", "* "].iter().any(|mark| word.starts_with(mark))
 }
 
-/// Whether a line that ended in ` {` opens the block of an item or a control structure. `head` is the
-/// line without the brace. Match arms, closures and struct literals keep theirs, as with rustfmt.
+/// Whether a line that ended in ` {` opens the block of an item or a control structure. `head` is
+/// the line without the brace. Match arms, closures and struct literals keep theirs, as with
+/// rustfmt.
 fn opens_a_block(head: &str) -> bool {
     if head.ends_with("=>") || head.ends_with('|') {
         return false;

@@ -1,10 +1,12 @@
-//! `springtide demo`: replays developers at work on real code against the running stack, through its public
-//! API, and reports whether the policy that learned from them served them better than the frozen one.
+//! `springtide demo`: replays developers at work on real code against the running stack, through
+//! its public API, and reports whether the policy that learned from them served them better than
+//! the frozen one.
 //!
-//! The maths is pure ([`arrivals`], [`developer`], [`stats`]). Around it are the HTTP client, the loop that
-//! replays, and read-only queries. The demo has no access to the stack except the API that any product
-//! would use, and it does not teach: that is the trainer's work. No production code depends on this
-//! crate, and it knows neither the configuration file nor the binary: [`Settings`] has all it needs.
+//! The maths is pure ([`arrivals`], [`developer`], [`stats`]). Around it are the HTTP client, the
+//! loop that replays, and read-only queries. The demo acts on the stack only through the API
+//! that any product would use, and it does not teach: that is the trainer's work. No production
+//! code depends on this crate, and it knows neither the configuration file nor the binary:
+//! [`Settings`] has all it needs.
 
 mod args;
 mod arrivals;
@@ -12,6 +14,7 @@ mod client;
 pub mod corpus;
 mod developer;
 mod house_style;
+mod progress;
 mod queries;
 mod random;
 mod references;
@@ -42,9 +45,10 @@ use self::{
     arrivals::Arrivals,
     client::Client,
     developer::FilePart,
+    progress::Progress,
     queries::{Live, Scope},
     references::{Base, References},
-    replay::{Plan, Replayed},
+    replay::Plan,
     results::Parameters,
     shuffle::Shuffle,
     terminal::Display,
@@ -103,7 +107,8 @@ pub struct Surface {
 impl Surface {
     /// The price τ of showing a suggestion: an accept earns 1 − τ, a reject −τ, a decline 0.
     ///
-    /// Errors when the surface rewards otherwise, because the demo's rewards would not be the trainer's.
+    /// Errors when the surface rewards otherwise, because the demo's rewards would not be the
+    /// trainer's.
     fn price(&self) -> anyhow::Result<f64> {
         let tau = -self.reject;
         let fits = self.is_boolean
@@ -120,11 +125,11 @@ impl Surface {
     }
 }
 
-/// Replays, waits until every generation has its final disposition, prints the table and writes the report
-/// and its page.
+/// Replays, waits until every generation has its final disposition, prints the table and writes the
+/// report and its page.
 ///
-/// Errors when the stack is not up, the corpus is too small, or the report cannot be made or written. A
-/// failed request is no error: the report counts it.
+/// Errors when the stack is not up, the corpus is too small, or the report cannot be made or
+/// written. A failed request is no error: the report counts it.
 pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Result<()> {
     if let Some(policy) = &args.policy {
         ensure!(
@@ -162,7 +167,7 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     let (live, poller) = poll_live(pool.clone(), scope.clone());
     let began = OffsetDateTime::now_utc();
     let started = std::time::Instant::now();
-    let replayed = replay::replay(client, plan, Display::new(settings.console), live).await;
+    let progress = replay::replay(client, plan, Display::new(settings.console), live).await;
     let seconds = started.elapsed().as_secs_f64();
     drop(poller);
     eprintln!("waiting for the last horizons to pass (Ctrl-C: do not wait)");
@@ -172,7 +177,7 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     });
     let settled = settled.await.unwrap_or(false);
     let references = match base {
-        Some(base) => references(base, &replayed, user_parts, 60.0 * args.minutes).await,
+        Some(base) => references(base, &progress, user_parts, 60.0 * args.minutes).await,
         None => None,
     };
 
@@ -194,7 +199,7 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         delay_sigma: developer::DELAY_SIGMA,
         completions_in_flight_max: replay::COMPLETIONS_IN_FLIGHT_MAX,
     };
-    let mut report = results::collect(&pool, &scope, replayed, parameters, (began, seconds), settled).await?;
+    let mut report = results::collect(&pool, &scope, progress, parameters, (began, seconds), settled).await?;
     report.references = references;
     println!("{}", report.table());
     if let Some(references) = &report.references {
@@ -210,7 +215,8 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
-/// `None`: Ctrl-C came first. (The replay has taken the signal from the system, so nothing else handles it.)
+/// `None`: Ctrl-C came first. (The replay has taken the signal from the system, so nothing else
+/// handles it.)
 async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         done = work => Some(done),
@@ -231,18 +237,18 @@ async fn measure_base(args: &Args, tau: f64, dir: &Path, others: Vec<Vec<FilePar
     Ok(Some(measured.await.context("measure the base")??))
 }
 
-/// The reference policies on the learning arm's own pauses. A failure here must not cost the run its report,
-/// so it is only logged.
+/// The reference policies on the learning arm's own pauses. A failure here must not cost the run
+/// its report, so it is only logged.
 async fn references(
     base: Base,
-    replayed: &Replayed,
+    progress: &Progress,
     user_parts: Vec<Vec<FilePart>>,
     run_seconds: f64,
 ) -> Option<References> {
     eprintln!(
         "measuring the reference policies at the learning arm's pauses: a minute or two (Ctrl-C: leave them out)"
     );
-    let outcomes = replayed.outcomes.clone();
+    let outcomes = progress.outcomes.clone();
     let compare = move || base.compare(&outcomes, &user_parts, run_seconds);
     let compared = unless_interrupted(tokio::task::spawn_blocking(compare));
     match compared
@@ -261,8 +267,8 @@ async fn references(
     }
 }
 
-/// Reads the corpus and deals it out to the users that are replayed and to others. Also returns the number of
-/// files.
+/// Reads the corpus and deals it out to the users that are replayed and to others. Also returns the
+/// number of files.
 async fn plan(args: &Args, tau: f64) -> anyhow::Result<(Plan, Vec<Vec<FilePart>>, usize)> {
     let corpus = args.corpus.clone();
     let files = tokio::task::spawn_blocking(move || corpus.files())
@@ -298,8 +304,8 @@ fn poll_live(pool: PgPool, scope: Scope) -> (watch::Receiver<Live>, AbortOnDropH
     (receiver, AbortOnDropHandle::new(task))
 }
 
-/// Waits until no generation is open and the queue of the learning arm is empty or does not change. False: it
-/// took too long.
+/// Waits until no generation is open and the queue of the learning arm is empty or does not change.
+/// False: it took too long.
 async fn settle(pool: &PgPool, scope: &Scope) -> bool {
     let deadline = tokio::time::Instant::now() + SETTLE_PATIENCE;
     let mut last = None;

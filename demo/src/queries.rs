@@ -1,5 +1,5 @@
-//! Read-only queries about a run, for the live view and the report. Each query is in the `.sql` file of
-//! its name.
+//! Read-only queries about a run, for the live view and the report. Each query is in the `.sql`
+//! file of its name.
 
 use std::collections::BTreeMap;
 
@@ -133,7 +133,7 @@ pub struct FeedbackToServing {
     /// Trained trajectories whose version has answered somebody. The quantiles are over these.
     #[serde(rename = "n")]
     pub served: i64,
-    /// Trained trajectories whose version has answered nobody.
+    /// Trained trajectories whose version has not answered yet.
     pub not_served: i64,
 }
 
@@ -231,7 +231,7 @@ pub async fn traffic(
             stale: row.stale,
             tokens_mean: row.tokens_mean,
         };
-        if let Some(arms) = periods.get_mut(row.stretch as usize) {
+        if let Some(arms) = periods.get_mut(row.period as usize) {
             arms.insert(row.arm, traffic);
         }
     }

@@ -1,5 +1,5 @@
-//! Reference policies: what other ways of serving the base model would have earned on the same pauses.
-//! They are computed in this process and only reported; the trainer never sees them.
+//! Reference policies: what other ways of serving the base model would have earned on the same
+//! pauses. They are computed in this process and only reported; the trainer never sees them.
 
 use std::{num::NonZero, sync::Arc};
 
@@ -218,7 +218,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// Tries the base at pauses of `others`, users who are not replayed and are numbered from `first`.
+    /// Tries the base at pauses of `others`, users who are not replayed and are numbered from
+    /// `first`.
     pub fn measure(
         checkpoint: Arc<Checkpoint>,
         (others, first): (&[Vec<FilePart>], usize),
@@ -247,8 +248,8 @@ impl Base {
         })
     }
 
-    /// Compares the learning arm with the references on its own pauses. Pauses whose developer never answers
-    /// are left out, as everywhere.
+    /// Compares the learning arm with the references on its own pauses. Pauses whose developer
+    /// never answers are left out, as everywhere.
     pub fn compare(
         self,
         outcomes: &[Outcome],
@@ -263,7 +264,8 @@ impl Base {
         let own = stats::of_arm(outcomes, LEARNING).filter(|outcome| outcome.observation.answers);
         let pauses: Vec<(usize, Pause)> = own.clone().filter_map(pause_of).collect();
         let trials = try_out(&self.checkpoint, &pauses, self.temperature, self.seed)?;
-        // Both lists are the same pauses in the same order, because the server answered at all of them.
+        // Both lists are the same pauses in the same order, because the server answered at all of
+        // them.
         ensure!(
             trials.len() == own.clone().count(),
             "a pause that was answered does not fit the base's context"
@@ -323,8 +325,8 @@ fn draw(user_parts: &[Vec<FilePart>], first: usize, seed: u64, n: usize) -> Vec<
     pauses.collect()
 }
 
-/// Asks the base at each pause, sampled and greedily, on all cores. Pauses whose context never fits are
-/// left out.
+/// Asks the base at each pause, sampled and greedily, on all cores. Pauses whose context never fits
+/// are left out.
 fn try_out(
     checkpoint: &Checkpoint,
     pauses: &[(usize, Pause)],
@@ -389,7 +391,8 @@ mod tests {
 
     #[test]
     fn the_threshold_is_the_one_that_earns_most() {
-        // By falling log-probability: +0.75, −0.25, +0.75, −0.25. The sum is largest after the third, at −3.
+        // By falling log-probability: +0.75, −0.25, +0.75, −0.25. The sum is largest after the
+        // third, at −3.
         let sampled = [
             judged(true, false, -1.0),
             judged(false, false, -2.0),

@@ -1,13 +1,13 @@
-//! The run: at each arrival a developer pauses, asks for a suggestion, judges it and perhaps answers. Open
-//! loop: a slow server delays only the developer who waits for it. One loop does all the counting.
+//! The run: at each arrival a developer pauses, asks for a suggestion, judges it and perhaps
+//! answers. Open loop: a slow server delays only the developer who waits for it. One loop does all
+//! the counting.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use serde::Serialize;
 use time::OffsetDateTime;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -18,12 +18,13 @@ use uuid::Uuid;
 
 use crate::{
     arrivals::{Arrival, Arrivals},
-    client::{Asker, Client, Delivery, Failure},
+    client::{Asker, Client},
     developer::{self, FilePart, Pause},
+    progress::{FinishedPause, Progress, Run},
     queries::Live,
     shuffle::Shuffle,
     stats::{Judgement, Observation, Outcome},
-    terminal::{Display, Key, Run},
+    terminal::{Display, Key},
 };
 
 /// Completions that are waited for at one time. A pause beyond is shed and counted.
@@ -44,67 +45,9 @@ pub struct Plan {
     pub shuffle: Option<Shuffle>,
 }
 
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Counts {
-    /// Pauses that were due.
-    pub due: u64,
-    /// Not asked for, because too many completions or pauses were open.
-    pub shed: u64,
-    /// Completions that failed.
-    pub failed: u64,
-    /// Prompts that the server refused as too long. They were sent again with less context.
-    pub prompts_shortened: u64,
-    pub feedback_acknowledged: u64,
-    pub feedback_retries: u64,
-    /// The longest delay of the replay itself at an arrival.
-    pub arrival_lateness_ms_max: u64,
-    pub errors: BTreeMap<String, u64>,
-}
-
-impl Counts {
-    fn count_error(&mut self, error: String) {
-        *self.errors.entry(error).or_default() += 1;
-    }
-}
-
-#[derive(Debug, Default)]
-pub struct Replayed {
-    pub outcomes: Vec<Outcome>,
-    pub counts: Counts,
-    pub interrupted: bool,
-}
-
-impl Replayed {
-    fn add(&mut self, visit: Visit) {
-        let counts = &mut self.counts;
-        counts.prompts_shortened += u64::from(visit.prompts_shortened);
-        if let Some(delivery) = visit.delivery {
-            counts.feedback_retries += delivery.retries;
-            match delivery.failure {
-                Some(failure) => counts.count_error(failure.to_string()),
-                None => counts.feedback_acknowledged += 1,
-            }
-        }
-        match visit.outcome {
-            Ok(outcome) => self.outcomes.push(outcome),
-            Err(failure) => {
-                counts.failed += 1;
-                counts.count_error(failure.to_string());
-            }
-        }
-    }
-}
-
-/// One pause that is over.
-struct Visit {
-    outcome: Result<Outcome, Failure>,
-    prompts_shortened: u32,
-    delivery: Option<Delivery>,
-}
-
-/// Plays the plan to its end or to the first Ctrl-C, and waits for the developers who are at a pause. The
-/// second Ctrl-C leaves them.
-pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: watch::Receiver<Live>) -> Replayed {
+/// Plays the plan to its end or to the first Ctrl-C, and waits for the developers who are at a
+/// pause. The second Ctrl-C leaves them.
+pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: watch::Receiver<Live>) -> Progress {
     let client = Arc::new(client);
     let Plan {
         mut arrivals,
@@ -117,8 +60,8 @@ pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: 
     let shuffle = shuffle.map(Arc::new);
     let in_flight = Arc::new(Semaphore::new(COMPLETIONS_IN_FLIGHT_MAX));
     let mut sessions = HashMap::<(usize, usize), Uuid>::new();
-    let mut pauses = JoinSet::<Visit>::new();
-    let mut replayed = Replayed::default();
+    let mut pauses = JoinSet::<FinishedPause>::new();
+    let mut progress = Progress::default();
     let run = Run {
         length,
         users: user_parts.len(),
@@ -137,7 +80,7 @@ pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: 
             () = sleep_until(due), if next.is_some() => {
                 let Some(arrival) = next else { continue };
                 next = arrivals.next();
-                let counts = &mut replayed.counts;
+                let counts = &mut progress.counts;
                 counts.due += 1;
                 counts.arrival_lateness_ms_max = counts.arrival_lateness_ms_max.max(due.elapsed().as_millis() as u64);
                 let permit = Arc::clone(&in_flight).try_acquire_owned().ok();
@@ -148,48 +91,49 @@ pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: 
                     continue;
                 };
                 let session_id = *sessions.entry((arrival.user, pause.part.file)).or_insert_with(Uuid::now_v7);
-                // The seed is part of the name, so that another seed puts other people into the arms.
+                // The seed is part of the name, so that another seed puts other people into the
+                // arms.
                 let asker = Asker { user: format!("s{seed}-u{:04}", arrival.user), session_id };
-                pauses.spawn(visit(Arc::clone(&client), asker, arrival, pause, shuffle.clone(), permit));
+                pauses.spawn(play_pause(Arc::clone(&client), asker, arrival, pause, shuffle.clone(), permit));
             }
             Some(ended) = pauses.join_next(), if !pauses.is_empty() => match ended {
-                Ok(visit) => replayed.add(visit),
+                Ok(pause) => progress.add(pause),
                 Err(error) => {
                     tracing::error!(%error, "a simulated developer failed");
-                    replayed.counts.count_error("demo: task failed".to_owned());
+                    progress.counts.count_error("demo: task failed".to_owned());
                 }
             },
-            _ = tick.tick() => display.show(&run, start.elapsed(), &replayed, &live.borrow_and_update()),
+            _ = tick.tick() => display.show(&run, start.elapsed(), &progress, &live.borrow_and_update()),
             key = display.key() => {
                 if key == Key::End {
-                    if replayed.interrupted {
+                    if progress.interrupted {
                         break;
                     }
-                    (next, replayed.interrupted) = (None, true);
+                    (next, progress.interrupted) = (None, true);
                 }
-                display.show(&run, start.elapsed(), &replayed, &live.borrow_and_update());
+                display.show(&run, start.elapsed(), &progress, &live.borrow_and_update());
             }
             interrupt = tokio::signal::ctrl_c() => {
-                if replayed.interrupted || interrupt.is_err() {
+                if progress.interrupted || interrupt.is_err() {
                     break;
                 }
-                (next, replayed.interrupted) = (None, true);
+                (next, progress.interrupted) = (None, true);
                 display.say("no further pauses; waiting for the developers who are at one (Ctrl-C again: do not wait)");
             }
         }
     }
-    display.show(&run, start.elapsed(), &replayed, &live.borrow_and_update());
-    replayed
+    display.show(&run, start.elapsed(), &progress, &live.borrow_and_update());
+    progress
 }
 
-async fn visit(
+async fn play_pause(
     client: Arc<Client>,
     asker: Asker,
     arrival: Arrival,
     pause: Pause,
     shuffle: Option<Arc<Shuffle>>,
     permit: OwnedSemaphorePermit,
-) -> Visit {
+) -> FinishedPause {
     let asked = Instant::now();
     let answer = client.complete(&asker, |chars| pause.context(chars).to_owned()).await;
     drop(permit);
@@ -197,7 +141,7 @@ async fn visit(
     let (suggestion, prompts_shortened) = match answer {
         Ok(answer) => answer,
         Err(failure) => {
-            return Visit {
+            return FinishedPause {
                 outcome: Err(failure),
                 prompts_shortened: 0,
                 delivery: None,
@@ -222,7 +166,7 @@ async fn visit(
         answers: pause.answers,
         judgement,
     };
-    Visit {
+    FinishedPause {
         outcome: Ok(Outcome {
             observation,
             at: arrival.at,

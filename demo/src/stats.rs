@@ -1,10 +1,10 @@
 //! From the outcome of each pause to the statistics of each arm. Pure.
 //!
-//! Whether a developer answers is drawn with the pause, before anything is shown. Reward, accept rate
-//! and accepts per 100 pauses are over the pauses whose developer answers, declined ones included.
-//! The other pauses are left out whatever the policy did there. (Leaving out only the unanswered
-//! suggestions would count declines 1.25 times, which favours the arm that declines more.) The show
-//! rate is over all pauses.
+//! Whether a developer answers is drawn with the pause, before anything is shown. Reward, accept
+//! rate and accepts per 100 pauses are over the pauses whose developer answers, declined ones
+//! included. The other pauses are left out whatever the policy did there. (Leaving out only the
+//! unanswered suggestions would count declines 1.25 times, which favours the arm that declines
+//! more.) The show rate is over all pauses.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -178,8 +178,8 @@ pub struct Period {
     pub difference: Option<Interval>,
 }
 
-/// Splits the first `length` of a run into `count` periods of equal length. Later pauses count in the
-/// last one.
+/// Splits the first `length` of a run into `count` periods of equal length. Later pauses count in
+/// the last one.
 pub fn periods(outcomes: &[Outcome], length: Duration, count: u32, tau: f64) -> Vec<Period> {
     let count = count.max(1);
     let width = length.as_secs_f64() / f64::from(count);
@@ -255,8 +255,8 @@ pub struct VersionServed {
     pub answers: BTreeMap<String, u64>,
 }
 
-/// Every version that answered, in order. Two content hashes under one number would be a fault; they
-/// give two entries.
+/// Every version that answered, in order. Two content hashes under one number would be a fault;
+/// they give two entries.
 pub fn versions_served(outcomes: &[Outcome]) -> Vec<VersionServed> {
     let mut served = BTreeMap::<(i64, &str), BTreeMap<String, u64>>::new();
     for outcome in outcomes {
@@ -407,7 +407,8 @@ pub mod tests {
         };
         // Accepts: R = 5/12; residuals 1/3, −2/3, 1/3; variance 3/2 · (2/3) / 144.
         assert_interval(stats.accepts_per_100_ci95.unwrap(), 500.0 / 12.0, 1e4 / 144.0);
-        // Of shown: R = 5/9; residuals 2 − 15/9, 1 − 20/9, 2 − 10/9; their squares add up to 194/81.
+        // Of shown: R = 5/9; residuals 2 − 15/9, 1 − 20/9, 2 − 10/9; their squares add up to
+        // 194/81.
         assert_interval(stats.accept_rate_ci95.unwrap(), 5.0 / 9.0, 1.5 * 194.0 / 81.0 / 81.0);
         // Shown: R = 9/12; residuals 0, 1, −1.
         assert_interval(stats.show_rate_ci95.unwrap(), 0.75, 1.5 * 2.0 / 144.0);

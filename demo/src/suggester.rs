@@ -1,5 +1,5 @@
-//! A policy in this process: suggestions for many pauses at once, as the serving engine would make them,
-//! without a server. Used for the reference policies; a run asks the stack. Synchronous.
+//! A policy in this process: suggestions for many pauses at once, as the serving engine would make
+//! them, without a server. Used for the reference policies; a run asks the stack. Synchronous.
 
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
@@ -21,7 +21,8 @@ const SLOTS: usize = 32;
 pub enum Method {
     /// As served: declining is a token like any other.
     Sampled { temperature: f32, seed: u64 },
-    /// The most probable token each time, except declining. Whether it would have declined is noted.
+    /// The most probable token each time, except declining. Whether it would have declined is
+    /// noted.
     Greedy,
 }
 
@@ -30,8 +31,8 @@ pub enum Method {
 pub struct Draft {
     /// Tokens sampled so far, the one that ends the suggestion included.
     tokens: Vec<u32>,
-    /// Log-probability of the whole suggestion, nats: of the distribution sampled from, or at temperature
-    /// 1 if greedy.
+    /// Log-probability of the whole suggestion, nats: of the distribution sampled from, or at
+    /// temperature 1 if greedy.
     pub log_prob: f64,
     /// The model chose to show nothing, or would have if greedy.
     pub declined: bool,
@@ -137,8 +138,8 @@ impl Suggester {
         }
     }
 
-    /// Adds one token. After the last one it stores the draft and frees the slot; the sequence of the last
-    /// slot takes its place.
+    /// Adds one token. After the last one it stores the draft and frees the slot; the sequence of
+    /// the last slot takes its place.
     fn step<const N: usize>(
         &mut self,
         running: &mut Vec<Sequence>,

@@ -1,4 +1,5 @@
-//! Turns stored events into trajectories with a reward, and scores closed trajectories again for offline use.
+//! Turns stored events into trajectories with a reward, and scores closed trajectories again for
+//! offline use.
 
 pub(crate) mod closer;
 pub mod rescore;
@@ -8,7 +9,8 @@ use anyhow::Context;
 
 use crate::event::Purpose;
 
-/// The number of sampled tokens. Counting the token ids would load the large column that stores them.
+/// The number of sampled tokens. Counting the token ids would load the large column that stores
+/// them.
 fn tokens(version_spans: &serde_json::Value) -> u32 {
     let spans = version_spans.as_array().into_iter().flatten();
     let tokens: u64 = spans.filter_map(|span| span.get(1)?.as_u64()).sum();

@@ -116,7 +116,8 @@ pub struct VersionSpan {
 
 /// The leading prompt tokens that a generation shares with its parent.
 ///
-/// They are the first of the parent's own prompt and sampled tokens. `prompt_ids` does not repeat them.
+/// They are the first of the parent's own prompt and sampled tokens. `prompt_ids` does not repeat
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Prefix {
     /// Tokens, at least 1.

@@ -11,8 +11,8 @@
     reason = "a violated property must end the run, as in a test"
 )]
 
+mod dlq;
 mod events;
-mod letters;
 mod requests;
 mod rewards;
 mod seeds;
@@ -38,9 +38,9 @@ pub const TARGETS: &[Target] = &[
     target("event_protobuf", seeds::protobuf, events::protobuf),
     target("event_json", seeds::json, events::json),
     target("announcement", seeds::announcement, events::announcement),
-    target("letter", seeds::letter, letters::letter),
-    target("letter_repair", seeds::json, letters::repair),
-    target("letter_place", seeds::place, letters::place),
+    target("dlq_record", seeds::dlq_record, dlq::record),
+    target("dlq_repair", seeds::json, dlq::repair),
+    target("dlq_position", seeds::dlq_position, dlq::position),
     target("http_feedback", seeds::feedback, |input| {
         requests::body("/v1/feedback", requests::JSON, input)
     }),

@@ -5,7 +5,8 @@
 //!            │ entry::api                          │
 //!            ▼                                     ▼
 //!      log      Kafka: <prefix>.generation.v1, <prefix>.feedback.v1
-//!            │ rows::sink: rows and offsets in one transaction; unusable records go to the dead-letter queue
+//!            │ rows::sink: rows and offsets in one transaction
+//!            │             (unusable records go to the dead-letter queue)
 //!            ▼
 //!      rows     Postgres: generation, feedback, open_generation
 //!            │ close::closer: after the horizon
@@ -13,13 +14,15 @@
 //!      trajectory: rewarded, or censored with a code
 //! ```
 //!
-//! A [`collector`] has the same API in front of a spool on its disk, and forwards its events to an ingest.
-//! This crate knows no tensors and no policy bytes. Other crates decide what to train on and whom to serve.
+//! A [`collector`] has the same API in front of a spool on its disk, and forwards its events to an
+//! ingest. This crate never handles tensors or policy files. Other crates decide what to train on
+//! and what to serve.
 //!
 //! Modules import only from those to their left, so there are no circles:
 //!
 //! ```text
-//!  event ◄ payload, reward ◄ options, validator ◄ log ◄ rows ◄ close, upkeep ◄ entry ◄ service ◄ collector
+//!  event ◄ payload, reward ◄ options, validator ◄ log ◄ rows
+//!        ◄ close, upkeep ◄ entry ◄ service ◄ collector
 //! ```
 
 mod close;

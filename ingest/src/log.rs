@@ -2,12 +2,11 @@
 //!
 //! The sink, which reads events, has a consumer of its own in `rows`.
 
-mod announcements;
+pub mod announcements;
 mod dlq;
 pub(crate) mod kafka;
 mod producer;
 
-pub use announcements::Announcements;
 pub use dlq::reader::{DlqReader, Scan};
 pub use dlq::record::{DlqEntry, DlqPosition, DlqRecord, Identity, ReplayNote};
 pub use dlq::{DeadLetter, Reason, replay};
@@ -38,7 +37,8 @@ pub enum Error {
     /// Too many records are unacknowledged.
     #[error("too many records wait for the log")]
     Full,
-    /// Not acknowledged in time, or refused by the broker. The record may still arrive, so send the same event again.
+    /// Not acknowledged in time, or refused by the broker. The record may still arrive, so send the
+    /// same event again.
     #[error("the log did not acknowledge")]
     Unavailable(#[source] rdkafka::error::KafkaError),
 }

@@ -1,30 +1,36 @@
 //! The configuration of ingest. Contradictions are refused at startup.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::reward::{Definition, Metric, MetricType, Rule};
 
-/// Every request counts as this many bytes beside its body. This bounds the number of requests in flight.
+/// Every request counts as this many bytes beside its body. This bounds the number of requests in
+/// flight.
 pub(crate) const REQUEST_BYTES: usize = 4 * 1024;
 
 /// `[ingest]` of the configuration file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// `[[ingest.surface]]`: how each surface turns signals into rewards. Default: `completion`. The surface
-    /// `rollout`, whose reward is a grader's float, always exists; a surface of that name here replaces it.
+    /// `[[ingest.surface]]`: how each surface turns signals into rewards. Default: `completion`.
+    /// The surface `rollout`, whose reward is a grader's float, always exists; a surface of that
+    /// name here replaces it.
     pub surface: Vec<Definition>,
-    /// `[[ingest.metric]]`: metrics of feedback besides those of surfaces, `comment` and `demonstration`.
-    /// Default: none.
+    /// `[[ingest.metric]]`: metrics of feedback besides those of surfaces, `comment` and
+    /// `demonstration`. Default: none.
     pub metric: Vec<Metric>,
     /// Partitions of event topics that ingest creates. Default: 4.
     pub partitions: i32,
-    /// How long feedback may wait for its generation before a copy goes to the dead-letter queue, seconds.
-    /// Default: 600.
+    /// How long feedback may wait for its generation before a copy goes to the dead-letter queue,
+    /// seconds. Default: 600.
     pub orphan_ttl_seconds: f64,
     /// How long after a horizon feedback may still reach the log, seconds. Default: 0.25.
     pub close_grace_seconds: f64,
-    /// The alarm is on if a larger share of a surface's latest trajectories has no usable signal. Default: 0.9.
+    /// The alarm is on if a larger share of a surface's latest trajectories has no usable signal.
+    /// Default: 0.9.
     pub unscored_share_max: f64,
     /// How far an event's time may be ahead of this machine's clock, seconds. Default: 300.
     pub clock_skew_seconds_max: f64,
@@ -34,19 +40,21 @@ pub struct Options {
     pub batch_wait_ms: u64,
     /// Concurrent transactions per process. They share the partitions of a batch. Default: 2.
     pub writers: usize,
-    /// Continue although the tables were filled from another log: another cluster, a recreated topic, or one
-    /// whose retention removed unread records. Unread records of the old log are lost. Default: false.
+    /// Continue although the tables were filled from another log: another cluster, a recreated
+    /// topic, or one whose retention removed unread records. Unread records of the old log are
+    /// lost. Default: false.
     pub accept_other_log: bool,
-    /// Object store of payloads, a `file://` or `s3://` URL. Default: `payloads` in the state folder.
+    /// Object store of payloads, a `file://` or `s3://` URL. Default: `payloads` in the state
+    /// folder.
     pub payload_store: Option<String>,
-    /// How long an uploaded payload waits for an event that refers to it, hours. Then it is deleted, and later
-    /// events must upload it again. 0: forever. Default: 168.
+    /// How long an uploaded payload waits for an event that refers to it, hours. Then it is
+    /// deleted, and later events must upload it again. 0: forever. Default: 168.
     pub payload_unnamed_hours: u32,
-    /// Retention of generations and everything about them, days. Deleted by whole weeks. 0: forever.
-    /// Default: 365.
+    /// Retention of generations and everything about them, days. Deleted by whole weeks. 0:
+    /// forever. Default: 365.
     pub retention_days: u32,
-    /// Maximum disk space of ingest's tables, bytes. Above it the oldest weeks are deleted. If none can be
-    /// deleted, events get 507. 0: unlimited. Default: 0.
+    /// Maximum disk space of ingest's tables, bytes. Above it the oldest weeks are deleted. If none
+    /// can be deleted, events get 507. 0: unlimited. Default: 0.
     pub disk_bytes_max: u64,
     /// Maximum body of an HTTP request, before and after decompression, bytes. Default: 8 MiB.
     pub request_bytes_max: usize,
@@ -56,15 +64,16 @@ pub struct Options {
     pub request_events_max: usize,
     /// Maximum events of an HTTP batch that wait for the log at once. Default: 256.
     pub request_sends_max: usize,
-    /// Maximum bytes of decompressed bodies in this process. Further requests get 429. Decoded events take a
-    /// small multiple of it. Default: 64 MiB.
+    /// Maximum bytes of decompressed bodies in this process. Further requests get 429. Decoded
+    /// events take a small multiple of it. Default: 64 MiB.
     pub in_flight_bytes_max: usize,
-    /// Maximum share of `in_flight_bytes_max` for a single tenant. Busy tenants get equal shares and leave
-    /// room for one more. Default: 0.5.
+    /// Maximum share of `in_flight_bytes_max` for a single tenant. Busy tenants get equal shares
+    /// and leave room for one more. Default: 0.5.
     pub tenant_share_max: f64,
     /// After this many failed sends in a row, further events are refused at once. Default: 5.
     pub log_failures_max: u32,
-    /// While events are refused, one send per interval tests whether the log is back, seconds. Default: 1.
+    /// While events are refused, one send per interval tests whether the log is back, seconds.
+    /// Default: 1.
     pub log_probe_seconds: f64,
 }
 
@@ -146,7 +155,8 @@ impl Options {
         surfaces.map(|surface| Rule::new(surface, &metrics)).collect()
     }
 
-    /// The rule if `definition` replaced the surface of its name, and `metrics` those of their names.
+    /// The rule if `definition` replaced the surface of its name, and `metrics` those of their
+    /// names.
     pub fn rule_of(&self, definition: Definition, metrics: &[Metric]) -> anyhow::Result<Rule> {
         let mut options = self.clone();
         options
@@ -161,47 +171,24 @@ impl Options {
 
     /// Refuses values that are out of range or contradict each other.
     pub fn check(&self) -> anyhow::Result<()> {
-        use anyhow::ensure;
-        let positive = |value: f64| value.is_finite() && value > 0.0;
-        ensure!(self.partitions > 0, "ingest.partitions must be at least 1");
-        ensure!(
-            positive(self.orphan_ttl_seconds),
-            "ingest.orphan_ttl_seconds must be positive"
-        );
-        ensure!(
+        at_least("partitions", self.partitions, 1)?;
+        positive("orphan_ttl_seconds", self.orphan_ttl_seconds)?;
+        anyhow::ensure!(
             self.close_grace_seconds.is_finite() && self.close_grace_seconds >= 0.0,
             "ingest.close_grace_seconds must not be negative"
         );
-        ensure!(
-            (0.0..=1.0).contains(&self.unscored_share_max),
-            "ingest.unscored_share_max must be from 0 to 1"
-        );
-        ensure!(
-            positive(self.clock_skew_seconds_max),
-            "ingest.clock_skew_seconds_max must be positive"
-        );
-        ensure!(
-            (1..=10_000).contains(&self.batch_records_max),
-            "ingest.batch_records_max must be between 1 and 10000"
-        );
-        ensure!(self.batch_wait_ms <= 1_000, "ingest.batch_wait_ms must be at most 1000");
-        ensure!(
-            (1..=64).contains(&self.writers),
-            "ingest.writers must be between 1 and 64"
-        );
-        ensure!(
-            self.retention_days <= 36_500,
-            "ingest.retention_days must be at most 36500; 0 keeps forever"
-        );
-        ensure!(
-            self.payload_unnamed_hours <= 876_000,
-            "ingest.payload_unnamed_hours must be at most 876000; 0 keeps forever"
-        );
+        within("unscored_share_max", self.unscored_share_max, 0.0..=1.0)?;
+        positive("clock_skew_seconds_max", self.clock_skew_seconds_max)?;
+        within("batch_records_max", self.batch_records_max, 1..=10_000)?;
+        within("batch_wait_ms", self.batch_wait_ms, 0..=1_000)?;
+        within("writers", self.writers, 1..=64)?;
+        within("retention_days", self.retention_days, 0..=36_500)?;
+        within("payload_unnamed_hours", self.payload_unnamed_hours, 0..=876_000)?;
         self.check_requests()?;
         let surfaces = self.surfaces();
         for (index, surface) in surfaces.iter().enumerate() {
             surface.check()?;
-            ensure!(
+            anyhow::ensure!(
                 !surfaces[..index].iter().any(|other| other.name == surface.name),
                 "ingest.surface {:?} is declared twice",
                 surface.name
@@ -211,41 +198,43 @@ impl Options {
     }
 
     fn check_requests(&self) -> anyhow::Result<()> {
-        use anyhow::ensure;
-        ensure!(
-            (1024..=1 << 30).contains(&self.request_bytes_max),
-            "ingest.request_bytes_max must be between 1024 and 1073741824"
-        );
-        ensure!(
-            self.request_read_seconds_max > 0.0 && self.request_read_seconds_max <= 3600.0,
-            "ingest.request_read_seconds_max must be above 0 and at most 3600"
-        );
-        ensure!(
-            (1..=10_000).contains(&self.request_events_max),
-            "ingest.request_events_max must be between 1 and 10000"
-        );
-        ensure!(
-            (1..=10_000).contains(&self.request_sends_max),
-            "ingest.request_sends_max must be between 1 and 10000"
-        );
-        ensure!(
+        within("request_bytes_max", self.request_bytes_max, 1024..=1 << 30)?;
+        positive("request_read_seconds_max", self.request_read_seconds_max)?;
+        within("request_read_seconds_max", self.request_read_seconds_max, 0.0..=3600.0)?;
+        within("request_events_max", self.request_events_max, 1..=10_000)?;
+        within("request_sends_max", self.request_sends_max, 1..=10_000)?;
+        anyhow::ensure!(
             self.tenant_share_max > 0.0 && self.tenant_share_max < 1.0,
             "ingest.tenant_share_max must be above 0 and below 1"
         );
-        ensure!(self.log_failures_max > 0, "ingest.log_failures_max must be at least 1");
-        ensure!(
-            self.log_probe_seconds > 0.0 && self.log_probe_seconds <= 3600.0,
-            "ingest.log_probe_seconds must be above 0 and at most 3600"
-        );
+        at_least("log_failures_max", self.log_failures_max, 1)?;
+        positive("log_probe_seconds", self.log_probe_seconds)?;
+        within("log_probe_seconds", self.log_probe_seconds, 0.0..=3600.0)?;
         // Otherwise a request could get 429 forever.
         let needed = (self.request_bytes_max + REQUEST_BYTES) as f64 / self.tenant_share_max;
-        ensure!(
+        anyhow::ensure!(
             self.in_flight_bytes_max as f64 >= needed.ceil(),
             "ingest.in_flight_bytes_max must be at least {needed:.0}: a request of request_bytes_max has to fit into one \
              tenant's share"
         );
         Ok(())
     }
+}
+
+fn within<T: PartialOrd + Display + Copy>(name: &str, value: T, range: RangeInclusive<T>) -> anyhow::Result<()> {
+    let (min, max) = (range.start(), range.end());
+    anyhow::ensure!(range.contains(&value), "ingest.{name} must be from {min} to {max}");
+    Ok(())
+}
+
+fn at_least<T: PartialOrd + Display + Copy>(name: &str, value: T, min: T) -> anyhow::Result<()> {
+    anyhow::ensure!(value >= min, "ingest.{name} must be at least {min}");
+    Ok(())
+}
+
+fn positive(name: &str, value: f64) -> anyhow::Result<()> {
+    anyhow::ensure!(value.is_finite() && value > 0.0, "ingest.{name} must be positive");
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,14 +1,16 @@
-//! Payloads: bytes that are too large for a record, in an object store that producers, ingest and readers share.
+//! Payloads: bytes that are too large for a record, in an object store that producers, ingest and
+//! readers share.
 //!
-//! A record refers to a payload by BLAKE3 digest, size and media type. Readers check digest and size.
+//! A record refers to a payload by BLAKE3 digest, size and media type. Readers check digest and
+//! size.
 //!
 //! ```text
 //! payload/{tenant}/{digest}     {tenant}: BLAKE3 of the tenant's name
 //! ```
-//! The tenant is part of the key so that no tenant can read another's payload by its digest. Payloads are
-//! uploaded before the record that refers to them. They are not in the policy store, which every replica
-//! of the fleet can read, because contexts are user text. The table `payload_reference` lists which
-//! generation refers to which payload.
+//! The tenant is part of the key so that no tenant can read another's payload by its digest.
+//! Payloads are uploaded before the record that refers to them. They are not in the policy store,
+//! which every replica of the fleet can read, because contexts are user text. The table
+//! `payload_reference` lists which generation refers to which payload.
 
 mod experts;
 #[cfg(test)]
@@ -153,8 +155,8 @@ impl Store {
         }
     }
 
-    /// The last upload of a payload. `None` if it does not exist. Some stores return seconds here, but list
-    /// milliseconds.
+    /// The last upload of a payload. `None` if it does not exist. Some stores return seconds here,
+    /// but list milliseconds.
     pub(crate) async fn written_at(&self, key: &Key) -> Result<Option<OffsetDateTime>, Error> {
         match self.backend.head(&key.path()).await {
             Ok(found) => Ok(Some(written_at(&found))),

@@ -1,5 +1,5 @@
-//! Computes the reward of a trajectory from its signals, and until when signals count. Pure functions,
-//! except for [`stored`], which stores the definitions.
+//! Computes the reward of a trajectory from its signals, and until when signals count. Pure
+//! functions, except for [`stored`], which stores the definitions.
 
 mod expression;
 mod metric;
@@ -14,14 +14,15 @@ pub use metric::{Level, Metric, MetricType, Optimize};
 
 use crate::event::{Purpose, Value, to_microseconds};
 
-/// A surface: which metric decides, what its values are worth, and the horizon. Stored as JSON in
-/// `reward_definition`.
+/// A surface: the metric that decides, the rewards of its values, and the horizon. Stored as JSON
+/// in `reward_definition`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Definition {
     /// The surface.
     pub name: String,
-    /// The metric whose feedback decides. With `reward`, it only decides for `close_on_feedback`. Default: accept.
+    /// The metric whose feedback decides. With `reward`, it only decides for `close_on_feedback`.
+    /// Default: accept.
     #[serde(default = "accept_metric")]
     pub metric: String,
     /// `boolean` or `float`. Default: boolean.
@@ -38,16 +39,16 @@ pub struct Definition {
     /// Reward of a declined generation. Absent: feedback decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decline: Option<f64>,
-    /// A CEL expression over all metrics ([`Expression`]) that replaces `accept`, `reject` and `decline`.
-    /// Default: none.
+    /// A CEL expression over all metrics ([`Expression`]) that replaces `accept`, `reject` and
+    /// `decline`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<String>,
-    /// Close when the episode ends instead of at the horizon. Later feedback does not count. For harnesses
-    /// that know when they are done. Default: false.
+    /// Close when the episode ends instead of at the horizon. Later feedback does not count. For
+    /// harnesses that know when they are done. Default: false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub close_on_episode_end: bool,
-    /// Close when the deciding feedback arrives instead of at the horizon. Useful for graders. With users it
-    /// would favor fast feedback. Default: false.
+    /// Close when the deciding feedback arrives instead of at the horizon. Useful for graders. With
+    /// users it would favor fast feedback. Default: false.
     #[serde(default)]
     pub close_on_feedback: bool,
 }
@@ -188,8 +189,8 @@ impl Closing {
         }
     }
 
-    /// Event time after which no signal counts: the end of the horizon, or an earlier end by the rule. Without a
-    /// rule, there is no horizon.
+    /// Event time after which no signal counts: the end of the horizon, or an earlier end by the
+    /// rule. Without a rule, there is no horizon.
     pub fn closes_at(&self, rule: Option<&Rule>, signals: &[Signal]) -> OffsetDateTime {
         let Some(definition) = rule.map(|rule| &rule.definition) else {
             return self.starts_at;
@@ -206,8 +207,8 @@ impl Closing {
     }
 }
 
-/// When the horizon of a generation starts: after its last token. The time of its id is a lower bound, so a
-/// producer whose clock is behind does not shorten the horizon.
+/// When the horizon of a generation starts: after its last token. The time of its id is a lower
+/// bound, so a producer whose clock is behind does not shorten the horizon.
 pub fn starts_at(sampled_at: OffsetDateTime, finished_at: OffsetDateTime) -> OffsetDateTime {
     sampled_at.max(finished_at)
 }
@@ -230,7 +231,8 @@ pub enum Outcome {
         reward: f64,
         /// What decided: `accept`, `reject`, `decline`, `value`, `expression`.
         signal: &'static str,
-        /// Event time of the deciding feedback. For an expression: of the last feedback that it reads.
+        /// Event time of the deciding feedback. For an expression: of the last feedback that it
+        /// reads.
         feedback_at: Option<OffsetDateTime>,
     },
     Censored {
@@ -240,9 +242,9 @@ pub enum Outcome {
 
 /// Scores a trajectory. Events after the horizon do not count, even if they were stored early.
 ///
-/// Checks consent first, then purpose, then a decline. Then the first feedback decides that was given within
-/// the horizon and not retracted within it, in the order of event time and id. An expression replaces the
-/// last two steps.
+/// Checks consent first, then purpose, then a decline. Then the first feedback decides that was
+/// given within the horizon and not retracted within it, in the order of event time and id. An
+/// expression replaces the last two steps.
 pub fn score(rule: Option<&Rule>, closing: &Closing, signals: &[Signal]) -> Outcome {
     let censored = |code| Outcome::Censored { code };
     if !closing.consent {

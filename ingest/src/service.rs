@@ -32,8 +32,8 @@ use crate::upkeep::retention::{self, Retention, Room};
 use crate::upkeep::unreferenced::UnreferencedSweep;
 use crate::validator::Validator;
 
-/// Runs ingest until `shutdown`. Serves `extra` beside its own routes. Fails early if continuing could lose
-/// or duplicate events.
+/// Runs ingest until `shutdown`. Serves `extra` beside its own routes. Fails early if continuing
+/// could lose or duplicate events.
 pub async fn run(
     options: Options,
     kafka: ClientOptions,
@@ -165,7 +165,7 @@ async fn register_log(options: &Options, client: &ClientOptions, pool: &PgPool) 
         let consumer: BaseConsumer = client_options.config(&[]).create().context("create client")?;
         let mut partitions = BTreeMap::new();
         for topic in &topics {
-            for (partition, first) in kafka::partitions(consumer.client(), topic)? {
+            for (partition, (first, _)) in kafka::partitions(consumer.client(), topic)? {
                 partitions.insert((topic.clone(), partition), first);
             }
         }

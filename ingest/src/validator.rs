@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::event::{Body, Event, Invalid, Target, time_of};
 use crate::reward::Metric;
 
-/// Applied in addition to [`Event::check`], by every way in and by the sink.
+/// Applied in addition to [`Event::check`], by every entry point and by the sink.
 #[derive(Debug)]
 pub struct Validator {
     metrics: BTreeMap<String, Metric>,

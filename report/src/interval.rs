@@ -236,10 +236,11 @@ mod tests {
         }
     }
 
-    /// Users differ in how many values they have and in their mean. The groups have 60 and 40 users.
+    /// Users differ in how many values they have and in their mean. The groups have 60 and 40
+    /// users.
     #[test]
     fn the_interval_covers_the_true_difference_in_95_of_100_simulated_runs() {
-        let runs = 1500;
+        let runs = 6000;
         let mut rng = StdRng::seed_from_u64(1);
         let mut simulate = |users: u64, shift: f64| {
             let mut clusters = Clusters::default();

@@ -1,7 +1,8 @@
-"""Chat templates as transformers renders them, and two small tokenizers that they are encoded with.
+"""Chat templates as transformers renders them, and two small tokenizers to encode the results.
 
-Run by scripts/golden.sh. Writes policy/text/tests/golden/chat/: templates/NAME.jinja, cases.json, byte_level.json, byte_fallback.json.
-The templates are our own; together they use what the templates of real models use.
+Run by scripts/golden.sh. Writes policy/text/tests/golden/chat/: templates/NAME.jinja, cases.json,
+byte_level.json and byte_fallback.json. The templates are our own. Together they use the features that
+templates of real models use.
 """
 import datetime
 import json

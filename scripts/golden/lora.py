@@ -1,4 +1,4 @@
-"""PEFT adapters of the golden `qwen2` (whose weights are f32), with what transformers computes once PEFT has merged them.
+"""PEFT adapters of the golden `qwen2` (whose weights are f32), with the results of the merged model.
 
 Run by scripts/golden.sh after models.py. Writes policy/model/tests/golden/qwen2/NAME/.
 """

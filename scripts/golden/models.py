@@ -1,4 +1,4 @@
-"""Small random models of every architecture, as Hugging Face folders, with what transformers computes from them.
+"""Small random models of every architecture as Hugging Face folders, with the results of transformers.
 
 Run by scripts/golden.sh. Writes policy/model/tests/golden/ARCHITECTURE/ and the README.md beside them.
 """
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 SEQUENCES, LENGTH, PROMPT, NEW_TOKENS = 2, 40, 16, 12
-# How far a choice (of an expert, of a greedy token) must be from being the other one, so that no rounding decides it.
+# The least margin of a choice of an expert or a greedy token, so that rounding cannot decide it.
 MARGIN_EXPERT, MARGIN_GREEDY = 0.01, 0.05
 
 BASE = dict(vocab_size=96, bos_token_id=0, eos_token_id=1, pad_token_id=None, use_cache=True, initializer_range=0.02)
@@ -29,8 +29,8 @@ class Fixture:
     config: dict
     dtype: torch.dtype = torch.bfloat16
     shard: str = "5GB"
-    v4: dict = dataclasses.field(default_factory=dict)  # what transformers 4 wrote and 5 does not
-    v4_without: tuple = ()  # what transformers 5 writes and 4 did not
+    v4: dict = dataclasses.field(default_factory=dict)  # fields that transformers 4 wrote and 5 does not
+    v4_without: tuple = ()  # fields that transformers 5 writes and 4 did not
     variants: dict = dataclasses.field(default_factory=dict)  # other configurations over the same weights
 
 
@@ -114,7 +114,7 @@ FIXTURES = {
             num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8,
             v_head_dim=10, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=1,
             first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5, max_position_embeddings=10240,
-            # far from the 1e-6 that the norms of the latents always have
+            # far from 1e-6, the fixed epsilon of the latent norms
             rms_norm_eps=1e-3, tie_word_embeddings=False, rope_interleave=True, num_mtp_layers=0, attention_bias=False,
             rope_parameters=rope(10000.0, "yarn", mscale=1.0, mscale_all_dim=1.0, **YARN_V3),
         ),
@@ -126,7 +126,7 @@ FIXTURES = {
         variants={
             "mscale": dict(rope_parameters=rope(10000.0, "yarn", mscale=1.0, mscale_all_dim=0.5, **YARN_V3)),
             "halves": dict(rope_interleave=False),
-            # the shape of Kimi K2: one group, and a ramp of the rotary frequencies that is one step
+            # as in Kimi K2: one group, and rotary frequencies whose blended range is one pair
             "kimi_k2": dict(
                 n_group=1, topk_group=1, routed_scaling_factor=2.827, max_position_embeddings=8192,
                 rope_parameters=rope(50000.0, "yarn", mscale=1.0, mscale_all_dim=1.0, factor=32.0,
@@ -153,7 +153,7 @@ FIXTURES = {
 
 
 def initialise(model, generator):
-    """Values that leave nothing at its neutral element, and logits that vary by several nats."""
+    """Sets every value off its neutral element, so that logits vary by several nats."""
     tied = model.config.tie_word_embeddings
     state = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if "correction_bias" in n}
     for name, tensor in sorted(state.items()):
@@ -163,7 +163,7 @@ def initialise(model, generator):
         elif name.endswith("norm.weight"):
             value = noise.uniform_(0.5, 1.5, generator=generator)
         elif name.endswith("correction_bias"):
-            # many biased scores below 0, so that an excluded group at 0 instead of −∞ would be chosen
+            # Many biased scores are below 0, so that masking a group with 0 instead of −∞ would show.
             value = noise.normal_(-0.4, 0.4, generator=generator)
         elif name.endswith("bias"):
             value = noise.normal_(0, 0.5, generator=generator)
@@ -181,7 +181,7 @@ def load(folder, dtype):
 
 
 class Routing:
-    """What the routers of a model chose in its last forward pass."""
+    """The choices of a model's routers in its last forward pass."""
 
     def __init__(self, model):
         self.layers, self.seen = [], {}
@@ -200,7 +200,7 @@ class Routing:
         return torch.stack(ids), torch.stack(weights)
 
     def margins(self):
-        """How far each token's choice is from another, [tokens]: the least over layers, groups and experts."""
+        """The margin of each token's choice, [tokens]: the least over layers, groups and experts."""
         least = None
         for i in self.layers:
             gate, (logits, _, _) = self.seen[i]
@@ -224,7 +224,7 @@ class Routing:
 
 @torch.no_grad()
 def choose_ids(f32, low, generator, vocab):
-    """Random tokens; where there are routers, such that f32 and `low` choose the same experts, by a margin."""
+    """Random tokens. With routers, f32 and `low` choose the same experts for them, by a margin."""
     routing, low_routing = Routing(f32), Routing(low)
     if not routing.layers:
         return torch.randint(vocab, (SEQUENCES, LENGTH), generator=generator)
@@ -238,7 +238,7 @@ def choose_ids(f32, low, generator, vocab):
             same = (routing.experts()[0] == low_routing.experts()[0]).all(-1).all(0)
             clear = (same & (routing.margins() > MARGIN_EXPERT)).view(24, -1)[:, -1].nonzero()
             if len(clear) == 0:
-                row = row[:-1]  # the last one leads nowhere
+                row = row[:-1]  # no candidate fits after it
                 continue
             row = tried[clear[0, 0]]
         rows.append(row)
@@ -247,14 +247,14 @@ def choose_ids(f32, low, generator, vocab):
 
 @torch.no_grad()
 def greedy(model, prompt):
-    """The continuation, and how near its nearest choice was."""
-    model.generation_config.eos_token_id = None  # `generate` would fill it in, and stop there
+    """The continuation, and the smallest margin of its choices."""
+    model.generation_config.eos_token_id = None  # `generate` would stop at it
     config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
     out = model.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), generation_config=config)[0]
     best = model(out[None, :-1]).logits[0, len(prompt) - 1 :].topk(2, -1)
     new = out[len(prompt) :]
     gap = (best.values[:, 0] - best.values[:, 1]).min().item()
-    # the cached decode of `generate` and one whole forward pass agree, unless two tokens are equally good
+    # Cached decoding and one whole forward pass agree, unless two tokens are equally good.
     assert len(new) == NEW_TOKENS and (torch.equal(new, best.indices[:, 0]) or gap < 1e-4)
     return new, gap
 
@@ -365,42 +365,49 @@ def make(name, fixture, folder, scratch):
 
 README = """# Golden models
 
-Small random models made with transformers {transformers} and torch {torch} by `make golden` (`scripts/golden/models.py`, which writes this page
-too). No value is at its neutral element: norm weights are uniform, biases normal, and the logits of a
-position vary by several nats.
+Small random models, made with transformers {transformers} and torch {torch} by `make golden`.
+`scripts/golden/models.py` writes this page too. No value is at its neutral element: norm weights are
+uniform, biases are normal, and the logits of a position vary by several nats.
 
-Each folder is what `save_pretrained` wrote, and beside it:
+Each folder contains the output of `save_pretrained`, and:
 
-- `config.v4.json`: the same configuration in the spelling of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`), with the fields that real
-  folders have. transformers computes the same from it, to 1e-5; the script checks that.
+- `config.v4.json`: the same configuration in the spelling of transformers 4 (`rope_theta`,
+  `rope_scaling`, `torch_dtype`), with the fields that real folders have. The script checks that
+  transformers computes the same from it, to 1e-5.
 - `expected.safetensors`, computed with eager attention and eager experts:
-  `ids` [{sequences}, {length}], `logits_f32` [{sequences}, {length}, V] and `logprobs_f32` [{sequences}, {length}−1] (of the next token) of the weights as f32; `logits_bf16` of the model in bf16 (weights
-  of another dtype rounded to it);
-  `greedy`, the {new} tokens after `prompt`, in f32. Where there are routers: `experts` [layers, {sequences}, {length}, k] in rising order, their
-  `expert_weights_f32` (what the experts' outputs are multiplied by), and `expert_layers`, the layers that have a router.
-- `config.NAME.json` with `expected.NAME.safetensors`: another configuration over the same weights and the first of the
-  sequences, in f32 alone.
+  - `ids` [{sequences}, {length}];
+  - `logits_f32` [{sequences}, {length}, V] and `logprobs_f32` [{sequences}, {length}−1] (of the next token), with the
+    weights in f32;
+  - `logits_bf16`, with the model in bf16 (weights of another dtype are rounded to it);
+  - `greedy`, the {new} tokens after `prompt`, in f32;
+  - with routers: `experts` [layers, {sequences}, {length}, k] in ascending order, `expert_weights_f32` (the factors of
+    the experts' outputs), and `expert_layers`, the layers with a router.
+- `config.NAME.json` and `expected.NAME.safetensors`: another configuration over the same weights, for
+  the first sequence, in f32 only.
 
-The `ids` of models with routers are such that f32 and bf16 choose the same experts, and nobody's choice of an expert or of a greedy
-token is near another one: the last two columns say how near the nearest is (experts: logits for Qwen3-MoE, biased scores
-for DeepSeek-V3; greedy: nats).
+For the `ids` of models with routers, f32 and bf16 choose the same experts. All choices of experts and
+greedy tokens have a margin. The last two columns show the smallest one, in logits for Qwen3-MoE, biased
+scores for DeepSeek-V3, and nats for greedy tokens.
 
-| folder | what is in it | parameters | dtype | standard deviation of a position's logits | max \\|bf16 − f32\\| of the logits | nearest expert | nearest greedy token |
+| folder | features | parameters | dtype | standard deviation of a position's logits | max \\|bf16 − f32\\| of the logits | smallest expert margin | smallest greedy margin |
 |---|---|---|---|---|---|---|---|
 {rows}
 
-`qwen2/adapter/` and `qwen2/adapter_rslora/` (`scripts/golden/lora.py`): LoRA adapters as PEFT saves them, with B not zero; in their
-`expected.safetensors` `ids`, `logits_f32` and `logprobs_f32` of the model that PEFT has merged them into.
+`qwen2/adapter/` and `qwen2/adapter_rslora/` (`scripts/golden/lora.py`): LoRA adapters as PEFT saves
+them, with B not zero. Their `expected.safetensors` holds `ids`, `logits_f32` and `logprobs_f32` of the
+model with the adapter merged by PEFT.
 
-`policy/text/tests/golden/chat/` (`scripts/golden/chat.py`): chat templates of our own that use what those of real models use, `cases.json` with what `apply_chat_template` makes
-of them (text, or the error; ids and the mask of what the assistant wrote), and two tokenizers of the usual kinds, `byte_level.json` and
+`policy/text/tests/golden/chat/` (`scripts/golden/chat.py`): our own chat templates, which use the
+features of real ones; `cases.json` with the results of `apply_chat_template` (text or error, ids, and
+the mask of assistant tokens); and two tokenizers of common kinds, `byte_level.json` and
 `byte_fallback.json`.
 
-`sampling.json` (`scripts/golden/sampling.py`): what the logits processors for temperature, top-k, top-p, min-p and the repetition penalty make of
-random logits.
+`sampling.json` (`scripts/golden/sampling.py`): the results of the logits processors for temperature,
+top-k, top-p, min-p and the repetition penalty on random logits.
 
-`policy/artifact/tests/golden/quantised.json` (`scripts/golden/quant.py`): matrices with the fp8 codes that torch 2.11.0 makes of them and the int4 codes and scales of
-compressed-tensors 0.20.0, for each spec of quantised copies.
+`policy/artifact/tests/golden/quantised.json` (`scripts/golden/quant.py`): matrices with the fp8 codes of
+torch 2.11.0 and the int4 codes and scales of compressed-tensors 0.20.0, for each spec of quantised
+copies.
 """
 
 

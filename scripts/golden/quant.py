@@ -1,8 +1,9 @@
-"""What torch and compressed-tensors make of matrices, for `artifact::quant` to be held against.
+"""Quantised matrices by torch and compressed-tensors, the reference for `artifact::quant`.
 
-Run by scripts/golden.sh. Writes policy/artifact/tests/golden/quantised.json: matrices with their codes and scales, all as the bytes that a checkpoint has,
-in hexadecimal. torch rounds to float8_e4m3fn, compressed-tensors chooses the scales of int4 (where it keeps them in bf16, as here), rounds and packs.
-Blocks whose largest magnitude is below 2^-100 are not here: a spec gives them the scale 1, the libraries other ones.
+Run by scripts/golden.sh. Writes policy/artifact/tests/golden/quantised.json: matrices with their codes
+and scales, as the hexadecimal bytes of a checkpoint. torch rounds to float8_e4m3fn. compressed-tensors
+chooses the bf16 scales of int4, rounds and packs. Blocks whose largest magnitude is below 2^-100 are
+left out: our specs give them scale 1, the libraries other scales.
 """
 import json
 import sys

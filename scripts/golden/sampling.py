@@ -1,7 +1,8 @@
-"""What transformers' logits processors make of random logits.
+"""The results of transformers' logits processors for random logits.
 
-Run by scripts/golden.sh. Writes policy/model/tests/golden/sampling.json: logits, the ids before, parameters, and the log-probabilities of what is
-kept (null: taken out), in the order of operations that `model::sampling` documents.
+Run by scripts/golden.sh. Writes policy/model/tests/golden/sampling.json: logits, previous ids,
+parameters, and log-probabilities (null: filtered out), in the order of operations that
+`model::sampling` documents.
 """
 import json
 import pathlib

@@ -1,6 +1,7 @@
-"""What transformers and PEFT make of folders that trainer/tests/saved.rs wrote, against what the engine answers.
+"""Compares transformers and PEFT with the engine, on folders that trainer/tests/saved.rs wrote.
 
-Run by scripts/saved.sh. Fails where greedy text differs, or log-probabilities by more than f32 computed in another order.
+Run by scripts/saved.sh. Fails if greedy text differs, or if log-probabilities differ by more than the
+rounding of f32 in another order of summation.
 """
 import json
 import pathlib
@@ -20,7 +21,7 @@ def load(folder):
 
 
 def greedy(model, ids, tokens):
-    model.generation_config.eos_token_id = None  # the engine's list goes on behind a stop token
+    model.generation_config.eos_token_id = None  # the engine's list continues after a stop token
     config = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
     return out[0, ids.shape[1] :].tolist()
@@ -55,7 +56,7 @@ def main():
         good &= compare(f"{folder.name}: the model, transformers", load(folder / "model"), answers)
         if not (folder / "adapter").exists():
             continue
-        # beside a bf16 base an adapter is not rounded, as it is in the version
+        # A separate adapter on a bf16 base is not rounded, but the merged version is.
         exact = "f32" in folder.name
         beside = PeftModel.from_pretrained(load(folder / "base"), folder / "adapter").eval()
         good &= compare(f"{folder.name}: the adapter beside the base, PEFT", beside, answers, exact)

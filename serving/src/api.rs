@@ -1,25 +1,26 @@
-//! The OpenAI-compatible API of one replica: `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`,
-//! `GET /health`.
+//! The OpenAI-compatible API of one replica: `POST /v1/completions` and `/v1/chat/completions`,
+//! `GET /v1/models`, `GET /health`.
 //!
-//! A request is checked (`request`), routed, and sampled by one task per choice (`choice`). A task ends when the log has
-//! acknowledged its generation; only then does the caller get the final chunk. If the caller disconnects, its choices
-//! are cancelled, and the tokens sampled so far are logged as aborted.
+//! A body (`body`) is checked (`request`), routed, sampled by one task per choice (`choice`), and
+//! answered (`answer`). A task ends when the log has acknowledged its generation; only then does
+//! the caller get the final chunk. If the caller disconnects, its choices are cancelled, and the
+//! tokens sampled so far are logged as aborted.
 
-mod chat;
+mod answer;
+mod body;
 mod choice;
 mod completions;
 mod detokenize;
 mod experts;
 mod exploration;
-mod record;
+mod outcome;
 mod request;
 mod sessions;
 mod stop;
-mod wire;
 
 use crate::engine::{Handle, LoadedVersion};
+use crate::options::Options;
 use crate::routing::{RouteError, RouteTable};
-use crate::serve::Options;
 use axum::Router;
 use axum::extract::State;
 use axum::routing::{get, post};
@@ -83,7 +84,8 @@ pub fn health(api: Arc<Api>) -> Router {
     Router::new().route("/health", get(get_health)).with_state(api)
 }
 
-/// The policy itself, for which the experiment decides per user, then each loaded version by its aliases and its serial.
+/// The policy itself, for which the experiment decides per user, then each loaded version by its
+/// aliases and its serial.
 async fn models(State(api): State<Arc<Api>>, _principal: Principal) -> Json<Value> {
     let model = |id: String, version: Option<&LoadedVersion>| {
         json!({

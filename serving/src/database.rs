@@ -3,8 +3,8 @@
 use edge::Problem;
 
 /// The number of rows to return.
-pub fn page_limit(asked: Option<i64>, default: i64, max: i64) -> Result<i64, Problem> {
-    match asked.unwrap_or(default) {
+pub fn page_limit(requested: Option<i64>, default: i64, max: i64) -> Result<i64, Problem> {
+    match requested.unwrap_or(default) {
         limit if (1..=max).contains(&limit) => Ok(limit),
         limit => Err(Problem::bad_request(format!("limit is {limit}; give 1 to {max}"))),
     }

@@ -1,8 +1,9 @@
-//! The engine: one thread that samples tokens. It batches sequences over one KV cache per loaded version, admits
-//! requests from a bounded priority queue, and installs and retires versions between decode steps.
+//! The engine: one thread that samples tokens. It batches sequences over one KV cache per loaded
+//! version, admits requests from a bounded priority queue, and installs and retires versions
+//! between decode steps.
 //!
-//! It knows token ids and versions, but no HTTP, text or log. It never chooses a version: each request names the
-//! version it was routed to and finishes on it.
+//! It knows token ids and versions, but no HTTP, text or log. It never chooses a version: each
+//! request names the version it was routed to and finishes on it.
 
 pub mod backend;
 mod batch;
@@ -69,13 +70,14 @@ pub struct SampleRequest {
     pub class: TrafficClass,
     /// Within a class: lower goes first.
     pub priority: i32,
-    /// Capacity of at least `max_tokens + 1`, so the engine never waits. Dropping the receiver cancels the sequence.
+    /// Capacity of at least `max_tokens + 1`, so the engine never waits. Dropping the receiver
+    /// cancels the sequence.
     pub events: mpsc::Sender<SampleEvent>,
     pub submitted: Instant,
 }
 
-/// Progress of a sequence. The last event is never a token; a channel that closes without one means that the engine
-/// stopped.
+/// Progress of a sequence. The last event is never a token; a channel that closes without one means
+/// that the engine stopped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleEvent {
     Token(Token),
@@ -92,8 +94,9 @@ pub struct Token {
     /// Nats, under the distribution actually sampled from.
     pub logprob: f32,
     /// How many ids could have been sampled.
-    pub kept: u32,
-    /// The experts used for the tokens read before this one: the prompt, or the previous token. Empty for dense models.
+    pub candidates: u32,
+    /// The experts used for the tokens read before this one: the prompt, or the previous token.
+    /// Empty for dense models.
     pub routing: Routing,
     /// (id, log-probability at temperature 1), most probable first.
     pub top: Vec<(u32, f32)>,
@@ -120,6 +123,7 @@ pub enum SubmitError {
 pub struct Installation {
     /// How long the engine paused for it.
     pub pause: Duration,
-    /// Resolves to the backend once the version has retired, so that another thread frees its memory.
+    /// Resolves to the backend once the version has retired, so that another thread frees its
+    /// memory.
     pub retired: oneshot::Receiver<Box<dyn backend::Backend>>,
 }

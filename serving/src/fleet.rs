@@ -1,5 +1,6 @@
-//! The fleet: the latest report of each replica, and the times of each swap to a new version. This API stores and shows
-//! them; it neither routes requests nor restarts replicas. The replica's side is in `reporter`.
+//! The fleet: the latest report of each replica, and the times of each swap to a new version. This
+//! API stores and shows them; it neither routes requests nor restarts replicas. The replica's side
+//! is in `reporter`.
 
 mod reporter;
 

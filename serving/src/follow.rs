@@ -1,9 +1,11 @@
-//! The follower: loads the versions that the newest signed assignment names, then puts that assignment in force.
+//! The follower: loads the versions that the newest signed assignment names, then puts that
+//! assignment in force.
 //!
-//! It learns of a new assignment from an announcement, and also polls the store. Everything slow (fetch, verify, decode,
-//! build) happens beside the serving engine, which only pauses to install a version between two decode steps. A version
-//! that cannot be verified is never installed, and the old assignment stays in force. The follower decides nothing:
-//! releases decide which version an alias names.
+//! It learns of a new assignment from an announcement, and also polls the store. Everything slow
+//! (fetch, verify, decode, build) happens beside the serving engine, which only pauses to install a
+//! version between two decode steps. A version that cannot be verified is never installed, and the
+//! old assignment stays in force. The follower decides nothing: releases decide which version an
+//! alias names.
 
 mod load;
 mod trust;
@@ -16,15 +18,15 @@ use anyhow::Context;
 use artifact::assignment::{Assignment, CHAMPION, Target};
 use artifact::sign::TrustedKeys;
 use futures::{Stream, StreamExt};
-use ingest::log::Announcements;
 use ingest::log::ClientOptions;
+use ingest::log::announcements::{self, Announcements};
 use load::Loader;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use store::Store;
+use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use trust::Trust;
@@ -54,8 +56,8 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Reads the trust state of earlier runs. An unreadable state is an error, because it protects against old
-    /// assignments.
+    /// Reads the trust state of earlier runs. An unreadable state is an error, because it protects
+    /// against old assignments.
     pub fn new(
         options: Options,
         staging: Staging,
@@ -70,7 +72,7 @@ impl Follower {
             &options.state_dir,
         )?;
         Ok(Follower {
-            loader: Loader::new(engine, staging, options.resident_bytes_max),
+            loader: Loader::new(&options, engine, staging),
             options,
             trust,
             routes,
@@ -131,20 +133,20 @@ impl Follower {
     async fn apply(&mut self, assignment: Assignment, keys: &TrustedKeys) -> anyhow::Result<()> {
         let epoch = assignment.epoch;
         let mut versions: BTreeMap<i64, Arc<LoadedVersion>> = BTreeMap::new();
-        let mut loaded = Vec::new();
+        let mut swaps = Vec::new();
         for (alias, target, required) in load_order(&assignment) {
             if versions.contains_key(&target.version) {
                 continue;
             }
             let version = self
                 .loader
-                .load(&self.options.store, &self.options.policy, keys, target, required)
+                .load(keys, epoch, target, required)
                 .await
                 .with_context(|| format!("load version {} for {alias}", target.version));
             match version {
-                Ok((version, times)) => {
+                Ok((version, swap)) => {
                     versions.insert(target.version, version);
-                    loaded.extend(times.map(|times| (target.version, times)));
+                    swaps.extend(swap);
                 }
                 Err(error) if required => return Err(error),
                 // no arm uses it; a request that names it is refused
@@ -157,8 +159,8 @@ impl Follower {
         self.routes.apply(assignment, versions);
         metrics::gauge!("springtide_assignment_epoch").set(epoch as f64);
         tracing::info!(epoch, "assignment in force");
-        for (version, times) in loaded {
-            let swap = times.into_swap(&self.options, version, epoch);
+        for mut swap in swaps {
+            swap.at = OffsetDateTime::now_utc();
             if self.swaps.try_send(swap).is_err() {
                 tracing::debug!("swap not reported: too many wait");
             }
@@ -167,7 +169,8 @@ impl Follower {
     }
 }
 
-/// Aliases in the order in which they get memory: the arms (required), then the champion, then the rest by name.
+/// Aliases in the order in which they get memory: the arms (required), then the champion, then the
+/// rest by name.
 fn load_order(assignment: &Assignment) -> Vec<(&str, Target, bool)> {
     let mut order: Vec<(&str, Target, bool)> = assignment
         .aliases
@@ -182,9 +185,10 @@ fn load_order(assignment: &Assignment) -> Vec<(&str, Target, bool)> {
     order
 }
 
-/// The policy's announced epochs. Ends never; without a log it yields nothing, and the follower only polls.
+/// The policy's announced epochs. The stream never ends; without a log it yields nothing, and the
+/// follower only polls.
 fn announced_epochs(kafka: ClientOptions, policy: String) -> impl Stream<Item = i64> + Send {
-    futures::stream::unfold(None, move |subscribed: Option<Pin<Box<Announcements>>>| {
+    futures::stream::unfold(None, move |subscribed: Option<Announcements>| {
         let (kafka, policy) = (kafka.clone(), policy.clone());
         async move {
             let mut announcements = match subscribed {
@@ -202,10 +206,10 @@ fn announced_epochs(kafka: ClientOptions, policy: String) -> impl Stream<Item = 
     })
 }
 
-async fn subscribe(kafka: &ClientOptions) -> Pin<Box<Announcements>> {
+async fn subscribe(kafka: &ClientOptions) -> Announcements {
     loop {
-        match Announcements::subscribe(kafka).await {
-            Ok(announcements) => return Box::pin(announcements),
+        match announcements::subscribe(kafka).await {
+            Ok(announcements) => return announcements,
             Err(error) => {
                 let error = format!("{error:#}");
                 tracing::debug!(error, "no announcements; only polling the store");

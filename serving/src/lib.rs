@@ -3,6 +3,7 @@
 //! | module | |
 //! |---|---|
 //! | `serve` | the role `springtide serve`: starts all parts of one replica |
+//! | `options` | the configuration of `springtide serve` |
 //! | `api` | the OpenAI-compatible HTTP API |
 //! | `engine` | samples tokens |
 //! | `routing` | which loaded version answers a request |
@@ -11,18 +12,19 @@
 //! | `fleet` | reports of the replicas |
 //! | `relay` | passes objects of a distant store on to followers |
 //!
-//! This crate and the trainer meet only in the policy store, the log, the database and the public API. It needs no
-//! libtorch: the serving model has its own kernels (`model::exact`).
+//! This crate and the trainer meet only in the policy store, the log, the database and the public
+//! API. It needs no libtorch: the serving model has its own kernels (`model::exact`).
 
 pub mod api;
 mod database;
 pub mod engine;
 pub mod fleet;
 pub mod follow;
+mod options;
 pub mod relay;
 pub mod release;
 pub mod routing;
 pub mod serve;
 
+pub use options::Options as ServeOptions;
 pub use release::{ArmOptions, Options as ReleaseOptions};
-pub use serve::Options as ServeOptions;

@@ -1,9 +1,9 @@
-//! The relay: one per cluster or region, between the policy store and the followers there. A relay's upstream may be
-//! another relay.
+//! The relay: one per cluster or region, between the policy store and the followers there. A
+//! relay's upstream may be another relay.
 //!
-//! An object crosses the long distance once, into a cache folder of bounded size. Its parts are verified and passed on
-//! while the rest still arrives. Signed documents are fetched anew for each request. The relay holds no keys and is not
-//! trusted: followers check the signatures.
+//! An object crosses the long distance once, into a cache folder of bounded size. Its parts are
+//! verified and passed on while the rest still arrives. Signed documents are fetched anew for each
+//! request. The relay holds no keys and is not trusted: followers check the signatures.
 //!
 //! ```text
 //! GET  /v1/store/{key}          an object (ranges; verified), or a document as the upstream has it

@@ -1,8 +1,9 @@
-//! Releases: which version each alias names. `decide` holds the rules. The leader's loop applies the automatic moves, and
-//! people request moves through the HTTP API.
+//! Releases: which version each alias names. `decide` holds the rules. The leader's loop applies
+//! the automatic moves, and people request moves through the HTTP API.
 //!
-//! Every change is written as rows (assignment, release, transition) in one transaction under a new epoch, then as one
-//! signed document in the policy store, then announced. Releases never change weights, lines or runs.
+//! Every change is written as rows (assignment, release, transition) in one transaction under a new
+//! epoch, then as one signed document in the policy store, then announced. Releases never change
+//! weights, lines or runs.
 
 pub mod decide;
 mod http;

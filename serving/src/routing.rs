@@ -1,5 +1,5 @@
-//! Which loaded version answers a request, by the assignment in force. The follower replaces the table, the API reads it.
-//! Holding a route keeps its version loaded.
+//! Which loaded version answers a request, by the assignment in force. The follower replaces the
+//! table, the API reads it. Holding a route keeps its version loaded.
 
 use crate::engine::LoadedVersion;
 use artifact::assignment::Assignment;
@@ -74,7 +74,8 @@ impl RouteTable {
             .collect()
     }
 
-    /// `policy`: the experiment decides by the user's key. `policy@alias` or `policy@serial`: that version.
+    /// `policy`: the experiment decides by the user's key. `policy@alias` or `policy@serial`: that
+    /// version.
     pub fn route(&self, policy: &str, model: &str, user_key: &str) -> Result<Route, RouteError> {
         let table = self.read();
         let not_ready = || RouteError::NotReady(policy.into());

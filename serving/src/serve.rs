@@ -1,14 +1,11 @@
-//! The role `springtide serve`: starts the engine's thread, the follower, the reporter and the API of one replica, and
-//! stops them in order.
-
-mod options;
-
-pub use options::Options;
+//! The role `springtide serve`: starts the engine's thread, the follower, the reporter and the API
+//! of one replica, and stops them in order.
 
 use crate::api::{self, Api};
 use crate::engine::{self, exact::Staging};
 use crate::fleet::{Report, Reporter};
 use crate::follow::{self, Follower};
+use crate::options::Options;
 use crate::routing::RouteTable;
 use anyhow::Context;
 use axum::Router;

@@ -8,6 +8,7 @@ use super::App;
 use crate::{console, database};
 
 #[derive(Debug, Clone, clap::Args)]
+#[group(skip)] // the flattened arguments have a group of the same name
 pub struct Args {
     #[command(flatten)]
     demo: demo::Args,
@@ -69,8 +70,8 @@ fn settings(app: &App) -> anyhow::Result<demo::Settings> {
         state_dir: config.state_dir.clone(),
         console: demo::Console {
             has_screen: console::has_screen,
-            hold_log: || Box::new(console::keep()),
-            newest_log_lines: console::waiting,
+            hold_log: || Box::new(console::hold_lines()),
+            newest_log_lines: console::newest_held,
         },
     })
 }

@@ -8,10 +8,6 @@ use anyhow::Context;
 use super::App;
 use crate::role::{Role, listen_with_key, shutdown};
 
-/// Role: store events and close trajectories. With --spool: collect events for a remote ingest
-/// role.
-///
-/// Example: springtide ingest --spool /var/spool/springtide --upstream https://ingest.example
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Be a collector: write events to this folder, answer 202, and forward them. Needs no log and

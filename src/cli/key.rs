@@ -13,6 +13,7 @@ pub enum Command {
     ///
     /// Example: springtide key create --role release --label "night shift"
     Create {
+        /// What the key may do.
         #[arg(long, value_enum)]
         role: Role,
         /// Tenant whose data the key reads and writes.

@@ -3,10 +3,6 @@
 use super::App;
 use crate::database;
 
-/// Bring the database schema up to date.
-///
-/// `springtide up` does this by itself. Run it after an upgrade, before the roles start, where an
-/// external Postgres is used.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {}
 

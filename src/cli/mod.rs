@@ -59,15 +59,23 @@ pub struct Cli {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Run Postgres, Kafka and all roles on this machine until Ctrl-C.
+    ///
+    /// Example: springtide up --demo --once -- --minutes 5
     Up(up::Args),
     /// Role: answer completion requests and follow new versions.
     #[cfg(feature = "torch")]
     Serve(serve::Args),
-    /// Role: store events and close trajectories. With --spool: collect events for a remote ingest
-    /// role.
+    /// Role: store events and close trajectories.
+    ///
+    /// With --spool it collects events and forwards them to a remote ingest role.
+    ///
+    /// Example: springtide ingest --spool /var/spool/springtide --upstream https://ingest.example
     Ingest(ingest::Args),
-    /// Role: cache versions for a cluster or region, so that each object crosses the long link
-    /// once.
+    /// Role: cache versions for a cluster or region.
+    ///
+    /// Each object crosses the link to the policy store once.
+    ///
+    /// Example: springtide relay --upstream s3://bucket/prefix
     Relay(relay::Args),
     /// Role: one API for runs, versions, releases and the fleet.
     Control(control::Args),
@@ -103,6 +111,9 @@ enum Command {
     #[command(subcommand)]
     Stack(stack::Command),
     /// Bring the database schema up to date.
+    ///
+    /// `springtide up` does this by itself. With an external Postgres, run it after an upgrade and
+    /// before the roles start.
     Migrate(migrate::Args),
 }
 

@@ -4,9 +4,6 @@ use super::App;
 use crate::policy_store;
 use crate::role::{listen_with_key, shutdown};
 
-/// Role: cache versions for a cluster or region, so that each object crosses the long link once.
-///
-/// Example: springtide relay --upstream s3://bucket/prefix
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Source of objects: `file://`, `s3://`, or another relay's `http://` URL; overrides

@@ -16,6 +16,7 @@ pub enum Command {
     ///
     /// Example: springtide run create run.json
     Create {
+        /// JSON file.
         file: PathBuf,
         #[command(flatten)]
         output: Output,

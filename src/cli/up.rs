@@ -11,9 +11,6 @@ use anyhow::{Context, ensure};
 use super::App;
 use crate::up;
 
-/// Run Postgres, Kafka and all roles on this machine until Ctrl-C.
-///
-/// Example: springtide up --demo --once -- --minutes 5
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Run the demo when all roles are ready; keep serving afterwards.

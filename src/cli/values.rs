@@ -29,7 +29,8 @@ mod tests {
     #[test]
     fn a_time_is_a_date_or_an_age() {
         assert_eq!(since("2026-11-21T03:00:00Z").unwrap(), datetime!(2026-11-21 03:00 UTC));
-        let ago = OffsetDateTime::now_utc() - since("2h").unwrap();
+        let time = since("2h").unwrap();
+        let ago = OffsetDateTime::now_utc() - time;
         assert!((7_200..7_260).contains(&ago.whole_seconds()), "{ago}");
         for text in ["yesterday", "-3h", "h", "99999999999999999d", ""] {
             assert!(since(text).is_err(), "{text}");

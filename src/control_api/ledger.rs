@@ -62,8 +62,8 @@ async fn read(pool: &PgPool, filter: &Filter) -> sqlx::Result<Ledger> {
     let mut snapshot = pool
         .begin_with("begin isolation level repeatable read read only")
         .await?;
-    let kept = sqlx::query_file_scalar!(
-        "src/control_api/ledger/kept.sql",
+    let stored = sqlx::query_file_scalar!(
+        "src/control_api/ledger/stored.sql",
         filter.policy,
         filter.purpose,
         filter.since
@@ -89,12 +89,12 @@ async fn read(pool: &PgPool, filter: &Filter) -> sqlx::Result<Ledger> {
     let expired_count = expired.iter().map(|row| row.count).sum();
     let rows = rows.into_iter().map(|row| (row.disposition, row.code, row.count));
     let expired = expired.into_iter().map(|row| (row.disposition, row.code, row.count));
-    Ok(add_up(kept, expired_count, rows.chain(expired)))
+    Ok(add_up(stored, expired_count, rows.chain(expired)))
 }
 
-fn add_up(kept: i64, expired: i64, rows: impl IntoIterator<Item = (String, Option<String>, i64)>) -> Ledger {
+fn add_up(stored: i64, expired: i64, rows: impl IntoIterator<Item = (String, Option<String>, i64)>) -> Ledger {
     let mut ledger = Ledger {
-        generations: kept + expired,
+        generations: stored + expired,
         open: 0,
         queued: 0,
         trained: 0,

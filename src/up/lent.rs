@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 
 use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 
-use crate::console::{self, Kept};
+use crate::console::{self, HoldGuard};
 
 /// Leaves the alternate screen and shows the cursor again (xterm's private modes 1049 and 25).
 const RESTORE: &[u8] = b"\x1b[?1049l\x1b[?25h";
@@ -15,8 +15,8 @@ const RESTORE: &[u8] = b"\x1b[?1049l\x1b[?25h";
 pub struct LentTerminal {
     /// The settings to restore; `None` without a terminal.
     before: Option<Termios>,
-    /// Prints the lines that were held back, when it is dropped.
-    _kept: Option<Kept>,
+    /// When dropped, prints the lines that were held back.
+    _lines: Option<HoldGuard>,
 }
 
 impl LentTerminal {
@@ -24,7 +24,7 @@ impl LentTerminal {
         let has_screen = console::has_screen();
         Self {
             before: if has_screen { tcgetattr(io::stdin()).ok() } else { None },
-            _kept: has_screen.then(console::keep),
+            _lines: has_screen.then(console::hold_lines),
         }
     }
 

@@ -6,11 +6,11 @@
 //! Everything here runs on the main thread: the kernel kills a child when the *thread* that started
 //! it ends (see [`crate::stack::exec`]), and the main thread ends last.
 
-mod hold;
 mod lent;
 mod parts;
 mod prepare;
 mod service;
+mod state_lock;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,9 +24,9 @@ use tokio::task::LocalSet;
 use crate::config::Config;
 use crate::stack::child::Child;
 use crate::stack::exec;
-use hold::Hold;
 use lent::LentTerminal;
 use service::{Running, Service, State};
+use state_lock::StateLock;
 
 /// How often a part that is not ready yet is mentioned again.
 const STILL_WAITING_EVERY: Duration = Duration::from_secs(15);
@@ -74,7 +74,7 @@ pub async fn run_servers(config: &Config) -> anyhow::Result<ExitCode> {
 struct Supervisor<'a> {
     config: &'a Config,
     config_file: Option<PathBuf>,
-    hold: Hold,
+    lock: StateLock,
     /// In the order of their starts.
     running: std::cell::RefCell<Vec<Running>>,
 }
@@ -84,7 +84,7 @@ impl<'a> Supervisor<'a> {
         Ok(Self {
             config,
             config_file,
-            hold: Hold::take(&config.state_dir)?,
+            lock: StateLock::take(&config.state_dir)?,
             running: std::cell::RefCell::default(),
         })
     }
@@ -109,7 +109,7 @@ impl<'a> Supervisor<'a> {
     /// Starts Postgres and Kafka unless external ones are configured, then updates schema, topics
     /// and keys.
     async fn servers(&self) -> anyhow::Result<()> {
-        self.hold.clear_leftovers().await?;
+        self.lock.clear_leftovers().await?;
         parts::check_ports(self.config)?;
         let services = parts::servers(self.config).await?;
         self.bring_up(services).await?;
@@ -125,7 +125,7 @@ impl<'a> Supervisor<'a> {
     async fn bring_up(&self, services: Vec<Service>) -> anyhow::Result<()> {
         let mut starting = Vec::new();
         for service in services {
-            let running = service.start(self.hold.clone(), &self.config.log_dir());
+            let running = service.start(self.lock.clone(), &self.config.log_dir());
             starting.push((running.name, running.log.clone(), running.state.clone()));
             self.running.borrow_mut().push(running);
         }
@@ -188,7 +188,7 @@ impl<'a> Supervisor<'a> {
         while let Some(service) = running.pop() {
             service.stop().await;
         }
-        self.hold.forget_all();
+        self.lock.forget_all();
     }
 }
 

@@ -14,13 +14,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::hold::Hold;
+use super::state_lock::StateLock;
 use crate::console;
 use crate::stack::child::Child;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// After a life this long, the back-off starts again from its minimum.
+/// After running this long, the back-off starts again from its minimum.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
 /// A service that was never ready is given up after this many tries.
 const FIRST_TRIES_MAX: u32 = 5;
@@ -61,14 +61,14 @@ pub struct Running {
 
 impl Service {
     /// Supervises it on this thread. Its output goes to `<log_dir>/<name>.log`.
-    pub fn start(self, hold: Hold, log_dir: &Path) -> Running {
+    pub fn start(self, lock: StateLock, log_dir: &Path) -> Running {
         let (set_state, state) = watch::channel(State::Starting);
         let stop = CancellationToken::new();
         let log = log_dir.join(format!("{}.log", self.name));
         let name = self.name;
         let supervision = Supervision {
             service: self,
-            hold,
+            lock,
             log: log.clone(),
             set_state,
             stop: stop.clone(),
@@ -95,7 +95,7 @@ impl Running {
 
 struct Supervision {
     service: Service,
-    hold: Hold,
+    lock: StateLock,
     log: PathBuf,
     set_state: watch::Sender<State>,
     stop: CancellationToken,
@@ -107,7 +107,7 @@ impl Supervision {
         let mut tries = 0;
         loop {
             let started = Instant::now();
-            let why = match self.one_life().await {
+            let why = match self.run_once().await {
                 Ok(Ended::Stopped) => return,
                 Ok(Ended::ByItself(status)) => status,
                 Err(error) => format!("{error:#}"),
@@ -141,7 +141,7 @@ impl Supervision {
         }
     }
 
-    async fn one_life(&self) -> anyhow::Result<Ended> {
+    async fn run_once(&self) -> anyhow::Result<Ended> {
         let service = &self.service;
         let output = open_log(&self.log)?;
         let mut command = (service.command)()?;
@@ -150,29 +150,29 @@ impl Supervision {
             .stderr(output);
         let mut child = Child::spawn(command)?;
         if let Some(pid) = child.pid() {
-            self.hold.remember(service.name, pid);
+            self.lock.remember(service.name, pid);
         }
-        let born = Instant::now();
+        let started = Instant::now();
         let ended = tokio::select! {
             status = child.wait() => Ended::ByItself(status?.to_string()),
-            never = self.report_ready(born) => match never {},
+            never = self.report_ready(started) => match never {},
             () = self.stop.cancelled() => {
                 child.stop(service.stop).await?;
                 Ended::Stopped
             }
         };
-        self.hold.forget(service.name);
+        self.lock.forget(service.name);
         Ok(ended)
     }
 
     /// Reports when the service is ready, the first time and after each restart.
-    async fn report_ready(&self, born: Instant) -> Infallible {
+    async fn report_ready(&self, started: Instant) -> Infallible {
         while !(self.service.probe)().await {
             tokio::time::sleep(PROBE_EVERY).await;
         }
         let again = matches!(self.set_state.send_replace(State::Ready), State::Ready);
         if again {
-            let (name, seconds) = (self.service.name, born.elapsed().as_secs_f64());
+            let (name, seconds) = (self.service.name, started.elapsed().as_secs_f64());
             console::say(&format!("{name} is back, ready after {seconds:.1} s"));
         }
         std::future::pending().await

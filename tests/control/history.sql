@@ -1,4 +1,5 @@
--- Of the policy `traced`: version 1 was imported, a step made version 2 out of one generation of version 1's.
+-- Policy `traced`: version 1 was imported, and a step made version 2 from one generation of
+-- version 1.
 insert into version (policy, serial, root, parent, line, branch, manifest_key, image_bytes)
 values ('traced', 1, '\x01', null, 'realtime', 0, 'policy/traced/version/0000000001.json', 100);
 

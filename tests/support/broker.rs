@@ -1,5 +1,5 @@
-//! A broker that one test may pause, or give its own disk. `springtide stack start` supervises it; Postgres is the one that
-//! all tests share.
+//! A broker that one test may pause, or give its own disk. `springtide stack start` supervises it;
+//! Postgres is the one that all tests share.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! An in-memory file system of a few MiB that a test may fill. Mounting needs root; without root, tests that need it print
-//! that and do nothing.
+//! An in-memory file system of a few MiB that a test may fill. Mounting needs root; without root,
+//! tests that need it print that and do nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

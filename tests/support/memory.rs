@@ -1,5 +1,5 @@
-//! Limits the memory of one process: with its own control group (version 2 or 1; needs root), else with a limit on its data
-//! segment, which is coarser.
+//! Limits the memory of one process: with its own control group (version 2 or 1; needs root), else
+//! with a limit on its data segment, which is coarser.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,9 @@
-//! The environment of every test: [`Stack::start`] creates a migrated database, topics and folders for one test, and
-//! removes them at its end.
+//! The environment of every test: [`Stack::start`] creates a migrated database, topics and folders
+//! for one test, and removes them at its end.
 //!
-//! All tests share one Postgres and one broker: those in SPRINGTIDE_TEST_POSTGRES and SPRINGTIDE_TEST_KAFKA, or else
-//! `springtide stack test-env` starts them when they are first needed and stops them when this process ends.
+//! All tests share one Postgres and one broker: those in SPRINGTIDE_TEST_POSTGRES and
+//! SPRINGTIDE_TEST_KAFKA, or else `springtide stack test-env` starts them when they are first
+//! needed and stops them when this process ends.
 
 pub mod broker;
 pub mod disk;
@@ -25,7 +26,8 @@ use tempfile::TempDir;
 
 /// The binary under test.
 pub const SPRINGTIDE: &str = env!("CARGO_BIN_EXE_springtide");
-/// Partitions of the event topics: more than one, so that no test relies on order across partitions.
+/// Partitions of the event topics: more than one, so that no test relies on order across
+/// partitions.
 pub const PARTITIONS: i32 = 2;
 const CONNECTIONS_MAX: u32 = 8;
 
@@ -45,7 +47,8 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// `name` becomes part of the names of database and topics, so that leftovers of a killed test can be recognised.
+    /// `name` becomes part of the names of database and topics, so that leftovers of a killed test
+    /// can be recognised.
     pub async fn start(name: &str) -> Self {
         let servers = tokio::task::spawn_blocking(servers).await.unwrap();
         let unique = format!("it_{name}_{}", uuid::Uuid::now_v7().simple());

@@ -57,7 +57,7 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
         .materialise(POLICY, head, &fleet.trusted, &[])
         .await
         .unwrap()
-        .image;
+        .checkpoint;
     let root = image.root().0;
     let prompt: Vec<u32> = request["prompt"]
         .as_str()

@@ -16,11 +16,11 @@ use store::Store;
 use tokio_util::sync::CancellationToken;
 use trainer::learn::guards::Limits;
 use trainer::learn::learner::{Learner, Outcome};
+use trainer::learn::sample::Sample;
 use trainer::learn::settings::StepSettings;
 use trainer::publish::run_state::StepRecord;
 use trainer::publish::{Draft, Prepared, Publisher, QuantisedCopies, import_checkpoint};
 use trainer::runs::claim::Claim;
-use trainer::select::sample::Sample;
 use trainer::{Environment, Options};
 use uuid::Uuid;
 
@@ -182,7 +182,11 @@ impl World {
 
     pub async fn materialise(&self, version: i64) -> Arc<Checkpoint> {
         let Publisher { store, trusted, .. } = &self.publisher;
-        store.materialise(POLICY, version, trusted, &[]).await.unwrap().image
+        store
+            .materialise(POLICY, version, trusted, &[])
+            .await
+            .unwrap()
+            .checkpoint
     }
 
     /// Generations of `version`, newest ids last, with rewards of both signs.

@@ -1,8 +1,9 @@
 //! Consecutive checkpoints of the learner's own training, for `make bench-delta`.
 //!
-//! A model with random weights samples bytes, is rewarded for bytes that are frequent in English, and
-//! learns by REINFORCE on its own samples with AdamW. The last `--keep` versions of each learning rate
-//! are written as Hugging Face folders `OUT/lr-RATE/STEP`. Standard output says what each step changed.
+//! A model with random weights samples bytes, is rewarded for bytes that are frequent in English,
+//! and learns by REINFORCE on its own samples with AdamW. The last `--keep` versions of each
+//! learning rate are written as Hugging Face folders `OUT/lr-RATE/STEP`. Standard output says what
+//! each step changed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use model::sampling::{self, Params, Source};
 use trainer::learn::guards::Limits;
 use trainer::learn::learner::{Learner, Outcome};
 use trainer::learn::optimizer::OptimizerSettings;
+use trainer::learn::sample::Sample;
 use trainer::learn::settings::StepSettings;
-use trainer::select::sample::Sample;
 use uuid::Uuid;
 
 const PROMPT: usize = 8;

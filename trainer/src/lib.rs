@@ -3,7 +3,7 @@
 //! The folders follow the life of a step:
 //!
 //! ```text
-//! select/    rewarded trajectories of the database ─► samples; the others get the reason why not
+//! select/    rewarded trajectories of the database ─► samples; others get the reason why not
 //! learn/     advantage ─► batch ─► loss ─► gradient ─► optimizer ─► guards
 //! publish/   run state, delta, manifest, and one fenced transaction: a new version
 //! runs/      what drives the steps: realtime (production), grpo (rollouts), sft
@@ -21,4 +21,4 @@ pub mod select;
 
 pub use options::Options;
 #[cfg(feature = "torch")]
-pub use runs::trainer::{Environment, run};
+pub use runs::{process::run, trainer::Environment};

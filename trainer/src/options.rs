@@ -1,8 +1,8 @@
 //! `[trainer]` of `springtide.toml`. Every field has a default. Contradictions are refused at load.
 
+use crate::learn::advantage::BaselineKind;
 use crate::learn::guards::Limits;
 use crate::learn::settings::StepSettings;
-use crate::runs::show_rate::GENERATIONS_MIN;
 use serde::{Deserialize, Serialize};
 
 /// `[trainer]`.
@@ -73,6 +73,9 @@ pub struct Realtime {
     pub alarms: Alarms,
 }
 
+/// Fewer generations are not enough to judge a show rate.
+pub const SHOW_RATE_WINDOW_MIN: u32 = 100;
+
 /// `[trainer.realtime.alarms]`: alarms that do not stop the run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -107,16 +110,6 @@ impl Default for Realtime {
             alarms: Alarms::default(),
         }
     }
-}
-
-/// What rewards of production are compared with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BaselineKind {
-    /// The moving average of its class before the step.
-    Ema,
-    /// Nothing: the advantage is the reward.
-    Zero,
 }
 
 /// `[trainer.offline]`: settings that all offline runs share. Settings of one run are in its
@@ -166,16 +159,13 @@ impl Options {
         if let Some((name, _)) = positive.iter().find(|(_, holds)| !holds) {
             return Err(format!("{name} must be at least 1"));
         }
-        if self.realtime.line.is_empty() || self.realtime.line.starts_with("run-") {
-            return Err("trainer.realtime.line must be a name that does not start with `run-`".into());
-        }
         let alarms = &self.realtime.alarms;
         if !(0.0..=1.0).contains(&alarms.show_rate_min) {
             return Err("trainer.realtime.alarms.show_rate_min must be from 0 to 1".into());
         }
-        if i64::from(alarms.show_rate_window) < GENERATIONS_MIN {
+        if alarms.show_rate_window < SHOW_RATE_WINDOW_MIN {
             return Err(format!(
-                "trainer.realtime.alarms.show_rate_window must be at least {GENERATIONS_MIN}"
+                "trainer.realtime.alarms.show_rate_window must be at least {SHOW_RATE_WINDOW_MIN}"
             ));
         }
         if let Some(lora) = &self.realtime.lora {

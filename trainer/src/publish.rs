@@ -139,13 +139,13 @@ impl Publisher {
     /// Everything before the commit: serial, objects, run state, manifest.
     pub async fn prepare(&self, claim: &Claim, draft: Draft) -> Result<Prepared, Error> {
         let started = Instant::now();
-        let known = record::version(&self.pool, &self.policy, draft.parent).await?;
+        let parent_row = record::version(&self.pool, &self.policy, draft.parent).await?;
         let step = draft.record.step;
         let checkpoint_due =
-            step % self.checkpoint_every == 0 || known.line != draft.line || known.branch != draft.branch;
+            step % self.checkpoint_every == 0 || parent_row.line != draft.line || parent_row.branch != draft.branch;
         let parent = Parent {
             version: draft.parent,
-            root: known.root,
+            root: parent_row.root,
         };
         let checkpoints = (draft.parent_checkpoint, Arc::clone(&draft.checkpoint));
         let objects = self.objects(started, parent, checkpoints, checkpoint_due);
@@ -159,7 +159,7 @@ impl Publisher {
                 cohort_digest: draft.record.cohort_digest(),
             }),
             fence: claim.fence,
-            ..self.manifest(
+            ..self.manifest_of(
                 &objects,
                 parent,
                 draft.line,
@@ -177,23 +177,33 @@ impl Publisher {
         })
     }
 
-    /// The manifest of a version that no run made, without a serial.
-    fn manifest(&self, objects: &Objects, parent: Parent, line: String, branch: i32, tensor_bytes: u64) -> Manifest {
+    /// A manifest without serial, objects and run.
+    fn manifest(&self, root: Digest, parent: Option<Parent>, line: String, branch: i32, tensor_bytes: u64) -> Manifest {
         Manifest {
             policy: self.policy.clone(),
             version: 0,
-            root: objects.root,
-            parent: Some(parent),
+            root,
+            parent,
             line,
             branch,
-            image: objects.checkpoint.as_ref().map(Pieces::object),
-            delta: Some(objects.delta.object()),
+            image: None,
+            delta: None,
             tensor_bytes,
             run: None,
             fence: 0,
             created_at: OffsetDateTime::now_utc(),
-            quantised: objects.quantised.clone(),
+            quantised: vec![],
             delta_shards: vec![],
+        }
+    }
+
+    /// A manifest that names `objects`.
+    fn manifest_of(&self, objects: &Objects, parent: Parent, line: String, branch: i32, tensor_bytes: u64) -> Manifest {
+        Manifest {
+            image: objects.checkpoint.as_ref().map(Pieces::object),
+            delta: Some(objects.delta.object()),
+            quantised: objects.quantised.clone(),
+            ..self.manifest(objects.root, Some(parent), line, branch, tensor_bytes)
         }
     }
 
@@ -206,7 +216,7 @@ impl Publisher {
         (parent_checkpoint, checkpoint): (Arc<Checkpoint>, Arc<Checkpoint>),
         checkpoint_due: bool,
     ) -> Result<Objects, Error> {
-        let quantised = self.quantised.named(Arc::clone(&checkpoint));
+        let quantised = self.quantised.for_manifest(Arc::clone(&checkpoint));
         let encoded = encode(parent_checkpoint, Arc::clone(&checkpoint), self.store.threads().clone());
         let chain_bytes = self.chain_bytes(parent.version, checkpoint_due);
         let ((root, delta), quantised, chain_bytes) = tokio::try_join!(encoded, quantised, chain_bytes)?;
@@ -251,10 +261,10 @@ impl Publisher {
         Ok(bytes)
     }
 
-    /// After the manifest is written: see [`Store::make_good`].
+    /// After the manifest is written: see [`Store::reupload_missing`].
     async fn restore_missing(&self, objects: &Objects) -> Result<(), Error> {
         let parts: Vec<&Pieces> = objects.checkpoint.iter().chain([&objects.delta]).collect();
-        let missing = self.store.make_good(&self.policy, &parts).await?;
+        let missing = self.store.reupload_missing(&self.policy, &parts).await?;
         if missing > 0 {
             tracing::warn!(
                 missing,
@@ -348,7 +358,7 @@ impl Publisher {
     ) -> Result<Option<i64>, Error> {
         let newest = record::newest_serial(&self.pool).await?;
         let oldest = (head + 1).max(newest - PROBED_MAX + 1);
-        for serial in record::without_version(&self.pool, &self.policy, oldest, newest).await? {
+        for serial in record::serials_without_version(&self.pool, &self.policy, oldest, newest).await? {
             let Some(manifest) = self.probe(serial).await? else {
                 continue;
             };

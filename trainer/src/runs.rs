@@ -1,8 +1,8 @@
 //! What drives the steps: runs, the process that executes them, and the claim that lets it write.
 //!
-//! `trainer.rs` is `springtide train`. It executes the realtime run (`realtime.rs`) and queued GRPO
+//! `process.rs` is `springtide train`. It executes the realtime run (`realtime.rs`) and queued GRPO
 //! runs (`grpo.rs`), both through `executor.rs`, and watches the show rate (`show_rate.rs`).
-//! `sft.rs` is a program of its own.
+//! `trainer.rs` has what they share. `sft.rs` is a program of its own.
 
 pub mod claim;
 pub mod grader;
@@ -15,6 +15,8 @@ mod cohort;
 mod executor;
 #[cfg(feature = "torch")]
 mod grpo;
+#[cfg(feature = "torch")]
+pub mod process;
 #[cfg(feature = "torch")]
 mod realtime;
 #[cfg(feature = "torch")]

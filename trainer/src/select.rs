@@ -6,15 +6,12 @@
 //! tensor.
 
 mod context;
-pub mod sample;
 
-use crate::learn::behaviour::Behaviour;
 use crate::learn::explore;
+use crate::learn::sample::{Behaviour, ModelLimits, Sample};
 use crate::runs::claim::{self, Claim};
-use crate::select::sample::Sample;
 use ingest::event::Sampling;
 use ingest::payload::Store as Payloads;
-use model::config::Experts;
 use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeMap;
@@ -37,22 +34,11 @@ pub struct Criteria<'a> {
     pub alias: &'a str,
     /// The line's head: only its samples are on-policy.
     pub head: i64,
-    pub model: &'a ModelLimits,
+    pub model_limits: &'a ModelLimits,
     /// How many trajectories may still join the cohort.
     pub room: i64,
     /// Generations that are in the cohort already.
     pub joined: &'a [Uuid],
-}
-
-/// What a model demands of trajectories.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct ModelLimits {
-    /// Longest sequence, tokens.
-    pub context: i64,
-    /// Token ids are below this.
-    pub vocabulary: i64,
-    /// `None`: a dense model.
-    pub experts: Option<Experts>,
 }
 
 /// The result of one poll.
@@ -84,12 +70,12 @@ pub async fn next(
             criteria.policy,
             criteria.alias,
             criteria.head,
-            criteria.model.context,
+            criteria.model_limits.context,
             claim.run,
             oldest,
             DECIDED_AT_ONCE_MAX,
-            i32::try_from(criteria.model.vocabulary).unwrap_or(i32::MAX),
-            criteria.model.experts.is_none()
+            i32::try_from(criteria.model_limits.vocabulary).unwrap_or(i32::MAX),
+            criteria.model_limits.experts.is_none()
         )
         .fetch_all(&mut *transaction)
         .await?;
@@ -119,10 +105,10 @@ pub async fn next(
         .await?;
         let found = rows.len();
         passed_over.extend(rows.iter().map(|row| row.id));
-        let assembled = context::assemble(&mut transaction, payloads, rows, criteria.model).await?;
+        let assembled = context::assemble(&mut transaction, payloads, rows, criteria.model_limits).await?;
         for (code, ids) in &assembled.broken {
             *selection.set_aside.entry((*code).to_owned()).or_default() +=
-                drop_all(&mut transaction, claim.run, ids, code).await?;
+                drop_generations(&mut transaction, claim.run, ids, code).await?;
         }
         let joined = assembled.samples.len();
         selection.ready.extend(assembled.samples);
@@ -153,7 +139,12 @@ pub async fn rollouts(
 
 /// Drops generations with a code, in the caller's fenced transaction. Existing dispositions stay.
 /// Returns how many.
-pub async fn drop_all(connection: &mut PgConnection, run: Uuid, ids: &[Uuid], code: &str) -> Result<u64, sqlx::Error> {
+pub async fn drop_generations(
+    connection: &mut PgConnection,
+    run: Uuid,
+    ids: &[Uuid],
+    code: &str,
+) -> Result<u64, sqlx::Error> {
     let done = sqlx::query!(
         r#"
         insert into disposition (generation_id, kind, code, run_id)

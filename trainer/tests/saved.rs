@@ -1,7 +1,7 @@
 //! A model that was trained, saved and read again equals its version, for all weights and adapters.
 //!
-//! With `SPRINGTIDE_SAVED=DIR` the folders and the engine's answers stay in DIR. `make saved` compares
-//! them with `transformers` and PEFT.
+//! With `SPRINGTIDE_SAVED=DIR` the folders and the engine's answers stay in DIR. `make saved`
+//! compares them with `transformers` and PEFT.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,9 +18,9 @@ use text::tokenizer::Tokenizer;
 use trainer::learn::guards::Limits;
 use trainer::learn::learner::{Learner, Outcome};
 use trainer::learn::optimizer::OptimizerSettings;
+use trainer::learn::sample::Sample;
 use trainer::learn::settings::StepSettings;
 use trainer::publish::run_state::StepRecord;
-use trainer::select::sample::Sample;
 use uuid::Uuid;
 
 const PROMPTS: [&str; 8] = [

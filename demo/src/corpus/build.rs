@@ -1,9 +1,11 @@
-//! `springtide corpus build`: turns files into a tokenizer and packed windows for `springtide train sft`.
+//! `springtide corpus build`: turns files into a tokenizer and packed windows for
+//! `springtide train sft`.
 //!
-//! Files are concatenated. In about a quarter of the lines the text is cut at a pause: `prefix <|cut|> rest
-//! <|eol|>`. Prefix and rest are tokenised apart, as they are in a request. Declining is taught as a
-//! label only: at some positions of the rest the *target* becomes `<|decline|>` while the input
-//! continues as typed. The model can therefore decline at any token and never reads a decline.
+//! Files are concatenated. In about a quarter of the lines the text is cut at a pause:
+//! `prefix <|cut|> rest <|eol|>`. Prefix and rest are tokenised apart, as they are in a request.
+//! Declining is taught as a label only: at some positions of the rest the *target* becomes
+//! `<|decline|>` while the input continues as typed. The model can therefore decline at any token
+//! and never reads a decline.
 
 use super::sources::{SourceFile, Split, files_of};
 use super::{pauses, tokenizer};
@@ -172,8 +174,8 @@ fn push_file(
     Ok(())
 }
 
-/// `input_ids` and `labels` `[N, context]` u16, `weights` `[N, context]` f32: position t reads `input_ids[t]` and should
-/// predict `labels[t]`.
+/// `input_ids` and `labels` `[N, context]` u16, `weights` `[N, context]` f32: position t reads
+/// `input_ids[t]` and should predict `labels[t]`.
 fn write_windows(path: &Path, windows: &[Vec<Slot>], context: usize) -> anyhow::Result<()> {
     let pick = |f: &dyn Fn(&[Slot]) -> Vec<u8>| -> Bytes {
         Bytes::from(windows.iter().flat_map(|w| f(w)).collect::<Vec<u8>>())
@@ -195,9 +197,10 @@ fn write_windows(path: &Path, windows: &[Vec<Slot>], context: usize) -> anyhow::
 
 const CARD_HEAD: &str = "# Dataset card
 
-Rust sources of the crates that this project's own build fetches, under the licences of their authors (each crate's
-Cargo.toml names it). Split by crate family (the name up to its first `-` or `_`), so siblings stay together; identical files
-are taken once; generated files, tables and files outside 0.4–120 kB are left out; at most 600 kB of one crate.
+Rust sources of the crates that the build of this project fetches, under the licence that each
+crate's Cargo.toml names. All crates of a family (the name up to its first `-` or `_`) are in the
+same split. Identical files are taken once. Generated files, tables and files outside 0.4–120 kB are
+excluded. At most 600 kB of one crate are taken.
 ";
 
 fn describe(card: &mut String, split: &str, files: &[SourceFile], windows: Option<usize>) {

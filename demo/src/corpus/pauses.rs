@@ -7,17 +7,17 @@ use rand::Rng;
 /// Longest suggestion, in tokens.
 pub const SUGGESTION_TOKENS_MAX: usize = 16;
 
-/// A place in a text, in bytes. The text up to `at` has been typed; `at..end` is what will be typed next
-/// on this line, without trailing blanks. It is never empty.
+/// A place in a text, in bytes. The text up to `at` has been typed; `at..end` is what will be typed
+/// next on this line, without trailing blanks. It is never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pause {
     pub at: usize,
     pub end: usize,
 }
 
-/// Where one can pause on `line` of `text` (a byte range without its newline): every character from the
-/// end of the indentation, because editors indent, to the last one that is not blank. Empty on a blank
-/// line.
+/// Where one can pause on `line` of `text` (a byte range without its newline): every character from
+/// the end of the indentation, because editors indent, to the last one that is not blank. Empty on
+/// a blank line.
 pub fn columns(text: &str, line: Range<usize>) -> Vec<usize> {
     let typed = text[line.clone()].trim_end();
     let indentation = typed.len() - typed.trim_start().len();
@@ -46,8 +46,8 @@ pub fn lines(text: &str) -> Vec<Range<usize>> {
     lines.collect()
 }
 
-/// What a prompt contains of the text before byte `at`: at most the last `chars` characters. It starts
-/// at the start of a line, unless the cursor's own line is longer than that.
+/// What a prompt contains of the text before byte `at`: at most the last `chars` characters. It
+/// starts at the start of a line, unless the cursor's own line is longer than that.
 pub fn tail(text: &str, at: usize, chars: usize) -> &str {
     let before = &text[..at];
     let nth_last = before.char_indices().rev().nth(chars.saturating_sub(1));

@@ -28,11 +28,12 @@ pub enum Split {
     HeldOut,
 }
 
-/// Sizes of usable files, in bytes. Smaller files have no context; larger ones are tables or generated.
+/// Sizes of usable files, in bytes. Smaller files have no context; larger ones are tables or
+/// generated.
 const FILE_BYTES: std::ops::RangeInclusive<u64> = 400..=120_000;
 /// At most this many bytes of one crate are taken, so that no author dominates.
 const CRATE_BYTES_MAX: usize = 600_000;
-/// Files with a longer line are tables, which nobody types.
+/// Files with a longer line are tables, not typed code.
 const LINE_CHARS_MAX: usize = 240;
 /// Families whose crates are generated or list constants of an operating system.
 const EXCLUDED: &[&str] = &["windows", "winapi", "linux", "libc", "web", "js", "wasi", "fiat"];
@@ -49,8 +50,8 @@ pub fn demo_files(corpus: Option<&Path>) -> anyhow::Result<Vec<SourceFile>> {
     Ok(files)
 }
 
-/// The files of one split, over all crates that Cargo.lock names and cargo has unpacked. Identical files
-/// are taken once, in the split that comes first.
+/// The files of one split, over all crates that Cargo.lock names and cargo has unpacked. Identical
+/// files are taken once, in the split that comes first.
 pub fn files_of(split: Split) -> anyhow::Result<Vec<SourceFile>> {
     let mut seen = HashSet::new();
     let mut chosen = Vec::new();
@@ -72,8 +73,8 @@ pub fn files_of(split: Split) -> anyhow::Result<Vec<SourceFile>> {
     Ok(chosen)
 }
 
-/// The family is the name up to its first '-' or '_', so `tokio-util` is in the split of `tokio`. 80% of
-/// families train, 12% are for the demo, 8% are held out.
+/// The family is the name up to its first '-' or '_', so `tokio-util` is in the split of `tokio`.
+/// 80% of families train, 12% are for the demo, 8% are held out.
 pub fn split_of(krate: &str) -> Split {
     let family = krate.split(['-', '_']).next().unwrap_or(krate);
     let digest = blake3::hash(family.as_bytes());
@@ -185,7 +186,8 @@ fn walk(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The text of a file that a person could have typed. `None` if it is generated, binary or of another size.
+/// The text of a file that a person could have typed. `None` if it is generated, binary or of
+/// another size.
 fn usable(path: &Path) -> anyhow::Result<Option<String>> {
     let size = std::fs::metadata(path)?.len();
     if !FILE_BYTES.contains(&size) {

@@ -1,4 +1,5 @@
-//! The demo's tokenizer: byte-level BPE, trained on the train split and saved as Hugging Face files.
+//! The demo's tokenizer: byte-level BPE, trained on the train split and saved as Hugging Face
+//! files.
 
 use anyhow::{Context, anyhow};
 use tokenizers::decoders::byte_level::ByteLevel;
@@ -15,7 +16,8 @@ pub const DECLINE: &str = "<|decline|>";
 /// The end of a file.
 pub const END: &str = "<|end|>";
 
-/// Trains on `texts`. Ids 0 to 3 are the special tokens, in the order [`END`], [`CUT`], [`EOL`], [`DECLINE`].
+/// Trains on `texts`. Ids 0 to 3 are the special tokens, in the order [`END`], [`CUT`], [`EOL`],
+/// [`DECLINE`].
 pub fn train<'a>(texts: impl Iterator<Item = &'a str> + Send, vocab_size: usize) -> anyhow::Result<Tokenizer> {
     let mut tokenizer = Tokenizer::new(BPE::default());
     let bytes = ByteLevel::new(false, true, true);

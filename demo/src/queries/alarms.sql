@@ -1,5 +1,5 @@
--- Warnings and errors of the realtime run, such as that its arm has fallen silent, and that it shows again.
--- $1 policy, $2 when the run began, $3 when its first pause was
+-- Warnings and errors of the realtime run, and the events that end an alarm.
+-- $1 policy, $2 start of the run, $3 time of its first pause
 select extract(epoch from e.at - $3)::float8 as "at_seconds!", e.message
 from run_event e
 join run r on r.id = e.run_id

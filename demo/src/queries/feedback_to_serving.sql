@@ -1,7 +1,8 @@
--- From a person's answer to a token by the version that trained on it.
--- For each trained trajectory that an answer decided: event time of that answer, until the first generation that the
--- version made of it sampled for a user. Trajectories whose version has answered nobody yet are counted, not guessed.
--- From the steps down, by indexes: the tables also hold what came before the run. $1 policy, $2 when the run began
+-- Time from feedback to the first token of the version that trained on it: from the event time of
+-- the deciding feedback until that version's first production generation. If a version has not
+-- served yet, its trajectories are only counted. Starts from the steps and uses indexes, because
+-- the tables also hold earlier runs.
+-- $1 policy, $2 start of the run
 with trained as (
     select s.version, t.feedback_at
     from run r

@@ -1,6 +1,6 @@
--- Where the time of feedback_to_serving.sql goes: for the same trajectories, the way from the answer to the first token in
--- the parts that follow one after the other. Moments are those of the machine that wrote them down.
--- $1 policy, $2 when the run began
+-- Splits the time that feedback_to_serving.sql measures into consecutive phases, for the same
+-- trajectories. Each time is from the clock of the machine that recorded it.
+-- $1 policy, $2 start of the run
 with trained as (
     select s.run_id, s.step, s.version, s.committed_at, t.feedback_at, t.closed_at,
            coalesce((s.metrics ->> 'computed_at')::timestamptz, s.committed_at) as computed_at
@@ -16,7 +16,7 @@ with trained as (
       and g.purpose = 'production'
       and t.feedback_at is not null
 ),
--- A cohort is full when the last of it has closed, answered or not.
+-- A cohort is full once its last trajectory has closed, with feedback or without.
 cohort as (
     select d.run_id, d.step, max(t.closed_at) as full_at
     from (select distinct run_id, step from trained) made
@@ -46,12 +46,12 @@ join cohort on cohort.run_id = trained.run_id and cohort.step = trained.step
 join first_swap on first_swap.version = trained.version
 join first_answer on first_answer.version = trained.version
 cross join lateral (values
-    (1, 'horizon', trained.closed_at - trained.feedback_at),         -- until its trajectory closed
-    (2, 'collection', cohort.full_at - trained.closed_at),           -- until its cohort was full
+    (1, 'horizon', trained.closed_at - trained.feedback_at),         -- until the trajectory closed
+    (2, 'collection', cohort.full_at - trained.closed_at),           -- until the cohort was full
     (3, 'step', trained.computed_at - cohort.full_at),               -- until the update was computed and had passed its guards
     (4, 'publish', trained.committed_at - trained.computed_at),      -- until the version was in the store and committed
     (5, 'swap', first_swap.at - trained.committed_at),               -- until a replica served it
-    (6, 'first token', first_answer.sampled_at - first_swap.at)      -- until somebody asked
+    (6, 'first token', first_answer.sampled_at - first_swap.at)      -- until the first request
 ) as phase (number, name, took)
 group by phase.number, phase.name
 order by phase.number

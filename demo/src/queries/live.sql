@@ -1,11 +1,11 @@
--- What the live line shows beside the demo's own counts: where the loop stands now.
+-- The state of the loop for the live line: champion, run, lag, latest delta and latest swap.
 -- $1 policy
 select
     (select version from alias where policy = $1 and alias = 'champion' and not withdrawn) as champion,
     (select steps_done from run where policy = $1 and kind = 'realtime' order by created_at desc limit 1) as step,
     (select status from run where policy = $1 and kind = 'realtime' order by created_at desc limit 1) as status,
     (select reason from run where policy = $1 and kind = 'realtime' order by created_at desc limit 1) as reason,
-    -- How far the tables are behind the log: the furthest partition counts.
+    -- How far the tables are behind the log, for the partition with the largest lag.
     (select greatest(extract(epoch from now() - min(caught_up_to)), 0)::float8 from consumer_offset where consumer = 'sink') as lag_seconds,
     (select delta_bytes::float8 / nullif(image_bytes, 0)
      from version

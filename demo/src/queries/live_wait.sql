@@ -1,6 +1,7 @@
--- How long the newest versions took from a person's answer to a token by the version that trained on it: the median over the
--- trajectories of the last steps, as far as their version has answered somebody. Goes by indexes alone: it is asked often.
--- $1 policy, $2 when the run began
+-- Median time from feedback to the first token of the version that trained on it, over the
+-- trajectories of the last five steps whose version has served. Runs often, so it only uses
+-- indexes.
+-- $1 policy, $2 start of the run
 select percentile_cont(0.5) within group (order by extract(epoch from f.sampled_at - t.feedback_at)::float8) as p50
 from (select s.run_id, s.step, s.version
       from step s

@@ -1,6 +1,6 @@
--- What the loop itself did during the run: steps, the size of their deltas, the engine's pauses for swaps, and how far the
--- trainer's log-probabilities were from the logged ones.
--- $1 policy, $2 when the run began
+-- Figures of the loop during the run: steps, size of deltas, the engine's pauses for swaps, and the
+-- largest difference between the trainer's logprobs and the logged ones.
+-- $1 policy, $2 start of the run
 select
     steps.taken as "steps!",
     steps.parity_max,

@@ -1,4 +1,4 @@
--- The root digests that the trainer committed for the versions that answered.
+-- The content hashes that the trainer committed for these versions.
 -- $1 policy, $2 serials
 select serial, root
 from version

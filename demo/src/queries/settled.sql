@@ -1,8 +1,8 @@
--- What still has to happen to the generations of this run before its figures are final.
--- $1 policy, $2 when the run began
+-- Generations of this run whose disposition may still change. At 0 its figures are final.
+-- $1 policy, $2 start of the run
 select
     count(*) filter (where disposition = 'open') as "open!",
-    -- Fewer than a cohort of these can stay: a step takes a whole one.
+    -- May end above 0: a step needs a full cohort, so fewer can remain queued.
     count(*) filter (where disposition = 'queued' and arm = 'champion') as "queued!"
 from ledger
 where policy = $1 and sampled_at >= $2 and generation_id >= first_generation_id($2)

@@ -1,5 +1,5 @@
--- The steps of the run in their order, each with what it measured and how large its delta became.
--- $1 policy, $2 when the run began, $3 when its first pause was
+-- The run's steps in order, with their metrics and the size of their delta.
+-- $1 policy, $2 start of the run, $3 time of its first pause
 select
     s.step,
     s.version,

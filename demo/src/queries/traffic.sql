@@ -1,8 +1,9 @@
--- What the tables say of each arm over the course of the run, by the stretch in which a generation was sampled.
--- $1 policy, $2 when the run began, $3 when its first pause was, $4 length of a stretch in seconds, $5 the last stretch,
--- which takes all that came later
+-- Traffic of each arm over the run, by period. A generation belongs to the period in which it was
+-- sampled.
+-- $1 policy, $2 start of the run, $3 time of its first pause, $4 length of a period in seconds,
+-- $5 number of the last period, which also takes everything later
 select
-    least(greatest(floor(extract(epoch from g.sampled_at - $3) / $4::float8), 0), $5)::int as "stretch!",
+    least(greatest(floor(extract(epoch from g.sampled_at - $3) / $4::float8), 0), $5)::int as "period!",
     g.arm as "arm!",
     count(*) as "generations!",
     count(t.generation_id) as "closed!",

@@ -9,8 +9,8 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use super::{Latency, Parameters, RunReport, Staleness, SwapPause, TimelineEntry};
 use crate::{
     POLL_EVERY,
+    progress::Progress,
     queries::{self, Scope},
-    replay::Replayed,
     stats::{self, LEARNING, Measure, Outcome},
 };
 
@@ -24,16 +24,16 @@ const PERIOD_PAUSES: u32 = 150;
 pub async fn collect(
     pool: &PgPool,
     scope: &Scope,
-    replayed: Replayed,
+    progress: Progress,
     parameters: Parameters,
     (began, seconds): (OffsetDateTime, f64),
     settled: bool,
 ) -> anyhow::Result<RunReport> {
-    let Replayed {
+    let Progress {
         outcomes,
         counts,
         interrupted,
-    } = replayed;
+    } = progress;
     let tau = parameters.tau;
     let ids = outcomes.iter().map(|outcome| outcome.generation_id).collect::<Vec<_>>();
     let versions_served = stats::versions_served(&outcomes);

@@ -18,7 +18,7 @@ pub enum Conclusion {
     /// More reward. Whether more suggestions were accepted is not clear.
     EarnsMore,
     /// More reward, but fewer accepted suggestions.
-    Quieter,
+    DeclinesMore,
     Unclear,
     Worse,
 }
@@ -30,7 +30,7 @@ fn conclude(reward: Option<Interval>, accepts: Option<Interval>) -> Conclusion {
         Some(reward) if reward.is_below_zero() => Conclusion::Worse,
         Some(reward) if !reward.is_above_zero() => Conclusion::Unclear,
         Some(_) => match accepts {
-            Some(accepts) if accepts.is_below_zero() => Conclusion::Quieter,
+            Some(accepts) if accepts.is_below_zero() => Conclusion::DeclinesMore,
             Some(accepts) if accepts.is_above_zero() => Conclusion::Learned,
             _ => Conclusion::EarnsMore,
         },
@@ -47,7 +47,7 @@ impl RunReport {
             Conclusion::Unknown => "Too little happened to tell",
             Conclusion::Learned => "It learned",
             Conclusion::EarnsMore => "It earns more; whether it is right more often is not clear",
-            Conclusion::Quieter => "It learned to be quiet rather than to be right",
+            Conclusion::DeclinesMore => "It learned to decline rather than to be right",
             Conclusion::Unclear => "No clear difference",
             Conclusion::Worse => "It got worse",
         }
@@ -111,7 +111,7 @@ impl RunReport {
     /// What a reader should know before believing more than the result says.
     pub fn not_reached(&self) -> Vec<String> {
         let comparisons = self.references.iter().flat_map(|references| &references.comparisons);
-        // The oracle knows the future, so nobody beats it.
+        // The oracle knows what will be typed, so no policy beats it.
         let references = comparisons.filter(|comparison| !comparison.name.starts_with("oracle"));
         let mut points: Vec<String> = references
             .filter_map(|comparison| {
@@ -165,7 +165,8 @@ impl RunReport {
         points
     }
 
-    /// Reward is accepts minus τ times what was shown, so a difference of rewards has exactly two parts.
+    /// Reward is accepts minus τ times what was shown, so a difference of rewards has exactly two
+    /// parts.
     fn parts_of_the_difference(&self) -> Option<String> {
         let (reward, accepts) = (self.difference?, self.difference_accepts_per_100?);
         // Rounded first, so that the parts add up as they are written.
@@ -178,12 +179,12 @@ impl RunReport {
             signed(Some(from_showing), 3),
             if from_showing < 0.0 { "more" } else { "less" },
         );
-        let meaning = if self.conclusion() == Conclusion::Quieter {
+        let meaning = if self.conclusion() == Conclusion::DeclinesMore {
             "Accepted suggestions clearly fell. It earned more only because it showed fewer wrong suggestions."
         } else if accepts.is_below_zero() && reward.mean > 0.0 {
             "Accepted suggestions clearly fell. If there is a gain, it comes from showing less."
         } else if accepts.is_above_zero() {
-            "Accepted suggestions clearly rose: it is right more often, and not only quiet more often."
+            "Accepted suggestions clearly rose: it is right more often, and does not only decline more often."
         } else if accepts.is_below_zero() {
             "Accepted suggestions clearly fell."
         } else {
@@ -225,7 +226,7 @@ mod tests {
         assert_eq!(conclude(gain, gain), Conclusion::Learned);
         assert_eq!(conclude(gain, none), Conclusion::EarnsMore);
         assert_eq!(conclude(gain, None), Conclusion::EarnsMore);
-        assert_eq!(conclude(gain, loss), Conclusion::Quieter);
+        assert_eq!(conclude(gain, loss), Conclusion::DeclinesMore);
         assert_eq!(conclude(none, loss), Conclusion::Unclear);
         assert_eq!(conclude(interval(0.0, 0.05), gain), Conclusion::Unclear);
         assert_eq!(conclude(loss, gain), Conclusion::Worse);
@@ -233,9 +234,9 @@ mod tests {
 
     #[test]
     fn a_gain_from_showing_less_is_called_that() {
-        let quieter = report(interval(0.01, 0.05), interval(-6.0, -2.0));
-        let words = quieter.sentences().join(" ");
-        assert_eq!(quieter.title(), "It learned to be quiet rather than to be right");
+        let declines_more = report(interval(0.01, 0.05), interval(-6.0, -2.0));
+        let words = declines_more.sentences().join(" ");
+        assert_eq!(declines_more.title(), "It learned to decline rather than to be right");
         assert!(words.contains("earned 0.030 more"), "{words}");
         assert!(
             words.contains("Of +0.030, −0.040 comes from accepts and +0.070 from showing less."),

@@ -1,5 +1,5 @@
-//! The result of a run: `report.json` for programs, a table for the terminal and a page for the browser, all
-//! with the same numbers.
+//! The result of a run: `report.json` for programs, a table for the terminal and a page for the
+//! browser, all with the same numbers.
 
 mod collect;
 mod conclusion;
@@ -16,9 +16,9 @@ use serde::Serialize;
 pub use self::collect::collect;
 use crate::{
     args::Users,
+    progress::Counts,
     queries::{Alarm, FeedbackToServing, Ledger, Phase, Step, Traffic},
     references::References,
-    replay::Counts,
     stats::{ArmStats, Arms, FROZEN, LEARNING, Period, VersionServed},
 };
 
@@ -38,7 +38,8 @@ pub struct RunReport {
     /// The first, second and last third of the run.
     pub thirds: Vec<Period>,
     pub versions_served: Vec<VersionServed>,
-    /// Every content hash that an answer named is the one that the trainer committed for that version.
+    /// Every content hash that an answer named is the one that the trainer committed for that
+    /// version.
     #[serde(rename = "roots_agree")]
     pub content_hashes_agree: bool,
     pub feedback_to_serving_seconds: FeedbackToServing,

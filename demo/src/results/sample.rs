@@ -1,5 +1,5 @@
-//! A made-up report for tests, large enough to look at: `cargo test -p demo sample_page -- --ignored` writes its
-//! page to the temporary folder.
+//! A made-up report for tests, large enough to look at. Its page is written to the temporary folder
+//! by `cargo test -p demo sample_page -- --ignored`.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,10 +7,10 @@ use report::Interval;
 
 use super::{Latency, Parameters, RunReport, Staleness, SwapPause, TimelineEntry};
 use crate::{
+    progress::Counts,
     queries::{FeedbackToServing, Ledger, LedgerCounts, Phase, Step, Traffic},
     random::Draws,
     references::{Comparison, Paired, Reference, References},
-    replay::Counts,
     stats::{self, ArmStats, FROZEN, Judgement, LEARNING, Measure, Observation, Outcome, tests::outcome},
 };
 

@@ -5,29 +5,29 @@ use std::time::Duration;
 use report::number::{decimal, percent, signed};
 
 use crate::{
+    progress::Progress,
     queries::Live,
-    replay::Replayed,
     stats::{self, FROZEN, LEARNING},
 };
 
 /// All figures of the arms are over the run so far.
-pub fn line(elapsed: Duration, replayed: &Replayed, live: &Live, tau: f64) -> String {
-    let arms = stats::arms(&replayed.outcomes, tau);
-    let mut parts = vec![clock(elapsed), rate(elapsed, replayed)];
+pub fn line(elapsed: Duration, progress: &Progress, live: &Live, tau: f64) -> String {
+    let arms = stats::arms(&progress.outcomes, tau);
+    let mut parts = vec![clock(elapsed), rate(elapsed, progress)];
     parts.extend([LEARNING, FROZEN].map(|arm| {
         let stats = &arms[arm];
         let (reward, shown) = (signed(stats.reward_mean, 3), percent(stats.show_rate, 0));
         format!("{arm} {reward} shown {shown} of {}", stats.pauses)
     }));
     parts.push(loop_facts(live));
-    parts.extend(problems(replayed));
+    parts.extend(problems(progress));
     parts.extend(live.state.halted().map(|reason| format!("training {reason}")));
     parts.join(" | ")
 }
 
 /// Mean pauses per second.
-pub fn rate(elapsed: Duration, replayed: &Replayed) -> String {
-    format!("{:.1}/s", replayed.counts.due as f64 / elapsed.as_secs_f64().max(1.0))
+pub fn rate(elapsed: Duration, progress: &Progress) -> String {
+    format!("{:.1}/s", progress.counts.due as f64 / elapsed.as_secs_f64().max(1.0))
 }
 
 /// The state of the loop.
@@ -45,8 +45,8 @@ pub fn loop_facts(live: &Live) -> String {
 }
 
 /// What went wrong so far, with counts.
-pub fn problems(replayed: &Replayed) -> Vec<String> {
-    let counts = &replayed.counts;
+pub fn problems(progress: &Progress) -> Vec<String> {
+    let counts = &progress.counts;
     let shed = (counts.shed > 0).then(|| format!("shed {}", counts.shed));
     let errors = counts.errors.iter().map(|(error, n)| format!("{error} {n}"));
     shed.into_iter().chain(errors).collect()
@@ -66,15 +66,15 @@ mod tests {
 
     #[test]
     fn the_line_shows_both_arms_the_version_and_only_the_problems_there_are() {
-        let mut replayed = Replayed {
+        let mut progress = Progress {
             outcomes: vec![
                 outcome(1, "champion", Judgement::Right, true),
                 outcome(1, "champion", Judgement::Declined, true),
                 outcome(2, "base", Judgement::Wrong, true),
             ],
-            ..Replayed::default()
+            ..Progress::default()
         };
-        (replayed.counts.due, replayed.counts.shed) = (1620, 2);
+        (progress.counts.due, progress.counts.shed) = (1620, 2);
         let state = LoopState {
             champion: Some(37),
             step: Some(36),
@@ -87,7 +87,7 @@ mod tests {
             ..Live::default()
         };
         assert_eq!(
-            line(Duration::from_secs(200), &replayed, &live, 0.25),
+            line(Duration::from_secs(200), &progress, &live, 0.25),
             "03:20 | 8.1/s | champion +0.375 shown 50% of 2 | base −0.250 shown 100% of 1 | v37 step 36 \
              | feedback to serving – s | lag 0.4 s | delta 3.10% | swap – ms | shed 2"
         );

@@ -1,5 +1,5 @@
-//! What a person sees during a run: a view that fills the terminal, or a line every few seconds if there is no
-//! terminal. Both show the same facts.
+//! What a person sees during a run: a view that fills the terminal, or a line every few seconds if
+//! there is no terminal. Both show the same facts.
 
 mod line;
 mod screen;
@@ -8,19 +8,14 @@ mod view;
 use std::{future::pending, time::Duration};
 
 use self::screen::Screen;
-use crate::{Console, queries::Live, replay::Replayed};
+use crate::{
+    Console,
+    progress::{Progress, Run},
+    queries::Live,
+};
 
 const LINE_EVERY: Duration = Duration::from_secs(3);
 const VIEW_EVERY: Duration = Duration::from_secs(1);
-
-/// What does not change during a run.
-#[derive(Debug, Clone, Copy)]
-pub struct Run {
-    pub length: Duration,
-    pub users: usize,
-    pub seed: u64,
-    pub tau: f64,
-}
 
 /// Input from the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,14 +48,14 @@ impl Display {
         if self.screen.is_some() { VIEW_EVERY } else { LINE_EVERY }
     }
 
-    pub fn show(&mut self, run: &Run, elapsed: Duration, replayed: &Replayed, live: &Live) {
+    pub fn show(&mut self, run: &Run, elapsed: Duration, progress: &Progress, live: &Live) {
         let Some(screen) = &mut self.screen else {
-            return eprintln!("{}", line::line(elapsed, replayed, live, run.tau));
+            return eprintln!("{}", line::line(elapsed, progress, live, run.tau));
         };
         let scene = view::Scene {
             run: *run,
             elapsed,
-            replayed,
+            progress,
             live,
             log: (self.console.newest_log_lines)(view::LOG_LINES_MAX),
         };

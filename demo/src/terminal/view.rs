@@ -16,13 +16,10 @@ use report::{
     number::{decimal, percent, range, signed},
 };
 
-use super::{
-    Run,
-    line::{clock, loop_facts, problems, rate},
-};
+use super::line::{clock, loop_facts, problems, rate};
 use crate::{
+    progress::{Progress, Run},
     queries::Live,
-    replay::Replayed,
     stats::{self, ArmStats, FROZEN, LEARNING, Measure, Period},
 };
 
@@ -36,7 +33,7 @@ const ARMS: [(&str, Color); 2] = [(LEARNING, Color::Cyan), (FROZEN, Color::Gray)
 pub struct Scene<'a> {
     pub run: Run,
     pub elapsed: Duration,
-    pub replayed: &'a Replayed,
+    pub progress: &'a Progress,
     pub live: &'a Live,
     pub log: Vec<String>,
 }
@@ -59,7 +56,7 @@ pub fn draw(frame: &mut Frame, scene: &Scene) {
     reward_over_time(frame, chart, scene);
     frame.render_widget(Line::from(loop_facts(scene.live)), facts);
     frame.render_widget(Paragraph::new(notes_lines(scene)), notes);
-    frame.render_widget(keys_line(scene.replayed.interrupted), keys);
+    frame.render_widget(keys_line(scene.progress.interrupted), keys);
 }
 
 fn panel(title: &str) -> Block<'_> {
@@ -70,7 +67,7 @@ fn panel(title: &str) -> Block<'_> {
 
 fn heading(scene: &Scene) -> Line<'static> {
     let Run { users, seed, .. } = scene.run;
-    let (pauses, rate) = (scene.replayed.counts.due, rate(scene.elapsed, scene.replayed));
+    let (pauses, rate) = (scene.progress.counts.due, rate(scene.elapsed, scene.progress));
     let rest = format!("  {users} developers, seed {seed}, {pauses} pauses, {rate}");
     Line::from(vec!["Springtide".bold(), Span::raw(rest)])
 }
@@ -87,7 +84,7 @@ fn gauge(scene: &Scene) -> LineGauge<'static> {
 }
 
 fn table(scene: &Scene) -> Table<'static> {
-    let (outcomes, tau) = (&scene.replayed.outcomes, scene.run.tau);
+    let (outcomes, tau) = (&scene.progress.outcomes, scene.run.tau);
     let arms = stats::arms(outcomes, tau);
     let reward = stats::difference(outcomes, Measure::Reward, tau);
     let accepts = stats::difference(outcomes, Measure::Accepts, tau);
@@ -134,7 +131,7 @@ fn difference_row(reward: Option<Interval>, accepts: Option<Interval>) -> Row<'s
 }
 
 fn reward_over_time(frame: &mut Frame, area: Rect, scene: &Scene) {
-    let periods = stats::periods(&scene.replayed.outcomes, scene.run.length, PERIODS, scene.run.tau);
+    let periods = stats::periods(&scene.progress.outcomes, scene.run.length, PERIODS, scene.run.tau);
     let lines = ARMS.map(|(arm, colour)| (arm, colour, rewards(&periods, arm)));
     let values = || {
         lines
@@ -189,7 +186,7 @@ fn rewards(periods: &[Period], arm: &str) -> Vec<(f64, f64)> {
 fn notes_lines(scene: &Scene) -> Vec<Line<'static>> {
     let halted = scene.live.state.halted();
     let halted = halted.map(|reason| Line::from(format!("training {reason}")).yellow());
-    let problems = problems(scene.replayed).join(", ");
+    let problems = problems(scene.progress).join(", ");
     let problems = (!problems.is_empty()).then(|| Line::from(problems).red());
     let log = scene
         .log
@@ -223,7 +220,7 @@ mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::*;
-    use crate::{queries::LoopState, replay::Counts, results::sample};
+    use crate::{progress::Counts, queries::LoopState, results::sample};
 
     fn text(width: u16, height: u16, scene: &Scene) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -249,8 +246,8 @@ mod tests {
         }
     }
 
-    fn replayed() -> Replayed {
-        Replayed {
+    fn progress() -> Progress {
+        Progress {
             outcomes: sample::outcomes().into_iter().take(3200).collect(),
             counts: Counts {
                 due: 3200,
@@ -262,7 +259,7 @@ mod tests {
         }
     }
 
-    fn scene<'a>(replayed: &'a Replayed, live: &'a Live) -> Scene<'a> {
+    fn scene<'a>(progress: &'a Progress, live: &'a Live) -> Scene<'a> {
         Scene {
             run: Run {
                 length: Duration::from_secs(600),
@@ -271,7 +268,7 @@ mod tests {
                 tau: 0.25,
             },
             elapsed: Duration::from_secs(400),
-            replayed,
+            progress,
             live,
             log: vec!["\u{1b}[2m10:00:00\u{1b}[0m \u{1b}[33mWARN\u{1b}[0m the tables cannot be read".to_owned()],
         }
@@ -279,8 +276,8 @@ mod tests {
 
     #[test]
     fn the_view_shows_both_arms_the_loop_and_the_problems() {
-        let (replayed, live) = (replayed(), live());
-        let text = text(100, 30, &scene(&replayed, &live));
+        let (progress, live) = (progress(), live());
+        let text = text(100, 30, &scene(&progress, &live));
         for shown in [
             "300 developers, seed 1, 3200 pauses, 8.0/s",
             "06:40 of 10:00, 03:20 left",
@@ -304,9 +301,9 @@ mod tests {
 
     #[test]
     fn the_view_fits_small_terminals_and_an_empty_run() {
-        let (replayed, live) = (Replayed::default(), Live::default());
+        let (progress, live) = (Progress::default(), Live::default());
         for (width, height) in [(80, 24), (40, 10), (10, 3), (1, 1)] {
-            let mut scene = scene(&replayed, &live);
+            let mut scene = scene(&progress, &live);
             scene.elapsed = Duration::ZERO;
             text(width, height, &scene);
         }
@@ -314,8 +311,8 @@ mod tests {
 
     #[test]
     fn the_view_says_that_no_further_pauses_come() {
-        let (mut replayed, live) = (replayed(), live());
-        replayed.interrupted = true;
-        assert!(text(80, 24, &scene(&replayed, &live)).contains("no further pauses; waiting"));
+        let (mut progress, live) = (progress(), live());
+        progress.interrupted = true;
+        assert!(text(80, 24, &scene(&progress, &live)).contains("no further pauses; waiting"));
     }
 }

@@ -1,16 +1,18 @@
-//! The closer turns every generation whose horizon has passed into a trajectory, rewarded or censored.
+//! The closer turns every generation whose horizon has passed into a trajectory, rewarded or
+//! censored.
 //!
-//! Event time decides, up to the time for which the tables hold all events. If the sink lags or stops,
-//! nothing closes, so a lag never turns an accept into a censored sample.
+//! Event time decides, up to the time for which the tables hold all events. If the sink lags or
+//! stops, nothing closes, so a lag never turns an accept into a censored sample.
 //!
-//! `open_generation.closes_at` says when to look at a generation. The rule that scores it says until when
-//! signals count. If that is later, because the surface was changed, the generation is postponed.
+//! `open_generation.closes_at` says when to look at a generation. The rule that scores it says
+//! until when signals count. If that is later, because the surface was changed, the generation is
+//! postponed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -38,7 +40,8 @@ pub(crate) struct Closer {
 }
 
 impl Closer {
-    /// Runs until the shutdown. Several closers may run at once, because each skips rows that another has locked.
+    /// Runs until the shutdown. Several closers may run at once, because each skips rows that
+    /// another has locked.
     pub(crate) async fn run(mut self) {
         while !self.shutdown.is_cancelled() {
             let pause = match self.round().await {
@@ -61,7 +64,8 @@ impl Closer {
         }
     }
 
-    /// Closes up to [`BATCH_MAX`] generations whose horizon ended at `until` or before. Returns how many were due.
+    /// Closes up to [`BATCH_MAX`] generations whose horizon ended at `until` or before. Returns how
+    /// many were due.
     async fn close(&mut self, until: OffsetDateTime) -> anyhow::Result<i64> {
         let mut transaction = transaction::begin(&self.pool).await.context("begin")?;
         let mut due = sqlx::query_file!("src/close/due.sql", until, BATCH_MAX)
@@ -85,9 +89,8 @@ impl Closer {
         if due.is_empty() {
             return Ok(0);
         }
-        let mut closed = Closed::default();
-        let mut outcomes = Vec::new();
-        let mut postponed = Postponed::default();
+        let mut closed = Vec::new();
+        let mut postponed = Vec::new();
         for row in &due {
             let (version, rule) = self.surfaces.get(&row.surface).unzip();
             let closing = Closing {
@@ -110,31 +113,26 @@ impl Closer {
                 .map_or(&[][..], Vec::as_slice);
             let closes_at = closing.closes_at(rule, about);
             if closes_at > until {
-                postponed.push(row.generation_id, closes_at);
+                postponed.push((row.generation_id, closes_at));
                 continue;
             }
-            let outcome = score(rule, &closing, about);
-            closed.push(
-                row.generation_id,
-                &row.surface,
-                version.unwrap_or(0),
+            closed.push(Closed {
+                generation_id: row.generation_id,
+                surface: row.surface.clone(),
+                definition: version.unwrap_or(0),
                 closes_at,
-                &outcome,
-            );
-            outcomes.push((row.surface.as_str(), outcome));
+                outcome: score(rule, &closing, about),
+            });
         }
-        postponed.store(&mut transaction).await.context("postpone")?;
-        closed.insert(&mut transaction).await.context("store trajectories")?;
-        sqlx::query!("delete from open_generation where generation_id = any($1)", &closed.ids)
-            .execute(&mut *transaction)
-            .await
-            .context("close")?;
+        postpone(&mut transaction, &postponed).await.context("postpone")?;
+        store(&mut transaction, &closed).await.context("store trajectories")?;
         transaction.commit().await.context("commit")?;
-        closed.record_metrics();
         signals.record_metrics();
-        outcomes
-            .iter()
-            .for_each(|(surface, outcome)| self.unscored.record(surface, outcome));
+        for closed in &closed {
+            let (Outcome::Rewarded { signal: label, .. } | Outcome::Censored { code: label }) = closed.outcome;
+            metrics::counter!("springtide_ingest_trajectories_total", "outcome" => label).increment(1);
+            self.unscored.record(&closed.surface, &closed.outcome);
+        }
         self.unscored.report();
         let late = (OffsetDateTime::now_utc() - due[0].closes_at).as_seconds_f64();
         metrics::histogram!("springtide_ingest_close_delay_seconds").record(late.max(0.0));
@@ -142,96 +140,77 @@ impl Closer {
     }
 }
 
-/// Generations that close later than expected, because their surface now has a longer horizon.
-#[derive(Default)]
-struct Postponed {
-    ids: Vec<Uuid>,
-    closes_at: Vec<OffsetDateTime>,
-}
-
-impl Postponed {
-    fn push(&mut self, id: Uuid, closes_at: OffsetDateTime) {
-        self.ids.push(id);
-        self.closes_at.push(closes_at);
-    }
-
-    async fn store(&self, connection: &mut sqlx::PgConnection) -> sqlx::Result<()> {
-        if self.ids.is_empty() {
-            return Ok(());
-        }
-        sqlx::query!(
-            "update open_generation o set closes_at = p.closes_at \
-             from unnest($1::uuid[], $2::timestamptz[]) as p (generation_id, closes_at) \
-             where o.generation_id = p.generation_id",
-            &self.ids,
-            &self.closes_at
-        )
-        .execute(connection)
-        .await?;
-        Ok(())
-    }
-}
-
-/// The columns of new trajectories.
-#[derive(Default)]
+/// A new trajectory.
 struct Closed {
-    ids: Vec<Uuid>,
-    surfaces: Vec<String>,
-    versions: Vec<i32>,
-    closes_at: Vec<OffsetDateTime>,
-    rewards: Vec<Option<f64>>,
-    codes: Vec<Option<String>>,
-    signals: Vec<Option<String>>,
-    feedback_at: Vec<Option<OffsetDateTime>>,
+    generation_id: Uuid,
+    surface: String,
+    /// Version of its reward definition; 0: none.
+    definition: i32,
+    closes_at: OffsetDateTime,
+    outcome: Outcome,
 }
 
-impl Closed {
-    fn push(&mut self, id: Uuid, surface: &str, version: i32, closes_at: OffsetDateTime, outcome: &Outcome) {
-        self.ids.push(id);
-        self.surfaces.push(surface.to_owned());
-        self.versions.push(version);
-        self.closes_at.push(closes_at);
-        let (reward, code, signal, feedback_at) = match outcome {
+/// Postpones generations whose surface now has a longer horizon.
+async fn postpone(connection: &mut PgConnection, postponed: &[(Uuid, OffsetDateTime)]) -> sqlx::Result<()> {
+    if postponed.is_empty() {
+        return Ok(());
+    }
+    let (ids, closes_at): (Vec<Uuid>, Vec<OffsetDateTime>) = postponed.iter().copied().unzip();
+    sqlx::query!(
+        "update open_generation o set closes_at = p.closes_at \
+         from unnest($1::uuid[], $2::timestamptz[]) as p (generation_id, closes_at) \
+         where o.generation_id = p.generation_id",
+        &ids,
+        &closes_at
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Inserts trajectories and closes their generations.
+async fn store(connection: &mut PgConnection, closed: &[Closed]) -> sqlx::Result<()> {
+    macro_rules! column {
+        ($row:ident => $value:expr) => {
+            &closed.iter().map(|$row| $value).collect::<Vec<_>>()
+        };
+    }
+    let ids = column!(row => row.generation_id);
+    let (mut rewards, mut codes, mut signals, mut feedback_at) = (vec![], vec![], vec![], vec![]);
+    for row in closed {
+        let (reward, code, signal, given_at) = match row.outcome {
             Outcome::Rewarded {
                 reward,
                 signal,
                 feedback_at,
-            } => (Some(*reward), None, Some((*signal).to_owned()), *feedback_at),
-            Outcome::Censored { code } => (None, Some((*code).to_owned()), None, None),
+            } => (Some(reward), None, Some(signal.to_owned()), feedback_at),
+            Outcome::Censored { code } => (None, Some(code.to_owned()), None, None),
         };
-        self.rewards.push(reward);
-        self.codes.push(code);
-        self.signals.push(signal);
-        self.feedback_at.push(feedback_at);
+        rewards.push(reward);
+        codes.push(code);
+        signals.push(signal);
+        feedback_at.push(given_at);
     }
-
-    async fn insert(&self, connection: &mut sqlx::PgConnection) -> sqlx::Result<()> {
-        // Not `now()`: everything that the closure has used was stored before `closed_at`.
-        sqlx::query!(
-            "insert into trajectory \
-                 (generation_id, surface, reward_definition, closes_at, reward, censor_code, signal, feedback_at, closed_at) \
-             select *, clock_timestamp() \
-             from unnest($1::uuid[], $2::text[], $3::int[], $4::timestamptz[], $5::double precision[], $6::text[], $7::text[], \
-                         $8::timestamptz[])",
-            &self.ids,
-            &self.surfaces,
-            &self.versions,
-            &self.closes_at,
-            &self.rewards as _,
-            &self.codes as _,
-            &self.signals as _,
-            &self.feedback_at as _
-        )
+    // Not `now()`: everything that the closure has used was stored before `closed_at`.
+    sqlx::query!(
+        "insert into trajectory \
+             (generation_id, surface, reward_definition, closes_at, reward, censor_code, signal, feedback_at, closed_at) \
+         select *, clock_timestamp() \
+         from unnest($1::uuid[], $2::text[], $3::int[], $4::timestamptz[], $5::double precision[], $6::text[], $7::text[], \
+                     $8::timestamptz[])",
+        ids,
+        column!(row => row.surface.clone()),
+        column!(row => row.definition),
+        column!(row => row.closes_at),
+        &rewards as _,
+        &codes as _,
+        &signals as _,
+        &feedback_at as _
+    )
+    .execute(&mut *connection)
+    .await?;
+    sqlx::query!("delete from open_generation where generation_id = any($1)", ids)
         .execute(connection)
         .await?;
-        Ok(())
-    }
-
-    fn record_metrics(&self) {
-        let signals = self.signals.iter().zip(&self.codes);
-        for (signal, code) in signals {
-            let outcome = signal.as_ref().or(code.as_ref()).cloned().unwrap_or_default();
-            metrics::counter!("springtide_ingest_trajectories_total", "outcome" => outcome).increment(1);
-        }
-    }
+    Ok(())
 }

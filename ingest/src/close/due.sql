@@ -1,4 +1,5 @@
--- What has waited long enough, the longest first, as far as no other closer holds it. $1 moment, $2 rows at most.
+-- Open generations whose close time has passed, oldest first. Skips those that another closer has
+-- locked. $1 time, $2 maximum rows.
 select o.generation_id, g.episode_id, o.surface, o.closes_at, g.purpose, g.declined, g.consent, g.shown,
        g.version_spans, g.finish_reason, g.sampled_at, g.finished_at, e.ended_at as "ended_at?"
 from open_generation o

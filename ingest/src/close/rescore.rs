@@ -1,8 +1,9 @@
-//! Scores closed trajectories again with another reward definition, for offline use. Writes nothing.
+//! Scores closed trajectories again with another reward definition, for offline use. Writes
+//! nothing.
 //!
-//! All signals within the horizon of that definition count by event time, however late they arrived, as
-//! if the log were read again from its start. With `as_seen`, only signals count that the tables would
-//! have had in time ([`arrival`]).
+//! All signals within the horizon of that definition count by event time, however late they
+//! arrived, as if the log were read again from its start. With `as_seen`, only signals count that
+//! the tables would have had in time ([`arrival`]).
 
 mod arrival;
 

@@ -1,7 +1,7 @@
 //! Watches the share of trajectories that close without a usable signal.
 //!
-//! To a trainer, lost feedback looks like users who give none. So each surface has a metric, and the log
-//! has one line when the share becomes too high and one when it is normal again.
+//! To a trainer, lost feedback looks like users who give none. So each surface has a metric, and
+//! the log has one line when the share becomes too high and one when it is normal again.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,7 +10,8 @@ use crate::reward::Outcome;
 /// The share is of this many latest trajectories of a surface. It needs at least `WINDOW_MIN`.
 const WINDOW: usize = 1000;
 const WINDOW_MIN: usize = 100;
-/// The metric label for all undefined surfaces. Events choose their surface, so its names are unbounded.
+/// The metric label for all undefined surfaces. Events choose their surface, so its names are
+/// unbounded.
 const UNKNOWN: &str = "unknown";
 
 /// Watches the closer of this process.

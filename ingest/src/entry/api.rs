@@ -4,7 +4,9 @@
 //! conflict with a stored event is a 409. A conflict that shows later becomes a dead letter.
 //!
 //! ```text
-//!  auth ─► intake: decompress, limit, budget ─► endpoint: request ─► canonical events ─► accept: check, look up, send
+//!  auth ─► intake: decompress, limit, budget
+//!       ─► endpoint: request to canonical events
+//!       ─► accept: check, look up, send
 //! ```
 //!
 //! There is no queue. Events that cannot be sent now are refused with a `Retry-After`, and the

@@ -2,16 +2,18 @@
 //! them. For regions that are too far from the log to wait for it.
 //!
 //! ```text
-//!  request ─► Spool::append ─► writer: appends, flushes once per batch ─► acknowledged: on this disk, not in the log
-//!                                  │ segments
-//!                                  ▼
-//!                              forwarder ─► POST to the upstream, with back-off, in order within an episode
-//!                                  │ accepted: a segment is removed when all its events are
-//!                                  └ permanently refused: refused.jsonl
+//!  request ─► Spool::append ─► writer: appends, flushes once per batch
+//!                                │   └► acknowledged: on this disk, not in the log
+//!                                │ segments
+//!                                ▼
+//!                              forwarder: POST to the upstream, with back-off,
+//!                                │        in order within an episode
+//!                                ├ accepted: a segment is removed when all its events are
+//!                                └ permanently refused: refused.jsonl
 //! ```
 //!
-//! We found no log crate that reads on after a damaged record. The records behind it were
-//! acknowledged too.
+//! No log crate that we found reads on after a damaged record. The spool must, because the records
+//! behind it were acknowledged too.
 
 mod folder;
 mod forward;
@@ -39,13 +41,13 @@ use anyhow::Context;
 use tokio::sync::oneshot;
 
 use crate::event::Event;
-use folder::Folder;
+use folder::{Folder, Storage};
 pub(crate) use forward::Forwarder;
 pub use options::Options;
 pub(crate) use options::check_upstream;
 use queue::Queue;
 pub(crate) use request::Request;
-use writer::{Append, Command, Storage, Writer};
+use writer::{Append, Command, Writer};
 
 /// Why an event was not spooled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -1,5 +1,5 @@
-//! The rules that depend only on the event itself. They are checked before an event enters the log, and
-//! again before it enters the tables.
+//! The rules that depend only on the event itself. They are checked before an event enters the log,
+//! and again before it enters the tables.
 
 use time::OffsetDateTime;
 
@@ -144,7 +144,7 @@ fn check_tokens(generation: &Generation) -> Result<(), Invalid> {
 fn check_spans(generation: &Generation) -> Result<(), Invalid> {
     let mut covered: u64 = 0;
     for span in &generation.versions {
-        ensure(span.version > 0, "versions", "a serial is not positive")?;
+        ensure(span.version > 0, "versions", "a version is not positive")?;
         ensure(span.tokens > 0, "versions", "a span has no tokens")?;
         covered += u64::from(span.tokens);
     }

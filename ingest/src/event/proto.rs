@@ -1,4 +1,5 @@
-//! The Protobuf types, generated from `proto/springtide/v1/event.proto`. Other modules use [`super::Event`].
+//! The Protobuf types, generated from `proto/springtide/v1/event.proto`. Other modules use
+//! [`super::Event`].
 
 #![expect(clippy::large_enum_variant, reason = "generated")]
 

@@ -1,7 +1,7 @@
 //! Converts events to Protobuf and back.
 //!
-//! [`message!`] names each field of a message once. [`Field`] maps the type of a field in Rust to its
-//! type in Protobuf. Unknown Protobuf fields are ignored. Unknown enum values are refused.
+//! [`message!`] names each field of a message once. [`Field`] maps the type of a field in Rust to
+//! its type in Protobuf. Unknown Protobuf fields are ignored. Unknown enum values are refused.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl Event {
         proto::Event::from(self).encode_to_vec()
     }
 
-    /// [`Event::encode`] and [`Event::digest`] for the price of one.
+    /// [`Event::encode`] and [`Event::digest`] with a single encoding.
     pub(crate) fn encode_with_digest(&self) -> (Vec<u8>, [u8; 32]) {
         let mut event = proto::Event::from(self);
         let bytes = event.encode_to_vec();
@@ -198,8 +198,9 @@ fn nested<T: Field>(wire: T::Wire, name: &'static str) -> Result<T, Invalid> {
     T::read(wire, name).map_err(|error| Invalid::new(name, format!("{} {}", error.field, error.rule)))
 }
 
-/// Takes the fields that have the same name in Protobuf. Then come fields with another name there, one
-/// that is omitted there if it has its default, and one that is a pair of fields there.
+/// Implements [`Field`] for a message. Lists the fields whose name is the same in Protobuf. Then
+/// `as`: fields with another name there. `default`: a field that is omitted there if it has this
+/// value. `pair`: a field that is two fields there.
 macro_rules! message {
     (
         $type:ident { $($field:ident),* }

@@ -1,5 +1,6 @@
-//! Version 1 of the wire format must always be readable. The fixtures are bytes, so that no change of the
-//! code can change them too. Over 500 lines because all cases damage or rewrite the same few events.
+//! Version 1 of the wire format must always be readable. The fixtures are bytes, so that no change
+//! of the code can change them too. Over 500 lines because all cases damage or rewrite the same few
+//! events.
 
 use std::collections::BTreeMap;
 

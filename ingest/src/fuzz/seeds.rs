@@ -47,7 +47,7 @@ pub(super) fn announcement() -> Vec<Vec<u8>> {
     vec![announcement.encode_to_vec()]
 }
 
-pub(super) fn letter() -> Vec<Vec<u8>> {
+pub(super) fn dlq_record() -> Vec<Vec<u8>> {
     let head = |content_type: &str| {
         format!(
             "reason: invalid\ndetail: value: is missing\ntopic: springtide.feedback.v1\npartition: 3\noffset: 99\n\
@@ -58,13 +58,13 @@ pub(super) fn letter() -> Vec<Vec<u8>> {
         let whole = |value: Vec<u8>| [head(content_type).as_bytes(), &value].concat();
         values.into_iter().map(whole).collect()
     };
-    let mut letters = of("application/protobuf", protobuf());
-    letters.extend(of("application/json; charset=utf-8", json()));
-    letters.push(b"springtide-replayed: 0/5\ntopic: t\npartition: 1\noffset: 7\nedited: true\n\n".to_vec());
-    letters
+    let mut records = of("application/protobuf", protobuf());
+    records.extend(of("application/json; charset=utf-8", json()));
+    records.push(b"springtide-replayed: 0/5\ntopic: t\npartition: 1\noffset: 7\nedited: true\n\n".to_vec());
+    records
 }
 
-pub(super) fn place() -> Vec<Vec<u8>> {
+pub(super) fn dlq_position() -> Vec<Vec<u8>> {
     vec![b"0/17".to_vec(), b"2147483647/9223372036854775807".to_vec()]
 }
 

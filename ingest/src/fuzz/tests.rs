@@ -143,7 +143,7 @@ macro_rules! targets {
 }
 
 targets! {
-    event_protobuf event_json announcement letter letter_repair letter_place http_feedback http_generation http_retraction
+    event_protobuf event_json announcement dlq_record dlq_repair dlq_position http_feedback http_generation http_retraction
     http_episode_end http_batch http_cloudevent http_cloudevent_batch http_request http_compressed
     reward_expression options spool_segment spool_folder
 }

@@ -1,5 +1,6 @@
-//! The dead-letter queue, `<prefix>.dlq.v1`: records that cannot be used, as they were, with headers that
-//! say why and where they came from. Delivery is at least once, so a crash can repeat a record.
+//! The dead-letter queue, `<prefix>.dlq.v1`: records that cannot be used, as they were, with
+//! headers that say why and where they came from. Delivery is at least once, so a crash can repeat
+//! a record.
 
 pub(super) mod reader;
 pub(super) mod record;
@@ -41,7 +42,7 @@ impl Reason {
 #[derive(Debug, Clone)]
 pub struct DeadLetter {
     pub reason: Reason,
-    /// For people.
+    /// An explanation for people.
     pub detail: String,
     /// `None` if it was made from a row, not from a record.
     pub from: Option<Position>,

@@ -82,7 +82,8 @@ impl ClientOptions {
         }
     }
 
-    /// The configuration of a client with Springtide's settings. The operator's settings override them.
+    /// The configuration of a client with Springtide's settings. The operator's settings override
+    /// them.
     pub(crate) fn config(&self, settings: &[(&str, &str)]) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.brokers);
@@ -116,10 +117,11 @@ impl Retention {
     }
 }
 
-/// Creates missing topics with the broker's default replication and waits until all topics are readable.
+/// Creates missing topics with the broker's default replication and waits until all topics are
+/// readable.
 ///
-/// Event topics get `partitions` partitions, the others one. Existing topics are not changed. Waits for a
-/// cluster that is starting or changing its controller.
+/// Event topics get `partitions` partitions, the others one. Existing topics are not changed. Waits
+/// for a cluster that is starting or changing its controller.
 pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::Result<()> {
     let admin: AdminClient<DefaultClientContext> = options.config(&[]).create().context("create admin client")?;
     let admin = Arc::new(admin);
@@ -198,23 +200,27 @@ async fn create_missing(
     tokio::task::spawn_blocking(read).await.context("join")?
 }
 
-/// The names of all topics. Blocks. A lookup by name could create the topic with the broker's defaults.
+/// The names of all topics. Blocks. A lookup by name could create the topic with the broker's
+/// defaults.
 fn topics<C: ClientContext>(client: &Client<C>) -> anyhow::Result<BTreeSet<String>> {
     let metadata = client.fetch_metadata(None, METADATA_TIMEOUT).context("list topics")?;
     Ok(metadata.topics().iter().map(|topic| topic.name().to_owned()).collect())
 }
 
-/// The partitions of a topic with their first offsets. Blocks.
-pub(crate) fn partitions<C: ClientContext>(client: &Client<C>, topic: &str) -> anyhow::Result<BTreeMap<i32, i64>> {
+/// The first offset of each partition of a topic, and the one after its last. Blocks.
+pub(crate) fn partitions<C: ClientContext>(
+    client: &Client<C>,
+    topic: &str,
+) -> anyhow::Result<BTreeMap<i32, (i64, i64)>> {
     let metadata = client
         .fetch_metadata(Some(topic), METADATA_TIMEOUT)
         .with_context(|| format!("look up topic {topic}"))?;
     let mut partitions = BTreeMap::new();
     for partition in metadata.topics().iter().flat_map(|topic| topic.partitions()) {
-        let (first, _) = client
+        let range = client
             .fetch_watermarks(topic, partition.id(), METADATA_TIMEOUT)
-            .with_context(|| format!("look up the start of {topic}/{}", partition.id()))?;
-        partitions.insert(partition.id(), first);
+            .with_context(|| format!("look up the offsets of {topic}/{}", partition.id()))?;
+        partitions.insert(partition.id(), range);
     }
     ensure!(!partitions.is_empty(), "topic {topic} does not exist");
     Ok(partitions)
@@ -236,8 +242,8 @@ pub(crate) fn another_log(options: &ClientOptions, tables: &str, log: &str) -> a
     )
 }
 
-/// The offset after the last record of each partition. Blocks. Uses one request, because each request
-/// waits for the fetch before it on the same connection.
+/// The offset after the last record of each partition. Blocks. Uses one request, because each
+/// request waits for the fetch before it on the same connection.
 pub(crate) fn ends<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     partitions: &[(String, i32)],

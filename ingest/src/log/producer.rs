@@ -42,7 +42,8 @@ impl Producer {
         })
     }
 
-    /// Returns once the log has acknowledged the event (`acks=all`), or after 5 s. Sends the current span along.
+    /// Returns once the log has acknowledged the event (`acks=all`), or after 5 s. Sends the
+    /// current span along.
     pub async fn send_event(&self, event: &Event) -> Result<(), Error> {
         event.check()?;
         self.send_encoded(event, &event.encode()).await
@@ -111,8 +112,8 @@ impl Producer {
         })
     }
 
-    /// Once the broker has forgotten an idempotent producer, all its sends fail, so a new one replaces it.
-    /// This can repeat records, which the identity of events makes harmless.
+    /// Once the broker has forgotten an idempotent producer, all its sends fail, so a new one
+    /// replaces it. This can repeat records, which the identity of events makes harmless.
     fn replace_if_broken(&self) {
         let mut producer = self.inner.write().unwrap_or_else(PoisonError::into_inner);
         let Some((code, reason)) = producer.client().fatal_error() else {

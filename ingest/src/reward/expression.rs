@@ -1,14 +1,15 @@
-//! A reward as a CEL expression (Common Expression Language) over signals. CEL has no loops and no side
-//! effects, and always terminates.
+//! A reward as a CEL expression (Common Expression Language) over signals. CEL has no loops and no
+//! side effects, and always terminates.
 //!
 //! Variables:
 //! - each metric by its name: its first value by event time, or `null`;
 //! - `all.<metric>`: the list of all its values, oldest first;
-//! - `declined` and `shown` (bool; `shown` may be `null`), `tokens` (int, sampled tokens), `finish_reason` (string).
+//! - `declined` and `shown` (bool; `shown` may be `null`), `tokens` (int, sampled tokens) and
+//!   `finish_reason` (string).
 //!
-//! Values of feedback that was retracted or given after the horizon are not included. The result is the
-//! reward, or `null` if there is no signal; the trajectory is then censored. CEL arithmetic does not mix ints
-//! and floats: write `2.0`, or `double(n)`.
+//! Values of feedback that was retracted or given after the horizon are not included. The result is
+//! the reward, or `null` if there is no signal; the trajectory is then censored. CEL arithmetic
+//! does not mix ints and floats: write `2.0`, or `double(n)`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -34,8 +35,8 @@ pub struct Expression {
 const NESTED_MAX: usize = 64;
 
 impl Expression {
-    /// Compiles an expression and tests it without signals and with one signal of each metric, so that most
-    /// errors show at startup.
+    /// Compiles an expression and tests it without signals and with one signal of each metric, so
+    /// that most errors show at startup.
     pub fn new(text: &str, metrics: &[Metric]) -> anyhow::Result<Self> {
         // The parser panics beyond its own limit of 96.
         let nested = text.matches(['(', '[', '{', '?']).count();
@@ -68,7 +69,8 @@ impl Expression {
         Ok(expression)
     }
 
-    /// The reward. `None` if there is no signal. `signals` are those that count, in the order of event time.
+    /// The reward. `None` if there is no signal. `signals` are those that count, in the order of
+    /// event time.
     pub fn reward(&self, closing: &Closing, signals: &[&Signal]) -> anyhow::Result<Option<f64>> {
         let mut first: BTreeMap<&str, Value> = BTreeMap::new();
         let mut all: HashMap<String, Vec<Value>> = self.metrics.iter().map(|name| (name.clone(), Vec::new())).collect();

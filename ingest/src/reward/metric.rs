@@ -55,7 +55,8 @@ pub enum Optimize {
     Min,
 }
 
-/// `[[ingest.metric]]`: a metric that feedback may use. Undeclared metrics accept any value and never decide.
+/// `[[ingest.metric]]`: a metric that feedback may use. Undeclared metrics accept any value and
+/// never decide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metric {
@@ -63,7 +64,8 @@ pub struct Metric {
     /// `boolean`, `float`, `comment` or `demonstration`.
     #[serde(rename = "type")]
     pub metric_type: MetricType,
-    /// `generation` or `episode`. Absent: either. Feedback about an episode counts for all its generations.
+    /// `generation` or `episode`. Absent: either. Feedback about an episode counts for all its
+    /// generations.
     #[serde(default)]
     pub level: Option<Level>,
     /// `max` or `min`. Default: max.

@@ -1,5 +1,5 @@
-//! Reward definitions in Postgres. A changed definition becomes a new version and old versions stay, so that
-//! every trajectory can refer to the definition that scored it.
+//! Reward definitions in Postgres. A changed definition becomes a new version and old versions
+//! stay, so that every trajectory can refer to the definition that scored it.
 
 use std::collections::BTreeMap;
 
@@ -61,8 +61,8 @@ pub async fn store(pool: &PgPool, rules: Vec<Rule>) -> anyhow::Result<Surfaces> 
 
 async fn store_one(pool: &PgPool, definition: &Definition) -> anyhow::Result<i32> {
     let value = serde_json::to_value(definition)?;
-    // If another process stores the same change concurrently, the insert does nothing and the next iteration
-    // finds the stored version.
+    // If another process stores the same change concurrently, the insert does nothing and the next
+    // iteration finds the stored version.
     loop {
         let latest = sqlx::query!(
             "select version, definition from reward_definition where surface = $1 \
@@ -72,7 +72,8 @@ async fn store_one(pool: &PgPool, definition: &Definition) -> anyhow::Result<i32
         .fetch_optional(pool)
         .await?;
         let next = match latest {
-            // Compared as definitions, because the same number may be written differently. An older shape is a change.
+            // Compared as definitions, because the same number may be written differently. An older
+            // shape is a change.
             Some(row) if same(&row.definition, definition) => return Ok(row.version),
             Some(row) => row.version + 1,
             None => 1,

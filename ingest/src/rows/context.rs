@@ -1,11 +1,11 @@
 //! Rebuilds the full prompt of a generation that was logged turn by turn.
 //!
-//! A turn stores its new tokens, its parent's id, and the length and hash of the shared prefix. The reader
-//! walks up the parents, fetches payloads, and checks the hash.
+//! A turn stores its new tokens, its parent's id, and the length and hash of the shared prefix. The
+//! reader walks up the parents, fetches payloads, and checks the hash.
 //!
-//! A context that cannot be rebuilt has exactly one reason ([`Broken`]). Only [`Broken::ParentMissing`] may
-//! be temporary, if the parent has not arrived yet. A parent of another tenant counts as missing, so that
-//! nobody can find out whether it exists.
+//! A context that cannot be rebuilt has exactly one reason ([`Broken`]). Only
+//! [`Broken::ParentMissing`] may be temporary, if the parent has not arrived yet. A parent of
+//! another tenant counts as missing, so that nobody can find out whether it exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -105,7 +105,8 @@ struct Turn {
     token_ids: Vec<u32>,
 }
 
-/// The full prompts of these generations, each up to `tokens_max` tokens. Ids that are not in the tables are omitted.
+/// The full prompts of these generations, each up to `tokens_max` tokens. Ids that are not in the
+/// tables are omitted.
 pub async fn prompts(
     connection: &mut PgConnection,
     payloads: &Store,
@@ -212,8 +213,8 @@ fn lineage(turns: &BTreeMap<Uuid, Turn>, id: Uuid) -> Result<Vec<&Turn>, Broken>
     Ok(lineage)
 }
 
-/// Adds up the turns of a lineage, each as far as the next one shares it. Only the hash of the last turn is
-/// checked, because it covers all turns before.
+/// Concatenates the turns of a lineage, each up to where the next one shares it. Only the hash of
+/// the last turn is checked, because it covers all turns before.
 async fn build(store: &Store, lineage: &[&Turn], tokens_max: usize) -> Result<Vec<u32>, Stop> {
     let (last, above) = lineage.split_last().ok_or(Broken::ParentMissing)?;
     if last.shared > tokens_max {

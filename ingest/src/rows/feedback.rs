@@ -1,4 +1,4 @@
-//! Reads stored feedback and retractions. `crate::reward` decides what they are worth.
+//! Reads stored feedback and retractions. `crate::reward` computes rewards from them.
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -18,7 +18,8 @@ pub(crate) struct FeedbackRow {
     pub stored_at: OffsetDateTime,
     /// Its target had closed before.
     pub late: bool,
-    /// Seconds from the storage of the generation to that of the feedback; negative if the feedback was first.
+    /// Seconds from the storage of the generation to that of the feedback; negative if the feedback
+    /// was first.
     pub after_seconds: f64,
 }
 

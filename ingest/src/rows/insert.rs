@@ -63,7 +63,8 @@ fn key_columns<'a>(keys: impl Iterator<Item = &'a Key<'a>>) -> (Vec<String>, Vec
 }
 
 /// Lists of lists as one flat column with the bounds of each list, because `unnest` flattens nested
-/// arrays. As in SQL slices, bounds start at 1 and are inclusive. An empty list ends before it begins.
+/// arrays. As in SQL slices, bounds start at 1 and are inclusive. For an empty
+/// list, `until` is `from - 1`.
 #[derive(Default)]
 struct Slices<T> {
     values: Vec<T>,
@@ -253,8 +254,8 @@ pub(super) async fn feedback(
     Ok(stored.into_iter().map(|row| (row.id, row.late)).collect())
 }
 
-/// Inserts references to payloads. API and readers check that a payload exists; the sink does not, so
-/// that it can read the log while the object store is unavailable.
+/// Inserts references to payloads. API and readers check that a payload exists; the sink does not,
+/// so that it can read the log while the object store is unavailable.
 pub(super) async fn payload_references(
     connection: &mut PgConnection,
     rows: &[Row<'_, Generation>],
@@ -290,7 +291,8 @@ pub(super) async fn payload_references(
     Ok(())
 }
 
-/// Inserts retractions. Returns the ids that did not exist, each with whether the trajectory had closed.
+/// Inserts retractions. Returns the ids that did not exist, each with whether the trajectory had
+/// closed.
 pub(super) async fn retractions(
     connection: &mut PgConnection,
     rows: &[Row<'_, Retraction>],

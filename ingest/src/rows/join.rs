@@ -1,29 +1,38 @@
-//! The join protocol: what keeps sink and closer consistent when feedback about a generation is stored
-//! while the generation closes.
+//! The join protocol: what keeps sink and closer consistent when feedback about a generation is
+//! stored while the generation closes.
 //!
 //! Invariants:
 //! 1. A closure either used a feedback event, or the event is marked late. The same holds for
 //!    retractions.
-//! 2. The closer never waits for the sink. It leaves a contested generation to its next round. The sink
-//!    may wait for the closer, so the two cannot deadlock.
-//! 3. Sink transactions lock rows in the order of their ids, so they cannot deadlock with each other.
+//! 2. The closer never waits for the sink. It leaves a contested generation to its next round. Only
+//!    the sink may wait for the closer, so the two cannot deadlock.
+//! 3. Sink transactions lock rows in the order of their ids, so they cannot deadlock with each
+//!    other.
 //! 4. A consequence of two events is found whichever is stored first, also if two concurrent
 //!    transactions store them ([`settle`]).
 //!
-//! For feedback about a generation, the sink does one of three things before it stores it ([`hold`]):
+//! For feedback about a generation, the sink does one of three things before it stores it
+//! ([`hold`]):
 //!
 //! ```text
-//!  the generation is open and   not due, and its surface never closes early   nothing
-//!                               otherwise                                     lock its row `for share`
-//!  no open row is visible       (closed, or being stored just now)            announce its id
+//!  its generation is                                               the sink
+//!  open, not due, and its surface never closes early               does nothing
+//!  open otherwise                                                  locks its row `for share`
+//!  not visible as an open row (closed, or being stored just now)   announces its id
 //! ```
 //!
-//! "Nothing" is safe because the sink's transaction also locks the offsets of its partitions. Until it
-//! ends, no partition is marked as caught up further, so the closer closes nothing that is due later.
-//! The closer locks its rows `for update skip locked`: it skips rows that the sink holds, and a sink that
-//! waited for the closer sees the closure and marks its event late. Announced ids work where there is no
-//! row to lock: the closer skips them ([`ids_being_written`]). Retractions announce the ids of their
-//! feedback in the same way, because that feedback may not be stored yet ([`signals`]).
+//! Feedback about an episode always announces the episode's id, and also locks the rows of the
+//! episode's open generations in the same cases.
+//!
+//! "Nothing" is safe because the sink's transaction also locks the offsets of its partitions. Until
+//! it ends, these partitions are not marked as caught up further. The closer closes nothing beyond
+//! the time up to which all partitions are caught up.
+//!
+//! The closer locks its rows `for update skip locked`, so it skips rows that the sink holds. A sink
+//! that waited for the closer sees the closure and marks its event late. Announced ids work where
+//! there is no row to lock: the closer skips them ([`ids_being_written`]). Retractions announce the
+//! ids of their feedback in the same way, because that feedback may not be stored yet
+//! ([`signals`]).
 
 pub(crate) mod hold;
 pub(crate) mod settle;

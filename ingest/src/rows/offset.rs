@@ -1,4 +1,5 @@
-//! `consumer_offset`: the offset of each partition, its owner's fence, and up to when the tables hold its events.
+//! `consumer_offset`: the offset of each partition, its owner's fence, and up to when the tables
+//! hold its events.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,8 @@ pub struct Claim {
     pub fence: i64,
 }
 
-/// The cluster from which the tables were filled, if that is never this one. Their offsets do not apply here.
+/// Another cluster from which a topic was read, if the topic was never read from this one. Offsets
+/// of that cluster do not apply here.
 pub(crate) async fn other_cluster(pool: &PgPool, log: &EventLog) -> sqlx::Result<Option<String>> {
     let row = sqlx::query_scalar!(
         "select cluster_id from consumer_offset o \
@@ -43,8 +45,8 @@ pub(crate) async fn other_cluster(pool: &PgPool, log: &EventLog) -> sqlx::Result
     Ok(row)
 }
 
-/// Ensures that each partition has a row, which starts at the given first offset of the log. The closer
-/// needs the rows of all partitions.
+/// Ensures that each partition has a row, which starts at the given first offset of the log. The
+/// closer needs the rows of all partitions.
 pub(crate) async fn register(
     pool: &PgPool,
     cluster_id: &str,
@@ -174,15 +176,16 @@ pub(crate) async fn advance(connection: &mut PgConnection, cluster_id: &str, nex
     Ok(())
 }
 
-/// With this fence, and if the tables reach this offset, they hold everything up to this time.
+/// Once the tables reach the claim's offset under its fence, they hold all events up to
+/// `caught_up_to`.
 pub(crate) struct Progress {
     pub slot: Slot,
     pub claim: Claim,
     pub caught_up_to: OffsetDateTime,
 }
 
-/// Stores progress where the fence is still valid and the database has not lost transactions. Returns the
-/// number of partitions.
+/// Stores progress where the fence is still valid and the database has not lost transactions.
+/// Returns the number of partitions.
 pub(crate) async fn store_progress(pool: &PgPool, cluster_id: &str, progress: &[Progress]) -> sqlx::Result<u64> {
     let (topics, numbers) = columns(progress.iter().map(|progress| &progress.slot));
     let fences: Vec<i64> = progress.iter().map(|progress| progress.claim.fence).collect();
@@ -207,7 +210,8 @@ pub(crate) async fn store_progress(pool: &PgPool, cluster_id: &str, progress: &[
     Ok(stored.rows_affected())
 }
 
-/// Up to when the tables hold all events of all partitions. `None` if that is unknown for a partition.
+/// Up to when the tables hold all events of all partitions. `None` if that is unknown for a
+/// partition.
 pub(crate) async fn caught_up_to(pool: &PgPool, log: &EventLog) -> sqlx::Result<Option<OffsetDateTime>> {
     sqlx::query_scalar!(
         "select case when bool_and(caught_up_to is not null) then min(caught_up_to) end \

@@ -13,10 +13,12 @@ const LINKS_MAX: usize = 128;
 
 pub(crate) struct Record {
     pub from: Position,
-    /// Up to here its partition was read before. If the tables end earlier, records in between are missing.
+    /// The offset up to which the partition was read before this record. If the tables end earlier,
+    /// the records in between are missing.
     pub follows: i64,
     pub event: Result<Event, Unusable>,
-    /// From reading to commit. Its parent is the producer's span. Disabled if the record has no trace.
+    /// From reading to commit. Its parent is the producer's span. Disabled if the record has no
+    /// trace.
     pub span: Span,
     key: Vec<u8>,
     value: Vec<u8>,
@@ -112,7 +114,8 @@ fn span(from: &Position, trace_headers: &[(String, String)], event: Option<&Even
     span
 }
 
-/// The span of a transaction, with links to and from its records. Disabled if no record has a trace.
+/// The span of a transaction, with links to and from its records. Disabled if no record has a
+/// trace.
 pub(crate) fn transaction_span(records: &[Record]) -> Span {
     let traced = || records.iter().filter(|record| !record.span.is_disabled());
     if traced().next().is_none() {

@@ -1,12 +1,12 @@
 //! Reads the log into the tables. Rows and offsets are written in one transaction.
 //!
-//! Kafka's group protocol only assigns partitions. A fence in the database refuses a sink that no longer
-//! owns a partition. Every record becomes a row, a known duplicate or a dead letter, so no record can
-//! block its partition.
+//! Kafka's group protocol only assigns partitions. A fence in the database refuses a sink that no
+//! longer owns a partition. Every record becomes a row, a known duplicate or a dead letter, so no
+//! record can block its partition.
 //!
-//! One thread reads the records of a round. The writers share them by partition, and each writes one
-//! transaction. Meanwhile the thread reads the next round, which starts when all writers have finished.
-//! So each partition is written in order, and rounds share no state.
+//! One thread reads the records of a round. The writers share them by partition, and each writes
+//! one transaction. Meanwhile the thread reads the next round, which starts when all writers have
+//! finished. So each partition is written in order, and rounds share no state.
 
 mod consumer;
 mod round;
@@ -98,13 +98,7 @@ impl Sink {
         let group = format!("{}.sink", self.kafka.topic_prefix);
         let topics = self.kafka.topics();
         consumer::same_cluster(&self.kafka, &self.cluster_id)?;
-        let assigner = Assigner::new(
-            runtime.clone(),
-            self.pool.clone(),
-            self.kafka.clone(),
-            self.cluster_id.clone(),
-            self.accept_other_log,
-        );
+        let assigner = Assigner::new(self.clone(), runtime.clone());
         let consumer: BaseConsumer<Assigner> = self
             .kafka
             .config(CONSUMER_SETTINGS)
@@ -136,7 +130,8 @@ impl Sink {
         round.end().map(drop)
     }
 
-    /// Reads the records of a round. Waits for a first record and shortly for more, or until the previous round ends.
+    /// Reads the records of a round. Waits for a first record and shortly for more, or until the
+    /// previous round ends.
     ///
     /// A rebalance happens inside a poll. It discards the records before it, because the new owners
     /// start from the offsets in the database.

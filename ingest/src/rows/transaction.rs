@@ -4,8 +4,8 @@ use sqlx::{PgPool, Postgres, Transaction};
 
 /// Begins a transaction that Postgres aborts once it is idle for 10 s.
 ///
-/// Otherwise a stalled process would keep its locks on partitions and generations for as long as its
-/// connection lives. 10 s is longer than the log may take to acknowledge (5 s).
+/// Otherwise a stalled process would keep its locks on partitions and generations for as long as
+/// its connection lives. 10 s is longer than the log may take to acknowledge (5 s).
 pub(crate) async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     // One message to the server, like a plain `begin`.
     pool.begin_with("begin; set local idle_in_transaction_session_timeout = '10s'")
@@ -14,9 +14,10 @@ pub(crate) async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Po
 
 /// Like [`begin`], but the commit does not wait until it is flushed to disk.
 ///
-/// Only for transactions that move offsets together with their rows. If the server crashes, it loses
-/// rows and offsets together, and the sink reads them again from the log. A later commit that does wait,
-/// such as a closure, flushes this one first, so nothing durable depends on rows that can be lost.
+/// Only for transactions that move offsets together with their rows. If the server crashes, it
+/// loses rows and offsets together, and the sink reads them again from the log. A later commit that
+/// does wait, such as a closure, flushes this one first, so nothing durable depends on rows that
+/// can be lost.
 pub(crate) async fn begin_unflushed(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     pool.begin_with("begin; set local synchronous_commit = off; set local idle_in_transaction_session_timeout = '10s'")
         .await

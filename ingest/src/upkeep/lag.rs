@@ -1,5 +1,6 @@
-//! Metrics of how far the tables are behind the log, for every partition, including those that no sink
-//! reads. Every process reports the same values, because they come from the log and the tables.
+//! Metrics of how far the tables are behind the log, for every partition, including those that no
+//! sink reads. Every process reports the same values, because they come from the log and the
+//! tables.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 
 use crate::log::kafka::{self, ClientOptions};
-use crate::rows::offset::EventLog;
+use crate::rows::offset::{EventLog, Slot};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -22,8 +23,6 @@ pub(crate) struct Lag {
     pub log: EventLog,
     pub shutdown: CancellationToken,
 }
-
-type Slot = (String, i32);
 
 /// What the tables hold of a partition.
 #[derive(Clone, Copy)]

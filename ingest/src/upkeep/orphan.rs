@@ -119,8 +119,9 @@ async fn lease(connection: &mut PgConnection) -> sqlx::Result<Option<OffsetDateT
 
 /// The start of the oldest running transaction, or now.
 ///
-/// Rows get the time at which their transaction began. A sweep beyond that time would miss feedback that
-/// is committed later. Other sessions of the same database user can delay the sweep, but do no harm.
+/// Rows get the time at which their transaction began. A sweep beyond that time would miss feedback
+/// that is committed later. Other sessions of the same database user can delay the sweep, but do no
+/// harm.
 async fn oldest_transaction(connection: &mut PgConnection) -> sqlx::Result<OffsetDateTime> {
     // Separate from the query for orphans, which then sees all transactions that have ended by now.
     sqlx::query_scalar!(

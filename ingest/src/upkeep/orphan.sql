@@ -1,4 +1,4 @@
--- Feedback stored in [$1, $2) that is about nothing, oldest first.
+-- Feedback stored in [$1, $2) whose target is not in the tables, oldest first. $3 maximum rows.
 select id, tenant_id, generation_id, episode_id, metric_name, value_bool, value_float, value_text, tags, given_at, stored_at
 from feedback f
 where f.stored_at >= $1 and f.stored_at < $2 and f.orphaned_at is null

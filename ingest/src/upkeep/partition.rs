@@ -1,5 +1,5 @@
-//! Creates the partitions of `generation` ahead of time: one per week, from the smallest UUIDv7 of its Monday.
-//! [`super::retention`] drops old ones.
+//! Creates the partitions of `generation` ahead of time: one per week, from the smallest UUIDv7 of
+//! its Monday. [`super::retention`] drops old ones.
 
 use std::time::Duration;
 
@@ -26,7 +26,8 @@ pub(crate) async fn ensure(pool: &PgPool, now: OffsetDateTime) -> anyhow::Result
         .await;
         match created {
             Ok(_) => {}
-            // The default partition already has rows of that week. They stay there and remain readable.
+            // The default partition already has rows of that week. They stay there and remain
+            // readable.
             Err(error) if is_check_violation(&error) => {
                 tracing::warn!(
                     partition = week.name(),

@@ -1,11 +1,12 @@
 //! Deletes old generations, with everything about them, by whole weeks and oldest first.
 //!
-//! A week is deleted because of its age, or because the tables take more than `disk_bytes_max`. The table
-//! `expired_generation` keeps what became of its generations. A week stays while one of its generations
-//! is open, may be trained on by an active run, or shares its context with such a generation. If the
-//! tables are too large and no week can be deleted, the API refuses events.
+//! A week is deleted because of its age, or because the tables take more than `disk_bytes_max`. The
+//! table `expired_generation` keeps what became of its generations. A week stays while one of its
+//! generations is open, may be trained on by an active run, or shares its context with such a
+//! generation. If the tables are too large and no week can be deleted, the API refuses events.
 //!
-//! The file system gets back the space of a dropped week. Postgres reuses the space of deleted rows.
+//! The file system gets back the space of a dropped week. Postgres reuses the space of deleted
+//! rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +28,8 @@ const INTERVAL: Duration = Duration::from_secs(60);
 const LOCK_TIMEOUT: &str = "3s";
 /// Objects deleted per round.
 const OBJECTS_MAX: i64 = 1_000;
-/// Unreferenced objects are kept if they are younger than this, relative to the tables' progress, because
-/// an event that refers to one may still arrive.
+/// Unreferenced objects are kept if they are younger than this, relative to the tables' progress,
+/// because an event that refers to one may still arrive.
 const OBJECT_AGE_MIN: time::Duration = time::Duration::DAY;
 
 /// Whether the tables have reached `disk_bytes_max`.

@@ -1,4 +1,5 @@
--- Every table that ingest writes, each partition of `generation` by itself, with its indexes and its out-of-line values.
+-- The size of every table that ingest writes, with indexes and out-of-line values. Each partition
+-- of `generation` has its own row.
 select c.relname::text as "name!", pg_total_relation_size(c.oid) as "bytes!"
 from pg_class c
 where c.relkind = 'r'

@@ -45,7 +45,8 @@ impl UnreferencedSweep {
     }
 
     async fn sweep(&self) -> anyhow::Result<()> {
-        // Relative to the tables' progress, because later events of the log may refer to any payload.
+        // Relative to the tables' progress, because later events of the log may refer to any
+        // payload.
         let known = offset::caught_up_to(&self.pool, &self.log).await;
         let Some(known) = known.context("read progress")? else {
             return Ok(());

@@ -1,7 +1,8 @@
-//! Who is served by what: the aliases of a policy and the arms of its experiment, one signed document per epoch.
+//! Which users get which version: a policy's aliases and the arms of its experiment, in one signed
+//! document per epoch.
 //!
-//! A rollback is a new epoch that names an older version, so followers refuse a lower epoch without ever refusing a
-//! rollback. How an alias came to move is the release's business and is not told here.
+//! A rollback is a new epoch that names an older version. So followers can refuse lower epochs and
+//! still accept rollbacks. Why an alias moved is the release process's business.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,37 +14,40 @@ use crate::digest::Digest;
 /// The kind in the envelope's payload type.
 pub const KIND: &str = "assignment";
 
-/// The alias that answers when no experiment is set up.
+/// The alias that serves everyone if there is no experiment.
 pub const CHAMPION: &str = "champion";
 
-/// Beyond this, exploration would no longer be the exception.
+/// Most that an arm may explore: exploration stays the exception.
 pub const EXPLORE_MAX: f64 = 0.5;
 
+/// The assignment of one epoch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
     pub policy: String,
-    /// 1, 2, …: rises by one with every change of any alias of the policy.
+    /// Starts at 1, and rises by one with every change of any alias of the policy.
     pub epoch: i64,
     pub aliases: BTreeMap<String, Target>,
-    /// Shares of users; weights need not sum to 1. Empty: everyone is served by `champion`.
+    /// How users are divided. Empty: everyone gets `champion`.
     pub arms: Vec<Arm>,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
 
+/// The version that an alias names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     pub version: i64,
     pub root: Digest,
 }
 
+/// One arm of an experiment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Arm {
     pub alias: String,
-    /// Share of users, relative to the sum of all arms' weights.
+    /// Relative share of users. Weights need not sum to 1.
     pub weight: f64,
-    /// Share of the arm's requests for which declining is suppressed, in [0, [`EXPLORE_MAX`]]. Left out of the document
-    /// where it is 0.
+    /// Fraction of the arm's requests that must not decline, 0 to [`EXPLORE_MAX`]. Left out of the
+    /// document if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub explore: f64,
 }
@@ -68,7 +72,7 @@ pub enum Error {
 }
 
 impl Assignment {
-    /// Refuses what no follower could act on. Called before an assignment is signed and after it is read.
+    /// Returns an error if the assignment contradicts itself. Called before signing and after reading.
     pub fn check(&self) -> Result<(), Error> {
         if self.epoch < 1 {
             return Err(Error::Epoch(self.epoch));
@@ -101,11 +105,12 @@ impl Assignment {
         Ok(())
     }
 
-    /// The arm of a user and the probability with which a user is put in it.
+    /// The alias of a user's arm, and the arm's probability.
     ///
-    /// Sticky: it depends on the policy, the user's key and the arms alone, so a new epoch that keeps the arms keeps every
-    /// user where they are. The user's point is the first 8 bytes (little-endian) of
-    /// BLAKE3(`"springtide arm 1\0" policy "\0" user_key`) over 2^64; arms take consecutive shares of [0, 1) in their order.
+    /// Sticky: it depends only on the policy, the user's key and the arms. A new epoch with the same
+    /// arms leaves every user in place. The user's point is the first 8 bytes (little-endian) of
+    /// BLAKE3(`"springtide arm 1\0" policy "\0" user_key`) divided by 2^64. Arms take consecutive shares
+    /// of [0, 1) in their order.
     pub fn arm_for(&self, user_key: &str) -> (&str, f64) {
         let total = self.total_weight();
         let point = user_point(&self.policy, user_key) * total;
@@ -118,14 +123,14 @@ impl Assignment {
                 break;
             }
         }
-        // past the last end by rounding only: the last arm with a weight
+        // rounding can leave the point past the last end: then it is the last arm with a weight
         match chosen {
             Some(arm) => (&arm.alias, arm.weight / total),
             None => (CHAMPION, 1.0),
         }
     }
 
-    /// Share of an alias's requests that explore; an alias that is no arm does not.
+    /// Fraction of an alias's requests that explore. 0 if the alias has no arm.
     pub fn explore_of(&self, alias: &str) -> f64 {
         let arm = self.arms.iter().find(|arm| arm.alias == alias);
         arm.map_or(0.0, |arm| arm.explore)
@@ -141,7 +146,7 @@ fn is_zero(share: &f64) -> bool {
     *share == 0.0
 }
 
-/// Where a user falls in [0, 1).
+/// The user's point in [0, 1).
 fn user_point(policy: &str, user_key: &str) -> f64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(b"springtide arm 1\0");

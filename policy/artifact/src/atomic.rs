@@ -1,24 +1,25 @@
-//! Files that appear whole or not at all: written beside their destination, flushed to the disk, then renamed, and the
-//! folder flushed so that the name survives a power cut too.
+//! Atomic file writes: write a temporary file beside the destination, fsync it, rename it, and fsync
+//! the folder so that the name survives a power cut.
 //!
-//! Locks nothing: two writers of one name are the caller's business ([`create`] lets exactly one of them win).
+//! There are no locks. If two writers use one name, the last [`replace`] or the first
+//! [`create_private`] wins.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Replaces `path` with `parts`, one after another.
+/// Replaces the file at `path` with the concatenation of `parts`.
 pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let temporary = stage(path, parts, 0o644)?;
     fs::rename(&temporary, path).inspect_err(|_| discard(&temporary))?;
     flush_folder(path)
 }
 
-/// Creates `path` readable by its owner alone; an error of kind `AlreadyExists` when it is there already.
+/// Creates a file that only its owner can read. Error of kind `AlreadyExists` if `path` exists.
 pub fn create_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = stage(path, &[bytes], 0o600)?;
-    // a hard link, unlike a rename, refuses to replace
+    // unlike a rename, a hard link does not replace an existing file
     let linked = fs::hard_link(&temporary, path);
     discard(&temporary);
     linked?;
@@ -53,7 +54,7 @@ fn stage(path: &Path, parts: &[&[u8]], mode: u32) -> io::Result<PathBuf> {
 
 fn discard(temporary: &Path) {
     if let Err(error) = fs::remove_file(temporary) {
-        tracing::debug!(path = %temporary.display(), %error, "a temporary file stays behind");
+        tracing::debug!(path = %temporary.display(), %error, "cannot delete a temporary file");
     }
 }
 

@@ -1,7 +1,7 @@
-//! BLAKE3 digests: how objects, tensors and versions are named by their bytes.
+//! BLAKE3 digests, which name objects, tensors and versions by their bytes.
 //!
-//! Only the 32-byte value and its hexadecimal form live here; what exactly is hashed is said where it is hashed
-//! (`listing` for a version's root, `manifest` for objects).
+//! This module has the 32-byte value and its hexadecimal form. What is hashed is documented where it
+//! happens: `content_index` for a version's root, `manifest` for objects.
 
 use std::fmt;
 use std::ops::Deref;
@@ -26,23 +26,23 @@ impl Digest {
         Digest(*blake3::hash(bytes).as_bytes())
     }
 
+    /// The 32 bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The digest stored in a database column or a fixed field; none when it is not 32 bytes long.
+    /// The digest in a database column or a fixed field. None if it is not 32 bytes long.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Digest)
     }
 
-    /// The first 12 hexadecimal digits, for people; never for comparing.
+    /// The first 12 hexadecimal digits, to show to people. Never compare these.
     pub fn short(&self) -> String {
         hex::encode(&self.0[..6])
     }
 }
 
-/// Bytes that stay as they are, hashed when their digest is first asked for and not again. Cheap to clone; what is known
-/// goes along.
+/// Immutable bytes that remember their digest once it is computed. Clones share bytes and digest.
 #[derive(Clone, Default)]
 pub struct Hashed {
     bytes: Bytes,
@@ -58,16 +58,17 @@ impl Hashed {
         }
     }
 
+    /// The digest. Hashes the bytes on the first call.
     pub fn digest(&self) -> Digest {
         *self.digest.get_or_init(|| Digest::of(&self.bytes))
     }
 
-    /// The digest, if nobody has to hash for it.
+    /// The digest, if it is known already.
     pub(crate) fn digest_if_known(&self) -> Option<Digest> {
         self.digest.get().copied()
     }
 
-    /// Notes what somebody computed from the bytes on the way.
+    /// Remembers a digest that the caller computed from the bytes.
     pub(crate) fn note(&self, digest: Digest) {
         self.digest.get_or_init(|| digest);
     }
@@ -118,7 +119,7 @@ impl FromStr for Digest {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        // one spelling only: two names for the same object would defeat put-if-absent
+        // one spelling only: two names for one object would defeat put-if-absent
         if text.bytes().any(|b| b.is_ascii_uppercase()) {
             return Err(ParseError);
         }

@@ -1,6 +1,7 @@
-//! Hugging Face folders: safetensors, single or in shards with an index, and the model's files beside them.
+//! Hugging Face folders: one safetensors file, or shards with an index, and the model's other files.
 //!
-//! safetensors' own `__metadata__` and the index's `metadata` are not part of a version: neither is read into an image.
+//! The `__metadata__` of safetensors and the `metadata` of the index are not part of a version and are
+//! not read.
 
 mod lazy;
 
@@ -19,7 +20,7 @@ use crate::tensor::TensorData;
 
 pub use lazy::LazyFolder;
 
-/// The files beside the weights that belong to a version: what a loader or an engine reads.
+/// The files beside the weights that belong to a version: those that loaders and engines read.
 pub const FILES: &[&str] = &[
     "added_tokens.json",
     "chat_template.jinja",
@@ -34,7 +35,7 @@ pub const FILES: &[&str] = &[
     "vocab.json",
 ];
 
-/// Weights beyond this are cut into shards of at most this many bytes (a single larger tensor has a shard of its own).
+/// Largest shard in bytes. Larger weights are divided; a larger tensor gets a shard of its own.
 pub const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 
 const SINGLE: &str = "model.safetensors";
@@ -52,40 +53,41 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Reads a Hugging Face folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names, and the
-    /// files in [`FILES`]. Other files are not part of a version and are left alone.
+    /// Reads a Hugging Face folder: `model.safetensors` or the shards in
+    /// `model.safetensors.index.json`, and the files in [`FILES`]. Ignores other files.
     pub fn read_dir(path: &Path) -> Result<Self, Error> {
         read(path)
     }
 
-    /// Writes a folder that [`read_dir`](Self::read_dir) and Hugging Face's loaders read; creates it when it is missing.
-    /// Every file appears whole or not at all. Weights over 5 GB are cut into shards.
+    /// Writes a folder that [`read_dir`](Self::read_dir) and Hugging Face's loaders read. Creates it if
+    /// it is missing. Every file is written atomically. Weights over 5 GB are divided into shards.
     pub fn write_dir(&self, path: &Path) -> Result<(), Error> {
         self.write_shards(path, SHARD_BYTES_MAX)
     }
 
-    /// [`write_dir`](Self::write_dir) with shards of at most `shard_bytes_max`; a larger tensor has one of its own.
+    /// [`write_dir`](Self::write_dir) with shards of at most `shard_bytes_max` bytes. A larger tensor gets
+    /// a shard of its own.
     pub fn write_shards(&self, path: &Path, shard_bytes_max: u64) -> Result<(), Error> {
         write(self, path, shard_bytes_max)
     }
 }
 
-/// Refuses a folder that somebody is still writing, as far as that can be seen: the index comes last, no file is cut off, and
-/// none changes while the folder is read.
+/// Returns an error if somebody seems to be writing the folder: the index is missing, a file is cut
+/// off, or a file changes during the read.
 pub(crate) fn read(folder: &Path) -> Result<Checkpoint, Error> {
     let before = times(folder)?;
-    let image = read_files(folder)?;
+    let checkpoint = read_files(folder)?;
     let after = times(folder)?;
     match before.iter().find(|(name, time)| after.get(*name) != Some(time)) {
         Some((name, _)) => Err(refuse(
             folder,
             format!("{name} changed while it was read: wait until whoever writes the folder is done"),
         )),
-        None => Ok(image),
+        None => Ok(checkpoint),
     }
 }
 
-/// Size and time of the last change of every file.
+/// Size and modification time of every file that is read.
 fn times(folder: &Path) -> Result<BTreeMap<String, (u64, Option<SystemTime>)>, Error> {
     let entries = fs::read_dir(folder).map_err(io("read", folder))?;
     entries
@@ -100,13 +102,13 @@ fn times(folder: &Path) -> Result<BTreeMap<String, (u64, Option<SystemTime>)>, E
         .map_err(io("read", folder))
 }
 
-/// Weights, their index and the files of [`FILES`]: what [`read`] looks at.
+/// Whether a file of this name is read: weights, their index, and the files in [`FILES`].
 pub fn is_read(name: &str) -> bool {
     name.ends_with(".safetensors") || name == INDEX || FILES.contains(&name)
 }
 
 fn read_files(folder: &Path) -> Result<Checkpoint, Error> {
-    let mut image = Checkpoint::default();
+    let mut checkpoint = Checkpoint::default();
     let index = read_if_there(&folder.join(INDEX))?;
     let single = read_if_there(&folder.join(SINGLE))?;
     match (single, index) {
@@ -120,23 +122,23 @@ fn read_files(folder: &Path) -> Result<Checkpoint, Error> {
         (None, None) => {
             return Err(refuse(folder, format!("neither {SINGLE} nor {INDEX} is there")));
         }
-        (Some(bytes), None) => read_tensors(&folder.join(SINGLE), &bytes, &mut image)?,
-        (None, Some(bytes)) => read_shards(folder, &bytes, &mut image)?,
+        (Some(bytes), None) => read_tensors(&folder.join(SINGLE), &bytes, &mut checkpoint)?,
+        (None, Some(bytes)) => read_shards(folder, &bytes, &mut checkpoint)?,
     }
     for &name in FILES {
         if let Some(bytes) = read_if_there(&folder.join(name))? {
-            image.files.insert(name.into(), bytes);
+            checkpoint.files.insert(name.into(), bytes);
         }
     }
-    Ok(image)
+    Ok(checkpoint)
 }
 
-fn read_shards(folder: &Path, index: &[u8], image: &mut Checkpoint) -> Result<(), Error> {
+fn read_shards(folder: &Path, index: &[u8], checkpoint: &mut Checkpoint) -> Result<(), Error> {
     let index_path = folder.join(INDEX);
     let index: Index = serde_json::from_slice(index).map_err(|error| refuse(&index_path, error.to_string()))?;
     let shards: BTreeSet<&String> = index.weight_map.values().collect();
     for &shard in &shards {
-        // a name that climbs out of the folder would read someone else's file
+        // a name with a path in it could read files outside the folder
         if Path::new(shard).file_name() != Some(shard.as_ref()) {
             return Err(refuse(&index_path, format!("`{shard}` is not a file name")));
         }
@@ -150,37 +152,41 @@ fn read_shards(folder: &Path, index: &[u8], image: &mut Checkpoint) -> Result<()
                 let reason = format!("`{name}` is in {shard}, where the index does not place it");
                 return Err(refuse(&index_path, reason));
             }
-            image.tensors.insert(name, tensor);
+            checkpoint.tensors.insert(name, tensor);
         }
     }
-    match index.weight_map.keys().find(|name| !image.tensors.contains_key(*name)) {
+    match index
+        .weight_map
+        .keys()
+        .find(|name| !checkpoint.tensors.contains_key(*name))
+    {
         Some(name) => Err(refuse(&index_path, format!("`{name}` is in no shard"))),
         None => Ok(()),
     }
 }
 
-pub(crate) fn read_tensors(path: &Path, bytes: &Bytes, image: &mut Checkpoint) -> Result<(), Error> {
+pub(crate) fn read_tensors(path: &Path, bytes: &Bytes, checkpoint: &mut Checkpoint) -> Result<(), Error> {
     let file = SafeTensors::deserialize(bytes).map_err(|error| refuse(path, format!("{error}: {STILL_WRITTEN}")))?;
     for (name, view) in file.iter() {
         let data = bytes.slice_ref(view.data());
         let tensor = TensorData::new(view.dtype(), view.shape().to_vec(), data)?;
-        image.tensors.insert(name.into(), tensor);
+        checkpoint.tensors.insert(name.into(), tensor);
     }
     Ok(())
 }
 
-pub(crate) fn write(image: &Checkpoint, folder: &Path, shard_bytes_max: u64) -> Result<(), Error> {
+pub(crate) fn write(checkpoint: &Checkpoint, folder: &Path, shard_bytes_max: u64) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(io("create", folder))?;
-    if let Some(name) = image.files.keys().find(|name| !FILES.contains(&name.as_str())) {
+    if let Some(name) = checkpoint.files.keys().find(|name| !FILES.contains(&name.as_str())) {
         return Err(refuse(folder, format!("`{name}` is not a file of a model folder")));
     }
-    let shards = shards(image, shard_bytes_max);
+    let shards = shards(checkpoint, shard_bytes_max);
     let other_layout = if shards.len() == 1 { INDEX } else { SINGLE };
     if folder.join(other_layout).exists() {
         return Err(refuse(folder, format!("{other_layout} of other weights is there")));
     }
     let mut index = Index {
-        metadata: serde_json::json!({ "total_size": image.tensor_bytes() }),
+        metadata: serde_json::json!({ "total_size": checkpoint.tensor_bytes() }),
         weight_map: BTreeMap::new(),
     };
     for (i, names) in shards.iter().enumerate() {
@@ -188,16 +194,16 @@ pub(crate) fn write(image: &Checkpoint, folder: &Path, shard_bytes_max: u64) -> 
             1 => SINGLE.to_string(),
             count => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
         };
-        write_tensors(&folder.join(&file), image, names)?;
+        write_tensors(&folder.join(&file), checkpoint, names)?;
         index
             .weight_map
             .extend(names.iter().map(|&name| (name.clone(), file.clone())));
     }
-    for (name, bytes) in &image.files {
+    for (name, bytes) in &checkpoint.files {
         let path = folder.join(name);
         atomic::replace(&path, &[bytes]).map_err(io("write", &path))?;
     }
-    // last: the index makes a folder of shards readable
+    // last, because the index makes a folder of shards readable
     if shards.len() > 1 {
         let path = folder.join(INDEX);
         let json = serde_json::to_vec_pretty(&index).map_err(|error| refuse(&path, error.to_string()))?;
@@ -207,10 +213,10 @@ pub(crate) fn write(image: &Checkpoint, folder: &Path, shard_bytes_max: u64) -> 
 }
 
 /// Tensor names per shard, in name order; at least one shard.
-fn shards(image: &Checkpoint, shard_bytes_max: u64) -> Vec<Vec<&String>> {
+fn shards(checkpoint: &Checkpoint, shard_bytes_max: u64) -> Vec<Vec<&String>> {
     let mut shards = vec![vec![]];
     let mut size = 0;
-    for (name, tensor) in &image.tensors {
+    for (name, tensor) in &checkpoint.tensors {
         let bytes = tensor.bytes.len() as u64;
         if size > 0 && size + bytes > shard_bytes_max {
             shards.push(vec![]);
@@ -224,16 +230,16 @@ fn shards(image: &Checkpoint, shard_bytes_max: u64) -> Vec<Vec<&String>> {
     shards
 }
 
-fn write_tensors(path: &Path, image: &Checkpoint, names: &[&String]) -> Result<(), Error> {
+fn write_tensors(path: &Path, checkpoint: &Checkpoint, names: &[&String]) -> Result<(), Error> {
     let views = names
         .iter()
-        .filter_map(|&name| Some((name, image.tensors.get(name)?)))
+        .filter_map(|&name| Some((name, checkpoint.tensors.get(name)?)))
         .map(|(name, tensor)| {
             let view = TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes);
             Ok((name, view?))
         })
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
-    // transformers refuses a file that does not say which framework wrote it
+    // transformers refuses a file without a framework name
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     let bytes = views
         .and_then(|views| safetensors::serialize(views, Some(metadata)))
@@ -267,13 +273,13 @@ mod tests {
     use crate::checkpoint::tests::sample;
 
     pub(super) fn model() -> Checkpoint {
-        let mut image = sample();
-        image.files = [
+        let mut checkpoint = sample();
+        checkpoint.files = [
             ("config.json".to_string(), Bytes::from_static(b"{}\n")),
             ("tokenizer.json".to_string(), Bytes::from_static(b"{\"a\": 1}")),
         ]
         .into();
-        image
+        checkpoint
     }
 
     #[test]

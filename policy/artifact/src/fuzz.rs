@@ -1,7 +1,8 @@
-//! What every reader of this crate has to hold for any bytes whatever: it does not panic, it takes no more memory than its
-//! limits, and what it accepts is what it says and reads the same again. The tests run each target for a moment with drawn
-//! inputs; `make fuzz-policy` runs them at length under libFuzzer (`fuzz/main.rs`). Built for tests and with the feature
-//! `fuzz` only.
+//! Properties that every reader of this crate has for any input: it does not panic, it stays within
+//! its memory limits, and what it accepts is consistent and reads the same again.
+//!
+//! The tests run each target briefly with random inputs; `make fuzz-policy` runs them longer under
+//! libFuzzer (`fuzz/main.rs`). Built for tests and with the feature `fuzz` only.
 
 #![expect(clippy::unwrap_used, reason = "a broken property ends the run, as in a test")]
 
@@ -19,24 +20,24 @@ use crate::sign::{Envelope, TrustedKeys};
 use crate::tensor::TensorData;
 use crate::threads::Threads;
 
-/// What a delta may make, in bytes.
+/// Limit on a delta's result, bytes.
 const RESULT_BYTES_MAX: u64 = 1 << 20;
 
 /// One reader.
 pub struct Target {
     pub name: &'static str,
-    /// Inputs that are accepted, or nearly: where mutation starts.
+    /// Inputs that are accepted, or almost: mutation starts from these.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Reads one input; panics where a property does not hold. Says whether it was accepted.
+    /// Reads one input. Panics if a property does not hold. Returns whether the input was accepted.
     pub run: fn(&[u8]) -> bool,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
-    target("delta", deltas, follow),
-    target("delta_sealed", deltas, |input| follow(&resealed(input.to_vec()))),
+    target("delta", deltas, apply),
+    target("delta_sealed", deltas, |input| apply(&resealed(input.to_vec()))),
     target("delta_frame", frames, delta::fuzz_frame),
-    target("image", images, image),
+    target("image", checkpoints, checkpoint),
     target("manifest", manifests, manifest),
     target("envelope", envelopes, envelope),
     target("safetensors", safetensors, folder),
@@ -52,7 +53,7 @@ struct Pair {
     result: Checkpoint,
 }
 
-/// A step with everything in it: small steps, large ones, dense ones, and a is_sparse odd dtypes.
+/// A step with small, large and dense changes in several dtypes.
 static PAIR: LazyLock<Pair> = LazyLock::new(|| {
     let (mut base, mut result) = (Checkpoint::default(), Checkpoint::default());
     let mut tensor = |name: &str, dtype: Dtype, old: Vec<u8>, new: Vec<u8>| {
@@ -94,7 +95,7 @@ fn deltas() -> Vec<Vec<u8>> {
     vec![encode(result), encode(&other), encode(base)]
 }
 
-fn follow(input: &[u8]) -> bool {
+fn apply(input: &[u8]) -> bool {
     let Pair { base, root, .. } = &*PAIR;
     if let Ok(slices) = FrameReader::open(input) {
         let mut bytes = base.tensors["a"].bytes.to_vec();
@@ -108,7 +109,7 @@ fn follow(input: &[u8]) -> bool {
     assert_eq!((header.base, header.result), (*root, result.root_anew()));
     match delta::apply_reverse(&result, input, &Threads::ONE) {
         Ok(back) => assert_eq!(back, *base),
-        // what the way back needs is not looked at on the way there
+        // reverse data is not read in the forward direction
         Err(error) => assert!(
             matches!(error, Error::NotReversible(_) | Error::Malformed(_)),
             "{error}"
@@ -126,7 +127,7 @@ fn follow(input: &[u8]) -> bool {
     true
 }
 
-/// Payloads with a byte before them that says how they are read.
+/// Payloads, each after a byte with the weights' width.
 fn frames() -> Vec<Vec<u8>> {
     let old: Vec<u8> = (0..64u8).collect();
     let mut new = old.clone();
@@ -136,18 +137,18 @@ fn frames() -> Vec<Vec<u8>> {
     seeds.into()
 }
 
-fn images() -> Vec<Vec<u8>> {
+fn checkpoints() -> Vec<Vec<u8>> {
     vec![
         PAIR.base.to_bytes().unwrap().to_vec(),
         Checkpoint::default().to_bytes().unwrap().to_vec(),
     ]
 }
 
-fn image(input: &[u8]) -> bool {
-    let Ok(image) = Checkpoint::from_bytes(&Bytes::copy_from_slice(input)) else {
+fn checkpoint(input: &[u8]) -> bool {
+    let Ok(checkpoint) = Checkpoint::from_bytes(&Bytes::copy_from_slice(input)) else {
         return false;
     };
-    assert_eq!(image.to_bytes().unwrap(), input, "an image has one form");
+    assert_eq!(checkpoint.to_bytes().unwrap(), input, "a checkpoint has one encoding");
     true
 }
 
@@ -186,7 +187,7 @@ fn manifest(input: &[u8]) -> bool {
     let Ok(manifest) = serde_json::from_slice::<Manifest>(input) else {
         return false;
     };
-    // a year that RFC 3339 has no digits for is read in no form and written in none
+    // years that RFC 3339 cannot express are neither read nor written
     let again: Manifest = serde_json::from_slice(&serde_json::to_vec(&manifest).unwrap()).unwrap();
     assert_eq!(again, manifest);
     manifest.check().is_ok()
@@ -208,7 +209,7 @@ fn envelope(input: &[u8]) -> bool {
     };
     assert!(
         envelope.verify("manifest", &TrustedKeys::default()).is_err(),
-        "nobody is trusted"
+        "no key is trusted"
     );
     let again = Envelope::from_bytes(&envelope.to_bytes().unwrap()).unwrap();
     assert_eq!(again, envelope);
@@ -222,17 +223,17 @@ fn safetensors() -> Vec<Vec<u8>> {
 }
 
 fn folder(input: &[u8]) -> bool {
-    let mut image = Checkpoint::default();
+    let mut checkpoint = Checkpoint::default();
     let read = crate::folder::read_tensors(
         Path::new("model.safetensors"),
         &Bytes::copy_from_slice(input),
-        &mut image,
+        &mut checkpoint,
     );
     if read.is_err() {
         return false;
     }
-    if let Ok(object) = image.to_bytes() {
-        assert_eq!(Checkpoint::from_bytes(&object).unwrap(), image);
+    if let Ok(object) = checkpoint.to_bytes() {
+        assert_eq!(Checkpoint::from_bytes(&object).unwrap(), checkpoint);
     }
     true
 }

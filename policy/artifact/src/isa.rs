@@ -2,18 +2,22 @@
 
 use std::sync::OnceLock;
 
-/// Which instructions compute. All of them give the same bits.
+/// An instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
+    /// Plain Rust.
     Portable,
+    /// AVX2 with FMA.
     Avx2,
+    /// AVX-512 F.
     Avx512,
-    /// With AVX512-BF16, for products of bf16.
+    /// AVX-512 with AVX512-BF16, for products of bf16.
     Avx512Bf16,
 }
 
 impl Isa {
-    /// The fastest that this machine has. `SPRINGTIDE_ISA` (`portable`, `avx2`, `avx512`, `avx512bf16`) asks for less, to compare.
+    /// The fastest on this machine. `SPRINGTIDE_ISA` (`portable`, `avx2`, `avx512`, `avx512bf16`)
+    /// selects a slower one, for comparisons.
     pub fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
@@ -27,14 +31,14 @@ impl Isa {
                 tracing::warn!(
                     asked,
                     ?available,
-                    "SPRINGTIDE_ISA names none of what this machine has, and is ignored"
+                    "ignored SPRINGTIDE_ISA: this machine has no such instruction set"
                 );
                 best
             })
         })
     }
 
-    /// Those that this machine can run, slowest first.
+    /// All on this machine, slowest first.
     pub fn available() -> Vec<Self> {
         let mut available = vec![Isa::Portable];
         #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,6 @@
-//! The signed description of a version: what it is, where it comes from, which step made it, which objects hold it.
+//! The signed description of a version: its content, its parent, the step that made it, its objects.
 //!
-//! A manifest is written once, after its objects. It does not say who is served by the version; an assignment does.
+//! A manifest is written once, after its objects. Assignments, not manifests, say who gets a version.
 
 use std::collections::BTreeSet;
 
@@ -12,63 +12,66 @@ use crate::digest::Digest;
 
 /// The kind in the envelope's payload type.
 pub const KIND: &str = "manifest";
-/// The same where the delta is in shards: a program that does not know of them refuses the document, and neither takes the head for
-/// the delta nor the shards for garbage.
+/// The kind if the delta is in shards. Programs that do not know shards refuse such a document, so they
+/// neither take the head for the delta nor the shards for garbage.
 pub const SHARDED_KIND: &str = "sharded-manifest";
 
+/// The manifest of a version.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     pub policy: String,
-    /// Serial number, unique in the policy.
+    /// Serial number, from 1, unique in the policy.
     pub version: i64,
-    /// Digest of the version's listing: it covers every byte.
+    /// Content hash: the digest of the version's content index. Covers every byte.
     pub root: Digest,
-    /// The version that this one was made from; none for an imported base.
+    /// The version that this one was made from. None for an imported base.
     pub parent: Option<Parent>,
+    /// The line that it belongs to.
     pub line: String,
     /// Rises when the line is re-based.
     pub branch: i32,
-    /// All bytes of the version as one object, where one was written.
+    /// The full checkpoint as one object, if one was written.
     pub image: Option<ObjectRef>,
-    /// What turns the parent's bytes into this version's, where one was written.
+    /// The delta from the parent, if one was written. Its head alone if there are `delta_shards`.
     pub delta: Option<ObjectRef>,
     /// Bytes of all tensors of the version.
     pub tensor_bytes: u64,
-    /// The step that made it; none for an imported base.
+    /// The step that made it. None for an imported base.
     pub run: Option<RunStep>,
-    /// The executor's fencing number: a later executor of the same run has a higher one.
+    /// Fencing number of the executor. A later executor of the same run has a higher one.
     pub fence: i64,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
-    /// Quantised copies that whoever has the version can make and check. Not written where there are none, so that such a
-    /// manifest has the bytes that it always had.
+    /// Quantised copies that can be made from the version and checked. Left out of the document if
+    /// empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quantised: Vec<Quantised>,
-    /// Where several made the delta: what each made of its frames, in their order. `delta` is then its header and index.
+    /// The shards of a delta that several machines made, in order. `delta` is then its header and index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub delta_shards: Vec<Shard>,
 }
 
-/// The part of a delta that one shard made.
+/// One shard of a delta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
-    /// Payloads of its frames, then what they need for the way back.
+    /// Payloads of its frames, then their reverse data.
     #[serde(flatten)]
     pub object: ObjectRef,
-    /// Of the object, what the way back needs.
+    /// Bytes of the reverse data in the object.
     #[serde(rename = "back_bytes")]
     pub reverse_bytes: u64,
 }
 
-/// A quantised copy, by how it is made and what comes of it.
+/// A quantised copy of the version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quantised {
-    /// Name of a [`crate::quant::Spec`]; a reader that does not know it leaves it alone.
+    /// Name of a spec of `quant`. Readers ignore specs that they do not know.
     pub spec: String,
-    /// Root of the copy.
+    /// Content hash of the copy.
     pub root: Digest,
 }
 
+/// A version and its content hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parent {
     pub version: i64,
@@ -83,11 +86,12 @@ pub struct ObjectRef {
     pub size_bytes: u64,
 }
 
+/// The step of a run that made a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunStep {
     pub run: Uuid,
     pub step: i64,
-    /// BLAKE3 of the sorted generation ids it trained on, 16 bytes each.
+    /// BLAKE3 of the sorted ids (16 bytes each) of the generations it trained on.
     pub cohort_digest: Digest,
 }
 
@@ -100,9 +104,9 @@ pub enum Error {
     ParentNotOlder { version: i64, parent: i64 },
     #[error("version {0} has a delta and no parent to apply it to")]
     DeltaWithoutParent(i64),
-    #[error("version {0} has neither an image nor a delta")]
+    #[error("version {0} has neither a full checkpoint nor a delta")]
     NoObject(i64),
-    #[error("version {0} has shards of a delta and no delta, or one that is shorter than its way back")]
+    #[error("version {0} has delta shards but no delta, or a shard that is shorter than its reverse data")]
     Shards(i64),
     #[error(
         "version {version} names a quantised copy `{spec}`: a name is 1 to 64 of a-z, 0-9, `-` and `.`, and there once"
@@ -111,6 +115,7 @@ pub enum Error {
 }
 
 impl ObjectRef {
+    /// The reference to an object with these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         ObjectRef {
             digest: Digest::of(bytes),
@@ -120,7 +125,7 @@ impl ObjectRef {
 }
 
 impl Manifest {
-    /// The kind that it is signed as.
+    /// The kind to sign it as.
     pub fn kind(&self) -> &'static str {
         match self.delta_shards.is_empty() {
             true => KIND,
@@ -128,19 +133,19 @@ impl Manifest {
         }
     }
 
-    /// Every object of the delta: itself, and where several made it what each made.
+    /// Every object of the delta: the delta or its head, and the shards.
     pub fn delta_objects(&self) -> impl Iterator<Item = ObjectRef> + Clone + '_ {
         let shards = self.delta_shards.iter().map(|shard| shard.object);
         self.delta.into_iter().chain(shards)
     }
 
-    /// Bytes of the delta, in however many objects; none where there is no delta.
+    /// Bytes of all objects of the delta. None if there is no delta.
     pub fn delta_bytes(&self) -> Option<u64> {
         let objects = self.delta_objects().map(|object| object.size_bytes);
         self.delta.map(|_| objects.fold(0, u64::saturating_add))
     }
 
-    /// Refuses what no reader could follow. Called before a manifest is signed and after it is read.
+    /// Returns an error if the manifest contradicts itself. Called before signing and after reading.
     pub fn check(&self) -> Result<(), Error> {
         let version = self.version;
         if version < 1 {
@@ -179,7 +184,7 @@ impl Manifest {
     }
 }
 
-/// Whether a name has the form of a spec's.
+/// Whether `name` has the form of a spec's name.
 fn is_spec(name: &str) -> bool {
     let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
     (1..=64).contains(&name.len()) && name.bytes().all(letter)

@@ -1,8 +1,10 @@
-//! Memory for weights. A page of 4 KiB that is touched for the first time took 2 µs on the virtual machine of docs/delta.md, in which
-//! 9 KB of a model are verified. So large buffers ask for pages of 2 MiB, and where one version follows another in the same process, the
-//! memory of those that left can be kept for the next: a [`Spare`].
+//! Memory for weights: huge pages, and reuse between versions.
+//!
+//! The first touch of a 4 KiB page took 2 µs on the virtual machine of docs/delta.md, long enough to
+//! verify 9 KB of a model. So large buffers ask for 2 MiB pages. A process that serves one version
+//! after another can also keep the memory of dropped versions for the next: a [`Spare`].
 
-#![expect(unsafe_code, reason = "tells the kernel which pages memory should have")]
+#![expect(unsafe_code, reason = "advises the kernel about page sizes")]
 
 use bytemuck::Pod;
 use std::collections::BTreeMap;
@@ -11,63 +13,63 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory smaller than some huge pages stays as it is.
+/// Smaller memory is not worth huge pages.
 const LARGE_BYTES: usize = 8 << 20;
 const PAGE_BYTES: usize = 4096;
-/// Smaller buffers are not kept: the allocator has its own ways with them.
+/// Smaller buffers are left to the allocator.
 const KEPT_BYTES_MIN: usize = 256 << 10;
 
-/// Values whose memory may be kept when they are dropped.
+/// Values whose memory may be kept for reuse when they are dropped.
 pub struct Buffer<T> {
     words: Vec<u64>,
     count: usize,
     of: PhantomData<T>,
 }
 
-/// Room to keep memory in that weights no longer need, for weights of the same sizes. The rooms of a process add up, and are gone
-/// with their `Spare`s; at first there is none.
+/// Permission to keep a number of bytes of dropped weights, for new weights of the same sizes. All
+/// `Spare`s of a process share one pool, whose limit is their sum. Default: 0 bytes.
 #[derive(Debug, Default)]
 pub struct Spare {
     bytes: usize,
 }
 
-/// Memory that has no room any more. Dropping it gives it back to the kernel, which takes about 0.1 s for a gigabyte.
+/// Memory over the limit. Dropping it returns it to the kernel, which takes about 0.1 s per gigabyte.
 #[derive(Debug, Default)]
 #[must_use = "dropping it blocks for a while"]
 pub struct Released {
     _buffers: Vec<Vec<u64>>,
 }
 
-/// Memory that is kept.
+/// The pool.
 struct Kept {
-    /// By their words.
+    /// By number of words.
     buffers: BTreeMap<usize, Vec<Vec<u64>>>,
     bytes: usize,
-    /// Bytes that there is room for.
+    /// Limit in bytes.
     room: usize,
 }
 
 static KEPT: Mutex<Kept> = Mutex::new(Kept::new());
 
-/// What is kept at present, in all rooms, bytes.
+/// Bytes in the pool.
 pub fn kept_bytes() -> usize {
     kept().bytes
 }
 
 fn kept() -> MutexGuard<'static, Kept> {
-    // only an allocation can panic in between, before anything is counted
+    // only an allocation can panic while locked, and that is before anything is counted
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Spare {
-    /// What is kept in this room, bytes: exactly where a process has no other, else at most.
+    /// Bytes kept under this permission. An upper bound if the process has several `Spare`s.
     pub fn kept_bytes(&self) -> usize {
         kept_bytes().min(self.bytes)
     }
 
-    /// Changes the room.
+    /// Changes the limit.
     pub fn resize(&mut self, bytes: u64) -> Released {
-        // so small that no sum overflows
+        // small enough that no sum overflows
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(usize::MAX >> 16);
         let released = kept().resize(self.bytes, bytes);
         self.bytes = bytes;
@@ -90,7 +92,7 @@ impl Kept {
         }
     }
 
-    /// One room has `to` bytes instead of `from`.
+    /// Changes one `Spare` from `from` to `to` bytes.
     fn resize(&mut self, from: usize, to: usize) -> Released {
         self.room = self.room - from + to;
         let mut released = vec![];
@@ -113,7 +115,7 @@ impl Kept {
         taken
     }
 
-    /// Keeps the memory where it has room; else it comes back.
+    /// Keeps the memory if the limit allows. Otherwise returns it.
     fn put(&mut self, words: Vec<u64>) -> Option<Vec<u64>> {
         let bytes = size_of_val(words.as_slice());
         if bytes < KEPT_BYTES_MIN || bytes > self.room.saturating_sub(self.bytes) {
@@ -126,11 +128,14 @@ impl Kept {
 }
 
 impl<T: Pod> Buffer<T> {
-    /// `count` values, of which nothing is known: whoever asks for them sets every one.
+    /// `count` values with unspecified content. The caller sets all of them.
     pub fn unset(count: usize) -> Self {
         let words = (count * size_of::<T>()).div_ceil(size_of::<u64>());
         let taken = kept().take(words);
-        #[cfg_attr(not(test), expect(unused_mut, reason = "tests set what nobody should read"))]
+        #[cfg_attr(
+            not(test),
+            expect(unused_mut, reason = "tests fill it, to find reads of unset values")
+        )]
         let mut words = taken.unwrap_or_else(|| zeros(words));
         #[cfg(test)]
         words.fill(0xa5a5_a5a5_a5a5_a5a5);
@@ -145,7 +150,7 @@ impl<T: Pod> Buffer<T> {
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         let words = std::mem::take(&mut self.words);
-        // what is not kept goes back to the kernel after the lock was let go
+        // memory that is not kept is returned to the kernel after the lock is released
         let _given_back = kept().put(words);
     }
 }
@@ -184,22 +189,22 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// `count` zeros, which take no memory until they are written to.
+/// `count` zeros, which take no memory until they are written.
 pub fn zeros<T: Copy + Default>(count: usize) -> Vec<T> {
     let mut zeros = vec![T::default(); count];
     in_huge_pages(&mut zeros);
     zeros
 }
 
-/// An empty vector with room for `count`, as far as they will ever be written.
+/// An empty vector with capacity for `count` values.
 pub fn room<T: Copy>(count: usize) -> Vec<T> {
     let mut room = Vec::with_capacity(count);
     in_huge_pages(&mut room);
     room
 }
 
-/// Asks for huge pages, for all pages that the memory lies in: a mapping that is advised in part becomes two, of which a process
-/// may have some tens of thousands. Where there are none to be had, nothing changes.
+/// Asks for huge pages, for every page that the memory touches: advising part of a mapping splits it in
+/// two, and the number of mappings is limited. No effect if none are available.
 #[cfg(target_os = "linux")]
 fn in_huge_pages<T>(memory: &mut Vec<T>) {
     use nix::sys::mman::{MmapAdvise, madvise};
@@ -209,8 +214,8 @@ fn in_huge_pages<T>(memory: &mut Vec<T>) {
     let start = std::ptr::NonNull::new(first.wrapping_sub(before).cast());
     if let Some(start) = start.filter(|_| bytes >= LARGE_BYTES) {
         let pages = (before + bytes).next_multiple_of(PAGE_BYTES);
-        // SAFETY: the vector's memory lies in each of these pages, so all are this process's own, and the advice changes neither
-        // what they hold nor who may use them.
+        // SAFETY: the vector's memory lies in each of these pages, so all belong to this process. The
+        // advice changes neither their content nor their access rights.
         let _ = unsafe { madvise(start, pages, MmapAdvise::MADV_HUGEPAGE) };
     }
 }
@@ -247,7 +252,7 @@ mod tests {
         assert_eq!(kept.take(more), None, "each is kept once");
         assert_eq!(kept.take(words + 7), None, "of another size");
         assert_eq!(kept.put(vec![2; more]), None);
-        // another room, and then this one is gone: both have it
+        // a second limit, and then the first is gone
         assert!(kept.resize(0, both_bytes)._buffers.is_empty());
         assert!(kept.resize(both_bytes, 0)._buffers.is_empty());
         // of what is left one has room

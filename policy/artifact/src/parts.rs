@@ -1,9 +1,9 @@
-//! The parts of an object, each checked by itself: what a relay passes on while the rest still arrives, and what a download that
-//! was broken off need not fetch again.
+//! The parts of an object, each verifiable on its own. A relay passes on parts while others still
+//! arrive, and an interrupted download fetches only the missing ones.
 //!
-//! BLAKE3 is a tree. A part is one subtree of 8 MiB (the last one shorter), its hash is the subtree's chaining value, and the
-//! hashes of all parts merge into the digest that names the object. So the list needs no signature: one that does not
-//! merge into the name is not the object's. An object of one part has no list; its hash is its name.
+//! BLAKE3 is a tree. A part is one subtree of 8 MiB (the last may be shorter), and its hash is the
+//! subtree's chaining value. The hashes of all parts merge into the digest that names the object, so
+//! the list needs no signature. An object of one part has no list; its hash is its name.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::digest::Digest;
 use crate::manifest::ObjectRef;
 use crate::merkle::{self, ChunkHash};
 
-/// A power of two, as a subtree must be.
+/// Bytes of a part. A power of two, as BLAKE3's subtrees must be.
 pub const PART_BYTES: u64 = 8 << 20;
 const HASH_BYTES: usize = 32;
 
@@ -21,11 +21,11 @@ const HASH_BYTES: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parts {
     object: ObjectRef,
-    /// Empty where the object is a single part.
+    /// Empty if the object is a single part.
     hashes: Vec<[u8; HASH_BYTES]>,
 }
 
-/// The list is not this object's.
+/// The list does not belong to the object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("{found} bytes are no list of {parts} parts")]
@@ -35,14 +35,14 @@ pub enum Error {
 }
 
 impl Parts {
-    /// Hashes an object, its parts on all threads of the pool.
+    /// Hashes an object on all threads of the global pool.
     pub fn of(bytes: &[u8]) -> Self {
         Self::of_pieces(&[bytes])
     }
 
-    /// The same of an object whose bytes lie in several pieces, one after another.
+    /// [`of`](Self::of) an object in consecutive pieces.
     pub fn of_pieces<T: AsRef<[u8]>>(pieces: &[T]) -> Self {
-        // Each part as the slices of which it is made.
+        // each part as a list of slices
         let mut parts: Vec<Vec<&[u8]>> = vec![vec![]];
         let (mut size_bytes, mut room) = (0, PART_BYTES as usize);
         for piece in pieces {
@@ -79,13 +79,14 @@ impl Parts {
         Self { object, hashes }
     }
 
-    /// Of an object that is one part.
+    /// The parts of an object that is one part; None if it is larger.
     pub fn single(object: ObjectRef) -> Option<Self> {
         let hashes = Vec::new();
         (object.size_bytes <= PART_BYTES).then_some(Self { object, hashes })
     }
 
-    /// Reads the list of `object`, as [`Self::to_bytes`] wrote it.
+    /// Reads the list of `object`, as [`Self::to_bytes`] wrote it. Returns an error if it does not merge
+    /// into the object's digest.
     pub fn from_bytes(object: ObjectRef, bytes: &[u8]) -> Result<Self, Error> {
         let parts = count(object.size_bytes);
         let (hashes, rest) = bytes.as_chunks::<HASH_BYTES>();
@@ -113,26 +114,27 @@ impl Parts {
         })
     }
 
-    /// The hashes one after the other, 32 bytes each; nothing for an object of one part.
+    /// The hashes, 32 bytes each. Empty for an object of one part.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.hashes.concat()
     }
 
+    /// The object.
     pub fn object(&self) -> ObjectRef {
         self.object
     }
 
-    /// How many there are; an empty object has one.
+    /// Number of parts. An empty object has one.
     pub fn count(&self) -> u64 {
         count(self.object.size_bytes)
     }
 
-    /// Where a part lies in the object.
+    /// Byte range of a part in the object.
     pub fn range(&self, index: u64) -> Range<u64> {
         range(self.object.size_bytes, index)
     }
 
-    /// Whether these are the bytes of a part.
+    /// Whether `bytes` are those of the part.
     pub fn check(&self, index: u64, bytes: &[u8]) -> bool {
         let range = self.range(index);
         if bytes.len() as u64 != range.end - range.start {
@@ -145,12 +147,12 @@ impl Parts {
     }
 }
 
-/// Parts of an object of this size.
+/// Number of parts of an object of this size.
 pub fn count(size_bytes: u64) -> u64 {
     size_bytes.div_ceil(PART_BYTES).max(1)
 }
 
-/// Where a part lies in an object of this size.
+/// Byte range of a part in an object of this size.
 pub fn range(size_bytes: u64, index: u64) -> Range<u64> {
     let start = index.saturating_mul(PART_BYTES).min(size_bytes);
     start..start.saturating_add(PART_BYTES).min(size_bytes)

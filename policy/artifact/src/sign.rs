@@ -1,7 +1,8 @@
-//! Signatures: Ed25519 over a DSSE envelope, and the keys that are trusted to make them.
+//! Signatures: Ed25519 over a DSSE envelope, and the trusted keys.
 //!
-//! An envelope binds its payload to a type, so a signed assignment can never pass for a manifest. What the payload says is
-//! checked by whoever asked for it. Envelope: <https://github.com/secure-systems-lab/dsse/blob/v1.0.2/envelope.md>.
+//! An envelope binds its payload to a type, so a signed assignment never passes for a manifest.
+//! Callers check the payload's content. Envelope:
+//! <https://github.com/secure-systems-lab/dsse/blob/v1.0.2/envelope.md>.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -34,18 +35,18 @@ pub enum Error {
     #[error("no trusted key made any of the envelope's signatures")]
     Untrusted,
     #[error(
-        "key {0} signed it and has been revoked: publish it again, or have a trusted key sign it (`springtide policy resign`)"
+        "key {0} signed it and is revoked: publish it again, or let a trusted key sign it (`springtide policy resign`)"
     )]
     Revoked(String),
 }
 
-/// A private key. Its `Debug` form shows the public key's id only.
+/// A private key. `Debug` shows only the public key's id.
 pub struct SigningKey {
     key: ed25519_dalek::SigningKey,
     key_id: String,
 }
 
-/// Public keys by id. A document is trusted when one of them signed it that has not been revoked.
+/// Public keys by id. A document is trusted if a key that is not revoked signed it.
 #[derive(Debug, Clone, Default)]
 pub struct TrustedKeys {
     keys: BTreeMap<String, VerifyingKey>,
@@ -60,9 +61,11 @@ pub struct Envelope {
     pub payload_type: String,
     /// Base64 of the payload's exact bytes.
     pub payload: String,
+    /// Each is enough on its own.
     pub signatures: Vec<EnvelopeSignature>,
 }
 
+/// One signature of an envelope.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EnvelopeSignature {
     /// BLAKE3 of the public key's 32 bytes, hexadecimal.
@@ -72,12 +75,12 @@ pub struct EnvelopeSignature {
 }
 
 impl SigningKey {
-    /// Reads `<name>.key` in `folder`, or makes it from the system's randomness, and sees to it that `<name>.pub` lies
-    /// beside it. Two processes that start together end up with the same key.
+    /// Reads `<name>.key` in `folder`, or creates it from the system's randomness, and creates
+    /// `<name>.pub` if it is missing. Processes that start at the same time get the same key.
     pub fn load_or_create(folder: &Path, name: &str) -> Result<Self, Error> {
         let path = folder.join(format!("{name}.key"));
         if name.is_empty() || Path::new(name).file_name() != Some(name.as_ref()) {
-            return Err(key_error(&path, "a key's name is a plain file name"));
+            return Err(key_error(&path, "a key's name must be a plain file name"));
         }
         fs::create_dir_all(folder).map_err(io("create", folder))?;
         if !path.exists() {
@@ -87,7 +90,7 @@ impl SigningKey {
                 Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
                     return Err(io("create", &path)(error));
                 }
-                _ => {} // made by us, or by someone a moment earlier: read what is there
+                _ => {} // created here or by another process just before: read the file
             }
         }
         let key = Self::load(&path)?;
@@ -112,7 +115,7 @@ impl SigningKey {
             use std::os::unix::fs::PermissionsExt;
             let mode = fs::metadata(path).map_err(io("read", path))?.permissions().mode();
             if mode & 0o077 != 0 {
-                return Err(key_error(path, "others may read it; its mode must be 0600"));
+                return Err(key_error(path, "others can read it: set its mode to 0600"));
             }
         }
         Ok(Self::from_seed(&read_hex(path)?))
@@ -125,11 +128,12 @@ impl SigningKey {
         SigningKey { key, key_id }
     }
 
+    /// BLAKE3 of the public key's 32 bytes, hexadecimal.
     pub fn key_id(&self) -> &str {
         &self.key_id
     }
 
-    /// The trust in this key alone.
+    /// Trusts this key alone.
     pub fn trusted(&self) -> TrustedKeys {
         let mut keys = TrustedKeys::default();
         keys.insert(self);
@@ -144,8 +148,8 @@ impl std::fmt::Debug for SigningKey {
 }
 
 impl TrustedKeys {
-    /// Every `*.pub` in `folder`, but for those that a `*.revoked` names too. A folder without a key is refused: nothing could
-    /// ever be verified.
+    /// Every `*.pub` in `folder`. A key that is also in a `*.revoked` file is revoked. Returns an error
+    /// if there is no key, because nothing could be verified.
     pub fn load(folder: &Path) -> Result<Self, Error> {
         let mut keys = TrustedKeys::default();
         for entry in fs::read_dir(folder).map_err(io("read", folder))? {
@@ -180,37 +184,39 @@ impl TrustedKeys {
         self.keys.insert(key.key_id.clone(), key.key.verifying_key());
     }
 
-    /// Trusts the key of this id no longer, whoever names it.
+    /// Revokes the key with this id.
     pub fn revoke(&mut self, key_id: &str) {
         self.revoked.insert(key_id.into());
     }
 
-    /// Whether the key of this id is trusted.
+    /// Whether the key with this id is trusted.
     pub fn contains(&self, key_id: &str) -> bool {
         self.keys.contains_key(key_id) && !self.revoked.contains(key_id)
     }
 
+    /// Whether the key with this id is revoked.
     pub fn is_revoked(&self, key_id: &str) -> bool {
         self.revoked.contains(key_id)
     }
 
-    /// Ids of the keys that were given, the revoked ones among them.
+    /// Ids of all keys, including revoked ones.
     pub fn ids(&self) -> impl Iterator<Item = &str> {
         self.keys.keys().map(String::as_str)
     }
 
-    /// Keys that are trusted.
+    /// Number of trusted keys.
     pub fn len(&self) -> usize {
         self.ids().filter(|id| self.contains(id)).count()
     }
 
+    /// Whether no key is trusted.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl Envelope {
-    /// Signs `payload` as a document of `kind` (`manifest`, `assignment`).
+    /// Signs `payload` as a document of `kind`, for example `manifest`.
     pub fn sign(kind: &str, payload: &[u8], key: &SigningKey) -> Self {
         let payload_type = payload_type(kind);
         let signature = key.key.sign(&pre_authentication_encoding(&payload_type, payload));
@@ -224,17 +230,17 @@ impl Envelope {
         }
     }
 
-    /// Whether it says that it is a document of `kind`.
+    /// Whether it claims to be a document of `kind`.
     pub fn says(&self, kind: &str) -> bool {
         self.payload_type == payload_type(kind)
     }
 
-    /// The payload, when a trusted key signed it as a document of `kind`.
+    /// The payload, if a trusted key signed it as a document of `kind`.
     pub fn verify(&self, kind: &str, keys: &TrustedKeys) -> Result<Vec<u8>, Error> {
         Ok(self.verify_signer(kind, keys)?.0)
     }
 
-    /// [`verify`](Self::verify), with the id of the first trusted key that signed it.
+    /// [`verify`](Self::verify) that also returns the id of the first trusted key that signed.
     pub fn verify_signer(&self, kind: &str, keys: &TrustedKeys) -> Result<(Vec<u8>, String), Error> {
         let expected = payload_type(kind);
         if self.payload_type != expected {
@@ -264,7 +270,7 @@ impl Envelope {
         Err(revoked.map_or(Error::Untrusted, |key| Error::Revoked(key.clone())))
     }
 
-    /// Adds a signature to those there are; false when the key signed it before. The caller has verified what it signs.
+    /// Adds a signature. Returns false if the key has signed before. Callers verify the content first.
     pub fn countersign(&mut self, kind: &str, key: &SigningKey) -> Result<bool, Error> {
         if self.signatures.iter().any(|signature| signature.keyid == key.key_id) {
             return Ok(false);
@@ -276,10 +282,12 @@ impl Envelope {
         Ok(true)
     }
 
+    /// The JSON form.
     pub fn to_bytes(&self) -> Result<Vec<u8>, Error> {
         serde_json::to_vec(self).map_err(|error| Error::Malformed(error.to_string()))
     }
 
+    /// Reads the JSON form. Verifies nothing.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         serde_json::from_slice(bytes).map_err(|error| Error::Malformed(error.to_string()))
     }

@@ -1,7 +1,7 @@
-//! The signed description of a fold: one delta that leads over several steps, beside the deltas of the steps themselves.
+//! The signed description of a squashed delta: one delta that spans several steps.
 //!
-//! A fold is only ever a cheaper way between two versions that have their own manifests: what it leads to is held against
-//! those, so a fold can be missing, or taken away, without anything being lost.
+//! It is only a cheaper path between two versions that have their own manifests, and its result is
+//! checked against those. So a squashed delta can be missing or deleted without loss.
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -11,31 +11,32 @@ use crate::manifest::{ObjectRef, Parent};
 /// The kind in the envelope's payload type.
 pub const KIND: &str = "fold";
 
+/// A squashed delta.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SquashedDelta {
     pub policy: String,
     /// An ancestor of `to`.
     pub from: Parent,
     pub to: Parent,
-    /// How many deltas it stands for, at least 2.
+    /// How many deltas it replaces, at least 2.
     pub steps: u32,
-    /// What turns `from`'s bytes into `to`'s.
+    /// The delta from `from` to `to`.
     pub delta: ObjectRef,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
 
-/// Why a fold contradicts itself.
+/// Why a squashed delta contradicts itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("it leads from version {from} to version {to}; a fold leads forward")]
+    #[error("it goes from version {from} to version {to}; a squashed delta goes forward")]
     NotForward { from: i64, to: i64 },
-    #[error("it stands for {0} steps; a fold stands for at least 2, and for no more than lie between its versions")]
+    #[error("it spans {0} steps; a squashed delta spans at least 2, and at most those between its versions")]
     Steps(u32),
 }
 
 impl SquashedDelta {
-    /// Refuses what no reader could follow. Called before a fold is signed and after it is read.
+    /// Returns an error if it contradicts itself. Called before signing and after reading.
     pub fn check(&self) -> Result<(), Error> {
         let (from, to) = (self.from.version, self.to.version);
         if from < 1 || from >= to {

@@ -1,27 +1,27 @@
-//! More than one thread for one product: who computes which outputs changes no bit of them.
+//! Threads that share work. Which thread does which part never changes a result.
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
 
-/// Multiply-adds that are worth handing to another thread: some tens of microseconds, where waking it takes a few.
+/// Least multiply-adds worth handing to another thread: tens of microseconds; waking it takes a few.
 const WORK_MIN: usize = 1 << 19;
-/// A pass of fewer parts than this stays with its caller: most of its products would be too small to share.
+/// A pass with fewer parts stays on the caller's thread: most products would be too small to share.
 const PASS_PARTS_MIN: usize = 32;
-/// Parts for each thread, so that one that is held up leaves its rest to the others.
+/// Parts per thread, so that others can take over from a thread that is delayed.
 const PARTS: usize = 3;
 
-/// How many threads share the work of one pass. Clones share them too.
+/// A number of threads to share work. Clones use the same threads.
 #[derive(Debug, Clone)]
 pub struct Threads {
-    /// None: the caller's thread alone.
+    /// None: only the caller's thread.
     pool: Option<Arc<ThreadPool>>,
     work_min: usize,
 }
 
 /// The threads could not be started.
 #[derive(Debug, thiserror::Error)]
-#[error("start {count} threads to compute on: {why}; ask for fewer")]
+#[error("start {count} compute threads: {why}; use fewer")]
 pub struct NotStarted {
     count: usize,
     why: String,
@@ -34,13 +34,13 @@ impl Default for Threads {
 }
 
 impl Threads {
-    /// The caller's alone.
+    /// Only the caller's thread.
     pub const ONE: Threads = Threads {
         pool: None,
         work_min: WORK_MIN,
     };
 
-    /// So many, 0 taken for 1; they wait without work until the last clone is dropped.
+    /// Starts `count` threads. 0 and 1 use only the caller's thread. They end with the last clone.
     pub fn new(count: usize) -> Result<Self, NotStarted> {
         if count <= 1 {
             return Ok(Threads::ONE);
@@ -59,17 +59,18 @@ impl Threads {
         })
     }
 
-    /// Shares even the smallest work, which is slower: to compare.
+    /// Shares even the smallest work. Slower; for comparisons in tests.
     pub fn eager(mut self) -> Self {
         self.work_min = 1;
         self
     }
 
+    /// Number of threads.
     pub fn count(&self) -> usize {
         self.pool.as_ref().map_or(1, |pool| pool.current_num_threads())
     }
 
-    /// Into how many parts to cut so many multiply-adds.
+    /// Into how many parts to divide `work` multiply-adds.
     pub fn parts(&self, work: usize) -> usize {
         match self.count() {
             1 => 1,
@@ -77,8 +78,8 @@ impl Threads {
         }
     }
 
-    /// Runs all of a pass where its parts will run: going to the threads once is cheaper than at every product. A pass too
-    /// small for that stays with the caller, and on one thread.
+    /// Runs a whole pass on the pool: entering it once is cheaper than at every product. A small pass
+    /// runs on the caller's thread alone. `work` is in multiply-adds.
     pub fn pass<T: Send>(&self, work: usize, run: impl FnOnce(&Threads) -> T + Send) -> T {
         match &self.pool {
             Some(pool) if work / self.work_min >= PASS_PARTS_MIN => pool.install(|| run(self)),
@@ -86,7 +87,7 @@ impl Threads {
         }
     }
 
-    /// Does every job, in any order.
+    /// Runs every job, in any order.
     pub fn each<J: Send>(&self, jobs: Vec<J>, run: impl Fn(J) + Send + Sync) {
         match &self.pool {
             Some(pool) => pool.install(|| jobs.into_par_iter().with_max_len(1).for_each(run)),
@@ -94,7 +95,7 @@ impl Threads {
         }
     }
 
-    /// Does every job, in any order; what comes of them is in theirs.
+    /// Runs every job, in any order. Results are in the order of the jobs.
     pub fn map<J: Send, R: Send>(&self, jobs: Vec<J>, run: impl Fn(J) -> R + Send + Sync) -> Vec<R> {
         match &self.pool {
             Some(pool) => pool.install(|| jobs.into_par_iter().with_max_len(1).map(run).collect()),

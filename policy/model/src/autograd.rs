@@ -1,12 +1,13 @@
-//! The network that learns: gradients, by libtorch.
+//! The model that trains: gradients by libtorch's autograd.
 //!
-//! What is sampled and logged is computed by [`crate::exact`], to the bit. This is the same [`crate::transformer`] over
-//! tensors that remember how they came about. [`TrainModel::backward`] takes a pass of the model and goes back through it, one
-//! layer after the other, each computed again from what went into it: activations of one layer at a time are in memory,
-//! whatever the depth. Supervised training uses [`TrainModel::logits`] alone.
+//! [`crate::exact`] computes what is sampled and logged. This module runs the same
+//! [`crate::transformer`] over tensors that record their computation. [`TrainModel::backward`] takes a
+//! pass of the exact model and recomputes one layer at a time from the layer's input, last layer first.
+//! The activations of a single layer are in memory, whatever the depth. Supervised training uses
+//! [`TrainModel::logits`].
 //!
-//! A libtorch error inside a forward pass is a mistake in this file (shapes are checked before), so it panics there; what
-//! comes from outside (images, token ids, lengths) is checked and returned as [`Error`].
+//! Input from outside (checkpoints, token ids, lengths) is checked and gives an [`Error`]. A libtorch
+//! error inside a forward pass is a bug in this module and panics.
 
 mod backend;
 mod load;
@@ -18,14 +19,14 @@ pub use crate::kernel::Compute;
 use crate::config::ModelConfig;
 use crate::exact::{Pass, Rows};
 use crate::transformer::{Backend, Transformer};
-use backend::Torch;
+use backend::TorchBackend;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
-/// Parameters by Hugging Face name: f32, in checkpoint coordinates.
+/// Parameters by Hugging Face name, in f32 and with the checkpoint's shapes.
 pub type Parameters = BTreeMap<String, Tensor>;
 
-/// Why an image cannot become a network, or be computed with.
+/// Why a checkpoint cannot become a [`TrainModel`].
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{0}")]
@@ -36,31 +37,39 @@ pub enum Error {
     Torch(#[from] tch::TchError),
 }
 
-/// How many threads libtorch's operators use in this process; 1 unless the machine is otherwise idle.
+/// Sets the number of threads of libtorch's operators in this process. Use 1 unless the machine is
+/// otherwise idle.
 pub fn set_threads(threads: i32) {
     tch::set_num_threads(threads);
 }
 
-/// One set of weights that gradients flow to.
+/// One version's weights as tensors that can gather gradients.
 #[derive(Debug)]
 pub struct TrainModel {
     config: ModelConfig,
     parameters: Parameters,
-    /// The same tensors, where the walk needs them.
+    /// The same tensors, arranged for the forward pass.
     transformer: Transformer<Tensor>,
     rotary: backend::Rotary,
     compute: Compute,
 }
 
 impl TrainModel {
-    /// Builds the network of an image: bf16 (or f16, f32) tensors become f32 tensors of the same values.
-    pub fn from_checkpoint(image: &artifact::checkpoint::Checkpoint) -> Result<Self, Error> {
-        let config = crate::exact::config_of(image)?;
-        let parameters = load::parameters(image, &config)?;
+    /// Builds the model of a checkpoint. bf16, f16 and f32 tensors become f32 tensors of the same
+    /// values.
+    ///
+    /// # Errors
+    /// If `config.json` is unsupported, or a tensor is missing, unexpected or has the wrong shape.
+    pub fn from_checkpoint(checkpoint: &artifact::checkpoint::Checkpoint) -> Result<Self, Error> {
+        let config = crate::exact::config_of(checkpoint)?;
+        let parameters = load::parameters(checkpoint, &config)?;
         Self::from_parameters(config, parameters)
     }
 
-    /// A network over tensors that the caller holds, as the trainer of a new model does.
+    /// Builds a model over the caller's tensors, which it shares.
+    ///
+    /// # Errors
+    /// If a parameter is missing or has the wrong shape.
     pub fn from_parameters(config: ModelConfig, parameters: Parameters) -> Result<Self, Error> {
         let transformer = load::transformer(&config, &parameters)?;
         Ok(TrainModel {
@@ -72,8 +81,8 @@ impl TrainModel {
         })
     }
 
-    /// Chooses the precision of matrix products. Supervised training may use bf16, which is several times faster on CPUs with
-    /// AVX512-BF16.
+    /// Sets the precision of matrix products. bf16 is several times faster on CPUs with AVX512-BF16;
+    /// supervised training may use it.
     pub fn with_compute(mut self, compute: Compute) -> Self {
         self.compute = compute;
         self
@@ -87,9 +96,9 @@ impl TrainModel {
         &self.parameters
     }
 
-    /// Replaces every value in place by the image's, keeping the tensors (and their `requires_grad`).
-    pub fn load_values(&mut self, image: &artifact::checkpoint::Checkpoint) -> Result<(), Error> {
-        let fresh = load::parameters(image, &self.config)?;
+    /// Copies a checkpoint's values into the parameters. The tensors and their `requires_grad` stay.
+    pub fn load_values(&mut self, checkpoint: &artifact::checkpoint::Checkpoint) -> Result<(), Error> {
+        let fresh = load::parameters(checkpoint, &self.config)?;
         let _no_grad = tch::no_grad_guard();
         for (name, tensor) in &mut self.parameters {
             tensor.f_copy_(&fresh[name])?;
@@ -97,12 +106,13 @@ impl TrainModel {
         Ok(())
     }
 
-    /// Logits of every position: ids `[B, T]` i64 → `[B, T, V]` f32, differentiable. Rows are right-padded: attention is
-    /// causal, so what follows a position never changes it.
+    /// Logits of every position: ids `[B, T]` i64 give `[B, T, V]` f32, differentiable.
+    ///
+    /// Pad short sequences on the right. Attention is causal, so padding changes no earlier position.
     pub fn logits(&self, ids: &Tensor) -> Tensor {
         let (rows, length) = ids.size2().unwrap_or((0, 0));
         let lengths = vec![length; rows as usize];
-        let mut torch = Torch::new(self, &lengths, None, None);
+        let mut torch = TorchBackend::new(self, &lengths, None, None);
         let mut x = self.embed(&ids.flatten(0, -1));
         for (layer, block) in (0..).zip(&self.transformer.layers) {
             x = block.forward(&mut torch, &self.config, layer, x);
@@ -110,24 +120,25 @@ impl TrainModel {
         self.project(&x).view([rows, length, -1])
     }
 
-    /// Hidden rows before the final norm, `[n, D]` → logits `[n, V]`, f32.
+    /// The final norm and the output projection: `[n, D]` gives logits `[n, V]`, f32.
     pub fn project(&self, hidden: &Tensor) -> Tensor {
-        let torch = Torch::new(self, &[], None, None);
+        let torch = TorchBackend::new(self, &[], None, None);
         let normed = torch.rms_norm(hidden, &self.transformer.norm, self.config.rms_norm_eps);
         torch.product(&normed, self.transformer.projection(), None)
     }
 
-    /// Gradients of a pass of the model: `gradient` `[asked, D]` is the loss's by the pass's hidden rows, and every
-    /// parameter below gathers its own. Each layer is computed once more from what went into it (Chen et al. 2016), at the
-    /// experts that the pass went to.
+    /// Adds the gradients of a pass to every parameter that requires one.
+    ///
+    /// `gradient` `[logit_rows, D]` is the loss's gradient with respect to [`Pass::hidden`]. Each layer
+    /// is recomputed from its input (Chen et al. 2016), with the experts that the pass used.
     pub fn backward(&self, pass: &Pass, gradient: Tensor) {
         let lengths: Vec<i64> = pass.lengths.iter().map(|&n| n as i64).collect();
-        let asked: Vec<i64> = pass.asked.iter().map(|&row| row as i64).collect();
-        let asked = Tensor::from_slice(&asked);
+        let logit_rows: Vec<i64> = pass.logit_rows.iter().map(|&row| row as i64).collect();
+        let logit_rows = Tensor::from_slice(&logit_rows);
         let mut gradient = gradient;
         for (layer, (block, input)) in self.transformer.layers.iter().zip(&pass.inputs).enumerate().rev() {
             let x = leaf(input);
-            let mut torch = Torch::new(self, &lengths, Some(&asked), Some(&pass.routing));
+            let mut torch = TorchBackend::new(self, &lengths, Some(&logit_rows), Some(&pass.routing));
             let y = block.forward(&mut torch, &self.config, layer as i64, x.shallow_clone());
             (y * gradient).sum(Kind::Float).backward();
             gradient = x.grad();
@@ -141,12 +152,12 @@ impl TrainModel {
             .backward();
     }
 
-    /// Log-probability of `targets` `[B, T]` at each position of `logits` `[B, T, V]`, at a temperature; nats, `[B, T]`.
+    /// Log-probabilities of `targets` `[B, T]` under `logits` `[B, T, V]` at a temperature, in nats,
+    /// `[B, T]`.
     pub fn token_logprobs(logits: &Tensor, targets: &Tensor, temperature: f64) -> Tensor {
-        let scaled = if temperature == 1.0 {
-            logits.shallow_clone()
-        } else {
-            logits / temperature
+        let scaled = match temperature == 1.0 {
+            true => logits.shallow_clone(),
+            false => logits / temperature,
         };
         scaled
             .log_softmax(-1, Kind::Float)
@@ -159,19 +170,21 @@ impl TrainModel {
     }
 }
 
-/// Rows as a tensor without history, `[n, width]`.
+/// Rows as a tensor `[n, width]` that gathers no gradient.
 pub fn tensor(rows: &Rows) -> Tensor {
     Tensor::from_slice(rows.values()).view([rows.len() as i64, rows.width() as i64])
 }
 
-/// A tensor with its history and other values: the gradients are those of `computed`, taken at `values`. Both of one shape;
-/// the operation that made `computed` must not need its result to go back, as a matrix product does not.
+/// Overwrites the values of `computed` and keeps its gradient function.
+///
+/// Both tensors must have the same shape. The backward pass of the operation that made `computed`
+/// must not read its result; a matrix product's does not.
 pub fn with_values(computed: Tensor, values: &Tensor) -> Tensor {
     computed.data().copy_(values);
     computed
 }
 
-/// Rows as a tensor that gathers a gradient.
+/// Rows as a leaf tensor `[n, width]` that gathers a gradient.
 pub fn leaf(rows: &Rows) -> Tensor {
     tensor(rows).set_requires_grad(true)
 }

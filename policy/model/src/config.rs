@@ -1,14 +1,19 @@
-//! The network's shape, read from a Hugging Face `config.json`.
+//! The shape of a model, read from a Hugging Face `config.json`.
 //!
-//! One transformer, whose differences are fields: Llama, Qwen2.5, Qwen3, Mistral, Qwen3-MoE and the DeepSeek-V3 family. A
-//! field that would change the mathematics and is not implemented is refused by its name, so that a folder is never
-//! half-understood. `model_type` decides what a missing field means, as it does in `transformers`.
+//! Llama, Qwen2.5, Qwen3, Mistral, Qwen3-MoE and the DeepSeek-V3 family are one transformer. They
+//! differ only in the fields of [`ModelConfig`]. A field that would change the mathematics and is
+//! not implemented is refused by its name. What `transformers` decides by `model_type` alone is in
+//! [`Family`]; the crate's first page says how to add one.
 
+mod family;
 mod read;
 mod rope;
 mod write;
 
+pub use family::Family;
 pub use rope::Rope;
+
+use std::borrow::Cow;
 
 /// Why a `config.json` was refused. Each message names the field.
 #[derive(Debug, thiserror::Error)]
@@ -21,27 +26,15 @@ pub enum Error {
     Unsupported {
         field: &'static str,
         value: String,
-        supported: &'static str,
+        supported: Cow<'static, str>,
     },
     #[error("config.json: {0}")]
     Contradiction(String),
 }
 
-/// What `model_type` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Family {
-    #[default]
-    Llama,
-    Mistral,
-    Qwen2,
-    Qwen3,
-    Qwen3Moe,
-    /// Kimi K2 among them, whose `model_type` may also be `kimi_k2`.
-    DeepseekV3,
-}
-
-/// Shape of a decoder-only transformer: RMSNorm, rotary positions, causal attention, SwiGLU. The default is a Llama without
-/// extras whose sizes are 0, to be filled.
+/// A decoder-only transformer with RMSNorm, rotary positions, causal attention and SwiGLU.
+///
+/// The default is a plain Llama whose sizes are 0 and must be set.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ModelConfig {
     pub family: Family,
@@ -65,25 +58,28 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// q, k and v have a bias.
     pub qkv_bias: bool,
-    /// The output projection of attention has one.
+    /// The output projection of attention has a bias.
     pub output_bias: bool,
-    /// gate, up and down have one.
+    /// The gate, up and down projections have a bias.
     pub mlp_bias: bool,
-    /// Positions that a layer looks at, itself included; none: all. One per layer, or empty when no layer has one.
+    /// Positions that each layer attends to, the current one included. `None` is all of them.
+    /// Empty when no layer has a window.
     pub windows: Vec<Option<i64>>,
-    /// Attention through a compressed latent (DeepSeek-V2) instead of heads of their own.
+    /// Multi-head latent attention, instead of a projection for each head.
     pub latent: Option<Latent>,
-    /// Mixture of experts, in the layers that it names.
+    /// A mixture of experts, in the layers that it lists.
     pub experts: Option<Experts>,
 }
 
-/// Multi-head latent attention (DeepSeek-AI 2024). A head's query and key are `nope` values without position and `rope` values
-/// with; `head_dim` is their sum.
+/// Multi-head latent attention (DeepSeek-AI 2024).
+///
+/// A head's query and key are `nope` values without a position, then `rope` values with one.
+/// `head_dim` is the sum.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Latent {
-    /// Width of the queries' latent; none: queries are projected directly.
+    /// Width of the query latent. `None`: queries are projected directly.
     pub q_rank: Option<i64>,
-    /// Width of the latent of keys and values.
+    /// Width of the latent shared by keys and values.
     pub kv_rank: i64,
     pub nope: i64,
     pub rope: i64,
@@ -91,30 +87,31 @@ pub struct Latent {
     pub value: i64,
 }
 
-/// A router and its experts.
+/// The routers and experts of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Experts {
     pub count: i64,
-    /// Experts that each token goes to.
+    /// Experts per token.
     pub per_token: i64,
     /// Width inside an expert's SwiGLU.
     pub intermediate_size: i64,
-    /// Whether the chosen experts' scores are divided by their sum.
+    /// Whether the scores of the chosen experts are divided by their sum.
     pub normalise: bool,
-    /// Experts that every token goes to, as one SwiGLU of so many times the width.
+    /// Experts that every token uses: one SwiGLU of `shared · intermediate_size`. 0 is none.
     pub shared: i64,
     pub scoring: Scoring,
     /// Which layers have experts.
     pub layers: Vec<bool>,
 }
 
-/// How a router's logits become scores and a choice.
+/// How router logits become scores, and how experts are chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Scoring {
-    /// Softmax over all experts; the highest are taken (Qwen3-MoE).
+    /// Softmax over all experts. The highest scores win (Qwen3-MoE).
     Softmax,
-    /// Sigmoid; a bias that no gradient reaches is added for the choice alone, made among the `groups_kept` groups with the
-    /// highest sum of their two best; the scores are multiplied by `scale` (DeepSeek-V3).
+    /// Sigmoid (DeepSeek-V3). For the choice only, a bias without a gradient is added. Experts are
+    /// chosen from the `groups_kept` groups with the highest sum of their two best scores. The
+    /// weights are multiplied by `scale`.
     Sigmoid { groups: i64, groups_kept: i64, scale: f64 },
 }
 
@@ -124,12 +121,12 @@ impl ModelConfig {
         self.latent.as_ref().map_or(self.head_dim, |latent| latent.value)
     }
 
-    /// Values of a head that carry a position.
+    /// How many values of a head carry a position.
     pub fn rotary_dim(&self) -> i64 {
         self.latent.as_ref().map_or(self.head_dim, |latent| latent.rope)
     }
 
-    /// Heads of keys and values that a cache holds per position.
+    /// Key-value heads that a cache holds per position.
     pub fn cached_heads(&self) -> i64 {
         if self.latent.is_some() {
             self.num_attention_heads
@@ -138,30 +135,35 @@ impl ModelConfig {
         }
     }
 
-    /// What scores are multiplied by before the softmax.
+    /// What attention scores are multiplied by before the softmax: 1/√`head_dim`, and for latent
+    /// attention also yarn's correction.
     pub fn attention_scale(&self) -> f64 {
-        let stretch = if self.latent.is_some() {
-            self.rope.score_stretch()
-        } else {
-            1.0
-        };
-        stretch / (self.head_dim as f64).sqrt()
+        let yarn = self.latent.as_ref().map_or(1.0, |_| self.rope.score_scale());
+        yarn / (self.head_dim as f64).sqrt()
     }
 
-    /// The window of a layer, in positions.
+    /// The attention window of a layer, in positions. `None`: all earlier positions.
     pub fn window(&self, layer: i64) -> Option<i64> {
         self.windows.get(layer as usize).copied().flatten()
     }
 
-    /// The experts of a layer.
+    /// The experts of a layer. `None`: the layer is dense.
     pub fn experts_of(&self, layer: i64) -> Option<&Experts> {
         let experts = self.experts.as_ref()?;
-        experts
-            .layers
-            .get(layer as usize)
-            .copied()
-            .unwrap_or(false)
-            .then_some(experts)
+        let sparse = experts.layers.get(layer as usize).copied();
+        sparse.unwrap_or(false).then_some(experts)
+    }
+
+    /// Whether a checkpoint may hold a tensor of this name although the model does not use it.
+    ///
+    /// There are three kinds: the copy of a tied embedding, rotary tables that old checkpoints
+    /// saved, and layers after the last one that predict further tokens.
+    pub fn ignores(&self, tensor: &str) -> bool {
+        let layer = tensor
+            .strip_prefix("model.layers.")
+            .and_then(|rest| rest.split('.').next()?.parse::<i64>().ok());
+        let extra = self.family.conventions().extra_layers && layer.is_some_and(|n| n >= self.num_hidden_layers);
+        extra || (self.tie_word_embeddings && tensor == "lm_head.weight") || tensor.ends_with(".rotary_emb.inv_freq")
     }
 }
 

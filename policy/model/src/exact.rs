@@ -1,16 +1,19 @@
-//! The model that answers: exact values, to the bit.
+//! The model that samples and scores, with bitwise identical results.
 //!
-//! Weights as published (bf16 stays bf16), activations, logits and log-probabilities f32, every sum in one order
-//! ([`crate::kernel`]). So a token's logits depend on the version and the tokens before it, and on nothing else: not on what
-//! it is batched with, how long the others are, how a prompt is cut, whether it comes from the cache, or the threads. The
-//! sampler ([`ExactModel::prefill`], [`ExactModel::decode`]) and the trainer ([`ExactModel::score`]) walk the same
-//! [`crate::transformer`]. With [`Compute::Bf16`] what goes into a matrix product is rounded to bf16 first: other values, as
-//! exact as long as both sides compute so. No libtorch, no I/O.
+//! Weights keep the dtype they were published in. Activations, logits and log-probabilities are f32,
+//! and every sum has one order ([`crate::kernel`]). A token's logits therefore depend only on the
+//! version and the tokens before it. Batch composition, prompt chunks, the KV cache and the number of
+//! threads do not change them. The sampler ([`ExactModel::prefill`], [`ExactModel::decode`]) and the
+//! trainer ([`ExactModel::score`]) run the same forward pass.
+//!
+//! With [`Compute::Bf16`] both factors of a matrix product are rounded to bf16 first. The values
+//! differ from f32, but they are still identical if sampler and trainer use the same setting. This
+//! module uses no libtorch and does no I/O.
 
 mod backend;
 mod cache;
 mod load;
-mod proof;
+mod self_check;
 
 pub use backend::Rows;
 pub use cache::KvCache;
@@ -26,14 +29,14 @@ use crate::transformer::{Backend, Transformer};
 use artifact::checkpoint::Checkpoint;
 use artifact::isa::Isa;
 pub use artifact::threads::Threads;
-use backend::{Exact, Segment, Store};
+use backend::{ExactBackend, KvStorage, Segment};
 
-/// Why an image cannot become a model, or a request cannot be computed.
+/// Why a checkpoint cannot be loaded, or a request cannot be computed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{0}")]
     Config(#[from] crate::config::Error),
-    #[error("image: {0}")]
+    #[error("checkpoint: {0}")]
     Checkpoint(String),
     #[error("tensor `{name}`: {why}")]
     Tensor { name: String, why: String },
@@ -49,8 +52,8 @@ pub enum Error {
     Threads(#[from] artifact::threads::NotStarted),
 }
 
-/// How a model computes. The precision decides the values, so sampler and trainer must have the same; the threads decide
-/// nothing but the time.
+/// How a model computes. The precision changes the values, so sampler and trainer must use the same.
+/// The number of threads does not change them.
 #[derive(Debug, Clone, Default)]
 pub struct Arithmetic {
     pub compute: Compute,
@@ -66,21 +69,21 @@ impl Arithmetic {
     }
 }
 
-/// What computes a pass.
+/// The instruction set and the threads of one pass.
 #[derive(Debug, Clone, Copy)]
 struct Machine<'a> {
     isa: Isa,
     threads: &'a Threads,
 }
 
-/// A parameter as it is computed with.
+/// A parameter, packed for the kernels.
 #[derive(Debug, Clone)]
 pub enum Parameter {
     Matrix(Matrix),
     Vector(Vector),
 }
 
-/// One set of weights, ready to answer.
+/// One version's weights, packed for the kernels.
 #[derive(Debug)]
 pub struct ExactModel {
     config: ModelConfig,
@@ -88,45 +91,51 @@ pub struct ExactModel {
     rotary: backend::Rotary,
     isa: Isa,
     arithmetic: Arithmetic,
-    /// Multiply-adds of one row.
+    /// Multiply-adds of one row, about the number of weights.
     work: usize,
 }
 
-/// What [`ExactModel::score`] computed.
+/// The results of [`ExactModel::score`]. n is the number of tokens of all sequences together.
 #[derive(Debug)]
 pub struct Pass {
-    /// The sequences, one after the other, and how long each is.
+    /// The tokens of all sequences, one sequence after the other, `[n]`.
     pub ids: Vec<u32>,
+    /// The length of each sequence, in tokens.
     pub lengths: Vec<usize>,
-    /// Rows that were asked for.
-    pub asked: Vec<usize>,
-    /// What went into each layer, `[n, D]`: with it a layer's gradient can be computed by itself.
+    /// The rows among the n whose logits were requested.
+    pub logit_rows: Vec<usize>,
+    /// Each layer's input, `[n, D]`. Gradients recompute a layer from it.
     pub inputs: Vec<Rows>,
-    /// What came out of the last one, at the rows asked for, before the final norm.
+    /// The last layer's output before the final norm, `[logit_rows, D]`.
     pub hidden: Rows,
-    /// `[asked, V]`.
+    /// `[logit_rows, V]`.
     pub logits: Rows,
+    /// The experts that each row used.
     pub routing: Routing,
 }
 
 impl ExactModel {
-    /// Packs an image's weights, to compute in f32 on the caller's thread.
-    pub fn from_checkpoint(image: &Checkpoint) -> Result<Self, Error> {
-        Self::with_arithmetic(image, &Arithmetic::default())
+    /// Packs a checkpoint's weights, to compute in f32 on the caller's thread.
+    ///
+    /// # Errors
+    /// If `config.json` is missing or unsupported, or a tensor is missing, unexpected or has the
+    /// wrong shape or dtype.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        Self::with_arithmetic(checkpoint, &Arithmetic::default())
     }
 
-    /// Packs an image's weights as `arithmetic` needs them, on its threads.
-    pub fn with_arithmetic(image: &Checkpoint, arithmetic: &Arithmetic) -> Result<Self, Error> {
-        Self::packed_on(image, arithmetic, &arithmetic.threads)
+    /// Packs a checkpoint's weights as `arithmetic` needs them, on its threads.
+    pub fn with_arithmetic(checkpoint: &Checkpoint, arithmetic: &Arithmetic) -> Result<Self, Error> {
+        Self::packed_on(checkpoint, arithmetic, &arithmetic.threads)
     }
 
-    /// Packs an image's weights on other threads than those that will compute with them.
-    pub fn packed_on(image: &Checkpoint, arithmetic: &Arithmetic, packing: &Threads) -> Result<Self, Error> {
-        let config = load::config_of(image)?;
+    /// Packs a checkpoint's weights on the threads `packing`. Passes run on those of `arithmetic`.
+    pub fn packed_on(checkpoint: &Checkpoint, arithmetic: &Arithmetic, packing: &Threads) -> Result<Self, Error> {
+        let config = load::config_of(checkpoint)?;
         let shapes = config.parameter_shapes();
         let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();
         Ok(ExactModel {
-            transformer: load::transformer(image, &config, arithmetic.compute, packing)?,
+            transformer: load::transformer(checkpoint, &config, arithmetic.compute, packing)?,
             rotary: backend::Rotary::new(&config),
             isa: Isa::best(),
             arithmetic: arithmetic.clone(),
@@ -135,13 +144,7 @@ impl ExactModel {
         })
     }
 
-    /// Shares its passes among other threads: the bits are the same.
-    pub fn with_threads(mut self, threads: Threads) -> Self {
-        self.arithmetic.threads = threads;
-        self
-    }
-
-    /// Computes with other instructions, to compare: the bits are the same.
+    /// Computes with another instruction set, for tests. The bits are the same.
     pub fn with_isa(mut self, isa: Isa) -> Self {
         self.isa = isa;
         self
@@ -155,19 +158,26 @@ impl ExactModel {
         self.arithmetic.compute
     }
 
-    /// Appends tokens to a slot of the cache: a prompt, whole or in chunks. Returns the logits after the last, `V` values.
+    /// Appends a prompt or a part of it to a slot of the cache. Returns the logits after the last
+    /// token, `[V]`.
     pub fn prefill(&self, cache: &mut KvCache, slot: usize, ids: &[u32]) -> Result<Vec<f32>, Error> {
         Ok(self.advance(cache, &[(slot, ids)], None)?.swap_remove(0))
     }
 
-    /// Advances slots `0..tokens.len()` by one token each. Returns each slot's next logits, `V` values.
+    /// Appends one token to each of the slots `0..tokens.len()`. Returns each slot's next logits, `[V]`.
     pub fn decode(&self, cache: &mut KvCache, tokens: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
         let segments: Vec<(usize, &[u32])> = tokens.chunks(1).enumerate().collect();
         self.advance(cache, &segments, None)
     }
 
-    /// Appends tokens to any slots in one pass: prompts, chunks and single tokens together. Returns each one's logits after
-    /// its last token, and records the experts that were chosen, row by row in the order given.
+    /// Appends tokens to several slots in one pass: prompts, chunks and single tokens together.
+    ///
+    /// Returns the logits after the last token of each segment, `[V]`. Writes the chosen experts to
+    /// `record`, row by row in the order of the segments.
+    ///
+    /// # Errors
+    /// If a segment is empty, a token id is outside the vocabulary, or a slot has no room. Then the
+    /// cache is unchanged.
     pub fn advance(
         &self,
         cache: &mut KvCache,
@@ -182,22 +192,15 @@ impl ExactModel {
             cache.check_room(cache.len(slot), ids.len())?;
         }
         let ids: Vec<u32> = segments.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
-        let mut last = 0;
-        let asked: Vec<usize> = segments
-            .iter()
-            .map(|(_, ids)| {
-                last += ids.len();
-                last - 1
-            })
-            .collect();
         let mut parts: Vec<Segment> = Vec::with_capacity(segments.len());
         for &(slot, ids) in segments {
             parts.push(Segment::after(parts.last(), slot, cache.len(slot), ids.len()));
         }
+        let logit_rows = parts.iter().map(Segment::last_row).collect();
         let (routing, logits) = self.arithmetic.threads.pass(ids.len() * self.work, |threads| {
             let machine = Machine { isa: self.isa, threads };
-            let mut backend = Exact::new(self, machine, Store::Cache(&mut *cache), parts, asked, None);
-            let hidden = self.walk(&mut backend, &ids, |_| ());
+            let mut backend = ExactBackend::new(self, machine, KvStorage::Cache(&mut *cache), parts, logit_rows, None);
+            let hidden = self.forward(&mut backend, &ids, |_| ());
             Ok::<_, Error>((backend.finish()?, self.project(machine, &hidden)))
         })?;
         for &(slot, ids) in segments {
@@ -209,13 +212,19 @@ impl ExactModel {
         Ok(logits.rows().map(<[f32]>::to_vec).collect())
     }
 
-    /// Whole sequences, packed one after the other, with what a trainer needs: `asked` are rows of all of them together,
-    /// counted through. `replay`: the experts to go to, instead of choosing.
-    pub fn score(&self, sequences: &[&[u32]], asked: &[usize], replay: Option<&Routing>) -> Result<Pass, Error> {
+    /// Computes whole sequences, packed one after the other, with everything that a gradient needs.
+    ///
+    /// `logit_rows` are indexes into the tokens of all sequences together. With `replay`, rows use the
+    /// recorded experts instead of choosing.
+    ///
+    /// # Errors
+    /// If there are no rows or one is out of range, a token id is outside the vocabulary, a sequence
+    /// is longer than the context, or the recording does not fit the sequences.
+    pub fn score(&self, sequences: &[&[u32]], logit_rows: &[usize], replay: Option<&Routing>) -> Result<Pass, Error> {
         let rows: usize = sequences.iter().map(|ids| ids.len()).sum();
         self.arithmetic.threads.pass(rows * self.work, |threads| {
             let machine = Machine { isa: self.isa, threads };
-            self.score_on(machine, sequences, asked, replay)
+            self.score_on(machine, sequences, logit_rows, replay)
         })
     }
 
@@ -223,7 +232,7 @@ impl ExactModel {
         &self,
         machine: Machine<'_>,
         sequences: &[&[u32]],
-        asked: &[usize],
+        logit_rows: &[usize],
         replay: Option<&Routing>,
     ) -> Result<Pass, Error> {
         let context = self.config.max_position_embeddings as usize;
@@ -239,19 +248,19 @@ impl ExactModel {
             parts.push(Segment::after(parts.last(), 0, 0, ids.len()));
         }
         let ids: Vec<u32> = sequences.concat();
-        if asked.is_empty() || asked.iter().any(|&row| row >= ids.len()) {
+        if logit_rows.is_empty() || logit_rows.iter().any(|&row| row >= ids.len()) {
             return Err(Error::Empty);
         }
         let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
-        let store = Store::Scratch(cache::heads(&self.config, longest, self.compute()));
-        let mut backend = Exact::new(self, machine, store, parts, asked.to_vec(), replay);
+        let store = KvStorage::Scratch(cache::heads(&self.config, longest, self.compute()));
+        let mut backend = ExactBackend::new(self, machine, store, parts, logit_rows.to_vec(), replay);
         let mut inputs = Vec::with_capacity(self.transformer.layers.len());
-        let hidden = self.walk(&mut backend, &ids, |x: &Rows| inputs.push(x.clone()));
+        let hidden = self.forward(&mut backend, &ids, |x: &Rows| inputs.push(x.clone()));
         let routing = backend.finish()?;
         Ok(Pass {
             lengths: sequences.iter().map(|ids| ids.len()).collect(),
             ids,
-            asked: asked.to_vec(),
+            logit_rows: logit_rows.to_vec(),
             inputs,
             logits: self.project(machine, &hidden),
             hidden,
@@ -259,11 +268,11 @@ impl ExactModel {
         })
     }
 
-    /// From ids to the rows that are asked for; shows each layer's input to `see`.
-    fn walk(&self, backend: &mut Exact<'_>, ids: &[u32], mut see: impl FnMut(&Rows)) -> Rows {
+    /// The hidden rows whose logits were requested. Calls `on_input` with each layer's input.
+    fn forward(&self, backend: &mut ExactBackend<'_>, ids: &[u32], mut on_input: impl FnMut(&Rows)) -> Rows {
         let mut x = self.embed(ids);
         for (layer, block) in (0..).zip(&self.transformer.layers) {
-            see(&x);
+            on_input(&x);
             x = block.forward(backend, &self.config, layer, x);
         }
         x
@@ -281,7 +290,14 @@ impl ExactModel {
 
     /// The final norm and the output projection.
     fn project(&self, machine: Machine<'_>, hidden: &Rows) -> Rows {
-        let backend = Exact::new(self, machine, Store::Scratch(Vec::new()), Vec::new(), Vec::new(), None);
+        let backend = ExactBackend::new(
+            self,
+            machine,
+            KvStorage::Scratch(Vec::new()),
+            Vec::new(),
+            Vec::new(),
+            None,
+        );
         let normed = backend.rms_norm(hidden, &self.transformer.norm, self.config.rms_norm_eps);
         backend.product(&normed, self.transformer.projection(), None)
     }

@@ -1,8 +1,9 @@
 //! Low-rank adapters (Hu et al. 2021): W = W₀ + s · B · A for the matrices that an adapter names.
 //!
-//! Reads and writes the folders of PEFT (`adapter_config.json`, `adapter_model.safetensors`) and merges them: a version is
-//! always whole weights, so what answers and what learns never computes with an adapter beside them. What PEFT would compute
-//! otherwise is refused by the field's name. No libtorch; the trainer's part is `trainer::learner`.
+//! This module reads and writes PEFT's folders (`adapter_config.json`, `adapter_model.safetensors`) and
+//! merges adapters into weights. Versions always hold merged weights, so neither serving nor training
+//! computes with a separate adapter. A field that would make PEFT compute something else is refused by
+//! its name. Training of adapters is in the crate `trainer`.
 
 mod config;
 mod files;
@@ -16,7 +17,7 @@ use artifact::checkpoint::Checkpoint;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::collections::BTreeMap;
 
-/// Why a folder is not an adapter, or does not fit a model.
+/// Why an adapter cannot be read, written or merged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{path}: {why}")]
@@ -56,8 +57,11 @@ pub struct Pair {
 }
 
 impl Adapter {
-    /// A new adapter of a model, as PEFT starts one: A uniform in ±1/√inputs (Kaiming with a = √5), B zero. The same seed
-    /// gives the same bits.
+    /// A new adapter with PEFT's initial values: A is uniform in ±1/√inputs (Kaiming with a = √5), B is
+    /// zero. The same seed gives the same bits.
+    ///
+    /// # Errors
+    /// If the configuration is invalid or its targets match no matrix of the model.
     pub fn fresh(config: Config, base: &Checkpoint, seed: u64) -> Result<Self, Error> {
         config.check().map_err(Error::Config)?;
         let model = &exact::config_of(base)?;
@@ -85,7 +89,7 @@ impl Adapter {
                 .filter_map(|(module, _)| Some(module.rsplit('.').next()?.to_string()))
                 .collect();
             return Err(Error::Config(format!(
-                "`target_modules` {} names nothing that can be adapted; there are {}",
+                "`target_modules` {} matches no matrix that can be adapted; the model has {}",
                 config.target_modules,
                 Vec::from_iter(names).join(", ")
             )));
@@ -93,18 +97,22 @@ impl Adapter {
         Ok(Adapter { config, pairs })
     }
 
-    /// Reads a folder that PEFT saved.
+    /// Reads a folder that PEFT saved. Unsupported fields and malformed tensors are errors.
     pub fn read_dir(path: &std::path::Path) -> Result<Self, Error> {
         files::read(path)
     }
 
-    /// Writes a folder that PEFT loads; creates it when it is missing.
+    /// Writes a folder that PEFT loads. Creates it if it is missing.
     pub fn write_dir(&self, path: &std::path::Path) -> Result<(), Error> {
         files::write(self, path)
     }
 
-    /// The base with the adapter in its weights: W₀ + s · (B · A) in f32, rounded to the weight's dtype. Every value is one
-    /// sum in the order of the ranks, so the same adapter and base give the same bits everywhere.
+    /// The base with the adapter merged in: W₀ + s · (B · A) in f32, rounded to each weight's dtype.
+    ///
+    /// Sums run in the order of the ranks, so the same adapter and base give the same bits everywhere.
+    ///
+    /// # Errors
+    /// If a module is missing in the model or has another shape, or merged weights are not finite.
     pub fn merge(&self, base: &Checkpoint) -> Result<Checkpoint, Error> {
         let shapes: BTreeMap<String, [usize; 2]> = modules(&exact::config_of(base)?).collect();
         let mut merged = base.clone();
@@ -117,23 +125,19 @@ impl Adapter {
                 Some(&shape) if shape == [pair.outputs, pair.inputs] => {}
                 Some(shape) => {
                     let why = format!(
-                        "is for weights of shape {:?}, the model's are {shape:?}",
+                        "is for weights of shape {:?}, the model's have {shape:?}",
                         [pair.outputs, pair.inputs]
                     );
                     return Err(refuse(why));
                 }
-                None => {
-                    return Err(refuse(
-                        "the model has no weights of this name that could be adapted".into(),
-                    ));
-                }
+                None => return Err(refuse("the model has no matrix of this name".into())),
             }
             let (_, scale) = self.config.of(module)?;
             let name = format!("{module}.weight");
             let old = exact::tensor(base, &name, &[pair.outputs as i64, pair.inputs as i64])?;
             let new = pair.added_to(&exact::to_f32(&name, old)?, scale);
             if !new.iter().all(|w| w.is_finite()) {
-                return Err(refuse("makes weights that are not finite".into()));
+                return Err(refuse("merged weights are not finite".into()));
             }
             let new = exact::rounded(&name, old, &new)?;
             merged.tensors.insert(name, new);
@@ -143,8 +147,8 @@ impl Adapter {
 }
 
 impl Pair {
-    /// `weights` `[outputs, inputs]` + s · B · A. Multiplications and additions are rounded one by one, which no compiler may
-    /// change; where nothing is added, the weight keeps its bits.
+    /// `weights` `[outputs, inputs]` + s · B · A. Products and sums are rounded separately, never fused.
+    /// Where B · A is 0, the weight keeps its bits.
     fn added_to(&self, weights: &[f32], scale: f32) -> Vec<f32> {
         let mut merged = Vec::with_capacity(weights.len());
         let mut sum = vec![0f32; self.inputs];
@@ -162,8 +166,8 @@ impl Pair {
     }
 }
 
-/// Every matrix that inputs are multiplied with, by module: `[outputs, inputs]`. The embedding is none; a head that is tied to
-/// it neither, because a change would go to both.
+/// Every module that is a matrix, with `[outputs, inputs]`. The embedding is left out, and with it a
+/// tied head, because a change would affect both.
 fn modules(model: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2])> {
     let shapes = model.parameter_shapes().into_iter();
     shapes.filter_map(|(name, shape)| {
@@ -177,8 +181,8 @@ fn modules(model: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2])> {
     })
 }
 
-/// What a new adapter may change: all of a layer's matrices, in models with experts those of attention alone, because PEFT has
-/// other names for the rest. The head is none of them, as in PEFT's `all-linear`.
+/// The matrices that a new adapter may change: those of the layers, but not the head, as in PEFT's
+/// `all-linear`. In models with experts only attention's, because PEFT names the others differently.
 fn trainable(model: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2])> {
     let attention_alone = model.experts.is_some();
     modules(model).filter(move |(module, _)| match attention_alone {

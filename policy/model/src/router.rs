@@ -1,9 +1,11 @@
-//! Which experts a token goes to. Pure: both backends of the transformer choose here.
+//! The choice of experts, for both backends. Pure functions.
 
 use crate::config::{Experts, Scoring};
 
-/// The chosen experts of one token, ascending. `scores` has one value per expert: the router's logits for a softmax, whose
-/// order is the same, and sigmoid(logit) + bias for a sigmoid. Among equals the lower id wins.
+/// The chosen experts of one token, ascending.
+///
+/// `scores` has one value per expert: the router's logits for a softmax, which has the same order,
+/// and sigmoid(logit) + bias for a sigmoid. The lower id wins a tie.
 pub fn choose(scores: &[f32], experts: &Experts) -> Vec<u32> {
     let by_score = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
     let mut ids: Vec<u32> = match experts.scoring {
@@ -37,28 +39,29 @@ pub fn choose(scores: &[f32], experts: &Experts) -> Vec<u32> {
     ids
 }
 
-/// The experts of every layer and row of one pass, in the order in which they were chosen: what a sampler records and a
-/// trainer replays. Layers without experts have none; in the last layer, rows that nobody asked for say 0, 1, … ([`spread`]).
+/// The experts of every layer and row of one pass. Samplers record them and trainers replay them.
+///
+/// Dense layers have no entry. In the last layer, rows without logits hold 0, 1, … ([`spread`]).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Routing {
-    /// Layer and `[rows × per_token]`, layers ascending.
+    /// Layer and `[rows · per_token]`, layers ascending.
     layers: Vec<(i64, Vec<u32>)>,
 }
 
-/// One layer's choices for all `rows` of a pass that computed that layer for the rows `asked` alone, as the last one is. Of the
-/// others no result was used: they say 0, 1, ….
-pub fn spread(chosen: &[u32], per_token: usize, asked: &[usize], rows: usize) -> Vec<u32> {
+/// Extends the choices for `logit_rows`, the only rows that the last layer computes, to all `rows`.
+/// The other rows get 0, 1, …, because no result of theirs is used.
+pub fn spread(chosen: &[u32], per_token: usize, logit_rows: &[usize], rows: usize) -> Vec<u32> {
     let mut all: Vec<u32> = (0..rows).flat_map(|_| 0..per_token as u32).collect();
-    for (chosen, &row) in chosen.chunks_exact(per_token.max(1)).zip(asked) {
+    for (chosen, &row) in chosen.chunks_exact(per_token.max(1)).zip(logit_rows) {
         all[row * per_token..][..per_token].copy_from_slice(chosen);
     }
     all
 }
 
-/// The choices of the rows `asked`, of one layer's for all rows.
-pub fn pick(all: &[u32], per_token: usize, asked: &[usize]) -> Vec<u32> {
+/// The choices of `logit_rows` among one layer's choices for all rows. The reverse of [`spread`].
+pub fn pick(all: &[u32], per_token: usize, logit_rows: &[usize]) -> Vec<u32> {
     let of = |&row: &usize| &all[row * per_token..][..per_token];
-    asked.iter().flat_map(of).copied().collect()
+    logit_rows.iter().flat_map(of).copied().collect()
 }
 
 /// Why a recorded routing cannot be replayed.
@@ -75,19 +78,22 @@ impl Routing {
         &self.layers
     }
 
-    /// A layer's choices.
+    /// A layer's choices, `[rows · per_token]`. `None`: the layer has no experts.
     pub fn of_layer(&self, layer: i64) -> Option<&[u32]> {
         let found = self.layers.iter().find(|(at, _)| *at == layer);
         found.map(|(_, experts)| experts.as_slice())
     }
 
-    /// Notes a layer's choices.
+    /// Adds the next layer's choices.
     pub fn record(&mut self, layer: i64, experts: Vec<u32>) {
         self.layers.push((layer, experts));
     }
 
-    /// Takes the choices of the layer that must be the next one: in order, each once, for as many rows as there are, among
-    /// `count` experts.
+    /// Returns the choices of `layer` and advances `next`.
+    ///
+    /// # Errors
+    /// If the entry `next` is not this layer's, does not have `wanted` choices, or names an expert
+    /// that is not below `count`.
     pub fn replay(&self, next: &mut usize, layer: i64, wanted: usize, count: i64) -> Result<Vec<u32>, Mismatch> {
         match self.layers.get(*next) {
             Some((at, experts)) if *at == layer && experts.iter().any(|&expert| i64::from(expert) >= count) => {
@@ -116,7 +122,7 @@ impl Routing {
         self.layers.is_empty()
     }
 
-    /// Each row's own, of a pass over so many rows.
+    /// Splits the routing of a pass over `rows` rows into one routing per row.
     pub fn by_row(&self, rows: usize) -> Vec<Routing> {
         let of = |row: usize| Routing {
             layers: self
@@ -131,7 +137,10 @@ impl Routing {
         (0..rows).map(of).collect()
     }
 
-    /// The routing of several passes' rows, one after the other: a prompt's and its decoded tokens', say.
+    /// Appends the rows of a later pass, such as a decoded token's to its prompt's.
+    ///
+    /// # Errors
+    /// If the passes do not have the same layers.
     pub fn append(&mut self, later: &Routing) -> Result<(), Mismatch> {
         if self.layers.is_empty() {
             *self = later.clone();
@@ -170,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_softmax_router_takes_the_best_and_the_lower_of_equals() {
+    fn a_softmax_router_takes_the_best_experts_and_breaks_ties_by_id() {
         let experts = experts(2, Scoring::Softmax);
         assert_eq!(choose(&[0.1, 0.9, 0.3, 0.9, 0.2, 0.0], &experts), [1, 3]);
         assert_eq!(choose(&[0.5, 0.9, 0.5, 0.5, 0.2, 0.0], &experts), [0, 1]);
@@ -205,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_were_not_computed_have_their_place() {
+    fn rows_without_logits_get_placeholder_experts() {
         let all = spread(&[4, 5, 1, 3], 2, &[1, 3], 4);
         assert_eq!(all, [0, 1, 4, 5, 0, 1, 1, 3]);
         assert_eq!(pick(&all, 2, &[1, 3]), [4, 5, 1, 3]);
     }
 
     #[test]
-    fn a_pass_over_several_rows_comes_apart_and_together_again() {
+    fn a_pass_splits_into_rows_and_rows_append_to_a_pass() {
         let mut routing = Routing::default();
         routing.record(1, vec![0, 2, 1, 3]);
         routing.record(2, vec![4, 5, 0, 1]);
@@ -224,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn routings_of_a_prompt_and_of_what_follows_become_one() {
+    fn the_routings_of_a_prompt_and_its_continuation_become_one() {
         let mut all = Routing::default();
         let mut prompt = Routing::default();
         prompt.record(0, vec![0, 2, 1, 3]);

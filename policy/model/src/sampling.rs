@@ -1,68 +1,70 @@
-//! From logits to a token and its log-probability. Pure arithmetic on slices: no tensors, no threads, no clock.
+//! From logits to a token and its log-probability. Pure arithmetic on slices.
 //!
-//! The log-probability returned is that of the distribution actually sampled from, after everything in [`Params`]: it is what
-//! the log records and what the trainer's importance ratios divide by. With l the logits and T the temperature, in this
-//! order, which is vLLM's:
+//! The log-probability is that of the distribution sampled from, after all [`Params`]. It is logged, and
+//! the trainer's importance ratios divide by it. With logits l and temperature T, the steps and their
+//! order are vLLM's:
 //!
 //! ```text
 //! z = l + bias                                       every id in `logit_bias`
-//! z = z < 0 ? z · r : z / r                          every id of the prompt or sampled before (repetition penalty r)
-//! z = z − f · n − p · [n > 0]                        n: how often the id was sampled before (frequency f, presence p)
+//! z = z < 0 ? z · r : z / r                          every id in the prompt or sampled before (repetition penalty r)
+//! z = z − f · n − p · [n > 0]                        n: times the id was sampled before (frequency f, presence p)
 //! w = exp((z − max z) · (1 / T))
 //! keep i if wᵢ ≥ min_p                               (max w is 1)
 //! keep the top_k largest of these
-//! keep the fewest largest of these whose w reach top_p of the sum of w
-//! log p(i) = ln(wᵢ / Σ w over what is kept)
+//! keep the largest of these until their w reach top_p of the sum of w
+//! log p(i) = ln(wᵢ / Σ w over the candidates)        candidates: the ids that are kept
 //! ```
 //!
-//! z is f32 arithmetic, what follows f64 with sums in the order of ids, and `exp` and `ln` are code of the program, not of the
-//! machine's C library: the same logits give the same bits on every machine, in the sampler and wherever the log-probability
-//! is computed again. Each filter keeps a beginning of one order, the largest z first and of equal ones the lower id, so
-//! that what was kept follows from the logits, and with the order from its size alone ([`Drawn::kept`]). vLLM and `transformers`
-//! keep more than `top_k` where ids tie for the last place.
+//! z is f32; the rest is f64, with sums in the order of ids. `exp` and `ln` are compiled in, not the
+//! machine's C library. The same logits therefore give the same bits on every machine.
 //!
-//! Greedy (`temperature` 0) takes the largest z. A point mass would say nothing as a log-probability: there the value is that of
-//! the softmax of z at temperature 1, for people to read; such a token is never trained on.
+//! Every filter keeps a prefix of one order: the largest z first, and the lower id first among equals.
+//! The candidates therefore follow from the logits and their number ([`Drawn::candidates`]). vLLM and
+//! `transformers` keep more than `top_k` ids if some tie for the last place.
+//!
+//! Greedy sampling (`temperature` 0) takes the largest z. Its log-probability is that of the softmax of
+//! z at temperature 1, because a point mass's is always 0. Such tokens are never trained on.
 
-mod shape;
+mod probabilities;
 
 use std::collections::BTreeMap;
 
+use probabilities::{Order, Probabilities};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
-use shape::{Order, Shaped};
 
-/// The sampling parameters. This is their only declaration: the completions API deserializes it, the engine samples with
-/// it, and the log takes its fields from it.
+/// The sampling parameters, declared once: the completions API deserializes them, the engine samples
+/// with them, and the log copies their fields.
 ///
-/// The default of each field is its neutral value, so the default `Params` is the model's own distribution. In JSON,
-/// an absent or null field has its default. [`Params::check`] has the ranges.
+/// Each default is neutral, so the default `Params` is the model's own distribution. In JSON, a missing
+/// or null field has its default. [`Params::check`] has the ranges.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Params {
-    /// Logits are divided by it; 0 is greedy.
+    /// Divides the logits; 0 is greedy.
     #[serde(deserialize_with = "null_as_one")]
     pub temperature: f32,
-    /// Keeps the smallest set of most probable tokens whose probability reaches this; 1 keeps all.
+    /// Keeps the fewest most probable tokens whose total probability reaches this; 1 keeps all.
     #[serde(deserialize_with = "null_as_one")]
     pub top_p: f32,
-    /// Keeps this many most probable tokens; 0 keeps all, and so does −1 in JSON.
+    /// Keeps this many of the most probable tokens; 0, or −1 in JSON, keeps all.
     #[serde(deserialize_with = "count_or_all")]
     pub top_k: u32,
-    /// Keeps tokens with at least this share of the largest probability; 0 keeps all.
+    /// Keeps tokens with at least this fraction of the largest probability; 0 keeps all.
     #[serde(deserialize_with = "null_as_zero")]
     pub min_p: f32,
-    /// Divides positive logits and multiplies negative ones of ids in the prompt or sampled before; 1 is none.
+    /// Divides positive and multiplies negative logits of ids in the prompt or sampled before; 1 is
+    /// neutral.
     #[serde(deserialize_with = "null_as_one")]
     pub repetition_penalty: f32,
-    /// Subtracted from the logits of ids that were sampled before.
+    /// Subtracted once from the logits of ids sampled before.
     #[serde(deserialize_with = "null_as_zero")]
     pub presence_penalty: f32,
-    /// Subtracted from the logits of ids, once for each time they were sampled before.
+    /// Subtracted from the logit of an id for each time it was sampled before.
     #[serde(deserialize_with = "null_as_zero")]
     pub frequency_penalty: f32,
-    /// Added to the logits of ids.
+    /// Added to the logits of the given ids.
     #[serde(deserialize_with = "by_id")]
     pub logit_bias: BTreeMap<u32, f32>,
 }
@@ -99,7 +101,7 @@ fn count_or_all<'de, D: Deserializer<'de>>(json: D) -> Result<u32, D::Error> {
     }
 }
 
-/// Ids are text as keys of JSON, and stay text where serde has buffered them.
+/// JSON keys are strings. They stay strings where serde buffers a value, so they are parsed here.
 fn by_id<'de, D: Deserializer<'de>>(json: D) -> Result<BTreeMap<u32, f32>, D::Error> {
     let biases = Option::<BTreeMap<String, f32>>::deserialize(json)?.unwrap_or_default();
     let pairs = biases.into_iter().map(|(id, bias)| Some((id.parse().ok()?, bias)));
@@ -118,7 +120,8 @@ pub struct Invalid {
 }
 
 impl Params {
-    /// Checks the ranges: those of OpenAI's and vLLM's APIs, and 0.01 to 10 for the repetition penalty.
+    /// Checks the ranges. They are those of OpenAI's and vLLM's APIs, and 0.01 to 10 for the repetition
+    /// penalty.
     pub fn check(&self) -> Result<(), Invalid> {
         let in_range = |min: f32, value: f32, max: f32| (min..=max).contains(&value);
         let bias = self
@@ -163,7 +166,7 @@ impl Params {
         }
     }
 
-    /// Whether the distribution is the model's own, at some temperature above 0.
+    /// Whether the distribution is the model's own at some temperature above 0.
     pub fn is_plain(&self) -> bool {
         let plain = Params {
             temperature: self.temperature,
@@ -172,45 +175,45 @@ impl Params {
         self.temperature > 0.0 && *self == plain
     }
 
-    /// Whether ids may be left out of what can be drawn.
+    /// Whether a filter may exclude ids.
     pub fn truncates(&self) -> bool {
         self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0
     }
 
-    /// Whether what was there before a token matters.
-    pub fn looks_back(&self) -> bool {
+    /// Whether the distribution depends on previous tokens.
+    pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }
 
-/// What penalties look back on: the ids before a token.
+/// The tokens before the one to sample. Penalties depend on them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct History {
-    /// How often each id was sampled; an id that the prompt alone has is there with 0.
+pub struct PreviousTokens {
+    /// How often each id was sampled. An id that is only in the prompt has 0.
     sampled: BTreeMap<u32, u32>,
 }
 
-impl History {
+impl PreviousTokens {
     pub fn new(prompt: &[u32]) -> Self {
-        History {
+        PreviousTokens {
             sampled: prompt.iter().map(|&id| (id, 0)).collect(),
         }
     }
 
-    /// What a token that comes after `prompt` and `sampled` looks back on.
+    /// The tokens of `prompt`, then of `sampled`.
     pub fn of(prompt: &[u32], sampled: &[u32]) -> Self {
-        let mut history = History::new(prompt);
-        sampled.iter().for_each(|&id| history.push(id));
-        history
+        let mut previous = PreviousTokens::new(prompt);
+        sampled.iter().for_each(|&id| previous.push(id));
+        previous
     }
 
-    /// Adds a token that was sampled.
+    /// Adds a sampled token.
     pub fn push(&mut self, id: u32) {
         *self.sampled.entry(id).or_insert(0) += 1;
     }
 }
 
-/// A request's own source of randomness: its tokens depend on its seed alone, never on what it is batched with.
+/// The random numbers of one request. They depend only on its seed, not on other requests in a batch.
 #[derive(Debug, Clone)]
 pub struct Source(StdRng);
 
@@ -225,30 +228,29 @@ impl Source {
     }
 }
 
-/// One token, drawn.
+/// A sampled token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Drawn {
     pub id: u32,
     /// In nats.
     pub log_prob: f32,
-    /// How many ids could have been drawn, this one among them: the first so many in the order of [`keep_set`].
-    pub kept: u32,
+    /// How many ids could have been drawn, this one included.
+    pub candidates: u32,
 }
 
-/// Draws one token from `logits` (one value per vocabulary entry, finite or suppressed), looking back on nothing. Returns its id
-/// and its log-probability in nats.
+/// [`draw`] without previous tokens. Returns the id and its log-probability in nats.
 pub fn sample(logits: &[f32], params: &Params, source: &mut Source) -> (u32, f32) {
-    let drawn = draw(logits, params, &History::default(), source);
+    let drawn = draw(logits, params, &PreviousTokens::default(), source);
     (drawn.id, drawn.log_prob)
 }
 
-/// Draws one token from `logits`, one value per vocabulary entry, finite or suppressed. Takes one number from `source`, or none
-/// where it is greedy.
-pub fn draw(logits: &[f32], params: &Params, history: &History, source: &mut Source) -> Drawn {
-    let shaped = Shaped::new(logits, params, history, None);
-    let id = match &shaped {
-        Shaped::Greedy { best, .. } => *best,
-        Shaped::Weights { weights, total, .. } => {
+/// Draws one token from `logits` `[V]`, whose values are finite or suppressed. Takes one number from
+/// `source`, or none if sampling is greedy.
+pub fn draw(logits: &[f32], params: &Params, previous: &PreviousTokens, source: &mut Source) -> Drawn {
+    let probabilities = Probabilities::new(logits, params, previous, None);
+    let id = match &probabilities {
+        Probabilities::Greedy { best, .. } => *best,
+        Probabilities::Weights { weights, total, .. } => {
             let target = source.uniform() * total;
             let mut seen = 0.0;
             let mut chosen = None;
@@ -266,47 +268,54 @@ pub fn draw(logits: &[f32], params: &Params, history: &History, source: &mut Sou
     };
     Drawn {
         id: id as u32,
-        log_prob: shaped.log_prob(id),
-        kept: shaped.kept(),
+        log_prob: probabilities.log_prob(id),
+        candidates: probabilities.candidates(),
     }
 }
 
-/// The log-probability that [`draw`] gives `id` where it draws it: the same bits, from the same logits, parameters and history.
-/// −∞ where it cannot be drawn. `id` is below the vocabulary's size.
-pub fn log_prob_of(logits: &[f32], params: &Params, history: &History, id: u32) -> f32 {
-    Distribution::rebuilt(logits, params, history, None).log_prob(id)
+/// The log-probability that [`draw`] returns if it draws `id`, bit for bit. −∞ if `id` cannot be drawn.
+///
+/// # Panics
+/// If `id` is not below the vocabulary's size.
+pub fn log_prob_of(logits: &[f32], params: &Params, previous: &PreviousTokens, id: u32) -> f32 {
+    Distribution::new(logits, params, previous, None).log_prob(id)
 }
 
-/// The distribution that a token was drawn from, for whoever has its logits again.
+/// The distribution that a token was drawn from, computed again from the logits.
 pub struct Distribution<'a> {
     logits: &'a [f32],
     params: &'a Params,
-    history: &'a History,
-    shaped: Shaped<'a>,
+    previous: &'a PreviousTokens,
+    probabilities: Probabilities<'a>,
 }
 
 impl<'a> Distribution<'a> {
-    /// `kept`: how many ids could be drawn, where that was logged; else it follows from the parameters. Where the logits are the
-    /// sampler's own bits, both are the same.
-    pub fn rebuilt(logits: &'a [f32], params: &'a Params, history: &'a History, kept: Option<u32>) -> Self {
+    /// `candidates` is the logged number of candidates, or `None` to apply the filters again. With
+    /// bitwise equal logits both give the same distribution.
+    pub fn new(logits: &'a [f32], params: &'a Params, previous: &'a PreviousTokens, candidates: Option<u32>) -> Self {
         Distribution {
             logits,
             params,
-            history,
-            shaped: Shaped::new(logits, params, history, kept),
+            previous,
+            probabilities: Probabilities::new(logits, params, previous, candidates),
         }
     }
 
-    /// In nats; −∞ where it could not be drawn. `id` is below the vocabulary's size.
+    /// In nats. −∞ if `id` is not a candidate.
+    ///
+    /// # Panics
+    /// If `id` is not below the vocabulary's size.
     pub fn log_prob(&self, id: u32) -> f32 {
-        self.shaped.log_prob(id as usize)
+        self.probabilities.log_prob(id as usize)
     }
 
-    /// A factor and a summand for every logit, before the temperature: with them a network's own logits have this distribution's
-    /// softmax, and a gradient. The summand of what could not be drawn is −∞.
+    /// A factor and a summand for every logit, `[V]` each, to apply before the temperature.
+    ///
+    /// The softmax of factor · l + summand is this distribution, in a form that has a gradient. The
+    /// summand of an id that is not a candidate is −∞.
     pub fn affine(&self) -> (Vec<f32>, Vec<f32>) {
-        let (factors, mut summands) = shape::affine(self.logits, self.params, self.history);
-        if let Shaped::Weights { weights, .. } = &self.shaped {
+        let (factors, mut summands) = probabilities::affine(self.logits, self.params, self.previous);
+        if let Probabilities::Weights { weights, .. } = &self.probabilities {
             for (summand, _) in summands.iter_mut().zip(weights).filter(|(_, weight)| **weight == 0.0) {
                 *summand = f32::NEG_INFINITY;
             }
@@ -315,39 +324,29 @@ impl<'a> Distribution<'a> {
     }
 }
 
-/// The ids that [`draw`] can draw, rising. A function of the logits' bits, the parameters and the history alone.
-pub fn keep_set(logits: &[f32], params: &Params, history: &History) -> Vec<u32> {
-    match Shaped::new(logits, params, history, None) {
-        Shaped::Greedy { best, .. } => vec![best as u32],
-        Shaped::Weights { weights, .. } => {
-            let kept = weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0);
-            kept.map(|(id, _)| id as u32).collect()
-        }
-    }
-}
-
-/// Takes a token out of what can be drawn: [`sample`] then draws from the distribution over the others, and its
-/// log-probability is the one under that distribution.
+/// Excludes a token: sampling then uses the distribution over the other tokens.
 pub fn suppress(logits: &mut [f32], id: u32) {
     if let Some(logit) = logits.get_mut(id as usize) {
         *logit = f32::NEG_INFINITY;
     }
 }
 
-/// The coin of exploration: whether a request with this seed is one of a `share` of all. Depends on nothing else, and is
-/// independent of the tokens that [`Source`] draws from the same seed. A coin is the first 8 bytes (little-endian) of
-/// BLAKE3(`"springtide explore 1\0" seed`) over 2^64, the seed as 8 bytes little-endian.
+/// Whether a request with this seed explores. This holds for a fraction `share` of all seeds.
+///
+/// The decision depends only on the seed and is independent of the tokens that [`Source`] draws. It
+/// compares `share` with the first 8 bytes (little-endian) of BLAKE3(`"springtide explore 1\0" seed`)
+/// over 2^64, where the seed is 8 bytes little-endian.
 pub fn explores(seed: u64, share: f64) -> bool {
     let mut hasher = blake3::Hasher::new();
     hasher.update(b"springtide explore 1\0");
     hasher.update(&seed.to_le_bytes());
     let mut first = [0; 8];
     first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
-    // 53 bits: as many as a double holds exactly
+    // A double holds 53 bits exactly.
     ((u64::from_le_bytes(first) >> 11) as f64 / (1u64 << 53) as f64) < share
 }
 
-/// Log-probabilities of the `k` most probable tokens at temperature 1, most probable first.
+/// The `k` most probable ids and their log-probabilities at temperature 1 in nats, best first.
 pub fn top_logprobs(logits: &[f32], k: usize) -> Vec<(u32, f32)> {
     let mut order = Order::new(logits.iter().copied().enumerate());
     let lse = log_sum_exp(logits, 1.0);
@@ -357,7 +356,10 @@ pub fn top_logprobs(logits: &[f32], k: usize) -> Vec<(u32, f32)> {
         .collect()
 }
 
-/// Log-probability of token `id` at a temperature above 0, over the whole vocabulary; nats. `id` is below the vocabulary's size.
+/// Log-probability of `id` over the whole vocabulary at a temperature above 0, in nats.
+///
+/// # Panics
+/// If `id` is not below the vocabulary's size.
 pub fn log_prob(logits: &[f32], temperature: f32, id: u32) -> f32 {
     log_softmax_at(logits, f64::from(temperature), id as usize)
 }
@@ -368,7 +370,7 @@ fn log_softmax_at(logits: &[f32], t: f64, id: usize) -> f32 {
 
 fn log_sum_exp(logits: &[f32], t: f64) -> f64 {
     let max = f64::from(logits[argmax(logits)]) / t;
-    let sum: f64 = logits.iter().map(|&l| shape::exp(f64::from(l) / t - max)).sum();
+    let sum: f64 = logits.iter().map(|&l| probabilities::exp(f64::from(l) / t - max)).sum();
     max + libm::log(sum)
 }
 

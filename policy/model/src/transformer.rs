@@ -1,25 +1,30 @@
-//! The transformer: which parameters there are, and one walk from token rows to hidden rows.
+//! The transformer: its parameters, and the forward pass from embeddings to hidden rows.
 //!
-//! Written once, over a [`Backend`] that computes: [`crate::exact`] with exact kernels, for what is sampled and what is
-//! logged; [`crate::autograd`] with libtorch, for gradients. Architectures differ by configuration ([`ModelConfig`]), not by
-//! code of their own. A row is one token; only attention knows which rows belong together.
+//! The pass is written once, over a [`Backend`]: [`crate::exact`] for sampling and scoring,
+//! [`crate::autograd`] for gradients. Architectures differ by [`ModelConfig`] and have no code of
+//! their own. A row is one token. Only attention knows which rows form a sequence.
 
 use crate::config::{Experts, Latent, ModelConfig};
 
-/// What the latent norms of DeepSeek add to the mean square, whatever `rms_norm_eps` is.
+/// The epsilon of DeepSeek's latent norms. It does not depend on `rms_norm_eps`.
 const LATENT_EPS: f64 = 1e-6;
 
-/// All parameters, each a `T`.
+/// The end of the name of every router's weights.
+const ROUTER: &str = "mlp.gate";
+
+/// All parameters, each a `T`. V is the vocabulary's size and D the width of the residual stream.
 #[derive(Debug, Clone)]
 pub struct Transformer<T> {
     /// `[V, D]`.
     pub embedding: T,
     pub layers: Vec<Layer<T>>,
+    /// `[D]`.
     pub norm: T,
-    /// `[V, D]`; none: the embedding.
+    /// `[V, D]`. `None`: tied to the embedding.
     pub head: Option<T>,
 }
 
+/// The parameters of one block.
 #[derive(Debug, Clone)]
 pub struct Layer<T> {
     input_norm: T,
@@ -29,7 +34,7 @@ pub struct Layer<T> {
     mlp: Mlp<T>,
 }
 
-/// `[out, in]`, and `[out]`.
+/// A weight `[outputs, inputs]` and a bias `[outputs]`.
 #[derive(Debug, Clone)]
 pub struct Linear<T> {
     pub weight: T,
@@ -43,7 +48,7 @@ enum Projection<T> {
         q: Linear<T>,
         k: Linear<T>,
         v: Linear<T>,
-        /// Over each head's query and key.
+        /// Norms over each head's query and key, `[head_dim]` each.
         norms: Option<(T, T)>,
     },
     Latent {
@@ -57,7 +62,7 @@ enum Projection<T> {
 #[derive(Debug, Clone)]
 enum LatentQuery<T> {
     Direct(Linear<T>),
-    Through { down: Linear<T>, norm: T, up: Linear<T> },
+    LowRank { down: Linear<T>, norm: T, up: Linear<T> },
 }
 
 #[derive(Debug, Clone)]
@@ -77,16 +82,16 @@ enum Mlp<T> {
 struct Mixture<T> {
     settings: Experts,
     router: Linear<T>,
-    /// Added to the scores for the choice alone.
+    /// Added to the scores for the choice only, `[experts]`.
     choice_bias: Option<T>,
     experts: Vec<SwiGlu<T>>,
     shared: Option<SwiGlu<T>>,
 }
 
-/// Which experts each row goes to, and with which weights.
+/// The experts of each row, and their weights.
 #[derive(Debug, Clone)]
 pub struct Route<R> {
-    /// `[rows × per_token]`, ascending for each row: their results are added in this order.
+    /// `[rows · per_token]`, ascending within a row. Results are added in this order.
     pub experts: Vec<u32>,
     pub per_token: usize,
     /// `[rows, per_token]`.
@@ -94,36 +99,37 @@ pub struct Route<R> {
 }
 
 impl<R> Route<R> {
-    /// Rows that go to an expert, and at which of their places.
-    pub fn of(&self, expert: u32) -> Vec<(usize, usize)> {
+    /// The rows that use an expert, each with the expert's index among the row's experts.
+    pub fn rows_of(&self, expert: u32) -> Vec<(usize, usize)> {
         let places = self.experts.iter().enumerate().filter(|&(_, &e)| e == expert);
         places.map(|(i, _)| (i / self.per_token, i % self.per_token)).collect()
     }
 }
 
-/// What computes. Rows are `[n, width]` f32.
+/// The operations of a forward pass. Rows are `[n, width]` in f32.
 pub trait Backend {
     type Parameter;
     type Rows;
 
     /// x Wᵀ + b.
     fn linear(&self, x: &Self::Rows, linear: &Linear<Self::Parameter>) -> Self::Rows;
-    /// x / √(mean(x²) + eps) · w over groups of `w`'s width.
+    /// x / √(mean(x²) + eps) · w over groups as wide as `w` (Zhang & Sennrich 2019).
     fn rms_norm(&self, x: &Self::Rows, w: &Self::Parameter, eps: f64) -> Self::Rows;
-    /// Turns the values from `from` on of every head of width `head` by their row's position.
+    /// Applies rotary positions to every head of `head` values, from value `from` of the head on.
     fn rotate(&self, x: Self::Rows, head: i64, from: i64) -> Self::Rows;
-    /// Causal attention: q `[n, H · head_dim]`, k `[n, H_kv · head_dim]`, v `[n, H_kv · value_dim]` → `[n, H · value_dim]`.
+    /// Causal attention: q `[n, H · head_dim]`, k `[n, H_kv · head_dim]` and
+    /// v `[n, H_kv · value_dim]` give `[n, H · value_dim]`.
     fn attend(&mut self, layer: i64, q: &Self::Rows, k: &Self::Rows, v: &Self::Rows) -> Self::Rows;
     /// silu(gate) · up.
     fn swiglu(&self, gate: Self::Rows, up: &Self::Rows) -> Self::Rows;
     fn add(&self, x: Self::Rows, y: &Self::Rows) -> Self::Rows;
-    /// Every one of `groups` equal parts of a row, cut after its first `width` values.
+    /// Splits each of the `groups` equal parts of a row after its first `width` values.
     fn split(&self, x: &Self::Rows, groups: i64, width: i64) -> (Self::Rows, Self::Rows);
-    /// Every one of `groups` equal parts of a row, followed by the row of `shared`.
+    /// Appends the row of `shared` to each of the `groups` equal parts of a row.
     fn join(&self, x: &Self::Rows, groups: i64, shared: &Self::Rows) -> Self::Rows;
-    /// The rows that are asked for, in the last layer.
-    fn asked(&self, x: Self::Rows) -> Self::Rows;
-    /// Chooses experts from the router's logits `[n, count]`, or takes the recorded ones.
+    /// The rows whose logits are needed. The last layer continues with these.
+    fn select_logit_rows(&self, x: Self::Rows) -> Self::Rows;
+    /// Chooses experts from the router's logits `[n, count]`, or replays the recorded ones.
     fn route(
         &mut self,
         layer: i64,
@@ -132,14 +138,15 @@ pub trait Backend {
         choice_bias: Option<&Self::Parameter>,
     ) -> Route<Self::Rows>;
     fn zeros_like(&self, x: &Self::Rows) -> Self::Rows;
-    /// The rows that go to an expert; none when there are none.
+    /// The rows that use an expert. `None`: no row does.
     fn dispatch(&self, x: &Self::Rows, route: &Route<Self::Rows>, expert: u32) -> Option<Self::Rows>;
-    /// Adds an expert's results, times their weights, to the rows they belong to.
+    /// Adds an expert's results, times their weights, to the rows that use it.
     fn combine(&self, sum: Self::Rows, y: &Self::Rows, route: &Route<Self::Rows>, expert: u32) -> Self::Rows;
 }
 
 impl<T> Transformer<T> {
-    /// Names every parameter with its shape, in forward order, as Hugging Face checkpoints do, and asks `parameter` for each.
+    /// Calls `parameter` with the Hugging Face name and the shape of every parameter, in the order
+    /// of the forward pass.
     pub fn build<E>(config: &ModelConfig, parameter: &mut impl FnMut(&str, &[i64]) -> Result<T, E>) -> Result<Self, E> {
         let (v, d) = (config.vocab_size, config.hidden_size);
         Ok(Transformer {
@@ -155,7 +162,7 @@ impl<T> Transformer<T> {
         })
     }
 
-    /// What turns hidden rows into logits.
+    /// The output projection, `[V, D]`.
     pub fn projection(&self) -> &T {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
@@ -172,8 +179,8 @@ impl<T> Layer<T> {
         Ok(Layer {
             input_norm: named("input_layernorm.weight", &[d])?,
             projection: match &config.latent {
-                None => heads(config, &mut named)?,
-                Some(latent) => through_latent(config, latent, &mut named)?,
+                None => head_projection(config, &mut named)?,
+                Some(latent) => latent_projection(config, latent, &mut named)?,
             },
             output: linear(
                 &mut named,
@@ -189,8 +196,8 @@ impl<T> Layer<T> {
         })
     }
 
-    /// One block: attention and the MLP, each added to the residual stream x `[n, D]`. In the last layer, what follows
-    /// attention is computed for the rows alone that are asked for.
+    /// One block: adds attention and the MLP to the residual stream x `[n, D]`. After the last
+    /// layer's attention only the rows whose logits are needed remain.
     pub fn forward<B: Backend<Parameter = T>>(
         &self,
         b: &mut B,
@@ -203,7 +210,7 @@ impl<T> Layer<T> {
         let mut attended = b.attend(layer, &q, &k, &v);
         let mut x = x;
         if layer + 1 == config.num_hidden_layers {
-            (x, attended) = (b.asked(x), b.asked(attended));
+            (x, attended) = (b.select_logit_rows(x), b.select_logit_rows(attended));
         }
         let x = b.add(x, &b.linear(&attended, &self.output));
         let h = b.rms_norm(&x, &self.post_norm, config.rms_norm_eps);
@@ -239,17 +246,17 @@ impl<T> Projection<T> {
                 let plain = width - config.rotary_dim();
                 let q = match q {
                     LatentQuery::Direct(q) => b.linear(h, q),
-                    LatentQuery::Through { down, norm, up } => {
+                    LatentQuery::LowRank { down, norm, up } => {
                         b.linear(&b.rms_norm(&b.linear(h, down), norm, LATENT_EPS), up)
                     }
                 };
                 let down = b.linear(h, kv_down);
-                let (latent, turning) = b.split(&down, 1, config.latent.as_ref().map_or(0, |latent| latent.kv_rank));
-                // one part of the key that knows its position, shared by all heads
-                let turning = b.rotate(turning, config.rotary_dim(), 0);
+                let (latent, rotary) = b.split(&down, 1, config.latent.as_ref().map_or(0, |latent| latent.kv_rank));
+                // All heads share the part of the key that carries the position.
+                let rotary = b.rotate(rotary, config.rotary_dim(), 0);
                 let kv = b.linear(&b.rms_norm(&latent, kv_norm, LATENT_EPS), kv_up);
                 let (k, v) = b.split(&kv, heads, plain);
-                (b.rotate(q, width, plain), b.join(&k, heads, &turning), v)
+                (b.rotate(q, width, plain), b.join(&k, heads, &rotary), v)
             }
         }
     }
@@ -313,7 +320,10 @@ fn swiglu<T, E>(
     })
 }
 
-fn heads<T, E>(config: &ModelConfig, named: &mut impl FnMut(&str, &[i64]) -> Result<T, E>) -> Result<Projection<T>, E> {
+fn head_projection<T, E>(
+    config: &ModelConfig,
+    named: &mut impl FnMut(&str, &[i64]) -> Result<T, E>,
+) -> Result<Projection<T>, E> {
     let (d, width) = (config.hidden_size, config.head_dim);
     let mut one = |name: &str, heads: i64| linear(named, name, [heads * width, d], config.qkv_bias);
     Ok(Projection::Heads {
@@ -330,7 +340,7 @@ fn heads<T, E>(config: &ModelConfig, named: &mut impl FnMut(&str, &[i64]) -> Res
     })
 }
 
-fn through_latent<T, E>(
+fn latent_projection<T, E>(
     config: &ModelConfig,
     latent: &Latent,
     named: &mut impl FnMut(&str, &[i64]) -> Result<T, E>,
@@ -340,7 +350,7 @@ fn through_latent<T, E>(
     Ok(Projection::Latent {
         q: match latent.q_rank {
             None => LatentQuery::Direct(linear(named, "self_attn.q_proj", [q_width, d], false)?),
-            Some(rank) => LatentQuery::Through {
+            Some(rank) => LatentQuery::LowRank {
                 down: linear(named, "self_attn.q_a_proj", [rank, d], bias)?,
                 norm: named("self_attn.q_a_layernorm.weight", &[rank])?,
                 up: linear(named, "self_attn.q_b_proj", [q_width, rank], false)?,
@@ -371,9 +381,9 @@ fn mixture<T, E>(
     let biased = matches!(experts.scoring, crate::config::Scoring::Sigmoid { .. });
     Ok(Mixture {
         settings: experts.clone(),
-        router: linear(named, "mlp.gate", [experts.count, d], false)?,
+        router: linear(named, ROUTER, [experts.count, d], false)?,
         choice_bias: match biased {
-            true => Some(named("mlp.gate.e_score_correction_bias", &[experts.count])?),
+            true => Some(named(&format!("{ROUTER}.e_score_correction_bias"), &[experts.count])?),
             false => None,
         },
         experts: (0..experts.count)
@@ -386,8 +396,19 @@ fn mixture<T, E>(
     })
 }
 
+/// Whether a parameter is a router's weight. Routers are computed in f32: the rounding of their
+/// input must not decide between two experts with close scores.
+pub fn is_router(name: &str) -> bool {
+    name.strip_suffix(".weight").is_some_and(|name| name.ends_with(ROUTER))
+}
+
+/// Whether the outputs of a parameter's matrix are added to the residual stream.
+pub fn writes_to_residual_stream(name: &str) -> bool {
+    name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight")
+}
+
 impl ModelConfig {
-    /// Every parameter's name and shape in Hugging Face coordinates, in forward order.
+    /// The Hugging Face name and the shape of every parameter, in the order of the forward pass.
     pub fn parameter_shapes(&self) -> Vec<(String, Vec<i64>)> {
         let mut shapes = Vec::new();
         Transformer::build(self, &mut |name: &str, shape: &[i64]| {

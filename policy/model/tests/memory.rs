@@ -1,8 +1,7 @@
-//! What a gradient needs of memory: the activations of one layer, whatever the depth, and each
+//! The memory that a gradient needs: the activations of one layer, whatever the depth, and each
 //! layer's input.
 //!
-//! The kernel's figures are measured: each depth runs in a process of its own, which reports how far
-//! its resident memory rose.
+//! Each depth runs in its own process, which reports by how much its resident memory rose.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -17,7 +16,7 @@ const LAYERS: &str = "SPRINGTIDE_MEMORY_LAYERS";
 const WHOLE: &str = "SPRINGTIDE_MEMORY_WHOLE";
 const SEQUENCES: usize = 8;
 const TOKENS: usize = 512;
-/// Narrow weights, many rows: what grows with the layers is activations, or nothing.
+/// With narrow weights and many rows, nearly all memory that grows with depth is activations.
 const WIDTH: usize = 64;
 
 fn config(layers: i64) -> ModelConfig {
@@ -44,31 +43,31 @@ fn status(field: &str) -> usize {
     kilobytes.parse::<usize>().unwrap() * 1024
 }
 
-/// Does nothing unless a test below starts it by name, in a process of its own.
+/// Does nothing unless the test below starts it by name in its own process.
 #[test]
 fn one_depth_forward_and_back() {
     let Ok(layers) = std::env::var(LAYERS) else { return };
     autograd::set_threads(1);
     let config = config(layers.parse().unwrap());
-    let image = random_checkpoint(&config, 1);
-    let fresh = TrainModel::from_checkpoint(&image).unwrap();
-    let network = TrainModel::from_parameters(config, require_grad(fresh.parameters())).unwrap();
-    let model = ExactModel::from_checkpoint(&image).unwrap();
+    let checkpoint = random_checkpoint(&config, 1);
+    let fresh = TrainModel::from_checkpoint(&checkpoint).unwrap();
+    let train_model = TrainModel::from_parameters(config, require_grad(fresh.parameters())).unwrap();
+    let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
     let ids: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7919 % 128).collect();
     let loss = |logits: &Tensor| logits.log_softmax(-1, Kind::Float).select(-1, 3).sum(Kind::Float);
     let before = status("VmRSS");
     if std::env::var(WHOLE).is_ok() {
         let wide: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
         let wide = Tensor::from_slice(&wide).unsqueeze(0).repeat([SEQUENCES as i64, 1]);
-        loss(&network.logits(&wide)).backward();
+        loss(&train_model.logits(&wide)).backward();
     } else {
-        let asked: Vec<usize> = (0..SEQUENCES * TOKENS).step_by(64).collect();
-        let pass = model.score(&[ids.as_slice(); SEQUENCES], &asked, None).unwrap();
+        let logit_rows: Vec<usize> = (0..SEQUENCES * TOKENS).step_by(64).collect();
+        let pass = model.score(&[ids.as_slice(); SEQUENCES], &logit_rows, None).unwrap();
         let kept: usize = pass.inputs.iter().map(|rows| rows.values().len()).sum();
         assert_eq!(kept, pass.inputs.len() * SEQUENCES * TOKENS * WIDTH);
         let hidden = autograd::leaf(&pass.hidden);
-        loss(&network.project(&hidden)).backward();
-        network.backward(&pass, hidden.grad());
+        loss(&train_model.project(&hidden)).backward();
+        train_model.backward(&pass, hidden.grad());
     }
     println!("rose by {}", status("VmHWM") - before);
 }
@@ -82,12 +81,12 @@ fn rise(layers: usize, whole: bool) -> usize {
     risen("one_depth_forward_and_back", &set)
 }
 
-/// What a test of this file says in a process of its own.
+/// Runs a test of this file in its own process and returns the bytes that it prints.
 fn risen(test: &str, set: &[(&str, &str)]) -> usize {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child
         .args(["--exact", test, "--nocapture"])
-        // what is given back goes back at once: the measure is of what is kept, not of what glibc holds for later
+        // Freed memory goes back to the kernel at once, so that only memory in use is measured.
         .env("MALLOC_MMAP_THRESHOLD_", "65536")
         .envs(set.iter().copied());
     let output = child.output().unwrap();
@@ -102,17 +101,17 @@ fn risen(test: &str, set: &[(&str, &str)]) -> usize {
 }
 
 #[test]
-fn memory_holds_the_activations_of_one_layer_and_what_went_into_each() {
+fn a_gradient_needs_the_activations_of_one_layer_and_the_inputs_of_all() {
     let more = 12;
     let inputs = more * SEQUENCES * TOKENS * WIDTH * size_of::<f32>();
     let grows = |whole| rise(4 + more, whole).saturating_sub(rise(4, whole));
     let (stepwise, whole) = (grows(false), grows(true));
     println!(
-        "{more} more layers: {stepwise} bytes more, of which what went into them is {inputs}; in one graph {whole} bytes"
+        "{more} more layers: {stepwise} bytes more, of which layer inputs are {inputs}; in one graph {whole} bytes"
     );
-    // the weights, their gradients and what an allocator keeps are small beside it; one layer's activations are ten times its
-    // input, so keeping even one more of each layer would show
+    // Weights, gradients and the allocator's overhead are small in comparison. A layer's activations are
+    // ten times its input, so keeping them would show.
     assert!(stepwise < 2 * inputs, "{stepwise} bytes for {inputs}");
-    // and the measure does see activations that are kept
+    // The measurement does detect kept activations.
     assert!(whole > 8 * inputs, "{whole} bytes in one graph");
 }

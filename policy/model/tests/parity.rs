@@ -1,7 +1,8 @@
-//! The model against `transformers` and against itself, on small random models of every architecture (`tests/golden`).
+//! Compares the model with `transformers` and with itself, on a small random model of every
+//! architecture (`tests/golden`).
 //!
-//! `make parity` prints what these tests measure. The first table is the distance to `transformers`; the second is the
-//! distance between all the ways in which the same tokens can be computed here, and is 0 everywhere.
+//! `make parity` prints what the tests measure. The first table is the distance to `transformers`. The
+//! second is the distance between all ways to compute the same tokens here; it is 0 everywhere.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,22 +18,23 @@ use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use ways::WAYS;
 
-/// The largest distance of a log-probability from `transformers` in f32.
+/// The largest accepted distance of a log-probability from `transformers` in f32.
 const F32_MAX: f32 = 1e-5;
-/// And of a logit, whose common part a log-probability does not see: `transformers` in f32 is up to 1.5e-5 from itself in f64.
+/// The largest accepted distance of a logit. It is larger because an error common to all logits does not
+/// change log-probabilities. `transformers` in f32 differs from itself in f64 by up to 1.5e-5.
 const LOGIT_MAX: f32 = 2e-5;
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-/// A folder, and one of the configurations that its weights are computed with.
+/// A folder's weights with one of its configurations.
 struct Case {
-    folder: &'static str,
-    /// `config.NAME.json` and `expected.NAME.safetensors`; empty: without NAME.
+    folder: String,
+    /// The file names, such as `config.NAME.json` and `expected.NAME.safetensors`.
     config: String,
     expected: String,
-    image: Checkpoint,
+    checkpoint: Checkpoint,
 }
 
 impl Case {
@@ -41,25 +43,25 @@ impl Case {
     }
 
     fn expected(&self) -> Vec<u8> {
-        std::fs::read(golden().join(self.folder).join(&self.expected)).unwrap()
+        std::fs::read(golden().join(&self.folder).join(&self.expected)).unwrap()
     }
 }
 
-const FOLDERS: [&str; 7] = [
-    "llama",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "qwen3_moe",
-    "deepseek_v3",
-    "deepseek_v3_full_q",
-];
+/// Every folder that holds a model, sorted by name.
+fn folders() -> Vec<String> {
+    let entries = std::fs::read_dir(golden()).unwrap().map(|entry| entry.unwrap());
+    let models = entries.filter(|entry| entry.path().join("config.json").exists());
+    let mut names: Vec<String> = models.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
 
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for folder in FOLDERS {
+    let folders = folders();
+    for folder in &folders {
         let path = golden().join(folder);
-        let image = Checkpoint::read_dir(&path).unwrap();
+        let checkpoint = Checkpoint::read_dir(&path).unwrap();
         let mut configs: Vec<String> = std::fs::read_dir(&path)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -67,25 +69,28 @@ fn cases() -> Vec<Case> {
             .collect();
         configs.sort();
         for config in configs {
-            let mut image = image.clone();
+            let mut checkpoint = checkpoint.clone();
             let json = std::fs::read(path.join(&config)).unwrap();
-            image.files.insert("config.json".into(), json.into());
+            checkpoint.files.insert("config.json".into(), json.into());
             let own = config.replace("config.", "expected.").replace(".json", ".safetensors");
-            // the spelling of transformers 4 computes what that of 5 does
+            // The spelling of transformers 4 has the same results as that of 5.
             let expected = if config == "config.v4.json" {
                 "expected.safetensors".into()
             } else {
                 own
             };
             cases.push(Case {
-                folder,
+                folder: folder.clone(),
                 config,
                 expected,
-                image,
+                checkpoint,
             });
         }
     }
-    assert!(cases.len() > 2 * FOLDERS.len(), "the golden models are incomplete");
+    assert!(
+        folders.len() >= 7 && cases.len() > 2 * folders.len(),
+        "the golden models are incomplete"
+    );
     cases
 }
 
@@ -141,7 +146,8 @@ fn every_architecture_computes_what_transformers_computes() {
     );
     println!("|---|---|---|---|---|---|---|");
     for case in cases() {
-        let model = ExactModel::from_checkpoint(&case.image).unwrap_or_else(|error| panic!("{}: {error}", case.name()));
+        let model =
+            ExactModel::from_checkpoint(&case.checkpoint).unwrap_or_else(|error| panic!("{}: {error}", case.name()));
         let bytes = case.expected();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let sequences = ids(&file, "ids");
@@ -238,13 +244,13 @@ fn every_way_to_compute_a_token_gives_the_same_bits() {
         let bytes = case.expected();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let mut sequences = ids(&file, "ids");
-        // of different lengths, and around the panels of 32 positions
+        // Other lengths, around a panel of 32 positions.
         sequences.push(sequences[0][..33].to_vec());
         sequences.push(sequences[1][..17].to_vec());
         for compute in [Compute::F32, Compute::Bf16] {
             let model = |isa: Isa, threads: &Threads| {
                 let threads = threads.clone();
-                ExactModel::with_arithmetic(&case.image, &Arithmetic { compute, threads })
+                ExactModel::with_arithmetic(&case.checkpoint, &Arithmetic { compute, threads })
                     .unwrap()
                     .with_isa(isa)
             };
@@ -298,7 +304,7 @@ fn products_of_bf16_are_as_near_to_f32_as_transformers_in_bf16_is() {
                 .collect(),
         };
         let arithmetic = Arithmetic::new(Compute::Bf16, 1).unwrap();
-        let model = ExactModel::with_arithmetic(&case.image, &arithmetic).unwrap();
+        let model = ExactModel::with_arithmetic(&case.checkpoint, &arithmetic).unwrap();
         let sequences = ids(&file, "ids");
         let logits = score(&model, &sequences).0;
         let exact = f32s(&file, "logits_f32");
@@ -325,11 +331,11 @@ fn products_of_bf16_are_as_near_to_f32_as_transformers_in_bf16_is() {
     }
 }
 
-/// The image with every value of the tensors that end so moved up or down, without a pattern.
-fn nudged(image: &Checkpoint, ending: &str, by: f32) -> Checkpoint {
-    let mut image = image.clone();
+/// The checkpoint with every value of the tensors with this ending moved up or down at random.
+fn nudged(checkpoint: &Checkpoint, ending: &str, by: f32) -> Checkpoint {
+    let mut checkpoint = checkpoint.clone();
     let mut count = 0u32;
-    for (_, tensor) in image.tensors.iter_mut().filter(|(name, _)| name.ends_with(ending)) {
+    for (_, tensor) in checkpoint.tensors.iter_mut().filter(|(name, _)| name.ends_with(ending)) {
         let mut nudge = |value: f32| {
             count = count.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             value + if count >> 31 == 0 { by } else { -by }
@@ -354,23 +360,23 @@ fn nudged(image: &Checkpoint, ending: &str, by: f32) -> Checkpoint {
         };
         tensor.bytes = bytes.into();
     }
-    image
+    checkpoint
 }
 
 #[test]
-fn without_replay_another_choice_changes_the_log_probability_and_with_it_it_does_not() {
-    // DeepSeek's choice has a bias of its own: moving it moves the choice and nothing else. Qwen's choice moves only with
-    // the router's weights, which also weigh the experts: a replay leaves that part of the change, which has a gradient.
+fn a_replay_of_the_experts_removes_the_effect_of_another_choice() {
+    // DeepSeek's choice has a bias of its own, which changes nothing but the choice. Qwen's choice changes
+    // only with the router's weights, which also weight the experts. A replay keeps that second effect.
     for (folder, ending, by, exact) in [
         ("deepseek_v3", "e_score_correction_bias", 0.1, true),
         ("qwen3_moe", "mlp.gate.weight", 0.05, false),
     ] {
-        let image = Checkpoint::read_dir(&golden().join(folder)).unwrap();
+        let checkpoint = Checkpoint::read_dir(&golden().join(folder)).unwrap();
         let bytes = std::fs::read(golden().join(folder).join("expected.safetensors")).unwrap();
         let sequences = ids(&SafeTensors::deserialize(&bytes).unwrap(), "ids");
-        let model = ExactModel::from_checkpoint(&image).unwrap();
+        let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
         let (logits, routing) = score(&model, &sequences);
-        let other = ExactModel::from_checkpoint(&nudged(&image, ending, by)).unwrap();
+        let other = ExactModel::from_checkpoint(&nudged(&checkpoint, ending, by)).unwrap();
         let refs: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
         let rows: Vec<usize> = (0..refs.iter().map(|ids| ids.len()).sum()).collect();
         let free = other.score(&refs, &rows, None).unwrap();
@@ -390,10 +396,10 @@ fn without_replay_another_choice_changes_the_log_probability_and_with_it_it_does
             },
             "{folder}: {with}, {without}"
         );
-        // where the choice has not moved, a replay changes nothing
+        // If the choice is the same, a replay changes nothing.
         let again = model.score(&refs, &rows, Some(&routing)).unwrap();
         assert_eq!(again.logits.values(), logits);
-        // and a recording of other rows, or of more layers, is refused
+        // A recording of other rows is refused.
         let short = score(&model, &sequences[..1]).1;
         let error = model.score(&refs, &rows, Some(&short)).unwrap_err().to_string();
         assert!(error.contains("choices is next"), "{error}");

@@ -1,43 +1,44 @@
-//! Objects on this machine's disk. Each is fetched once, in parts, several at a time, by whoever asks first; every part is
-//! verified before anybody sees it and can be read while the rest still arrives. What was broken off goes on where it was, after
-//! a restart too. Processes may share the folder: the others wait for the one that fetches.
+//! A disk cache of objects. Each object is downloaded once, several parts at a time. Every part is
+//! verified before it is used, and can be read while others are still missing. An interrupted download
+//! continues where it stopped, also after a restart. Processes may share the folder: one downloads an
+//! object and the others wait for it.
 //!
 //! ```text
-//! <digest>            an object
-//! <digest>.parts      the hashes of its parts, where it has several (see `artifact::parts`)
-//! <digest>.arriving   its bytes as far as they are here, under a lock of the process that fetches it
+//! <digest>            a complete object
+//! <digest>.parts      the hashes of its parts, if it has several (see `artifact::parts`)
+//! <digest>.arriving   a partial object, locked by the process that downloads it
 //! ```
-//! The folder holds at most `bytes_max`; what was used longest ago goes first.
+//! The folder holds at most `bytes_max` bytes. The least recently used objects are deleted first.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::sync::watch;
 
-use super::{Error, Store, blocking, download, object_key};
+use super::keys::object_key;
+use super::{Error, Store, blocking, download};
 use artifact::digest::Digest;
 use artifact::manifest::ObjectRef;
 use artifact::memory;
 use artifact::parts::Parts;
 
-/// How often a process looks whether another one has fetched what it wants.
-const LOOK: Duration = Duration::from_millis(50);
-const ARRIVING: &str = ".arriving";
-const LIST: &str = ".parts";
+/// How often a process checks whether another one has downloaded an object.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+const PARTIAL: &str = ".arriving";
+const PART_LIST: &str = ".parts";
 
-/// What a cache may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Disk, in bytes.
+    /// Disk space in bytes.
     pub bytes_max: u64,
-    /// Parts of one object that are fetched at once.
+    /// Parts of one object that are downloaded at once.
     pub streams: usize,
 }
 
@@ -51,136 +52,134 @@ pub struct Cache {
 struct Shared {
     folder: PathBuf,
     limits: Limits,
-    /// Those that somebody holds.
-    arrivals: Mutex<HashMap<Digest, Weak<Arrival>>>,
-    /// Held while room is made.
-    making_room: Mutex<()>,
+    /// Objects that this process uses.
+    open: Mutex<HashMap<Digest, Weak<CachedObject>>>,
+    /// Held while files are deleted to make room.
+    eviction: Mutex<()>,
 }
 
-/// An object that is here or on its way.
+/// An object that is complete or being downloaded.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct CachedObject {
     parts: Parts,
     file: File,
+    /// Where the complete object is.
     path: PathBuf,
     state: watch::Sender<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By part.
-    here: Vec<bool>,
+    /// Whether each part is on disk.
+    present: Vec<bool>,
     failed: Option<String>,
 }
 
 impl Cache {
-    /// Creates the folder where there is none.
+    /// Opens the folder, and creates it if it is missing.
     pub fn open(folder: &Path, limits: Limits) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let shared = Shared {
             folder: folder.to_owned(),
             limits,
-            arrivals: Mutex::default(),
-            making_room: Mutex::default(),
+            open: Mutex::default(),
+            eviction: Mutex::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
         })
     }
 
-    /// The size of an object that is whole here.
+    /// The size of an object that is complete in the cache.
     pub fn size_of(&self, digest: &Digest) -> Option<u64> {
-        let path = self.shared.folder.join(digest.to_string());
-        path.metadata().ok().map(|file| file.len())
+        let file = self.shared.path(digest, "").metadata().ok()?;
+        Some(file.len())
     }
 
-    /// The object, of which as much is here as had arrived; the rest is fetched from `store` from now on.
-    pub async fn object(&self, store: &Store, policy: &str, object: &ObjectRef) -> Result<Arc<Arrival>, Error> {
-        if let Some(arrival) = self.shared.arrival(&object.digest) {
-            return Ok(arrival);
+    /// Opens an object, and starts to download what is missing from `store`.
+    pub async fn object(&self, store: &Store, policy: &str, object: &ObjectRef) -> Result<Arc<CachedObject>, Error> {
+        if let Some(open) = self.shared.find_open(&object.digest) {
+            return Ok(open);
         }
         let parts = self.shared.parts(store, policy, object).await?;
         let shared = self.shared.clone();
-        let opened = blocking(move || shared.open(parts)).await?;
-        let (arrival, whole) = opened.map_err(|error| local(object, &error))?;
-        let arrival = match self.shared.keep(arrival) {
-            Kept::Ours(arrival) => arrival,
-            Kept::Theirs(arrival) => return Ok(arrival),
-        };
-        if !whole {
-            let fetch = Fetch {
+        let opened = blocking(move || shared.open_file(parts)).await?;
+        let (opened, complete) = opened.map_err(|error| download_error(object, error.to_string()))?;
+        let (cached, is_first) = self.shared.register(opened);
+        if is_first && !complete {
+            let download = Download {
                 shared: self.shared.clone(),
                 store: store.clone(),
                 policy: policy.to_owned(),
-                arrival: arrival.clone(),
+                cached: cached.clone(),
             };
-            tokio::spawn(fetch.run());
+            tokio::spawn(download.run());
         }
-        Ok(arrival)
+        Ok(cached)
     }
 
-    /// All bytes of the object.
-    pub(super) async fn whole(&self, store: &Store, policy: &str, object: &ObjectRef) -> Result<Bytes, Error> {
-        let arrival = self.object(store, policy, object).await?;
+    /// Reads a whole object.
+    pub(super) async fn read(&self, store: &Store, policy: &str, object: &ObjectRef) -> Result<Bytes, Error> {
+        let cached = self.object(store, policy, object).await?;
         let mut bytes = memory::room(usize::try_from(object.size_bytes).unwrap_or_default());
-        for index in 0..arrival.parts.count() {
-            bytes.extend_from_slice(&arrival.part(index).await?);
+        for index in 0..cached.parts.count() {
+            bytes.extend_from_slice(&cached.part(index).await?);
         }
         Ok(bytes.into())
     }
 }
 
-enum Kept {
-    Ours(Arc<Arrival>),
-    /// Somebody was faster.
-    Theirs(Arc<Arrival>),
-}
-
 impl Shared {
-    fn arrival(&self, digest: &Digest) -> Option<Arc<Arrival>> {
-        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        let arrival = arrivals.get(digest)?.upgrade();
-        let usable = arrival.filter(|arrival| arrival.state.borrow().failed.is_none());
+    fn lock_open(&self) -> MutexGuard<'_, HashMap<Digest, Weak<CachedObject>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find_open(&self, digest: &Digest) -> Option<Arc<CachedObject>> {
+        let mut open = self.lock_open();
+        let cached = open.get(digest)?.upgrade();
+        let usable = cached.filter(|cached| cached.state.borrow().failed.is_none());
         if usable.is_none() {
-            arrivals.remove(digest);
+            open.remove(digest);
         }
         usable
     }
 
-    fn keep(&self, arrival: Arrival) -> Kept {
-        let digest = arrival.parts.object().digest;
-        if let Some(theirs) = self.arrival(&digest) {
-            return Kept::Theirs(theirs);
+    /// Returns the open object and true, or false with the one that another task has opened meanwhile.
+    fn register(&self, cached: CachedObject) -> (Arc<CachedObject>, bool) {
+        let digest = cached.object().digest;
+        if let Some(other) = self.find_open(&digest) {
+            return (other, false);
         }
-        let arrival = Arc::new(arrival);
-        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        arrivals.retain(|_, arrival| arrival.strong_count() > 0);
-        arrivals.insert(digest, Arc::downgrade(&arrival));
-        Kept::Ours(arrival)
+        let cached = Arc::new(cached);
+        let mut open = self.lock_open();
+        open.retain(|_, cached| cached.strong_count() > 0);
+        open.insert(digest, Arc::downgrade(&cached));
+        (cached, true)
     }
 
-    /// The list of the object's parts: the one that is here, if it is the object's, or else the store's.
+    /// The hashes of the object's parts, from disk if they are valid there, otherwise from the store.
     async fn parts(&self, store: &Store, policy: &str, object: &ObjectRef) -> Result<Parts, Error> {
         if let Some(parts) = Parts::single(*object) {
             return Ok(parts);
         }
-        let path = self.path(&object.digest, LIST);
-        let held = std::fs::read(&path).ok();
-        if let Some(parts) = held.and_then(|bytes| Parts::from_bytes(*object, &bytes).ok()) {
+        let path = self.path(&object.digest, PART_LIST);
+        let local = std::fs::read(&path).ok();
+        if let Some(parts) = local.and_then(|bytes| Parts::from_bytes(*object, &bytes).ok()) {
             return Ok(parts);
         }
         let parts = store.get_parts(policy, object).await?;
-        artifact::atomic::replace(&path, &[&parts.to_bytes()]).map_err(|error| local(object, &error))?;
+        artifact::atomic::replace(&path, &[&parts.to_bytes()])
+            .map_err(|error| download_error(object, error.to_string()))?;
         Ok(parts)
     }
 
-    /// Opens what is here of an object, and whether that is all of it. A file of another size is none of it.
-    fn open(&self, parts: Parts) -> io::Result<(Arrival, bool)> {
+    /// Opens an object's file; true if it is complete. Deletes a complete file of the wrong size.
+    fn open_file(&self, parts: Parts) -> io::Result<(CachedObject, bool)> {
         let object = parts.object();
         let path = self.path(&object.digest, "");
-        let whole = match File::open(&path) {
+        let complete = match File::open(&path) {
             Ok(file) if file.metadata()?.len() == object.size_bytes => {
-                // For whoever makes room.
+                // The time of last use, for eviction.
                 file.set_modified(SystemTime::now())?;
                 Some(file)
             }
@@ -191,75 +190,72 @@ impl Shared {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        let is_whole = whole.is_some();
-        let file = match whole {
+        let is_complete = complete.is_some();
+        let file = match complete {
             Some(file) => file,
             None => {
                 self.make_room(&object)?;
                 let mut options = OpenOptions::new();
                 options.read(true).write(true).create(true).truncate(false);
-                options.open(self.path(&object.digest, ARRIVING))?
+                options.open(self.path(&object.digest, PARTIAL))?
             }
         };
-        let here = vec![is_whole; usize::try_from(parts.count()).map_err(io::Error::other)?];
-        let arrival = Arrival {
+        let present = vec![is_complete; usize::try_from(parts.count()).map_err(io::Error::other)?];
+        let state = watch::Sender::new(State { present, failed: None });
+        let cached = CachedObject {
             parts,
             file,
             path,
-            state: watch::Sender::new(State { here, failed: None }),
+            state,
         };
-        Ok((arrival, is_whole))
+        Ok((cached, is_complete))
     }
 
-    /// Removes what was used longest ago and nobody here holds, until the object fits.
+    /// Deletes the least recently used files that nobody uses until the object fits.
     fn make_room(&self, object: &ObjectRef) -> io::Result<()> {
-        let _one_at_a_time = self.making_room.lock().unwrap_or_else(PoisonError::into_inner);
-        let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = arrivals.iter().filter(|(_, arrival)| arrival.strong_count() > 0);
-        let held: Vec<String> = held.map(|(digest, _)| digest.to_string()).collect();
-        drop(arrivals);
+        let _one_at_a_time = self.eviction.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.lock_open();
+        let in_use = open.iter().filter(|(_, cached)| cached.strong_count() > 0);
+        let in_use: Vec<String> = in_use.map(|(digest, _)| digest.to_string()).collect();
+        drop(open);
         let own = object.digest.to_string();
         let mut files = Vec::new();
         for entry in std::fs::read_dir(&self.folder)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            let metadata = match entry.metadata() {
-                Ok(metadata) => metadata,
-                // Another process makes room too.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(error),
-            };
             if name.starts_with(&own) {
                 continue;
             }
-            files.push((metadata.modified()?, metadata.len(), name));
+            match entry.metadata() {
+                Ok(metadata) => files.push((metadata.modified()?, metadata.len(), name)),
+                // Another process deleted it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
         }
         files.sort();
-        let mut taken: u64 = files.iter().map(|(_, bytes, _)| bytes).sum();
+        let mut used: u64 = files.iter().map(|(_, bytes, _)| bytes).sum();
+        let fits = |used: u64| used.saturating_add(object.size_bytes) <= self.limits.bytes_max;
         for (_, bytes, name) in files {
-            if taken.saturating_add(object.size_bytes) <= self.limits.bytes_max {
+            if fits(used) {
                 break;
             }
             let path = self.folder.join(&name);
             let digest = name.split('.').next().unwrap_or_default();
-            if held.iter().any(|held| held == digest) || (name.ends_with(ARRIVING) && is_locked(&path)) {
+            if in_use.iter().any(|one| one == digest) || (name.ends_with(PARTIAL) && is_locked(&path)) {
                 continue;
             }
             match std::fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => taken -= bytes,
+                _ => used -= bytes,
             }
         }
-        if taken.saturating_add(object.size_bytes) > self.limits.bytes_max {
-            return Err(io::Error::new(
-                io::ErrorKind::QuotaExceeded,
-                format!(
-                    "{} bytes do not fit beside {taken} that are in use; the folder may hold {}",
-                    object.size_bytes, self.limits.bytes_max
-                ),
-            ));
+        if fits(used) {
+            return Ok(());
         }
-        Ok(())
+        let (size, max) = (object.size_bytes, self.limits.bytes_max);
+        let reason = format!("{size} bytes do not fit beside {used} that are in use; the folder may hold {max}");
+        Err(io::Error::new(io::ErrorKind::QuotaExceeded, reason))
     }
 
     fn path(&self, digest: &Digest, suffix: &str) -> PathBuf {
@@ -268,13 +264,10 @@ impl Shared {
 }
 
 fn is_locked(path: &Path) -> bool {
-    match File::open(path) {
-        Ok(file) => matches!(file.try_lock(), Err(TryLockError::WouldBlock)),
-        Err(_) => false,
-    }
+    File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
 }
 
-impl Arrival {
+impl CachedObject {
     pub fn object(&self) -> ObjectRef {
         self.parts.object()
     }
@@ -283,35 +276,34 @@ impl Arrival {
         &self.parts
     }
 
-    /// The bytes of a part, once they are here.
+    /// Waits for a part and returns its verified bytes.
     pub async fn part(self: &Arc<Self>, index: u64) -> Result<Bytes, Error> {
-        let place = usize::try_from(index).unwrap_or(usize::MAX);
+        let at = usize::try_from(index).unwrap_or(usize::MAX);
         let mut state = self.state.subscribe();
         let settled = state
-            .wait_for(|state| state.failed.is_some() || state.here.get(place).copied().unwrap_or(true))
+            .wait_for(|state| state.failed.is_some() || state.present.get(at).copied().unwrap_or(true))
             .await;
         if let Some(reason) = settled.ok().and_then(|state| state.failed.clone()) {
-            return Err(failed(&self.object(), reason));
+            return Err(download_error(&self.object(), reason));
         }
-        let arrival = self.clone();
-        let read = blocking(move || arrival.read(index)).await?;
-        match read {
-            Ok(Some(bytes)) => Ok(bytes),
+        let cached = self.clone();
+        let reason = match blocking(move || cached.read(index)).await? {
+            Ok(Some(bytes)) => return Ok(bytes),
             Ok(None) => {
-                // Fetched anew by whoever asks next.
+                // The next reader downloads it again.
                 let _ = std::fs::remove_file(&self.path);
                 let reason = "it was damaged on this machine's disk".to_owned();
                 self.fail(reason.clone());
-                Err(failed(&self.object(), reason))
+                reason
             }
-            Err(error) => Err(local(&self.object(), &error)),
-        }
+            Err(error) => error.to_string(),
+        };
+        Err(download_error(&self.object(), reason))
     }
 
-    /// None where the disk does not hold what was written.
+    /// Reads a part from disk; none if it is not there or does not verify.
     fn read(&self, index: u64) -> io::Result<Option<Bytes>> {
         let range = self.parts.range(index);
-        // At most a part.
         let mut bytes = vec![0; (range.end - range.start) as usize];
         match self.file.read_exact_at(&mut bytes, range.start) {
             Ok(()) => Ok(self.parts.check(index, &bytes).then(|| bytes.into())),
@@ -320,10 +312,11 @@ impl Arrival {
         }
     }
 
-    fn arrived(&self, index: u64) {
+    fn set_present(&self, index: u64) {
         self.state.send_modify(|state| {
-            if let Some(here) = usize::try_from(index).ok().and_then(|index| state.here.get_mut(index)) {
-                *here = true;
+            let index = usize::try_from(index).unwrap_or(usize::MAX);
+            if let Some(present) = state.present.get_mut(index) {
+                *present = true;
             }
         });
     }
@@ -333,115 +326,114 @@ impl Arrival {
     }
 }
 
-/// Brings an object.
-struct Fetch {
+/// The download of one object.
+struct Download {
     shared: Arc<Shared>,
     store: Store,
     policy: String,
-    arrival: Arc<Arrival>,
+    cached: Arc<CachedObject>,
 }
 
-impl Fetch {
+impl Download {
     async fn run(self) {
-        if let Err(reason) = self.bring().await {
-            let digest = self.arrival.object().digest;
-            tracing::warn!(object = %digest.short(), reason, "an object did not arrive");
-            self.arrival.fail(reason);
+        if let Err(reason) = self.complete().await {
+            let digest = self.cached.object().digest;
+            tracing::warn!(object = %digest.short(), reason, "an object was not downloaded");
+            self.cached.fail(reason);
         }
     }
 
-    async fn bring(&self) -> Result<(), String> {
+    async fn complete(&self) -> Result<(), String> {
         if self.wait_for_lock().await? {
             return Ok(());
         }
-        let missing = self.look_what_is_here().await?;
-        let key = object_key(&self.policy, &self.arrival.object().digest).map_err(|error| error.to_string())?;
+        let missing = self.missing_parts().await?;
+        let key = object_key(&self.policy, &self.cached.object().digest).map_err(|error| error.to_string())?;
         stream::iter(missing)
-            .map(|index| self.bring_part(&key, index))
+            .map(|index| self.download_part(&key, index))
             .buffer_unordered(self.shared.limits.streams.max(1))
             .try_collect::<()>()
             .await?;
-        let (arrival, shared) = (self.arrival.clone(), self.shared.clone());
-        let done = blocking(move || {
-            arrival.file.sync_all()?;
-            let from = shared.path(&arrival.object().digest, ARRIVING);
-            std::fs::rename(from, &arrival.path)?;
+        let (cached, shared) = (self.cached.clone(), self.shared.clone());
+        on_disk(move || {
+            cached.file.sync_all()?;
+            std::fs::rename(shared.path(&cached.object().digest, PARTIAL), &cached.path)?;
             File::open(&shared.folder)?.sync_all()
-        });
-        done.await
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())
+        })
+        .await
     }
 
-    /// Until this process may fetch the object. True: another one has done it.
+    /// Waits until this process may download the object. True if another one has done so.
     async fn wait_for_lock(&self) -> Result<bool, String> {
+        let cached = &self.cached;
         loop {
-            match self.arrival.file.try_lock() {
-                Ok(()) if !self.arrival.path.exists() => return Ok(false),
-                Ok(()) | Err(TryLockError::WouldBlock) if self.arrival.path.exists() => {
-                    // The file that was opened is the one that has its name now; what it holds is checked as it is read.
-                    for index in 0..self.arrival.parts.count() {
-                        self.arrival.arrived(index);
-                    }
-                    return Ok(true);
-                }
-                Ok(()) | Err(TryLockError::WouldBlock) => tokio::time::sleep(LOOK).await,
+            let locked = match cached.file.try_lock() {
+                Ok(()) => true,
+                Err(TryLockError::WouldBlock) => false,
                 Err(TryLockError::Error(error)) => return Err(error.to_string()),
+            };
+            if cached.path.exists() {
+                // Our open file has its final name now. Its parts are verified when they are read.
+                (0..cached.parts.count()).for_each(|index| cached.set_present(index));
+                return Ok(true);
             }
+            if locked {
+                return Ok(false);
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// The parts that are not here, of a file that may have been begun before.
-    async fn look_what_is_here(&self) -> Result<Vec<u64>, String> {
-        let arrival = self.arrival.clone();
-        let look = blocking(move || {
-            let size_bytes = arrival.object().size_bytes;
-            let begun = arrival.file.metadata()?.len();
-            if begun != size_bytes {
-                arrival.file.set_len(0)?;
-                arrival.file.set_len(size_bytes)?;
+    /// The parts that an earlier download has not written.
+    async fn missing_parts(&self) -> Result<Vec<u64>, String> {
+        let cached = self.cached.clone();
+        on_disk(move || {
+            let size_bytes = cached.object().size_bytes;
+            let resumed = cached.file.metadata()?.len() == size_bytes;
+            if !resumed {
+                cached.file.set_len(0)?;
+                cached.file.set_len(size_bytes)?;
             }
             let mut missing = Vec::new();
-            for index in 0..arrival.parts.count() {
-                if begun == size_bytes && arrival.read(index)?.is_some() {
-                    arrival.arrived(index);
+            for index in 0..cached.parts.count() {
+                if resumed && cached.read(index)?.is_some() {
+                    cached.set_present(index);
                 } else {
                     missing.push(index);
                 }
             }
-            Ok::<_, io::Error>(missing)
-        });
-        look.await
-            .map_err(|error| error.to_string())?
-            .map_err(|error| error.to_string())
+            Ok(missing)
+        })
+        .await
     }
 
-    async fn bring_part(&self, key: &object_store::path::Path, index: u64) -> Result<(), String> {
-        let range = self.arrival.parts.range(index);
+    async fn download_part(&self, key: &object_store::path::Path, index: u64) -> Result<(), String> {
+        let named = |reason: String| format!("part {index}: {reason}");
+        let range = self.cached.parts.range(index);
         let start = range.start;
-        let good = |bytes: &[u8]| self.arrival.parts.check(index, bytes);
-        let bytes = download::part(self.store.backend.as_ref(), key, range, good)
+        let verify = |bytes: &[u8]| self.cached.parts.check(index, bytes);
+        let bytes = download::part(self.store.backend.as_ref(), key, range, verify)
             .await
-            .map_err(|failure| format!("part {index}: {failure}"))?;
-        let arrival = self.arrival.clone();
-        let written = blocking(move || arrival.file.write_all_at(&bytes, start)).await;
-        written
-            .map_err(|error| error.to_string())?
-            .map_err(|error| format!("part {index}: {error}"))?;
-        self.arrival.arrived(index);
+            .map_err(|failure| named(failure.to_string()))?;
+        let cached = self.cached.clone();
+        on_disk(move || cached.file.write_all_at(&bytes, start))
+            .await
+            .map_err(named)?;
+        self.cached.set_present(index);
         Ok(())
     }
 }
 
-fn failed(object: &ObjectRef, reason: String) -> Error {
+async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, String> {
+    let done = blocking(work).await.map_err(|error| error.to_string())?;
+    done.map_err(|error| error.to_string())
+}
+
+fn download_error(object: &ObjectRef, reason: String) -> Error {
     Error::Download {
         object: object.digest,
         reason,
     }
-}
-
-fn local(object: &ObjectRef, error: &io::Error) -> Error {
-    failed(object, error.to_string())
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! Everything that a policy's part of the store holds, read once: for the commands that look at the whole of it. Documents
-//! are verified; objects are known by name, size and time alone.
+//! A listing of everything that a policy has in the store, for commands that need all of it. Documents
+//! are verified. Objects are listed with their size and time, but not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use time::OffsetDateTime;
 
+use super::keys::policy_key;
 use super::objects::modified;
-use super::{Error, Store, backend, key};
-use crate::Pin;
+use super::{Error, Pin, Store, backend};
 use artifact::assignment::Assignment;
 use artifact::digest::Digest;
 use artifact::manifest::{Manifest, ObjectRef};
@@ -18,80 +18,59 @@ use artifact::squash::SquashedDelta;
 /// Documents read at once.
 const READ_AT_ONCE: usize = 32;
 
-/// What the store says of an object without reading it.
+/// An object as the store lists it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stored {
+pub struct StoredObject {
     pub size_bytes: u64,
     pub modified_at: OffsetDateTime,
 }
 
-impl Stored {
-    pub(super) fn under(&self, digest: Digest) -> ObjectRef {
-        ObjectRef {
-            digest,
-            size_bytes: self.size_bytes,
-        }
-    }
-}
-
-/// One look at everything. Objects were listed before the documents were read, so an object of a publication that went on
-/// meanwhile is missing from `objects` rather than from the documents.
+/// One listing of the whole store. Objects are listed before documents are read: if a version is
+/// published meanwhile, `objects` may lack its objects, but no document is missing.
 #[derive(Debug, Clone, Default)]
 pub struct Catalog {
-    /// By serial; those that do not verify with their reason.
+    /// By serial, or the reason why a manifest does not verify.
     pub versions: BTreeMap<i64, Result<Manifest, String>>,
     /// By (to, from).
-    pub folds: BTreeMap<(i64, i64), Result<SquashedDelta, String>>,
+    pub squashed_deltas: BTreeMap<(i64, i64), Result<SquashedDelta, String>>,
     pub assignments: BTreeMap<i64, Result<Assignment, String>>,
     pub pins: BTreeMap<i64, Option<Pin>>,
-    pub objects: BTreeMap<Digest, Stored>,
-    /// Objects that a collection was about to delete when it ended.
-    pub trash: BTreeMap<Digest, Stored>,
-    /// Names that no writer of this format gives.
+    pub objects: BTreeMap<Digest, StoredObject>,
+    /// Objects that an interrupted garbage collection left in the trash.
+    pub trash: BTreeMap<Digest, StoredObject>,
+    /// Entries among the objects whose names are not digests.
     pub foreign: BTreeSet<String>,
 }
 
-/// The cheapest way from nothing to each version that can be put together, as far as sizes tell.
+/// For each version that can be restored: the download size of its cheapest path, and that path's last object.
 #[derive(Debug, Clone, Default)]
-pub struct Costs(BTreeMap<i64, (u64, Last)>);
+pub struct Costs(BTreeMap<i64, (u64, LastObject)>);
 
-/// How the cheapest way to a version ends.
 #[derive(Debug, Clone, Copy)]
-enum Last {
-    Checkpoint(ObjectRef),
-    /// From the version named.
-    Delta(i64, ObjectRef),
-    SquashedDelta(i64, ObjectRef),
+struct LastObject {
+    object: ObjectRef,
+    /// The version that this delta is applied to; none for a checkpoint.
+    base: Option<i64>,
 }
 
 impl Store {
-    /// Reads all of a policy: every document, and the list of the objects.
+    /// Reads all documents of a policy and lists its objects.
     pub async fn catalog(&self, policy: &str, keys: &TrustedKeys) -> Result<Catalog, Error> {
         let mut foreign = BTreeSet::new();
-        // the order matters to a collection: what is put back is known by documents read after the trash was listed
-        let trash = self.stored(policy, "trash", &mut foreign).await?;
-        let objects = self.stored(policy, "object", &mut foreign).await?;
-        let serials = self.numbers(policy, "version").await?;
-        let versions = futures::stream::iter(serials)
-            .map(|serial| async move { (serial, self.get_manifest(policy, serial, keys).await) })
-            .buffer_unordered(READ_AT_ONCE);
-        let folds: Vec<(i64, i64)> = self
-            .fold_names(policy)
-            .await?
-            .into_iter()
-            .flat_map(|(to, from)| from.into_iter().map(move |from| (to, from)))
-            .collect();
-        let folds = futures::stream::iter(folds)
-            .map(|(to, from)| async move { ((to, from), self.get_fold(policy, from, to, keys).await) })
-            .buffer_unordered(READ_AT_ONCE);
-        let epochs = self.numbers(policy, "assignment").await?;
-        let assignments = futures::stream::iter(epochs)
-            .map(|epoch| async move { (epoch, self.get_assignment(policy, epoch, keys).await) })
-            .buffer_unordered(READ_AT_ONCE);
+        // Garbage collection relies on this order: documents decide what to restore from the listed trash.
+        let trash = self.list_objects(policy, "trash", &mut foreign).await?;
+        let objects = self.list_objects(policy, "object", &mut foreign).await?;
+        let serials = self.list_numbers(policy, "version").await?;
+        let versions = read_all(serials, |serial| self.get_manifest(policy, serial, keys)).await?;
+        let squashed = self.list_squashed_deltas(policy).await?.into_iter();
+        let squashed = squashed.flat_map(|(to, starts)| starts.into_iter().map(move |from| (to, from)));
+        let squashed_deltas = read_all(squashed, |(to, from)| self.get_squashed_delta(policy, from, to, keys)).await?;
+        let epochs = self.list_numbers(policy, "assignment").await?;
+        let assignments = read_all(epochs, |epoch| self.get_assignment(policy, epoch, keys)).await?;
         Ok(Catalog {
-            versions: believed(versions).await?,
-            folds: believed(folds).await?,
-            assignments: believed(assignments).await?,
+            versions,
+            squashed_deltas,
+            assignments,
             pins: self.pins(policy).await?,
             objects,
             trash,
@@ -99,18 +78,18 @@ impl Store {
         })
     }
 
-    async fn stored(
+    async fn list_objects(
         &self,
         policy: &str,
         folder: &str,
         foreign: &mut BTreeSet<String>,
-    ) -> Result<BTreeMap<Digest, Stored>, Error> {
-        let folder = key(policy, folder)?;
+    ) -> Result<BTreeMap<Digest, StoredObject>, Error> {
+        let folder = policy_key(policy, folder)?;
         let mut found = BTreeMap::new();
         let mut entries = self.backend.list(Some(&folder));
         while let Some(entry) = entries.try_next().await.map_err(backend("list", &folder))? {
             let digest = entry.location.filename().and_then(|name| name.parse::<Digest>().ok());
-            let stored = Stored {
+            let stored = StoredObject {
                 size_bytes: entry.size,
                 modified_at: modified(&entry),
             };
@@ -123,40 +102,44 @@ impl Store {
     }
 }
 
-/// Collects documents. One that does not verify is kept with its reason, one that was taken away since it was listed is left
-/// out, and a store that does not answer is an error.
-async fn believed<K: Ord, T>(
-    documents: impl futures::Stream<Item = (K, Result<T, Error>)>,
+/// Reads documents. Keeps the reason of one that does not verify, and skips one that was deleted since it
+/// was listed. It is an error if the store does not answer.
+async fn read_all<K: Ord + Copy, T, F: Future<Output = Result<T, Error>>>(
+    keys: impl IntoIterator<Item = K>,
+    read: impl Fn(K) -> F,
 ) -> Result<BTreeMap<K, Result<T, String>>, Error> {
-    let mut read = BTreeMap::new();
-    let mut documents = std::pin::pin!(documents);
-    while let Some((place, document)) = documents.next().await {
+    let reads = keys.into_iter().map(|key| {
+        let document = read(key);
+        async move { (key, document.await) }
+    });
+    let mut reads = std::pin::pin!(futures::stream::iter(reads).buffer_unordered(READ_AT_ONCE));
+    let mut documents = BTreeMap::new();
+    while let Some((key, document)) = reads.next().await {
         match document {
-            Ok(document) => drop(read.insert(place, Ok(document))),
+            Ok(document) => drop(documents.insert(key, Ok(document))),
             Err(Error::NotFound(_)) => {}
             Err(error @ Error::Backend { .. }) => return Err(error),
-            Err(error) => drop(read.insert(place, Err(error.to_string()))),
+            Err(error) => drop(documents.insert(key, Err(error.to_string()))),
         }
     }
-    Ok(read)
+    Ok(documents)
 }
 
 impl Catalog {
-    /// A version whose manifest verifies.
+    /// The manifest of a version, if it verifies.
     pub fn manifest(&self, serial: i64) -> Option<&Manifest> {
         self.versions.get(&serial).and_then(|manifest| manifest.as_ref().ok())
     }
 
-    /// Manifests that verify, by rising serial.
+    /// The manifests that verify, by serial.
     pub fn manifests(&self) -> impl Iterator<Item = &Manifest> {
         self.versions.values().flatten()
     }
 
-    /// The object is there, with its size.
+    /// Whether an object exists with its size.
     pub fn has(&self, object: &ObjectRef) -> bool {
-        self.objects
-            .get(&object.digest)
-            .is_some_and(|stored| stored.size_bytes == object.size_bytes)
+        let stored = self.objects.get(&object.digest);
+        stored.is_some_and(|stored| stored.size_bytes == object.size_bytes)
     }
 
     /// The newest assignment that verifies.
@@ -164,14 +147,13 @@ impl Catalog {
         self.assignments.values().rev().flatten().next()
     }
 
-    /// Aliases that name a version now.
+    /// The aliases that name a version in the newest assignment.
     pub fn aliases_of(&self, serial: i64) -> Vec<&str> {
-        let aliases = self.assignment().map(|assignment| &assignment.aliases);
-        let named = aliases
-            .into_iter()
-            .flatten()
-            .filter(|(_, target)| target.version == serial);
-        named.map(|(alias, _)| alias.as_str()).collect()
+        let aliases = self.assignment().into_iter().flat_map(|assignment| &assignment.aliases);
+        aliases
+            .filter(|(_, target)| target.version == serial)
+            .map(|(alias, _)| alias.as_str())
+            .collect()
     }
 
     /// The newest version of each line.
@@ -181,49 +163,48 @@ impl Catalog {
             .collect()
     }
 
-    /// Folds that verify and join versions as their manifests have them.
-    pub fn sound_folds(&self) -> impl Iterator<Item = &SquashedDelta> {
+    /// The squashed deltas that verify and match the content hashes of their versions.
+    pub fn usable_squashed_deltas(&self) -> impl Iterator<Item = &SquashedDelta> {
         let is = |version, root| self.manifest(version).is_some_and(|manifest| manifest.root == root);
-        self.folds
+        self.squashed_deltas
             .values()
             .flatten()
-            .filter(move |fold| is(fold.from.version, fold.from.root) && is(fold.to.version, fold.to.root))
+            .filter(move |delta| is(delta.from.version, delta.from.root) && is(delta.to.version, delta.to.root))
     }
 
-    /// The cheapest way to every version, from objects that are there and not `avoided`.
+    /// The cheapest path to every version, over objects that exist and are not in `avoided`.
     pub fn costs(&self, avoided: &BTreeSet<Digest>) -> Costs {
         let usable = |object: &ObjectRef| self.has(object) && !avoided.contains(&object.digest);
-        let mut folds: BTreeMap<i64, Vec<&SquashedDelta>> = BTreeMap::new();
-        for fold in self.sound_folds().filter(|fold| usable(&fold.delta)) {
-            folds.entry(fold.to.version).or_default().push(fold);
+        let mut squashed: BTreeMap<i64, Vec<&SquashedDelta>> = BTreeMap::new();
+        for delta in self.usable_squashed_deltas().filter(|squashed| usable(&squashed.delta)) {
+            squashed.entry(delta.to.version).or_default().push(delta);
         }
         let mut costs = Costs::default();
-        // a parent and what a fold begins at are older: they have been decided before
+        // Bases have lower serials, so their costs are known already.
         for manifest in self.manifests() {
-            let from = |version: i64, object: ObjectRef, last: fn(i64, ObjectRef) -> Last| {
-                let (before, _) = costs.0.get(&version)?;
-                Some((before.saturating_add(object.size_bytes), last(version, object)))
+            let after = |base: i64, object: ObjectRef, bytes: u64| {
+                let base_cost = costs.of(base)?;
+                let last = LastObject {
+                    object,
+                    base: Some(base),
+                };
+                Some((base_cost.saturating_add(bytes), last))
             };
-            let image = manifest.image.filter(usable);
-            let image = image.map(|image| (image.size_bytes, Last::Checkpoint(image)));
+            let checkpoint = manifest.image.filter(usable);
+            let checkpoint = checkpoint.map(|object| (object.size_bytes, LastObject { object, base: None }));
             let delta = manifest
                 .delta
                 .filter(|_| manifest.delta_objects().all(|object| usable(&object)))
                 .zip(manifest.parent)
-                .and_then(|(delta, parent)| {
-                    let known = self.manifest(parent.version)?.root == parent.root;
-                    let shards = manifest.delta_bytes()? - delta.size_bytes;
-                    let (cost, last) = known.then(|| from(parent.version, delta, Last::Delta))??;
-                    Some((cost.saturating_add(shards), last))
-                });
-            let folds = folds.get(&manifest.version).into_iter().flatten();
-            let folds = folds.filter_map(|fold| from(fold.from.version, fold.delta, Last::SquashedDelta));
-            let cheapest = image
-                .into_iter()
-                .chain(delta)
-                .chain(folds)
-                .min_by_key(|(cost, _)| *cost);
-            if let Some(cheapest) = cheapest {
+                .filter(|(_, parent)| {
+                    self.manifest(parent.version)
+                        .is_some_and(|known| known.root == parent.root)
+                })
+                .and_then(|(delta, parent)| after(parent.version, delta, manifest.delta_bytes()?));
+            let squashed = squashed.get(&manifest.version).into_iter().flatten();
+            let squashed = squashed.filter_map(|one| after(one.from.version, one.delta, one.delta.size_bytes));
+            let candidates = checkpoint.into_iter().chain(delta).chain(squashed);
+            if let Some(cheapest) = candidates.min_by_key(|(cost, _)| *cost) {
                 costs.0.insert(manifest.version, cheapest);
             }
         }
@@ -232,22 +213,18 @@ impl Catalog {
 }
 
 impl Costs {
-    /// Bytes of the cheapest way; none when the version cannot be put together.
+    /// The download size of the cheapest path; none if the version cannot be restored.
     pub fn of(&self, serial: i64) -> Option<u64> {
         self.0.get(&serial).map(|(cost, _)| *cost)
     }
 
-    /// Objects on the cheapest way to a version, from the version back; the last one is the image.
+    /// The objects on the cheapest path from a version back to its checkpoint, which is the last one.
     pub(super) fn objects(&self, serial: i64) -> Vec<ObjectRef> {
         let mut objects = vec![];
         let mut at = Some(serial);
         while let Some((_, last)) = at.and_then(|serial| self.0.get(&serial)) {
-            let (object, before) = match *last {
-                Last::Checkpoint(object) => (object, None),
-                Last::Delta(from, object) | Last::SquashedDelta(from, object) => (object, Some(from)),
-            };
-            objects.push(object);
-            at = before;
+            objects.push(last.object);
+            at = last.base;
         }
         objects
     }

@@ -1,64 +1,64 @@
-//! One part of an object from the store: a range, read while bytes keep coming, tried again when they stop.
+//! Downloads a part of an object: one range, with retries when the connection stalls or breaks.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
-use object_store::{GetOptions, GetRange, ObjectStore, path::Path};
+use object_store::{Error, GetOptions, GetRange, ObjectStore, path::Path};
 
-/// A connection that brings nothing for this long is given up.
+/// A connection that returns no bytes for this long is closed.
 const STALL: Duration = Duration::from_secs(20);
 const TRIES: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Why a part did not arrive.
+/// Why a part was not downloaded.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error("{0}")]
-    Store(#[from] object_store::Error),
-    #[error("nothing came for {} s", STALL.as_secs())]
+    Store(#[from] Error),
+    #[error("no bytes for {} s", STALL.as_secs())]
     Stalled,
-    #[error("{found} bytes came, not {expected}")]
+    #[error("{found} bytes were received, not {expected}")]
     Length { found: u64, expected: u64 },
     #[error("its bytes are not the object's")]
     Damaged,
 }
 
 impl Failure {
-    /// Whether another try may do better. Also for what was damaged: it may have been on the way.
-    fn may_pass(&self) -> bool {
+    /// Whether another try may succeed. Damage may have happened in transit.
+    fn is_transient(&self) -> bool {
         !matches!(
             self,
             Self::Store(
-                object_store::Error::NotFound { .. }
-                    | object_store::Error::Unauthenticated { .. }
-                    | object_store::Error::PermissionDenied { .. }
-                    | object_store::Error::NotSupported { .. }
+                Error::NotFound { .. }
+                    | Error::Unauthenticated { .. }
+                    | Error::PermissionDenied { .. }
+                    | Error::NotSupported { .. }
             )
         )
     }
 }
 
-/// The bytes of `range`, once `good` takes them.
+/// The bytes of `range`, if `verify` accepts them.
 pub(super) async fn part(
     store: &dyn ObjectStore,
     key: &Path,
     range: Range<u64>,
-    good: impl Fn(&[u8]) -> bool,
+    verify: impl Fn(&[u8]) -> bool,
 ) -> Result<Bytes, Failure> {
     let mut tries = 0;
     loop {
         let failure = match once(store, key, range.clone()).await {
-            Ok(bytes) if good(&bytes) => return Ok(bytes),
+            Ok(bytes) if verify(&bytes) => return Ok(bytes),
             Ok(_) => Failure::Damaged,
             Err(failure) => failure,
         };
         tries += 1;
-        if tries == TRIES || !failure.may_pass() {
+        if tries == TRIES || !failure.is_transient() {
             return Err(failure);
         }
-        tracing::debug!(%key, start = range.start, error = %failure, "a part did not arrive, will be tried again");
+        tracing::debug!(%key, start = range.start, error = %failure, "retrying the download of a part");
         tokio::time::sleep(PAUSE * 2u32.pow(tries)).await;
     }
 }
@@ -72,17 +72,14 @@ async fn once(store: &dyn ObjectStore, key: &Path, range: Range<u64>) -> Result<
         range: Some(GetRange::Bounded(range)),
         ..GetOptions::default()
     };
-    let found = timely(store.get_opts(key, options)).await??;
-    let mut chunks = found.into_stream();
-    // No larger than a part.
+    let mut chunks = timeout(store.get_opts(key, options)).await??.into_stream();
     let mut bytes = BytesMut::new();
-    while let Some(chunk) = timely(chunks.next()).await? {
-        let chunk = chunk?;
-        if (bytes.len() + chunk.len()) as u64 > expected {
-            let found = (bytes.len() + chunk.len()) as u64;
-            return Err(Failure::Length { found, expected });
+    while let Some(chunk) = timeout(chunks.next()).await? {
+        bytes.extend_from_slice(&chunk?);
+        // Stop early, so that memory stays bounded.
+        if bytes.len() as u64 > expected {
+            break;
         }
-        bytes.extend_from_slice(&chunk);
     }
     match bytes.len() as u64 {
         found if found == expected => Ok(bytes.freeze()),
@@ -90,6 +87,6 @@ async fn once(store: &dyn ObjectStore, key: &Path, range: Range<u64>) -> Result<
     }
 }
 
-async fn timely<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
+async fn timeout<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
     tokio::time::timeout(STALL, work).await.map_err(|_| Failure::Stalled)
 }

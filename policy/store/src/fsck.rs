@@ -1,62 +1,60 @@
-//! Is the store whole? Looks at everything in it and says what is wrong, without changing anything. Bytes are read only where
-//! that is asked for.
+//! Checks the whole store and reports problems, without changing anything. Object bytes are read only on
+//! request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
+use time::OffsetDateTime;
 
 use super::catalog::Catalog;
-use super::gc::{Keep, live};
+use super::gc::{Retention, live_versions};
 use super::{Error, Store};
 use artifact::digest::Digest;
 use artifact::manifest::{Manifest, ObjectRef};
 use artifact::quant::Spec;
 use artifact::sign::TrustedKeys;
-use time::OffsetDateTime;
 
-/// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// As it should be, and good to know.
+    /// For information.
     Note,
-    /// Nobody is hurt, something takes room or has lost a spare.
+    /// Nothing needed is affected, but space is wasted or redundancy is lost.
     Warning,
-    /// A version that is needed cannot be put together, or something is not what it says.
+    /// A needed version cannot be restored, or an entry does not verify.
     Error,
 }
 
-/// One thing that was found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
-    /// What kind, for programs: `manifest`, `root`, `no-path`, `spare`, `object`, `digest`, `fold`, `assignment`, `pin`,
+    /// For programs: `manifest`, `root`, `no-path`, `spare`, `object`, `digest`, `fold`, `assignment`, `pin`,
     /// `fence`, `quantised`, `orphans`, `trash`, `gone`, `name`.
     pub kind: &'static str,
-    /// Where: a version, a fold, an epoch, an object.
+    /// The version, squashed delta, epoch or object.
     pub at: String,
     pub message: String,
 }
 
-/// What an inspection of the whole store says.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
     pub versions: usize,
-    pub folds: usize,
+    #[serde(rename = "folds")]
+    pub squashed_deltas: usize,
     pub assignments: usize,
     pub objects: usize,
     pub object_bytes: u64,
-    /// Newest version of each line.
+    /// The newest version of each line.
     pub heads: BTreeMap<String, i64>,
-    /// Objects whose bytes were read.
+    /// How many objects were read and hashed.
     pub objects_read: usize,
-    /// The worst first.
+    /// The most severe first.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Nothing that is needed is broken.
-    pub fn is_whole(&self) -> bool {
+    /// Whether there are no errors.
+    pub fn is_healthy(&self) -> bool {
         self.findings.iter().all(|finding| finding.severity < Severity::Error)
     }
 
@@ -68,49 +66,61 @@ impl Report {
             message: message.into(),
         });
     }
+
+    fn error(&mut self, kind: &'static str, at: impl Into<String>, message: impl Into<String>) {
+        self.add(Severity::Error, kind, at, message);
+    }
+
+    fn warning(&mut self, kind: &'static str, at: impl Into<String>, message: impl Into<String>) {
+        self.add(Severity::Warning, kind, at, message);
+    }
+
+    fn note(&mut self, kind: &'static str, at: impl Into<String>, message: impl Into<String>) {
+        self.add(Severity::Note, kind, at, message);
+    }
 }
 
 impl Store {
-    /// Looks at everything. `keep` says which versions count as needed, as for a collection; `deep` reads and hashes every
-    /// object that a document names.
-    pub async fn fsck(&self, policy: &str, keys: &TrustedKeys, keep: &Keep, deep: bool) -> Result<Report, Error> {
+    /// Checks everything. `retention` says which versions are needed, as in garbage collection. `deep` reads
+    /// and hashes every object that a document names.
+    pub async fn fsck(
+        &self,
+        policy: &str,
+        keys: &TrustedKeys,
+        retention: &Retention,
+        deep: bool,
+    ) -> Result<Report, Error> {
         let catalog = self.catalog(policy, keys).await?;
+        let heads = catalog.heads().into_iter();
         let mut report = Report {
             versions: catalog.versions.len(),
-            folds: catalog.folds.len(),
+            squashed_deltas: catalog.squashed_deltas.len(),
             assignments: catalog.assignments.len(),
             objects: catalog.objects.len(),
             object_bytes: catalog.objects.values().map(|stored| stored.size_bytes).sum(),
-            heads: catalog
-                .heads()
-                .into_iter()
-                .map(|(line, head)| (line.to_owned(), head))
-                .collect(),
+            heads: heads.map(|(line, head)| (line.to_owned(), head)).collect(),
             ..Report::default()
         };
         let mut damaged = BTreeSet::new();
-        if deep {
-            for (object, whose) in named(&catalog) {
-                if !catalog.has(&object) {
-                    continue;
+        let named = if deep { named_objects(&catalog) } else { BTreeMap::new() };
+        for (object, name) in named.into_iter().filter(|(object, _)| catalog.has(object)) {
+            report.objects_read += 1;
+            match self.check_object(policy, &object).await {
+                Ok(()) => {}
+                Err(error @ (Error::Corrupt { .. } | Error::NotFound(_))) => {
+                    damaged.insert(object.digest);
+                    report.error("digest", name, error.to_string());
                 }
-                report.objects_read += 1;
-                match self.check_object(policy, &object).await {
-                    Ok(()) => {}
-                    Err(error @ (Error::Corrupt { .. } | Error::NotFound(_))) => {
-                        damaged.insert(object.digest);
-                        report.add(Severity::Error, "digest", whose, error.to_string());
-                    }
-                    Err(error) => return Err(error),
-                }
+                Err(error) => return Err(error),
             }
         }
-        manifests(&mut report, &catalog);
-        copies(&mut report, &catalog);
-        folds(&mut report, &catalog);
-        paths(&mut report, &catalog, keep, &damaged);
-        assignments(&mut report, &catalog);
-        leftovers(&mut report, &catalog, keep);
+        check_manifests(&mut report, &catalog);
+        check_quantised(&mut report, &catalog);
+        check_squashed_deltas(&mut report, &catalog);
+        check_paths(&mut report, &catalog, retention, &damaged);
+        check_assignments(&mut report, &catalog);
+        check_pins(&mut report, &catalog);
+        check_leftovers(&mut report, &catalog, retention);
         report
             .findings
             .sort_by_key(|finding| std::cmp::Reverse(finding.severity));
@@ -118,203 +128,171 @@ impl Store {
     }
 }
 
-/// Every object that a sound document names, with whose it is.
-fn named(catalog: &Catalog) -> BTreeMap<ObjectRef, String> {
+/// Every object that a verified document names, with a description.
+fn named_objects(catalog: &Catalog) -> BTreeMap<ObjectRef, String> {
     let mut named = BTreeMap::new();
     for manifest in catalog.manifests() {
-        let serial = manifest.version;
-        named.extend(
-            manifest
-                .image
-                .map(|image| (image, format!("image of version {serial}"))),
-        );
-        let delta = |object| (object, format!("delta of version {serial}"));
-        named.extend(manifest.delta_objects().map(delta));
+        let version = manifest.version;
+        let checkpoint = manifest.image.into_iter();
+        named.extend(checkpoint.map(|object| (object, format!("checkpoint of version {version}"))));
+        let deltas = manifest.delta_objects();
+        named.extend(deltas.map(|object| (object, format!("delta of version {version}"))));
     }
-    for fold in catalog.folds.values().flatten() {
-        let whose = format!("fold {} → {}", fold.from.version, fold.to.version);
-        named.entry(fold.delta).or_insert(whose);
+    for squashed in catalog.squashed_deltas.values().flatten() {
+        let name = format!("squashed delta {} → {}", squashed.from.version, squashed.to.version);
+        named.entry(squashed.delta).or_insert(name);
     }
     named
 }
 
-fn manifests(report: &mut Report, catalog: &Catalog) {
+fn check_manifests(report: &mut Report, catalog: &Catalog) {
     for (serial, manifest) in &catalog.versions {
         let at = format!("version {serial}");
         let manifest = match manifest {
             Ok(manifest) => manifest,
             Err(reason) => {
-                report.add(Severity::Error, "manifest", at, reason);
+                report.error("manifest", at, reason);
                 continue;
             }
         };
         let Some(parent) = manifest.parent else { continue };
         match catalog.versions.get(&parent.version) {
-            None => report.add(
-                Severity::Warning,
-                "manifest",
-                at,
-                format!("the manifest of its parent {} is not there", parent.version),
-            ),
-            Some(Ok(known)) if known.root != parent.root => report.add(
-                Severity::Error,
-                "root",
-                at,
-                format!(
-                    "it was made from {} of version {}, whose root is {}",
+            None => {
+                let message = format!("the manifest of its parent {} is not there", parent.version);
+                report.warning("manifest", at, message);
+            }
+            Some(Ok(known)) if known.root != parent.root => {
+                let message = format!(
+                    "it was made from content hash {} of version {}, whose content hash is {}",
                     parent.root, parent.version, known.root
-                ),
-            ),
-            Some(Ok(known)) => fence(report, known, manifest),
+                );
+                report.error("root", at, message);
+            }
+            Some(Ok(known)) => check_fence(report, known, manifest),
             Some(Err(_)) => {}
         }
     }
 }
 
-/// Within a run an executor's number never falls: a lower one is an executor that had been replaced.
-fn fence(report: &mut Report, parent: &Manifest, manifest: &Manifest) {
+/// Within a run, fences never decrease. A lower one belongs to an executor that had been replaced.
+fn check_fence(report: &mut Report, parent: &Manifest, manifest: &Manifest) {
     let (Some(before), Some(after)) = (parent.run, manifest.run) else {
         return;
     };
     if before.run == after.run && manifest.fence < parent.fence {
-        report.add(
-            Severity::Error,
-            "fence",
-            format!("version {}", manifest.version),
-            format!(
-                "executor {} of run {} made it after executor {} had made its parent: a replaced executor went on",
-                manifest.fence, after.run, parent.fence
-            ),
+        let message = format!(
+            "executor {} of run {} published it after executor {} published its parent: a replaced executor continued",
+            manifest.fence, after.run, parent.fence
         );
+        report.error("fence", format!("version {}", manifest.version), message);
     }
 }
 
-/// Quantised copies that cannot be made here, so that nobody takes them for checked.
-fn copies(report: &mut Report, catalog: &Catalog) {
+/// Reports quantised copies that this program cannot make and therefore cannot check.
+fn check_quantised(report: &mut Report, catalog: &Catalog) {
     let mut unknown: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     for manifest in catalog.manifests() {
-        for named in &manifest.quantised {
-            if named.spec.parse::<Spec>().is_err() {
-                unknown.entry(&named.spec).or_default().push(manifest.version);
+        for copy in &manifest.quantised {
+            if copy.spec.parse::<Spec>().is_err() {
+                unknown.entry(&copy.spec).or_default().push(manifest.version);
             }
         }
     }
     for (spec, versions) in unknown {
         let newest = versions.last().copied().unwrap_or_default();
-        report.add(
-            Severity::Note,
-            "quantised",
-            format!("copies by {spec}"),
-            format!(
-                "{} versions name one, version {newest} is the newest of them: this program does not know how to make it",
-                versions.len()
-            ),
+        let message = format!(
+            "{} versions up to version {newest} name such a copy, which this program cannot make",
+            versions.len()
         );
+        report.note("quantised", format!("copies by {spec}"), message);
     }
 }
 
-fn folds(report: &mut Report, catalog: &Catalog) {
-    let sound: BTreeSet<_> = catalog
-        .sound_folds()
-        .map(|fold| (fold.to.version, fold.from.version))
+fn check_squashed_deltas(report: &mut Report, catalog: &Catalog) {
+    let usable: BTreeSet<_> = catalog
+        .usable_squashed_deltas()
+        .map(|squashed| (squashed.to.version, squashed.from.version))
         .collect();
-    for ((to, from), fold) in &catalog.folds {
-        let at = format!("fold {from} → {to}");
-        match fold {
-            Err(reason) => report.add(Severity::Warning, "fold", at, reason),
-            Ok(_) if !sound.contains(&(*to, *from)) => report.add(
-                Severity::Warning,
-                "fold",
-                at,
-                "it does not join the roots that its versions' manifests have; nobody takes it",
-            ),
-            Ok(fold) if !catalog.has(&fold.delta) => {
-                report.add(
-                    Severity::Warning,
-                    "fold",
-                    at,
-                    "its object is not there; nobody takes it",
-                );
+    for ((to, from), squashed) in &catalog.squashed_deltas {
+        let at = format!("squashed delta {from} → {to}");
+        match squashed {
+            Err(reason) => report.warning("fold", at, reason),
+            Ok(_) if !usable.contains(&(*to, *from)) => {
+                let message = "its content hashes are not those of its versions' manifests; readers ignore it";
+                report.warning("fold", at, message);
+            }
+            Ok(squashed) if !catalog.has(&squashed.delta) => {
+                report.warning("fold", at, "its object is not there; readers ignore it");
             }
             Ok(_) => {}
         }
     }
 }
 
-fn paths(report: &mut Report, catalog: &Catalog, keep: &Keep, damaged: &BTreeSet<Digest>) {
-    let live = live(catalog, keep, OffsetDateTime::now_utc() - keep.grace);
+fn check_paths(report: &mut Report, catalog: &Catalog, retention: &Retention, damaged: &BTreeSet<Digest>) {
+    let live = live_versions(catalog, retention);
     let costs = catalog.costs(damaged);
-    // below it there never was another
-    let first = catalog.manifests().find_map(|manifest| manifest.image);
-    let first = first.map(|image| image.digest);
-    // by the image that the cheapest way starts at: what is left without it
-    let mut without = BTreeMap::new();
-    let mut gone = vec![];
+    // The oldest checkpoint never had a spare.
+    let oldest = catalog.manifests().find_map(|manifest| manifest.image);
+    let oldest = oldest.map(|checkpoint| checkpoint.digest);
+    // The costs without a checkpoint.
+    let mut costs_without = BTreeMap::new();
+    let mut lost = vec![];
     for manifest in catalog.manifests() {
         let serial = manifest.version;
         let at = format!("version {serial}");
         let needed = live.contains(&serial);
         if costs.of(serial).is_none() {
             match needed {
-                true => report.add(
-                    Severity::Error,
+                true => report.error(
                     "no-path",
                     at,
-                    "it is needed and cannot be put together: no image with unbroken deltas leads to it; publish an image of it again",
+                    "it is needed and cannot be put together: no checkpoint with intact deltas leads to it; \
+                     publish a checkpoint of it again",
                 ),
-                false => gone.push(serial),
+                false => lost.push(serial),
             }
             continue;
         }
-        let image = manifest.image.map(|image| (image, "image"));
-        let objects = image
-            .into_iter()
-            .chain(manifest.delta_objects().map(|object| (object, "delta")));
-        for (object, what) in objects {
-            if needed && !catalog.has(&object) {
-                let message = format!(
-                    "its {what} {} is not there, or has another size; another way leads to it",
-                    object.digest
-                );
-                report.add(Severity::Warning, "object", at.clone(), message);
-            }
+        if !needed {
+            continue;
         }
-        let Some(image) = costs
-            .objects(serial)
-            .last()
-            .map(|image| image.digest)
-            .filter(|_| needed)
-        else {
+        let checkpoint = manifest.image.into_iter().map(|object| (object, "checkpoint"));
+        let deltas = manifest.delta_objects().map(|object| (object, "delta"));
+        for (object, kind) in checkpoint.chain(deltas).filter(|(object, _)| !catalog.has(object)) {
+            let message = format!(
+                "its {kind} {} is not there, or has another size; another path leads to it",
+                object.digest
+            );
+            report.warning("object", at.clone(), message);
+        }
+        let Some(checkpoint) = costs.objects(serial).last().map(|object| object.digest) else {
             continue;
         };
-        let spare = without.entry(image).or_insert_with(|| {
+        let without = costs_without.entry(checkpoint).or_insert_with(|| {
             let mut avoided = damaged.clone();
-            avoided.insert(image);
+            avoided.insert(checkpoint);
             catalog.costs(&avoided)
         });
-        if Some(image) != first && spare.of(serial).is_none() {
-            let message = format!("every way to it starts at one image, {}", image.short());
-            report.add(Severity::Note, "spare", at, message);
+        if Some(checkpoint) != oldest && without.of(serial).is_none() {
+            let message = format!("all paths to it start at one checkpoint, {}", checkpoint.short());
+            report.note("spare", at, message);
         }
     }
     for serial in live.iter().filter(|serial| !catalog.versions.contains_key(serial)) {
         let message = "it is needed, and its manifest is not there";
-        report.add(Severity::Error, "manifest", format!("version {serial}"), message);
+        report.error("manifest", format!("version {serial}"), message);
     }
-    if let (Some(first), Some(last)) = (gone.first(), gone.last()) {
-        report.add(
-            Severity::Note,
-            "gone",
-            format!("versions {first}–{last}"),
-            format!(
-                "{} of them are not needed and cannot be put together any longer",
-                gone.len()
-            ),
+    if let (Some(first), Some(last)) = (lost.first(), lost.last()) {
+        let message = format!(
+            "{} of them are not needed and cannot be restored any longer",
+            lost.len()
         );
+        report.note("gone", format!("versions {first}–{last}"), message);
     }
 }
 
-fn assignments(report: &mut Report, catalog: &Catalog) {
+fn check_assignments(report: &mut Report, catalog: &Catalog) {
     let newest = catalog.assignments.keys().next_back();
     for (epoch, assignment) in &catalog.assignments {
         let at = format!("assignment {epoch}");
@@ -328,30 +306,28 @@ fn assignments(report: &mut Report, catalog: &Catalog) {
             }
         };
         for (alias, target) in &assignment.aliases {
-            match catalog.manifest(target.version) {
-                Some(manifest) if manifest.root == target.root => {}
-                Some(manifest) => {
-                    let message = format!(
-                        "{alias} names root {} of version {}, whose root is {}",
-                        target.root, target.version, manifest.root
-                    );
-                    report.add(Severity::Error, "assignment", at.clone(), message);
-                }
-                None if in_force => {
-                    let message = format!("{alias} names version {}, which has no manifest", target.version);
-                    report.add(Severity::Error, "assignment", at.clone(), message);
-                }
-                None => {}
-            }
+            let version = target.version;
+            let message = match catalog.manifest(version) {
+                Some(manifest) if manifest.root == target.root => continue,
+                Some(manifest) => format!(
+                    "{alias} names content hash {} of version {version}, whose content hash is {}",
+                    target.root, manifest.root
+                ),
+                None if in_force => format!("{alias} names version {version}, which has no manifest"),
+                None => continue,
+            };
+            report.error("assignment", at.clone(), message);
         }
     }
+}
+
+fn check_pins(report: &mut Report, catalog: &Catalog) {
     for (serial, pin) in &catalog.pins {
         let at = format!("pin {serial}");
         if catalog.manifest(*serial).is_none() {
-            report.add(Severity::Warning, "pin", at, "it keeps a version that has no manifest");
+            report.warning("pin", at, "it keeps a version that has no manifest");
         } else if pin.is_none() {
-            report.add(
-                Severity::Note,
+            report.note(
                 "pin",
                 at,
                 "its reason cannot be read; it keeps its version all the same",
@@ -360,34 +336,27 @@ fn assignments(report: &mut Report, catalog: &Catalog) {
     }
 }
 
-fn leftovers(report: &mut Report, catalog: &Catalog, keep: &Keep) {
-    let young = OffsetDateTime::now_utc() - keep.grace;
-    let named: BTreeSet<Digest> = named(catalog).into_keys().map(|object| object.digest).collect();
-    let orphans = catalog
+fn check_leftovers(report: &mut Report, catalog: &Catalog, retention: &Retention) {
+    let oldest_young = OffsetDateTime::now_utc() - retention.grace;
+    let named: BTreeSet<Digest> = named_objects(catalog).into_keys().map(|object| object.digest).collect();
+    let unnamed = catalog
         .objects
         .iter()
-        .filter(|(digest, stored)| stored.modified_at < young && !named.contains(digest));
-    let (count, bytes) = orphans.fold((0, 0u64), |(n, bytes), (_, stored)| (n + 1, bytes + stored.size_bytes));
+        .filter(|(digest, stored)| stored.modified_at < oldest_young && !named.contains(digest));
+    let (count, bytes) = unnamed.fold((0, 0u64), |(n, bytes), (_, stored)| (n + 1, bytes + stored.size_bytes));
     if count > 0 {
-        report.add(
-            Severity::Warning,
-            "orphans",
-            "objects",
-            format!("no document names {count} of them ({bytes} bytes): `springtide policy gc` frees the room"),
-        );
+        let message = format!("no document names {count} of them ({bytes} bytes): `springtide policy gc` deletes them");
+        report.warning("orphans", "objects", message);
     }
     if !catalog.trash.is_empty() {
-        report.add(
-            Severity::Warning,
-            "trash",
-            "trash",
-            format!(
-                "{} objects were left by a collection that was cut off: `springtide policy gc` puts back what is needed and deletes the rest",
-                catalog.trash.len()
-            ),
+        let message = format!(
+            "an interrupted garbage collection left {} objects: `springtide policy gc` restores those that are \
+             needed and deletes the rest",
+            catalog.trash.len()
         );
+        report.warning("trash", "trash", message);
     }
     for name in &catalog.foreign {
-        report.add(Severity::Warning, "name", name, "it is not the name of an object");
+        report.warning("name", name, "it is not the name of an object");
     }
 }

@@ -1,277 +1,271 @@
-//! Garbage collection: deletes objects that nothing needs any more.
+//! Garbage collection deletes objects that no live version needs.
 //!
-//! Needed are, of every *live* version, its own objects and two ways to it that start at different images, so that one
-//! broken image does not end it; and whatever is younger than the grace time, for a publication puts its objects before the
-//! manifest that names them. Live are versions that
-//! - one of the latest assignments names, or one that is younger than the grace time: aliases, and where they may go back to;
-//! - are pinned, are the newest of their line, are younger than the grace time, or that the caller names (heads of lines and
-//!   what runs stand on, which the database knows).
+//! For every live version it keeps:
+//! - the version's own objects;
+//! - two restore paths that start at different checkpoints, so one corrupt checkpoint is not fatal;
+//! - every object younger than the grace period, because publishers upload objects before the manifest
+//!   that names them.
 //!
-//! Manifests stay: they are small, a serial is never given out twice, and they say what there once was.
+//! A version is live if a recent assignment names it, if it is pinned, if it is the newest of its line, if
+//! it is younger than the grace period, or if the caller lists it. Manifests are never deleted: they are
+//! small, and serials are not reused.
 //!
-//! An object may be needed again at the very moment at which it is deleted: somebody publishes the same bytes once more, or an
-//! alias goes back. Each object is therefore moved into the trash first; then all documents are read again, and what they
-//! need by then is put back; only then is the trash emptied. Who publishes looks after the manifest is written whether its
-//! objects are still there ([`Store::make_good`]): a manifest that was written too late to be seen here finds the gap itself.
-//! Who reads an object looks into the trash as well.
-//! A collection that was killed leaves trash, and the next one begins with it: what is needed goes back, the rest goes on.
+//! Deletion has three phases: move to trash, read all documents again and restore what they need, then
+//! empty the trash. Publishers call [`Store::reupload_missing`] after writing a manifest, and readers also
+//! look in the trash, so no lock is needed. A garbage collection that is killed leaves trash. The next one
+//! handles that trash first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use object_store::path::Path;
 use time::{Duration, OffsetDateTime};
 
-use super::catalog::{Catalog, Stored};
+use super::catalog::{Catalog, StoredObject};
+use super::keys::{object_key, parts_key, squashed_delta_key, trash_key};
 use super::objects::modified;
-use super::{Error, Store, key, object_key, parts_key};
+use super::{Error, Store};
 use artifact::digest::Digest;
+use artifact::manifest::ObjectRef;
 use artifact::sign::TrustedKeys;
 
-/// What a collection has to keep beside what the store itself says.
+/// Which versions and objects to keep.
 #[derive(Debug, Clone)]
-pub struct Keep {
-    /// Whatever is younger stays. Longer than any publication takes, and than clocks differ.
+pub struct Retention {
+    /// Keeps everything younger. Must exceed the duration of any publication plus clock skew.
     pub grace: Duration,
-    /// So many of the latest assignments count: versions that an alias may go back to.
+    /// How many of the latest assignments count: aliases may go back to their versions.
     pub assignments: usize,
-    /// Versions that somebody needs of whom the store does not know.
+    /// Versions that are needed for reasons the store does not know.
     pub versions: BTreeSet<i64>,
 }
 
-/// What a collection did, or would do.
+/// What a garbage collection did, or would do.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Collected {
+pub struct GcReport {
     pub live: BTreeSet<i64>,
-    /// Versions that could be put together before and cannot any longer.
-    pub given_up: BTreeSet<i64>,
+    /// Versions that can no longer be restored.
+    pub unreachable: BTreeSet<i64>,
     pub deleted: BTreeMap<Digest, u64>,
-    /// Folds whose documents went with their objects, as (from, to).
-    pub folds: BTreeSet<(i64, i64)>,
-    /// Objects that turned out to be needed and were put back.
-    pub put_back: BTreeSet<Digest>,
+    /// Squashed deltas whose documents were deleted, as (from, to).
+    pub squashed_deltas: BTreeSet<(i64, i64)>,
+    /// Objects that turned out to be needed.
+    pub restored: BTreeSet<Digest>,
     pub kept_objects: usize,
     pub kept_bytes: u64,
 }
 
-impl Collected {
+impl GcReport {
     pub fn deleted_bytes(&self) -> u64 {
         self.deleted.values().sum()
     }
 }
 
-/// What goes and what stays.
 struct Plan {
     live: BTreeSet<i64>,
     needed: BTreeSet<Digest>,
-    garbage: BTreeMap<Digest, Stored>,
-    folds: BTreeSet<(i64, i64)>,
+    garbage: BTreeMap<Digest, StoredObject>,
+    squashed_deltas: BTreeSet<(i64, i64)>,
 }
 
 impl Store {
-    /// Deletes what nothing needs; with `dry_run` only says what that would be. `changed` is asked for the versions of
-    /// [`Keep::versions`] again once objects are in the trash.
-    pub async fn collect<F>(
+    /// Deletes what no live version needs, or only reports it if `dry_run` is set. Calls `needed_versions`
+    /// once objects are in the trash, for the current value of [`Retention::versions`].
+    pub async fn collect_garbage<F>(
         &self,
         policy: &str,
         keys: &TrustedKeys,
-        keep: &Keep,
+        retention: &Retention,
         dry_run: bool,
-        changed: impl Fn() -> F,
-    ) -> Result<Collected, Error>
+        needed_versions: impl Fn() -> F,
+    ) -> Result<GcReport, Error>
     where
         F: Future<Output = Result<BTreeSet<i64>, Error>>,
     {
-        let mut put_back = BTreeSet::new();
+        let mut restored = BTreeSet::new();
         let mut catalog = self.catalog(policy, keys).await?;
         refuse_unreadable(policy, &catalog)?;
         if !dry_run && !catalog.trash.is_empty() {
-            // left by a collection that was killed
-            put_back.extend(self.empty_trash(policy, &catalog, keep).await?);
+            // A garbage collection that was killed left it.
+            restored.extend(self.empty_trash(policy, &catalog, retention).await?);
             catalog = self.catalog(policy, keys).await?;
         }
-        let plan = plan(&catalog, keep);
+        let plan = plan(&catalog, retention);
         let before = catalog.costs(&BTreeSet::new());
         let after = catalog.costs(&plan.garbage.keys().copied().collect());
-        let mut collected = Collected {
-            given_up: catalog
-                .versions
-                .keys()
-                .copied()
-                .filter(|&serial| before.of(serial).is_some() && after.of(serial).is_none())
-                .collect(),
-            deleted: plan
-                .garbage
-                .iter()
-                .map(|(digest, stored)| (*digest, stored.size_bytes))
-                .collect(),
-            folds: plan.folds.clone(),
+        let is_lost = |serial: &i64| before.of(*serial).is_some() && after.of(*serial).is_none();
+        let bytes = |objects: &BTreeMap<_, StoredObject>| objects.values().map(|stored| stored.size_bytes).sum::<u64>();
+        let garbage = plan.garbage.iter();
+        let mut report = GcReport {
+            live: plan.live,
+            unreachable: catalog.versions.keys().copied().filter(is_lost).collect(),
+            deleted: garbage.map(|(digest, stored)| (*digest, stored.size_bytes)).collect(),
+            squashed_deltas: plan.squashed_deltas,
+            restored,
             kept_objects: catalog.objects.len() - plan.garbage.len(),
-            ..Collected::default()
+            kept_bytes: bytes(&catalog.objects) - bytes(&plan.garbage),
         };
-        collected.live = plan.live;
-        let bytes = |objects: &BTreeMap<Digest, Stored>| objects.values().map(|stored| stored.size_bytes).sum::<u64>();
-        collected.kept_bytes = bytes(&catalog.objects) - bytes(&plan.garbage);
         if dry_run {
-            return Ok(collected);
+            return Ok(report);
         }
-        for (from, to) in &plan.folds {
-            self.delete_fold(policy, *from, *to).await?;
+        for (from, to) in &report.squashed_deltas {
+            self.delete(&squashed_delta_key(policy, *from, *to)?).await?;
         }
         let mut moved = BTreeSet::new();
         for (digest, stored) in &plan.garbage {
-            if self.discard(policy, digest, stored).await? {
+            if self.move_to_trash(policy, digest, stored).await? {
                 moved.insert(*digest);
             }
         }
-        collected.deleted.retain(|digest, _| moved.contains(digest));
         if !moved.is_empty() {
-            // whoever began before the objects were moved has written what the documents now say
-            let keep = Keep {
-                versions: changed().await?,
-                ..keep.clone()
+            // Read again: documents may have been written while objects were moved.
+            let retention = Retention {
+                versions: needed_versions().await?,
+                ..retention.clone()
             };
             let catalog = self.catalog(policy, keys).await?;
-            put_back.extend(self.empty_trash(policy, &catalog, &keep).await?);
+            report
+                .restored
+                .extend(self.empty_trash(policy, &catalog, &retention).await?);
         }
-        collected.deleted.retain(|digest, _| !put_back.contains(digest));
-        collected.put_back = put_back;
-        Ok(collected)
+        let restored = &report.restored;
+        report
+            .deleted
+            .retain(|digest, _| moved.contains(digest) && !restored.contains(digest));
+        Ok(report)
     }
 
-    /// Moves an object into the trash, unless it was written again since it was listed.
-    async fn discard(&self, policy: &str, digest: &Digest, listed: &Stored) -> Result<bool, Error> {
-        let place = object_key(policy, digest)?;
-        // in whole seconds: some servers list an object with a finer time than they give for it alone
-        match self.head(&place).await? {
+    /// Moves an object to the trash. False if it was written again since it was listed.
+    async fn move_to_trash(&self, policy: &str, digest: &Digest, listed: &StoredObject) -> Result<bool, Error> {
+        let key = object_key(policy, digest)?;
+        // Compares whole seconds: some servers list an object with a finer time than they return for it alone.
+        match self.head(&key).await? {
             Some(meta) if modified(&meta).unix_timestamp() == listed.modified_at.unix_timestamp() => {}
             _ => return Ok(false),
         }
-        let object = listed.under(*digest);
-        self.relocate(&object, &place, &trash_key(policy, digest)?).await
+        let trash = trash_key(policy, digest)?;
+        self.move_object(&object_ref(digest, listed), &key, &trash).await
     }
 
-    /// Puts back what is needed and not there, and deletes the rest. The documents of `catalog` were read after its trash was
-    /// listed: whoever wrote one since looks for its objects afterwards.
-    async fn empty_trash(&self, policy: &str, catalog: &Catalog, keep: &Keep) -> Result<BTreeSet<Digest>, Error> {
-        let mut whole = catalog.clone();
-        whole
-            .objects
-            .extend(catalog.trash.iter().map(|(digest, stored)| (*digest, *stored)));
-        let needed = plan(&whole, keep).needed;
-        let mut put_back = BTreeSet::new();
+    /// Restores needed objects and deletes the rest. The documents of `catalog` were read after its trash
+    /// was listed. Publishers that wrote a document later check its objects themselves.
+    async fn empty_trash(
+        &self,
+        policy: &str,
+        catalog: &Catalog,
+        retention: &Retention,
+    ) -> Result<BTreeSet<Digest>, Error> {
+        let mut with_trash = catalog.clone();
+        with_trash.objects.extend(&catalog.trash);
+        let needed = plan(&with_trash, retention).needed;
+        let mut restored = BTreeSet::new();
         for (digest, stored) in &catalog.trash {
             let trash = trash_key(policy, digest)?;
             if needed.contains(digest) {
-                let place = object_key(policy, digest)?;
-                // else another collection was quicker
-                if self.relocate(&stored.under(*digest), &trash, &place).await? {
-                    put_back.insert(*digest);
+                let key = object_key(policy, digest)?;
+                // False if another garbage collection was faster.
+                if self.move_object(&object_ref(digest, stored), &trash, &key).await? {
+                    restored.insert(*digest);
                 }
             } else {
-                // The list of its parts first: what is left of a collection that was killed is in the trash.
+                // The list of parts goes first. If we are killed here, the next run still finds the object.
                 self.delete(&parts_key(policy, digest)?).await?;
                 self.delete(&trash).await?;
             }
         }
-        Ok(put_back)
+        Ok(restored)
     }
 }
 
-/// What cannot be read may be what somebody needs.
+fn object_ref(digest: &Digest, stored: &StoredObject) -> ObjectRef {
+    ObjectRef {
+        digest: *digest,
+        size_bytes: stored.size_bytes,
+    }
+}
+
+/// An unreadable document may name objects that are needed.
 fn refuse_unreadable(policy: &str, catalog: &Catalog) -> Result<(), Error> {
-    let version = catalog.versions.iter().find_map(|(serial, manifest)| {
-        let reason = manifest.as_ref().err()?;
-        Some((format!("version {serial}"), reason))
-    });
-    let assignment = catalog.assignments.iter().next_back().and_then(|(epoch, assignment)| {
-        let reason = assignment.as_ref().err()?;
-        Some((format!("assignment {epoch}"), reason))
-    });
+    let mut versions = catalog.versions.iter();
+    let version = versions.find_map(|(serial, manifest)| Some((format!("version {serial}"), manifest.as_ref().err()?)));
+    let newest = catalog.assignments.iter().next_back();
+    let assignment =
+        newest.and_then(|(epoch, assignment)| Some((format!("assignment {epoch}"), assignment.as_ref().err()?)));
     match version.or(assignment) {
         None => Ok(()),
-        Some((what, reason)) => Err(Error::Document {
-            key: format!("{what} of {policy}"),
+        Some((document, reason)) => Err(Error::Document {
+            key: format!("{document} of {policy}"),
             reason: format!(
-                "{reason}; nothing is deleted while it cannot be told what is needed: trust its key, sign it again, or put the document right"
+                "{reason}; nothing is deleted while a document cannot be read: trust its key, sign it again, or repair it"
             ),
         }),
     }
 }
 
-fn plan(catalog: &Catalog, keep: &Keep) -> Plan {
-    let young = OffsetDateTime::now_utc() - keep.grace;
-    let live = live(catalog, keep, young);
+fn plan(catalog: &Catalog, retention: &Retention) -> Plan {
+    let oldest_young = OffsetDateTime::now_utc() - retention.grace;
+    let live = live_versions(catalog, retention);
     let mut needed: BTreeSet<Digest> = BTreeSet::new();
-    // two ways to each, from images that differ
+    let mut need = |objects: &mut dyn Iterator<Item = ObjectRef>| needed.extend(objects.map(|object| object.digest));
+    // Two paths to each version, from different checkpoints.
     let costs = catalog.costs(&BTreeSet::new());
-    let mut by_image: BTreeMap<Digest, Vec<i64>> = BTreeMap::new();
+    let mut by_checkpoint: BTreeMap<Digest, Vec<i64>> = BTreeMap::new();
     for &serial in &live {
-        let way = costs.objects(serial);
-        if let Some(image) = way.last() {
-            by_image.entry(image.digest).or_default().push(serial);
+        let path = costs.objects(serial);
+        if let Some(checkpoint) = path.last() {
+            by_checkpoint.entry(checkpoint.digest).or_default().push(serial);
         }
-        needed.extend(way.iter().map(|object| object.digest));
-    }
-    for (image, serials) in by_image {
-        let without = catalog.costs(&BTreeSet::from([image]));
-        for serial in serials {
-            needed.extend(without.objects(serial).iter().map(|object| object.digest));
-        }
-    }
-    for &serial in &live {
+        need(&mut path.into_iter());
         if let Some(manifest) = catalog.manifest(serial) {
-            let objects = manifest.image.into_iter().chain(manifest.delta_objects());
-            needed.extend(objects.map(|object| object.digest));
+            need(&mut manifest.image.into_iter().chain(manifest.delta_objects()));
         }
     }
-    // a delta of several objects is a way while all of them are there
+    for (checkpoint, serials) in by_checkpoint {
+        let without = catalog.costs(&BTreeSet::from([checkpoint]));
+        for serial in serials {
+            need(&mut without.objects(serial).into_iter());
+        }
+    }
+    // A delta in several objects is usable only with all of them.
     for manifest in catalog.manifests() {
         if manifest.delta.is_some_and(|delta| needed.contains(&delta.digest)) {
             needed.extend(manifest.delta_objects().map(|object| object.digest));
         }
     }
-    // a fold between two versions that stay in reach is a way for who holds the first
-    let mut folds = BTreeSet::new();
-    for ((to, from), fold) in &catalog.folds {
-        match fold {
-            Ok(fold) if live.contains(to) && live.contains(from) => drop(needed.insert(fold.delta.digest)),
-            Ok(fold) if fold.created_at >= young || needed.contains(&fold.delta.digest) => {
-                needed.insert(fold.delta.digest);
-            }
-            Ok(_) => drop(folds.insert((*from, *to))),
-            // of a key that may be trusted again; without its object nobody takes it
-            Err(_) => {}
+    // A squashed delta between two live versions helps replicas that hold the first.
+    let mut squashed_deltas = BTreeSet::new();
+    for ((to, from), squashed) in &catalog.squashed_deltas {
+        // Keeps documents that do not verify: their key may be trusted again.
+        let Ok(squashed) = squashed else { continue };
+        let both_live = live.contains(to) && live.contains(from);
+        if both_live || squashed.created_at >= oldest_young || needed.contains(&squashed.delta.digest) {
+            needed.insert(squashed.delta.digest);
+        } else {
+            squashed_deltas.insert((*from, *to));
         }
     }
-    let garbage = catalog
-        .objects
-        .iter()
-        .filter(|(digest, stored)| stored.modified_at < young && !needed.contains(digest))
-        .map(|(digest, stored)| (*digest, *stored))
-        .collect();
+    let objects = catalog.objects.iter();
+    let garbage = objects.filter(|(digest, stored)| stored.modified_at < oldest_young && !needed.contains(digest));
     Plan {
         live,
+        garbage: garbage.map(|(digest, stored)| (*digest, *stored)).collect(),
         needed,
-        garbage,
-        folds,
+        squashed_deltas,
     }
 }
 
-pub(super) fn live(catalog: &Catalog, keep: &Keep, young: OffsetDateTime) -> BTreeSet<i64> {
-    let mut live = keep.versions.clone();
+pub(super) fn live_versions(catalog: &Catalog, retention: &Retention) -> BTreeSet<i64> {
+    let oldest_young = OffsetDateTime::now_utc() - retention.grace;
+    let mut live = retention.versions.clone();
     let assignments = catalog.assignments.values().rev().flatten();
     for (nth, assignment) in assignments.enumerate() {
-        if nth < keep.assignments.max(1) || assignment.created_at >= young {
+        if nth < retention.assignments.max(1) || assignment.created_at >= oldest_young {
             live.extend(assignment.aliases.values().map(|target| target.version));
         }
     }
     live.extend(catalog.pins.keys());
     live.extend(catalog.heads().values());
-    let recent = catalog.manifests().filter(|manifest| manifest.created_at >= young);
-    live.extend(recent.map(|manifest| manifest.version));
+    let young = catalog
+        .manifests()
+        .filter(|manifest| manifest.created_at >= oldest_young);
+    live.extend(young.map(|manifest| manifest.version));
     live
-}
-
-pub(super) fn trash_key(policy: &str, digest: &Digest) -> Result<Path, Error> {
-    key(policy, &format!("trash/{digest}"))
 }

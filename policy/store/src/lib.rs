@@ -1,66 +1,71 @@
-//! The policy store: versions, assignments and private checkpoints in any object store.
+//! The policy store: versions, assignments and private files in any object store.
 //!
 //! ```text
-//! policy/{policy}/object/{hex}                 an image or a delta, named by the BLAKE3 of its bytes
-//! policy/{policy}/parts/{hex}                  the hashes of an object's parts, where it has several; written before it
-//! policy/{policy}/version/{serial:010}.json    the signed manifest of a version
-//! policy/{policy}/assignment/{epoch:010}.json  the signed assignment of an epoch
-//! policy/{policy}/fold/{to:010}-{from:010}.json  a signed delta over several steps, beside those of each step
-//! policy/{policy}/pin/{serial:010}.json        a version that is kept whatever happens; its deletion is the unpinning
-//! policy/{policy}/revocation/{key id}.json     a signed statement that a key is trusted no longer
-//! policy/{policy}/statement.json               the signed statement of what is newest, replaced again and again
-//! policy/{policy}/trash/{hex}                  an object that a collection is about to delete
-//! private/{key}                                what is for nobody's replicas: a run's optimiser state, what shares report
+//! policy/{policy}/object/{hex}                   a checkpoint or a delta, named by the BLAKE3 of its bytes
+//! policy/{policy}/parts/{hex}                    the hashes of an object's parts, if it has several; written first
+//! policy/{policy}/version/{serial:010}.json      the signed manifest of a version
+//! policy/{policy}/assignment/{epoch:010}.json    the signed assignment of an epoch
+//! policy/{policy}/fold/{to:010}-{from:010}.json  the signed document of a squashed delta
+//! policy/{policy}/pin/{serial:010}.json          keeps a version from garbage collection until it is deleted
+//! policy/{policy}/revocation/{key id}.json       the signed revocation of a key
+//! policy/{policy}/statement.json                 the signed timestamp, replaced every few seconds
+//! policy/{policy}/trash/{hex}                    an object that garbage collection is about to delete
+//! private/{key}                                  files that replicas do not read: run states, shard reports
 //! ```
-//! What is under `policy/` is written once and never changed, but for the statement; `gc` takes objects away. Whatever is read is verified: objects by size and digest,
-//! documents by signature and by the place they were found in. Which line a version heads, and who may write, is not
-//! known here: the database and the fence in the manifest decide that.
+//! Entries under `policy/` never change once written, except the timestamp and the signatures that
+//! `resign` adds. Garbage collection deletes objects. Everything is verified when it is read: objects
+//! by size and digest, documents by signature and by the place they were found in.
 //!
-//! On the local file system every write is a file of its own, flushed with its folder before it gets its name; a delete is
-//! not flushed and may come undone in a power cut.
+//! The store does not know which version a line stands at or who may write. The database and the fence
+//! in the manifest decide that.
+//!
+//! On the local file system every write goes to a new file, which is flushed with its folder before it
+//! gets its name. Deletes are not flushed, so a power cut may undo them.
 
 mod cache;
 mod catalog;
 mod documents;
 mod download;
-mod folds;
 mod fsck;
 mod gc;
+mod keys;
 mod materialise;
 mod objects;
 mod partial;
 mod path;
 mod pins;
 mod revocations;
-mod statement;
+mod squash;
+mod timestamp;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::{
-    ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, local::LocalFileSystem, path::Path,
+    ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, local::LocalFileSystem, path::Path,
 };
 
 use artifact::digest::Digest;
 use artifact::sign;
 use artifact::threads::Threads;
+use keys::private_key;
 
-pub use cache::{Arrival, Cache, Limits};
-pub use catalog::{Catalog, Costs, Stored};
+pub use cache::{Cache, CachedObject, Limits};
+pub use catalog::{Catalog, Costs, StoredObject};
 pub use documents::Signed;
-pub use folds::{Folded, SPANS, due};
 pub use fsck::{Finding, Report, Severity};
-pub use gc::{Collected, Keep};
+pub use gc::{GcReport, Retention};
 pub use materialise::Materialised;
 pub use objects::Pieces;
 pub use partial::PartialDelta;
 pub use path::{Path as VersionPath, Step};
 pub use pins::Pin;
 pub use revocations::Revocation;
-pub use statement::Statement;
+pub use squash::{SQUASH_SPANS, SquashOutcome, due_squashes};
+pub use timestamp::Timestamp;
 
-/// Why the store could not do what it was asked for.
+/// Why a request to the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the store's URL `{url}`: {reason}")]
@@ -71,12 +76,12 @@ pub enum Error {
     Key { key: String, reason: String },
     #[error("{0} is not there")]
     NotFound(String),
-    /// Not a `source`: its words have those of all errors behind it, which a chain would repeat.
-    #[error("{action} {key}: {why}")]
+    /// `cause` is not a `source`: its text includes all errors behind it, which a chain would repeat.
+    #[error("{action} {key}: {cause}")]
     Backend {
         action: &'static str,
         key: String,
-        why: object_store::Error,
+        cause: object_store::Error,
     },
     #[error("{key} is corrupt: {reason}")]
     Corrupt { key: String, reason: String },
@@ -90,20 +95,20 @@ pub enum Error {
         version: i64,
         reason: String,
     },
-    #[error("object {object} did not arrive: {reason}")]
+    #[error("object {object} was not downloaded: {reason}")]
     Download { object: Digest, reason: String },
-    /// Who was asked could not say what is needed.
+    /// The caller of garbage collection could not say which versions it needs.
     #[error("{0}")]
-    Needed(String),
+    Retention(String),
     #[error("a blocking task did not finish: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
 
-/// What a put-if-absent found.
+/// The result of writing an entry unless it exists.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PutOutcome<T> {
     Created,
-    /// Somebody wrote this first; nothing was changed.
+    /// It existed already; nothing was changed.
     Exists(T),
 }
 
@@ -116,7 +121,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens `file://<path>` (absolute, or relative to the working folder; the folder is created) or
+    /// Opens `file://<path>` (absolute or relative to the working folder; created if missing) or
     /// `s3://<bucket>/…` with the credentials of the usual `AWS_*` variables.
     pub fn open(url: &str) -> Result<Self, Error> {
         let refuse = |reason: String| Error::Url {
@@ -133,33 +138,31 @@ impl Store {
                 Ok(Self::over(Arc::new(backend)))
             }
             Some(("s3", _)) => Self::open_bucket(url, object_store::aws::AmazonS3Builder::from_env()),
-            _ => Err(refuse("file://<path> and s3://<bucket>/<prefix> are known".into())),
+            _ => Err(refuse("use file://<path> or s3://<bucket>/<prefix>".into())),
         }
     }
 
     fn open_bucket(url: &str, access: object_store::aws::AmazonS3Builder) -> Result<Self, Error> {
         let refuse = |error: object_store::Error| {
             let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |cause| cause.source());
-            let last = causes.last().map(ToString::to_string).unwrap_or_default();
-            let whole = error.to_string();
+            let root_cause = causes.last().map(ToString::to_string).unwrap_or_default();
+            let mut reason = error.to_string();
+            if !reason.contains(&root_cause) {
+                reason = format!("{reason}: {root_cause}");
+            }
             Error::Url {
                 url: url.into(),
-                reason: if whole.contains(&last) {
-                    whole
-                } else {
-                    format!("{whole}: {last}")
-                },
+                reason,
             }
         };
         let bucket = access.with_url(url).build().map_err(refuse)?;
         let prefix = url.splitn(4, '/').nth(3).unwrap_or_default();
         let prefix = Path::parse(prefix).map_err(|error| refuse(error.into()))?;
-        Ok(Self::over(Arc::new(object_store::prefix::PrefixStore::new(
-            bucket, prefix,
-        ))))
+        let backend = object_store::prefix::PrefixStore::new(bucket, prefix);
+        Ok(Self::over(Arc::new(backend)))
     }
 
-    /// A store over any backend that supports put-if-absent.
+    /// A store over any backend that can write an entry unless it exists.
     pub fn over(backend: Arc<dyn ObjectStore>) -> Self {
         Store {
             backend,
@@ -168,7 +171,7 @@ impl Store {
         }
     }
 
-    /// Objects of several parts are read through `cache`.
+    /// Reads objects of several parts through `cache`.
     pub fn with_cache(self, cache: Cache) -> Self {
         Store {
             cache: Some(cache),
@@ -176,7 +179,7 @@ impl Store {
         }
     }
 
-    /// Deltas and folds are made and followed, and images hashed, on these.
+    /// Sets the threads that encode, apply and hash.
     pub fn with_threads(self, threads: Threads) -> Self {
         Store { threads, ..self }
     }
@@ -185,21 +188,20 @@ impl Store {
         &self.threads
     }
 
-    /// Where the bytes are; for whoever passes them on as they are.
+    /// The object store, for callers that pass its bytes on unverified.
     pub fn backend(&self) -> &Arc<dyn ObjectStore> {
         &self.backend
     }
 
     /// Writes or replaces `private/{key}`.
     pub async fn put_private(&self, key: &str, bytes: &Bytes) -> Result<(), Error> {
-        let key = private_key(key)?;
-        self.put(&key, bytes.clone(), PutMode::Overwrite).await?;
+        self.put(&private_key(key)?, bytes.clone(), PutMode::Overwrite).await?;
         Ok(())
     }
 
-    /// Reads `private/{key}` as it was written; the caller's format has its own checksum.
+    /// Reads `private/{key}` without verifying it: the caller's format has its own checksum.
     pub async fn get_private(&self, key: &str) -> Result<Bytes, Error> {
-        self.get(&private_key(key)?, |_| Ok(())).await
+        self.get(&private_key(key)?, u64::MAX).await
     }
 
     /// Reads a part of `private/{key}`.
@@ -208,7 +210,7 @@ impl Store {
         self.backend.get_range(&key, range).await.map_err(backend("read", &key))
     }
 
-    /// Deletes `private/{key}`; it is no error when it is not there.
+    /// Deletes `private/{key}` if it exists.
     pub async fn delete_private(&self, key: &str) -> Result<(), Error> {
         self.delete(&private_key(key)?).await
     }
@@ -220,27 +222,37 @@ impl Store {
         }
     }
 
-    /// False when the mode is put-if-absent and the key is taken.
-    async fn put(&self, key: &Path, bytes: Bytes, mode: PutMode) -> Result<bool, Error> {
+    /// False if the mode is `Create` and the key exists.
+    async fn put(&self, key: &Path, bytes: impl Into<PutPayload>, mode: PutMode) -> Result<bool, Error> {
         let options = PutOptions {
             mode,
             ..PutOptions::default()
         };
-        match self.backend.put_opts(key, PutPayload::from(bytes), options).await {
+        match self.backend.put_opts(key, bytes.into(), options).await {
             Ok(_) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
             Err(source) => Err(backend("write", key)(source)),
         }
     }
 
-    /// `fits` judges the size before the bytes are read.
-    async fn get(&self, key: &Path, fits: impl FnOnce(u64) -> Result<(), String>) -> Result<Bytes, Error> {
+    /// Reads an entry of at most `bytes_max` bytes.
+    async fn get(&self, key: &Path, bytes_max: u64) -> Result<Bytes, Error> {
         let found = self.backend.get(key).await.map_err(backend("read", key))?;
-        fits(found.meta.size).map_err(|reason| Error::Corrupt {
-            key: key.to_string(),
-            reason,
-        })?;
+        if found.meta.size > bytes_max {
+            return Err(Error::Corrupt {
+                key: key.to_string(),
+                reason: format!("it has {} bytes; at most {bytes_max} are allowed", found.meta.size),
+            });
+        }
         found.bytes().await.map_err(backend("read", key))
+    }
+
+    async fn head(&self, key: &Path) -> Result<Option<ObjectMeta>, Error> {
+        match self.backend.head(key).await {
+            Ok(meta) => Ok(Some(meta)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(source) => Err(backend("look at", key)(source)),
+        }
     }
 }
 
@@ -249,39 +261,11 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     Ok(tokio::task::spawn_blocking(work).await?)
 }
 
-fn key(policy: &str, rest: &str) -> Result<Path, Error> {
-    let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
-    if policy.is_empty() || policy.len() > 64 || policy.starts_with('.') || !policy.bytes().all(fits) {
-        return Err(Error::Policy(policy.into()));
-    }
-    Ok(Path::from(format!("policy/{policy}/{rest}")))
-}
-
-fn object_key(policy: &str, digest: &Digest) -> Result<Path, Error> {
-    key(policy, &format!("object/{digest}"))
-}
-
-fn parts_key(policy: &str, digest: &Digest) -> Result<Path, Error> {
-    key(policy, &format!("parts/{digest}"))
-}
-
-fn private_key(key: &str) -> Result<Path, Error> {
-    let refuse = |reason: String| Error::Key {
-        key: key.into(),
-        reason,
-    };
-    if key.is_empty() || key.starts_with('/') || key.ends_with('/') {
-        return Err(refuse("it is empty, or starts or ends with a slash".into()));
-    }
-    // refuses empty parts, `.` and `..`
-    Path::parse(format!("private/{key}")).map_err(|error| refuse(error.to_string()))
-}
-
 fn backend(action: &'static str, key: &Path) -> impl FnOnce(object_store::Error) -> Error {
     let key = key.to_string();
-    move |why| match why {
+    move |cause| match cause {
         object_store::Error::NotFound { .. } => Error::NotFound(key),
-        why => Error::Backend { action, key, why },
+        cause => Error::Backend { action, key, cause },
     }
 }
 

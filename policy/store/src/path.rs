@@ -1,121 +1,178 @@
-//! The search for the cheapest way to a version, in bytes: backwards from it, over the deltas of its ancestors and the folds
-//! between them, to what is at hand or to an image. Where a descendant is at hand, also over the deltas that lead back from it.
+//! The search for the path to a version with the smallest download.
 //!
-//! Only ancestors are walked, of the version and of the newest one at hand. Documents are read as the search comes to them, many at once where a chain is long; folds are
-//! listed only when more than a few steps lie ahead, for a follower that keeps up needs none.
+//! It walks backwards from the version, over the deltas of its ancestors and squashed deltas, to a held
+//! version or a checkpoint. If a newer version is held, it also considers the reverse sections of the
+//! deltas in between. Only ancestors are searched, of the version and of the newest held one.
+//!
+//! Documents are read when the search reaches them, many at once on a long chain. Squashed deltas are
+//! listed only if the path is longer than a few steps.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 
-use super::materialise::Walk;
 use super::{Error, Store};
 use artifact::digest::Digest;
 use artifact::manifest::{Manifest, ObjectRef, Shard};
 use artifact::sign::TrustedKeys;
 use artifact::squash::SquashedDelta;
 
-/// Longer ways are not searched: a store that needs them has lost its images.
+/// Longer paths are not searched: a store that needs them has lost its checkpoints.
 const VERSIONS_MAX: usize = 100_000;
-/// Steps that are walked before folds are looked for.
-const STEPS_WITHOUT_FOLDS: usize = 8;
-/// Steps back that are looked at: a rollback goes some versions back, and an image is nearer than what is further.
-const STEPS_BACK_MAX: usize = 256;
+/// Steps that are searched before squashed deltas are listed.
+const STEPS_WITHOUT_SQUASHED: usize = 8;
+/// Reverse steps that are considered: beyond a few versions, a checkpoint is cheaper.
+const REVERSE_STEPS_MAX: usize = 256;
 /// Manifests that are read at once on a long chain.
 const READ_AHEAD: i64 = 32;
 
-/// A way to a version.
+/// How to restore a version.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Path {
-    /// The version that is at hand or has an image.
+    /// A version that is held or has a checkpoint.
     pub start: i64,
-    /// None: the start is at hand.
-    pub image: Option<ObjectRef>,
-    /// From the start to the version asked for.
+    /// The checkpoint to read; none if the start is held.
+    pub checkpoint: Option<ObjectRef>,
+    /// From the start to the requested version.
     pub steps: Vec<Step>,
-    /// Bytes of all objects on it.
+    /// Total size of the objects.
     pub bytes: u64,
 }
 
-/// One delta of a way.
+/// One delta of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
     pub from: i64,
     pub to: i64,
     pub delta: ObjectRef,
-    /// Of the delta, in however many objects.
+    /// Total size of the delta's objects.
     pub bytes: u64,
-    /// It leads over several steps at once.
-    pub fold: bool,
-    /// The delta is followed from its result to its base.
-    pub back: bool,
+    /// A squashed delta.
+    pub squashed: bool,
+    /// The delta is applied in reverse, from its result to its base.
+    pub reverse: bool,
 }
 
-impl Store {
-    /// The cheapest way to a version for who holds none, as far as documents tell: no object is read or looked for.
-    pub async fn path(&self, policy: &str, serial: i64, keys: &TrustedKeys) -> Result<Path, Error> {
-        Walk::new(self, policy, serial, keys, &[]).plan().await
+impl Step {
+    /// The step over a version's own delta, with its parent's content hash.
+    fn of_manifest(manifest: &Manifest) -> Option<(Self, Digest)> {
+        let (parent, delta) = manifest.parent.zip(manifest.delta)?;
+        let step = Step {
+            from: parent.version,
+            to: manifest.version,
+            delta,
+            bytes: manifest.delta_bytes().unwrap_or(delta.size_bytes),
+            squashed: false,
+            reverse: false,
+        };
+        Some((step, parent.root))
     }
 }
 
 impl Store {
-    /// [`path`](Self::path) over objects that are there: whether a version can still be put together, without reading it.
+    /// The cheapest path to a version for a reader that holds none. It reads documents but no objects.
+    pub async fn path(&self, policy: &str, serial: i64, keys: &TrustedKeys) -> Result<Path, Error> {
+        Search::new(self, policy, serial, keys).find().await
+    }
+
+    /// [`path`](Self::path) over objects that exist: whether a version can still be restored.
     pub async fn reachable(&self, policy: &str, serial: i64, keys: &TrustedKeys) -> Result<Path, Error> {
-        let mut walk = Walk::new(self, policy, serial, keys, &[]);
+        let mut search = Search::new(self, policy, serial, keys);
         loop {
-            let path = walk.plan().await?;
-            // of a delta in several objects, each for the delta that it belongs to
-            let mut objects: Vec<_> = path.image.map(|image| (image, image)).into_iter().collect();
+            let path = search.find().await?;
+            // Each object with the one that the search excludes if it is missing: a shard excludes its delta.
+            let mut objects: Vec<_> = path.checkpoint.iter().map(|object| (*object, *object)).collect();
             for step in &path.steps {
                 objects.push((step.delta, step.delta));
-                let shards = walk.shards(step).into_iter();
+                let shards = search.shards(step).into_iter();
                 objects.extend(shards.map(|shard| (shard.object, step.delta)));
             }
-            let mut whole = true;
-            for (object, of) in objects {
-                if self.size_of(policy, &object.digest).await? != Some(object.size_bytes) {
-                    walk.give_up_object(&object, &of);
-                    whole = false;
+            let mut complete = true;
+            for (object, delta) in objects {
+                if self.object_size(policy, &object.digest).await? != Some(object.size_bytes) {
+                    search.exclude(&delta, format!("object {} is not there", object.digest));
+                    complete = false;
                 }
             }
-            if whole {
+            if complete {
                 return Ok(path);
             }
         }
     }
 }
 
-/// What the search knows of a version that it has come to.
-struct Reached {
-    cost: u64,
-    /// The step that leads from here on to the version asked for.
-    onward: Option<Step>,
+/// The search for paths to one version. It remembers what it has read and which objects are broken.
+pub(super) struct Search<'a> {
+    pub(super) store: &'a Store,
+    pub(super) policy: &'a str,
+    pub(super) serial: i64,
+    keys: &'a TrustedKeys,
+    /// Versions that need no download.
+    pub(super) held: BTreeSet<i64>,
+    manifests: BTreeMap<i64, Manifest>,
+    /// Start versions of squashed deltas by end version; none if not listed yet.
+    squashed: Option<BTreeMap<i64, Vec<i64>>>,
+    /// Reverse steps from the newest held version, by the version they lead to; none if not read yet.
+    reverse: Option<BTreeMap<i64, Vec<Step>>>,
+    /// Objects that are missing or did not verify.
+    broken: BTreeSet<Digest>,
+    /// Deltas without a reverse section.
+    irreversible: BTreeSet<Digest>,
+    /// Why paths were excluded, for the error if none is left.
+    reasons: Vec<String>,
+    /// Time spent waiting for documents.
+    pub(super) waited: Duration,
 }
 
-impl Walk<'_> {
-    /// The cheapest way in bytes that no broken object blocks.
-    pub(super) async fn plan(&mut self) -> Result<Path, Error> {
-        loop {
-            if let Some(plan) = self.search().await? {
-                return plan.ok_or_else(|| Error::NoPath {
-                    policy: self.policy.into(),
-                    version: self.serial,
-                    reason: match self.reasons.is_empty() {
-                        true => "no image and no held version leads to it".into(),
-                        false => self.reasons.join("; "),
-                    },
-                });
-            }
-            // a long way: once more, with the folds
-            self.folds = Some(self.store.fold_names(self.policy).await?);
+/// A version that the search has reached.
+struct Reached {
+    cost: u64,
+    /// The next step towards the requested version.
+    next: Option<Step>,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(store: &'a Store, policy: &'a str, serial: i64, keys: &'a TrustedKeys) -> Self {
+        Search {
+            store,
+            policy,
+            serial,
+            keys,
+            held: BTreeSet::new(),
+            manifests: BTreeMap::new(),
+            squashed: None,
+            reverse: None,
+            broken: BTreeSet::new(),
+            irreversible: BTreeSet::new(),
+            reasons: vec![],
+            waited: Duration::ZERO,
         }
     }
 
-    /// None: the way is long or blocked, and folds have not been looked for.
-    async fn search(&mut self) -> Result<Option<Option<Path>>, Error> {
-        let mut reached = BTreeMap::from([(self.serial, Reached { cost: 0, onward: None })]);
+    /// The cheapest path over objects that are not excluded.
+    pub(super) async fn find(&mut self) -> Result<Path, Error> {
+        let mut found = self.try_find().await?;
+        if found.is_none() && self.squashed.is_none() {
+            // The path is long or blocked: search again with squashed deltas.
+            self.squashed = Some(self.store.list_squashed_deltas(self.policy).await?);
+            found = self.try_find().await?;
+        }
+        found.ok_or_else(|| Error::NoPath {
+            policy: self.policy.into(),
+            version: self.serial,
+            reason: match self.reasons.is_empty() {
+                true => "no checkpoint and no held version leads to it".into(),
+                false => self.reasons.join("; "),
+            },
+        })
+    }
+
+    /// Dijkstra's algorithm, backwards from the requested version. Without a list of squashed deltas it
+    /// gives up on long paths.
+    async fn try_find(&mut self) -> Result<Option<Path>, Error> {
+        let mut reached = BTreeMap::from([(self.serial, Reached { cost: 0, next: None })]);
         let mut frontier = BinaryHeap::from([Reverse((0u64, self.serial))]);
         let mut settled = BTreeSet::new();
         let mut best: Option<(u64, i64, Option<ObjectRef>)> = None;
@@ -126,216 +183,184 @@ impl Walk<'_> {
             if !settled.insert(at) {
                 continue;
             }
-            if self.folds.is_none() && settled.len() > STEPS_WITHOUT_FOLDS {
+            if self.squashed.is_none() && settled.len() > STEPS_WITHOUT_SQUASHED {
                 return Ok(None);
             }
             let manifest = match self.manifest(at).await {
                 Ok(manifest) => manifest,
                 Err(error) if at == self.serial => return Err(error),
                 Err(error) => {
-                    self.give_up(error.to_string());
+                    self.add_reason(error.to_string());
                     continue;
                 }
             };
-            if self.at_hand(at).is_some() {
+            if self.held.contains(&at) {
                 best = Some((cost, at, None));
                 break;
             }
-            if let Some(image) = self.usable(manifest.image) {
-                let total = cost.saturating_add(image.size_bytes);
+            if let Some(checkpoint) = manifest.image.filter(|object| self.is_usable(object)) {
+                let total = cost.saturating_add(checkpoint.size_bytes);
                 if best.is_none_or(|(best, ..)| total < best) {
-                    best = Some((total, at, Some(image)));
+                    best = Some((total, at, Some(checkpoint)));
                 }
             }
-            let back = self.leading_back_to(&manifest).await;
-            for (step, root) in self.leading_to(&manifest).await?.into_iter().chain(back) {
-                // read before it is counted on: an ancestor is who has the root that its descendant remembers
-                if !self.is_version(step.from, root).await {
+            let mut steps = self.steps_to(&manifest).await?;
+            steps.extend(self.reverse_steps_to(&manifest).await);
+            for (step, root) in steps {
+                if !self.has_root(step.from, root).await {
                     continue;
                 }
                 let cost = cost.saturating_add(step.bytes);
                 let cheaper = reached.get(&step.from).is_none_or(|known| cost < known.cost);
                 if cheaper && !settled.contains(&step.from) {
-                    reached.insert(
-                        step.from,
-                        Reached {
-                            cost,
-                            onward: Some(step),
-                        },
-                    );
+                    let next = Some(step);
+                    reached.insert(step.from, Reached { cost, next });
                     frontier.push(Reverse((cost, step.from)));
                 }
             }
         }
-        // a short way is blocked: a fold may lead around
-        if best.is_none() && self.folds.is_none() {
-            return Ok(None);
-        }
-        let path = best.map(|(bytes, start, image)| {
+        Ok(best.map(|(bytes, start, checkpoint)| {
             let mut steps = vec![];
             let mut at = start;
-            while let Some(step) = reached.get(&at).and_then(|reached| reached.onward) {
+            while let Some(step) = reached.get(&at).and_then(|reached| reached.next) {
                 steps.push(step);
                 at = step.to;
             }
             Path {
                 start,
-                image,
+                checkpoint,
                 steps,
                 bytes,
             }
-        });
-        Ok(Some(path))
+        }))
     }
 
-    /// What each shard made of a step's delta, where several did.
+    /// The shards of a step's delta, if it has several objects.
     pub(super) fn shards(&self, step: &Step) -> Vec<Shard> {
-        let child = if step.back { step.from } else { step.to };
-        let manifest = self.manifests.get(&child).filter(|_| !step.fold);
+        let child = if step.reverse { step.from } else { step.to };
+        let manifest = self.manifests.get(&child).filter(|_| !step.squashed);
         manifest
             .map(|manifest| manifest.delta_shards.clone())
             .unwrap_or_default()
     }
 
-    /// The steps that end at a version, each with the root of the version that it begins at.
-    async fn leading_to(&mut self, manifest: &Manifest) -> Result<Vec<(Step, Digest)>, Error> {
-        let mut steps = vec![];
-        if let (Some(parent), Some(delta)) = (manifest.parent, self.usable(manifest.delta)) {
-            let step = Step {
-                from: parent.version,
-                to: manifest.version,
-                delta,
-                bytes: manifest.delta_bytes().unwrap_or(delta.size_bytes),
-                fold: false,
-                back: false,
-            };
-            steps.push((step, parent.root));
-        }
-        let begins = self.folds.as_ref().and_then(|folds| folds.get(&manifest.version));
-        for from in begins.cloned().unwrap_or_default() {
-            let Some(fold) = self.fold(from, manifest).await? else {
-                continue;
-            };
-            if let Some(delta) = self.usable(Some(fold.delta)) {
+    /// The forward steps to a version, each with the content hash of the version it starts from.
+    async fn steps_to(&mut self, manifest: &Manifest) -> Result<Vec<(Step, Digest)>, Error> {
+        let mut steps: Vec<_> = Step::of_manifest(manifest).into_iter().collect();
+        let starts = self.squashed.as_ref().and_then(|ends| ends.get(&manifest.version));
+        for from in starts.cloned().unwrap_or_default() {
+            if let Some(squashed) = self.squashed_delta(from, manifest).await? {
                 let step = Step {
                     from,
                     to: manifest.version,
-                    delta,
-                    bytes: delta.size_bytes,
-                    fold: true,
-                    back: false,
+                    delta: squashed.delta,
+                    bytes: squashed.delta.size_bytes,
+                    squashed: true,
+                    reverse: false,
                 };
-                steps.push((step, fold.from.root));
+                steps.push((step, squashed.from.root));
             }
         }
+        steps.retain(|(step, _)| self.is_usable(&step.delta));
         Ok(steps)
     }
 
-    /// The steps that lead back to a version from the newest one at hand, each with the root of the version that it begins at.
-    async fn leading_back_to(&mut self, manifest: &Manifest) -> Vec<(Step, Digest)> {
-        if self.backward.is_none() {
-            let steps = self.steps_back().await;
-            self.backward = Some(steps);
+    /// The reverse steps to a version, each with the content hash of the version it starts from.
+    async fn reverse_steps_to(&mut self, manifest: &Manifest) -> Vec<(Step, Digest)> {
+        if self.reverse.is_none() {
+            self.reverse = Some(self.read_reverse_steps().await);
         }
-        let steps = self.backward.iter().filter_map(|steps| steps.get(&manifest.version));
-        let mut back = vec![];
-        for step in steps.flatten() {
-            let sound = self.usable(Some(step.delta)).is_some() && !self.one_way.contains(&step.delta.digest);
-            let Some(from) = self.manifests.get(&step.from).filter(|_| sound) else {
-                continue;
-            };
-            // what a descendant remembers of its ancestor is what its delta leads back to
-            let remembered = from.parent.filter(|parent| parent.version == manifest.version);
-            if remembered.is_some_and(|parent| parent.root == manifest.root) {
-                back.push((*step, from.root));
-            }
-        }
-        back
+        let steps = self.reverse.iter().filter_map(|steps| steps.get(&manifest.version));
+        let usable = steps.flatten().filter_map(|step| {
+            let from = self.manifests.get(&step.from)?;
+            let parent = from.parent?;
+            let leads_here = parent.version == manifest.version && parent.root == manifest.root;
+            let reversible = self.is_usable(&step.delta) && !self.irreversible.contains(&step.delta.digest);
+            (leads_here && reversible).then_some((*step, from.root))
+        });
+        usable.collect()
     }
 
-    /// From the newest version at hand along its parents to the version asked for, or past it to an older one that both may
-    /// come from.
-    async fn steps_back(&mut self) -> BTreeMap<i64, Vec<Step>> {
+    /// From the newest held version along its parents, to the requested version or just past it: an older
+    /// version may be a common ancestor.
+    async fn read_reverse_steps(&mut self) -> BTreeMap<i64, Vec<Step>> {
         let mut steps: BTreeMap<i64, Vec<Step>> = BTreeMap::new();
-        let mut at = self.newest_at_hand().filter(|&newest| newest > self.serial);
-        for _ in 0..STEPS_BACK_MAX {
+        let mut at = self.held.last().copied().filter(|&newest| newest > self.serial);
+        for _ in 0..REVERSE_STEPS_MAX {
             let Some(from) = at else { break };
             let Ok(manifest) = self.manifest(from).await else {
                 break;
             };
-            let Some((parent, delta)) = manifest.parent.zip(manifest.delta) else {
+            let Some((step, _)) = Step::of_manifest(&manifest) else {
                 break;
             };
+            let parent = step.from;
             let step = Step {
                 from,
-                to: parent.version,
-                delta,
-                bytes: manifest.delta_bytes().unwrap_or(delta.size_bytes),
-                fold: false,
-                back: true,
+                to: parent,
+                reverse: true,
+                ..step
             };
-            steps.entry(parent.version).or_default().push(step);
-            at = Some(parent.version).filter(|&parent| parent > self.serial);
+            steps.entry(parent).or_default().push(step);
+            at = Some(parent).filter(|&parent| parent > self.serial);
         }
         steps
     }
 
-    /// The fold from `from` to a version; none where it is of no use.
-    async fn fold(&mut self, from: i64, to: &Manifest) -> Result<Option<SquashedDelta>, Error> {
+    /// The squashed delta from `from` to a version, if it is usable.
+    async fn squashed_delta(&mut self, from: i64, to: &Manifest) -> Result<Option<SquashedDelta>, Error> {
         let began = Instant::now();
-        let read = self.store.get_fold(self.policy, from, to.version, self.keys).await;
-        self.fetch += began.elapsed();
+        let read = self.store.get_squashed_delta(self.policy, from, to.version, self.keys);
+        let read = read.await;
+        self.waited += began.elapsed();
         match read {
-            Ok(fold) if fold.to.root == to.root => Ok(Some(fold)),
-            Ok(_) => {
-                self.give_up(format!("the fold {from} → {} leads to another root", to.version));
-                Ok(None)
-            }
-            // taken away since it was listed
-            Err(Error::NotFound(_)) => Ok(None),
-            Err(error @ Error::Backend { .. }) => Err(error),
-            Err(error) => {
-                self.give_up(error.to_string());
-                Ok(None)
-            }
+            Ok(squashed) if squashed.to.root == to.root => return Ok(Some(squashed)),
+            Ok(_) => self.add_reason(format!(
+                "the squashed delta {from} → {} leads to another content hash",
+                to.version
+            )),
+            // Deleted since it was listed.
+            Err(Error::NotFound(_)) => {}
+            Err(error @ Error::Backend { .. }) => return Err(error),
+            Err(error) => self.add_reason(error.to_string()),
         }
+        Ok(None)
     }
 
-    /// Whether a version has the root that a descendant or a fold remembers.
-    async fn is_version(&mut self, serial: i64, root: Digest) -> bool {
+    /// Whether a version has the content hash that a later document names.
+    async fn has_root(&mut self, serial: i64, root: Digest) -> bool {
         let reason = match self.manifest(serial).await {
             Ok(manifest) if manifest.root == root => return true,
             Ok(manifest) => format!(
-                "version {serial}: its root is {}, its descendant remembers {root}",
+                "version {serial}: its content hash is {}, but its descendant names {root}",
                 manifest.root
             ),
             Err(error) => error.to_string(),
         };
-        self.give_up(reason);
+        self.add_reason(reason);
         false
     }
 
-    /// The manifest of a version, verified; read once.
+    /// The verified manifest of a version; read once.
     pub(super) async fn manifest(&mut self, serial: i64) -> Result<Manifest, Error> {
         if let Some(manifest) = self.manifests.get(&serial) {
             return Ok(manifest.clone());
         }
         let began = Instant::now();
-        if self.manifests.len() > STEPS_WITHOUT_FOLDS {
+        if self.manifests.len() > STEPS_WITHOUT_SQUASHED {
             self.read_ahead(serial).await;
         }
         let read = match self.manifests.get(&serial) {
             Some(manifest) => Ok(manifest.clone()),
             None => self.store.get_manifest(self.policy, serial, self.keys).await,
         };
-        self.fetch += began.elapsed();
+        self.waited += began.elapsed();
         let manifest = read?;
         self.manifests.insert(serial, manifest.clone());
         Ok(manifest)
     }
 
-    /// On a long chain parents are mostly the serials before: reads them side by side. What is not there, or of another
-    /// line, costs a look.
+    /// Reads several manifests at once: on a long chain, parents mostly have the preceding serials.
     async fn read_ahead(&mut self, serial: i64) {
         let serials = (serial.saturating_sub(READ_AHEAD - 1).max(1)..=serial)
             .filter(|serial| !self.manifests.contains_key(serial))
@@ -348,5 +373,34 @@ impl Walk<'_> {
             .await;
         let manifests = read.into_iter().flatten().map(|manifest| (manifest.version, manifest));
         self.manifests.extend(manifests);
+    }
+
+    fn is_usable(&self, object: &ObjectRef) -> bool {
+        !self.broken.contains(&object.digest)
+    }
+
+    /// Excludes an object that is missing or did not verify.
+    pub(super) fn exclude(&mut self, object: &ObjectRef, reason: String) {
+        self.broken.insert(object.digest);
+        self.add_reason(reason);
+    }
+
+    /// Excludes a delta from reverse steps.
+    pub(super) fn exclude_reverse(&mut self, delta: &ObjectRef, reason: String) {
+        self.irreversible.insert(delta.digest);
+        self.add_reason(reason);
+    }
+
+    pub(super) fn add_reason(&mut self, reason: String) {
+        if self.reasons.contains(&reason) {
+            return;
+        }
+        tracing::warn!(
+            policy = self.policy,
+            version = self.serial,
+            reason,
+            "cannot use one path to a version"
+        );
+        self.reasons.push(reason);
     }
 }

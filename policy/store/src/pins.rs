@@ -1,13 +1,15 @@
-//! Pins: versions that a person wants kept. An entry's name is the pin; what is in it is for people, so that an entry that
-//! cannot be read pins all the same.
+//! Pins: versions that a person wants to keep. An entry's name is the pin and its contents are for
+//! people, so an unreadable entry pins its version as well.
 
-use object_store::{PutMode, path::Path};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+use object_store::PutMode;
+use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use super::documents::{DOCUMENT_BYTES_MAX, numbered};
-use super::{Error, Store, key};
+use super::documents::{DOCUMENT_BYTES_MAX, contradiction};
+use super::keys::pin_key;
+use super::{Error, Store};
 
 /// Why a version is kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,17 +21,14 @@ pub struct Pin {
 }
 
 impl Store {
-    /// Pins a version: no collection takes what it needs. False when it was pinned before; the first reason stays.
+    /// Keeps garbage collection from a version. False if it was pinned already; the first reason stays.
     pub async fn pin(&self, policy: &str, pin: &Pin) -> Result<bool, Error> {
         let key = pin_key(policy, pin.version)?;
-        let bytes = serde_json::to_vec(pin).map_err(|error| Error::Document {
-            key: key.to_string(),
-            reason: error.to_string(),
-        })?;
-        self.put(&key, bytes.into(), PutMode::Create).await
+        let bytes = serde_json::to_vec(pin).map_err(contradiction(&key))?;
+        self.put(&key, bytes, PutMode::Create).await
     }
 
-    /// False when it was not pinned.
+    /// False if it was not pinned.
     pub async fn unpin(&self, policy: &str, version: i64) -> Result<bool, Error> {
         let key = pin_key(policy, version)?;
         if self.head(&key).await?.is_none() {
@@ -39,19 +38,13 @@ impl Store {
         Ok(true)
     }
 
-    /// All pins; none where the entry cannot be read.
+    /// All pins by version; `None` if the entry is unreadable.
     pub async fn pins(&self, policy: &str) -> Result<BTreeMap<i64, Option<Pin>>, Error> {
         let mut pins = BTreeMap::new();
-        for version in self.numbers(policy, "pin").await? {
-            let read = self
-                .get(&pin_key(policy, version)?, |size| match size <= DOCUMENT_BYTES_MAX {
-                    true => Ok(()),
-                    false => Err("it is too large for a pin".into()),
-                })
-                .await;
-            let pin = match read {
+        for version in self.list_numbers(policy, "pin").await? {
+            let pin = match self.get(&pin_key(policy, version)?, DOCUMENT_BYTES_MAX).await {
                 Ok(bytes) => serde_json::from_slice(&bytes).ok(),
-                // taken away since it was listed
+                // Deleted since it was listed.
                 Err(Error::NotFound(_)) => continue,
                 Err(Error::Corrupt { .. }) => None,
                 Err(error) => return Err(error),
@@ -60,8 +53,4 @@ impl Store {
         }
         Ok(pins)
     }
-}
-
-fn pin_key(policy: &str, version: i64) -> Result<Path, Error> {
-    key(policy, &format!("pin/{}.json", numbered(version)?))
 }

@@ -1,8 +1,9 @@
-//! Keys that are trusted no longer, told by the store to everybody who reads it; and signing again what they had signed.
+//! Revoked keys, and adding signatures to the documents they had signed.
 //!
-//! A revocation is signed by any key that its reader trusts, the revoked one among them: whoever holds a stolen key can so take
-//! trust away and never give any. Revocations count together, whatever their order: two keys that revoke each other are both
-//! revoked, and nothing loads until a person has looked. They are never taken back; a new key is made instead.
+//! A revocation is signed by any key that its reader trusts, including the revoked one. A stolen key can
+//! therefore remove trust but not grant any. Revocations count regardless of their order: two keys that
+//! revoke each other are both revoked, and nothing loads until a person has looked. They are permanent;
+//! create a new key instead.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +11,14 @@ use object_store::{PutMode, path::Path};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use super::documents::{assignment_key, contradiction, manifest_key, manifest_kind, moved, signature};
-use super::folds::fold_key;
-use super::{Error, Store, key};
-use artifact::sign::{SigningKey, TrustedKeys};
-use artifact::{assignment, manifest, squash};
+use super::documents::{Document, signature};
+use super::keys::{assignment_key, manifest_key, revocation_key, squashed_delta_key};
+use super::{Error, Store};
+use artifact::assignment::Assignment;
+use artifact::manifest::Manifest;
+use artifact::sign::{Envelope, SigningKey, TrustedKeys};
+use artifact::squash::SquashedDelta;
 
-/// The kind in the envelope's payload type.
 const KIND: &str = "revocation";
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,28 +31,36 @@ pub struct Revocation {
     pub created_at: OffsetDateTime,
 }
 
-impl Store {
-    /// Revokes a key for everybody who reads this policy. False when it was revoked before.
-    pub async fn revoke(&self, revocation: &Revocation, signer: &SigningKey) -> Result<bool, Error> {
-        let place = revocation_key(&revocation.policy, &revocation.key)?;
-        self.put_document(&place, KIND, revocation, signer).await
+impl Document for Revocation {
+    fn kind_of(_: &Envelope) -> &'static str {
+        KIND
     }
 
-    /// Every key that a key of `keys` has revoked, with who did. What does not verify revokes nothing.
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn key(&self) -> Result<Path, Error> {
+        revocation_key(&self.policy, &self.key)
+    }
+}
+
+impl Store {
+    /// Revokes a key for all readers of this policy. False if it was revoked already.
+    pub async fn revoke(&self, revocation: &Revocation, signer: &SigningKey) -> Result<bool, Error> {
+        self.create(revocation, signer).await
+    }
+
+    /// The keys that keys of `keys` have revoked, each with the signer. Ignores revocations that do not verify.
     pub async fn revocations(&self, policy: &str, keys: &TrustedKeys) -> Result<BTreeMap<String, String>, Error> {
         let mut revoked = BTreeMap::new();
-        for name in self.names(policy, KIND).await? {
+        for name in self.list_names(policy, "revocation").await? {
             let Some(id) = name.strip_suffix(".json") else { continue };
-            let Ok(place) = revocation_key(policy, id) else {
-                continue;
-            };
-            match self.get_signed::<Revocation>(&place, KIND, keys).await {
-                Ok(signed) if signed.document.policy == policy && signed.document.key == id => {
-                    revoked.insert(id.to_owned(), signed.signer);
-                }
-                Ok(_) => tracing::warn!(policy, error = %moved(&place), "a revocation that counts for nothing"),
+            let Ok(key) = revocation_key(policy, id) else { continue };
+            match self.get_signed::<Revocation>(&key, keys).await {
+                Ok(signed) => drop(revoked.insert(id.to_owned(), signed.signer)),
                 Err(error @ Error::Backend { .. }) => return Err(error),
-                Err(error) => tracing::warn!(policy, %error, "a revocation that counts for nothing"),
+                Err(error) => tracing::warn!(policy, %error, "ignored an invalid revocation"),
             }
         }
         Ok(revoked)
@@ -64,49 +74,39 @@ impl Store {
         Ok(keys)
     }
 
-    /// Adds a signature by `signer` to every manifest, fold and assignment that `keys` believe and it has not signed. The
-    /// documents stay the same, byte for byte; only their envelopes are replaced. Returns how many were signed.
+    /// Adds a signature by `signer` to every manifest, assignment and squashed delta that `keys` verify and
+    /// `signer` has not signed. Only the envelopes change. Returns the number of new signatures.
     pub async fn resign(&self, policy: &str, keys: &TrustedKeys, signer: &SigningKey) -> Result<usize, Error> {
-        let mut places = vec![];
-        for serial in self.numbers(policy, "version").await? {
-            places.push((manifest_key(policy, serial)?, manifest::KIND));
+        type KindOf = fn(&Envelope) -> &'static str;
+        let mut documents: Vec<(Path, KindOf)> = vec![];
+        for serial in self.list_numbers(policy, "version").await? {
+            documents.push((manifest_key(policy, serial)?, Manifest::kind_of));
         }
-        for epoch in self.numbers(policy, "assignment").await? {
-            places.push((assignment_key(policy, epoch)?, assignment::KIND));
+        for epoch in self.list_numbers(policy, "assignment").await? {
+            documents.push((assignment_key(policy, epoch)?, Assignment::kind_of));
         }
-        for (to, begins) in self.fold_names(policy).await? {
-            for from in begins {
-                places.push((fold_key(policy, from, to)?, squash::KIND));
+        for (to, starts) in self.list_squashed_deltas(policy).await? {
+            for from in starts {
+                documents.push((squashed_delta_key(policy, from, to)?, SquashedDelta::kind_of));
             }
         }
         let mut count = 0;
-        for (place, kind) in places {
-            let mut envelope = match self.get_envelope(&place).await {
+        for (key, kind_of) in documents {
+            let mut envelope = match self.get_envelope(&key).await {
                 Err(Error::NotFound(_)) => continue,
                 read => read?,
             };
-            // what nobody here believes is not made believable
-            let kind = match kind {
-                manifest::KIND => manifest_kind(&envelope),
-                kind => kind,
-            };
+            let kind = kind_of(&envelope);
             if let Err(error) = envelope.verify(kind, keys) {
-                tracing::warn!(%place, %error, "not signed again");
+                tracing::warn!(%key, %error, "not signed again");
                 continue;
             }
-            if envelope.countersign(kind, signer).map_err(signature(&place))? {
-                let bytes = envelope.to_bytes().map_err(signature(&place))?;
-                self.put(&place, bytes.into(), PutMode::Overwrite).await?;
+            if envelope.countersign(kind, signer).map_err(signature(&key))? {
+                let bytes = envelope.to_bytes().map_err(signature(&key))?;
+                self.put(&key, bytes, PutMode::Overwrite).await?;
                 count += 1;
             }
         }
         Ok(count)
     }
-}
-
-fn revocation_key(policy: &str, id: &str) -> Result<Path, Error> {
-    let place = key(policy, &format!("{KIND}/{id}.json"))?;
-    // one spelling of an id
-    id.parse::<artifact::digest::Digest>().map_err(contradiction(&place))?;
-    Ok(place)
 }

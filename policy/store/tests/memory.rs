@@ -1,7 +1,6 @@
-//! What a follower needs of memory: the version it holds, the version it goes to, and the delta.
+//! A follower's memory: the version it holds, the next version, and the delta.
 //!
-//! The kernel's figures are measured: each follower runs in a process of its own, which reports how
-//! far its resident memory rose.
+//! Each follower runs in its own process, which reports how far its resident memory rose.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -20,11 +19,11 @@ use store::Store;
 const STORE: &str = "SPRINGTIDE_MEMORY_STORE";
 const HOLDS: &str = "SPRINGTIDE_MEMORY_HOLDS";
 const POLICY: &str = "demo";
-/// Of one version: twelve tensors of two frames.
+/// One version has twelve tensors of two frames.
 const VERSION_BYTES: usize = 12 * TENSOR_BYTES;
 const TENSOR_BYTES: usize = 4 << 20;
 
-/// A field of `/proc/self/status`, bytes.
+/// A field of `/proc/self/status` in bytes.
 fn status(field: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
@@ -32,12 +31,12 @@ fn status(field: &str) -> usize {
     kilobytes.parse::<usize>().unwrap() * 1024
 }
 
-/// What a test of this file says in a process of its own.
+/// Runs a test of this file in its own process and returns the rise that it prints.
 fn risen(test: &str, set: &[(&str, &str)]) -> usize {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child
         .args(["--exact", test, "--nocapture"])
-        // what is given back goes back at once: the measure is of what is kept, not of what glibc holds for later
+        // Makes glibc return freed memory at once, so that only used memory is measured.
         .env("MALLOC_MMAP_THRESHOLD_", "65536")
         .envs(set.iter().copied());
     let output = child.output().unwrap();
@@ -55,7 +54,7 @@ fn key() -> SigningKey {
     SigningKey::from_seed(&[7; 32])
 }
 
-/// About one weight of a hundred differs from the version before.
+/// About one weight in a hundred differs from the previous version.
 fn version(number: i64) -> Checkpoint {
     let tensor = |name: u32| {
         let weights = (0..TENSOR_BYTES as u32 / 2).flat_map(|at| {
@@ -74,23 +73,23 @@ fn version(number: i64) -> Checkpoint {
     }
 }
 
-/// Three versions: an image and two deltas.
+/// Three versions: a checkpoint and two deltas.
 async fn publish(folder: &Path) -> usize {
     let store = Store::open(&format!("file://{}", folder.display())).unwrap();
     let mut before: Option<(Manifest, Checkpoint)> = None;
     let mut delta_bytes = 0;
     for number in 1..=3 {
-        let image = version(number);
+        let checkpoint = version(number);
         let mut manifest = Manifest {
             policy: POLICY.into(),
             version: number,
-            root: image.root(),
+            root: checkpoint.root(),
             parent: None,
             line: "realtime".into(),
             branch: 0,
             image: None,
             delta: None,
-            tensor_bytes: image.tensor_bytes(),
+            tensor_bytes: checkpoint.tensor_bytes(),
             run: None,
             fence: 1,
             created_at: time::OffsetDateTime::now_utc(),
@@ -100,22 +99,22 @@ async fn publish(folder: &Path) -> usize {
         if let Some((parent, base)) = &before {
             let (version, root) = (parent.version, parent.root);
             manifest.parent = Some(Parent { version, root });
-            let delta = delta::encode(base, &image, &Threads::ONE).unwrap();
+            let delta = delta::encode(base, &checkpoint, &Threads::ONE).unwrap();
             delta_bytes = delta.len();
             manifest.delta = Some(store.put_object(POLICY, &delta.into()).await.unwrap());
         } else {
-            let object = image.to_bytes().unwrap();
+            let object = checkpoint.to_bytes().unwrap();
             manifest.image = Some(store.put_object(POLICY, &object).await.unwrap());
         }
         store.put_manifest(&manifest, &key()).await.unwrap();
-        before = Some((manifest, image));
+        before = Some((manifest, checkpoint));
     }
     delta_bytes
 }
 
-/// Does nothing unless the test below starts it by name, in a process of its own.
+/// Does nothing unless the test below starts it in its own process.
 #[test]
-fn one_version_put_together() {
+fn one_version_restored() {
     let Ok(folder) = std::env::var(STORE) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -127,21 +126,21 @@ fn one_version_put_together() {
         let mut held: Vec<(i64, Arc<Checkpoint>)> = vec![];
         if std::env::var(HOLDS).is_ok() {
             let first = store.materialise(POLICY, 1, &trusted, &[]).await.unwrap();
-            held.push((1, first.image));
+            held.push((1, first.checkpoint));
         }
         let before = status("VmRSS");
-        // the peak from here on
+        // Resets the peak.
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let target = if held.is_empty() { 1 } else { 3 };
         let made = store.materialise(POLICY, target, &trusted, &held).await.unwrap();
         let rose = status("VmHWM") - before;
-        assert_eq!(made.image.root(), version(target).root());
+        assert_eq!(made.checkpoint.root(), version(target).root());
         println!("rose by {rose}");
     });
 }
 
 #[test]
-fn a_follower_needs_the_next_version_and_its_delta_beside_what_it_holds() {
+fn a_follower_needs_room_for_the_next_version_and_its_delta() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -150,18 +149,18 @@ fn a_follower_needs_the_next_version_and_its_delta_beside_what_it_holds() {
     let delta_bytes = runtime.block_on(publish(folder.path()));
     assert!(delta_bytes < VERSION_BYTES / 50, "{delta_bytes}");
     let path = folder.path().to_str().unwrap();
-    let first = risen("one_version_put_together", &[(STORE, path)]);
-    let next = risen("one_version_put_together", &[(STORE, path), (HOLDS, "1")]);
+    let first = risen("one_version_restored", &[(STORE, path)]);
+    let next = risen("one_version_restored", &[(STORE, path), (HOLDS, "1")]);
     println!(
-        "a version of {VERSION_BYTES} bytes: {first} from its image; {next} beside version 1 for version 3, over two deltas of about {delta_bytes} bytes"
+        "a version of {VERSION_BYTES} bytes: {first} from its checkpoint; {next} beside version 1 for version 3, over two deltas of about {delta_bytes} bytes"
     );
-    // what a thread needs for a frame, buffers, and what an allocator keeps
+    // Frame buffers and what the allocator keeps.
     let slack = 12 << 20;
     assert!(
         first < VERSION_BYTES + slack,
-        "{first} bytes for an image of {VERSION_BYTES}"
+        "{first} bytes for a checkpoint of {VERSION_BYTES}"
     );
-    // a version between is let go when the next one is there: at most two of them beside the one that is held
+    // Intermediate versions are dropped, so at most two exist beside the held one.
     assert!(
         next < 2 * VERSION_BYTES + delta_bytes + slack,
         "{next} bytes beside version 1"

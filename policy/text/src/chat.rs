@@ -1,7 +1,7 @@
-//! From messages to a prompt: the chat templates of a version, rendered as `transformers` renders them.
+//! Renders messages to a prompt with a version's chat templates, as `transformers` does.
 //!
-//! A template is a Jinja program that came with the model. It sees plain data, its fuel is bounded, and it reads nothing
-//! but what it is given. What is compared with `transformers`, case by case, is in `tests/golden/chat`.
+//! A template is a Jinja program that came with the model. It sees only plain data, and its number of steps
+//! is bounded. The cases in `tests/golden/chat` are compared with `transformers`.
 
 mod continued;
 mod marks;
@@ -17,10 +17,10 @@ use time::OffsetDateTime;
 
 use artifact::checkpoint::Checkpoint;
 
-/// Plain data as templates see it. Read from JSON with serde, maps keep the order of their keys, which templates can see.
+/// Plain data for templates. Maps read from JSON keep the order of their keys, which templates can see.
 pub use minijinja::Value;
 
-/// Instructions that one rendering may take: far beyond any conversation, well below a second.
+/// Instructions per rendering: far more than any conversation needs, and well below a second.
 const FUEL: u64 = 20_000_000;
 
 /// Why a conversation was not rendered.
@@ -28,13 +28,13 @@ const FUEL: u64 = 20_000_000;
 pub enum Error {
     #[error("the version has no chat template; send a prompt instead of messages")]
     NoTemplate,
-    #[error("there is no chat template `{name}`; there are: {there}")]
-    UnknownTemplate { name: String, there: String },
+    #[error("there is no chat template `{name}`; the version has {available}")]
+    UnknownTemplate { name: String, available: String },
     #[error("{file}: {reason}")]
     Malformed { file: &'static str, reason: String },
     #[error("chat template `{name}`: {reason}")]
     Syntax { name: String, reason: String },
-    /// The template's own `raise_exception`: what was sent is not what the model was made for.
+    /// From the template's own `raise_exception`: the model does not support the conversation.
     #[error("the chat template refuses the conversation: {0}")]
     Refused(String),
     #[error("the chat template cannot render the conversation: {0}")]
@@ -43,62 +43,64 @@ pub enum Error {
     Conversation(String),
 }
 
-/// What is rendered. Messages, tools and documents are JSON objects in the form of OpenAI's API.
+/// What to render. Messages, tools and documents are JSON objects as in OpenAI's API.
 #[derive(Debug, Clone, Default)]
 pub struct Conversation {
     pub messages: Vec<Value>,
     pub tools: Option<Vec<Value>>,
     pub documents: Option<Vec<Value>>,
-    /// The template's name; none is `tool_use` where there are tools and such a template, else `default`.
+    /// The template's name. By default `tool_use` if there are tools and such a template, else `default`.
     pub template: Option<String>,
-    /// Ends with what opens the model's turn.
+    /// Whether to end with the start of the model's turn.
     pub add_generation_prompt: bool,
-    /// Ends inside the last message, after this field of it (usually `content`), so that the model goes on there.
+    /// Ends inside the last message, after this field (usually `content`), so that the model continues it.
     pub continue_final_message: Option<String>,
-    /// Further variables for the template, `enable_thinking` for one. They win over special tokens of the same name.
+    /// More variables, such as `enable_thinking`. They override special tokens of the same name.
     pub variables: BTreeMap<String, Value>,
-    /// Find what stands in `{% generation %}` blocks.
+    /// Whether to find the text in `{% generation %}` blocks.
     pub mark_assistant: bool,
-    /// What `strftime_now` says; none is now, in UTC.
+    /// The time for `strftime_now`; by default the current time in UTC.
     pub now: Option<OffsetDateTime>,
 }
 
-/// A rendered conversation, to be encoded with [`crate::tokenizer::Tokenizer::encode`]: a template writes its own special tokens.
+/// A rendered conversation. Encode it with [`crate::tokenizer::Tokenizer::encode`], because templates write
+/// special tokens themselves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendered {
     pub text: String,
-    /// Bytes of `text` that the model wrote, where they were asked for.
+    /// The bytes of `text` that the model wrote, if requested.
     pub assistant: Vec<Range<usize>>,
 }
 
 /// The chat templates of a version.
 #[derive(Debug)]
 pub struct Templates {
-    /// Sources by name; one without a name is `default`.
+    /// Sources by name; an unnamed one is `default`.
     sources: BTreeMap<String, String>,
     environment: Environment<'static>,
     special_tokens: BTreeMap<String, Value>,
 }
 
 impl Templates {
-    /// Reads `chat_template.jinja`, else `chat_template` of `tokenizer_config.json` (a text or a list of named ones), else that of
-    /// `chat_template.json`; special tokens from `tokenizer_config.json` and, what it lacks, `special_tokens_map.json`.
-    pub fn from_checkpoint(image: &Checkpoint) -> Result<Self, Error> {
-        let config = json(image, "tokenizer_config.json")?;
+    /// Reads templates from the first of `chat_template.jinja`, `chat_template` in `tokenizer_config.json` (a
+    /// string or a list of named ones) and `chat_template` in `chat_template.json`. Reads special tokens from
+    /// `tokenizer_config.json`, or else `special_tokens_map.json`.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        let config = json(checkpoint, "tokenizer_config.json")?;
         let mut sources = BTreeMap::new();
-        if let Some(bytes) = image.files.get("chat_template.jinja") {
+        if let Some(bytes) = checkpoint.files.get("chat_template.jinja") {
             sources.insert("default".into(), utf8("chat_template.jinja", bytes)?);
         } else if !absent(&config, "chat_template") {
             sources = named(&config, "tokenizer_config.json")?;
         } else {
             let file = "chat_template.json";
-            let json = json(image, file)?;
+            let json = json(checkpoint, file)?;
             if !absent(&json, "chat_template") {
                 sources = named(&json, file)?;
             }
         }
         let mut special_tokens = BTreeMap::new();
-        for json in [json(image, "special_tokens_map.json")?, config] {
+        for json in [json(checkpoint, "special_tokens_map.json")?, config] {
             for name in SPECIAL_TOKENS {
                 let value = &json[*name];
                 let token = value.as_str().or(value["content"].as_str());
@@ -108,7 +110,7 @@ impl Templates {
         Templates::new(sources, special_tokens)
     }
 
-    /// Templates by name, and the special tokens by theirs (`bos_token`, …).
+    /// From templates and special tokens (`bos_token`, …), both by name.
     pub fn new(sources: BTreeMap<String, String>, special_tokens: BTreeMap<String, String>) -> Result<Self, Error> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -133,7 +135,7 @@ impl Templates {
         })
     }
 
-    /// Whether there is nothing to render with.
+    /// Whether there are no templates.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
     }
@@ -186,7 +188,7 @@ impl Templates {
             });
         }
         Ok(match between {
-            Some(between) => marks::take_out(&text, between),
+            Some(between) => marks::remove_marks(&text, between),
             None => Rendered {
                 text,
                 assistant: vec![],
@@ -205,13 +207,13 @@ impl Templates {
             None if self.is_empty() => Err(Error::NoTemplate),
             None => Err(Error::UnknownTemplate {
                 name: wanted.into(),
-                there: self.sources.keys().cloned().collect::<Vec<_>>().join(", "),
+                available: self.sources.keys().cloned().collect::<Vec<_>>().join(", "),
             }),
         }
     }
 }
 
-/// None is None: templates ask for that.
+/// Templates test for `None`.
 fn list(items: Option<&[Value]>) -> Value {
     items.map_or(Value::from(()), Value::from)
 }
@@ -237,7 +239,7 @@ fn check(conversation: &Conversation) -> Result<(), Error> {
             return refuse("continue_final_message and add_generation_prompt exclude each other; choose one");
         }
         if conversation.mark_assistant {
-            return refuse("what the assistant wrote cannot be marked in a conversation whose last message goes on");
+            return refuse("the assistant's text cannot be marked if continue_final_message is set");
         }
     }
     let own = [
@@ -250,16 +252,16 @@ fn check(conversation: &Conversation) -> Result<(), Error> {
     ];
     match own.iter().find(|&&name| conversation.variables.contains_key(name)) {
         Some(name) => refuse(&format!(
-            "`{name}` is not a variable that can be given to the chat template"
+            "`{name}` is set by the server; rename the chat template variable"
         )),
         None => Ok(()),
     }
 }
 
-/// The fields under which a message's reasoning goes; templates of today read the first.
+/// The fields for a message's reasoning. Current templates read the first.
 const REASONING: &[&str] = &["reasoning_content", "thinking", "reasoning"];
 
-/// A message as templates expect it: without fields that are null, and its reasoning under both names that are read.
+/// A message as templates expect it: without null fields, and with its reasoning under both names in use.
 fn message(value: &Value) -> Result<Value, Error> {
     if value.kind() != ValueKind::Map {
         return Err(Error::Conversation(format!(
@@ -288,8 +290,8 @@ fn message(value: &Value) -> Result<Value, Error> {
     Ok(Value::from_pairs(fields))
 }
 
-fn json(image: &Checkpoint, file: &'static str) -> Result<serde_json::Value, Error> {
-    let Some(bytes) = image.files.get(file) else {
+fn json(checkpoint: &Checkpoint, file: &'static str) -> Result<serde_json::Value, Error> {
+    let Some(bytes) = checkpoint.files.get(file) else {
         return Ok(serde_json::Value::Null);
     };
     serde_json::from_slice(bytes).map_err(|error| Error::Malformed {
@@ -309,11 +311,11 @@ fn utf8(file: &'static str, bytes: &[u8]) -> Result<String, Error> {
     })
 }
 
-/// `chat_template`: a text, or a list of `{"name", "template"}`.
+/// `chat_template`: a string, or a list of `{"name", "template"}`.
 fn named(json: &serde_json::Value, file: &'static str) -> Result<BTreeMap<String, String>, Error> {
     let malformed = || Error::Malformed {
         file,
-        reason: "`chat_template` is neither a text nor a list of objects with `name` and `template`".into(),
+        reason: "`chat_template` must be a string or a list of objects with `name` and `template`".into(),
     };
     match &json["chat_template"] {
         serde_json::Value::String(source) => Ok([("default".to_string(), source.clone())].into()),
@@ -340,7 +342,7 @@ fn rendering(error: &minijinja::Error) -> Error {
     }
 }
 
-/// The error and its line, without the template's text and values.
+/// The error and its line, without the template's text or values.
 fn describe(error: &minijinja::Error) -> String {
     match error.line() {
         Some(line) => format!("line {line}: {}{}", error.kind(), detail(error)),

@@ -1,7 +1,8 @@
-//! Text to token ids and back, from the `tokenizer.json` of an image, with the ids that end a generation.
+//! Converts text to token ids and back with a checkpoint's `tokenizer.json`, and reads the ids that end a
+//! generation.
 //!
-//! Prompts are tokenised once, where they enter. Sampled ids are never turned into text and back: what is trained on are
-//! the ids. Chat templates are `chat`'s.
+//! Prompts are tokenised once, when they arrive. Sampled ids are never converted to text and back, because
+//! training uses the ids. Chat templates are in `chat`.
 
 mod decoder;
 
@@ -14,10 +15,10 @@ use serde_json::Value;
 
 use artifact::checkpoint::Checkpoint;
 
-/// Why a tokenizer could not be made or used.
+/// Why a tokenizer could not be loaded or used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the image has no {0}")]
+    #[error("the checkpoint has no {0}")]
     MissingFile(&'static str),
     #[error("{file}: {reason}")]
     Malformed { file: &'static str, reason: String },
@@ -38,26 +39,27 @@ struct Inner {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`, and from `generation_config.json` `eos_token_id` (a number or a list; that of `config.json`
-    /// when there is none) and `springtide_decline_token_id`. An id outside the vocabulary is refused.
-    pub fn from_checkpoint(image: &Checkpoint) -> Result<Self, Error> {
+    /// Reads `tokenizer.json`. Also reads `eos_token_id` (a number or a list) and
+    /// `springtide_decline_token_id` from `generation_config.json`; without the former, `eos_token_id` from
+    /// `config.json`. Refuses ids outside the vocabulary.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
         let file = "tokenizer.json";
-        let bytes = image.files.get(file).ok_or(Error::MissingFile(file))?;
+        let bytes = checkpoint.files.get(file).ok_or(Error::MissingFile(file))?;
         let malformed = |reason: String| Error::Malformed { file, reason };
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| malformed(error.to_string()))?;
-        // settings for training in batches: here they would cut or pad a prompt in silence
+        // These are for training in batches. They would truncate or pad prompts without an error.
         tokenizer.with_padding(None);
         tokenizer
             .with_truncation(None)
             .map_err(|error| malformed(error.to_string()))?;
 
-        let generation = json(image, "generation_config.json")?;
-        let config = json(image, "config.json")?;
+        let generation = json(checkpoint, "generation_config.json")?;
+        let config = json(checkpoint, "config.json")?;
         let mut stop_ids = ids(&generation, "generation_config.json", "eos_token_id")?;
         if stop_ids.is_empty() {
             stop_ids = ids(&config, "config.json", "eos_token_id")?;
         }
-        let decline_id = decline_id(image)?;
+        let decline_id = decline_id(checkpoint)?;
         for &id in stop_ids.iter().chain(&decline_id) {
             if tokenizer.id_to_token(id).is_none() {
                 return Err(malformed(format!("it has no token {id}, which the model stops at")));
@@ -70,12 +72,12 @@ impl Tokenizer {
         })))
     }
 
-    /// The ids of `text`, special tokens written in it recognised, nothing added.
+    /// The ids of `text`. Recognises special tokens in it and adds none.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         self.encode_with(text, false)
     }
 
-    /// The ids of a whole prompt: with what `tokenizer.json` puts around a text, such as a begin-of-sequence token.
+    /// The ids of a whole prompt, including the special tokens that `tokenizer.json` adds.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
         self.encode_with(text, true)
     }
@@ -89,7 +91,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The ids of `text`, as [`Tokenizer::encode`], and of each whether any of its bytes are in `spans`.
+    /// The ids of `text`, as [`Tokenizer::encode`], and for each whether any of its bytes are in `spans`.
     pub fn encode_marked(&self, text: &str, spans: &[Range<usize>]) -> Result<(Vec<u32>, Vec<bool>), Error> {
         let encoding = self
             .0
@@ -103,7 +105,7 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), marked.collect()))
     }
 
-    /// The text of `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    /// The text of `ids` without special tokens. Invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
         self.0
             .tokenizer
@@ -111,43 +113,43 @@ impl Tokenizer {
             .map_err(|error| Error::Decode(error.to_string()))
     }
 
-    /// Whether decoding `id` can say something: special tokens and unknown ids say nothing, wherever they stand.
+    /// Whether `id` can decode to text. Special tokens and unknown ids decode to nothing.
     fn is_text(&self, id: u32) -> bool {
         let tokenizer = &self.0.tokenizer;
         let token = tokenizer.id_to_token(id);
         token.is_some_and(|token| !tokenizer.get_added_vocabulary().is_special_token(&token))
     }
 
-    /// A decoder for ids that come one by one.
+    /// A decoder for a stream of ids.
     pub fn decoder(&self) -> Decoder {
         Decoder::new(self.clone())
     }
 
-    /// Ids that end a generation, the decline token among them where there is one in `eos_token_id`.
+    /// Ids that end a generation, including the decline token if `eos_token_id` lists it.
     pub fn stop_ids(&self) -> &[u32] {
         &self.0.stop_ids
     }
 
-    /// The token by which the policy chooses to show nothing.
+    /// The token that the policy samples to decline.
     pub fn decline_id(&self) -> Option<u32> {
         self.0.decline_id
     }
 
-    /// The id of a token in its written form, e.g. `<|cut|>`.
+    /// The id of a token such as `<|cut|>`.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.0.tokenizer.token_to_id(token)
     }
 
-    /// Number of tokens, special ones included.
+    /// The number of tokens, including special ones.
     pub fn vocab_size(&self) -> usize {
         self.0.tokenizer.get_vocab_size(true)
     }
 }
 
-/// The token by which a version chooses to show nothing, without reading the rest of its tokenizer.
-pub fn decline_id(image: &Checkpoint) -> Result<Option<u32>, Error> {
+/// The decline token, without loading the tokenizer.
+pub fn decline_id(checkpoint: &Checkpoint) -> Result<Option<u32>, Error> {
     let file = "generation_config.json";
-    let ids = ids(&json(image, file)?, file, "springtide_decline_token_id")?;
+    let ids = ids(&json(checkpoint, file)?, file, "springtide_decline_token_id")?;
     Ok(ids.first().copied())
 }
 
@@ -161,8 +163,8 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-fn json(image: &Checkpoint, file: &'static str) -> Result<Value, Error> {
-    let Some(bytes) = image.files.get(file) else {
+fn json(checkpoint: &Checkpoint, file: &'static str) -> Result<Value, Error> {
+    let Some(bytes) = checkpoint.files.get(file) else {
         return Ok(Value::Null);
     };
     serde_json::from_slice(bytes).map_err(|error| Error::Malformed {
@@ -171,7 +173,7 @@ fn json(image: &Checkpoint, file: &'static str) -> Result<Value, Error> {
     })
 }
 
-/// A number or a list of numbers; nothing when the field is missing or null.
+/// A number or a list of numbers; empty if the field is missing or null.
 fn ids(json: &Value, file: &'static str, field: &str) -> Result<Vec<u32>, Error> {
     let id = |value: &Value| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -194,7 +196,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Byte-level BPE without merges: 256 byte tokens, then `<|cut|>` 256, `<|eol|>` 257, `<|decline|>` 258, `<|end|>` 259.
-    fn image(generation_config: &str) -> Checkpoint {
+    fn checkpoint(generation_config: &str) -> Checkpoint {
         let special = ["<|cut|>", "<|eol|>", "<|decline|>", "<|end|>"];
         let vocab: serde_json::Map<String, Value> = (0..=255u8)
             .map(|byte| (byte_char(byte).to_string(), Value::from(byte)))
@@ -236,7 +238,7 @@ mod tests {
         }
     }
 
-    /// The printable stand-in of a byte in byte-level vocabularies.
+    /// The printable character for a byte in byte-level vocabularies.
     pub(super) fn byte_char(byte: u8) -> char {
         let printable = |b: u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
         if printable(byte) {
@@ -248,7 +250,7 @@ mod tests {
 
     fn tokenizer() -> Tokenizer {
         let config = r#"{"eos_token_id": [257, 258, 259], "springtide_decline_token_id": 258}"#;
-        Tokenizer::from_checkpoint(&image(config)).unwrap()
+        Tokenizer::from_checkpoint(&checkpoint(config)).unwrap()
     }
 
     #[test]
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_not_cut_by_the_settings_of_the_file() {
+    fn a_long_text_is_not_truncated_by_settings_in_the_file() {
         assert_eq!(tokenizer().encode("abcdef").unwrap().len(), 6);
     }
 
@@ -270,21 +272,21 @@ mod tests {
     fn stop_and_decline_ids_come_from_the_generation_config() {
         assert_eq!(tokenizer().stop_ids(), [257, 258, 259]);
         assert_eq!(tokenizer().decline_id(), Some(258));
-        let plain = Tokenizer::from_checkpoint(&image("{}")).unwrap();
-        assert_eq!(plain.stop_ids(), [259], "config.json's, when there is no other");
+        let plain = Tokenizer::from_checkpoint(&checkpoint("{}")).unwrap();
+        assert_eq!(plain.stop_ids(), [259], "config.json is the fallback");
         assert_eq!(plain.decline_id(), None);
     }
 
     #[test]
     fn a_missing_tokenizer_a_broken_file_and_an_unknown_id_are_refused() {
         assert!(Tokenizer::from_checkpoint(&Checkpoint::default()).is_err());
-        assert!(Tokenizer::from_checkpoint(&image("{")).is_err());
-        assert!(Tokenizer::from_checkpoint(&image(r#"{"eos_token_id": 4000}"#)).is_err());
-        assert!(Tokenizer::from_checkpoint(&image(r#"{"eos_token_id": "x"}"#)).is_err());
+        assert!(Tokenizer::from_checkpoint(&checkpoint("{")).is_err());
+        assert!(Tokenizer::from_checkpoint(&checkpoint(r#"{"eos_token_id": 4000}"#)).is_err());
+        assert!(Tokenizer::from_checkpoint(&checkpoint(r#"{"eos_token_id": "x"}"#)).is_err());
     }
 
     #[test]
-    fn a_character_is_held_back_until_it_is_whole() {
+    fn a_character_is_held_back_until_it_is_complete() {
         let mut decoder = tokenizer().decoder();
         let pieces: Vec<String> = "é€".bytes().map(|b| decoder.push(b.into()).unwrap()).collect();
         assert_eq!(pieces, ["", "é", "", "", "€"]);
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_broken_bytes_are_given_out_in_pieces() {
+    fn endless_invalid_bytes_are_returned_in_pieces() {
         let mut decoder = tokenizer().decoder();
         let text: String = (0..200).map(|_| decoder.push(0x80).unwrap()).collect();
         assert_eq!(text.chars().count(), 189);
@@ -304,7 +306,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_put_together_are_the_whole_text(ids in prop::collection::vec(0u32..260, 0..40)) {
+        fn concatenated_pieces_are_the_whole_text(ids in prop::collection::vec(0u32..260, 0..40)) {
             let tokenizer = tokenizer();
             let mut decoder = tokenizer.decoder();
             let mut text = String::new();

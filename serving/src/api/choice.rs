@@ -1,12 +1,14 @@
-//! One choice, from its first token until it is logged. Each choice runs as its own task, so that a caller who
-//! disconnects frees the slot and the sampled tokens are still logged.
+//! One choice, from its first token until it is logged. Each choice runs as its own task, so that a
+//! caller who disconnects frees the slot and the sampled tokens are still logged.
+
+mod record;
 
 use super::detokenize::TextBuilder;
 use super::exploration::Exploration;
+use super::outcome::{ChoiceOutcome, FinishedChoice, SampledToken, StopReason};
 use super::request::GenerationRequest;
 use super::sessions::Parent;
-use super::wire::{ChoiceOutcome, StopReason};
-use super::{Api, experts, record};
+use super::{Api, experts};
 use crate::engine::{Finish, SampleEvent};
 use crate::routing::Route;
 use edge::Problem;
@@ -22,49 +24,21 @@ use uuid::Uuid;
 /// How long an answer waits for the payload store.
 const EXPERTS_WAIT: Duration = Duration::from_secs(2);
 
-/// A sampled token, for the log and for the caller.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SampledToken {
-    pub id: u32,
-    pub logprob: f32,
-    /// How many ids could have been sampled.
-    pub kept: u32,
-    /// Its own text, or `token_id:<id>` if it has none. Empty unless log-probabilities were requested.
-    pub text: String,
-    pub top: Vec<(String, f32)>,
-    /// Characters of the completion before it.
-    pub offset: usize,
-}
-
-/// A choice that ended and is in the log.
-#[derive(Debug, Clone)]
-pub struct FinishedChoice {
-    pub prompt_ids: Arc<[u32]>,
-    pub tokens: Vec<SampledToken>,
-    pub text: String,
-    pub reason: FinishReason,
-    pub outcome: ChoiceOutcome,
-}
-
 /// What a streaming caller receives of a choice.
+pub type Frame = Result<Chunk, Problem>;
+
 #[derive(Debug)]
-pub enum Frame {
-    Tokens {
-        index: usize,
-        text: String,
-        tokens: Vec<SampledToken>,
-    },
-    /// The choice is in the log. Carries the text and tokens that no earlier frame carried.
-    Finished {
-        index: usize,
-        finished: Box<FinishedChoice>,
-        text: String,
-        tokens: Vec<SampledToken>,
-    },
-    Failed(Problem),
+pub struct Chunk {
+    pub index: usize,
+    /// Text and tokens that no earlier chunk carried.
+    pub text: String,
+    pub tokens: Vec<SampledToken>,
+    /// Set in the last chunk, once the choice is in the log.
+    pub finished: Option<Box<FinishedChoice>>,
 }
 
-/// Sends frames to a streaming caller. Tokens without text are delayed, unless the caller wants every token.
+/// Sends frames to a streaming caller. Tokens without text are delayed, unless the caller wants
+/// every token.
 pub struct FrameSender {
     index: usize,
     frames: mpsc::Sender<Frame>,
@@ -91,28 +65,29 @@ impl FrameSender {
         }
         self.sent_bytes += text.len();
         self.sent_tokens += 1;
-        let frame = Frame::Tokens {
+        let chunk = Chunk {
             index: self.index,
             text,
             tokens: if self.every_token { vec![token] } else { Vec::new() },
+            finished: None,
         };
-        self.frames.send(frame).await.is_ok()
+        self.frames.send(Ok(chunk)).await.is_ok()
     }
 
     /// Sends the last frame, unless the caller left.
     pub async fn finish(self, result: Result<Option<FinishedChoice>, Problem>) {
         let frame = match result {
-            Ok(Some(finished)) if finished.reason != FinishReason::Abort => Frame::Finished {
+            Ok(Some(finished)) if finished.reason != FinishReason::Abort => Ok(Chunk {
                 index: self.index,
                 text: finished.text.get(self.sent_bytes..).unwrap_or_default().into(),
                 tokens: match self.every_token {
                     true => finished.tokens[self.sent_tokens..].to_vec(),
                     false => Vec::new(),
                 },
-                finished: Box::new(finished),
-            },
+                finished: Some(Box::new(finished)),
+            }),
             Ok(_) => return,
-            Err(problem) => Frame::Failed(problem),
+            Err(problem) => Err(problem),
         };
         // the choice is logged even if the caller left
         let _ = self.frames.send(frame).await;
@@ -148,8 +123,8 @@ impl ChoiceTask {
             .is_some_and(|exploration| exploration.suppressed.is_some())
     }
 
-    /// Samples to the end and logs the generation; sends frames to a streaming caller. `None`: the caller left before
-    /// the first token, so there is nothing to log.
+    /// Samples to the end and logs the generation; sends frames to a streaming caller. `None`: the
+    /// caller left before the first token, so there is nothing to log.
     pub async fn run(
         mut self,
         cancelled: &CancellationToken,
@@ -262,8 +237,8 @@ impl ChoiceTask {
         Ok(())
     }
 
-    /// Stores the experts that the model used. If the store fails, the answer is still given: our trainer recomputes
-    /// the same routing bit by bit.
+    /// Stores the experts that the model used. If the store fails, the answer is still given: our
+    /// trainer recomputes the same routing bit by bit.
     async fn log_experts(&self, finished: &FinishedChoice, routing: &Routing) -> Option<PayloadRef> {
         let store = self.api.payloads.as_ref().filter(|_| !routing.is_empty())?;
         // the last token was not read
@@ -280,5 +255,34 @@ impl ChoiceTask {
                 metrics::counter!("springtide_experts_unlogged_total").increment(1);
             })
             .ok()
+    }
+}
+
+/// The seed of a choice: the first one uses the request's seed, the others derive theirs from it.
+/// Below 2^63.
+pub fn seed(request_seed: u64, index: usize) -> u64 {
+    if index == 0 {
+        return request_seed;
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"springtide choice 1\0");
+    hasher.update(&request_seed.to_le_bytes());
+    hasher.update(&(index as u64).to_le_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    u64::from_le_bytes(first) >> 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_choices_of_one_seed_differ_and_are_reproducible() {
+        assert_eq!(seed(7, 0), 7);
+        assert_ne!(seed(7, 1), seed(7, 2));
+        assert_ne!(seed(7, 1), seed(8, 1));
+        assert_eq!(seed(7, 3), seed(7, 3));
+        assert!(seed(7, 1) < 1 << 63);
     }
 }

@@ -1,11 +1,11 @@
-//! `POST /v1/completions` and `POST /v1/chat/completions`: check, route, queue, then answer as a whole or as server-sent
-//! events.
+//! `POST /v1/completions` and `POST /v1/chat/completions`: check, route, queue, then answer as a
+//! whole or as server-sent events.
 
-use super::chat::ChatRequest;
-use super::choice::{ChoiceTask, Frame, FrameSender};
+use super::answer::{Choice, Completion, Header, Part, Usage};
+use super::body::{ChatRequest, CompletionRequest};
+use super::choice::{self, ChoiceTask, Chunk, Frame, FrameSender};
 use super::request::GenerationRequest;
-use super::wire::{self, Completion, CompletionRequest, Part, Usage};
-use super::{Api, exploration, record};
+use super::{Api, exploration};
 use crate::engine::{SampleRequest, SubmitError};
 use axum::extract::State;
 use axum::response::sse::{Event as Sse, KeepAlive};
@@ -65,14 +65,6 @@ struct QueuedRequest {
     caller: DropGuard,
 }
 
-/// What every chunk begins with.
-struct Header {
-    object: &'static str,
-    id: String,
-    created: i64,
-    model: String,
-}
-
 impl Header {
     fn new(request: &GenerationRequest) -> Self {
         let (object, prefix) = match (request.is_chat(), request.stream) {
@@ -85,17 +77,6 @@ impl Header {
             id: format!("{prefix}-{}", Uuid::now_v7().simple()),
             created: time::OffsetDateTime::now_utc().unix_timestamp(),
             model: request.model.clone(),
-        }
-    }
-
-    fn completion(&self, choices: Vec<wire::Choice>, usage: Option<Usage>) -> Completion {
-        Completion {
-            id: self.id.clone(),
-            object: self.object,
-            created: self.created,
-            model: self.model.clone(),
-            choices,
-            usage,
         }
     }
 }
@@ -117,7 +98,7 @@ impl QueuedRequest {
             .map(|index| {
                 // every event of a sequence fits, so the engine never waits for a caller
                 let (sender, events) = mpsc::channel(max_tokens + 1);
-                let seed = record::choice_seed(request_seed, index);
+                let seed = choice::seed(request_seed, index);
                 let exploration = exploration::explore(&request, &route, seed);
                 let sample = SampleRequest {
                     version: route.version.clone(),
@@ -173,7 +154,7 @@ impl QueuedRequest {
             let task = async move { choice.run(&cancelled, None).await };
             tasks.push(tracker.spawn(task.in_current_span()));
         }
-        let mut answers = Vec::with_capacity(tasks.len());
+        let mut choices = Vec::with_capacity(tasks.len());
         let mut sampled = 0;
         for (index, task) in tasks.into_iter().enumerate() {
             let finished = task
@@ -187,18 +168,16 @@ impl QueuedRequest {
                 false => finished.text.clone(),
             };
             let (part, tokens) = (Part::Whole, &finished.tokens);
-            answers.push(wire::Choice::finished(
-                &self.request,
-                index,
-                part,
-                &finished,
-                text,
-                tokens,
-            ));
+            let choice = Choice::new(&self.request, index, part, text, tokens, Some(&finished));
+            choices.push(choice);
         }
         drop(self.caller);
-        let usage = Usage::new(self.prompt_tokens, sampled);
-        Ok(Json(self.header.completion(answers, Some(usage))).into_response())
+        let completion = Completion {
+            header: &self.header,
+            choices,
+            usage: Some(Usage::new(self.prompt_tokens, sampled)),
+        };
+        Ok(Json(completion).into_response())
     }
 
     /// Server-sent events. A failure before the first token is still an HTTP error.
@@ -215,7 +194,7 @@ impl QueuedRequest {
         }
         drop(sender);
         let first = match frames.recv().await {
-            Some(Frame::Failed(problem)) => return Err(problem),
+            Some(Err(problem)) => return Err(problem),
             first => first,
         };
         let stream = CompletionStream {
@@ -263,60 +242,54 @@ impl CompletionStream {
                 Some(frame) => Some(frame),
                 None => frames.recv().await,
             };
-            if let Some(frame) = frame {
-                return Some(self.event(frame));
+            match frame {
+                Some(Ok(chunk)) => return Some(self.chunk_event(chunk)),
+                Some(Err(problem)) => {
+                    self.frames = None;
+                    return Some(error(&problem));
+                }
+                None => self.frames = None,
             }
-            self.frames = None;
             if self.request.include_usage {
                 let usage = Usage::new(self.prompt_tokens, self.sampled);
-                self.tail
-                    .push_back(chunk(&self.header.completion(Vec::new(), Some(usage))));
+                self.tail.push_back(self.event(Vec::new(), Some(usage)));
             }
             self.tail.push_back(Sse::default().data("[DONE]"));
         }
         self.tail.pop_front()
     }
 
-    fn event(&mut self, frame: Frame) -> Sse {
-        let choice = match frame {
-            Frame::Tokens { index, text, tokens } => {
-                let part = self.next_part(index);
-                wire::Choice::chunk(&self.request, index, part, text, &tokens)
-            }
-            Frame::Finished {
-                index,
-                finished,
-                text,
-                tokens,
-            } => {
-                self.sampled += finished.tokens.len();
-                let part = self.next_part(index);
-                wire::Choice::finished(&self.request, index, part, &finished, text, &tokens)
-            }
-            Frame::Failed(problem) => {
-                self.frames = None;
-                return error(&problem);
-            }
-        };
-        chunk(&self.header.completion(vec![choice], None))
-    }
-
-    fn next_part(&mut self, index: usize) -> Part {
-        match std::mem::replace(&mut self.started[index], true) {
+    fn chunk_event(&mut self, chunk: Chunk) -> Sse {
+        let Chunk {
+            index,
+            text,
+            tokens,
+            finished,
+        } = chunk;
+        let part = match std::mem::replace(&mut self.started[index], true) {
             true => Part::LaterChunk,
             false => Part::FirstChunk,
+        };
+        self.sampled += finished.as_ref().map_or(0, |finished| finished.tokens.len());
+        let choice = Choice::new(&self.request, index, part, text, &tokens, finished.as_deref());
+        self.event(vec![choice], None)
+    }
+
+    fn event(&self, choices: Vec<Choice>, usage: Option<Usage>) -> Sse {
+        let completion = Completion {
+            header: &self.header,
+            choices,
+            usage,
+        };
+        match serde_json::to_string(&completion) {
+            Ok(json) => Sse::default().data(json),
+            Err(failed) => error(&Problem::internal(failed)),
         }
     }
 }
 
-fn chunk(completion: &Completion) -> Sse {
-    match serde_json::to_string(completion) {
-        Ok(json) => Sse::default().data(json),
-        Err(failed) => error(&Problem::internal(failed)),
-    }
-}
-
-/// An error inside a stream: the problem document plus the member `error` that OpenAI's clients read.
+/// An error inside a stream: the problem document plus the member `error` that OpenAI's clients
+/// read.
 fn error(problem: &Problem) -> Sse {
     let document = problem.clone().with(
         "error",

@@ -1,6 +1,6 @@
 //! Turns the sampled token ids of one choice into text. Pure.
 
-use super::choice::SampledToken;
+use super::outcome::SampledToken;
 use super::request::GenerationRequest;
 use super::stop::StopMatcher;
 use crate::engine::Token;
@@ -30,12 +30,13 @@ impl<'a> TextBuilder<'a> {
         }
     }
 
-    /// Returns the token with its text, the text that may be shown now, and the stop string that ended it.
+    /// Returns the token with its text, the text that may be shown now, and the stop string that
+    /// ended it.
     pub fn push(&mut self, token: &Token) -> Result<(SampledToken, String, Option<String>), Error> {
         let mut sampled = SampledToken {
             id: token.id,
             logprob: token.logprob,
-            kept: token.kept,
+            candidates: token.candidates,
             text: String::new(),
             top: Vec::new(),
             offset: self.decoded,

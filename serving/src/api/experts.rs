@@ -1,10 +1,11 @@
-//! Encodes which experts a mixture-of-experts model used, as a payload that is stored before its generation is logged.
+//! Encodes which experts a mixture-of-experts model used, as a payload that is stored before its
+//! generation is logged.
 
 use ingest::payload::{Experts, Malformed};
 use model::router::Routing;
 
-/// The payload of type [`ingest::payload::EXPERTS`]: the routing of the first `tokens` tokens, by token, then layer. `count`:
-/// experts per layer.
+/// The payload of type [`ingest::payload::EXPERTS`]: the routing of the first `tokens` tokens, by
+/// token, then layer. `count`: experts per layer.
 pub fn encode(routing: &Routing, tokens: usize, count: u16) -> Result<Vec<u8>, Malformed> {
     let layers = routing.layers();
     let per_layer = layers.first().map_or(0, |(_, ids)| ids.len() / tokens.max(1));

@@ -1,7 +1,9 @@
-//! Minimum exploration. A policy that may decline can end up declining almost everything, and text that is not shown
-//! gets no feedback. So in a small share of an arm's requests, declining is forbidden.
+//! Minimum exploration. A policy that may decline can end up declining almost everything, and text
+//! that is not shown gets no feedback. So in a small share of an arm's requests, declining is
+//! forbidden.
 //!
-//! This module decides in which ones. The engine masks the token, and the trainer corrects for it. Pure.
+//! This module decides in which ones. The engine masks the token, and the trainer corrects for it.
+//! Pure.
 
 use super::request::GenerationRequest;
 use crate::routing::Route;
@@ -21,7 +23,8 @@ pub struct Exploration {
 /// - its arm does not explore,
 /// - its version has no decline token,
 /// - it is not for a user, or
-/// - its sampling parameters change the model's own distribution, for which the correction does not hold.
+/// - its sampling parameters change the model's own distribution, for which the correction does not
+///   hold.
 pub fn explore(request: &GenerationRequest, route: &Route, seed: u64) -> Option<Exploration> {
     let decline = route.version.decline_id?;
     // exactly the number that is logged
@@ -38,8 +41,8 @@ pub fn explore(request: &GenerationRequest, route: &Route, seed: u64) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Options;
     use crate::routing::tests::version;
-    use crate::serve::Options;
     use serde_json::{Value, json};
 
     fn request(fields: &Value) -> GenerationRequest {

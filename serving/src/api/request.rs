@@ -1,9 +1,9 @@
-//! A checked request: every field validated and every default filled in before anything is routed or queued. Pure.
+//! A checked request: every field validated and every default filled in before anything is routed
+//! or queued. Pure.
 
-use super::chat::ChatRequest;
-use super::wire::{CommonFields, CompletionRequest};
+use super::body::{ChatRequest, CommonFields, CompletionRequest};
 use crate::engine::{LoadedVersion, TrafficClass};
-use crate::serve::Options;
+use crate::options::Options;
 use edge::Problem;
 use ingest::event::{LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose, SAMPLED_TOKENS_MAX};
 use model::sampling::Params;
@@ -212,8 +212,8 @@ impl GenerationRequest {
         matches!(self.prompt, Prompt::Chat(_))
     }
 
-    /// How many tokens may be sampled after a prompt of `prompt` tokens. `default` applies to completions without
-    /// `max_tokens`; a chat answer may fill the context.
+    /// How many tokens may be sampled after a prompt of `prompt` tokens. `default` applies to
+    /// completions without `max_tokens`; a chat answer may fill the context.
     pub fn tokens_to_sample(&self, prompt: usize, version: &LoadedVersion, default: usize) -> Result<usize, Problem> {
         let context = version.context.min(PROMPT_TOKENS_MAX);
         let free = context.saturating_sub(prompt).min(SAMPLED_TOKENS_MAX);
@@ -326,7 +326,8 @@ fn text_of(metadata: &Map<String, Value>, key: &str) -> Result<Option<String>, P
     }
 }
 
-/// The episode of a session: the session id itself if it is a UUID, else a UUID derived from tenant and id.
+/// The episode of a session: the session id itself if it is a UUID, else a UUID derived from tenant
+/// and id.
 fn episode(tenant: &str, session_id: &str) -> Uuid {
     if let Ok(id) = Uuid::parse_str(session_id) {
         return id;

@@ -1,7 +1,8 @@
-//! Remembers the last turn of each session that this replica answered, so that the next turn is logged without the
-//! prompt that it shares with it.
+//! Remembers the last turn of each session that this replica answered, so that the next turn is
+//! logged without the prompt that it shares with it.
 //!
-//! This is only a cache. If the parent was evicted, or another replica answered it, the turn is logged in full.
+//! This is only a cache. If the parent was evicted, or another replica answered it, the turn is
+//! logged in full.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -89,8 +90,8 @@ impl TurnCache {
 }
 
 impl Parent {
-    /// Removes the prefix that `generation` shares with this turn from its prompt, if it has at least `tokens_min`
-    /// tokens. A shorter prefix costs a reader more than it saves.
+    /// Removes the prefix that `generation` shares with this turn from its prompt, if it has at
+    /// least `tokens_min` tokens. A shorter prefix costs a reader more than it saves.
     pub(super) fn split_prefix(&self, generation: &mut Generation, tokens_min: usize) {
         let pairs = self.tokens.iter().zip(&generation.prompt_ids);
         let shared = pairs.take_while(|(mine, its)| mine == its).count();

@@ -1,4 +1,5 @@
-//! Finds stop strings in streamed text. Text that might begin a stop string is held back until that is decided. Pure.
+//! Finds stop strings in streamed text. Text that might begin a stop string is held back until that
+//! is decided. Pure.
 
 /// Watches the text of one choice.
 #[derive(Debug)]
@@ -16,8 +17,8 @@ impl StopMatcher {
         }
     }
 
-    /// Takes the next piece. Returns the text that may be shown now and the stop string it met; no text follows a stop
-    /// string, and the stop string itself is never shown.
+    /// Takes the next piece. Returns the text that may be shown now and the stop string it met; no
+    /// text follows a stop string, and the stop string itself is never shown.
     pub fn push(&mut self, piece: &str) -> (String, Option<String>) {
         self.held.push_str(piece);
         let met = self

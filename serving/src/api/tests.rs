@@ -1,5 +1,5 @@
-//! The API with a real engine, a fake model whose next token is known, and a fake log that can fail. One file, because
-//! every test uses the same small server and log.
+//! The API with a real engine, a fake model whose next token is known, and a fake log that can
+//! fail. One file, because every test uses the same small server and log.
 
 use super::*;
 use crate::engine::backend::{Backend, Step};
@@ -31,8 +31,8 @@ const DECLINE: u32 = 27;
 const END: u32 = 28;
 const VOCAB: u32 = 29;
 
-/// Continues the alphabet after the prompt's last letter, and ends after z. If the prompt begins with `x`, it declines at
-/// its third token.
+/// Continues the alphabet after the prompt's last letter, and ends after z. If the prompt begins
+/// with `x`, it declines at its third token.
 struct Alphabet {
     slots: Vec<Vec<u32>>,
     pace: Duration,
@@ -701,6 +701,11 @@ async fn bad_requests_are_answered_with_problem_documents() {
             "unknown field `beam_width`",
         ),
         (json!({"model": "demo"}), 400, "missing field `prompt`"),
+        (
+            json!({"model": "demo", "prompt": "a", "n": "three"}),
+            400,
+            "n: invalid type: string \"three\"",
+        ),
     ] {
         let (got, problem) = server.complete(body.clone()).await;
         assert_eq!(got.as_u16(), status, "{body}: {problem}");

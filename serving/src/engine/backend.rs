@@ -1,4 +1,5 @@
-//! What the engine needs from a loaded model. [`super::exact`] implements it; the scheduler's tests use fakes.
+//! What the engine needs from a loaded model. [`super::exact`] implements it; the scheduler's tests
+//! use fakes.
 
 use model::router::Routing;
 

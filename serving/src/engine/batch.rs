@@ -1,4 +1,5 @@
-//! The sequences that one loaded version is sampling: admit, step, compact. Sequence i always uses slot i.
+//! The sequences that one loaded version is sampling: admit, step, compact. Sequence i always uses
+//! slot i.
 
 use super::backend::{Backend, Step};
 use super::{Finish, LoadedVersion, SampleEvent, SampleRequest, Token};
@@ -16,7 +17,7 @@ struct Sequence {
     request: SampleRequest,
     source: sampling::Source,
     /// Empty unless a penalty needs it.
-    history: sampling::History,
+    history: sampling::PreviousTokens,
     /// Sampled last, not yet in the cache.
     last: u32,
     sampled: usize,
@@ -39,7 +40,8 @@ impl Batch {
         self.backend.slots() - self.running.len()
     }
 
-    /// The backend, if nobody else holds the version. Afterwards no `Weak` of the version can be upgraded.
+    /// The backend, if nobody else holds the version. Afterwards no `Weak` of the version can be
+    /// upgraded.
     pub fn into_backend(self) -> Result<Box<dyn Backend>, Self> {
         match Arc::try_unwrap(self.version) {
             Ok(_) => Ok(self.backend),
@@ -59,9 +61,9 @@ impl Batch {
             }
         };
         metrics::histogram!("springtide_time_to_first_token_seconds").record(request.submitted.elapsed().as_secs_f64());
-        let history = match request.params.looks_back() {
-            true => sampling::History::new(&request.prompt),
-            false => sampling::History::default(),
+        let history = match request.params.has_penalties() {
+            true => sampling::PreviousTokens::new(&request.prompt),
+            false => sampling::PreviousTokens::default(),
         };
         self.running.push(Sequence {
             source: sampling::Source::new(request.seed),
@@ -125,7 +127,7 @@ impl Sequence {
             sampling::suppress(&mut logits, id);
         }
         let drawn = sampling::draw(&logits, &request.params, &self.history, &mut self.source);
-        if request.params.looks_back() {
+        if request.params.has_penalties() {
             self.history.push(drawn.id);
         }
         self.last = drawn.id;
@@ -135,7 +137,7 @@ impl Sequence {
             SampleEvent::Token(Token {
                 id: drawn.id,
                 logprob: drawn.log_prob,
-                kept: drawn.kept,
+                candidates: drawn.candidates,
                 routing,
                 top: match request.top_logprobs {
                     0 => Vec::new(),

@@ -26,8 +26,8 @@ pub struct Staging {
 }
 
 impl ExactBackend {
-    /// Builds the model while others serve, and runs two tokens through it. This warms its memory and refuses a version
-    /// with non-finite logits before anyone is routed to it.
+    /// Builds the model while others serve, and runs two tokens through it. This warms its memory
+    /// and refuses a version with non-finite logits before anyone is routed to it.
     pub fn stage(checkpoint: &Checkpoint, staging: &Staging) -> anyhow::Result<Self> {
         let model = ExactModel::packed_on(checkpoint, &staging.arithmetic, &staging.packing)?;
         let cache = KvCache::new(&model, staging.slots, staging.context);
@@ -42,7 +42,7 @@ impl ExactBackend {
                 .all(|logit| logit.is_finite()),
             "the model's logits are not finite"
         );
-        backend.model.prove_exact_once();
+        backend.model.self_check_once();
         Ok(backend)
     }
 

@@ -1,7 +1,8 @@
-//! Decides who gets the next free slot: production before background, then the caller's priority, then arrival.
+//! Decides who gets the next free slot: production before background, then the caller's priority,
+//! then arrival.
 //!
-//! The queue is bounded. When it is full, a production request displaces the last background request. Pure data: no
-//! clock, no threads.
+//! The queue is bounded. When it is full, a production request displaces the last background
+//! request. Pure data: no clock, no threads.
 
 use super::TrafficClass;
 use std::collections::BTreeMap;
@@ -41,8 +42,8 @@ impl<T> Queue<T> {
         self.capacity.saturating_sub(self.waiting.len()) + lower
     }
 
-    /// Queues `item`; returns the item that it displaced, if any. `Err`: the queue is full, and only a lower class can
-    /// be displaced.
+    /// Queues `item`; returns the item that it displaced, if any. `Err`: the queue is full, and
+    /// only a lower class can be displaced.
     pub fn push(&mut self, class: TrafficClass, priority: i32, item: T) -> Result<Option<T>, T> {
         let mut displaced = None;
         if self.waiting.len() >= self.capacity {
@@ -61,7 +62,8 @@ impl<T> Queue<T> {
         Ok(displaced)
     }
 
-    /// Takes the first item that `admissible` accepts, so that a version without a free slot blocks no other version.
+    /// Takes the first item that `admissible` accepts, so that a version without a free slot blocks
+    /// no other version.
     pub fn take(&mut self, mut admissible: impl FnMut(&T) -> bool) -> Option<T> {
         let rank = self
             .waiting

@@ -1,7 +1,7 @@
 //! The engine's thread, and the handle that other threads hold.
 //!
-//! The thread owns every batch. Other threads reach it through an inbox behind one lock: the request queue and the
-//! versions to install.
+//! The thread owns every batch. Other threads reach it through an inbox behind one lock: the
+//! request queue and the versions to install.
 
 use super::backend::Backend;
 use super::batch::Batch;
@@ -60,7 +60,8 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Queues the choices of one request, all or none; they share one class. Notifies displaced background choices.
+    /// Queues the choices of one request, all or none; they share one class. Notifies displaced
+    /// background choices.
     pub fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError> {
         let mut inbox = self.shared.lock();
         if inbox.stopping {
@@ -84,8 +85,9 @@ impl Handle {
         Ok(())
     }
 
-    /// Lets a staged version answer, starting between two decode steps. It retires when only the engine holds its
-    /// `Arc`; until then, upgrading a `Weak` of it keeps it installed. Fails only if the engine has stopped.
+    /// Lets a staged version answer, starting between two decode steps. It retires when only the
+    /// engine holds its `Arc`; until then, upgrading a `Weak` of it keeps it installed. Fails only
+    /// if the engine has stopped.
     pub async fn install(
         &self,
         version: Arc<LoadedVersion>,

@@ -1,5 +1,5 @@
-//! The replica's side of the fleet: reports to the control role that it runs, which versions it holds and how its swaps
-//! went. Serving does not depend on it.
+//! The replica's side of the fleet: reports to the control role that it runs, which versions it
+//! holds and how its swaps went. Serving does not depend on it.
 
 use super::{Report, ReportedVersion, Swap};
 use crate::routing::RouteTable;

@@ -1,5 +1,5 @@
-//! Loads versions into the engine: fetch and verify, stage beside the serving versions, install. Tracks their memory, and
-//! keeps their checkpoints as bases for the next delta.
+//! Loads versions into the engine: fetch and verify, stage beside the serving versions, install.
+//! Tracks their memory, and keeps their checkpoints as bases for the next delta.
 
 use super::Options;
 use crate::engine::exact::{ExactBackend, Staging};
@@ -22,17 +22,9 @@ use time::OffsetDateTime;
 /// How long a required version waits for retiring versions to free memory.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
 const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// The checkpoint plus the packed weights, which take as many bytes again for bf16 and f32, and twice as many for f16.
+/// The checkpoint plus the packed weights, which take as many bytes again for bf16 and f32, and
+/// twice as many for f16.
 const BYTES_PER_CHECKPOINT_BYTE: u64 = 3;
-
-/// Where the time went when a version was loaded.
-#[derive(Debug, Clone, Copy)]
-pub struct LoadTimes {
-    fetch: Duration,
-    verify: Duration,
-    stage: Duration,
-    pause: Duration,
-}
 
 struct Loaded {
     /// Dead once the version has retired.
@@ -46,10 +38,13 @@ type TextParts = (Option<Tokenizer>, Result<Arc<Templates>, Arc<chat::Error>>);
 
 /// Loads versions and remembers which ones are loaded.
 pub struct Loader {
+    policy: String,
+    replica: String,
+    store: Store,
     engine: Handle,
     staging: Arc<Staging>,
     bytes_max: u64,
-    /// Of the version staged last; all versions of a policy have similar caches.
+    /// KV cache of the version staged last; all versions of a policy have similar caches.
     cache_bytes: u64,
     /// By serial.
     loaded: BTreeMap<i64, Loaded>,
@@ -60,11 +55,14 @@ pub struct Loader {
 }
 
 impl Loader {
-    pub fn new(engine: Handle, staging: Staging, bytes_max: u64) -> Self {
+    pub fn new(options: &Options, engine: Handle, staging: Staging) -> Self {
         Loader {
+            policy: options.policy.clone(),
+            replica: options.replica.clone(),
+            store: options.store.clone(),
             engine,
             staging: Arc::new(staging),
-            bytes_max,
+            bytes_max: options.resident_bytes_max,
             cache_bytes: 0,
             loaded: BTreeMap::new(),
             spare: Spare::default(),
@@ -72,30 +70,31 @@ impl Loader {
         }
     }
 
-    /// Returns the version; loads it if necessary, and then also returns the times. A required version may wait for
-    /// memory.
+    /// Returns the version; loads it if necessary, and then also returns how long that took. A
+    /// required version may wait for memory. `epoch`: of the assignment that names it.
     pub async fn load(
         &mut self,
-        store: &Store,
-        policy: &str,
         keys: &TrustedKeys,
+        epoch: i64,
         target: Target,
         required: bool,
-    ) -> anyhow::Result<(Arc<LoadedVersion>, Option<LoadTimes>)> {
+    ) -> anyhow::Result<(Arc<LoadedVersion>, Option<Swap>)> {
         let loaded = self.loaded.get(&target.version);
         if let Some(version) = loaded.and_then(|loaded| loaded.version.upgrade()) {
-            check_root(version.root, target)?;
+            check_content_hash(version.root, target)?;
             return Ok((version, None));
         }
-        let manifest = store
-            .get_manifest(policy, target.version, keys)
+        let manifest = self
+            .store
+            .get_manifest(&self.policy, target.version, keys)
             .await
             .context("read the manifest")?;
-        check_root(manifest.root, target)?;
+        check_content_hash(manifest.root, target)?;
         let weights = manifest.tensor_bytes.saturating_mul(BYTES_PER_CHECKPOINT_BYTE);
         let needed = weights.saturating_add(self.cache_bytes);
         self.make_room(needed, required).await?;
-        // spare buffers may not have the sizes that this version needs, so they must fit in addition to it
+        // spare buffers may not have the sizes that this version needs, so they must fit in
+        // addition to it
         let spare = self.spare.kept_bytes() as u64;
         if manifest.tensor_bytes != self.tensor_bytes
             || self.used().saturating_add(needed).saturating_add(spare) > self.bytes_max
@@ -107,12 +106,13 @@ impl Loader {
         let bases: Vec<(i64, Arc<Checkpoint>)> = bases
             .map(|(&serial, loaded)| (serial, loaded.checkpoint.clone()))
             .collect();
-        let materialised = store
-            .materialise(policy, target.version, keys, &bases)
+        let materialised = self
+            .store
+            .materialise(&self.policy, target.version, keys, &bases)
             .await
             .context("materialise")?;
         drop(bases);
-        let checkpoint = materialised.image;
+        let checkpoint = materialised.checkpoint;
         let started = Instant::now();
         let (backend, (tokenizer, templates)) = self.stage(checkpoint.clone()).await.context("stage")?;
         let stage = started.elapsed();
@@ -148,25 +148,31 @@ impl Loader {
         );
         self.tensor_bytes = manifest.tensor_bytes;
         self.keep_spare(weights.min(self.bytes_max.saturating_sub(self.used())));
-        let times = LoadTimes {
-            fetch: materialised.fetch,
-            verify: materialised.verify,
-            stage,
-            pause: installation.pause,
+        let swap = Swap {
+            id: None,
+            replica: self.replica.clone(),
+            policy: self.policy.clone(),
+            version: target.version,
+            epoch,
+            fetch_ms: ms(materialised.fetch),
+            verify_ms: ms(materialised.verify),
+            stage_ms: ms(stage),
+            pause_ms: ms(installation.pause),
+            at: OffsetDateTime::now_utc(),
         };
         tracing::info!(
             version = target.version,
             root = %target.root.short(),
             fetched_bytes = materialised.bytes_fetched,
-            fetch_ms = ms(times.fetch),
-            verify_ms = ms(times.verify),
-            stage_ms = ms(times.stage),
-            pause_ms = ms(times.pause),
+            fetch_ms = swap.fetch_ms,
+            verify_ms = swap.verify_ms,
+            stage_ms = swap.stage_ms,
+            pause_ms = swap.pause_ms,
             "version resident"
         );
         metrics::histogram!("springtide_swap_stage_seconds").record(stage.as_secs_f64());
         metrics::counter!("springtide_followed_bytes_total").increment(materialised.bytes_fetched);
-        Ok((version, Some(times)))
+        Ok((version, Some(swap)))
     }
 
     async fn stage(&self, checkpoint: Arc<Checkpoint>) -> anyhow::Result<(ExactBackend, TextParts)> {
@@ -183,7 +189,8 @@ impl Loader {
         .context("the staging thread")?
     }
 
-    /// Reuses the parts of a loaded version with identical files. All versions of a line usually have the same files.
+    /// Reuses the parts of a loaded version with identical files. All versions of a line usually
+    /// have the same files.
     fn text_of(&self, checkpoint: &Checkpoint) -> Option<TextParts> {
         let same = self
             .loaded
@@ -224,24 +231,6 @@ impl Loader {
     }
 }
 
-impl LoadTimes {
-    /// The report to the fleet, once users are routed to the version.
-    pub(super) fn into_swap(self, options: &Options, version: i64, epoch: i64) -> Swap {
-        Swap {
-            id: None,
-            replica: options.replica.clone(),
-            policy: options.policy.clone(),
-            version,
-            epoch,
-            fetch_ms: ms(self.fetch),
-            verify_ms: ms(self.verify),
-            stage_ms: ms(self.stage),
-            pause_ms: ms(self.pause),
-            at: OffsetDateTime::now_utc(),
-        }
-    }
-}
-
 fn read_text(checkpoint: &Checkpoint) -> anyhow::Result<TextParts> {
     let tokenizer = match checkpoint.files.contains_key("tokenizer.json") {
         true => Some(Tokenizer::from_checkpoint(checkpoint).context("read the tokenizer")?),
@@ -259,10 +248,10 @@ fn stop_ids(tokenizer: &Tokenizer) -> Vec<u32> {
     ids
 }
 
-fn check_root(root: Digest, target: Target) -> anyhow::Result<()> {
+fn check_content_hash(hash: Digest, target: Target) -> anyhow::Result<()> {
     anyhow::ensure!(
-        root == target.root,
-        "version {} has root {root}, the assignment names {}",
+        hash == target.root,
+        "version {} has the content hash {hash}, but the assignment names {}",
         target.version,
         target.root
     );

@@ -3,10 +3,11 @@
 //! - not older than the last accepted assignment, and not in contradiction to it,
 //! - from a store whose timestamp shows that nothing newer exists.
 //!
-//! The object store itself is not trusted. In TUF's terms, this refuses *rollback* (an older epoch, a second document for
-//! an epoch, another content hash for a version), *freeze* (the timestamp is old or withheld), *mix-and-match* (the
-//! timestamp names a later epoch or a revocation that the store does not show) and *fast-forward* (an epoch so high that
-//! it blocks all later ones). After a refusal the replica keeps serving its current versions.
+//! The object store itself is not trusted. In TUF's terms, this refuses *rollback* (an older epoch,
+//! a second document for an epoch, another content hash for a version), *freeze* (the timestamp is
+//! old or withheld), *mix-and-match* (the timestamp names a later epoch or a revocation that the
+//! store does not show) and *fast-forward* (an epoch so high that it blocks all later ones). After
+//! a refusal the replica keeps serving its current versions.
 
 mod state;
 
@@ -16,7 +17,7 @@ use artifact::sign::{self, TrustedKeys};
 use state::{EPOCH_JUMP_MAX, TrustState};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use store::{Signed, Statement, Store};
+use store::{Signed, Store, Timestamp};
 use time::OffsetDateTime;
 
 /// How often revocations and the timestamp are read when there is no new assignment.
@@ -38,8 +39,8 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Reads the trust state of earlier runs. An unreadable state is an error, because it protects against old
-    /// assignments.
+    /// Reads the trust state of earlier runs. An unreadable state is an error, because it protects
+    /// against old assignments.
     pub fn new(store: Store, policy: &str, keys_dir: &Path, state_dir: &Path) -> anyhow::Result<Self> {
         Ok(Trust {
             state: TrustState::open(state_dir, policy)?,
@@ -50,8 +51,8 @@ impl Trust {
         })
     }
 
-    /// The newest assignment, if it is newer than `in_force`, and the keys that may sign its versions. It is recorded in
-    /// the trust state before this returns.
+    /// The newest assignment, if it is newer than `in_force`, and the keys that may sign its
+    /// versions. It is recorded in the trust state before this returns.
     pub async fn newest(&mut self, in_force: i64) -> anyhow::Result<Option<(Assignment, TrustedKeys)>> {
         let mut keys = self.keys().await?;
         let known = self.state.epoch(&keys);
@@ -111,7 +112,7 @@ impl Trust {
     /// Records the revocations in the store and those that its timestamp names.
     async fn check_revocations(&mut self, keys: TrustedKeys) -> anyhow::Result<TrustedKeys> {
         let mut revoked = self.store.revocations(&self.policy, &keys).await?;
-        if let Ok(Some(timestamp)) = self.store.statement(&self.policy, &keys).await {
+        if let Ok(Some(timestamp)) = self.store.get_timestamp(&self.policy, &keys).await {
             let Signed { document, signer, .. } = timestamp;
             revoked.extend(document.revoked.into_iter().map(|key| (key, signer.clone())));
             let age = OffsetDateTime::now_utc() - document.created_at;
@@ -129,10 +130,10 @@ impl Trust {
         self.keys_of_folder()
     }
 
-    /// Refuses an assignment unless the store's timestamp shows that it is the newest. A store without a timestamp is
-    /// accepted if this follower has never seen one.
+    /// Refuses an assignment unless the store's timestamp shows that it is the newest. A store
+    /// without a timestamp is accepted if this follower has never seen one.
     async fn check_timestamp(&mut self, assignment: &Signed<Assignment>, keys: &TrustedKeys) -> anyhow::Result<()> {
-        let timestamp = match self.store.statement(&self.policy, keys).await {
+        let timestamp = match self.store.get_timestamp(&self.policy, keys).await {
             // the next release leader signs a new one
             Err(store::Error::Signature {
                 source: sign::Error::Revoked(key),
@@ -141,7 +142,7 @@ impl Trust {
             read => read?,
         };
         let seen_before = self.state.timestamp_at();
-        let Some(Statement { epoch, created_at, .. }) = timestamp.map(|signed| signed.document) else {
+        let Some(Timestamp { epoch, created_at, .. }) = timestamp.map(|signed| signed.document) else {
             anyhow::ensure!(
                 seen_before.is_none() || self.state.has_verified(assignment),
                 "the store withholds its timestamp, which it had before"

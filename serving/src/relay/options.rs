@@ -11,18 +11,18 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// Where it listens. Default: `127.0.0.1:8004`.
     pub listen: SocketAddr,
-    /// Where objects come from: `file://`, `s3://`, or the `http://` URL of another relay. `--upstream` overrides it.
-    /// Default: `policy.store`.
+    /// Where objects come from: `file://`, `s3://`, or the `http://` URL of another relay.
+    /// `--upstream` overrides it. Default: `policy.store`.
     pub upstream: Option<String>,
     /// The API key for the upstream, if that is a relay. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub api_key: Option<String>,
-    /// The one key that followers must send; a relay has no database of keys. Never printed. Default: none, which only
-    /// allows loopback in `listen`.
+    /// The one key that followers must send; a relay has no database of keys. Never printed.
+    /// Default: none, which only allows loopback in `listen`.
     #[serde(skip_serializing)]
     pub caller_key: Option<String>,
-    /// Disk space for objects, in bytes; the least recently used are deleted first. Larger objects are not passed on.
-    /// Default: 64 GiB.
+    /// Disk space for objects, in bytes; the least recently used are deleted first. Larger objects
+    /// are not passed on. Default: 64 GiB.
     pub bytes_max: u64,
     /// Parts of an object (8 MiB each) that are fetched at once. Default: 8.
     pub streams: usize,

@@ -18,7 +18,7 @@ use object_store::path::Path as Key;
 use object_store::{GetResultPayload, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use store::{Arrival, Cache, Store};
+use store::{Cache, CachedObject, Store};
 
 #[derive(Clone)]
 struct Relay {
@@ -98,9 +98,10 @@ async fn document(relay: &Relay, key: &Key) -> Result<Response, Problem> {
     Ok((StatusCode::OK, [(header::CONTENT_LENGTH, length)], body).into_response())
 }
 
-/// The bytes of a range (default: all), part by part as they arrive. If a part fails, the connection breaks; the bytes sent
-/// until then are correct, and the caller requests the rest again.
-fn stream_response(arrival: Arc<Arrival>, size_bytes: u64, range: Option<Range<u64>>) -> Response {
+/// The bytes of a range (default: all), part by part as they arrive. If a part fails, the
+/// connection breaks; the bytes sent until then are correct, and the caller requests the rest
+/// again.
+fn stream_response(arrival: Arc<CachedObject>, size_bytes: u64, range: Option<Range<u64>>) -> Response {
     let wanted = range.clone().unwrap_or(0..size_bytes);
     let length = wanted.end - wanted.start;
     let first = wanted.start / PART_BYTES;

@@ -1,7 +1,7 @@
 //! Decides which version each alias serves. Pure: no database, no clock, no store.
 //!
-//! `automatic` holds the moves that the release loop makes by itself, such as following the head of a line. `manual`
-//! holds the moves that people request: promote, rollback and pin.
+//! `automatic` holds the moves that the release loop makes by itself, such as following the head of
+//! a line. `manual` holds the moves that people request: promote, rollback and pin.
 
 pub mod automatic;
 pub mod manual;

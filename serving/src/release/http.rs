@@ -1,5 +1,5 @@
-//! The release API: `GET /v1/aliases`, `GET /v1/releases`, `POST /v1/releases`. The label of the caller's key goes into
-//! the audit.
+//! The release API: `GET /v1/aliases`, `GET /v1/releases`, `POST /v1/releases`. The label of the
+//! caller's key goes into the audit.
 
 use super::decide::manual::{self, ReleaseRequest, RequestError};
 use super::{ReleaseService, tables};
@@ -155,8 +155,8 @@ struct Released {
     follows: Option<String>,
 }
 
-/// A conflict if garbage collection has deleted objects that the version needs: replicas could not load it. If the
-/// store does not answer, the release proceeds.
+/// A conflict if garbage collection has deleted objects that the version needs: replicas could not
+/// load it. If the store does not answer, the release proceeds.
 async fn check_loadable(service: &ReleaseService, version: i64) -> Result<(), Problem> {
     let inner = &service.0;
     let reachable = async {

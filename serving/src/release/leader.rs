@@ -1,7 +1,8 @@
-//! The release loop. One leader at a time runs it, elected by an advisory lock that ends with its connection.
+//! The release loop. One leader at a time runs it, elected by an advisory lock that ends with its
+//! connection.
 //!
-//! The database notifies the leader when a line moves; it also polls. Each round publishes missing documents, plans the
-//! automatic changes and writes them as one epoch.
+//! The database notifies the leader when a line moves; it also polls. Each round publishes missing
+//! documents, plans the automatic changes and writes them as one epoch.
 
 use super::decide::{Change, ReleaseState, automatic};
 use super::{CHAMPION, ReleaseService, tables};
@@ -29,7 +30,8 @@ pub struct Round {
     pub changes: usize,
 }
 
-/// Runs until `shutdown`, as leader or standby. Failures of database and store are logged and retried.
+/// Runs until `shutdown`, as leader or standby. Failures of database and store are logged and
+/// retried.
 pub async fn run(service: ReleaseService, shutdown: CancellationToken) -> anyhow::Result<()> {
     loop {
         let led = tokio::select! {

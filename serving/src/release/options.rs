@@ -22,7 +22,8 @@ pub struct ArmOptions {
     pub alias: String,
     /// Share of the users. All weights sum to 1.
     pub weight: f64,
-    /// Share of the arm's requests that must not decline, so that a declining policy still gets feedback; 0 to 0.5.
+    /// Share of the arm's requests that must not decline, so that a declining policy still gets
+    /// feedback; 0 to 0.5.
     #[serde(default)]
     pub explore: f64,
 }

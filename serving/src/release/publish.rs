@@ -1,7 +1,8 @@
-//! Publishes assignments to followers: one signed document per epoch in the policy store, then an announcement.
+//! Publishes assignments to followers: one signed document per epoch in the policy store, then an
+//! announcement.
 //!
-//! The rows in the database are authoritative. Publishing can be repeated: a document is written only if it is absent, so
-//! the next leader publishes what a crashed one left out.
+//! The rows in the database are authoritative. Publishing can be repeated: a document is written
+//! only if it is absent, so the next leader publishes what a crashed one left out.
 
 use super::ReleaseService;
 use anyhow::Context;
@@ -11,12 +12,12 @@ use artifact::sign::TrustedKeys;
 use ingest::log::Announcement;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use store::{PutOutcome, Statement};
+use store::{PutOutcome, Timestamp};
 use time::OffsetDateTime;
 
 impl ReleaseService {
-    /// Publishes every missing document, oldest first, so that followers never see a gap. Returns the newest epoch; 0:
-    /// nothing was assigned yet.
+    /// Publishes every missing document, oldest first, so that followers never see a gap. Returns
+    /// the newest epoch; 0: nothing was assigned yet.
     pub async fn publish_missing(&self) -> anyhow::Result<i64> {
         let inner = &self.0;
         let newest = sqlx::query_scalar!(
@@ -53,7 +54,8 @@ impl ReleaseService {
             .with_context(|| format!("look for assignment {epoch}"))
     }
 
-    /// Writes the signed timestamp that names the newest epoch, with which followers check the store.
+    /// Writes the signed timestamp that names the newest epoch, with which followers check the
+    /// store.
     pub(super) async fn publish_timestamp(&self) -> anyhow::Result<()> {
         let inner = &self.0;
         anyhow::ensure!(
@@ -63,13 +65,13 @@ impl ReleaseService {
         let epoch = self.publish_missing().await?;
         let keys = TrustedKeys::load(&inner.keys_dir).context("load the trusted keys")?;
         let revoked = inner.store.revocations(&inner.policy, &keys).await;
-        let timestamp = Statement {
+        let timestamp = Timestamp {
             policy: inner.policy.clone(),
             epoch,
             revoked: revoked.context("look for revoked keys")?.into_keys().collect(),
             created_at: OffsetDateTime::now_utc(),
         };
-        let put = inner.store.put_statement(&timestamp, &inner.key).await;
+        let put = inner.store.put_timestamp(&timestamp, &inner.key).await;
         put.context("write the store's timestamp")
     }
 
@@ -144,7 +146,7 @@ impl ReleaseService {
         let mut aliases = BTreeMap::new();
         for row in rows.into_iter().filter(|row| !row.withdrawn) {
             let root = Digest::from_slice(&row.root)
-                .with_context(|| format!("version {} has a root of {} bytes", row.version, row.root.len()))?;
+                .with_context(|| format!("version {} has a content hash of {} bytes", row.version, row.root.len()))?;
             let version = row.version;
             aliases.insert(row.alias, Target { version, root });
         }

@@ -1,5 +1,6 @@
-//! Reads the release state from the tables and writes changes as the rows of one epoch. Reading, deciding and writing
-//! happen in one transaction, under a lock that every writer of the policy's assignments takes.
+//! Reads the release state from the tables and writes changes as the rows of one epoch. Reading,
+//! deciding and writing happen in one transaction, under a lock that every writer of the policy's
+//! assignments takes.
 
 use super::decide::{Alias, Change, Line, ReleaseState, Run};
 use sqlx::{PgConnection, Postgres, Transaction};

@@ -1,4 +1,4 @@
-//! `springtide dlq`: the dead-record queue. It reads the log itself, so it works while every role
+//! `springtide dlq`: the dead-letter queue. It reads the log itself, so it works while every role
 //! is down.
 
 mod replay;

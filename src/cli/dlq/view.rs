@@ -1,4 +1,4 @@
-//! How dead-record records are shown. A list never shows an event's content. A record's detail may
+//! How records of the dead-letter queue are shown. A list never shows an event's content. A record's detail may
 //! quote content, because decoders quote what they could not read; such quotes are removed.
 
 use std::fmt::Write;

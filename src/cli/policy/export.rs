@@ -53,11 +53,11 @@ impl Export {
             .await
             .with_context(|| format!("rebuild version {version}"))?;
         let Some(spec) = self.quantised else {
-            write(&rebuilt.image, out, self.shard_bytes)?;
+            write(&rebuilt.checkpoint, out, self.shard_bytes)?;
             println!("version {version} is in {}", out.display());
             return Ok(());
         };
-        let copy = quantised::copy(&place.manifest(version).await?, rebuilt.image, spec).await?;
+        let copy = quantised::copy(&place.manifest(version).await?, rebuilt.checkpoint, spec).await?;
         write(&copy, out, self.shard_bytes)?;
         println!("version {version}, quantised by {spec}, is in {}", out.display());
         Ok(())

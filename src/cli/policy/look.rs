@@ -175,7 +175,7 @@ impl Inspect {
             })
         };
         let squashed: Vec<_> = catalog
-            .folds
+            .squashed_deltas
             .values()
             .flatten()
             .filter(|squashed| squashed.to.version == serial || squashed.from.version == serial)
@@ -187,7 +187,8 @@ impl Inspect {
             })
             .collect();
         let steps = |path: &VersionPath| {
-            let step = |step: &Step| json!({"from": step.from, "to": step.to, "fold": step.fold, "bytes": step.bytes});
+            let step =
+                |step: &Step| json!({"from": step.from, "to": step.to, "fold": step.squashed, "bytes": step.bytes});
             path.steps.iter().map(step).collect::<Vec<_>>()
         };
         let children = catalog
@@ -326,7 +327,7 @@ impl Verify {
             let spec = named.spec.parse().ok();
             match spec {
                 Some(spec) => {
-                    quantised::copy(&manifest, rebuilt.image.clone(), spec).await?;
+                    quantised::copy(&manifest, rebuilt.checkpoint.clone(), spec).await?;
                     text += &format!(
                         "its copy by {spec} has the content hash {} of the manifest\n",
                         named.root
@@ -358,7 +359,7 @@ impl Verify {
     async fn read_all(&self, place: &super::OpenStore, serial: i64) -> anyhow::Result<(usize, usize)> {
         let (store, policy, keys) = (&place.store, &place.policy, &place.keys);
         let mut objects: BTreeMap<ObjectRef, String> = BTreeMap::new();
-        let squashed = store.fold_names(policy).await?;
+        let squashed = store.list_squashed_deltas(policy).await?;
         for manifest in store.ancestry(policy, serial, usize::MAX, keys).await? {
             let version = manifest.version;
             objects.extend(
@@ -369,7 +370,7 @@ impl Verify {
             let deltas = manifest.delta_objects();
             objects.extend(deltas.map(|delta| (delta, format!("delta of version {version}"))));
             for from in squashed.get(&version).into_iter().flatten() {
-                if let Ok(squashed) = store.get_fold(policy, *from, version, keys).await {
+                if let Ok(squashed) = store.get_squashed_delta(policy, *from, version, keys).await {
                     objects.insert(squashed.delta, format!("squashed delta {from} → {version}"));
                 }
             }

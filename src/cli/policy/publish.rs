@@ -1,17 +1,16 @@
 //! `publish`: weights that another trainer wrote become a version.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
-use artifact::folder::LazyFolder;
 use artifact::manifest::Manifest;
 use serde_json::{Value, json};
 use trainer::publish::{External, Publisher, QuantisedCopies, ShardedVersion, publish_external, publish_shards};
 
-use super::shard::check_name;
+use super::shard::{check_name, open_folder};
 use super::{OpenStore, StoreArgs};
 use crate::cli::output::{Output, bytes};
 use crate::config::Config;
@@ -168,9 +167,4 @@ async fn publisher(config: &Config, place: OpenStore) -> anyhow::Result<Publishe
         run_states_kept: config.trainer.run_states_kept,
         quantised: QuantisedCopies::new(&config.policy.quantised),
     })
-}
-
-/// Opens a folder of weights without reading them.
-pub(super) fn open_folder(folder: &Path) -> anyhow::Result<LazyFolder> {
-    LazyFolder::open(folder).with_context(|| format!("read the weights in {}", folder.display()))
 }

@@ -95,8 +95,8 @@ impl Pull {
         let unchanged = rebuilt.bytes_fetched == 0 && marker(folder)?.is_some_and(|marker| marker.root == wanted);
         if !unchanged {
             let checkpoint = match self.quantised {
-                None => rebuilt.image.clone(),
-                Some(spec) => Arc::new(quantised::copy(&manifest, rebuilt.image.clone(), spec).await?),
+                None => rebuilt.checkpoint.clone(),
+                Some(spec) => Arc::new(quantised::copy(&manifest, rebuilt.checkpoint.clone(), spec).await?),
             };
             drop(versions);
             let marker = Marker {

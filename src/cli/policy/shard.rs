@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Instant;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use artifact::delta::{self, FrameSpan};
 use artifact::folder::LazyFolder;
 use artifact::threads::Threads;
@@ -12,7 +12,6 @@ use serde_json::json;
 use trainer::publish::put_shard;
 
 use super::StoreArgs;
-use super::publish::open_folder;
 use crate::cli::output::{Output, bytes};
 use crate::config::Config;
 
@@ -132,6 +131,11 @@ fn check_same_form(old: &LazyFolder, new: &LazyFolder, base: &Path, folder: &Pat
         folder.display()
     );
     Ok(())
+}
+
+/// Opens a folder of weights without reading them.
+pub(super) fn open_folder(folder: &Path) -> anyhow::Result<LazyFolder> {
+    LazyFolder::open(folder).with_context(|| format!("read the weights in {}", folder.display()))
 }
 
 /// Refuses a name that cannot be part of an object's key.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::json;
-use store::{Collected, Folded, Pin, SPANS, Severity};
+use store::{GcReport, Pin, SQUASH_SPANS, Severity, SquashOutcome};
 use time::OffsetDateTime;
 use trainer::publish::{referenced, squash};
 
@@ -30,8 +30,8 @@ struct Live {
 }
 
 impl Live {
-    fn keep(&self, versions: BTreeSet<i64>) -> anyhow::Result<store::Keep> {
-        Ok(store::Keep {
+    fn keep(&self, versions: BTreeSet<i64>) -> anyhow::Result<store::Retention> {
+        Ok(store::Retention {
             grace: self.grace.try_into().context("--grace is too long")?,
             assignments: self.assignments,
             versions,
@@ -61,7 +61,7 @@ impl Fsck {
             let mut text = format!(
                 "{} versions, {} squashed deltas, {} assignments, {} objects ({})\n",
                 report.versions,
-                report.folds,
+                report.squashed_deltas,
                 report.assignments,
                 report.objects,
                 bytes(report.object_bytes)
@@ -77,14 +77,14 @@ impl Fsck {
                 };
                 text += &format!("{severity}: {}: {}\n", finding.at, finding.message);
             }
-            match (report.is_whole(), self.deep) {
+            match (report.is_healthy(), self.deep) {
                 (false, _) => {}
                 (true, true) => text += &format!("the store is whole: {} objects were read", report.objects_read),
                 (true, false) => text += "the store is whole by names and sizes; --deep reads the objects",
             }
             text
         })?;
-        if !report.is_whole() {
+        if !report.is_healthy() {
             bail!("the store is NOT whole: fix what is marked ERROR");
         }
         Ok(())
@@ -118,25 +118,25 @@ impl Gc {
         )?;
         let needed = || async {
             let needed = referenced::versions(&pool, &place.store, &place.policy).await;
-            needed.map_err(|error| store::Error::Needed(format!("{error:#}")))
+            needed.map_err(|error| store::Error::Retention(format!("{error:#}")))
         };
         let keep = self.live.keep(needed().await?)?;
         let (store, policy, keys) = (&place.store, &place.policy, &place.keys);
         if !self.dry_run && !self.confirm.yes {
-            let preview = store.collect(policy, keys, &keep, true, needed).await?;
+            let preview = store.collect_garbage(policy, keys, &keep, true, needed).await?;
             eprint!("{}", text(&preview, true));
             self.confirm.ask("Delete them?")?;
         }
-        let done = store.collect(policy, keys, &keep, self.dry_run, needed).await?;
+        let done = store.collect_garbage(policy, keys, &keep, self.dry_run, needed).await?;
         let deleted = done.deleted.iter();
         let document = json!({
             "dry_run": self.dry_run,
             "deleted": deleted.map(|(digest, size)| json!({"digest": digest, "size_bytes": size})).collect::<Vec<_>>(),
             "deleted_bytes": done.deleted_bytes(),
-            "folds": done.folds.iter().map(|(from, to)| json!({"from": from, "to": to})).collect::<Vec<_>>(),
-            "given_up": done.given_up,
+            "folds": done.squashed_deltas.iter().map(|(from, to)| json!({"from": from, "to": to})).collect::<Vec<_>>(),
+            "given_up": done.unreachable,
             "needed": done.live,
-            "put_back": done.put_back,
+            "put_back": done.restored,
             "kept_objects": done.kept_objects,
             "kept_bytes": done.kept_bytes,
         });
@@ -144,7 +144,7 @@ impl Gc {
     }
 }
 
-fn text(done: &Collected, dry_run: bool) -> String {
+fn text(done: &GcReport, dry_run: bool) -> String {
     let (deleted, lost) = match dry_run {
         true => ("would be deleted", "could no longer be rebuilt"),
         false => ("deleted", "can no longer be rebuilt"),
@@ -153,15 +153,19 @@ fn text(done: &Collected, dry_run: bool) -> String {
         "{} objects ({}) and {} squashed deltas {deleted}\n",
         done.deleted.len(),
         bytes(done.deleted_bytes()),
-        done.folds.len()
+        done.squashed_deltas.len()
     );
-    text += &format!("{} versions {lost}: {}\n", done.given_up.len(), ranges(&done.given_up));
+    text += &format!(
+        "{} versions {lost}: {}\n",
+        done.unreachable.len(),
+        ranges(&done.unreachable)
+    );
     text += &format!("{} versions are live: {}\n", done.live.len(), ranges(&done.live));
     text += &format!("{} objects ({}) stay\n", done.kept_objects, bytes(done.kept_bytes));
-    if !done.put_back.is_empty() {
+    if !done.restored.is_empty() {
         text += &format!(
             "{} objects turned out to be needed and were restored\n",
-            done.put_back.len()
+            done.restored.len()
         );
     }
     text
@@ -254,7 +258,7 @@ impl Squash {
     pub async fn run(self, config: &Config) -> anyhow::Result<()> {
         let place = self.at.open(config).await?;
         let spans = match self.spans.is_empty() {
-            true => SPANS.to_vec(),
+            true => SQUASH_SPANS.to_vec(),
             false => self.spans,
         };
         ensure!(
@@ -274,14 +278,14 @@ impl Squash {
         for head in heads {
             for attempt in squasher.squash(head, usize::MAX, &spans).await? {
                 let (from, to) = (attempt.from, attempt.to);
-                let (outcome, words) = match attempt.folded {
-                    Folded::Made(squashed) => {
+                let (outcome, words) = match attempt.outcome {
+                    SquashOutcome::Created(squashed) => {
                         made += 1;
                         let size = bytes(squashed.delta.size_bytes);
                         ("made", format!("{size} for {} steps", squashed.steps))
                     }
-                    Folded::There(_) => ("exists", "exists already".to_owned()),
-                    Folded::NotWorth {
+                    SquashOutcome::Exists(_) => ("exists", "exists already".to_owned()),
+                    SquashOutcome::NotSmaller {
                         bytes: size,
                         steps_bytes,
                     } => (

@@ -9,7 +9,7 @@ use time::macros::format_description;
 use crate::cli::output::{cell, rows, table};
 
 /// Hexadecimal digits of a content hash to show.
-const ROOT_DIGITS: usize = 12;
+const HASH_DIGITS: usize = 12;
 
 /// Everything, as text. `aliases`, `releases` (newest first) and `replicas` are answers of the
 /// control API.
@@ -28,7 +28,7 @@ pub fn page(
         cell(&aliases["epoch"])
     );
     page += &table(
-        ["alias", ">version", "root", ">users", "follows", "since", "why"],
+        ["alias", ">version", "content hash", ">users", "follows", "since", "why"],
         rows(&aliases["aliases"]).map(|alias| alias_row(alias, releases, arms, now)),
     );
     page.push('\n');
@@ -72,7 +72,7 @@ fn alias_row(alias: &Value, releases: &Value, arms: &[ArmOptions], now: OffsetDa
     [
         name,
         cell(&alias["version"]),
-        root.get(..ROOT_DIGITS).unwrap_or(root).to_owned(),
+        root.get(..HASH_DIGITS).unwrap_or(root).to_owned(),
         users.map_or("-".to_owned(), |arm| format!("{:.0}%", arm.weight * 100.0)),
         alias["follows"].as_str().unwrap_or("pinned").to_owned(),
         format!("{} ({} ago)", clock(&alias["since"]), ago(&alias["since"], now)),

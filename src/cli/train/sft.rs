@@ -19,7 +19,7 @@ pub struct Args {
     /// `config.json` with the model's shape [default: the demo's shape].
     #[arg(long, value_name = "FILE")]
     shape: Option<PathBuf>,
-    /// OptimizerSettings updates.
+    /// Optimizer updates.
     #[arg(long, default_value_t = 2000)]
     steps: usize,
     /// Windows per step.

@@ -1,4 +1,4 @@
--- What became of them. $1 policy, $2 purpose, $3 sampled since; null: any.
+-- Counts generations by disposition. $1 policy, $2 purpose, $3 sampled since; null: any.
 select disposition as "disposition!", code, count(*) as "count!"
 from ledger
 where ($1::text is null or policy = $1)

@@ -1,4 +1,5 @@
--- What had become of those that are kept no longer. $1 policy, $2 purpose, $3 sampled since (its day counts whole); null: any.
+-- Counts deleted generations by the disposition that they had. $1 policy, $2 purpose, $3 sampled
+-- since, from the start of that day; null: any.
 select disposition, nullif(code, '') as code, sum(generations)::bigint as "count!"
 from expired_generation
 where ($1::text is null or policy = $1)

@@ -1,7 +1,8 @@
-//! `make bench-link`: which share of a link's rate a download through a relay reaches, with several streams, with and
-//! without delay and loss, compared with a bare TCP stream over the same link.
+//! `make bench-link`: which share of a link's rate a download through a relay reaches, with several
+//! streams, with and without delay and loss, compared with a bare TCP stream over the same link.
 //!
-//! Each measurement uses new namespaces, so that the kernel's cached metrics of a route do not affect the next one.
+//! Each measurement uses new namespaces, so that the kernel's cached metrics of a route do not
+//! affect the next one.
 
 mod bare;
 mod object;
@@ -48,7 +49,8 @@ struct Args {
     /// Congestion controls of the sender, one after the other.
     #[arg(long, value_delimiter = ',', default_values_t = ["cubic".to_owned(), "bbr".to_owned()])]
     congestion: Vec<String>,
-    /// Longest transfer in seconds. A longer one is cut off and counted with the bytes received until then.
+    /// Longest transfer in seconds. A longer one is cut off and counted with the bytes received
+    /// until then.
     #[arg(long, default_value_t = 60.0)]
     seconds_max: f64,
     /// Repetitions of each transfer.

@@ -1,5 +1,5 @@
-//! An object in a store that only the relay can reach, and its download by a follower through the relay, as
-//! [`store::Cache`] does it for a version.
+//! An object in a store that only the relay can reach, and its download by a follower through the
+//! relay, as [`store::Cache`] does it for a version.
 
 use std::fs::File;
 use std::net::SocketAddr;

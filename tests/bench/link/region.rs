@@ -1,4 +1,5 @@
-//! Two namespaces and the link between them: the relay runs at the near end, the follower at the far end.
+//! Two namespaces and the link between them: the relay runs at the near end, the follower at the
+//! far end.
 
 use std::process::Command;
 
@@ -24,8 +25,9 @@ impl Region {
         Ok(Self { link, near, far })
     }
 
-    /// Sets the congestion control of senders at the near end, as `net.ipv4.tcp_congestion_control` would. False: the kernel
-    /// does not have it. Set on the route, because a namespace may only choose controls that need no root.
+    /// Sets the congestion control of senders at the near end, as `net.ipv4.tcp_congestion_control`
+    /// would. False: the kernel does not have it. Set on the route, because a namespace may only
+    /// choose controls that need no root.
     pub fn set_congestion_control(&self, congestion: &str) -> anyhow::Result<bool> {
         let mut command = Command::new("ip");
         let to = self.link.far().to_string();

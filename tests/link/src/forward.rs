@@ -1,4 +1,5 @@
-//! One direction of a link: reads packets from one device and writes them to the other when they are due.
+//! One direction of a link: reads packets from one device and writes them to the other when they
+//! are due.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};

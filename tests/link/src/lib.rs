@@ -1,8 +1,9 @@
 //! Simulates a link between two network namespaces, with a rate, a delay, loss and a queue.
 //!
-//! Packets leave one namespace through a TUN device, are read here, and enter the other namespace when they are due. This
-//! needs root and `/dev/net/tun`, but not `netem` in the kernel. Namespaces and devices have no name and vanish with the
-//! process. There is no jitter, reordering or corruption: tests and benchmarks only ask how a transfer fills a link.
+//! Packets leave one namespace through a TUN device, are read here, and enter the other namespace
+//! when they are due. This needs root and `/dev/net/tun`, but not `netem` in the kernel. Namespaces
+//! and devices have no name and vanish with the process. There is no jitter, reordering or
+//! corruption: tests and benchmarks only ask how a transfer fills a link.
 
 mod forward;
 mod namespace;
@@ -57,8 +58,8 @@ pub struct Counts {
 }
 
 impl Link {
-    /// Joins two namespaces by `10.77.subnet.0/24`, in which neither may have an address yet. The same seed and traffic lose
-    /// the same packets.
+    /// Joins two namespaces by `10.77.subnet.0/24`, in which neither may have an address yet. The
+    /// same seed and traffic lose the same packets.
     pub fn between(
         near: &Namespace,
         far: &Namespace,

@@ -1,5 +1,5 @@
-//! A network namespace, held by a thread that runs inside it. Processes it starts and sockets it opens belong to the
-//! namespace.
+//! A network namespace, held by a thread that runs inside it. Processes it starts and sockets it
+//! opens belong to the namespace.
 
 use std::io;
 use std::sync::mpsc;
@@ -35,8 +35,8 @@ impl Namespace {
         Ok(Self { jobs })
     }
 
-    /// Runs `work` inside, after earlier calls. Threads and processes that it starts are inside too. Processes that die with
-    /// their parent thread die with the namespace.
+    /// Runs `work` inside, after earlier calls. Threads and processes that it starts are inside
+    /// too. Processes that die with their parent thread die with the namespace.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
         let (done, answer) = mpsc::channel();
         let job = Box::new(move || {

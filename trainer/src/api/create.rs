@@ -216,7 +216,7 @@ async fn insert(
     base: i64,
     config: &serde_json::Value,
     tasks: &[Task],
-    who: &str,
+    requested_by: &str,
 ) -> Result<Uuid, sqlx::Error> {
     let id = Uuid::now_v7();
     let ids: Vec<String> = tasks.iter().map(|t| t.id.clone().unwrap_or_default()).collect();
@@ -245,7 +245,10 @@ async fn insert(
     )
     .execute(&mut *transaction)
     .await?;
-    let message = format!("requested by {who}: {} tasks, from version {base}", tasks.len());
+    let message = format!(
+        "requested by {requested_by}: {} tasks, from version {base}",
+        tasks.len()
+    );
     claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({})).await?;
     transaction.commit().await?;
     Ok(id)

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Decay of the moving average: b ← 0.95 b + 0.05 R.
-pub const EMA_DECAY: f64 = 0.95;
+const EMA_DECAY: f64 = 0.95;
 
 /// Average reward of one class of requests. A new class starts at 0.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -22,16 +22,45 @@ pub struct Baseline {
 /// Baselines by class of request.
 pub type Baselines = BTreeMap<String, Baseline>;
 
-/// R − baseline of its class. An advantage does not depend on the other rewards of the cohort.
-/// `classes` and `rewards` have equal lengths.
-pub fn against_baseline(baselines: &Baselines, classes: &[&str], rewards: &[f64]) -> Vec<f64> {
+/// What rewards of production are compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BaselineKind {
+    /// The moving average of its class before the step.
+    Ema,
+    /// Nothing: the advantage is the reward.
+    Zero,
+}
+
+impl BaselineKind {
+    /// The advantages of production's rewards. None of them depends on the other rewards, because
+    /// the learner adds gradients before the cohort is full. `classes` and `rewards` have equal
+    /// lengths.
+    pub fn advantages(self, baselines: &Baselines, classes: &[&str], rewards: &[f64]) -> Vec<f64> {
+        match self {
+            BaselineKind::Ema => against_baseline(baselines, classes, rewards),
+            BaselineKind::Zero => rewards.to_vec(),
+        }
+    }
+
+    /// Updates the baselines with the rewards of a full cohort, in the order given.
+    pub fn update(self, baselines: &mut Baselines, classes: &[&str], rewards: &[f64]) {
+        match self {
+            BaselineKind::Ema => update_moving_averages(baselines, classes, rewards),
+            BaselineKind::Zero => {}
+        }
+    }
+}
+
+/// R − b, with the baseline b of its class.
+fn against_baseline(baselines: &Baselines, classes: &[&str], rewards: &[f64]) -> Vec<f64> {
     let value = |class: &str| baselines.get(class).copied().unwrap_or_default().value;
     let pairs = classes.iter().zip(rewards);
     pairs.map(|(&class, reward)| reward - value(class)).collect()
 }
 
-/// Updates the moving averages with a cohort's rewards, in the order given.
-pub fn update_baselines(baselines: &mut Baselines, classes: &[&str], rewards: &[f64]) {
+/// b ← 0.95 b + 0.05 R, for each reward in turn.
+fn update_moving_averages(baselines: &mut Baselines, classes: &[&str], rewards: &[f64]) {
     for (&class, reward) in classes.iter().zip(rewards) {
         let baseline = baselines.entry(class.to_string()).or_default();
         baseline.value = EMA_DECAY * baseline.value + (1.0 - EMA_DECAY) * reward;
@@ -39,29 +68,11 @@ pub fn update_baselines(baselines: &mut Baselines, classes: &[&str], rewards: &[
     }
 }
 
-/// GRPO (Shao et al. 2024): (R − mean) / (std + 1e-6) within a group, std with one degree of
-/// freedom removed.
-pub fn grpo(rewards: &[f64]) -> Vec<f64> {
-    let mean = mean(rewards);
-    let std = std(rewards);
-    rewards.iter().map(|r| (r - mean) / (std + 1e-6)).collect()
-}
-
-/// Dr. GRPO (Liu et al. 2025): R − mean within a group. Dividing by std would favour very easy and
-/// very hard tasks.
+/// Dr. GRPO (Liu et al. 2025): R − mean within a group. GRPO (Shao et al. 2024) also divides by the
+/// standard deviation, which favours very easy and very hard tasks.
 pub fn dr_grpo(rewards: &[f64]) -> Vec<f64> {
     let mean = mean(rewards);
     rewards.iter().map(|r| r - mean).collect()
-}
-
-/// RLOO (Ahmadian et al. 2024): (R − mean) · G / (G − 1), the reward minus the mean of the others.
-/// A group of one gets 0.
-pub fn rloo(rewards: &[f64]) -> Vec<f64> {
-    let n = rewards.len() as f64;
-    if rewards.len() < 2 {
-        return vec![0.0; rewards.len()];
-    }
-    dr_grpo(rewards).iter().map(|a| a * n / (n - 1.0)).collect()
 }
 
 /// All rewards of the group are equal, so every advantage is 0.
@@ -102,7 +113,7 @@ mod tests {
     fn a_new_class_is_compared_with_zero() {
         let mut baselines = Baselines::new();
         close(&against_baseline(&baselines, &["a"], &[0.75]), &[0.75]);
-        update_baselines(&mut baselines, &["a"], &[0.75]);
+        update_moving_averages(&mut baselines, &["a"], &[0.75]);
         close(&[baselines["a"].value, baselines["a"].weight], &[0.0375, 1.0]);
     }
 
@@ -117,27 +128,15 @@ mod tests {
         )]);
         let (classes, rewards) = (["a", "a", "b"], [0.75, -0.25, 0.75]);
         close(&against_baseline(&baselines, &classes, &rewards), &[0.55, -0.45, 0.75]);
-        update_baselines(&mut baselines, &classes, &rewards);
+        update_moving_averages(&mut baselines, &classes, &rewards);
         // 0.95 · 0.2 + 0.05 · 0.75 = 0.2275; 0.95 · 0.2275 − 0.05 · 0.25 = 0.203625
         close(&[baselines["a"].value, baselines["b"].value], &[0.203625, 0.0375]);
         close(&[baselines["a"].weight, baselines["b"].weight], &[11.0, 1.0]);
     }
 
     #[test]
-    fn grpo_divides_by_the_standard_deviation_and_dr_grpo_does_not() {
-        // mean 0.25, deviations 0.75, −0.25 ×3, variance (0.5625 + 3 · 0.0625) / 3 = 0.25, std 0.5
-        let rewards = [1.0, 0.0, 0.0, 0.0];
-        close(&dr_grpo(&rewards), &[0.75, -0.25, -0.25, -0.25]);
-        let s = 0.5 + 1e-6;
-        close(&grpo(&rewards), &[0.75 / s, -0.25 / s, -0.25 / s, -0.25 / s]);
-    }
-
-    #[test]
-    fn rloo_subtracts_the_mean_of_the_others() {
-        // others of the first: (0 + 0 + 0)/3 = 0; of the second: (1 + 0 + 0)/3
-        let third = 1.0 / 3.0;
-        close(&rloo(&[1.0, 0.0, 0.0, 0.0]), &[1.0, -third, -third, -third]);
-        close(&rloo(&[1.0]), &[0.0]);
+    fn dr_grpo_subtracts_the_mean_of_the_group() {
+        close(&dr_grpo(&[1.0, 0.0, 0.0, 0.0]), &[0.75, -0.25, -0.25, -0.25]);
     }
 
     #[test]
@@ -145,6 +144,6 @@ mod tests {
         assert!(has_no_variance(&[1.0, 1.0, 1.0]));
         assert!(has_no_variance(&[0.5]));
         assert!(!has_no_variance(&[1.0, 0.0]));
-        close(&grpo(&[1.0, 1.0]), &[0.0, 0.0]);
+        close(&dr_grpo(&[1.0, 1.0]), &[0.0, 0.0]);
     }
 }

@@ -5,9 +5,9 @@
 //! tokens are left out. Denominators are those of the whole cohort, so cutting it into
 //! micro-batches changes only the order of summation.
 
-use crate::learn::behaviour::ReshapedToken;
-use crate::select::sample::Sample;
+use crate::learn::sample::{Behaviour, Sample};
 use model::router::{Mismatch, Routing};
+use std::sync::Arc;
 
 /// Sequences that go through the model together, and their trained tokens.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -29,6 +29,19 @@ pub struct MicroBatch {
     pub routing: Option<Routing>,
     /// Trained tokens that were not sampled from the model's own distribution, ascending.
     pub reshaped: Vec<ReshapedToken>,
+}
+
+/// A trained token with a [`Behaviour`], and where to find it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReshapedToken {
+    /// Index among the trained tokens of the micro-batch.
+    pub index: usize,
+    /// Index among the sequences of the micro-batch.
+    pub sequence: usize,
+    pub prompt_len: usize,
+    /// Index among the sampled tokens of its sequence.
+    pub position: usize,
+    pub behaviour: Arc<Behaviour>,
 }
 
 impl MicroBatch {

@@ -18,6 +18,7 @@
 mod accumulator;
 mod lora;
 mod state;
+mod tensors;
 pub mod thread;
 
 use crate::learn::batch::{self, MicroBatch};
@@ -25,9 +26,8 @@ use crate::learn::behaviour;
 use crate::learn::guards::{Breach, Limits};
 use crate::learn::mismatch::Mismatch;
 use crate::learn::optimizer::{self, AdamW};
+use crate::learn::sample::{ModelLimits, Sample};
 use crate::learn::settings::StepSettings;
-use crate::select::ModelLimits;
-use crate::select::sample::Sample;
 use accumulator::{Accumulator, KlBatch};
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
@@ -158,7 +158,7 @@ impl Learner {
         master: Parameters,
     ) -> anyhow::Result<Self> {
         let model = ExactModel::with_arithmetic(&checkpoint, &arithmetic).context("build the model of the head")?;
-        model.prove_exact_once();
+        model.self_check_once();
         let loaded = TrainModel::from_checkpoint(&checkpoint).context("build the autograd model of the head")?;
         let trained = |name: &str| lora.as_ref().is_none_or(|lora| lora.adapts(name));
         let leaves = require_grad_of(loaded.parameters(), trained);
@@ -288,7 +288,7 @@ impl Learner {
         let guarding = Instant::now();
         let model =
             ExactModel::with_arithmetic(&checkpoint, &self.arithmetic).context("build the model of the new weights")?;
-        metrics.kl = divergence(&model, &sums.kl_batches)?;
+        metrics.kl = mean_kl(&model, &sums.kl_batches)?;
         metrics.guard_seconds = guarding.elapsed().as_secs_f64();
         if let Err(breach) = limits.after_update(metrics.kl) {
             return Ok(Err(breach));
@@ -420,7 +420,7 @@ fn log_softmax(logits: &Tensor, batch: &MicroBatch, transform: Option<&[Tensor; 
 }
 
 /// Mean KL(old‖new) over the trained tokens of the batches.
-fn divergence(new: &ExactModel, batches: &[KlBatch]) -> anyhow::Result<f64> {
+fn mean_kl(new: &ExactModel, batches: &[KlBatch]) -> anyhow::Result<f64> {
     let _no_grad = tch::no_grad_guard();
     let (mut sum, mut tokens) = (0.0, 0);
     for KlBatch {

@@ -1,8 +1,7 @@
 //! Policy-gradient losses: the loss of one token, and how the tokens of a cohort are averaged.
 //! Losses are minimised.
 //!
-//! To add a loss: a variant of [`Loss`], its constants in [`Loss::check`], its formula as a
-//! function below, one line in [`Loss::terms`], and a test with numbers computed by hand.
+//! How to add one: [`crate::learn`].
 //!
 //! Symbols, all per trained token, in nats: `logp` = log π of the weights being trained, with
 //! gradient; `behaviour` = log μ as logged by the sampler; `proximal` = log π at the start of the
@@ -93,20 +92,20 @@ pub fn reinforce_is(logp: &Tensor, behaviour: &Tensor, advantage: &Tensor, cap: 
     }
 }
 
-/// max(−A r, −A clip(r, 1−low, 1+high)) with r = exp(log π − log π_p); where A < 0 at most −A ·
-/// dual.
+/// L = max(−A r, −A clip(r, 1 − low, 1 + high)) with r = exp(log π − log π_proximal). If A < 0,
+/// min(L, −A · dual).
 ///
 /// Schulman et al. 2017; dual clip: Ye et al. 2020. As in verl's `compute_policy_loss_vanilla`.
 #[cfg(feature = "torch")]
 pub fn ppo_clip(logp: &Tensor, proximal: &Tensor, advantage: &Tensor, low: f64, high: f64, dual: f64) -> Terms {
     let r = ratio(logp, proximal);
-    let free = -(advantage * &r);
-    let cut = -(advantage * r.clamp(1.0 - low, 1.0 + high));
-    let upper = free.maximum(&cut);
-    let bounded = upper.minimum(&(-(advantage * dual)));
+    let unclipped = -(advantage * &r);
+    let clipped = -(advantage * r.clamp(1.0 - low, 1.0 + high));
+    let loss = unclipped.maximum(&clipped);
+    let dual_clipped = loss.minimum(&(-(advantage * dual)));
     Terms {
-        per_token: bounded.where_self(&advantage.lt(0.0), &upper),
-        clipped: cut.gt_tensor(&free).to_kind(Kind::Float),
+        per_token: dual_clipped.where_self(&advantage.lt(0.0), &loss),
+        clipped: clipped.gt_tensor(&unclipped).to_kind(Kind::Float),
     }
 }
 
@@ -116,7 +115,8 @@ fn ratio(logp: &Tensor, reference: &Tensor) -> Tensor {
     (logp - reference).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
 }
 
-#[cfg(all(test, feature = "torch"))]
+#[cfg(feature = "torch")]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -30,17 +30,17 @@ pub fn measure(logged: &[f32], recomputed: &[f32], policy: &[f32]) -> Mismatch {
     if n == 0 {
         return Mismatch::default();
     }
-    let (mut k1, mut k3, mut sum, mut squares, mut total) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    let (mut k1, mut k3, mut weights, mut squares, mut differences_sum) = (0.0, 0.0, 0.0, 0.0, 0.0);
     let mut differences = Vec::with_capacity(n);
-    let cut = |log_ratio: f64| log_ratio.clamp(-20.0, 20.0);
+    let clamp = |log_ratio: f64| log_ratio.clamp(-20.0, 20.0);
     for ((&logged, &recomputed), &pi) in logged.iter().zip(recomputed).zip(policy) {
-        let log_v = cut(f64::from(recomputed) - f64::from(logged));
-        let w = cut(f64::from(pi) - f64::from(logged)).exp();
+        let log_v = clamp(f64::from(recomputed) - f64::from(logged));
+        let w = clamp(f64::from(pi) - f64::from(logged)).exp();
         k1 -= log_v;
         k3 += log_v.exp() - log_v - 1.0;
-        sum += w;
+        weights += w;
         squares += w * w;
-        total += log_v.abs();
+        differences_sum += log_v.abs();
         differences.push((f64::from(recomputed) - f64::from(logged)).abs());
     }
     differences.sort_by(f64::total_cmp);
@@ -49,9 +49,9 @@ pub fn measure(logged: &[f32], recomputed: &[f32], policy: &[f32]) -> Mismatch {
         tokens: n,
         k1: k1 / count,
         k3: k3 / count,
-        ess: sum * sum / (count * squares),
-        weight_mean: sum / count,
-        difference_mean: total / count,
+        ess: weights * weights / (count * squares),
+        weight_mean: weights / count,
+        difference_mean: differences_sum / count,
         difference_p99: differences[(n * 99).div_ceil(100).saturating_sub(1)],
         difference_max: differences[n - 1],
     }

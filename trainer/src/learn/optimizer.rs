@@ -104,7 +104,7 @@ impl AdamW {
         } = *settings;
         let step = self.step + 1;
         let t = step as f64;
-        let (unbias1, unbias2) = (1.0 - beta1.powf(t), 1.0 - beta2.powf(t));
+        let (bias_correction1, bias_correction2) = (1.0 - beta1.powf(t), 1.0 - beta2.powf(t));
         let mut next = AdamW {
             step,
             first: Parameters::new(),
@@ -115,9 +115,9 @@ impl AdamW {
             let gradient = &gradients[name];
             let first = &self.first[name] * beta1 + gradient * (1.0 - beta1);
             let second = &self.second[name] * beta2 + gradient.square() * (1.0 - beta2);
-            let scale = (&second / unbias2).sqrt() + epsilon;
+            let scale = (&second / bias_correction2).sqrt() + epsilon;
             let decay = if parameter.dim() >= 2 { weight_decay } else { 0.0 };
-            let value = parameter * (1.0 - learning_rate * decay) - &first / scale * (learning_rate / unbias1);
+            let value = parameter * (1.0 - learning_rate * decay) - &first / scale * (learning_rate / bias_correction1);
             updated.insert(name.clone(), value);
             next.first.insert(name.clone(), first);
             next.second.insert(name.clone(), second);
@@ -161,7 +161,8 @@ fn all_finite(tensor: &Tensor) -> bool {
     tensor.isfinite().all().int64_value(&[]) == 1
 }
 
-#[cfg(all(test, feature = "torch"))]
+#[cfg(feature = "torch")]
+#[cfg(test)]
 mod tests {
     use super::*;
 

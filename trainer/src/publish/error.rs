@@ -9,7 +9,7 @@ use crate::runs::claim::{self, Fenced};
 /// Why a step was not published.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error(transparent)]
+    #[error("the claim is lost")]
     Fenced(#[from] Fenced),
     #[error("line `{line}` is no longer at version {parent} of branch {branch}")]
     LineMoved { line: String, parent: i64, branch: i32 },
@@ -34,10 +34,10 @@ pub enum Error {
     #[error("the weights do not have the form of version {parent}: {}", .differences.join("; "))]
     Form { parent: i64, differences: Vec<String> },
     #[error(
-        "share {shard} of {of} of `{name}` is not in the store: upload it (`springtide policy shard … --name {name} --shard {shard}/{of}`), then publish again"
+        "shard {shard} of {of} of `{name}` is not in the store: upload it (`springtide policy shard … --name {name} --shard {shard}/{of}`), then publish again"
     )]
     NoShard { name: String, shard: usize, of: usize },
-    #[error("share {shard} of {of} of `{name}`: {reason}")]
+    #[error("shard {shard} of {of} of `{name}`: {reason}")]
     Shard {
         name: String,
         shard: usize,
@@ -45,7 +45,7 @@ pub enum Error {
         reason: String,
     },
     #[error(
-        "the shares were made from bytes with root {found}; version {parent} has root {root}: their base must be that version, as written by `springtide policy pull {parent}`"
+        "the shards were made from bytes with root {found}; version {parent} has root {root}: their base must be that version, as written by `springtide policy pull {parent}`"
     )]
     OtherBase { parent: i64, root: Digest, found: Digest },
     #[error("the bytes equal those of version {0}: nothing to publish")]

@@ -47,13 +47,13 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
         mut checkpoint,
         with_checkpoint,
     } = external;
-    let (known, head) = check_line(publisher, &line, parent).await?;
+    let (parent_row, head) = check_line(publisher, &line, parent).await?;
     let started = Instant::now();
     let materialised = publisher
         .store
         .materialise(&publisher.policy, parent, &publisher.trusted, &[])
         .await?;
-    let parent_checkpoint = materialised.image;
+    let parent_checkpoint = materialised.checkpoint;
     let parent_seconds = started.elapsed().as_secs_f64();
     let mut differences = parent_checkpoint.form_differences(&checkpoint);
     if !differences.is_empty() {
@@ -81,14 +81,14 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
     let checkpoints = (Arc::clone(&parent_checkpoint), Arc::clone(&checkpoint));
     let parent = Parent {
         version: parent,
-        root: known.root,
+        root: parent_row.root,
     };
     let objects = publisher
         .objects(started, parent, checkpoints, with_checkpoint || head.is_none())
         .await?;
     let reserved = publisher.reserve(None).await?;
     let branch = head.map_or(0, |(_, branch)| branch);
-    let mut manifest = publisher.manifest(&objects, parent, line, branch, checkpoint.tensor_bytes());
+    let mut manifest = publisher.manifest_of(&objects, parent, line, branch, checkpoint.tensor_bytes());
     publisher.put_manifest(&mut manifest, reserved, None).await?;
     publisher.restore_missing(&objects).await?;
     let mut timings = objects.timings(started);
@@ -114,16 +114,16 @@ pub(super) async fn check_line(
     parent: i64,
 ) -> Result<(record::Version, Option<(i64, i32)>), Error> {
     check_name(line)?;
-    let known = record::version(&publisher.pool, &publisher.policy, parent).await?;
+    let parent_row = record::version(&publisher.pool, &publisher.policy, parent).await?;
     let head = record::line(&publisher.pool, &publisher.policy, line).await?;
     if let Some((head, _)) = head.filter(|(head, _)| *head != parent) {
         let line = line.into();
         return Err(Error::NotHead { line, head, parent });
     }
     let mut connection = publisher.pool.acquire().await?;
-    match record::writer(&mut connection, &publisher.policy, line).await? {
+    match record::active_run(&mut connection, &publisher.policy, line).await? {
         Some(run) => Err(Error::LineTaken { line: line.into(), run }),
-        None => Ok((known, head)),
+        None => Ok((parent_row, head)),
     }
 }
 

@@ -7,7 +7,6 @@ use artifact::manifest::Manifest;
 use std::path::Path;
 use std::sync::Arc;
 use store::Pieces;
-use time::OffsetDateTime;
 
 /// Imports the checkpoint in `dir` as the head of `line`, unless the line has a head. Returns the
 /// head. If two processes import at once, one makes the version and the other an orphan manifest
@@ -37,27 +36,16 @@ pub async fn import_checkpoint(publisher: &Publisher, checkpoint: Arc<Checkpoint
         .await?
     };
     let pieces = pieces?;
-    let quantised = publisher.quantised.named(checkpoint).await?;
+    let quantised = publisher.quantised.for_manifest(checkpoint).await?;
     let object = publisher.store.put_pieces(&publisher.policy, &pieces).await?;
     let mut manifest = Manifest {
-        policy: publisher.policy.clone(),
-        version: 0,
-        root,
-        parent: None,
-        line: line.to_string(),
-        branch: 0,
         image: Some(object),
-        delta: None,
-        tensor_bytes,
-        run: None,
-        fence: 0,
-        created_at: OffsetDateTime::now_utc(),
         quantised,
-        delta_shards: vec![],
+        ..publisher.manifest(root, None, line.to_string(), 0, tensor_bytes)
     };
     let reserved = publisher.reserve(None).await?;
     publisher.put_manifest(&mut manifest, reserved, None).await?;
-    publisher.store.make_good(&publisher.policy, &[&pieces]).await?;
+    publisher.store.reupload_missing(&publisher.policy, &[&pieces]).await?;
     let mut transaction = publisher.pool.begin().await?;
     record::insert_version(&mut transaction, &manifest).await?;
     let inserted = sqlx::query!(

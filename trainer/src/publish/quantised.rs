@@ -21,7 +21,7 @@ impl QuantisedCopies {
     }
 
     /// What the manifest says about the copies of `checkpoint`. Makes each of them for its root.
-    pub(super) async fn named(&self, checkpoint: Arc<Checkpoint>) -> Result<Vec<Quantised>, super::Error> {
+    pub(super) async fn for_manifest(&self, checkpoint: Arc<Checkpoint>) -> Result<Vec<Quantised>, super::Error> {
         if self.specs.is_empty() {
             return Ok(vec![]);
         }

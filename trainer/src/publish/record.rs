@@ -34,7 +34,7 @@ pub(super) async fn newest_serial(pool: &PgPool) -> Result<i64, sqlx::Error> {
 }
 
 /// Handed-out serials without a version of the policy, newest first.
-pub(super) async fn without_version(
+pub(super) async fn serials_without_version(
     pool: &PgPool,
     policy: &str,
     oldest: i64,
@@ -119,7 +119,7 @@ pub(crate) async fn line(pool: &PgPool, policy: &str, line: &str) -> Result<Opti
 }
 
 /// The active run of a line.
-pub(super) async fn writer(
+pub(super) async fn active_run(
     connection: &mut PgConnection,
     policy: &str,
     line: &str,
@@ -145,7 +145,7 @@ pub(super) async fn commit_external(
     new_line: bool,
 ) -> Result<(), Error> {
     let parent = manifest.parent.as_ref().map_or(0, |p| p.version);
-    if let Some(run) = writer(connection, &manifest.policy, &manifest.line).await? {
+    if let Some(run) = active_run(connection, &manifest.policy, &manifest.line).await? {
         return Err(Error::LineTaken {
             line: manifest.line.clone(),
             run,

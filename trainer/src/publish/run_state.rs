@@ -80,29 +80,24 @@ pub struct Lora {
 }
 
 /// The state after a step.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RunState {
     pub record: StepRecord,
     /// `None`: all weights are trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<Lora>,
     /// Number of optimizer updates.
+    #[serde(rename = "optimiser_step")]
     pub optimizer_step: i64,
     /// State of the random numbers that choose the next tasks.
     pub random: u64,
+    #[serde(skip)]
     pub master: BTreeMap<String, TensorData>,
+    #[serde(skip)]
     pub first: BTreeMap<String, TensorData>,
+    #[serde(skip)]
     pub second: BTreeMap<String, TensorData>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct State {
-    record: StepRecord,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    lora: Option<Lora>,
-    #[serde(rename = "optimiser_step")]
-    optimizer_step: i64,
-    random: u64,
 }
 
 /// The key of a step's run state in the store's private part.
@@ -115,19 +110,14 @@ pub fn key(run: Uuid, step: i64, serial: i64) -> String {
 pub fn base_in_header(header: &[u8]) -> Result<Option<i64>, Error> {
     let header: serde_json::Value = serde_json::from_slice(header)?;
     let state = header["__metadata__"]["state"].as_str().unwrap_or_default();
-    let state: State = serde_json::from_str(state)?;
+    let state: RunState = serde_json::from_str(state)?;
     Ok(state.lora.map(|lora| lora.base))
 }
 
 impl RunState {
     pub fn to_bytes(&self) -> Result<Bytes, Error> {
-        let state = serde_json::to_string(&State {
-            record: self.record.clone(),
-            lora: self.lora.clone(),
-            optimizer_step: self.optimizer_step,
-            random: self.random,
-        })?;
-        let tensors = self.named();
+        let state = serde_json::to_string(self)?;
+        let tensors = self.named_tensors();
         let metadata = HashMap::from([
             ("format".to_string(), FORMAT.to_string()),
             ("blake3".to_string(), digest(&state, &tensors)),
@@ -166,16 +156,7 @@ impl RunState {
         if metadata.get("blake3") != Some(&digest(text, &tensors)) {
             return Err(Error::Digest);
         }
-        let state: State = serde_json::from_str(text)?;
-        let mut run_state = RunState {
-            record: state.record,
-            lora: state.lora,
-            optimizer_step: state.optimizer_step,
-            random: state.random,
-            master: BTreeMap::new(),
-            first: BTreeMap::new(),
-            second: BTreeMap::new(),
-        };
+        let mut run_state: RunState = serde_json::from_str(text)?;
         for (name, data) in tensors {
             let (part, rest) = name.split_once('.').unwrap_or((&name, ""));
             let map = match part {
@@ -200,7 +181,7 @@ impl RunState {
         self.lora.as_ref().map(adapter).transpose()
     }
 
-    fn named(&self) -> BTreeMap<String, &TensorData> {
+    fn named_tensors(&self) -> BTreeMap<String, &TensorData> {
         [
             ("master", &self.master),
             ("first", &self.first),

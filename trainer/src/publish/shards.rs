@@ -16,7 +16,6 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use store::{Pieces, Store};
-use time::OffsetDateTime;
 
 use super::external::{check_line, commit};
 use super::{Error, Publisher, Timings};
@@ -76,12 +75,12 @@ impl ShardId<'_> {
         format!("shares/{policy}/{name}/{shard}-of-{of}")
     }
 
-    fn error(self, reason: impl ToString) -> Error {
+    fn error(self, reason: impl Into<String>) -> Error {
         Error::Shard {
             name: self.name.into(),
             shard: self.shard,
             of: self.of,
-            reason: reason.to_string(),
+            reason: reason.into(),
         }
     }
 
@@ -101,7 +100,7 @@ pub async fn put_shard(
     key: &SigningKey,
     policy: &str,
     (name, shard, of): (&str, usize, usize),
-    share: &EncodedShard,
+    encoded: &EncodedShard,
 ) -> Result<(), Error> {
     let id = ShardId {
         policy,
@@ -110,24 +109,24 @@ pub async fn put_shard(
         of,
     };
     match get_report(store, &key.trusted(), id).await {
-        Ok(Some(before)) if before.shard().object != share.report.shard().object => {
+        Ok(Some(before)) if before.shard().object != encoded.report.shard().object => {
             return Err(id.error("it was uploaded before with other weights: give every attempt a name of its own"));
         }
         // a report without a valid signature is replaced
         Ok(_) | Err(Error::Shard { .. }) => {}
         Err(error) => return Err(error),
     }
-    store.put_object(policy, &share.object).await?;
+    store.put_object(policy, &encoded.object).await?;
     let signed = Signed {
         policy: policy.into(),
         name: name.into(),
         shard: id.shard,
         of,
-        report: BASE64.encode(share.report.to_bytes()),
+        report: BASE64.encode(encoded.report.to_bytes()),
     };
-    let payload = serde_json::to_vec(&signed).map_err(|error| id.error(error))?;
+    let payload = serde_json::to_vec(&signed).map_err(|error| id.error(error.to_string()))?;
     let envelope = Envelope::sign(KIND, &payload, key).to_bytes();
-    let envelope: Bytes = envelope.map_err(|error| id.error(error))?.into();
+    let envelope: Bytes = envelope.map_err(|error| id.error(error.to_string()))?.into();
     store.put_private(&id.report_key(), &envelope).await?;
     Ok(())
 }
@@ -144,20 +143,20 @@ async fn get_report(store: &Store, trusted: &TrustedKeys, id: ShardId<'_>) -> Re
         let found = (signed.policy.as_str(), signed.name.as_str(), signed.shard, signed.of);
         anyhow::ensure!(
             found == (id.policy, id.name, id.shard, id.of),
-            "it is share {} of {} of `{}`",
+            "it is shard {} of {} of `{}`",
             signed.shard,
             signed.of,
             signed.name
         );
         Ok(ShardReport::from_bytes(&BASE64.decode(&signed.report)?)?)
     };
-    read().map(Some).map_err(|error| id.error(error))
+    read().map(Some).map_err(|error| id.error(error.to_string()))
 }
 
 /// The report on a shard whose object exists.
 async fn get_shard(publisher: &Publisher, id: ShardId<'_>) -> Result<ShardReport, Error> {
     if let Some(report) = get_report(&publisher.store, &publisher.trusted, id).await?
-        && publisher.store.is_there(id.policy, &report.shard().object).await?
+        && publisher.store.object_exists(id.policy, &report.shard().object).await?
     {
         return Ok(report);
     }
@@ -174,7 +173,7 @@ pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> R
         base,
         mut files,
     } = version;
-    let (known, line_head) = check_line(publisher, &line, parent).await?;
+    let (parent_row, line_head) = check_line(publisher, &line, parent).await?;
     let started = Instant::now();
     let (store, policy) = (&publisher.store, publisher.policy.as_str());
     let ids = (1..=of).map(|shard| ShardId {
@@ -193,10 +192,10 @@ pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> R
     let mut delta_shards = reports.iter().map(ShardReport::shard).collect::<Vec<_>>();
     let merged = tokio::task::spawn_blocking(move || delta::merge_shards(&reports, &base, &files)).await??;
     let header = merged.header;
-    if header.base != known.root {
+    if header.base != parent_row.root {
         return Err(Error::OtherBase {
             parent,
-            root: known.root,
+            root: parent_row.root,
             found: header.base,
         });
     }
@@ -218,31 +217,22 @@ pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> R
         store.put_pieces(policy, pieces).await?;
     }
     let reserved = publisher.reserve(None).await?;
+    let branch = line_head.map_or(0, |(_, branch)| branch);
+    let named_parent = Parent {
+        version: parent,
+        root: parent_row.root,
+    };
     let mut manifest = Manifest {
-        policy: policy.into(),
-        version: 0,
-        root: header.result,
-        parent: Some(Parent {
-            version: parent,
-            root: known.root,
-        }),
-        line,
-        branch: line_head.map_or(0, |(_, branch)| branch),
-        image: None,
         delta: Some(head.object()),
-        tensor_bytes: merged.tensor_bytes,
-        run: None,
-        fence: 0,
-        created_at: OffsetDateTime::now_utc(),
-        quantised: vec![],
         delta_shards,
+        ..publisher.manifest(header.result, Some(named_parent), line, branch, merged.tensor_bytes)
     };
     publisher.put_manifest(&mut manifest, reserved, None).await?;
-    store.make_good(policy, &objects).await?;
+    store.reupload_missing(policy, &objects).await?;
     // garbage collection may have deleted a shard that existed before; only its machine can upload
     // it again
     for (id, shard) in ids.clone().zip(&manifest.delta_shards) {
-        if !store.is_there(policy, &shard.object).await? {
+        if !store.object_exists(policy, &shard.object).await? {
             return Err(id.missing());
         }
     }

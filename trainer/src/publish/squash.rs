@@ -7,7 +7,7 @@ use artifact::manifest::Manifest;
 use artifact::sign::{SigningKey, TrustedKeys};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use store::{Folded, SPANS, Store, due};
+use store::{SQUASH_SPANS, SquashOutcome, Store, due_squashes};
 
 /// How often lines are checked.
 const POLL_EVERY: Duration = Duration::from_secs(30);
@@ -20,7 +20,7 @@ const VERSIONS_MAX: usize = 2 * 64 + 1;
 pub struct Attempt {
     pub from: i64,
     pub to: i64,
-    pub folded: Folded,
+    pub outcome: SquashOutcome,
 }
 
 /// Makes squashed deltas of one policy.
@@ -59,22 +59,22 @@ impl<'a> Squasher<'a> {
             .store
             .ancestry(self.policy, head, versions_max, self.trusted)
             .await?;
-        let names = self.store.fold_names(self.policy).await?;
+        let names = self.store.list_squashed_deltas(self.policy).await?;
         let mut attempts = vec![];
         for &span in spans {
-            for (from, to) in due(&path, &names, span) {
+            for (from, to) in due_squashes(&path, &names, span) {
                 let (ends, steps) = ((&path[from], &path[to]), &path[to..from]);
                 let (from, to) = (ends.0.version, ends.1.version);
                 let sharded = steps.iter().any(|manifest| !manifest.delta_shards.is_empty());
                 if self.skipped.contains(&(from, to)) || sharded && self.skip_sharded {
                     continue;
                 }
-                let folded = self
+                let outcome = self
                     .store
-                    .fold(self.policy, ends, span, delta_bytes(steps), self.key, self.trusted)
+                    .squash(self.policy, ends, span, delta_bytes(steps), self.key, self.trusted)
                     .await;
-                match &folded {
-                    Ok(Folded::NotWorth { .. }) => drop(self.skipped.insert((from, to))),
+                match &outcome {
+                    Ok(SquashOutcome::NotSmaller { .. }) => drop(self.skipped.insert((from, to))),
                     // on a branch that was abandoned
                     Err(store::Error::NoPath { .. }) => {
                         self.skipped.insert((from, to));
@@ -82,8 +82,8 @@ impl<'a> Squasher<'a> {
                     }
                     _ => {}
                 }
-                let folded = folded?;
-                attempts.push(Attempt { from, to, folded });
+                let outcome = outcome?;
+                attempts.push(Attempt { from, to, outcome });
             }
         }
         Ok(attempts)
@@ -122,10 +122,10 @@ pub async fn run(publisher: &Publisher) {
             if done.get(&line) == Some(&head) {
                 continue;
             }
-            match squasher.squash(head, VERSIONS_MAX, &SPANS).await {
+            match squasher.squash(head, VERSIONS_MAX, &SQUASH_SPANS).await {
                 Ok(attempts) => {
-                    for Attempt { from, to, folded } in attempts {
-                        if let Folded::Made(squashed) = folded {
+                    for Attempt { from, to, outcome } in attempts {
+                        if let SquashOutcome::Created(squashed) = outcome {
                             tracing::info!(
                                 line,
                                 from,

@@ -2,7 +2,7 @@
 //!
 //! Every transaction that changes a run's results begins with [`Claim::lock`]. It locks the run's
 //! row and refuses an executor that has been replaced, so a process that was thought dead can do no
-//! harm. The lease ([`lease`]) prevents that two processes work at the same time.
+//! harm. The lease ([`lease`]) keeps two processes from working at the same time.
 
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
@@ -19,7 +19,7 @@ pub struct Fenced {
 /// Why a fenced transaction could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error(transparent)]
+    #[error("the claim is lost")]
     Fenced(#[from] Fenced),
     #[error("read the run from the database: {0}")]
     Database(#[from] sqlx::Error),
@@ -157,4 +157,23 @@ pub async fn lease(
     // in the pool, the connection would keep the lock
     connection.close_on_drop();
     Ok(Some(connection))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_claim_is_found_among_the_causes_of_an_error() {
+        let fenced = Fenced {
+            run: Uuid::nil(),
+            fence: 1,
+        };
+        for error in [
+            anyhow::Error::from(Error::from(fenced)),
+            crate::publish::Error::from(Error::from(fenced)).into(),
+        ] {
+            assert!(error.chain().any(|cause| cause.is::<Fenced>()), "{error:?}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //! the sums of their gradients. Nothing here is durable; after a restart the cohort fills from the
 //! same rows.
 
-use crate::select::sample::Sample;
+use crate::learn::sample::Sample;
 use serde::Serialize;
 use std::time::Instant;
 use uuid::Uuid;

@@ -7,14 +7,14 @@ use crate::learn::advantage::{Baseline, Baselines};
 use crate::learn::guards::Limits;
 use crate::learn::learner::thread::Handle;
 use crate::learn::learner::{Learner, Metrics, Outcome};
+use crate::learn::sample::{ModelLimits, Sample};
 use crate::learn::settings::StepSettings;
 use crate::publish::run_state::{RunState, StepRecord};
 use crate::publish::{self, Draft};
 use crate::runs::claim::{self, Claim};
 use crate::runs::cohort::{Cohort, Timings};
 use crate::runs::trainer::Trainer;
-use crate::select::sample::Sample;
-use crate::select::{self, ModelLimits};
+use crate::select;
 use anyhow::{Context, anyhow};
 use artifact::checkpoint::Checkpoint;
 use model::lora;
@@ -41,7 +41,7 @@ pub(crate) struct Executor<'a> {
     /// The run's random state, if it was restored.
     pub random: Option<u64>,
     /// Limits of the head's model.
-    pub model: ModelLimits,
+    pub model_limits: ModelLimits,
     adapter: Option<AdapterSetup>,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Executor<'a> {
             baselines: Baselines::new(),
             cohort: Cohort::new(),
             random: None,
-            model: ModelLimits::default(),
+            model_limits: ModelLimits::default(),
             adapter,
         };
         let next = steps_done + 1;
@@ -148,7 +148,7 @@ impl<'a> Executor<'a> {
             };
             self.learner.load(fresh).await?;
         }
-        self.model = self.learner.with(|l| Ok(l.model_limits())).await?;
+        self.model_limits = self.learner.with(|l| Ok(l.model_limits())).await?;
         tracing::info!(run = %self.claim.run, line = self.line, head = self.head, restored, "loaded the head of the line");
         Ok(())
     }
@@ -184,8 +184,8 @@ impl<'a> Executor<'a> {
     }
 
     fn trains_same_weights(&self, run_state: &RunState) -> bool {
-        let theirs = run_state.lora.as_ref().map(|lora| &lora.config);
-        theirs == self.adapter.as_ref().map(|adapter| &adapter.config)
+        let saved = run_state.lora.as_ref().map(|lora| &lora.config);
+        saved == self.adapter.as_ref().map(|adapter| &adapter.config)
     }
 
     async fn checkpoint(&self, version: i64) -> Result<Arc<Checkpoint>, store::Error> {
@@ -196,7 +196,7 @@ impl<'a> Executor<'a> {
             ..
         } = self.trainer;
         let materialised = store.materialise(policy, version, &publisher.trusted, &[]).await?;
-        Ok(materialised.image)
+        Ok(materialised.checkpoint)
     }
 
     /// The run state of the last step, if that step made the head, and the base version of its
@@ -295,8 +295,8 @@ impl<'a> Executor<'a> {
         self.baselines = baselines;
         self.random = Some(random);
         self.cohort = Cohort::new(); // restarts its clock at the publication
-        let tail = timings.compute_tail + timings.guard + started.elapsed().as_secs_f64();
-        record_metrics(&self.line, &proposal.metrics, timings, published.timings, tail);
+        let tail_seconds = timings.compute_tail + timings.guard + started.elapsed().as_secs_f64();
+        record_metrics(&self.line, &proposal.metrics, timings, published.timings, tail_seconds);
         tracing::info!(
             run = %self.claim.run, line = self.line, step = self.steps_done, version = published.version,
             loss = proposal.metrics.loss, kl = proposal.metrics.kl, reward = proposal.metrics.reward_mean,
@@ -314,7 +314,7 @@ impl<'a> Executor<'a> {
         metrics::counter!("springtide_train_refused_steps_total", "line" => self.line.clone(), "code" => code.to_string()).increment(1);
         let mut transaction = self.trainer.pool.begin().await?;
         self.claim.lock(&mut transaction).await?;
-        select::drop_all(&mut transaction, self.claim.run, cohort, code).await?;
+        select::drop_generations(&mut transaction, self.claim.run, cohort, code).await?;
         // JSON has no NaN: values that are not finite become null
         let metrics = serde_json::to_value(metrics).unwrap_or(Value::Null);
         let data = json!({"code": code, "step": step, "cohort": cohort.len(), "metrics": metrics});
@@ -340,13 +340,13 @@ impl<'a> Executor<'a> {
     }
 
     /// Drops generations with a code, fenced. Returns how many.
-    pub async fn drop_all(&self, ids: &[Uuid], code: &str) -> anyhow::Result<u64> {
+    pub async fn drop_generations(&self, ids: &[Uuid], code: &str) -> anyhow::Result<u64> {
         if ids.is_empty() {
             return Ok(0);
         }
         let mut transaction = self.trainer.pool.begin().await?;
         self.claim.lock(&mut transaction).await?;
-        let dropped = select::drop_all(&mut transaction, self.claim.run, ids, code).await?;
+        let dropped = select::drop_generations(&mut transaction, self.claim.run, ids, code).await?;
         transaction.commit().await?;
         Ok(dropped)
     }
@@ -367,13 +367,13 @@ impl<'a> Executor<'a> {
     }
 }
 
-fn record_metrics(line: &str, metrics: &Metrics, timings: Timings, publish: publish::Timings, tail: f64) {
+fn record_metrics(line: &str, metrics: &Metrics, timings: Timings, publish: publish::Timings, tail_seconds: f64) {
     let line = line.to_string();
     metrics::counter!("springtide_train_steps_total", "line" => line.clone()).increment(1);
     metrics::counter!("springtide_train_trajectories_total", "line" => line.clone())
         .increment(metrics.sequences as u64);
     metrics::histogram!("springtide_train_compute_seconds", "line" => line.clone()).record(metrics.seconds);
-    metrics::histogram!("springtide_train_step_seconds", "line" => line.clone()).record(tail);
+    metrics::histogram!("springtide_train_step_seconds", "line" => line.clone()).record(tail_seconds);
     let phases = [
         ("wait", timings.wait),
         ("collect", timings.collect),

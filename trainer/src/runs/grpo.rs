@@ -10,14 +10,14 @@ mod rollout;
 
 use crate::api;
 use crate::learn::learner::thread::Handle;
-use crate::runs::claim::Fenced;
+use crate::learn::sample::Sample;
+use crate::runs::claim::{Claim, Fenced};
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
 use crate::runs::random::Random;
 use crate::runs::trainer::{Trainer, pause};
 use crate::select;
-use crate::select::sample::Sample;
 use anyhow::Context;
-use rollout::{Client, Rollout};
+use rollout::{Client, Rollout, Task};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -100,7 +100,7 @@ async fn next_run(trainer: &Trainer) -> Result<Option<Uuid>, sqlx::Error> {
 }
 
 async fn fail(trainer: &Trainer, run: Uuid, reason: &str) -> anyhow::Result<()> {
-    if let Some(claim) = crate::runs::claim::Claim::take(&trainer.pool, run).await? {
+    if let Some(claim) = Claim::take(&trainer.pool, run).await? {
         let mut transaction = trainer.pool.begin().await?;
         claim.release(&mut transaction, "failed", Some(reason)).await?;
         transaction.commit().await?;
@@ -126,7 +126,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, id: Uuid, shutdown: &Cance
     .execute(&trainer.pool)
     .await?;
     let tasks = sqlx::query_as!(
-        grade::Task,
+        Task,
         "select id, prompt, answer from task where run_id = $1 order by id",
         id
     )
@@ -155,7 +155,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, id: Uuid, shutdown: &Cance
         }
         let mut random = Random(executor.random.unwrap_or(config.seed));
         let chosen = random.choose(tasks.len(), config.tasks_per_step as usize);
-        let chosen: Vec<&grade::Task> = chosen.into_iter().filter_map(|i| tasks.get(i)).collect();
+        let chosen: Vec<&Task> = chosen.into_iter().filter_map(|i| tasks.get(i)).collect();
         let started = Instant::now();
         let (rollouts, arrived) = tokio::select! {
             result = roll_out(&executor, &client, &config, &chosen) => result?,
@@ -234,7 +234,7 @@ async fn roll_out(
     executor: &Executor<'_>,
     client: &Client<'_>,
     config: &api::Config,
-    tasks: &[&grade::Task],
+    tasks: &[&Task],
 ) -> anyhow::Result<(Vec<Rollout>, Vec<Sample>)> {
     let rollouts = client.roll_out(tasks).await?;
     grade::post(executor.trainer, executor.claim.run, config, &rollouts).await?;
@@ -262,11 +262,11 @@ async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout]) -> anyh
     let mut dropped = 0;
     loop {
         let run = executor.claim.run;
-        let assembled = select::rollouts(&trainer.pool, &trainer.payloads, run, &ids, &executor.model)
+        let assembled = select::rollouts(&trainer.pool, &trainer.payloads, run, &ids, &executor.model_limits)
             .await
             .context("read the rollouts")?;
         for (code, broken) in &assembled.broken {
-            let count = executor.drop_all(broken, code).await?;
+            let count = executor.drop_generations(broken, code).await?;
             dropped += usize::try_from(count).unwrap_or(usize::MAX);
         }
         let samples = assembled.samples;

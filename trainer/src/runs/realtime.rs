@@ -13,13 +13,11 @@
 
 mod alias;
 
-use crate::learn::advantage;
 use crate::learn::learner::thread::Handle;
-use crate::options::BaselineKind;
+use crate::learn::sample::Sample;
 use crate::runs::claim::{Fenced, append_event};
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
 use crate::runs::trainer::{Trainer, pause};
-use crate::select::sample::Sample;
 use crate::select::{self, Criteria};
 use alias::AliasState;
 use futures::FutureExt;
@@ -116,8 +114,8 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         }
         match alias::state(trainer, executor.branch).await? {
             AliasState::Follows => {}
-            AliasState::Elsewhere(elsewhere) => {
-                let reason = elsewhere.to_reason(&options.alias, &options.line);
+            AliasState::OtherTarget(target) => {
+                let reason = target.to_reason(&options.alias, &options.line);
                 executor.release("paused", &reason).await?;
                 return Ok(End::Idle);
             }
@@ -137,7 +135,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             policy: &trainer.policy,
             alias: &options.alias,
             head: executor.head,
-            model: &executor.model,
+            model_limits: &executor.model_limits,
             room: size.saturating_sub(joined.len()) as i64,
             joined: &joined,
         };
@@ -171,23 +169,16 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
 async fn accumulate(executor: &mut Executor<'_>, samples: Vec<Sample>) -> anyhow::Result<()> {
     let options = &executor.trainer.options.realtime;
     let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
-    let advantages = match options.baseline {
-        BaselineKind::Ema => {
-            let classes: Vec<&str> = samples.iter().map(|s| s.class.as_str()).collect();
-            advantage::against_baseline(&executor.baselines, &classes, &rewards)
-        }
-        BaselineKind::Zero => rewards,
-    };
+    let classes: Vec<&str> = samples.iter().map(|s| s.class.as_str()).collect();
+    let advantages = options.baseline.advantages(&executor.baselines, &classes, &rewards);
     executor.accumulate(samples, advantages, options.step).await
 }
 
 async fn step(executor: &mut Executor<'_>, set_aside: &BTreeMap<String, u64>) -> anyhow::Result<StepOutcome> {
     let options = &executor.trainer.options.realtime;
     let mut baselines = executor.baselines.clone();
-    if options.baseline == BaselineKind::Ema {
-        let (classes, rewards) = executor.cohort.classes_and_rewards();
-        advantage::update_baselines(&mut baselines, &classes, &rewards);
-    }
+    let (classes, rewards) = executor.cohort.classes_and_rewards();
+    options.baseline.update(&mut baselines, &classes, &rewards);
     let cohort = executor.cohort.generations();
     let inputs = StepInputs {
         settings: options.step,

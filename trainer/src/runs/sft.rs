@@ -25,7 +25,7 @@ pub struct Options {
     pub data: PathBuf,
     /// Hugging Face folder to write.
     pub out: PathBuf,
-    /// ModelLimits of a new model.
+    /// Shape of the new model.
     pub config: ModelConfig,
     pub steps: usize,
     /// Windows in one step.
@@ -105,9 +105,9 @@ fn template(options: &Options) -> anyhow::Result<Checkpoint> {
 
 /// 40 steps of warm-up, then constant, then linear to zero over the last half.
 fn rate_at(step: usize, steps: usize) -> f64 {
-    let done = step as f64 / steps as f64;
+    let fraction = step as f64 / steps as f64;
     let warm = (step + 1) as f64 / 40.0;
-    warm.min(1.0).min(2.0 * (1.0 - done))
+    warm.min(1.0).min(2.0 * (1.0 - fraction))
 }
 
 /// Σ w · cross-entropy / Σ w over a batch.
@@ -121,6 +121,7 @@ fn weighted_loss(model: &TrainModel, batch: &data::Batch) -> Tensor {
 pub fn evaluate(checkpoint: &Checkpoint, windows: &Windows) -> anyhow::Result<HeldOut> {
     let model = TrainModel::from_checkpoint(checkpoint)?.with_compute(Compute::Bf16);
     let _no_grad = tch::no_grad_guard();
+    // sums of losses and of tokens; the text after a cut has a weight above 1
     let (mut all, mut rest) = ((0.0, 0.0), (0.0, 0.0));
     const BATCH: usize = 16;
     for i in 0..(windows.len().min(40 * BATCH) / BATCH).max(1) {

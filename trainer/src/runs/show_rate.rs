@@ -10,8 +10,7 @@ mod bound;
 use crate::options::Realtime;
 use crate::runs::claim;
 use crate::select::first_id_of_the_last;
-pub use bound::GENERATIONS_MIN;
-use bound::{Observation, Reference, Shown};
+use bound::{Observation, Reference, ShowCounts};
 use serde_json::json;
 use sqlx::PgPool;
 use std::time::Duration;
@@ -86,7 +85,7 @@ impl<'a> ShowRateAlarm<'a> {
             Some(active) => active,
             None => self.last_state(run.id).await?,
         };
-        let arms = self.recent().await?;
+        let arms = self.recent_arms().await?;
         arms.iter().for_each(Arm::record_metrics);
         let alias = self.options.alias.as_str();
         let Some(learning) = arms.iter().find(|arm| arm.arm == alias) else {
@@ -136,7 +135,7 @@ impl<'a> ShowRateAlarm<'a> {
         Ok(state.as_deref() == Some("began"))
     }
 
-    async fn recent(&self) -> Result<Vec<Arm>, sqlx::Error> {
+    async fn recent_arms(&self) -> Result<Vec<Arm>, sqlx::Error> {
         let window = i64::from(self.options.alarms.show_rate_window);
         sqlx::query_file_as!(
             Arm,
@@ -152,7 +151,7 @@ impl<'a> ShowRateAlarm<'a> {
 
     /// The other arms if they have traffic, else the version that the run started from.
     async fn reference(&self, arms: &[Arm], run: &Run) -> Result<Option<Reference>, sqlx::Error> {
-        let mut others = Shown::default();
+        let mut others = ShowCounts::default();
         for arm in arms.iter().filter(|arm| arm.arm != self.options.alias) {
             others.generations += arm.generations;
             others.shown += arm.shown;
@@ -164,7 +163,7 @@ impl<'a> ShowRateAlarm<'a> {
             return Ok(None);
         };
         let shown = sqlx::query_file_as!(
-            Shown,
+            ShowCounts,
             "src/runs/show_rate/first.sql",
             self.policy,
             version,
@@ -177,8 +176,8 @@ impl<'a> ShowRateAlarm<'a> {
 
     async fn append_event(&self, run: Uuid, observation: &Observation<'_>, active: bool) -> Result<(), sqlx::Error> {
         let (level, state, message) = match active {
-            true => ("warn", "began", observation.began()),
-            false => ("info", "ended", observation.ended()),
+            true => ("warn", "began", observation.begin_message()),
+            false => ("info", "ended", observation.end_message()),
         };
         let data = json!({
             "alarm": ALARM,
@@ -198,8 +197,8 @@ impl<'a> ShowRateAlarm<'a> {
 }
 
 impl Arm {
-    fn shown(&self) -> Shown {
-        Shown {
+    fn shown(&self) -> ShowCounts {
+        ShowCounts {
             generations: self.generations,
             shown: self.shown,
         }

@@ -1,4 +1,4 @@
--- Rollouts whose run has ended without training on them. Parameters: policy, rows at most.
+-- Drops rollouts whose run ended without training on them. Parameters: policy, maximum rows.
 insert into disposition (generation_id, kind, code, run_id)
 select g.id, 'dropped', 'run_ended', g.run_id
 from generation g

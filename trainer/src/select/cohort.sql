@@ -1,8 +1,9 @@
--- The oldest trajectories that may be trained on, by the time they were generated, and none beyond the oldest generation
--- that still waits for its horizon: choosing by the arrival of feedback would favour fast accepts. Runs right after
--- set_aside.sql in the same snapshot, so what that would refuse is not here. A cohort fills over several looks: who has
--- joined stays, and a row that appears later with a smaller id joins after it. Parameters: policy, learning alias, head,
--- rows at most, generations to pass over, seconds that a parent may be late.
+-- The oldest trajectories that may be trained on, ordered by generation. Stops before the oldest
+-- generation whose horizon is still open, because choosing by the arrival of feedback would favour
+-- fast accepts. Runs right after set_aside.sql in the same snapshot, so rows that it refuses are
+-- not here. A cohort fills over several calls: its members stay, and a row that appears later is
+-- added after them, even if its id is smaller. Parameters: policy, learning alias, head, maximum
+-- rows, generations to skip, seconds that a parent may arrive late.
 select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
        g.top_p, g.sampling as "sampling: Json<Sampling>",
        g.declined, g.decline_suppressed, g.exploration_share, t.reward as "reward!",

@@ -11,8 +11,8 @@ use model::router::Routing;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{ModelLimits, Row};
-use crate::select::sample::Sample;
+use super::Row;
+use crate::learn::sample::{ModelLimits, Sample};
 
 /// Rows that became samples, and rows that never will. Other rows wait.
 #[derive(Debug, Default)]

@@ -1,4 +1,5 @@
--- Graded rollouts of a run, by id. Parameters: run, generation ids, seconds that a parent may be late.
+-- Graded rollouts of a run, by id. Parameters: run, generation ids, seconds that a parent may
+-- arrive late.
 select g.id, g.surface, g.group_id, g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
        g.top_p, g.sampling as "sampling: Json<Sampling>",
        g.declined, g.decline_suppressed, g.exploration_share, t.reward as "reward!",

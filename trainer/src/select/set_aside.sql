@@ -1,9 +1,10 @@
--- Production trajectories that this run will never train on, with the reason. Parameters: policy, learning alias, head,
--- context in tokens, run, oldest generation id to look at, rows at most, size of the vocabulary, whether the model is dense.
+-- Production trajectories that this run will never train on, with the reason. Parameters: policy,
+-- learning alias, head, context in tokens, run, oldest generation id to look at, maximum rows, size
+-- of the vocabulary, whether the model is dense.
 with candidate as (
     select g.id,
            case
-               -- another arm: kept to compare with
+               -- other arms are kept for comparison
                when g.arm <> $2 then 'other_arm'
                -- real-time runs admit staleness 0 only
                when g.version_oldest <> $3 or g.version <> $3 then 'stale'
@@ -14,7 +15,7 @@ with candidate as (
                when cardinality(g.prompt_ids) = 0 and g.payload_digest is null and g.prompt_prefix_len = 0
                     or cardinality(g.token_ids) = 0 then 'empty'
                when cardinality(g.train_mask) <> cardinality(g.token_ids) then 'malformed_mask'
-               -- told by the row alone, whatever of the prompt lies with its parents and in the object store
+               -- needs only this row and its payload's size, no parents and no object store
                when g.prompt_prefix_len + cardinality(g.prompt_ids) + cardinality(g.token_ids)
                     + coalesce((select r.size_bytes / 4 from payload_reference r
                                 where g.payload_digest is not null and r.generation_id = g.id and r.kind = 'prompt'), 0)

@@ -36,7 +36,7 @@ impl RunReport {
     fn top(&self) -> Markup {
         let tone = match self.conclusion() {
             Conclusion::Learned | Conclusion::EarnsMore => "good",
-            Conclusion::Quieter | Conclusion::Unclear | Conclusion::Unknown => "open",
+            Conclusion::DeclinesMore | Conclusion::Unclear | Conclusion::Unknown => "open",
             Conclusion::Worse => "bad",
         };
         let p = &self.parameters;

@@ -1,4 +1,5 @@
-//! The reference policies: what the learning arm earned, between always declining and always being right.
+//! The reference policies: what the learning arm earned, between always declining and always being
+//! right.
 
 use maud::{Markup, html};
 use report::{

@@ -1,7 +1,7 @@
 //! Decides which signals the tables would have had if another definition had closed the trajectory.
 //!
-//! The closure is assumed to follow the end of its horizon by the same delay as the real closure did.
-//! With the definition of the real closure, the result is what the closer used.
+//! The closure is assumed to follow the end of its horizon by the same delay as the real closure
+//! did. With the definition of the real closure, the result is what the closer used.
 
 use time::{Duration, OffsetDateTime};
 
@@ -16,7 +16,8 @@ enum Arrival {
 
 /// Returns `closing` with its episode's end if that had arrived, and the signals that had arrived.
 ///
-/// `end_stored_at` is when the first end was stored. A later arrival of an earlier end is not visible.
+/// `end_stored_at` is when the first end was stored. A later arrival of an earlier end is not
+/// visible.
 pub(super) fn seen(
     rule: &Rule,
     closing: Closing,
@@ -190,7 +191,8 @@ mod tests {
             close_on_feedback: true,
             ..horizon(9.0)
         };
-        // The second was given before the first, but arrived after the first had closed the trajectory.
+        // The second was given before the first, but arrived after the first had closed the
+        // trajectory.
         let both = |second_stored| vec![accept(2, true, 0.5, second_stored), accept(1, false, 1.0, 1.1)];
         assert_eq!(outcome(graded(), None, both(1.4)), "accept");
         assert_eq!(outcome(graded(), None, both(1.6)), "reject");

@@ -1,5 +1,6 @@
--- Closed trajectories of surface $1 with ids between $2 and $3, of tenant $4 if there is one, $5 at most, the oldest first. The
--- bounds are said of both tables, so that each finds its partitions and its key.
+-- A page of closed trajectories of surface $1, oldest first: ids between $2 and $3, of tenant $4
+-- (null: all), at most $5. Both tables have the bounds, so that Postgres uses their indexes and
+-- skips partitions.
 select t.generation_id, t.reward_definition, t.reward, t.censor_code, t.signal, t.feedback_at, t.closes_at, t.closed_at,
        g.tenant_id, g.purpose, g.declined, g.consent, g.shown, g.version_spans, g.finish_reason, g.sampled_at, g.finished_at,
        e.ended_at as "ended_at?", e.stored_at as "end_stored_at?"

@@ -9,7 +9,6 @@ use futures::StreamExt;
 use futures::stream;
 
 use super::answer::invalid;
-use super::dryrun::Preview;
 use super::known::{Digests, Key};
 use super::{Api, payload, tally};
 use crate::entry::{destination, spool};
@@ -27,24 +26,9 @@ pub(super) struct Checked {
 }
 
 impl Api {
-    /// Accepts one event, or previews it in a dry run.
-    pub(super) async fn take_one(&self, event: Event, dryrun: bool) -> Result<(Event, Option<Preview>), Problem> {
-        let mut results = self.take(vec![Ok(event)], dryrun).await?;
-        let result = results.pop();
-        result.unwrap_or_else(|| Err(Problem::internal("an event without a result")))
-    }
-
-    /// Accepts events of one tenant, or previews them in a dry run. The results are in the same
-    /// order. Problems in `events` are returned unchanged.
-    pub(super) async fn take(&self, events: Vec<Result<Event, Problem>>, dryrun: bool) -> Result<Vec<Taken>, Problem> {
-        if dryrun {
-            return self.preview(events).await;
-        }
-        let results = self.accept(events).await.into_iter();
-        Ok(results.map(|result| result.map(|event| (event, None))).collect())
-    }
-
-    async fn accept(&self, events: Vec<Result<Event, Problem>>) -> Vec<Result<Event, Problem>> {
+    /// Accepts events of one tenant. The results are in the same order. Problems in `events` are
+    /// returned unchanged.
+    pub(super) async fn accept(&self, events: Vec<Result<Event, Problem>>) -> Vec<Result<Event, Problem>> {
         let refuse: Option<fn() -> Problem> = if !self.circuit.allows(Instant::now()) {
             Some(log_unavailable)
         } else {
@@ -55,8 +39,8 @@ impl Api {
             return refused.collect();
         }
         let checked = self.check(events).await;
-        // First polled in order, so events of one episode enter the log in the order of the
-        // request.
+        // `buffered` polls new sends in order, so the events of an episode enter the log in the
+        // order of the request.
         let sends = checked.into_iter().map(|checked| self.send(checked));
         let results: Vec<Result<Event, Problem>> = stream::iter(sends).buffered(self.sends_max).collect().await;
         results.iter().flatten().for_each(tally::accepted);
@@ -112,9 +96,6 @@ impl Api {
         stored.digests(first.tenant.clone(), keys).await
     }
 }
-
-/// The event, with its preview in a dry run.
-pub(super) type Taken = Result<(Event, Option<Preview>), Problem>;
 
 /// `digests` starts with those of stored events and grows with the events of the request.
 fn compare(events: Vec<Result<Event, Problem>>, mut digests: Digests) -> Vec<Result<Checked, Problem>> {

@@ -3,9 +3,9 @@
 use edge::problem::Problem;
 use serde::Serialize;
 use serde_json::Value;
+use time::OffsetDateTime;
 use utoipa::{IntoResponses, ToResponse, ToSchema};
 
-use super::dryrun::Preview;
 use crate::event::Invalid;
 
 /// The answer to an event that breaks a rule.
@@ -54,6 +54,46 @@ pub(super) struct Outcomes {
 pub(super) enum AcceptedEvents {
     One(AcceptedEvent),
     Batch(Outcomes),
+}
+
+/// What would happen to one event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(super) struct Preview {
+    /// The same event is stored already, so nothing would change.
+    pub duplicate: bool,
+    /// The state of the target: the generation or episode of a feedback event, or the generation
+    /// itself.
+    pub target: TargetState,
+    /// Feedback given later does not count. For an episode: the latest time of its open
+    /// generations.
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub closes_at: Option<OffsetDateTime>,
+    /// Number of stored feedback events about the target.
+    pub feedback_stored: i64,
+    /// For feedback events only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub feedback: Option<JoinOutcome>,
+}
+
+/// The state of a generation or an episode in the tables, which may lag behind the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum TargetState {
+    Unknown,
+    Open,
+    Closed,
+}
+
+/// What a feedback event would do. Its surface decides whether its metric affects the reward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum JoinOutcome {
+    /// It would be part of the trajectory.
+    Counts,
+    /// It would wait for its target, and become a dead letter if the target never arrives.
+    Waits,
+    /// It would be stored without effect.
+    Late,
 }
 
 /// RFC 9457.

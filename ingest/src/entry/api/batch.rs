@@ -17,9 +17,9 @@ use serde_json::value::RawValue;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
 
-use super::accept::Taken;
 use super::answer::{Outcome, Outcomes, Refusal};
 use super::body::{self, FEEDBACK_BYTES_MAX, JsonText};
+use super::dryrun::Taken;
 use super::query::Query;
 use super::{Api, dryrun, tally};
 use crate::event::{self, Body, EpisodeEnd, Event, Feedback, FeedbackFields, Generation, Retraction};

@@ -1,17 +1,20 @@
-//! Dry runs: checks events as if they were sent and joins them with the tables, without sending
-//! them. Needs the database but not the log.
+//! Accepts events, or previews them in a dry run.
+//!
+//! A dry run checks events and joins them with the tables, but does not send them. It needs the
+//! database but not the log.
 
 use std::collections::HashMap;
 
 use edge::problem::Problem;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use sqlx::PgPool;
 use time::OffsetDateTime;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::Api;
-use super::accept::{Checked, Taken};
+use super::accept::Checked;
+use super::answer::{JoinOutcome, Preview, TargetState};
 use crate::event::{Body, Event, Target};
 
 /// The query parameters of every endpoint that takes events.
@@ -25,45 +28,8 @@ pub(super) struct Options {
     pub dryrun: bool,
 }
 
-/// What would happen to one event.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub(super) struct Preview {
-    /// The same event is stored already, so nothing would change.
-    duplicate: bool,
-    /// The state of the target: the generation or episode of a feedback event, or the generation
-    /// itself.
-    target: TargetState,
-    /// Feedback given later does not count. For an episode: the latest time of its open
-    /// generations.
-    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
-    closes_at: Option<OffsetDateTime>,
-    /// Number of stored feedback events about the target.
-    feedback_stored: i64,
-    /// For feedback events only.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    feedback: Option<JoinOutcome>,
-}
-
-/// The state of a generation or an episode in the tables, which may lag behind the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum TargetState {
-    Unknown,
-    Open,
-    Closed,
-}
-
-/// What a feedback event would do. Its surface decides whether its metric affects the reward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum JoinOutcome {
-    /// It would be part of the trajectory.
-    Counts,
-    /// It would wait for its target, and become a dead letter if the target never arrives.
-    Waits,
-    /// It would be stored without effect.
-    Late,
-}
+/// The event, with its preview in a dry run.
+pub(super) type Taken = Result<(Event, Option<Preview>), Problem>;
 
 /// A target as the tables hold it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -95,8 +61,25 @@ impl Stored {
 }
 
 impl Api {
+    /// Accepts one event, or previews it in a dry run.
+    pub(super) async fn take_one(&self, event: Event, dryrun: bool) -> Result<(Event, Option<Preview>), Problem> {
+        let mut results = self.take(vec![Ok(event)], dryrun).await?;
+        let result = results.pop();
+        result.unwrap_or_else(|| Err(Problem::internal("an event without a result")))
+    }
+
+    /// Accepts events of one tenant, or previews them in a dry run. The results are in the same
+    /// order. Problems in `events` are returned unchanged.
+    pub(super) async fn take(&self, events: Vec<Result<Event, Problem>>, dryrun: bool) -> Result<Vec<Taken>, Problem> {
+        if dryrun {
+            return self.preview(events).await;
+        }
+        let results = self.accept(events).await.into_iter();
+        Ok(results.map(|result| result.map(|event| (event, None))).collect())
+    }
+
     /// Previews events of one tenant, in order.
-    pub(super) async fn preview(&self, events: Vec<Result<Event, Problem>>) -> Result<Vec<Taken>, Problem> {
+    async fn preview(&self, events: Vec<Result<Event, Problem>>) -> Result<Vec<Taken>, Problem> {
         let checked = self.check(events).await;
         let pool = self
             .pool

@@ -1,5 +1,5 @@
--- What the tables hold of tenant $1 about each of $2: generations, or episodes where $3 is true. Each has a branch of its
--- own, so that each finds its index.
+-- What the tables of tenant $1 hold about each id in $2: a generation, or an episode where $3 is
+-- true. Generations and episodes have separate branches, so that each uses its index.
 select
     w.id as "id!",
     w.episode as "episode!",

@@ -11,9 +11,9 @@ use time::OffsetDateTime;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::answer::{Refusal, invalid};
+use super::answer::{Preview, Refusal, invalid};
 use super::body::{self, JsonText};
-use super::dryrun::{self, Preview};
+use super::dryrun;
 use super::idempotency::{IdempotencyKey, Identity};
 use super::query::Query;
 use super::{Api, SOURCE};

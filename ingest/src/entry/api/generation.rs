@@ -9,9 +9,9 @@ use time::OffsetDateTime;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::answer::Refusal;
+use super::answer::{Preview, Refusal};
 use super::body::{self, JsonText};
-use super::dryrun::{self, Preview};
+use super::dryrun;
 use super::idempotency::IdempotencyKey;
 use super::query::Query;
 use super::{Api, SOURCE};

@@ -1,10 +1,10 @@
 //! The spool's folder: its lock, its segments and the files beside them. All functions block.
 //!
 //! ```text
-//!  lock                                   held by the process that uses the folder
-//!  00000000000000000017.spool             a segment
-//!  00000000000000000016-4711.damaged      damaged bytes of segment 16, starting at offset 4711
-//!  refused.jsonl                          events that the upstream refused permanently (see `refused`)
+//!  lock                                held by the process that uses the folder
+//!  00000000000000000017.spool          a segment
+//!  00000000000000000016-4711.damaged   damaged bytes of segment 16, starting at offset 4711
+//!  refused.jsonl                       events that the upstream refused permanently
 //! ```
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -16,7 +16,6 @@ use anyhow::{Context, bail};
 use uuid::Uuid;
 
 use super::segment::{HEADER_BYTES, Header};
-use super::writer::{Storage, Tail};
 
 /// Events contain user text, so only the owner may read them.
 pub(super) const FILE_MODE: u32 = 0o600;
@@ -172,6 +171,21 @@ impl Folder {
     pub(super) fn flush(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
     }
+}
+
+/// Creates segments. Tests replace it with a failing disk.
+pub(super) trait Storage: Send {
+    /// Creates a segment and flushes its header.
+    fn create(&mut self, number: u64) -> io::Result<(Header, Box<dyn Tail>)>;
+}
+
+/// A segment that is open for appending.
+pub(super) trait Tail: Send {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Flushes, so that all appended bytes survive a power loss.
+    fn sync(&mut self) -> io::Result<()>;
+    /// Sets the segment's length.
+    fn truncate(&mut self, length: u64) -> io::Result<()>;
 }
 
 impl Storage for std::sync::Arc<Folder> {

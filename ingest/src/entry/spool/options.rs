@@ -85,7 +85,7 @@ impl Options {
     }
 }
 
-fn in_range<T: PartialOrd + Display>(field: &str, value: T, range: RangeInclusive<T>) -> anyhow::Result<()> {
+fn in_range<T: PartialOrd + Display + Copy>(field: &str, value: T, range: RangeInclusive<T>) -> anyhow::Result<()> {
     ensure!(
         range.contains(&value),
         "spool.{field} is {value}; give a value from {} to {}",

@@ -10,7 +10,8 @@
 //!       4  EVNT
 //!       4  length n of the payload
 //!       8  time of spooling, microseconds since 1970
-//!       8  binding: the first bytes of BLAKE3(salt, segment number, offset of the record (8), the two fields above)
+//!       8  binding: the first bytes of BLAKE3(salt, segment number, offset of the record (8),
+//!          the two fields above)
 //!      32  BLAKE3(the 8 bytes above, payload)
 //!       n  payload: a springtide.v1.Event in Protobuf
 //! ```

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
+use super::folder::{Storage, Tail};
 use super::queue::Queue;
 use super::segment::{HEADER_BYTES, Header, RECORD_HEADER_BYTES};
 use super::{Error, Options};
@@ -18,21 +19,6 @@ use crate::event;
 
 /// Approximate limit of the bytes per flush.
 const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
-
-/// Creates segments. Tests replace it with a failing disk.
-pub(super) trait Storage: Send {
-    /// Creates a segment and flushes its header.
-    fn create(&mut self, number: u64) -> io::Result<(Header, Box<dyn Tail>)>;
-}
-
-/// A segment that is open for appending.
-pub(super) trait Tail: Send {
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Flushes, so that all appended bytes survive a power loss.
-    fn sync(&mut self) -> io::Result<()>;
-    /// Sets the segment's length.
-    fn truncate(&mut self, length: u64) -> io::Result<()>;
-}
 
 pub(super) enum Command {
     Append(Append),
@@ -95,8 +81,9 @@ impl Writer {
 
     /// A sealed segment ends with a committed batch.
     fn seal(&mut self, number: u64) {
-        if let Some(active) = self.active.take_if(|active| active.header.number == number) {
-            self.queue.seal(active.header.number);
+        let sealed = self.active.take_if(|active| active.header.number == number);
+        if sealed.is_some() {
+            self.queue.seal(number);
         }
     }
 

@@ -24,7 +24,6 @@ const SETTINGS: &[(&str, &str)] = &[
     // An interactive command may wait for its user.
     ("max.poll.interval.ms", "86400000"),
 ];
-const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 /// Reading fails if no record arrives for this long.
 const WAIT_MAX: Duration = Duration::from_secs(15);
 
@@ -58,18 +57,11 @@ impl DlqReader {
             .context("create consumer")?;
         let (topic, brokers) = (options.topics().dlq, options.brokers.clone());
         let read = move || -> anyhow::Result<_> {
-            let mut ranges = BTreeMap::new();
-            for (partition, first) in kafka::partitions(consumer.client(), &topic)? {
-                let (_, end) = consumer
-                    .fetch_watermarks(&topic, partition, METADATA_TIMEOUT)
-                    .with_context(|| format!("look up the end of {topic}/{partition}"))?;
-                ranges.insert(partition, (first, end));
-            }
             Ok(Self {
+                ranges: kafka::partitions(consumer.client(), &topic)?,
                 consumer,
                 brokers,
                 topic,
-                ranges,
             })
         };
         let opened = tokio::task::spawn_blocking(read).await.context("join")?;

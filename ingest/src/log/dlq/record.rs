@@ -62,7 +62,7 @@ pub struct DlqRecord {
     pub time: Option<OffsetDateTime>,
     /// As [`super::Reason::as_str`]. Other versions may have other reasons.
     pub reason: String,
-    /// For people. May quote user text.
+    /// An explanation for people. May quote user text.
     pub detail: String,
     /// Where the record came from. `None` if it was made from a row.
     pub from: Option<Position>,

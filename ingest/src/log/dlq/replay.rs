@@ -1,8 +1,8 @@
-//! Replays records of the dead-letter queue: sends the original record, or a repaired event, to its topic
-//! and then a note to the queue.
+//! Replays records of the dead-letter queue: sends the original record, or a repaired event, to its
+//! topic and then a note to the queue.
 //!
-//! After a crash between the two, the record is not marked as replayed. Replaying it again is harmless,
-//! because (tenant, source, id) identifies an event.
+//! After a crash between the two, the record is not marked as replayed. Replaying it again is
+//! harmless, because (tenant, source, id) identifies an event.
 
 use time::OffsetDateTime;
 
@@ -55,8 +55,8 @@ pub fn repaired(options: &Options, json: &[u8], now: OffsetDateTime) -> anyhow::
 }
 
 impl Producer {
-    /// Sends the original record with its key, content type and trace, and marks it as replayed. Returns
-    /// its new position.
+    /// Sends the original record with its key, content type and trace, and marks it as replayed.
+    /// Returns its new position.
     pub async fn replay(&self, record: &DlqRecord) -> Result<Position, Error> {
         let topic = record.destination(&self.topics)?;
         let mut headers = match record.event() {
@@ -68,7 +68,8 @@ impl Producer {
             .await
     }
 
-    /// Sends `event` instead of the original record, and marks that as replayed. Returns the new position.
+    /// Sends `event` instead of the original record, and marks that as replayed. Returns the new
+    /// position.
     pub async fn replay_repaired(&self, record: &DlqRecord, event: &Event) -> Result<Position, Error> {
         let mut headers = Headers::of(event);
         headers.set("content-type", "application/protobuf");

@@ -1,4 +1,5 @@
--- Late: what it is about has closed. An episode has closed once none of its generations is open.
+-- `late`: the target has closed. An episode has closed if it has trajectories and no open
+-- generation.
 insert into feedback (
     id, tenant_id, generation_id, episode_id, metric_name, value_bool, value_float, value_text, tags, given_at, late
 )

@@ -1,4 +1,5 @@
--- One row per generation of a batch. Lists come flat in $44 to $47, each row with the bounds of its own slices.
+-- One row per generation of a batch. $44 to $47 hold the lists of all rows, one after another. Each
+-- row has the bounds of its own slices.
 insert into generation (
     id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose,
     run_id, task_id, group_id, surface, episode_id, segment, turn, parent_id, user_key, arm,

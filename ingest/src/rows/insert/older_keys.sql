@@ -1,5 +1,6 @@
--- Of these events those that earlier transactions stored, with their digests. $1 tenants, $2 sources, $3 ids. Each is looked up
--- by itself: a join may become a scan of everything while the table has grown faster than its statistics.
+-- Those of these events that earlier transactions stored, with their digests. $1 tenants,
+-- $2 sources, $3 ids. Looks up each event by itself: while the table grows faster than its
+-- statistics, a join could become a full scan.
 select e.tenant_id, e.source, e.event_id, e.digest
 from unnest($1::text[], $2::text[], $3::text[]) as k (tenant_id, source, event_id)
 cross join lateral (

@@ -1,5 +1,5 @@
--- Late: what its feedback is about has closed. A retraction whose feedback is not there yet waits, and is late if the
--- feedback is.
+-- `late`: the target of the feedback has closed. A retraction that arrives before its feedback is
+-- not late at first, and becomes late if the feedback is.
 insert into retraction (id, tenant_id, feedback_id, reason, given_at, late)
 select
     r.id, r.tenant_id, r.feedback_id, r.reason, r.given_at,

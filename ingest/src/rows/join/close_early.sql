@@ -1,4 +1,5 @@
--- $1 generations and $2 episodes that were touched; $3 surfaces that close on feedback, $4 the metric of each.
+-- Closes generations at their first closing feedback. $1 generations and $2 episodes that were
+-- touched; $3 surfaces that close on feedback, $4 the metric of each.
 update open_generation o
 set closes_at = decided.given_at
 from (

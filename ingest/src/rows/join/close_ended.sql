@@ -1,4 +1,5 @@
--- $1 generations and $2 episodes that were touched; $3 surfaces that close when the episode ends.
+-- Closes generations at the end of their episode. $1 generations and $2 episodes that were touched;
+-- $3 surfaces that close when the episode ends.
 update open_generation o
 set closes_at = greatest(e.ended_at, g.sampled_at)
 from generation g

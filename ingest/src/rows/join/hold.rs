@@ -11,8 +11,8 @@ use crate::event::{Feedback, Retraction, Target};
 use crate::reward::stored::Surfaces;
 use crate::rows::insert::Row;
 
-/// Holds the generations that this feedback is about, as far as the closer may close them before the
-/// commit: those that are due at `caught_up_to`, and those that may become due at any time.
+/// Holds the generations that this feedback is about, as far as the closer may close them before
+/// the commit: those that are due at `caught_up_to`, and those that may become due at any time.
 pub(crate) async fn hold_targets(
     connection: &mut PgConnection,
     rows: &[Row<'_, Feedback>],
@@ -33,7 +33,8 @@ pub(crate) async fn hold_targets(
     let early: Vec<String> = early.map(|surface| surface.name.clone()).collect();
     let open = hold_generations(&mut *connection, &generations, until, &early).await?;
     generations.retain(|id| !open.contains(id));
-    // They are closed, or another transaction is storing them and they could open and close before this commit.
+    // They are closed, or another transaction is storing them and they could open and close before
+    // this commit.
     let not_open = [&*generations, &*episodes].concat();
     if !not_open.is_empty() {
         announce_writes(&mut *connection, &not_open).await?;
@@ -56,7 +57,8 @@ pub(crate) async fn hold_targets(
     Ok(())
 }
 
-/// Locks those that are due at `until` or on a surface that may close early. Returns all that are open.
+/// Locks those that are due at `until` or on a surface that may close early. Returns all that are
+/// open.
 async fn hold_generations(
     connection: &mut PgConnection,
     ids: &[Uuid],
@@ -88,7 +90,8 @@ async fn hold_generations(
     Ok(open.into_iter().map(|row| row.generation_id).collect())
 }
 
-/// Holds the open generations that the retracted feedback is about. The feedback may not be stored yet.
+/// Holds the open generations that the retracted feedback is about. The feedback may not be stored
+/// yet.
 pub(crate) async fn hold_retracted(connection: &mut PgConnection, rows: &[Row<'_, Retraction>]) -> sqlx::Result<()> {
     if rows.is_empty() {
         return Ok(());

@@ -1,4 +1,5 @@
--- Keeps the closer away from the generations that these feedbacks ($1) are about, until the commit.
+-- Locks the open generations that feedback $1 is about, so that the closer skips them until the
+-- commit.
 select from open_generation
 where generation_id in (
     select f.generation_id from feedback f where f.id = any($1) and f.generation_id is not null

@@ -1,12 +1,12 @@
 //! Handles consequences that need two events, such as an early close or a late retraction.
 //!
 //! Two concurrent transactions may each store one of the events and not see the other. So the sink
-//! checks twice: inside the transaction and after its commit. The transaction that commits last sees
-//! both events. Nothing closes between the two checks, because a partition is marked as caught up only
-//! after the second one.
+//! checks twice: inside the transaction and after its commit. The transaction that commits last
+//! sees both events. Nothing closes between the two checks, because a partition is marked as caught
+//! up only after the second one.
 //!
-//! If the process dies between the checks, the generation closes at its horizon instead. The reward is
-//! the same, because the closer computes by itself until when signals count.
+//! If the process dies between the checks, the generation closes at its horizon instead. The reward
+//! is the same, because the closer computes by itself until when signals count.
 
 use sqlx::PgConnection;
 use uuid::Uuid;

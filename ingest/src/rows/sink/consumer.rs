@@ -1,8 +1,8 @@
-//! Claims partitions that the group protocol assigns, and reads them from the offsets in the database.
-//! Also records up to when the tables hold the owned partitions.
+//! Claims partitions that the group protocol assigns, and reads them from the offsets in the
+//! database. Also records up to when the tables hold the owned partitions.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -10,18 +10,18 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::message::BorrowedMessage;
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Message, Offset, TopicPartitionList};
-use sqlx::PgPool;
 use time::OffsetDateTime;
 use tokio::runtime::Handle;
 
+use super::Sink;
 use crate::event;
 use crate::log::kafka;
 use crate::log::kafka::ClientOptions;
 use crate::rows::offset::{self, Claim, Claims, Next, Progress, Slot};
 
 const WATERMARK_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the group may take to assign partitions. A client that lost its session to a stalled broker
-/// sometimes never joins again. A new client joins at once.
+/// How long the group may take to assign partitions. A client that lost its session to a stalled
+/// broker sometimes never joins again. A new client joins at once.
 const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Why reading ended before the shutdown.
@@ -34,11 +34,8 @@ pub(super) enum Failure {
 
 /// The client calls it on the polling thread, so its lock is uncontended.
 pub(super) struct Assigner {
+    sink: Arc<Sink>,
     runtime: Handle,
-    pool: PgPool,
-    kafka: ClientOptions,
-    cluster_id: String,
-    accept_other_log: bool,
     state: Mutex<State>,
 }
 
@@ -66,23 +63,15 @@ struct Mark {
 }
 
 impl Assigner {
-    pub(super) fn new(
-        runtime: Handle,
-        pool: PgPool,
-        kafka: ClientOptions,
-        cluster_id: String,
-        accept_other_log: bool,
-    ) -> Self {
+    pub(super) fn new(sink: Arc<Sink>, runtime: Handle) -> Self {
+        let state = State {
+            waiting_since: Some(Instant::now()),
+            ..State::default()
+        };
         Self {
+            sink,
             runtime,
-            pool,
-            kafka,
-            cluster_id,
-            accept_other_log,
-            state: Mutex::new(State {
-                waiting_since: Some(Instant::now()),
-                ..State::default()
-            }),
+            state: Mutex::new(state),
         }
     }
 
@@ -114,7 +103,8 @@ impl Assigner {
         claims.map(|(slot, owned)| (slot.clone(), owned.claim)).collect()
     }
 
-    /// Moves the position behind a record. Returns the position before, or `None` if the partition is not owned.
+    /// Moves the position behind a record. Returns the position before, or `None` if the partition
+    /// is not owned.
     pub(super) fn note_read(&self, message: &BorrowedMessage<'_>) -> Option<i64> {
         let slot = (message.topic().to_owned(), message.partition());
         let mut state = self.state();
@@ -139,7 +129,7 @@ impl Assigner {
             .map(|element| (element.topic().to_owned(), element.partition()))
             .collect();
         // Another log may have the same topics and also contain these offsets.
-        same_cluster(&self.kafka, &self.cluster_id)?;
+        same_cluster(&self.sink.kafka, &self.sink.cluster_id)?;
         let lost = |error: anyhow::Error| Failure::Lost(error.context("claim partitions"));
         let mut ranges = BTreeMap::new();
         for slot in &slots {
@@ -151,8 +141,8 @@ impl Assigner {
         }
         let first = ranges.iter().map(|(slot, range)| (slot.clone(), range.0));
         let claims = self.runtime.block_on(async {
-            offset::register(&self.pool, &self.cluster_id, &first.collect()).await?;
-            offset::claim(&self.pool, &self.cluster_id, &slots).await
+            offset::register(&self.sink.pool, &self.sink.cluster_id, &first.collect()).await?;
+            offset::claim(&self.sink.pool, &self.sink.cluster_id, &slots).await
         });
         let claims = claims.map_err(|error| lost(error.into()))?;
         let mut assignment = TopicPartitionList::new();
@@ -183,13 +173,13 @@ impl Assigner {
         let Err(error) = in_log(slot, claim.next_offset, low, high) else {
             return Ok(claim.next_offset);
         };
-        if !self.accept_other_log {
+        if !self.sink.accept_other_log {
             return Err(Failure::Fatal(error.context(
                 "ingest.accept_other_log = true continues with the records that this log still has",
             )));
         }
         tracing::error!(error = %format!("{error:#}"), from = low, "continuing as configured");
-        let (pool, cluster_id) = (&self.pool, &self.cluster_id);
+        let (pool, cluster_id) = (&self.sink.pool, &self.sink.cluster_id);
         self.runtime
             .block_on(offset::jump(pool, cluster_id, slot, claim.fence, low))
             .context("move offset")
@@ -249,11 +239,12 @@ fn in_log((topic, partition): &Slot, next_offset: i64, low: i64, high: i64) -> a
     Ok(())
 }
 
-/// Stores the progress of each owned partition, and marks the end of the log in partitions without a mark.
+/// Stores the progress of each owned partition, and marks the end of the log in partitions without
+/// a mark.
 ///
-/// The time of a mark is taken before the end is looked up. All records that the log had acknowledged at
-/// that time are before that end. So once the tables reach the end, they hold all records from before
-/// that time.
+/// The time of a mark is taken before the end is looked up. All records that the log had
+/// acknowledged at that time are before that end. So once the tables reach the end, they hold all
+/// records from before that time.
 pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), Failure> {
     let context = consumer.context();
     let unmarked: Vec<Slot> = {
@@ -277,7 +268,7 @@ pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), 
     if progress.is_empty() {
         return Ok(());
     }
-    let noted = offset::store_progress(&context.pool, &context.cluster_id, &progress);
+    let noted = offset::store_progress(&context.sink.pool, &context.sink.cluster_id, &progress);
     match context.runtime.block_on(noted) {
         Ok(noted) if noted < progress.len() as u64 => {
             return Err(Failure::Lost(anyhow!(

@@ -1,4 +1,5 @@
-//! A round of records: shared among the writers, one transaction each. All end before the next round.
+//! A round of records: shared among the writers, one transaction each. All end before the next
+//! round.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,8 +85,8 @@ fn split(records: Vec<Record>, writers: usize) -> Vec<Vec<Record>> {
 }
 
 impl Sink {
-    /// Writes a batch, and retries while a service is unavailable. If the database refuses a row, the records
-    /// are written one by one, so that such a record cannot block its partition.
+    /// Writes a batch, and retries while a service is unavailable. If the database refuses a row,
+    /// the records are written one by one, so that such a record cannot block its partition.
     async fn store(&self, claims: &Claims, records: Vec<Record>) -> Result<Next, Failure> {
         match self.write(claims, &records).await {
             Err(write::Error::Permanent(error)) => {

@@ -74,7 +74,8 @@ struct Counts {
 impl Sink {
     /// Writes the records that the tables do not have yet, and moves the offsets.
     ///
-    /// The log acknowledges dead letters before the commit. So a crash in between repeats them but loses none.
+    /// The log acknowledges dead letters before the commit. So a crash in between repeats them but
+    /// loses none.
     pub(super) async fn transaction(&self, claims: &Claims, records: &[Record]) -> Result<Next, Error> {
         let span = transaction_span(records);
         self.write_together(claims, records).instrument(span).await
@@ -104,11 +105,12 @@ impl Sink {
         Ok(next)
     }
 
-    /// Locks the offsets of the batch's partitions. Returns them, and up to when the tables are caught up.
+    /// Locks the offsets of the batch's partitions. Returns them, and up to when the tables are
+    /// caught up.
     ///
-    /// Fails if another sink has claimed a partition, or if the batch would leave a gap behind the rows
-    /// of the tables. Until the transaction ends, the closer closes nothing after the returned time,
-    /// because that waits for these partitions.
+    /// Fails if another sink has claimed a partition, or if the batch would leave a gap after the
+    /// stored records. Until the transaction ends, the closer closes nothing after the returned
+    /// time, because it waits for these partitions.
     async fn lock_offsets(
         &self,
         connection: &mut PgConnection,
@@ -142,7 +144,8 @@ impl Sink {
         Ok((next, caught_up_to))
     }
 
-    /// Inserts the events that are not stored yet. Appends dead letters for the records that cannot be stored.
+    /// Inserts the events that are not stored yet. Appends dead letters for the records that cannot
+    /// be stored.
     async fn insert(
         &self,
         connection: &mut PgConnection,
@@ -261,7 +264,8 @@ async fn identify<'a>(
         }
     }
     for (record, key, digest) in repeated {
-        // Compared with the stored event, because the first of this batch may itself be in conflict with it.
+        // Compared with the stored event, because the first of this batch may itself be in conflict
+        // with it.
         let first = stored
             .get(&key)
             .copied()

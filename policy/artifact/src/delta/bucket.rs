@@ -236,8 +236,7 @@ impl Steps {
             let key = simd::key::<W>(simd::at(result, index));
             let bucket = bucket_of[usize::from(key)].checked_add_signed(buckets);
             let bucket = bucket.filter(|&bucket| usize::from(bucket) < self.buckets.count);
-            let bucket =
-                bucket.ok_or_else(|| malformed("the direction reverse leads to a bucket that there is not"))?;
+            let bucket = bucket.ok_or_else(|| malformed("the reverse data names an unknown bucket"))?;
             Ok(Override { index, bucket })
         });
         overrides.collect()
@@ -258,7 +257,7 @@ fn crossed_from_bytes(reader: &mut Reader<'_>, changed: usize, weights: usize) -
         let buckets = reader.golomb(unary)?.saturating_add(1);
         let lower = reader.bits(1) == 1;
         if index >= weights as u64 || buckets >= BUCKETS_MAX as u64 {
-            return Err(malformed("the direction reverse leads beyond the frame"));
+            return Err(malformed("the reverse data goes beyond the frame"));
         }
         let buckets = buckets as i8;
         Ok((index as u32, if lower { -buckets } else { buckets }))

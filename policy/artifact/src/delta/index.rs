@@ -326,7 +326,7 @@ pub(super) fn read_frame(reader: &mut Reader<'_>) -> Result<Frame, Error> {
         result: hash(reader)?,
     };
     if codec != Codec::Steps && frame.reverse_bytes != 0 {
-        return Err(malformed("planes need nothing for the direction reverse"));
+        return Err(malformed("planes have no reverse data"));
     }
     Ok(frame)
 }

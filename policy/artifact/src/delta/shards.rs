@@ -266,7 +266,7 @@ pub fn concat(head: &[u8], shards: &[(Bytes, u64)]) -> Result<Vec<u8>, Error> {
         let cut = usize::try_from(*reverse_bytes)
             .ok()
             .and_then(|reverse| object.len().checked_sub(reverse));
-        let cut = cut.ok_or_else(|| malformed("a shard is shorter than its direction reverse"))?;
+        let cut = cut.ok_or_else(|| malformed("a shard is shorter than its reverse data"))?;
         let (payloads, reverse) = object.split_at(cut);
         delta.extend(payloads);
         reverse_sections.push(reverse);

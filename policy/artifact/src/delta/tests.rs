@@ -28,7 +28,7 @@ fn changed() -> Checkpoint {
     image
 }
 
-/// Weights like a network's, and the same after a step that moves about `share` of them by one ulp.
+/// Weights like a model's, before and after a step that moves about `share` of them by one ulp.
 fn step(weights: usize, share: f64) -> (Checkpoint, Checkpoint) {
     use rand::{Rng, SeedableRng};
     let mut random = rand::rngs::StdRng::seed_from_u64(1);
@@ -98,7 +98,7 @@ fn every_kind_of_change_arrives_bit_for_bit_in_both_directions() {
     }
 }
 
-/// A step as an optimiser makes it: the smaller a weight, the likelier it moves.
+/// A step like an optimizer's: the smaller a weight, the likelier it moves.
 fn lean(weights: usize) -> (Checkpoint, Checkpoint) {
     use rand::{Rng, SeedableRng};
     let mut random = rand::rngs::StdRng::seed_from_u64(2);
@@ -166,7 +166,7 @@ fn a_delta_of_weights_alone_runs_back_and_others_say_that_they_do_not() {
         let error = super::apply_reverse(&base, &delta, &ONE);
         assert!(share == 0.0 || matches!(error, Err(Error::WrongBase { .. })));
     }
-    // steps of any size over all classes, zero and the ends of the scale
+    // steps of any size over all buckets, zero and the ends of the scale
     for dtype in [Dtype::BF16, Dtype::F16, Dtype::I8, Dtype::F32, Dtype::F64, Dtype::F4] {
         let (base, other) = (noise(3, 80_000), noise(4, 80_000));
         let mut result = base.clone();
@@ -208,7 +208,7 @@ fn more_threads_and_other_instructions_make_the_same_bytes() {
     assert_eq!(super::apply_reverse(&result, &delta, &threads).unwrap(), base);
 }
 
-/// A frame of three batches of blocks and some weights more, of which a few change a little and one a lot.
+/// A frame of three batches of blocks and some more weights. A few change a little, one a lot.
 fn some_change<const W: usize>() -> (Vec<u8>, Vec<u8>) {
     let mut old = vec![];
     let mut new = vec![];
@@ -248,7 +248,7 @@ fn every_kind_of_instruction_makes_the_same_frame_and_follows_it_both_ways() {
                 ..coded.frame
             };
             assert!(forward(&mut bytes, &other).is_err(), "makes other bytes");
-            assert!(bytes == old, "{isa:?}: what did not hold was taken reverse");
+            assert!(bytes == old, "{isa:?}: a refused change was undone");
             let coded = (coded.frame, coded.payload, coded.reverse);
             assert_eq!(*first.get_or_insert_with(|| coded.clone()), coded, "{isa:?}");
         }
@@ -282,7 +282,7 @@ fn a_patch_is_written_again_and_taken_back_from_wherever_a_write_stopped() {
     let torn = [&new[..3000], &old[3000..]].concat();
     assert_eq!(patch.state("w", &torn).unwrap(), PatchState::Between);
     assert!(patch.write("w", &mut [0; 8]).is_err());
-    // a base of that root whose bytes are others
+    // a base with that root but other bytes
     let wrong = Patch::of(&result, base.root(), &delta, &ONE).unwrap_err();
     assert!(matches!(wrong, Error::Malformed(_)), "{wrong}");
 }
@@ -339,7 +339,7 @@ fn the_wrong_base_is_refused_by_name() {
     assert!(matches!(error, Error::WrongBase { expected, .. } if expected == sample().root()));
 }
 
-/// Two deltas that have every part between them: steps with a way back, planes, files.
+/// Two deltas that together have every part: steps with reverse data, planes, files.
 fn small() -> [(Checkpoint, Checkpoint); 2] {
     [lean(900), (sample(), changed())]
 }
@@ -371,7 +371,7 @@ fn a_flipped_byte_is_refused_or_changes_nothing_both_ways() {
                 if position < 136 + index_bytes {
                     assert!(forward.is_err(), "{position}");
                 }
-                // a frame may be coded in more than one way, and the way back is not looked at
+                // a frame can be coded in several ways, and reverse data is not read here
                 if let Ok(arrived) = forward {
                     assert_eq!(arrived, result, "{position}");
                 }
@@ -453,7 +453,7 @@ fn the_reader_in_python_makes_the_same_bytes_both_ways() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // without files, and nothing that its standard library cannot unpack
+    // no files, and nothing that Python's standard library cannot unpack
     let (mut base, mut result) = lean(9000);
     for (name, dtype) in [("f32", Dtype::F32), ("f4", Dtype::F4), ("f16", Dtype::F16)] {
         let (old, other) = (noise(1, 4000), noise(2, 4000));
@@ -472,7 +472,7 @@ fn the_reader_in_python_makes_the_same_bytes_both_ways() {
     std::fs::write(path("delta"), &delta).unwrap();
     let run = |from: &str, to: &str, direction: &[&str]| {
         std::fs::create_dir(path(to)).unwrap();
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/read_delta.py");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/read_delta.py");
         let file = |folder: &str| path(folder).join("model.safetensors");
         let mut command = Command::new("python3");
         command.arg(script).arg(file(from)).arg(path("delta")).arg(file(to));
@@ -481,5 +481,5 @@ fn the_reader_in_python_makes_the_same_bytes_both_ways() {
         Checkpoint::read_dir(&path(to)).unwrap()
     };
     assert_eq!(run("base", "result", &[]), result);
-    assert_eq!(run("result", "again", &["--reverse"]), base);
+    assert_eq!(run("result", "again", &["--back"]), base);
 }

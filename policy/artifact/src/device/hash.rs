@@ -22,7 +22,7 @@ pub(super) type Part<'a> = (&'a Arc<Memory>, Range<usize>);
 pub(super) struct Hashes {
     count: usize,
     long: Option<Long>,
-    /// Too short for the kernel: a is_sparse bytes, which are read. With their places among all.
+    /// Too short for the kernel: a few bytes, which are read. With their places among all.
     short: Vec<(usize, Arc<Memory>, Range<usize>)>,
 }
 

@@ -170,7 +170,7 @@ fn images(random: &mut StdRng, sizes: &[usize]) -> (Checkpoint, Checkpoint) {
     (base, result)
 }
 
-/// A is_sparse tensors of each width, one of them of more than a frame.
+/// A few tensors of each width, one of them of more than a frame.
 fn drawn(random: &mut StdRng) -> (Checkpoint, Checkpoint) {
     let mut sizes: Vec<usize> = (0..12).map(|_| random.random_range(0..3000)).collect();
     sizes[random.random_range(0..12)] = FRAME_WEIGHTS + random.random_range(0..1000);

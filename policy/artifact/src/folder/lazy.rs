@@ -1,4 +1,4 @@
-//! A model folder of which only what is asked for is read: one of many who share the work on a model larger than their memory.
+//! Reads parts of a model folder on demand, for machines that share a model larger than their memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,10 +15,10 @@ use crate::checkpoint::Error;
 use crate::memory;
 use crate::tensor::bytes_of;
 
-/// safetensors' own limit.
+/// The limit of safetensors.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Where every tensor of a folder lies, and the files beside the weights.
+/// The positions of a folder's tensors, and the files beside the weights.
 #[derive(Debug)]
 pub struct LazyFolder {
     folder: PathBuf,
@@ -27,7 +27,7 @@ pub struct LazyFolder {
     pub files: BTreeMap<String, Bytes>,
 }
 
-/// A tensor in a file of weights.
+/// The position of a tensor.
 #[derive(Debug, Clone)]
 struct Place {
     file: String,
@@ -38,8 +38,8 @@ struct Place {
 }
 
 impl LazyFolder {
-    /// Reads headers, the index and the files beside the weights. Refuses what [`Checkpoint::read_dir`](crate::checkpoint::Checkpoint::read_dir)
-    /// refuses, but for a folder that changes later.
+    /// Reads headers, the index and the files beside the weights. Refuses the same folders as
+    /// [`Checkpoint::read_dir`](crate::checkpoint::Checkpoint::read_dir), but does not notice later changes.
     pub fn open(folder: &Path) -> Result<Self, Error> {
         let index = read_if_there(&folder.join(INDEX))?;
         let single = folder.join(SINGLE).exists();
@@ -56,7 +56,7 @@ impl LazyFolder {
                 let index: Index = serde_json::from_slice(&index).map_err(|error| refuse(&path, error.to_string()))?;
                 let shards: BTreeSet<&String> = index.weight_map.values().collect();
                 for shard in shards {
-                    // a name that climbs out of the folder would read someone else's file
+                    // a name with a path in it could read files outside the folder
                     if Path::new(shard).file_name() != Some(shard.as_ref()) {
                         return Err(refuse(&path, format!("`{shard}` is not a file name")));
                     }
@@ -88,13 +88,13 @@ impl LazyFolder {
         })
     }
 
-    /// Name, dtype and shape of every tensor, by name.
+    /// Name, dtype and shape of every tensor, in name order.
     pub fn forms(&self) -> impl Iterator<Item = (&str, Dtype, &[usize])> {
         let tensors = self.tensors.iter();
         tensors.map(|(name, place)| (name.as_str(), place.dtype, place.shape.as_slice()))
     }
 
-    /// Some bytes of a tensor.
+    /// Reads a byte range of a tensor.
     pub fn read(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>, Error> {
         let place = self.tensors.get(name);
         let place = place.filter(|place| range.start <= range.end && range.end as u64 <= place.bytes);
@@ -108,7 +108,7 @@ impl LazyFolder {
     }
 }
 
-/// The tensors of one file of weights, from its header.
+/// The tensors of one file, from its header.
 fn places(folder: &Path, name: &str) -> Result<BTreeMap<String, Place>, Error> {
     let path = folder.join(name);
     let cut_off = |reason: String| refuse(&path, format!("{reason}: {STILL_WRITTEN}"));
@@ -151,17 +151,17 @@ mod tests {
     use crate::checkpoint::Checkpoint;
     use std::fs;
 
-    fn assert_same(folder: &Path, image: &Checkpoint) {
+    fn assert_same(folder: &Path, checkpoint: &Checkpoint) {
         let lazy = LazyFolder::open(folder).unwrap();
-        assert_eq!(lazy.files, image.files);
+        assert_eq!(lazy.files, checkpoint.files);
         let forms: Vec<_> = lazy
             .forms()
             .map(|(name, dtype, shape)| (name.to_owned(), dtype, shape.to_vec()))
             .collect();
-        let expected = image.tensors.iter();
+        let expected = checkpoint.tensors.iter();
         let expected = expected.map(|(name, tensor)| (name.clone(), tensor.dtype, tensor.shape.clone()));
         assert_eq!(forms, expected.collect::<Vec<_>>());
-        for (name, tensor) in &image.tensors {
+        for (name, tensor) in &checkpoint.tensors {
             let bytes = &tensor.bytes[..];
             for range in [0..bytes.len(), bytes.len() / 2..bytes.len(), 0..0] {
                 assert_eq!(lazy.read(name, range.clone()).unwrap(), bytes[range]);
@@ -173,11 +173,11 @@ mod tests {
 
     #[test]
     fn parts_of_a_folder_are_those_of_the_whole() {
-        let image = super::super::tests::model();
+        let checkpoint = super::super::tests::model();
         for shard_bytes_max in [u64::MAX, 13] {
             let folder = tempfile::tempdir().unwrap();
-            image.write_shards(folder.path(), shard_bytes_max).unwrap();
-            assert_same(folder.path(), &image);
+            checkpoint.write_shards(folder.path(), shard_bytes_max).unwrap();
+            assert_same(folder.path(), &checkpoint);
         }
     }
 

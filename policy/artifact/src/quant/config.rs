@@ -1,11 +1,11 @@
-//! `quantization_config` in `config.json`: put behind the first brace, so that every other byte of the file stays, whatever its
-//! numbers look like and in whichever order its fields are.
+//! Inserts `quantization_config` into `config.json`, after the first brace. Every other byte of the file
+//! stays, so number formats and field order do not change.
 
 use super::{Error, Spec};
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-/// `config.json` with what vLLM and `transformers` read of a copy.
+/// `config.json` with the fields that vLLM and `transformers` read.
 pub(super) fn with_quantisation(config: &[u8], spec: Spec, untouched: &[String]) -> Result<Bytes, Error> {
     let fields: Map<String, Value> =
         serde_json::from_slice(config).map_err(|_| Error::Config("is not a JSON object"))?;
@@ -22,7 +22,7 @@ pub(super) fn with_quantisation(config: &[u8], spec: Spec, untouched: &[String])
     Ok([head, put.as_bytes(), rest].concat().into())
 }
 
-/// Its value, written out: no formatter's habits are part of a spec.
+/// The value, written by hand so that no formatter becomes part of a spec.
 fn quantisation(spec: Spec, untouched: &[String]) -> String {
     let names: Vec<String> = untouched
         .iter()

@@ -13,7 +13,7 @@ pub(super) struct Matrix<'a> {
     pub columns: usize,
 }
 
-/// A tensor that the copy has in the place of a matrix.
+/// A tensor of the copy that replaces a matrix.
 pub(super) struct Place {
     pub name: String,
     pub dtype: Dtype,
@@ -27,8 +27,9 @@ impl Place {
     }
 }
 
-/// The linear projections of attention and of MLPs, those of experts among them: `….NAME_proj.weight` and
-/// `….kv_a_proj_with_mqa.weight`, in two dimensions, BF16 or F32. Embeddings, norms, heads and routers have other names.
+/// The linear projections of attention, MLPs and experts: `….NAME_proj.weight` and
+/// `….kv_a_proj_with_mqa.weight`, in two dimensions, BF16 or F32. Embeddings, norms, heads and routers
+/// have other names.
 pub(super) fn matrix<'a>(name: &'a str, tensor: &'a TensorData, spec: Spec) -> Option<Matrix<'a>> {
     let &[rows, columns] = tensor.shape.as_slice() else {
         return None;
@@ -49,8 +50,8 @@ pub(super) fn matrix<'a>(name: &'a str, tensor: &'a TensorData, spec: Spec) -> O
     })
 }
 
-/// The modules that an engine must not take for quantised ones: the head, whether it has weights of its own or not, and every
-/// matrix that stays.
+/// Modules that an engine must not treat as quantised: the head, even without weights of its own, and
+/// every matrix that is not quantised.
 pub(super) fn untouched(image: &Checkpoint, spec: Spec) -> Vec<String> {
     let stays = image
         .tensors
@@ -67,7 +68,7 @@ pub(super) fn untouched(image: &Checkpoint, spec: Spec) -> Vec<String> {
 }
 
 impl Matrix<'_> {
-    /// Where the codes go, and where the scales.
+    /// The tensors for codes and scales.
     pub fn places(&self, spec: Spec) -> [Place; 2] {
         let place = |suffix: &str, dtype, rows, columns| Place {
             name: format!("{}{suffix}", self.name),
@@ -90,7 +91,7 @@ impl Matrix<'_> {
         }
     }
 
-    /// The shape of the matrix, which compressed-tensors keeps as a tensor.
+    /// The shape of the matrix as a tensor, which compressed-tensors needs.
     pub fn shape_tensor(&self, spec: Spec) -> Option<(String, TensorData)> {
         let bytes: Vec<u8> = [self.rows, self.columns]
             .iter()

@@ -1,4 +1,4 @@
-//! The names of the specs. One that is here is never changed: another way to quantise has another name.
+//! The specs by name. A spec never changes: another arithmetic gets another name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,14 +15,16 @@ pub enum Spec {
     Int4,
 }
 
-/// No spec of that name.
+/// There is no spec of that name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no way to quantise that is known here; known are {known}", known = Spec::ALL.map(Spec::name).join(", "))]
+#[error("unknown quantisation spec `{0}`; known are {known}", known = Spec::ALL.map(Spec::name).join(", "))]
 pub struct Unknown(String);
 
 impl Spec {
+    /// Every spec.
     pub const ALL: [Spec; 2] = [Spec::Fp8, Spec::Int4];
 
+    /// The name in manifests and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Spec::Fp8 => "fp8-e4m3-b128.1",

@@ -429,9 +429,9 @@ proptest! {
             for (name, matrix) in &version.tensors {
                 let (rows, columns) = (matrix.shape[0], matrix.shape[1]);
                 let width = matrix.bytes.len() / rows / columns;
-                let weight = |at: usize| match &matrix.bytes[at * width..(at + 1) * width] {
-                    &[a, b] => f32::from_le_bytes([0, 0, a, b]),
-                    &[a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+                let weight = |at: usize| match matrix.bytes[at * width..(at + 1) * width] {
+                    [a, b] => f32::from_le_bytes([0, 0, a, b]),
+                    [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
                     _ => unreachable!("two or four bytes"),
                 };
                 let (high, wide) = match spec {

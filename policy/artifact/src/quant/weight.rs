@@ -1,4 +1,4 @@
-//! Weights as their bits in f32, of the dtypes that are quantised.
+//! Weights of the quantised dtypes as f32 bits.
 
 /// One weight in little-endian bytes.
 pub(super) trait Weight: Copy + PartialEq {
@@ -33,25 +33,26 @@ impl Weight for F32 {
 }
 
 const MAGNITUDE: u32 = 0x7fff_ffff;
-/// Everything from here on is infinite or not a number.
+/// From here on, bits are infinities and NaNs.
 const INFINITE: u32 = 0x7f80_0000;
-/// 2^-100. What is smaller counts as 0 where a scale is chosen, so that neither scales nor quotients that matter are subnormal,
-/// which processors may be set to take for 0.
+/// 2^-100. Smaller magnitudes count as 0 when a scale is chosen. So no relevant scale or quotient is
+/// subnormal, which processors may flush to 0.
 const SMALLEST: u32 = (127 - 100) << 23;
 
 /// A weight that is infinite or not a number.
 #[derive(Debug)]
 pub(super) struct NotFinite;
 
-/// The largest magnitude of some weights, as bits: 0 where there are none. Bits of magnitudes have the order of the numbers.
+/// The largest magnitude of some weights, as bits; 0 if there are none. Bits of magnitudes order like
+/// the numbers.
 #[inline]
 pub(super) fn largest<W: Weight>(weights: &[u8]) -> u32 {
     let magnitudes = weights.chunks_exact(W::BYTES).map(|weight| W::bits(weight) & MAGNITUDE);
-    // signed: there is an instruction for it everywhere
+    // signed, because every instruction set has that maximum
     magnitudes.fold(0i32, |most, bits| most.max(bits as i32)) as u32
 }
 
-/// What the largest magnitude is divided by to be `most`, so that a code stands for it; 1 where all weights count as 0.
+/// The scale that maps the largest magnitude to `most`. 1 if all weights count as 0.
 #[inline]
 pub(super) fn scale(largest: u32, most: f32) -> Result<f32, NotFinite> {
     match largest {

@@ -1,4 +1,4 @@
-//! What this machine gives at most, measured by loops that do nothing else.
+//! The limits of this machine, measured by loops that do nothing else.
 
 use artifact::isa::Isa;
 use artifact::threads::Threads;
@@ -7,9 +7,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 pub struct Limits {
-    /// All threads together, reading memory that no cache holds.
+    /// Read from memory outside the caches, by all threads together.
     pub bytes_per_second: f64,
-    /// Multiply-adds count as two.
+    /// Floating-point operations per second. A multiply-add counts as two.
     pub flops: f64,
 }
 
@@ -21,7 +21,7 @@ pub fn measure(compute: Compute, threads: usize) -> Limits {
     }
 }
 
-/// The best of five rounds, each the sum of what the threads do beside each other.
+/// The best of five rounds. Each is the sum over threads that run at the same time.
 fn best(threads: usize, work: impl Fn() -> f64 + Sync) -> f64 {
     let round = || {
         std::thread::scope(|scope| {
@@ -44,7 +44,7 @@ fn reading(values: &[u64]) -> f64 {
     (values.len() * 8) as f64 / started.elapsed().as_secs_f64()
 }
 
-/// A product whose every operand stays in the first cache: as near to the units' own speed as a chain of adds comes.
+/// A product whose operands stay in the L1 cache. It comes close to the speed of the arithmetic units.
 fn multiplying(compute: Compute) -> f64 {
     let (rows, inputs, outputs) = (12, 128, 32);
     let matrix = Matrix::pack(

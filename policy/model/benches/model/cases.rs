@@ -1,4 +1,4 @@
-//! What is measured of one model in one setting.
+//! The measurements of one model in one setting.
 
 use super::bounds::Limits;
 use super::libtorch::Plain;
@@ -9,11 +9,11 @@ use model::exact::{Arithmetic, Compute, ExactModel, KvCache};
 use std::time::Instant;
 use tch::{Kind, Tensor};
 
-/// A measurement lasts at least so long.
+/// The least duration of a measurement.
 const SECONDS_MIN: f64 = 0.3;
-/// Batches of decode, and steps of one measurement: enough for the clock, few enough for the larger model.
+/// Batch sizes of decode, and the steps of one call.
 const BATCHES: [(usize, usize); 4] = [(1, 16), (4, 8), (16, 4), (64, 2)];
-/// Rows of a training step, at most.
+/// The most rows of a training step.
 const TRAINED_MAX: usize = 512;
 
 pub struct Case<'a> {
@@ -25,12 +25,15 @@ pub struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// `context` tokens: a prompt of half of them, and what is decoded after it.
-    pub fn run(&self, image: &Checkpoint, context: usize) -> Result<Vec<Row>, Box<dyn std::error::Error>> {
+    /// Half of the `context` tokens are the prompt; decoding follows it.
+    pub fn run(&self, checkpoint: &Checkpoint, context: usize) -> Result<Vec<Row>, Box<dyn std::error::Error>> {
         autograd::set_threads(self.setting.threads as i32);
-        let model = ExactModel::with_arithmetic(image, &Arithmetic::new(self.setting.compute, self.setting.threads)?)?;
+        let model = ExactModel::with_arithmetic(
+            checkpoint,
+            &Arithmetic::new(self.setting.compute, self.setting.threads)?,
+        )?;
         let config = model.config().clone();
-        let fresh = TrainModel::from_checkpoint(image)?;
+        let fresh = TrainModel::from_checkpoint(checkpoint)?;
         let parameters = self.of_kind(fresh.parameters());
         let (slots, half) = (64, context / 2);
         let mut cache = KvCache::new(&model, slots, context);
@@ -85,7 +88,7 @@ impl Case<'_> {
                     steps * batch
                 },
             )?;
-            // each step reads every weight once, two bytes each, or multiplies each of them once per row
+            // A step reads every weight once, two bytes each, and multiplies it once per row.
             let read = limits.bytes_per_second / (2.0 * (body + logits)) * batch as f64;
             let multiply = limits.flops / (2.0 * (body + logits));
             let by = match read < multiply {
@@ -103,7 +106,7 @@ impl Case<'_> {
         Ok(rows)
     }
 
-    /// A step of gradients: forward, forward again, and twice as much back.
+    /// A training step: a forward pass, its recomputation, and a backward pass that costs two.
     fn training(
         &self,
         model: &ExactModel,
@@ -122,10 +125,10 @@ impl Case<'_> {
         let learning =
             TrainModel::from_parameters(config.clone(), require_grad(parameters))?.with_compute(self.setting.compute);
         let sequences: Vec<&[u32]> = vec![ids; count];
-        let asked: Vec<usize> = (0..count * length).filter(|row| row % length >= length - 16).collect();
+        let logit_rows: Vec<usize> = (0..count * length).filter(|row| row % length >= length - 16).collect();
         let wide: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
         let wide = Tensor::from_slice(&wide).unsqueeze(0).repeat([count as i64, 1]);
-        let picked: Vec<i64> = asked.iter().map(|&row| row as i64).collect();
+        let picked: Vec<i64> = logit_rows.iter().map(|&row| row as i64).collect();
         let picked = Tensor::from_slice(&picked);
         let loss = |logits: &Tensor| {
             let log_probabilities = logits.log_softmax(-1, Kind::Float);
@@ -134,7 +137,7 @@ impl Case<'_> {
         let speeds = in_turn(
             self.rounds.min(3),
             || {
-                let pass = model.score(&sequences, &asked, None)?;
+                let pass = model.score(&sequences, &logit_rows, None)?;
                 let hidden = autograd::leaf(&pass.hidden);
                 loss(&autograd::with_values(
                     learning.project(&hidden),
@@ -179,7 +182,7 @@ impl Case<'_> {
     }
 }
 
-/// Tokens a second of both, and the ratio.
+/// Tokens per second of both, and the ratio.
 #[derive(Clone, Copy)]
 struct Speeds {
     ours: f64,
@@ -187,7 +190,7 @@ struct Speeds {
     ratio: f64,
 }
 
-/// Rounds in turn, after one that warms up.
+/// Alternates rounds of both, after one round each to warm up.
 fn in_turn(
     rounds: usize,
     mut ours: impl FnMut() -> Result<usize, model::exact::Error>,

@@ -1,5 +1,5 @@
-//! The baseline: the same network in plain libtorch, f32 or bf16 throughout, with a cache of keys and values, as one would write it in PyTorch.
-//! Its sums are libtorch's, in whatever order it likes. Dense models without biases only: what the bench runs.
+//! The baseline: the same model in plain libtorch, in f32 or bf16 throughout, with a KV cache, as one
+//! would write it in PyTorch. Only dense models without biases.
 
 use model::autograd::Parameters;
 use model::config::ModelConfig;
@@ -32,7 +32,7 @@ struct Weights {
 }
 
 impl Plain {
-    /// `parameters` are of one kind, which is the kind of everything.
+    /// `parameters` must have one dtype. Everything is computed in it.
     pub fn new(config: &ModelConfig, parameters: &Parameters, slots: i64, context: i64) -> Self {
         let get = |name: &str| parameters[name].shallow_clone();
         let kind = get("model.norm.weight").kind();
@@ -81,7 +81,7 @@ impl Plain {
         }
     }
 
-    /// Logits after the last of `ids`, which go to the start of a slot.
+    /// Writes `ids` to the start of a slot. Returns the logits after the last one.
     pub fn prefill(&mut self, slot: i64, ids: &[u32]) -> Tensor {
         let ids = wide(ids).unsqueeze(0);
         let length = ids.size()[1];
@@ -98,7 +98,7 @@ impl Plain {
         self.project(&x.narrow(1, length - 1, 1))
     }
 
-    /// The same tokens in all of the first `slots` as in slot 0.
+    /// Copies slot 0 to the first `slots` slots.
     pub fn spread(&mut self, slots: i64) {
         for side in self.keys.iter().chain(&self.values) {
             for slot in 1..slots {
@@ -107,7 +107,7 @@ impl Plain {
         }
     }
 
-    /// One more token for the slots `0..tokens.len()`, which all hold `held` tokens.
+    /// Appends one token to each of the slots `0..tokens.len()`, which all hold `held` tokens.
     pub fn decode(&mut self, tokens: &[u32], held: i64) -> Tensor {
         let rows = tokens.len() as i64;
         let mut x = Tensor::embedding(&self.embedding, &wide(tokens).unsqueeze(1), -1, false, false);

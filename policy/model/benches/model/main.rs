@@ -1,9 +1,10 @@
-//! Tokens a second of the exact model, beside plain libtorch in the same process on the same weights, one after the other in
-//! turn: prefill, decode by batch size, and a training step; in f32, in bf16, and in f32 on two threads. `make bench-policy`.
+//! Tokens per second of the exact model and of plain libtorch, on the same weights in one process:
+//! prefill, decode by batch size, and a training step. In f32, bf16, and f32 on two threads. Run by
+//! `make bench-policy`.
 //!
-//! Each figure is the median of its rounds; the ratio is the median of the rounds' ratios, so that what slows the machine
-//! for a while slows both. Beside each stands what bounds it: the bytes of weights that a decode must read, or the
-//! multiply-adds of a prefill, at what this machine's memory and units give in a loop that does nothing else.
+//! Rounds of both alternate. Each figure is a median of rounds, and each ratio the median of the rounds'
+//! ratios, so that a slow phase of the machine affects both. Each row names its bound: the weight bytes
+//! that a decode must read, or the multiply-adds, at the limits that [`bounds`] measures.
 
 mod bounds;
 mod cases;
@@ -18,7 +19,7 @@ use std::path::Path;
 
 const ROUNDS: usize = 5;
 
-/// How both compute.
+/// The precision and threads of both.
 #[derive(Clone, Copy)]
 struct Setting {
     name: &'static str,
@@ -49,7 +50,7 @@ struct Row {
     folder: &'static str,
     setting: Setting,
     what: String,
-    /// Decode steps of one measurement.
+    /// Decode steps of one call; 0 for other rows.
     steps: usize,
     ours: f64,
     libtorch: f64,
@@ -59,7 +60,7 @@ struct Row {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let rounds = if std::env::args().any(|arg| arg == "--quick") {
         1
     } else {
@@ -68,14 +69,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let demo = Checkpoint::read_dir(&root.join("models/demo-base"))?;
     let big = random_checkpoint(&llama_100m(), 1);
     let out = root.join("target/bench");
-    // for whoever measures another engine on the same weights
+    // scripts/bench_transformers.py measures the same weights.
     big.write_dir(&out.join("llama-100m"))?;
     let mut rows = Vec::new();
     let mut machine = Vec::new();
     for setting in SETTINGS {
         let limits = bounds::measure(setting.compute, setting.threads);
         println!(
-            "{:?}, {}: this machine gives {:.1} GB/s to readers and {:.0} Gflop/s of multiply-adds",
+            "{:?}, {}: this machine reads {:.1} GB/s and computes {:.0} Gflop/s of multiply-adds",
             Isa::best(),
             setting.name,
             limits.bytes_per_second / 1e9,
@@ -84,7 +85,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         machine.push(serde_json::json!({
             "products": setting.name, "bytes_per_second": limits.bytes_per_second, "flops": limits.flops,
         }));
-        for (model, folder, image, context) in [
+        for (model, folder, checkpoint, context) in [
             ("demo, 5 M", "models/demo-base", &demo, 256),
             ("Llama, 100 M", "target/bench/llama-100m", &big, 512),
         ] {
@@ -95,7 +96,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 limits: &limits,
                 rounds,
             };
-            rows.extend(case.run(image, context)?);
+            rows.extend(case.run(checkpoint, context)?);
         }
     }
     println!(
@@ -132,7 +133,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// 12 layers of width 768, a vocabulary of 32,000, tied: 100 M weights.
+/// 12 layers of width 768 and a tied vocabulary of 32,000: 100 M weights.
 fn llama_100m() -> ModelConfig {
     ModelConfig {
         vocab_size: 32_000,

@@ -1,4 +1,4 @@
-//! The transformer's operations on tensors `[n, width]`, differentiable.
+//! The transformer's operations as differentiable operations on tensors `[n, width]`.
 
 use super::{Compute, TrainModel};
 use crate::config::{Experts, ModelConfig, Scoring};
@@ -6,7 +6,7 @@ use crate::router::{self, Routing};
 use crate::transformer::{Backend, Linear, Route};
 use tch::{Device, Kind, Tensor};
 
-/// cos and sin of every position, `[context, width/2]`: the model's own table.
+/// cos and sin of every position, `[context, width/2]`.
 #[derive(Debug)]
 pub(super) struct Rotary {
     cos: Tensor,
@@ -27,44 +27,46 @@ impl Rotary {
     }
 }
 
-/// One pass, or one layer of it.
+/// The state of one pass, or of one layer of it.
 #[derive(Debug)]
-pub(super) struct Torch<'a> {
+pub(super) struct TorchBackend<'a> {
     config: &'a ModelConfig,
     compute: Compute,
-    /// Of the sequences that lie one after the other.
+    /// The lengths of the sequences, which lie one after the other.
     lengths: &'a [i64],
-    /// `[n, 1, width/2]`.
+    /// cos and sin of every row, `[n, 1, width/2]`.
     cos: Tensor,
     sin: Tensor,
     pairs: i64,
-    asked: Option<&'a Tensor>,
+    /// The rows whose logits are needed. `None`: all.
+    logit_rows: Option<&'a Tensor>,
+    /// The experts to use instead of choosing.
     replay: Option<&'a Routing>,
 }
 
-impl<'a> Torch<'a> {
+impl<'a> TorchBackend<'a> {
     pub fn new(
-        network: &'a TrainModel,
+        model: &'a TrainModel,
         lengths: &'a [i64],
-        asked: Option<&'a Tensor>,
+        logit_rows: Option<&'a Tensor>,
         replay: Option<&'a Routing>,
     ) -> Self {
         let positions: Vec<i64> = lengths.iter().flat_map(|&n| 0..n).collect();
         let positions = Tensor::from_slice(&positions);
         let pick = |table: &Tensor| table.index_select(0, &positions).unsqueeze(1);
-        Torch {
-            config: &network.config,
-            compute: network.compute,
+        TorchBackend {
+            config: &model.config,
+            compute: model.compute,
             lengths,
-            cos: pick(&network.rotary.cos),
-            sin: pick(&network.rotary.sin),
-            pairs: network.rotary.pairs,
-            asked,
+            cos: pick(&model.rotary.cos),
+            sin: pick(&model.rotary.sin),
+            pairs: model.rotary.pairs,
+            logit_rows,
             replay,
         }
     }
 
-    /// x · wᵀ + b in f32. With [`Compute::Bf16`] both factors are rounded to bf16 first.
+    /// x · wᵀ + bias in f32. With [`Compute::Bf16`] both factors are rounded to bf16 first.
     pub fn product(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Tensor {
         match self.compute {
             Compute::F32 => x.linear(w, bias),
@@ -75,7 +77,7 @@ impl<'a> Torch<'a> {
         }
     }
 
-    /// Attention over sequences of one length, `[B, T, …]`.
+    /// Attention over sequences of equal length.
     fn attend_equal(&self, q: &Tensor, k: &Tensor, v: &Tensor, length: i64, window: Option<i64>) -> Tensor {
         let c = self.config;
         let heads = |x: &Tensor, heads: i64, width: i64| x.view([-1, length, heads, width]).transpose(1, 2);
@@ -100,9 +102,10 @@ impl<'a> Torch<'a> {
             .flatten(0, 1)
     }
 
+    /// [`Route::rows_of`] as tensors. `None`: no row uses the expert.
     fn rows_of(&self, route: &Route<Tensor>, expert: u32) -> Option<(Tensor, Tensor)> {
         let (rows, places): (Vec<i64>, Vec<i64>) = route
-            .of(expert)
+            .rows_of(expert)
             .into_iter()
             .map(|(row, place)| (row as i64, place as i64))
             .unzip();
@@ -110,7 +113,7 @@ impl<'a> Torch<'a> {
     }
 }
 
-impl Backend for Torch<'_> {
+impl Backend for TorchBackend<'_> {
     type Parameter = Tensor;
     type Rows = Tensor;
 
@@ -127,16 +130,16 @@ impl Backend for Torch<'_> {
     fn rotate(&self, x: Tensor, head: i64, from: i64) -> Tensor {
         let (rows, pairs) = (x.size()[0], self.pairs);
         let heads = x.view([rows, -1, head]);
-        let turning = heads.narrow(2, from, 2 * pairs);
+        let rotary = heads.narrow(2, from, 2 * pairs);
         let (a, b) = if self.config.rope.interleaved {
-            let beside = turning.reshape([rows, -1, pairs, 2]);
-            (beside.select(3, 0), beside.select(3, 1))
+            let pairs_of = rotary.reshape([rows, -1, pairs, 2]);
+            (pairs_of.select(3, 0), pairs_of.select(3, 1))
         } else {
-            (turning.narrow(2, 0, pairs), turning.narrow(2, pairs, pairs))
+            (rotary.narrow(2, 0, pairs), rotary.narrow(2, pairs, pairs))
         };
-        let turned = [&a * &self.cos - &b * &self.sin, &b * &self.cos + &a * &self.sin];
-        let still = heads.narrow(2, 0, from);
-        Tensor::cat(&[&still, &turned[0], &turned[1]], 2).view_as(&x)
+        let rotated = [&a * &self.cos - &b * &self.sin, &b * &self.cos + &a * &self.sin];
+        let unrotated = heads.narrow(2, 0, from);
+        Tensor::cat(&[&unrotated, &rotated[0], &rotated[1]], 2).view_as(&x)
     }
 
     fn attend(&mut self, layer: i64, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
@@ -181,8 +184,8 @@ impl Backend for Torch<'_> {
         Tensor::cat(&[&x.view([rows, groups, -1]), &shared], 2).flatten(1, 2)
     }
 
-    fn asked(&self, x: Tensor) -> Tensor {
-        match self.asked {
+    fn select_logit_rows(&self, x: Tensor) -> Tensor {
+        match self.logit_rows {
             Some(rows) => x.index_select(0, rows),
             None => x,
         }
@@ -195,9 +198,9 @@ impl Backend for Torch<'_> {
             Scoring::Sigmoid { .. } => logits.sigmoid(),
         };
         let recorded = self.replay.and_then(|replay| replay.of_layer(layer));
-        let chosen: Vec<u32> = match (recorded, self.asked) {
-            (Some(all), Some(asked)) if layer + 1 == self.config.num_hidden_layers => {
-                let rows: Vec<i64> = Vec::try_from(asked).unwrap_or_default();
+        let chosen: Vec<u32> = match (recorded, self.logit_rows) {
+            (Some(all), Some(logit_rows)) if layer + 1 == self.config.num_hidden_layers => {
+                let rows: Vec<i64> = Vec::try_from(logit_rows).unwrap_or_default();
                 let rows: Vec<usize> = rows.into_iter().map(|row| row as usize).collect();
                 router::pick(all, per_token, &rows)
             }

@@ -1,9 +1,9 @@
-//! Between an image (canonical bytes) and f32 tensors.
+//! Converts between checkpoints and f32 tensors, and creates new models.
 
 use super::{Error, Parameters};
 use crate::config::ModelConfig;
 use crate::exact;
-use crate::transformer::Transformer;
+use crate::transformer::{Transformer, writes_to_residual_stream};
 use artifact::checkpoint::Checkpoint;
 use artifact::tensor::TensorData;
 use bytes::Bytes;
@@ -13,39 +13,39 @@ use safetensors::Dtype;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
-/// Every parameter that the config names, as f32; a missing, misshapen or unexpected tensor is an error.
-pub(super) fn parameters(image: &Checkpoint, config: &ModelConfig) -> Result<Parameters, Error> {
+/// Every parameter of the config in f32. A missing or unexpected tensor, or a wrong shape, is an error.
+pub(super) fn parameters(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Parameters, Error> {
     let mut parameters = Parameters::new();
     for (name, shape) in config.parameter_shapes() {
-        let values = exact::to_f32(&name, exact::tensor(image, &name, &shape)?)?;
+        let values = exact::to_f32(&name, exact::tensor(checkpoint, &name, &shape)?)?;
         parameters.insert(name, Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?);
     }
-    exact::refuse_unexpected(image, config, &|name| parameters.contains_key(name))?;
+    exact::refuse_unexpected(checkpoint, config, &|name| parameters.contains_key(name))?;
     Ok(parameters)
 }
 
-/// The same tensors, by their place in the walk.
+/// The same tensors, arranged for the forward pass.
 pub(super) fn transformer(config: &ModelConfig, parameters: &Parameters) -> Result<Transformer<Tensor>, Error> {
     Transformer::build(config, &mut |name: &str, shape: &[i64]| match parameters.get(name) {
         Some(tensor) if tensor.size() == shape => Ok(tensor.shallow_clone()),
         other => Err(Error::Tensor {
             name: name.into(),
             why: match other {
-                Some(tensor) => format!("has shape {:?}, the config asks for {shape:?}", tensor.size()),
-                None => "missing from the parameters".into(),
+                Some(tensor) => format!("has shape {:?}, the config needs {shape:?}", tensor.size()),
+                None => "is missing from the parameters".into(),
             },
         }),
     })
 }
 
-/// The image that publishes `parameters`: each f32 value rounded to the template's dtype (to nearest, ties to even), the
-/// template's files kept. Tensors that `parameters` does not name are the template's.
+/// The template with the values of `parameters`, rounded to the template's dtypes (to nearest, ties
+/// to even). Files, and tensors that `parameters` does not name, are the template's.
 pub fn checkpoint_from_f32(template: &Checkpoint, parameters: &Parameters) -> Result<Checkpoint, Error> {
     let mut tensors = template.tensors.clone();
     for (name, tensor) in parameters {
         let old = tensors.get(name).ok_or_else(|| Error::Tensor {
             name: name.clone(),
-            why: "is not in the template image".into(),
+            why: "is not in the template".into(),
         })?;
         let values = Vec::<f32>::try_from(&tensor.detach().f_contiguous()?.f_view([-1i64])?)?;
         let rounded = exact::rounded(name, old, &values)?;
@@ -57,18 +57,19 @@ pub fn checkpoint_from_f32(template: &Checkpoint, parameters: &Parameters) -> Re
     })
 }
 
-/// A freshly initialised bf16 model: norms 1, biases 0, matrices N(0, 0.02), and those that write to the residual stream
-/// scaled by 1/√(2 · layers) (Radford et al. 2019). Holds `config.json` and no tokenizer. The same seed gives the same bytes.
+/// A new bf16 model, with `config.json` and without a tokenizer. The same seed gives the same bytes.
+///
+/// Norms are 1, biases 0 and matrices N(0, 0.02). Matrices that write to the residual stream are
+/// scaled by 1/√(2 · layers) (Radford et al. 2019).
 pub fn random_checkpoint(config: &ModelConfig, seed: u64) -> Checkpoint {
     let mut rng = StdRng::seed_from_u64(seed);
     let residual = 1.0 / (2.0 * config.num_hidden_layers as f64).sqrt();
     let mut tensors = BTreeMap::new();
     for (name, shape) in config.parameter_shapes() {
         let numel: i64 = shape.iter().product();
-        let scale = if name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") {
-            0.02 * residual
-        } else {
-            0.02
+        let scale = match writes_to_residual_stream(&name) {
+            true => 0.02 * residual,
+            false => 0.02,
         };
         let bytes: Vec<u8> = (0..numel)
             .flat_map(|_| {
@@ -93,19 +94,19 @@ pub fn random_checkpoint(config: &ModelConfig, seed: u64) -> Checkpoint {
     Checkpoint { tensors, files }
 }
 
-/// Standard normal by Box and Muller.
+/// A standard normal value (Box & Muller 1958).
 fn normal(rng: &mut StdRng) -> f64 {
     let u: f64 = 1.0 - rng.random::<f64>();
     let v: f64 = rng.random();
     (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
 }
 
-/// The same tensors, as leaves that gather gradients.
+/// Copies of all tensors, as f32 leaves that gather gradients.
 pub fn require_grad(parameters: &Parameters) -> Parameters {
     require_grad_of(parameters, |_| true)
 }
 
-/// The same tensors; those that `wanted` names are leaves that gather gradients.
+/// Copies of all tensors, as f32 leaves. Those for which `wanted` is true gather gradients.
 pub fn require_grad_of(parameters: &Parameters, wanted: impl Fn(&str) -> bool) -> Parameters {
     let leaf = |name: &String, t: &Tensor| t.to_kind(Kind::Float).copy().set_requires_grad(wanted(name));
     parameters

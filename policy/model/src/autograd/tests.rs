@@ -1,6 +1,7 @@
 use super::*;
 use crate::config::Family;
 use crate::exact::ExactModel;
+use crate::golden;
 use artifact::checkpoint::Checkpoint;
 
 fn config(qk_norm: bool) -> ModelConfig {
@@ -22,20 +23,15 @@ fn config(qk_norm: bool) -> ModelConfig {
 }
 
 /// Random weights large enough that the logits are far from uniform.
-fn image(config: &ModelConfig) -> Checkpoint {
-    let image = random_checkpoint(config, 3);
-    let network = TrainModel::from_checkpoint(&image).unwrap();
-    let scaled: Parameters = network
+fn checkpoint(config: &ModelConfig) -> Checkpoint {
+    let checkpoint = random_checkpoint(config, 3);
+    let train_model = TrainModel::from_checkpoint(&checkpoint).unwrap();
+    let scaled: Parameters = train_model
         .parameters()
         .iter()
         .map(|(n, t)| (n.clone(), if t.dim() == 2 { t * 8.0 } else { t.copy() }))
         .collect();
-    checkpoint_from_f32(&image, &scaled).unwrap()
-}
-
-fn golden(folder: &str) -> Checkpoint {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    Checkpoint::read_dir(&path.join(folder)).unwrap()
+    checkpoint_from_f32(&checkpoint, &scaled).unwrap()
 }
 
 fn ids(n: usize, vocabulary: u32) -> Vec<u32> {
@@ -53,73 +49,63 @@ fn close(a: &[f32], b: &[f32], tolerance: f32) {
     }
 }
 
-fn learning(image: &Checkpoint) -> TrainModel {
-    let fresh = TrainModel::from_checkpoint(image).unwrap();
+fn learning(checkpoint: &Checkpoint) -> TrainModel {
+    let fresh = TrainModel::from_checkpoint(checkpoint).unwrap();
     TrainModel::from_parameters(fresh.config().clone(), require_grad(fresh.parameters())).unwrap()
 }
 
-fn gradients(network: &TrainModel) -> BTreeMap<String, Vec<f32>> {
-    let with = network.parameters().iter().filter(|(_, p)| p.grad().defined());
+fn gradients(train_model: &TrainModel) -> BTreeMap<String, Vec<f32>> {
+    let with = train_model.parameters().iter().filter(|(_, p)| p.grad().defined());
     with.map(|(name, p)| (name.clone(), values(&p.grad()))).collect()
 }
 
-const GOLDEN: [&str; 7] = [
-    "llama",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "qwen3_moe",
-    "deepseek_v3",
-    "deepseek_v3_full_q",
-];
-
 #[test]
-fn tensors_compute_what_the_model_computes_up_to_the_rounding_of_f32() {
-    for folder in GOLDEN {
-        let image = golden(folder);
-        let (model, network) = (
-            ExactModel::from_checkpoint(&image).unwrap(),
-            TrainModel::from_checkpoint(&image).unwrap(),
+fn both_backends_agree_up_to_the_rounding_of_f32() {
+    for folder in golden::folders() {
+        let checkpoint = golden::checkpoint(&folder);
+        let (model, train_model) = (
+            ExactModel::from_checkpoint(&checkpoint).unwrap(),
+            TrainModel::from_checkpoint(&checkpoint).unwrap(),
         );
         let ids = ids(40, 96);
         let rows: Vec<usize> = (0..40).collect();
         let exact = model.score(&[&ids], &rows, None).unwrap().logits;
         let wide: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
-        let computed = network.logits(&Tensor::from_slice(&wide).unsqueeze(0));
+        let computed = train_model.logits(&Tensor::from_slice(&wide).unsqueeze(0));
         close(&values(&computed), exact.values(), 1e-4);
     }
 }
 
 #[test]
-fn going_back_layer_by_layer_gives_the_gradients_of_going_through_all_of_it_at_once() {
-    for folder in GOLDEN {
-        let image = golden(folder);
-        // two sequences of different lengths, and a few rows of them, the last one among them
+fn gradients_layer_by_layer_equal_those_of_one_graph() {
+    for folder in golden::folders() {
+        let checkpoint = golden::checkpoint(&folder);
+        // Two sequences of different lengths, and a few of their rows, including the last.
         let (a, b) = (ids(20, 96), ids(27, 89));
-        let asked = [3usize, 19, 20, 31, 46];
+        let logit_rows = [3usize, 19, 20, 31, 46];
         let loss = |logits: &Tensor| {
             let weights: Vec<f32> = (0..logits.numel()).map(|i| (i as f32 * 0.7).sin()).collect();
             (logits * Tensor::from_slice(&weights).view_as(logits)).sum(Kind::Float)
         };
-        let pass = ExactModel::from_checkpoint(&image)
+        let pass = ExactModel::from_checkpoint(&checkpoint)
             .unwrap()
-            .score(&[&a, &b], &asked, None)
+            .score(&[&a, &b], &logit_rows, None)
             .unwrap();
-        let stepwise = learning(&image);
+        let stepwise = learning(&checkpoint);
         let hidden = leaf(&pass.hidden);
         let logits = with_values(stepwise.project(&hidden), &tensor(&pass.logits));
         assert_eq!(values(&logits), pass.logits.values());
         loss(&logits).backward();
         stepwise.backward(&pass, hidden.grad());
 
-        let whole = learning(&image);
+        let whole = learning(&checkpoint);
         let rows = |ids: &[u32]| {
             let wide: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
             whole.logits(&Tensor::from_slice(&wide).unsqueeze(0)).squeeze_dim(0)
         };
         let all = Tensor::cat(&[rows(&a), rows(&b)], 0);
-        let asked: Vec<i64> = asked.iter().map(|&row| row as i64).collect();
-        loss(&all.index_select(0, &Tensor::from_slice(&asked))).backward();
+        let logit_rows: Vec<i64> = logit_rows.iter().map(|&row| row as i64).collect();
+        loss(&all.index_select(0, &Tensor::from_slice(&logit_rows))).backward();
 
         let (stepwise, whole) = (gradients(&stepwise), gradients(&whole));
         let zero = |values: &[f32]| values.iter().all(|v| *v == 0.0);
@@ -132,7 +118,7 @@ fn going_back_layer_by_layer_gives_the_gradients_of_going_through_all_of_it_at_o
                 None => assert!(zero(expected), "{folder}: {name} has no gradient"),
             }
         }
-        // the bias of DeepSeek's choice has none, as it should; everything that was walked over has one
+        // DeepSeek's choice bias has no gradient. Every parameter that was used has one.
         assert!(stepwise.keys().all(|name| !name.ends_with("e_score_correction_bias")));
         let moved = stepwise.values().filter(|values| !zero(values)).count();
         assert!(moved * 10 > whole.len() * 7, "{folder}: {moved} of {}", whole.len());
@@ -141,17 +127,17 @@ fn going_back_layer_by_layer_gives_the_gradients_of_going_through_all_of_it_at_o
 
 #[test]
 fn a_router_gets_a_gradient_through_the_weights_of_the_recorded_experts() {
-    let image = golden("qwen3_moe");
-    let model = ExactModel::from_checkpoint(&image).unwrap();
+    let checkpoint = golden::checkpoint("qwen3_moe");
+    let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
     let ids = ids(24, 96);
     let rows: Vec<usize> = (0..24).collect();
     let mut other = model.score(&[&ids], &rows, None).unwrap();
     let chosen = other.routing.of_layer(0).unwrap().to_vec();
-    // the same pass, gone back through with other experts: the gradient follows the recording
+    // The same pass with other recorded experts: the gradient follows the recording.
     let run = |pass: &crate::exact::Pass| {
-        let network = learning(&image);
-        network.backward(pass, Tensor::ones([24, 48], (Kind::Float, tch::Device::Cpu)));
-        gradients(&network)["model.layers.0.mlp.gate.weight"].clone()
+        let train_model = learning(&checkpoint);
+        train_model.backward(pass, Tensor::ones([24, 48], (Kind::Float, tch::Device::Cpu)));
+        gradients(&train_model)["model.layers.0.mlp.gate.weight"].clone()
     };
     let recorded = run(&other);
     assert!(recorded.iter().any(|g| *g != 0.0));
@@ -168,44 +154,44 @@ fn a_router_gets_a_gradient_through_the_weights_of_the_recorded_experts() {
 }
 
 #[test]
-fn what_follows_a_position_never_changes_it() {
-    let network = TrainModel::from_checkpoint(&image(&config(true))).unwrap();
+fn later_tokens_never_change_a_position() {
+    let train_model = TrainModel::from_checkpoint(&checkpoint(&config(true))).unwrap();
     let rows = |n: usize| {
         let wide: Vec<i64> = ids(n, 97).iter().map(|&i| i64::from(i)).collect();
-        values(&network.logits(&Tensor::from_slice(&wide).unsqueeze(0)))
+        values(&train_model.logits(&Tensor::from_slice(&wide).unsqueeze(0)))
     };
     let (short, long) = (rows(12), rows(40));
     close(&short, &long[..short.len()], 2e-4);
 }
 
 #[test]
-fn an_image_survives_the_way_through_f32_bit_for_bit() {
-    let image = image(&config(true));
-    let network = TrainModel::from_checkpoint(&image).unwrap();
-    let back = checkpoint_from_f32(&image, network.parameters()).unwrap();
-    assert_eq!(image.tensors, back.tensors);
+fn a_checkpoint_survives_a_round_trip_through_f32_bit_for_bit() {
+    let checkpoint = checkpoint(&config(true));
+    let train_model = TrainModel::from_checkpoint(&checkpoint).unwrap();
+    let back = checkpoint_from_f32(&checkpoint, train_model.parameters()).unwrap();
+    assert_eq!(checkpoint.tensors, back.tensors);
 }
 
 #[test]
 fn gradients_reach_every_parameter() {
-    let network = learning(&image(&config(true)));
+    let train_model = learning(&checkpoint(&config(true)));
     let wide: Vec<i64> = ids(16, 97).iter().map(|&i| i64::from(i)).collect();
     let x = Tensor::from_slice(&wide).unsqueeze(0);
-    let logits = network.logits(&x.narrow(1, 0, 15));
+    let logits = train_model.logits(&x.narrow(1, 0, 15));
     TrainModel::token_logprobs(&logits, &x.narrow(1, 1, 15), 1.0)
         .sum(Kind::Float)
         .backward();
-    for (name, tensor) in network.parameters() {
+    for (name, tensor) in train_model.parameters() {
         let norm = tensor.grad().norm().double_value(&[]);
         assert!(norm > 0.0 && norm.is_finite(), "{name}: gradient norm {norm}");
     }
 }
 
 #[test]
-fn parameters_that_do_not_fit_are_refused_by_name() {
-    let mut image = image(&config(true));
-    image.tensors.remove("model.norm.weight");
-    let error = TrainModel::from_checkpoint(&image).unwrap_err().to_string();
+fn missing_parameters_are_refused_by_name() {
+    let mut checkpoint = checkpoint(&config(true));
+    checkpoint.tensors.remove("model.norm.weight");
+    let error = TrainModel::from_checkpoint(&checkpoint).unwrap_err().to_string();
     assert!(error.contains("model.norm.weight"), "{error}");
     let fresh = random_checkpoint(&config(false), 1);
     let parameters = TrainModel::from_checkpoint(&fresh)

@@ -1,5 +1,6 @@
-//! From `config.json`, in the spelling of `transformers` 4 or 5.
+//! Reads `config.json` as `transformers` 4 and 5 write it.
 
+use super::family::{AttentionBias, ExpertFields, Window};
 use super::{Error, Experts, Family, Latent, ModelConfig, Rope, Scoring};
 use serde_json::Value;
 
@@ -7,16 +8,19 @@ impl ModelConfig {
     /// Reads the bytes of a `config.json`.
     pub fn from_json(bytes: &[u8]) -> Result<Self, Error> {
         let json: Value = serde_json::from_slice(bytes)?;
-        let family = family(&json)?;
+        let family = Family::of(json["model_type"].as_str().ok_or(Error::Missing("model_type"))?)?;
+        let conventions = family.conventions();
         refuse_unless(&json, "hidden_act", "silu", |v| v == "silu")?;
-        let latent = match family {
-            Family::DeepseekV3 => Some(latent(&json)?),
-            _ => None,
-        };
+        let latent = conventions.latent.then(|| latent(&json)).transpose()?;
         let hidden_size = int(&json, "hidden_size")?;
         let num_hidden_layers = int(&json, "num_hidden_layers")?;
         let num_attention_heads = int(&json, "num_attention_heads")?;
-        let bias = flag(&json, "attention_bias", false)?;
+        let configured = flag(&json, "attention_bias", false)?;
+        let (qkv_bias, output_bias) = match conventions.attention_bias {
+            AttentionBias::Configured => (configured, configured),
+            AttentionBias::QueryKeyValue => (true, false),
+            AttentionBias::Never => (false, false),
+        };
         let max_position_embeddings = int(&json, "max_position_embeddings")?;
         let config = ModelConfig {
             family,
@@ -31,19 +35,18 @@ impl ModelConfig {
                 None => int_or(&json, "head_dim", hidden_size / num_attention_heads)?,
             },
             rms_norm_eps: json["rms_norm_eps"].as_f64().ok_or(Error::Missing("rms_norm_eps"))?,
-            rope: Rope::from_json(&json, family, max_position_embeddings)?,
+            rope: Rope::from_json(&json, conventions.interleaved_rope, max_position_embeddings)?,
             max_position_embeddings,
             tie_word_embeddings: flag(&json, "tie_word_embeddings", false)?,
-            qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
-            // Qwen2 has these biases without saying so, Mistral never has any
-            qkv_bias: family == Family::Qwen2 || (bias && family != Family::Mistral),
-            output_bias: bias && !matches!(family, Family::Qwen2 | Family::Mistral),
-            mlp_bias: family == Family::Llama && flag(&json, "mlp_bias", false)?,
-            windows: windows(&json, family, num_hidden_layers)?,
-            experts: match family {
-                Family::Qwen3Moe => Some(qwen3_experts(&json, num_hidden_layers)?),
-                Family::DeepseekV3 => Some(deepseek_experts(&json, num_hidden_layers)?),
-                _ => None,
+            qk_norm: conventions.qk_norm,
+            qkv_bias,
+            output_bias,
+            mlp_bias: conventions.mlp_bias && flag(&json, "mlp_bias", false)?,
+            windows: windows(&json, &conventions.window, num_hidden_layers)?,
+            experts: match conventions.experts {
+                Some(ExpertFields::Qwen3) => Some(qwen3_experts(&json, num_hidden_layers)?),
+                Some(ExpertFields::Deepseek) => Some(deepseek_experts(&json, num_hidden_layers)?),
+                None => None,
             },
             latent,
         };
@@ -60,20 +63,14 @@ impl ModelConfig {
             ));
         }
         if self.rotary_dim() % 2 != 0 {
-            let field = if self.latent.is_some() {
-                "qk_rope_head_dim"
-            } else {
-                "head_dim"
-            };
-            return refuse(format!(
-                "`{field}` {} is odd; rotary positions need pairs",
-                self.rotary_dim()
-            ));
+            let field = self.latent.as_ref().map_or("head_dim", |_| "qk_rope_head_dim");
+            let width = self.rotary_dim();
+            return refuse(format!("`{field}` {width} is odd; rotary positions need pairs"));
         }
         let Some(experts) = &self.experts else { return Ok(()) };
         if experts.per_token > experts.count {
             return refuse(format!(
-                "`num_experts_per_tok` {} is more than the {} experts that there are",
+                "`num_experts_per_tok` {} exceeds the number of experts, {}",
                 experts.per_token, experts.count
             ));
         }
@@ -83,7 +80,7 @@ impl ModelConfig {
         {
             if experts.count % groups != 0 || groups_kept > groups {
                 return refuse(format!(
-                    "`n_group` {groups} does not divide `n_routed_experts` {}, or is less than `topk_group` {groups_kept}",
+                    "`n_group` {groups} must divide `n_routed_experts` {} and be at least `topk_group` {groups_kept}",
                     experts.count
                 ));
             }
@@ -96,24 +93,6 @@ impl ModelConfig {
         }
         Ok(())
     }
-}
-
-fn family(json: &Value) -> Result<Family, Error> {
-    Ok(match json["model_type"].as_str().ok_or(Error::Missing("model_type"))? {
-        "llama" => Family::Llama,
-        "mistral" => Family::Mistral,
-        "qwen2" => Family::Qwen2,
-        "qwen3" => Family::Qwen3,
-        "qwen3_moe" => Family::Qwen3Moe,
-        "deepseek_v3" | "kimi_k2" => Family::DeepseekV3,
-        other => {
-            return Err(Error::Unsupported {
-                field: "model_type",
-                value: other.into(),
-                supported: "llama, mistral, qwen2, qwen3, qwen3_moe, deepseek_v3, kimi_k2",
-            });
-        }
-    })
 }
 
 fn latent(json: &Value) -> Result<Latent, Error> {
@@ -129,13 +108,12 @@ fn latent(json: &Value) -> Result<Latent, Error> {
     })
 }
 
-/// Mistral's window is every layer's. Qwen's are those of `layer_types`, or from `max_window_layers` on, where
-/// `use_sliding_window` is set.
-fn windows(json: &Value, family: Family, layers: i64) -> Result<Vec<Option<i64>>, Error> {
-    let used = match family {
-        Family::Mistral => true,
-        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => flag(json, "use_sliding_window", false)?,
-        Family::Llama | Family::DeepseekV3 => {
+/// The window of each layer, from `layer_types` or the family's convention. Empty: no layer has one.
+fn windows(json: &Value, convention: &Window, layers: i64) -> Result<Vec<Option<i64>>, Error> {
+    let used = match convention {
+        Window::EveryLayer => true,
+        Window::EveryLayerIfEnabled | Window::UpperLayersIfEnabled => flag(json, "use_sliding_window", false)?,
+        Window::Refused => {
             refuse_unless(json, "sliding_window", "null", Value::is_null)?;
             false
         }
@@ -158,14 +136,13 @@ fn windows(json: &Value, family: Family, layers: i64) -> Result<Vec<Option<i64>>
             _ => Err(Error::Unsupported {
                 field: "layer_types",
                 value: kind.to_string(),
-                supported: "full_attention, sliding_attention",
+                supported: "full_attention, sliding_attention".into(),
             }),
         };
         return types.iter().map(one).collect();
     }
-    // Qwen3-MoE slides in every layer; Qwen2 and Qwen3 from a layer on
-    let first = match family {
-        Family::Qwen2 | Family::Qwen3 => int_or(json, "max_window_layers", 28)?,
+    let first = match convention {
+        Window::UpperLayersIfEnabled => int_or(json, "max_window_layers", 28)?,
         _ => 0,
     };
     Ok((0..layers).map(|layer| (layer >= first).then_some(window)).collect())
@@ -210,6 +187,7 @@ fn deepseek_experts(json: &Value, layers: i64) -> Result<Experts, Error> {
     })
 }
 
+/// A positive number.
 fn int(json: &Value, field: &'static str) -> Result<i64, Error> {
     match json[field].as_i64() {
         Some(n) if n > 0 => Ok(n),
@@ -219,17 +197,11 @@ fn int(json: &Value, field: &'static str) -> Result<i64, Error> {
 
 /// A field that transformers 4 and 5 spell differently.
 fn either(json: &Value, old: &'static str, new: &'static str) -> Result<i64, Error> {
-    int(
-        json,
-        if json[old].is_null() && !json[new].is_null() {
-            new
-        } else {
-            old
-        },
-    )
+    let renamed = json[old].is_null() && !json[new].is_null();
+    int(json, if renamed { new } else { old })
 }
 
-/// A positive number, or what its absence (or null) means.
+/// A positive number. A missing or null field means `absent`.
 fn int_or(json: &Value, field: &'static str, absent: i64) -> Result<i64, Error> {
     if json[field].is_null() {
         Ok(absent)
@@ -258,6 +230,6 @@ fn refuse_unless(
     Err(Error::Unsupported {
         field,
         value: value.to_string(),
-        supported,
+        supported: supported.into(),
     })
 }

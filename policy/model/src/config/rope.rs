@@ -1,6 +1,6 @@
-//! Rotary positions: at which speed each pair of values turns, and the ways to stretch a short context into a long one.
+//! Rotary positions: the frequency of each pair of values, and the scalings for longer contexts.
 
-use super::{Error, Family};
+use super::Error;
 use serde_json::Value;
 
 /// Rotary position embedding (Su et al. 2021).
@@ -8,8 +8,8 @@ use serde_json::Value;
 pub struct Rope {
     pub theta: f64,
     pub scaling: Scaling,
-    /// Pairs lie beside each other, (0, 1), (2, 3), …, and not half a head apart; what comes out is half a head apart either
-    /// way (DeepSeek).
+    /// Input pairs are adjacent, (0, 1), (2, 3), …, instead of half a head apart (DeepSeek).
+    /// Outputs are half a head apart in both layouts.
     pub interleaved: bool,
 }
 
@@ -28,9 +28,10 @@ impl Default for Rope {
 pub enum Scaling {
     /// `default`.
     None,
-    /// `linear`: positions divided by a factor (Chen et al. 2023).
+    /// `linear`: positions are divided by a factor (Chen et al. 2023).
     Linear { factor: f64 },
-    /// `llama3`: slow pairs divided by a factor, fast ones kept, those between blended (Llama 3.1).
+    /// `llama3`: low frequencies are divided by a factor, high ones stay, and those between are
+    /// blended (Llama 3.1).
     Llama3 {
         factor: f64,
         low_freq_factor: f64,
@@ -43,18 +44,18 @@ pub enum Scaling {
         beta_fast: f64,
         beta_slow: f64,
         original_context: f64,
-        /// Round the ends of the blend outwards to whole pairs.
+        /// Round the ends of the blended range outwards to whole pairs.
         truncate: bool,
-        /// What cos and sin are multiplied by.
+        /// Factor of cos and sin.
         attention_factor: f64,
-        /// What DeepSeek multiplies its scores by.
-        score_stretch: f64,
+        /// Factor of the attention scores in DeepSeek models.
+        score_scale: f64,
     },
 }
 
 impl Rope {
-    pub(super) fn from_json(json: &Value, family: Family, context: i64) -> Result<Self, Error> {
-        // transformers 5 moved theta and the scaling into one object
+    pub(super) fn from_json(json: &Value, interleaved: bool, context: i64) -> Result<Self, Error> {
+        // transformers 5 moved theta and the scaling into one object.
         let (prefix, object) = match (&json["rope_parameters"], &json["rope_scaling"]) {
             (Value::Null, old) => ("rope_scaling", old),
             (new, _) => ("rope_parameters", new),
@@ -71,11 +72,11 @@ impl Rope {
             return Err(Error::Unsupported {
                 field: "partial_rotary_factor",
                 value: value.to_string(),
-                supported: "1.0",
+                supported: "1.0".into(),
             });
         }
-        let kind = [&object["rope_type"], &object["type"]];
-        let kind = kind
+        let kinds = [&object["rope_type"], &object["type"]];
+        let kind = kinds
             .into_iter()
             .find(|kind| !kind.is_null())
             .cloned()
@@ -97,8 +98,8 @@ impl Rope {
             _ => return Err(unsupported(prefix, &kind)),
         };
         let interleaved = match &json["rope_interleave"] {
-            Value::Null => family == Family::DeepseekV3,
-            value => value.as_bool().ok_or(Error::Missing("rope_interleave"))? && family == Family::DeepseekV3,
+            Value::Null => interleaved,
+            value => value.as_bool().ok_or(Error::Missing("rope_interleave"))? && interleaved,
         };
         Ok(Rope {
             theta,
@@ -107,33 +108,34 @@ impl Rope {
         })
     }
 
-    /// cos and sin of every position below `context`, `[context, width/2]` each. The angles are f32 products of f32 values,
-    /// as in `transformers`, where they were trained.
+    /// cos and sin of every position below `context`, `[context, width/2]` each.
+    ///
+    /// Angles are f32 products of f32 values, because models were trained with those.
     pub fn table(&self, width: i64, context: i64) -> (Vec<f32>, Vec<f32>) {
-        let speeds = self.speeds(width);
-        let stretch = match self.scaling {
+        let inv_freq = self.inv_freq(width);
+        let factor = match self.scaling {
             Scaling::Yarn { attention_factor, .. } => attention_factor as f32,
             _ => 1.0,
         };
-        let angles = (0..context).flat_map(|position| speeds.iter().map(move |speed| position as f32 * speed));
+        let angles = (0..context).flat_map(|position| inv_freq.iter().map(move |freq| position as f32 * freq));
         angles
             .map(|angle| {
                 let (sin, cos) = f64::from(angle).sin_cos();
-                (cos as f32 * stretch, sin as f32 * stretch)
+                (cos as f32 * factor, sin as f32 * factor)
             })
             .unzip()
     }
 
-    /// What DeepSeek multiplies its scores by; 1 without yarn.
-    pub fn score_stretch(&self) -> f64 {
+    /// Factor of the attention scores in DeepSeek models; 1 without yarn.
+    pub fn score_scale(&self) -> f64 {
         match self.scaling {
-            Scaling::Yarn { score_stretch, .. } => score_stretch,
+            Scaling::Yarn { score_scale, .. } => score_scale,
             _ => 1.0,
         }
     }
 
-    /// Radians per position of each pair.
-    fn speeds(&self, width: i64) -> Vec<f32> {
+    /// Radians per position of each pair, `[width/2]`.
+    fn inv_freq(&self, width: i64) -> Vec<f32> {
         let pairs = 0..width / 2;
         let period = |pair: i64| self.theta.powf(f64::from(2.0 * pair as f32 / width as f32)) as f32;
         let plain = |pair: i64| 1.0 / period(pair);
@@ -147,10 +149,10 @@ impl Rope {
                 original_context,
             } => pairs
                 .map(|pair| {
-                    let speed = f64::from(plain(pair));
-                    let turns = original_context * speed / std::f64::consts::TAU;
+                    let freq = f64::from(plain(pair));
+                    let turns = original_context * freq / std::f64::consts::TAU;
                     let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-                    ((1.0 - kept) * speed / factor + kept * speed) as f32
+                    ((1.0 - kept) * freq / factor + kept * freq) as f32
                 })
                 .collect(),
             Scaling::Yarn {
@@ -161,7 +163,7 @@ impl Rope {
                 truncate,
                 ..
             } => {
-                // the pair that turns so many times over the original context
+                // The pair that makes this many turns over the original context.
                 let pair_of = |turns: f64| {
                     width as f64 * (original_context / (turns * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
                 };
@@ -193,20 +195,17 @@ fn yarn(object: &Value, context: f64) -> Result<Scaling, Error> {
     let original_context =
         number("original_max_position_embeddings")?.ok_or(Error::Missing("original_max_position_embeddings"))?;
     let factor = number("factor")?.unwrap_or(context / original_context);
-    let stretch = |scale: f64| {
-        if factor <= 1.0 {
-            1.0
-        } else {
-            0.1 * scale * factor.ln() + 1.0
-        }
+    let mscale_of = |scale: f64| match factor <= 1.0 {
+        true => 1.0,
+        false => 0.1 * scale * factor.ln() + 1.0,
     };
-    // 0 counts as absent
+    // 0 counts as absent.
     let scale = |field: &'static str| Ok::<_, Error>(number(field)?.filter(|&scale| scale != 0.0));
     let (mscale, all_dim) = (scale("mscale")?, scale("mscale_all_dim")?);
     let attention_factor = match (number("attention_factor")?, mscale, all_dim) {
         (Some(factor), _, _) => factor,
-        (None, Some(mscale), Some(all_dim)) => stretch(mscale) / stretch(all_dim),
-        _ => stretch(1.0),
+        (None, Some(mscale), Some(all_dim)) => mscale_of(mscale) / mscale_of(all_dim),
+        _ => mscale_of(1.0),
     };
     Ok(Scaling::Yarn {
         factor,
@@ -215,7 +214,7 @@ fn yarn(object: &Value, context: f64) -> Result<Scaling, Error> {
         original_context,
         truncate: object["truncate"].as_bool().unwrap_or(true),
         attention_factor,
-        score_stretch: all_dim.map_or(1.0, |all_dim| stretch(all_dim).powi(2)),
+        score_scale: all_dim.map_or(1.0, |all_dim| mscale_of(all_dim).powi(2)),
     })
 }
 
@@ -223,6 +222,6 @@ fn unsupported(field: &'static str, value: &Value) -> Error {
     Error::Unsupported {
         field,
         value: value.to_string(),
-        supported: "an object whose rope_type is default, linear, llama3 or yarn",
+        supported: "an object whose rope_type is default, linear, llama3 or yarn".into(),
     }
 }

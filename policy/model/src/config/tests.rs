@@ -1,7 +1,7 @@
 use super::rope::Scaling;
 use super::*;
+use crate::golden;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
 
 fn tiny() -> ModelConfig {
     ModelConfig {
@@ -21,20 +21,17 @@ fn tiny() -> ModelConfig {
     }
 }
 
-fn golden(folder: &str, file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/golden")
-        .join(folder)
-        .join(file)
+fn bytes(folder: &str, file: &str) -> Vec<u8> {
+    std::fs::read(golden::path(folder).join(file)).unwrap()
 }
 
 fn read(folder: &str, file: &str) -> ModelConfig {
-    ModelConfig::from_json(&std::fs::read(golden(folder, file)).unwrap()).unwrap()
+    ModelConfig::from_json(&bytes(folder, file)).unwrap()
 }
 
-/// The error that a field's other value is refused with.
+/// The error for another value of a field.
 fn refused(folder: &str, field: &str, value: Value) -> String {
-    let mut json: Value = serde_json::from_slice(&std::fs::read(golden(folder, "config.v4.json")).unwrap()).unwrap();
+    let mut json: Value = serde_json::from_slice(&bytes(folder, "config.v4.json")).unwrap();
     json[field] = value;
     match ModelConfig::from_json(json.to_string().as_bytes()) {
         Ok(_) => panic!("{folder} with another {field} is accepted"),
@@ -43,21 +40,13 @@ fn refused(folder: &str, field: &str, value: Value) -> String {
 }
 
 #[test]
-fn both_spellings_say_the_same_and_what_is_written_is_read_back() {
-    for folder in [
-        "llama",
-        "qwen2",
-        "qwen3",
-        "mistral",
-        "qwen3_moe",
-        "deepseek_v3",
-        "deepseek_v3_full_q",
-    ] {
-        let config = read(folder, "config.json");
-        assert_eq!(read(folder, "config.v4.json"), config, "{folder}");
+fn both_spellings_give_one_config_that_survives_a_round_trip() {
+    for folder in golden::folders() {
+        let config = read(&folder, "config.json");
+        assert_eq!(read(&folder, "config.v4.json"), config, "{folder}");
         let mut back = ModelConfig::from_json(config.to_json().as_bytes()).unwrap();
-        // the stretch of yarn goes through a logarithm and back
-        if let (Scaling::Yarn { score_stretch: a, .. }, Scaling::Yarn { score_stretch: b, .. }) =
+        // The scale goes through a logarithm and back.
+        if let (Scaling::Yarn { score_scale: a, .. }, Scaling::Yarn { score_scale: b, .. }) =
             (&mut back.rope.scaling, &config.rope.scaling)
         {
             assert!((*a - b).abs() < 1e-12);
@@ -69,7 +58,7 @@ fn both_spellings_say_the_same_and_what_is_written_is_read_back() {
 }
 
 #[test]
-fn what_is_not_computed_here_is_refused_by_name() {
+fn unsupported_fields_are_refused_by_name() {
     for (folder, field, value) in [
         ("llama", "hidden_act", json!("gelu")),
         ("llama", "model_type", json!("gpt2")),
@@ -107,7 +96,7 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn windows_are_those_of_the_layers_that_have_one() {
+fn each_layer_has_the_window_that_its_config_gives_it() {
     assert_eq!(read("mistral", "config.json").windows, [Some(12), Some(12)]);
     assert!(read("mistral", "config.full.json").windows.is_empty());
     let mixed = read("qwen2", "config.sliding.json");

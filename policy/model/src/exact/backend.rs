@@ -1,15 +1,15 @@
-//! The transformer's operations on the exact kernels.
+//! The transformer's operations, computed by the exact kernels.
 
 use super::cache::KvCache;
 use super::{ExactModel, Machine, Parameter};
 use crate::config::{Experts, ModelConfig, Scoring};
-use crate::kernel::{self, Keys, Queries, Vector};
+use crate::kernel::{self, KvHead, Queries, Vector};
 use crate::router::{self, Mismatch, Routing};
 use crate::transformer::{Backend, Linear, Route};
 use artifact::isa::Isa;
 use artifact::threads::Threads;
 
-/// Rows of f32 values, one after the other.
+/// Rows of f32 values, `[len, width]`, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
     width: usize,
@@ -25,7 +25,7 @@ impl Rows {
     }
 
     /// # Panics
-    /// When `values` are not whole rows.
+    /// If `values` are not whole rows.
     pub fn from_values(width: usize, values: Vec<f32>) -> Self {
         assert!(
             width > 0 && values.len().is_multiple_of(width),
@@ -46,7 +46,7 @@ impl Rows {
         self.values.is_empty()
     }
 
-    /// All rows, one after the other.
+    /// All values, row-major.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
@@ -93,13 +93,13 @@ impl Rotary {
     }
 }
 
-/// Consecutive rows that are consecutive positions of one sequence.
+/// Rows of a pass that are consecutive positions of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     slot: usize,
-    /// The first of its rows, of all in the pass.
+    /// The first row, counted over the whole pass.
     row: usize,
-    /// Position of that.
+    /// The position of that row in the sequence.
     from: usize,
     count: usize,
 }
@@ -110,81 +110,87 @@ impl Segment {
         let row = before.map_or(0, |before| before.row + before.count);
         Segment { slot, row, from, count }
     }
+
+    pub fn last_row(&self) -> usize {
+        self.row + self.count - 1
+    }
 }
 
-/// Where keys and values go.
+/// Where a pass stores keys and values.
 #[derive(Debug)]
-pub(super) enum Store<'a> {
+pub(super) enum KvStorage<'a> {
     Cache(&'a mut KvCache),
-    /// One layer's of one sequence: overwritten by the next.
-    Scratch(Vec<Keys>),
+    /// Room for one layer of one sequence. The next sequence overwrites it.
+    Scratch(Vec<KvHead>),
 }
 
-impl Store<'_> {
-    fn heads_mut(&mut self, segment: &Segment, layer: i64) -> &mut [Keys] {
+impl KvStorage<'_> {
+    fn heads_mut(&mut self, segment: &Segment, layer: i64) -> &mut [KvHead] {
         match self {
-            Store::Cache(cache) => cache.heads_mut(segment.slot, layer as usize),
-            Store::Scratch(heads) => heads,
+            KvStorage::Cache(cache) => cache.heads_mut(segment.slot, layer as usize),
+            KvStorage::Scratch(heads) => heads,
         }
     }
 
-    fn heads(&self, segment: &Segment, layer: i64) -> &[Keys] {
+    fn heads(&self, segment: &Segment, layer: i64) -> &[KvHead] {
         match self {
-            Store::Cache(cache) => cache.heads(segment.slot, layer as usize),
-            Store::Scratch(heads) => heads,
+            KvStorage::Cache(cache) => cache.heads(segment.slot, layer as usize),
+            KvStorage::Scratch(heads) => heads,
         }
     }
 }
 
-/// Work of an exponential, in multiply-adds.
+/// The cost of an exponential, in multiply-adds.
 const EXP_WORK: usize = 32;
-/// Queries of one part, where attention is shared among threads: the late ones look at more than the early ones.
+/// Queries per job when threads share attention. Late queries cost more than early ones, so jobs are
+/// small.
 const QUERIES: usize = 32;
 
-/// Queries that one thread answers, and where their results go.
-struct Part<'a> {
-    keys: &'a Keys,
+/// Attention of some queries to one key-value head, and the result's place in the output.
+struct Job<'a> {
+    kv: &'a KvHead,
     queries: Queries<'a>,
     row: usize,
     column: usize,
     values: Vec<f32>,
 }
 
-/// One pass.
+/// The state of one pass.
 #[derive(Debug)]
-pub(super) struct Exact<'a> {
+pub(super) struct ExactBackend<'a> {
     config: &'a ModelConfig,
     rotary: &'a Rotary,
     isa: Isa,
     threads: &'a Threads,
-    store: Store<'a>,
+    store: KvStorage<'a>,
     segments: Vec<Segment>,
-    /// Rows that the last layer's results are wanted of.
-    asked: Vec<usize>,
+    /// The rows whose logits are needed.
+    logit_rows: Vec<usize>,
+    /// The experts to use instead of choosing.
     replay: Option<&'a Routing>,
-    /// Layers replayed.
+    /// Layers of `replay` used so far.
     replayed: usize,
     routing: Routing,
     mismatch: Option<Mismatch>,
 }
 
-impl<'a> Exact<'a> {
+impl<'a> ExactBackend<'a> {
     pub fn new(
         model: &'a ExactModel,
         machine: Machine<'a>,
-        store: Store<'a>,
+        store: KvStorage<'a>,
         segments: Vec<Segment>,
-        asked: Vec<usize>,
+        logit_rows: Vec<usize>,
         replay: Option<&'a Routing>,
     ) -> Self {
-        Exact {
+        ExactBackend {
             config: &model.config,
             rotary: &model.rotary,
             isa: machine.isa,
             threads: machine.threads,
             store,
             segments,
-            asked,
+            logit_rows,
             replay,
             replayed: 0,
             routing: Routing::default(),
@@ -192,7 +198,7 @@ impl<'a> Exact<'a> {
         }
     }
 
-    /// The experts that were chosen, or why the recorded ones do not fit. All of a recording must have been used.
+    /// The experts that rows used. An error if the recording did not fit or has layers left over.
     pub fn finish(self) -> Result<Routing, Mismatch> {
         let left = self.replay.and_then(|replay| replay.layers().get(self.replayed));
         match (self.mismatch, left) {
@@ -217,17 +223,17 @@ impl<'a> Exact<'a> {
 
     fn write(&mut self, layer: i64, segment: &Segment, k: &Rows, v: &Rows) {
         let (key_width, value_width) = (self.config.head_dim as usize, self.config.value_dim() as usize);
-        for (head, keys) in self.store.heads_mut(segment, layer).iter_mut().enumerate() {
+        for (head, kv) in self.store.heads_mut(segment, layer).iter_mut().enumerate() {
             for i in 0..segment.count {
                 let key = &k.row(segment.row + i)[head * key_width..][..key_width];
                 let value = &v.row(segment.row + i)[head * value_width..][..value_width];
-                keys.write(segment.from + i, key, value);
+                kv.write(segment.from + i, key, value);
             }
         }
     }
 
-    /// Attention of the segments' queries, whose keys and values have been written.
-    fn attend_all(&self, layer: i64, segments: &[Segment], q: &Rows, out: &mut Rows) {
+    /// Attention of the segments' queries. Their keys and values must have been written.
+    fn attend_segments(&self, layer: i64, segments: &[Segment], q: &Rows, out: &mut Rows) {
         let c = self.config;
         let (key_width, value_width) = (c.head_dim as usize, c.value_dim() as usize);
         let shared = (c.num_attention_heads / c.cached_heads()) as usize;
@@ -240,27 +246,27 @@ impl<'a> Exact<'a> {
             q: &q.values[(segment.row + first) * q.width + head * shared * key_width..],
             q_stride: q.width,
         };
-        let looks = |s: &Segment| s.count * (s.from + s.count);
+        let scores = |s: &Segment| s.count * (s.from + s.count);
         let heads = c.num_attention_heads as usize;
-        let work = segments.iter().map(looks).sum::<usize>() * heads * (key_width + value_width);
+        let work = segments.iter().map(scores).sum::<usize>() * heads * (key_width + value_width);
         if self.threads.parts(work) == 1 {
             for segment in segments {
-                for (head, keys) in self.store.heads(segment, layer).iter().enumerate() {
+                for (head, kv) in self.store.heads(segment, layer).iter().enumerate() {
                     let width = out.width;
                     let into = &mut out.values[segment.row * width + head * shared * value_width..];
-                    kernel::attend(self.isa, keys, &queries(segment, head, 0, segment.count), into, width);
+                    kernel::attend(self.isa, kv, &queries(segment, head, 0, segment.count), into, width);
                 }
             }
             return;
         }
         let width = shared * value_width;
-        let mut parts = Vec::new();
+        let mut jobs = Vec::new();
         for segment in segments {
-            for (head, keys) in self.store.heads(segment, layer).iter().enumerate() {
+            for (head, kv) in self.store.heads(segment, layer).iter().enumerate() {
                 for first in (0..segment.count).step_by(QUERIES) {
                     let count = QUERIES.min(segment.count - first);
-                    parts.push(Part {
-                        keys,
+                    jobs.push(Job {
+                        kv,
                         queries: queries(segment, head, first, count),
                         row: segment.row + first,
                         column: head * width,
@@ -269,23 +275,23 @@ impl<'a> Exact<'a> {
                 }
             }
         }
-        self.threads.each(parts.iter_mut().collect(), |part: &mut Part<'_>| {
-            kernel::attend(self.isa, part.keys, &part.queries, &mut part.values, width);
+        self.threads.each(jobs.iter_mut().collect(), |job: &mut Job<'_>| {
+            kernel::attend(self.isa, job.kv, &job.queries, &mut job.values, width);
         });
-        for part in &parts {
-            for (i, values) in part.values.chunks_exact(width).enumerate() {
-                out.values[(part.row + i) * out.width + part.column..][..width].copy_from_slice(values);
+        for job in &jobs {
+            for (i, values) in job.values.chunks_exact(width).enumerate() {
+                out.values[(job.row + i) * out.width + job.column..][..width].copy_from_slice(values);
             }
         }
     }
 
-    /// The position of every row.
+    /// The position of every row in its sequence.
     fn positions(&self) -> impl Iterator<Item = usize> {
         self.segments.iter().flat_map(|s| s.from..s.from + s.count)
     }
 }
 
-impl Backend for Exact<'_> {
+impl Backend for ExactBackend<'_> {
     type Parameter = Parameter;
     type Rows = Rows;
 
@@ -308,14 +314,14 @@ impl Backend for Exact<'_> {
             let cos = &self.rotary.cos[position * pairs..][..pairs];
             let sin = &self.rotary.sin[position * pairs..][..pairs];
             for head in row.chunks_exact_mut(head as usize) {
-                let turned = &mut head[from..from + 2 * pairs];
+                let rotary = &mut head[from..from + 2 * pairs];
                 if self.rotary.interleaved {
-                    for (i, pair) in turned.chunks_exact(2).enumerate() {
+                    for (i, pair) in rotary.chunks_exact(2).enumerate() {
                         (apart[i], apart[pairs + i]) = (pair[0], pair[1]);
                     }
-                    turned.copy_from_slice(&apart);
+                    rotary.copy_from_slice(&apart);
                 }
-                kernel::rotate(self.isa, turned, cos, sin);
+                kernel::rotate(self.isa, rotary, cos, sin);
             }
         }
         x
@@ -327,16 +333,16 @@ impl Backend for Exact<'_> {
             self.config.num_attention_heads as usize * self.config.value_dim() as usize,
         );
         let segments = std::mem::take(&mut self.segments);
-        // what has room for all of them at once is attended to at once
+        // The cache has room for all segments at once, the scratch space for one.
         let together = match self.store {
-            Store::Cache(_) => segments.len().max(1),
-            Store::Scratch(_) => 1,
+            KvStorage::Cache(_) => segments.len().max(1),
+            KvStorage::Scratch(_) => 1,
         };
         for segments in segments.chunks(together) {
             for segment in segments {
                 self.write(layer, segment, k, v);
             }
-            self.attend_all(layer, segments, q, &mut out);
+            self.attend_segments(layer, segments, q, &mut out);
         }
         self.segments = segments;
         out
@@ -344,8 +350,8 @@ impl Backend for Exact<'_> {
 
     fn swiglu(&self, mut gate: Rows, up: &Rows) -> Rows {
         let parts = self.threads.parts(gate.values.len() * EXP_WORK);
-        let share = gate.values.len().div_ceil(parts).max(1);
-        let jobs = gate.values.chunks_mut(share).zip(up.values.chunks(share)).collect();
+        let size = gate.values.len().div_ceil(parts).max(1);
+        let jobs = gate.values.chunks_mut(size).zip(up.values.chunks(size)).collect();
         self.threads.each(jobs, |(gate, up): (&mut [f32], &[f32])| {
             kernel::swiglu(self.isa, gate, up);
         });
@@ -385,11 +391,11 @@ impl Backend for Exact<'_> {
         Rows { width, values }
     }
 
-    fn asked(&self, x: Rows) -> Rows {
-        if self.asked.len() == x.len() && self.asked.iter().enumerate().all(|(i, &row)| i == row) {
+    fn select_logit_rows(&self, x: Rows) -> Rows {
+        if self.logit_rows.len() == x.len() && self.logit_rows.iter().enumerate().all(|(i, &row)| i == row) {
             return x;
         }
-        x.pick(self.asked.iter().copied())
+        x.pick(self.logit_rows.iter().copied())
     }
 
     fn route(&mut self, layer: i64, logits: &Rows, experts: &Experts, bias: Option<&Parameter>) -> Route<Rows> {
@@ -410,7 +416,7 @@ impl Backend for Exact<'_> {
         let last = layer + 1 == self.config.num_hidden_layers;
         let chosen = match self.replay {
             Some(replay) => match replay.replay(&mut self.replayed, layer, rows * per_token, experts.count) {
-                Ok(all) if last => router::pick(&all, per_token, &self.asked),
+                Ok(all) if last => router::pick(&all, per_token, &self.logit_rows),
                 Ok(all) => all,
                 Err(mismatch) => {
                     self.mismatch.get_or_insert(mismatch);
@@ -446,7 +452,7 @@ impl Backend for Exact<'_> {
             }
         }
         let recorded = match last {
-            true => router::spread(&chosen, per_token, &self.asked, rows),
+            true => router::spread(&chosen, per_token, &self.logit_rows, rows),
             false => chosen.clone(),
         };
         self.routing.record(layer, recorded);
@@ -462,12 +468,12 @@ impl Backend for Exact<'_> {
     }
 
     fn dispatch(&self, x: &Rows, route: &Route<Rows>, expert: u32) -> Option<Rows> {
-        let rows = route.of(expert);
+        let rows = route.rows_of(expert);
         (!rows.is_empty()).then(|| x.pick(rows.into_iter().map(|(row, _)| row)))
     }
 
     fn combine(&self, mut sum: Rows, y: &Rows, route: &Route<Rows>, expert: u32) -> Rows {
-        for ((row, place), y) in route.of(expert).into_iter().zip(y.rows()) {
+        for ((row, place), y) in route.rows_of(expert).into_iter().zip(y.rows()) {
             let weight = route.weights.row(row)[place];
             let width = sum.width;
             kernel::add_scaled(self.isa, &mut sum.values[row * width..][..width], y, weight);

@@ -1,31 +1,33 @@
-//! Keys and values of sequences in progress. A slot is one sequence; slots in use are kept at the front.
+//! Keys and values of running sequences. A slot holds one sequence; slots in use come first.
 
 use super::{Error, ExactModel};
 use crate::config::ModelConfig;
-use crate::kernel::{Compute, Keys};
+use crate::kernel::{Compute, KvHead};
 
-/// Cache of a fixed number of slots of a fixed context. It belongs to one set of weights: never carry it to another.
+/// A cache with a fixed number of slots and a fixed context. It belongs to one set of weights and
+/// must not be used with another.
 #[derive(Debug)]
 pub struct KvCache {
-    /// Per place and layer, the heads.
-    places: Vec<Vec<Vec<Keys>>>,
-    /// Where each slot's sequence is: moving one moves no values.
-    place_of: Vec<usize>,
-    /// Per slot.
+    /// `[buffers][layers][heads]`.
+    buffers: Vec<Vec<Vec<KvHead>>>,
+    /// The buffer of each slot. Moving a sequence swaps buffers and copies nothing.
+    buffer_of: Vec<usize>,
+    /// Tokens in each slot.
     lengths: Vec<usize>,
+    /// In tokens.
     context: usize,
 }
 
 impl KvCache {
-    /// `context` in tokens; at most the model's `max_position_embeddings` is used.
+    /// `context` is in tokens and is capped at the model's `max_position_embeddings`.
     pub fn new(model: &ExactModel, slots: usize, context: usize) -> Self {
         let config = model.config();
         let context = context.min(config.max_position_embeddings as usize);
         let heads = |_| heads(config, context, model.compute());
         let layers = || (0..config.num_hidden_layers).map(heads).collect();
         KvCache {
-            places: (0..slots).map(|_| layers()).collect(),
-            place_of: (0..slots).collect(),
+            buffers: (0..slots).map(|_| layers()).collect(),
+            buffer_of: (0..slots).collect(),
             lengths: vec![0; slots],
             context,
         }
@@ -35,15 +37,15 @@ impl KvCache {
         self.lengths.len()
     }
 
-    /// Longest sequence a slot can hold, in tokens.
+    /// The longest sequence that a slot can hold, in tokens.
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// Keys and values of every slot.
+    /// Bytes allocated for all slots.
     pub fn bytes(&self) -> u64 {
-        let all = self.places.iter().flatten().flatten();
-        all.map(|keys| keys.bytes() as u64).sum()
+        let heads = self.buffers.iter().flatten().flatten();
+        heads.map(|kv| kv.bytes() as u64).sum()
     }
 
     /// Tokens held by a slot.
@@ -59,23 +61,25 @@ impl KvCache {
         self.lengths[slot] = 0;
     }
 
-    /// Forgets what a slot holds beyond so many tokens.
+    /// Drops all but the first `tokens` tokens of a slot.
     pub fn truncate(&mut self, slot: usize, tokens: usize) {
         self.lengths[slot] = self.lengths[slot].min(tokens);
     }
 
-    /// Moves a sequence into another slot, which is overwritten; `from` is empty afterwards.
+    /// Moves a sequence to another slot, whose sequence is dropped. `from` is empty afterwards.
     pub fn move_slot(&mut self, from: usize, to: usize) {
         if from != to {
-            self.place_of.swap(from, to);
+            self.buffer_of.swap(from, to);
             self.lengths[to] = std::mem::take(&mut self.lengths[from]);
         }
     }
 
-    /// Copies a sequence into another slot, which is overwritten: two continuations of one prompt read it once.
+    /// Copies a sequence to another slot, whose sequence is dropped. Two continuations of one prompt
+    /// need a single prefill.
     pub fn copy_slot(&mut self, from: usize, to: usize) {
         let positions = self.lengths[from];
-        let Ok([source, target]) = self.places.get_disjoint_mut([self.place_of[from], self.place_of[to]]) else {
+        let places = [self.buffer_of[from], self.buffer_of[to]];
+        let Ok([source, target]) = self.buffers.get_disjoint_mut(places) else {
             return;
         };
         for (source, target) in source.iter().flatten().zip(target.iter_mut().flatten()) {
@@ -98,19 +102,19 @@ impl KvCache {
         self.lengths[slot] += tokens;
     }
 
-    pub(super) fn heads_mut(&mut self, slot: usize, layer: usize) -> &mut [Keys] {
-        &mut self.places[self.place_of[slot]][layer]
+    pub(super) fn heads_mut(&mut self, slot: usize, layer: usize) -> &mut [KvHead] {
+        &mut self.buffers[self.buffer_of[slot]][layer]
     }
 
-    pub(super) fn heads(&self, slot: usize, layer: usize) -> &[Keys] {
-        &self.places[self.place_of[slot]][layer]
+    pub(super) fn heads(&self, slot: usize, layer: usize) -> &[KvHead] {
+        &self.buffers[self.buffer_of[slot]][layer]
     }
 }
 
-/// One layer's keys and values of one sequence.
-pub(super) fn heads(config: &ModelConfig, positions: usize, compute: Compute) -> Vec<Keys> {
+/// Empty key-value heads of one layer for one sequence.
+pub(super) fn heads(config: &ModelConfig, positions: usize, compute: Compute) -> Vec<KvHead> {
     let (key_width, value_width) = (config.head_dim as usize, config.value_dim() as usize);
     (0..config.cached_heads())
-        .map(|_| Keys::new(positions, key_width, value_width, compute))
+        .map(|_| KvHead::new(positions, key_width, value_width, compute))
         .collect()
 }

@@ -1,9 +1,9 @@
-//! From an image (canonical bytes) to packed weights.
+//! Packs a checkpoint's tensors, and converts tensors to and from f32.
 
 use super::{Error, Parameter};
 use crate::config::ModelConfig;
 use crate::kernel::{Compute, Element, Matrix, Vector};
-use crate::transformer::Transformer;
+use crate::transformer::{Transformer, is_router};
 use artifact::checkpoint::Checkpoint;
 use artifact::memory::Buffer;
 use artifact::tensor::TensorData;
@@ -13,35 +13,34 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use std::collections::BTreeSet;
 
-/// The shape that an image's `config.json` names.
-pub(crate) fn config_of(image: &Checkpoint) -> Result<ModelConfig, Error> {
-    let json = image
+/// The configuration in a checkpoint's `config.json`.
+pub(crate) fn config_of(checkpoint: &Checkpoint) -> Result<ModelConfig, Error> {
+    let json = checkpoint
         .files
         .get("config.json")
-        .ok_or_else(|| Error::Checkpoint("there is no config.json in it".into()))?;
+        .ok_or_else(|| Error::Checkpoint("config.json is missing".into()))?;
     Ok(ModelConfig::from_json(json)?)
 }
 
-/// Every parameter that the config names; a missing, misshapen or unexpected tensor is an error.
+/// Packs every parameter of the config. A missing or unexpected tensor, or a wrong shape, is an error.
 pub(super) fn transformer(
-    image: &Checkpoint,
+    checkpoint: &Checkpoint,
     config: &ModelConfig,
     compute: Compute,
     threads: &Threads,
 ) -> Result<Transformer<Parameter>, Error> {
     let mut seen = BTreeSet::new();
     let transformer = Transformer::build::<Error>(config, &mut |name: &str, shape: &[i64]| {
-        let data = tensor(image, name, shape)?;
+        let data = tensor(checkpoint, name, shape)?;
         seen.insert(name.to_string());
-        // a router is small, and whether two experts are near each other must not hang on the rounding of its input
-        let compute = match name.ends_with("mlp.gate.weight") {
+        let compute = match is_router(name) {
             true => Compute::F32,
             false => compute,
         };
         Ok(match shape {
             [outputs, inputs] => {
                 let pack = |values| Matrix::pack(values, *outputs as usize, *inputs as usize, compute, threads);
-                // bf16 stays what it is; everything else becomes f32 of the same values
+                // bf16 stays bf16. Other dtypes become f32 of the same values.
                 Parameter::Matrix(match data.dtype {
                     Dtype::BF16 => pack(Element::Bf16(data.bytes.as_chunks().0)),
                     _ => pack(Element::F32(&to_f32(name, data)?)),
@@ -50,43 +49,32 @@ pub(super) fn transformer(
             _ => Parameter::Vector(Vector::new(&to_f32(name, data)?)),
         })
     })?;
-    refuse_unexpected(image, config, &|name| seen.contains(name))?;
+    refuse_unexpected(checkpoint, config, &|name| seen.contains(name))?;
     Ok(transformer)
 }
 
-/// A tensor of the image with the shape that the config asks for.
-pub(crate) fn tensor<'a>(image: &'a Checkpoint, name: &str, shape: &[i64]) -> Result<&'a TensorData, Error> {
+/// A tensor of the checkpoint. It must have the given shape.
+pub(crate) fn tensor<'a>(checkpoint: &'a Checkpoint, name: &str, shape: &[i64]) -> Result<&'a TensorData, Error> {
     let refuse = |why: String| Error::Tensor { name: name.into(), why };
-    let data = image
+    let data = checkpoint
         .tensors
         .get(name)
-        .ok_or_else(|| refuse("missing from the image".into()))?;
+        .ok_or_else(|| refuse("is missing from the checkpoint".into()))?;
     let have: Vec<i64> = data.shape.iter().map(|&n| n as i64).collect();
     if have != shape {
-        return Err(refuse(format!("has shape {have:?}, config.json asks for {shape:?}")));
+        return Err(refuse(format!("has shape {have:?}, config.json needs {shape:?}")));
     }
     Ok(data)
 }
 
-/// A tensor that the config does not name would be weights left out in silence. Three kinds carry nothing that is computed
-/// with: a tied model's copy of its embedding, rotary tables that old checkpoints saved, and DeepSeek's layers behind the
-/// last, which predict further tokens.
+/// Refuses tensors that the model would silently leave out. [`ModelConfig::ignores`] has exceptions.
 pub(crate) fn refuse_unexpected(
-    image: &Checkpoint,
+    checkpoint: &Checkpoint,
     config: &ModelConfig,
     expected: &dyn Fn(&str) -> bool,
 ) -> Result<(), Error> {
-    let behind = |name: &str| {
-        let rest = name.strip_prefix("model.layers.");
-        let layer = rest.and_then(|rest| rest.split('.').next()?.parse::<i64>().ok());
-        config.latent.is_some() && layer.is_some_and(|layer| layer >= config.num_hidden_layers)
-    };
-    let unused = |name: &str| {
-        (config.tie_word_embeddings && name == "lm_head.weight")
-            || name.ends_with(".rotary_emb.inv_freq")
-            || behind(name)
-    };
-    match image.tensors.keys().find(|name| !expected(name) && !unused(name)) {
+    let mut names = checkpoint.tensors.keys();
+    match names.find(|name| !expected(name) && !config.ignores(name)) {
         Some(name) => Err(Error::Tensor {
             name: name.clone(),
             why: "is not a parameter of this config.json".into(),
@@ -95,7 +83,7 @@ pub(crate) fn refuse_unexpected(
     }
 }
 
-/// The values of a tensor as f32, exactly.
+/// The values of a bf16, f16 or f32 tensor as f32, without rounding.
 pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
     let pairs = || data.bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
     let values: Vec<f32> = match data.dtype {
@@ -116,13 +104,13 @@ pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
     if values.len() != data.shape.iter().product::<usize>() {
         return Err(Error::Tensor {
             name: name.into(),
-            why: "has fewer bytes than its shape asks for".into(),
+            why: "has fewer bytes than its shape needs".into(),
         });
     }
     Ok(values)
 }
 
-/// `values` as a tensor of the shape and dtype of `like`: rounded to nearest, ties to even.
+/// `values` as a tensor with the shape and dtype of `like`, rounded to nearest, ties to even.
 pub(crate) fn rounded(name: &str, like: &TensorData, values: &[f32]) -> Result<TensorData, Error> {
     let refuse = |why: String| Error::Tensor { name: name.into(), why };
     let bytes = match like.dtype {

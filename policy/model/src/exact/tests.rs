@@ -1,11 +1,5 @@
 use super::*;
-use artifact::checkpoint::Checkpoint;
-use std::path::Path;
-
-fn image(folder: &str) -> Checkpoint {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    Checkpoint::read_dir(&root.join(folder)).unwrap()
-}
+use crate::golden;
 
 fn ids(n: usize, vocabulary: u32) -> Vec<u32> {
     (0..n as u32)
@@ -15,12 +9,12 @@ fn ids(n: usize, vocabulary: u32) -> Vec<u32> {
 
 #[test]
 fn on_the_real_base_the_sampler_and_the_trainer_have_the_same_bits() {
-    let image = image("../models/demo-base");
+    let checkpoint = golden::checkpoint("../../../../models/demo-base");
     for compute in [Compute::F32, Compute::Bf16] {
-        same_bits(&ExactModel::with_arithmetic(&image, &Arithmetic::new(compute, 1).unwrap()).unwrap());
+        same_bits(&ExactModel::with_arithmetic(&checkpoint, &Arithmetic::new(compute, 1).unwrap()).unwrap());
     }
-    // a trainer on two threads: sequences this long are worth sharing
-    same_bits(&ExactModel::with_arithmetic(&image, &Arithmetic::new(Compute::F32, 2).unwrap()).unwrap());
+    // Sequences this long are shared among two threads.
+    same_bits(&ExactModel::with_arithmetic(&checkpoint, &Arithmetic::new(Compute::F32, 2).unwrap()).unwrap());
 }
 
 fn same_bits(model: &ExactModel) {
@@ -38,20 +32,20 @@ fn same_bits(model: &ExactModel) {
         }
     }
     let mut first = 0;
-    let mut asked = Vec::new();
+    let mut logit_rows = Vec::new();
     for ids in &sequences {
-        asked.extend(first + ids.len() - 11..first + ids.len() - 1);
+        logit_rows.extend(first + ids.len() - 11..first + ids.len() - 1);
         first += ids.len();
     }
     let refs: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
-    let recomputed = model.score(&refs, &asked, None).unwrap().logits;
+    let recomputed = model.score(&refs, &logit_rows, None).unwrap().logits;
     let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&sampled.concat()), bits(recomputed.values()));
 }
 
 #[test]
-fn experts_recorded_while_sampling_are_those_of_a_trainers_pass_and_replay() {
-    let model = ExactModel::from_checkpoint(&image("tests/golden/qwen3_moe")).unwrap();
+fn experts_recorded_while_sampling_equal_those_of_a_trainers_pass_and_replay() {
+    let model = ExactModel::from_checkpoint(&golden::checkpoint("qwen3_moe")).unwrap();
     let ids = ids(20, 96);
     let mut cache = KvCache::new(&model, 1, 64);
     let mut recorded = Routing::default();
@@ -60,9 +54,9 @@ fn experts_recorded_while_sampling_are_those_of_a_trainers_pass_and_replay() {
         model.advance(&mut cache, &[(0, part)], Some(&mut step)).unwrap();
         recorded.append(&step).unwrap();
     }
-    // the rows that predict the sampled tokens
-    let asked = [14, 15, 16, 17];
-    let pass = model.score(&[&ids[..18]], &asked, None).unwrap();
+    // The rows that predict the sampled tokens.
+    let logit_rows = [14, 15, 16, 17];
+    let pass = model.score(&[&ids[..18]], &logit_rows, None).unwrap();
     assert_eq!(pass.routing, recorded);
     let per_token = model.config().experts.as_ref().unwrap().per_token as usize;
     assert!(
@@ -71,15 +65,15 @@ fn experts_recorded_while_sampling_are_those_of_a_trainers_pass_and_replay() {
             .iter()
             .all(|(_, experts)| experts.len() == 18 * per_token)
     );
-    let replayed = model.score(&[&ids[..18]], &asked, Some(&recorded)).unwrap();
+    let replayed = model.score(&[&ids[..18]], &logit_rows, Some(&recorded)).unwrap();
     assert_eq!(replayed.logits.values(), pass.logits.values());
 }
 
 #[test]
-fn a_copied_slot_goes_on_as_its_original_does() {
+fn a_copied_slot_decodes_the_same_bits_as_its_original() {
     for compute in [Compute::F32, Compute::Bf16] {
         let arithmetic = Arithmetic::new(compute, 1).unwrap();
-        let model = ExactModel::with_arithmetic(&image("tests/golden/deepseek_v3"), &arithmetic).unwrap();
+        let model = ExactModel::with_arithmetic(&golden::checkpoint("deepseek_v3"), &arithmetic).unwrap();
         let mut cache = KvCache::new(&model, 3, 64);
         model.prefill(&mut cache, 0, &ids(39, 96)).unwrap();
         cache.copy_slot(0, 2);
@@ -92,8 +86,8 @@ fn a_copied_slot_goes_on_as_its_original_does() {
 
 #[test]
 fn bad_ids_full_contexts_and_wrong_tensors_are_errors_and_change_nothing() {
-    let mut image = image("tests/golden/qwen3");
-    let model = ExactModel::from_checkpoint(&image).unwrap();
+    let mut checkpoint = golden::checkpoint("qwen3");
+    let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
     let mut cache = KvCache::new(&model, 2, 16);
     assert!(matches!(
         model.prefill(&mut cache, 0, &[96]),
@@ -111,40 +105,32 @@ fn bad_ids_full_contexts_and_wrong_tensors_are_errors_and_change_nothing() {
     assert!(cache.is_empty(0));
     model.prefill(&mut cache, 0, &ids(16, 96)).unwrap();
     assert!(matches!(model.decode(&mut cache, &[1]), Err(Error::ContextFull { .. })));
-    // one of two fails: the other has not moved
+    // If one of two slots fails, the other is unchanged.
     cache.clear(1);
     assert!(model.decode(&mut cache, &[1, 2]).is_err());
     assert!(cache.is_empty(1));
     assert!(model.score(&[&ids(300, 96)], &[0], None).is_err());
     assert!(model.score(&[&[1, 2]], &[2], None).is_err());
 
-    let mut wrong = image.clone();
+    let mut wrong = checkpoint.clone();
     if let Some(tensor) = wrong.tensors.get_mut("model.norm.weight") {
         tensor.shape = vec![1, 64];
     }
     let error = ExactModel::from_checkpoint(&wrong).unwrap_err().to_string();
     assert!(error.contains("model.norm.weight") && error.contains("[48]"), "{error}");
-    let extra = image.tensors["model.norm.weight"].clone();
-    image.tensors.insert("model.layers.0.surprise".into(), extra);
-    let error = ExactModel::from_checkpoint(&image).unwrap_err().to_string();
+    let extra = checkpoint.tensors["model.norm.weight"].clone();
+    checkpoint.tensors.insert("model.layers.0.surprise".into(), extra);
+    let error = ExactModel::from_checkpoint(&checkpoint).unwrap_err().to_string();
     assert!(error.contains("model.layers.0.surprise"), "{error}");
 }
 
 #[test]
-fn every_architecture_proves_itself_exact_on_this_machine() {
-    for folder in [
-        "llama",
-        "qwen2",
-        "qwen3",
-        "mistral",
-        "qwen3_moe",
-        "deepseek_v3",
-        "deepseek_v3_full_q",
-    ] {
-        let image = image(&format!("tests/golden/{folder}"));
+fn every_architecture_passes_the_self_check_on_this_machine() {
+    for folder in golden::folders() {
+        let checkpoint = golden::checkpoint(&folder);
         for compute in [Compute::F32, Compute::Bf16] {
-            let model = ExactModel::with_arithmetic(&image, &Arithmetic::new(compute, 1).unwrap()).unwrap();
-            assert_eq!(model.prove_exact().unwrap(), None, "{folder}, {compute:?}");
+            let model = ExactModel::with_arithmetic(&checkpoint, &Arithmetic::new(compute, 1).unwrap()).unwrap();
+            assert_eq!(model.self_check().unwrap(), None, "{folder}, {compute:?}");
         }
     }
 }

@@ -1,16 +1,17 @@
-//! Causal attention of a few new positions over everything before them.
+//! Causal attention of new positions over themselves and all earlier positions.
 //!
-//! Keys lie in panels of 32 positions and values in panels of 32 columns, so that both products are the ones of
-//! [`super::tile`]: a score is one chain over the head's width, an output one chain over the positions in their order. A
-//! position's result depends on what it may look at and on nothing else: what a block computes beyond that is weighted 0.
+//! Keys are stored in panels of 32 positions and values in panels of 32 columns, so both products are
+//! tiles ([`super::tile`]). A score is one sum over the head's width, an output one sum over the
+//! positions in order. A block may compute scores beyond a position's reach; they get weight 0, so a
+//! result depends only on the positions within reach.
 
 use super::matrix::ZEROS;
 use super::tile::{ROWS_MAX, Tile, side_by_side};
 use super::{Compute, Isa, PANEL, Terms, bf16, softmax};
 
-/// Keys and values of one key-value head of one sequence.
+/// The keys and values of one key-value head of one sequence.
 #[derive(Debug, Clone)]
-pub struct Keys {
+pub struct KvHead {
     panels: Panels,
     shape: Shape,
 }
@@ -25,30 +26,30 @@ struct Shape {
 
 #[derive(Debug, Clone)]
 enum Panels {
-    F32(Sides<f32>),
-    /// Two bf16 each: of a key two columns, of a value two positions.
-    Pairs(Sides<u32>),
+    F32(KeysAndValues<f32>),
+    /// Pairs of bf16: two columns of a key, or two positions of a value column.
+    Pairs(KeysAndValues<u32>),
 }
 
 #[derive(Debug, Clone)]
-struct Sides<T> {
-    /// `[⌈capacity/32⌉][key_width][32]`; of pairs half as many columns.
+struct KeysAndValues<T> {
+    /// `[⌈capacity/32⌉][key_width][32]`. With pairs, half as many columns.
     k: Vec<T>,
-    /// `[⌈value_width/32⌉][capacity][32]`; of pairs half as many positions.
+    /// `[⌈value_width/32⌉][capacity][32]`. With pairs, half as many positions.
     v: Vec<T>,
 }
 
-impl<T: Terms> Sides<T> {
+impl<T: Terms> KeysAndValues<T> {
     fn new(shape: Shape) -> Self {
-        Sides {
+        KeysAndValues {
             k: vec![T::default(); shape.capacity * shape.key_width.div_ceil(T::TERMS)],
             v: vec![T::default(); shape.capacity / T::TERMS * shape.value_width.next_multiple_of(PANEL)],
         }
     }
 
     fn copy_from(&mut self, shape: Shape, other: &Self, other_capacity: usize, positions: usize) {
-        let keys = positions.next_multiple_of(PANEL) * shape.key_width.div_ceil(T::TERMS);
-        self.k[..keys].copy_from_slice(&other.k[..keys]);
+        let kv = positions.next_multiple_of(PANEL) * shape.key_width.div_ceil(T::TERMS);
+        self.k[..kv].copy_from_slice(&other.k[..kv]);
         let values = positions.div_ceil(T::TERMS) * PANEL;
         for panel in 0..shape.value_width.div_ceil(PANEL) {
             let start = |capacity: usize| panel * (capacity / T::TERMS) * PANEL;
@@ -57,18 +58,18 @@ impl<T: Terms> Sides<T> {
     }
 }
 
-impl Keys {
-    /// Room for `positions`, zeroed.
+impl KvHead {
+    /// Zeroed room for `positions`, rounded up to a multiple of 32.
     pub fn new(positions: usize, key_width: usize, value_width: usize, compute: Compute) -> Self {
         let shape = Shape {
             key_width,
             value_width,
             capacity: positions.next_multiple_of(PANEL),
         };
-        Keys {
+        KvHead {
             panels: match compute {
-                Compute::F32 => Panels::F32(Sides::new(shape)),
-                Compute::Bf16 => Panels::Pairs(Sides::new(shape)),
+                Compute::F32 => Panels::F32(KeysAndValues::new(shape)),
+                Compute::Bf16 => Panels::Pairs(KeysAndValues::new(shape)),
             },
             shape,
         }
@@ -80,37 +81,37 @@ impl Keys {
 
     pub fn bytes(&self) -> usize {
         match &self.panels {
-            Panels::F32(sides) => (sides.k.len() + sides.v.len()) * 4,
-            Panels::Pairs(sides) => (sides.k.len() + sides.v.len()) * 4,
+            Panels::F32(both) => (both.k.len() + both.v.len()) * 4,
+            Panels::Pairs(both) => (both.k.len() + both.v.len()) * 4,
         }
     }
 
-    /// Writes one position. Both slices have their widths; `position` is below the capacity, and what is before it has been
-    /// written.
+    /// Writes one position. `key` and `value` have the head's widths, `position` is below the
+    /// capacity, and all earlier positions have been written.
     pub fn write(&mut self, position: usize, key: &[f32], value: &[f32]) {
         let Shape {
             key_width, capacity, ..
         } = self.shape;
         let (panel, column) = (position / PANEL, position % PANEL);
         match &mut self.panels {
-            Panels::F32(sides) => {
+            Panels::F32(both) => {
                 let at = panel * PANEL * key_width + column;
-                for (into, &x) in sides.k[at..].iter_mut().step_by(PANEL).zip(key) {
+                for (into, &x) in both.k[at..].iter_mut().step_by(PANEL).zip(key) {
                     *into = x;
                 }
                 for (panel, values) in value.chunks(PANEL).enumerate() {
-                    sides.v[(panel * capacity + position) * PANEL..][..values.len()].copy_from_slice(values);
+                    both.v[(panel * capacity + position) * PANEL..][..values.len()].copy_from_slice(values);
                 }
             }
-            Panels::Pairs(sides) => {
+            Panels::Pairs(both) => {
                 let at = panel * PANEL * key_width.div_ceil(2) + column;
-                for (into, x) in sides.k[at..].iter_mut().step_by(PANEL).zip(key.chunks(2)) {
+                for (into, x) in both.k[at..].iter_mut().step_by(PANEL).zip(key.chunks(2)) {
                     *into = bf16(x[0]) | x.get(1).map_or(0, |&x| bf16(x) << 16);
                 }
                 for (panel, values) in value.chunks(PANEL).enumerate() {
                     let at = (panel * capacity + position) / 2 * PANEL;
-                    for (into, &x) in sides.v[at..].iter_mut().zip(values) {
-                        // the next position is 0 until it is written: what a sequence that was here before left is not
+                    for (into, &x) in both.v[at..].iter_mut().zip(values) {
+                        // An even position zeroes the next one, which an earlier sequence may have written.
                         *into = match position % 2 {
                             0 => bf16(x),
                             _ => *into & 0xffff | bf16(x) << 16,
@@ -121,47 +122,54 @@ impl Keys {
         }
     }
 
-    /// Takes over the first `positions` of another of the same shape, whatever its capacity.
-    pub fn copy_from(&mut self, other: &Keys, positions: usize) {
+    /// Copies the first `positions` of another head of the same widths and precision. Capacities may
+    /// differ.
+    pub fn copy_from(&mut self, other: &KvHead, positions: usize) {
         let (shape, capacity) = (self.shape, other.shape.capacity);
         match (&mut self.panels, &other.panels) {
-            (Panels::F32(sides), Panels::F32(others)) => sides.copy_from(shape, others, capacity, positions),
-            (Panels::Pairs(sides), Panels::Pairs(others)) => sides.copy_from(shape, others, capacity, positions),
+            (Panels::F32(both), Panels::F32(others)) => both.copy_from(shape, others, capacity, positions),
+            (Panels::Pairs(both), Panels::Pairs(others)) => both.copy_from(shape, others, capacity, positions),
             _ => {}
         }
     }
 }
 
-/// Queries `from..from + count` of `heads` heads that share these keys, each looking at itself and what is before it, at most
-/// `window` positions. Their keys and values have been written.
+/// The queries at positions `from..from + count` of `heads` heads that share a key-value head.
+///
+/// A query attends to its own and all earlier positions, at most `window` of them. Their keys and
+/// values must have been written.
 #[derive(Debug, Clone, Copy)]
 pub struct Queries<'a> {
     pub heads: usize,
     pub from: usize,
     pub count: usize,
     pub window: Option<usize>,
-    /// Scores are multiplied by it before the softmax.
+    /// Factor of the scores before the softmax.
     pub scale: f32,
     /// Head h of query i is at `q[i · q_stride + h · key_width ..]`.
     pub q: &'a [f32],
     pub q_stride: usize,
 }
 
-/// The result of head h of query i goes to `out[i · out_stride + h · value_width ..]`.
-pub fn attend(isa: Isa, keys: &Keys, queries: &Queries<'_>, out: &mut [f32], out_stride: usize) {
+/// Computes attention. The result of head h of query i goes to
+/// `out[i · out_stride + h · value_width ..]`.
+///
+/// # Panics
+/// If a position is not below the capacity, or a slice is too short.
+pub fn attend(isa: Isa, kv: &KvHead, queries: &Queries<'_>, out: &mut [f32], out_stride: usize) {
     assert!(
-        queries.from + queries.count <= keys.shape.capacity,
-        "positions beyond the room for keys"
+        queries.from + queries.count <= kv.shape.capacity,
+        "positions beyond the capacity"
     );
-    match &keys.panels {
-        Panels::F32(sides) => attend_to(isa, sides, keys.shape, queries, out, out_stride),
-        Panels::Pairs(sides) => attend_to(isa, sides, keys.shape, queries, out, out_stride),
+    match &kv.panels {
+        Panels::F32(both) => attend_to(isa, both, kv.shape, queries, out, out_stride),
+        Panels::Pairs(both) => attend_to(isa, both, kv.shape, queries, out, out_stride),
     }
 }
 
 fn attend_to<T: Terms>(
     isa: Isa,
-    sides: &Sides<T>,
+    both: &KeysAndValues<T>,
     shape: Shape,
     queries: &Queries<'_>,
     out: &mut [f32],
@@ -182,7 +190,7 @@ fn attend_to<T: Terms>(
     let (mut scaled_room, mut scores_room) = (Vec::new(), Vec::new());
     let mut scores = Vec::new();
     let mut values = vec![0f32; ROWS_MAX * PANEL];
-    // rows of a block: consecutive (query, head) pairs
+    // The rows of a block are consecutive (query, head) pairs.
     let rows_all = count * heads;
     let mut block = 0;
     while block < rows_all {
@@ -214,7 +222,7 @@ fn attend_to<T: Terms>(
                 k: key_terms,
                 x,
                 x_stride: key_terms,
-                w: &sides.k[(start + panel * PANEL) * key_terms..],
+                w: &both.k[(start + panel * PANEL) * key_terms..],
                 w_stride: key_terms * PANEL,
                 start: Some(&ZEROS),
                 y: &mut scores[panel * PANEL..],
@@ -242,7 +250,7 @@ fn attend_to<T: Terms>(
                 k: (end - start).div_ceil(T::TERMS),
                 x,
                 x_stride: columns / T::TERMS,
-                w: &sides.v[(panel * shape.capacity + start) / T::TERMS * PANEL..],
+                w: &both.v[(panel * shape.capacity + start) / T::TERMS * PANEL..],
                 w_stride: shape.capacity / T::TERMS * PANEL,
                 start: Some(&ZEROS),
                 y: &mut values,

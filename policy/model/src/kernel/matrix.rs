@@ -1,4 +1,4 @@
-//! A weight matrix, packed for products that stream it once.
+//! Weight matrices, packed so that a product reads them once and in order.
 
 use bytemuck::Pod;
 
@@ -6,12 +6,12 @@ use super::tile::{ROWS_MAX, Tile, Weight, side_by_side};
 use super::{Compute, Isa, PANEL, Terms, Threads};
 use artifact::memory::Buffer;
 
-/// Terms of a sum that are added before the next rows are taken up: a panel of so many weights stays in the first cache.
+/// Terms that are added before the next rows. A panel of this depth stays in the L1 cache.
 const DEPTH: usize = 384;
-/// Rows that share a pass over the weights of that depth.
+/// Rows that are multiplied with a panel of that depth before the next panel is read.
 const ROWS: usize = 8 * ROWS_MAX;
 
-/// Weights `[outputs, inputs]` in panels of 32 outputs, `[⌈outputs/32⌉][inputs][32]`, the last one padded with zeros.
+/// Weights `[outputs, inputs]` in panels of 32 outputs: `[⌈outputs/32⌉][inputs][32]`, padded with zeros.
 #[derive(Debug, Clone)]
 pub struct Matrix {
     outputs: usize,
@@ -22,13 +22,13 @@ pub struct Matrix {
 #[derive(Debug, Clone)]
 enum Packed {
     F32(Buffer<f32>),
-    /// The bits of bf16: half the bytes to read.
+    /// The bits of bf16.
     Bf16(Buffer<u16>),
-    /// Two of them for products of bf16, `[⌈outputs/32⌉][⌈inputs/2⌉][32]`: the even input's in the lower half.
+    /// Pairs for bf16 products, `[⌈outputs/32⌉][⌈inputs/2⌉][32]`. The even input is in the lower half.
     Pairs(Buffer<u32>),
 }
 
-/// One value per output, padded for the last panel.
+/// One value per output, padded to whole panels.
 #[derive(Debug, Clone)]
 pub struct Vector {
     padded: Vec<f32>,
@@ -50,25 +50,25 @@ impl Vector {
     }
 }
 
-/// Values of a matrix, row-major.
+/// The values of a matrix, row-major.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Element<'a> {
     F32(&'a [f32]),
-    /// The bytes of bf16, the lower one first.
+    /// The little-endian bytes of bf16.
     Bf16(&'a [[u8; 2]]),
 }
 
 impl Matrix {
-    /// Packs row-major `[outputs, inputs]`, on any number of threads. With [`Compute::F32`] bf16 stays what it is; with
-    /// [`Compute::Bf16`] everything becomes it.
+    /// Packs row-major `[outputs, inputs]`. With [`Compute::F32`] values keep their dtype, with
+    /// [`Compute::Bf16`] they are rounded to bf16.
     ///
     /// # Panics
-    /// When the length does not fit: it is checked where an image is read.
+    /// If the number of values is not `outputs · inputs`. Loading a checkpoint checks that first.
     pub fn pack(values: Element<'_>, outputs: usize, inputs: usize, compute: Compute, threads: &Threads) -> Self {
         let size = (outputs, inputs);
         let pair = |low: u32, high: Option<u32>| low | high.unwrap_or(0) << 16;
         let bits = |&[low, high]: &[u8; 2]| u16::from_le_bytes([low, high]);
-        let again = |value: &[u8; 2]| super::bf16(widen(bits(value)));
+        let flushed = |value: &[u8; 2]| super::bf16(widen(bits(value))); // subnormals become 0
         let packed = match (compute, values) {
             (Compute::F32, Element::F32(w)) => Packed::F32(panels::<_, _, 1>(threads, w, size, |w| w[0])),
             (Compute::F32, Element::Bf16(w)) => Packed::Bf16(panels::<_, _, 1>(threads, w, size, |w| bits(&w[0]))),
@@ -76,7 +76,7 @@ impl Matrix {
                 pair(super::bf16(w[0]), w.get(1).map(|&high| super::bf16(high)))
             })),
             (Compute::Bf16, Element::Bf16(w)) => Packed::Pairs(panels::<_, _, 2>(threads, w, size, |w| {
-                pair(again(&w[0]), w.get(1).map(again))
+                pair(flushed(&w[0]), w.get(1).map(flushed))
             })),
         };
         Matrix {
@@ -90,33 +90,17 @@ impl Matrix {
         self.outputs
     }
 
-    pub fn inputs(&self) -> usize {
-        self.inputs
-    }
-
-    /// Bytes that a product has to read.
-    pub fn bytes(&self) -> usize {
-        match &self.packed {
-            Packed::F32(values) => values.len() * 4,
-            Packed::Bf16(values) => values.len() * 2,
-            Packed::Pairs(values) => values.len() * 4,
-        }
-    }
-
-    /// The weights of one output, as an embedding reads them. `output < outputs`.
+    /// Copies the weights of one output, `[inputs]`, as an embedding does. `output < outputs`.
     pub fn row(&self, output: usize, into: &mut [f32]) {
         let from = |inputs: usize| (output / PANEL) * PANEL * inputs + output % PANEL;
+        fn copy<T: Copy>(into: &mut [f32], values: &[T], widened: impl Fn(T) -> f32) {
+            for (into, value) in into.iter_mut().zip(values.iter().step_by(PANEL)) {
+                *into = widened(*value);
+            }
+        }
         match &self.packed {
-            Packed::F32(values) => {
-                for (into, value) in into.iter_mut().zip(values[from(self.inputs)..].iter().step_by(PANEL)) {
-                    *into = *value;
-                }
-            }
-            Packed::Bf16(values) => {
-                for (into, value) in into.iter_mut().zip(values[from(self.inputs)..].iter().step_by(PANEL)) {
-                    *into = widen(*value);
-                }
-            }
+            Packed::F32(values) => copy(into, &values[from(self.inputs)..], |value| value),
+            Packed::Bf16(values) => copy(into, &values[from(self.inputs)..], widen),
             Packed::Pairs(values) => {
                 let pairs = values[from(self.inputs.div_ceil(2))..].iter().step_by(PANEL);
                 for (into, pair) in into.chunks_mut(2).zip(pairs) {
@@ -128,8 +112,11 @@ impl Matrix {
         }
     }
 
-    /// `y[r] = bias + W x[r]` for every row: x `[rows, inputs]`, y `[rows, outputs]`, both dense. Without a bias sums start
-    /// at 0.
+    /// `y[r] = bias + W x[r]` for every row: x `[rows, inputs]`, y `[rows, outputs]`. Without a bias
+    /// sums start at 0.
+    ///
+    /// # Panics
+    /// If the lengths of `x`, `y` and `bias` do not fit the matrix.
     pub fn multiply(&self, isa: Isa, threads: &Threads, x: &[f32], bias: Option<&Vector>, y: &mut [f32]) {
         let rows = x.len() / self.inputs.max(1);
         assert_eq!(x.len(), rows * self.inputs, "x is whole rows of {} inputs", self.inputs);
@@ -142,14 +129,22 @@ impl Matrix {
         assert!(bias.is_none_or(|bias| bias.len == self.outputs), "one bias per output");
         let bias = bias.map(|bias| bias.padded.as_slice());
         match &self.packed {
-            Packed::F32(w) => self.shared(isa, threads, w, bias, x, y),
-            Packed::Bf16(w) => self.shared(isa, threads, w, bias, x, y),
-            Packed::Pairs(w) => self.shared(isa, threads, w, bias, x, y),
+            Packed::F32(w) => self.multiply_packed(isa, threads, w, bias, x, y),
+            Packed::Bf16(w) => self.multiply_packed(isa, threads, w, bias, x, y),
+            Packed::Pairs(w) => self.multiply_packed(isa, threads, w, bias, x, y),
         }
     }
 
-    /// Many rows are cut into shares of rows, few into shares of panels.
-    fn shared<W: Terms>(&self, isa: Isa, threads: &Threads, w: &[W], bias: Option<&[f32]>, x: &[f32], y: &mut [f32]) {
+    /// Threads share many rows by rows, and few rows by panels.
+    fn multiply_packed<W: Terms>(
+        &self,
+        isa: Isa,
+        threads: &Threads,
+        w: &[W],
+        bias: Option<&[f32]>,
+        x: &[f32],
+        y: &mut [f32],
+    ) {
         let (outputs, inputs) = (self.outputs, self.inputs.div_ceil(W::TERMS));
         let mut rounded = Vec::new();
         let x = W::inputs(isa, x, self.inputs, &mut rounded);
@@ -179,7 +174,7 @@ impl Matrix {
             threads.each(jobs, |(part, y): (usize, &mut [f32])| of_panels(part, y));
             return;
         }
-        // the rows of a share do not lie together in y
+        // A share's outputs are not contiguous in y, so it gets a buffer of its own.
         let width = |part: usize| (share * PANEL).min(outputs - part * share * PANEL);
         let mut results: Vec<Vec<f32>> = (0..panels.div_ceil(share))
             .map(|part| vec![0.0; rows * width(part)])
@@ -198,12 +193,12 @@ fn widen(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Inputs that are packed of one row after the other: as many as a panel's rows have room for in the first cache.
+/// Packed elements of a row before the next row. A panel's block of this size stays in the L1 cache.
 const PACKED_AT_ONCE: usize = 128;
-/// Panels that one thread packs before it takes others up.
+/// Panels in one packing job.
 const PANELS_AT_ONCE: usize = 8;
 
-/// Panels of what `packed` makes of each TERMS values of a row; of the last ones there may be fewer.
+/// Packs panels. `packed` converts each TERMS values of a row; a row's last call may get fewer.
 fn panels<S: Sync, T: Pod + Default + Send, const TERMS: usize>(
     threads: &Threads,
     values: &[S],
@@ -243,8 +238,8 @@ fn panels<S: Sync, T: Pod + Default + Send, const TERMS: usize>(
     out
 }
 
-/// Blocks over the depth, then over rows, then over panels, so that what is read again is still in a cache. The depth is cut
-/// where the sums are stored and taken up again, which changes no bit.
+/// Loops over blocks of the depth, then of rows, then over panels, so that repeated reads hit a cache.
+/// Between blocks of the depth the sums are stored in y and loaded again, which changes no bit.
 fn product<W: Weight>(
     isa: Isa,
     w: &[W],
@@ -255,11 +250,10 @@ fn product<W: Weight>(
     outputs: usize,
 ) {
     let rows = y.len() / outputs.max(1);
-    // few rows read the weights once and keep their sums in registers
-    let depth_max = if rows <= ROWS_MAX {
-        inputs.max(1)
-    } else {
-        DEPTH / W::TERMS
+    // Few rows read the weights once and keep their sums in registers.
+    let depth_max = match rows <= ROWS_MAX {
+        true => inputs.max(1),
+        false => DEPTH / W::TERMS,
     };
     let whole = outputs / PANEL;
     let mut last = [0f32; ROWS_MAX * PANEL];
@@ -268,7 +262,7 @@ fn product<W: Weight>(
         let depth = (inputs - from).min(depth_max);
         for block in (0..rows).step_by(ROWS) {
             let block_rows = ROWS.min(rows - block);
-            // equal shares: 16 rows are 8 + 8, not 12 + 4
+            // Tiles of equal size: 16 rows are 8 + 8, not 12 + 4.
             let shares = block_rows.div_ceil(ROWS_MAX);
             let mut panel = 0;
             while panel * PANEL < outputs {
@@ -314,5 +308,5 @@ fn product<W: Weight>(
     }
 }
 
-/// What the sums of as many panels as lie side by side start at, without a bias.
+/// The start of the sums of up to four panels without a bias.
 pub(super) const ZEROS: [f32; 4 * PANEL] = [0.0; 4 * PANEL];

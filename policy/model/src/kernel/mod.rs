@@ -1,50 +1,52 @@
-//! Arithmetic with one order of summation: what a row's result is depends on that row and the weights alone, to the bit.
+//! Arithmetic with a fixed order of summation. A row's result depends only on that row and the
+//! weights, to the bit.
 //!
-//! A matrix product adds its terms one after another, `acc = fma(x[k], w[k], acc)` for k = 0, 1, …, starting at the bias;
-//! vectors run across the outputs. So the number of rows, how they are cut into blocks, the number of threads and the width
-//! of the machine's vectors change nothing. Sums along a row (norm, softmax) go through sixteen partial sums whatever the
-//! vector width, `partial[i mod 16]`, added in a fixed tree. `exp` is ours: a polynomial in fused multiply-adds.
+//! - **Matrix products** add one term after another: `acc = fma(x[k], w[k], acc)` for k = 0, 1, …,
+//!   starting at the bias. SIMD vectors hold different outputs. The number of rows, their blocks, the
+//!   threads and the vector width therefore do not change a sum.
+//! - **bf16 products** ([`Compute::Bf16`]) add the odd k of a pair before the even one. This is the
+//!   order of `VDPBF16PS`, which computes two terms at once.
+//! - **Sums along a row** (norm, softmax) use sixteen partial sums, `partial[i mod 16]`, on every
+//!   machine. They are added in a fixed tree.
+//! - **`exp`** is a polynomial in fused multiply-adds, not the C library's.
 //!
-//! With [`Compute::Bf16`] both factors of a term are bf16, and the chain adds the odd k of a pair before the even one: the
-//! order of the machine's own instruction, which computes twice as many terms.
-//!
-//! What runs is chosen once, at run time: AVX-512 (with or without that instruction), AVX2 with FMA, or portable Rust. Knows
-//! slices only: no tensors, no names.
+//! The instruction set is chosen once at run time: AVX-512 with or without BF16, AVX2 with FMA, or
+//! portable Rust. The module works on slices and knows no tensors or names.
 
 mod attention;
-mod lanes;
 mod matrix;
+mod row_ops;
 mod tile;
 
-pub use attention::{Keys, Queries, attend};
-pub use lanes::{add, add_scaled, bf16, exp, rms_norm, rotate, round_pairs, softmax, swiglu};
+pub use attention::{KvHead, Queries, attend};
 pub use matrix::{Element, Matrix, Vector};
+pub use row_ops::{add, add_scaled, bf16, exp, rms_norm, rotate, round_pairs, softmax, swiglu};
 
 use artifact::isa::Isa;
 use artifact::threads::Threads;
 use serde::{Deserialize, Serialize};
 use tile::Weight;
 
-/// Outputs that are computed side by side: the width of a panel of packed weights.
+/// Outputs that are computed together: the width of a panel of packed weights.
 pub(crate) const PANEL: usize = 32;
 
-/// In which precision the factors of a matrix product are; sums are f32 in both.
+/// The precision of the factors of a matrix product. Sums are f32 in both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compute {
     #[default]
     F32,
-    /// Both rounded to bf16 where they are not.
+    /// Both factors are rounded to bf16.
     Bf16,
 }
 
-/// Weights, and the rows of f32 that they are multiplied with.
+/// Weights that f32 rows can be multiplied with.
 trait Terms: Weight {
-    /// Rows of `width` values as the inputs of a product; `room` holds them where they have to be rounded.
+    /// Converts rows of `width` values to inputs of a product. `room` holds them if they are rounded.
     fn inputs<'a>(isa: Isa, x: &'a [f32], width: usize, room: &'a mut Vec<Self::Input>) -> &'a [Self::Input];
 }
 
-macro_rules! as_they_are {
+macro_rules! unconverted_inputs {
     ($weight:ty) => {
         impl Terms for $weight {
             fn inputs<'a>(_: Isa, x: &'a [f32], _: usize, _: &'a mut Vec<f32>) -> &'a [f32] {
@@ -54,8 +56,8 @@ macro_rules! as_they_are {
     };
 }
 
-as_they_are!(f32);
-as_they_are!(u16);
+unconverted_inputs!(f32);
+unconverted_inputs!(u16);
 
 impl Terms for u32 {
     fn inputs<'a>(isa: Isa, x: &'a [f32], width: usize, room: &'a mut Vec<u32>) -> &'a [u32] {

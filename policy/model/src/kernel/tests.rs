@@ -22,7 +22,7 @@ fn wide(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The definition for bf16: the odd k of a pair before the even one, a subnormal sum taken for 0.
+/// The definition for bf16: the odd k of a pair before the even one, and a subnormal sum becomes 0.
 fn chain_of_pairs(w: &[f32], bias: &[f32], inputs: usize, x: &[f32]) -> Vec<f32> {
     let add = |sum: f32, x: f32, w: f32| {
         let sum = x.mul_add(w, sum);
@@ -39,7 +39,7 @@ fn chain_of_pairs(w: &[f32], bias: &[f32], inputs: usize, x: &[f32]) -> Vec<f32>
         .collect()
 }
 
-/// The definition: one chain per output, from the bias on.
+/// The definition: one chain per output, starting at the bias.
 fn chain(w: &[f32], bias: &[f32], inputs: usize, x: &[f32]) -> Vec<f32> {
     x.chunks_exact(inputs)
         .flat_map(|x| {
@@ -54,7 +54,7 @@ const SIZES: [(usize, usize); 5] = [(1, 1), (31, 7), (32, 64), (70, 385), (200, 
 const ROWS: [usize; 10] = [0, 1, 2, 3, 5, 12, 13, 16, 97, 110];
 
 #[test]
-fn a_product_is_the_chain_that_its_definition_says_on_every_instruction_set() {
+fn a_product_equals_its_definition_on_every_instruction_set() {
     for (outputs, inputs) in SIZES {
         let w = bf16_bits(&values(outputs * inputs, 1));
         let wide: Vec<f32> = w.iter().map(|&w| wide(w)).collect();
@@ -113,7 +113,7 @@ fn threads_change_no_bit_of_a_product() {
 
 #[test]
 fn packing_on_threads_puts_every_weight_where_it_belongs() {
-    // two lots of panels and part of one more
+    // Two packing jobs and a part of a third.
     let (outputs, inputs) = (2 * 256 + 45, 131);
     let w = bf16_bits(&values(outputs * inputs, 1));
     let wide: Vec<f32> = w.iter().map(|&w| wide(w)).collect();
@@ -133,7 +133,7 @@ fn packing_on_threads_puts_every_weight_where_it_belongs() {
 
 #[test]
 fn pairs_underflow_to_zero_and_overflow_to_infinity_alike_on_every_instruction_set() {
-    // every exponent that a bf16 has
+    // Every exponent of a normal bf16.
     let (outputs, inputs, rows) = (32, 64, 5);
     let any = |n: usize, seed: u64| -> Vec<f32> {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -149,7 +149,7 @@ fn pairs_underflow_to_zero_and_overflow_to_infinity_alike_on_every_instruction_s
         &Threads::ONE,
     );
     for part in 0..inputs / 2 {
-        // few terms at a time: all together would be infinite
+        // A few terms at a time, because the sum of all would be infinite.
         let mut x = vec![0.0; rows * inputs];
         for (row, any) in x.chunks_exact_mut(inputs).zip(any(rows * 2, part as u64).chunks(2)) {
             row[2 * part..][..2].copy_from_slice(any);
@@ -193,7 +193,7 @@ fn bf16_is_the_nearest_one_and_never_subnormal() {
 }
 
 #[test]
-fn a_packed_matrix_gives_its_rows_back() {
+fn a_packed_matrix_returns_its_rows() {
     for inputs in [9, 16] {
         let rounded = bf16_bits(&values(70 * inputs, 4));
         let w: Vec<f32> = rounded.iter().map(|&w| wide(w)).collect();
@@ -227,7 +227,7 @@ fn exp_is_within_two_units_of_the_true_value() {
 }
 
 #[test]
-fn what_happens_along_a_row_has_the_same_bits_on_every_instruction_set() {
+fn row_operations_have_the_same_bits_on_every_instruction_set() {
     for n in [8, 16, 40, 64, 130] {
         let (x, w) = (values(3 * n, 5), values(n, 6));
         let run = |isa| {
@@ -278,7 +278,7 @@ fn attention_in_f64(q: &[f32], k: &[f32], v: &[f32], widths: (usize, usize), win
 }
 
 #[test]
-fn attention_is_the_formula_and_the_same_bits_however_the_queries_arrive() {
+fn attention_follows_the_formula_and_chunks_do_not_change_its_bits() {
     let n = 75;
     for (kw, vw, window) in [
         (8, 8, usize::MAX),
@@ -292,16 +292,16 @@ fn attention_is_the_formula_and_the_same_bits_however_the_queries_arrive() {
         let truth = attention_in_f64(&q, &k, &v, (kw, vw), window, f64::from(scale));
         for (compute, tolerance) in [(Compute::F32, 1e-6), (Compute::Bf16, 1e-2)] {
             let run = |isa: Isa, cuts: &[usize]| {
-                // a sequence was here before, and left its keys and values
-                let mut keys = Keys::new(n, kw, vw, compute);
+                // An earlier sequence left its keys and values.
+                let mut kv = KvHead::new(n, kw, vw, compute);
                 for i in 0..n {
-                    keys.write(i, &vec![3.0; kw], &vec![-5.0; vw]);
+                    kv.write(i, &vec![3.0; kw], &vec![-5.0; vw]);
                 }
                 let mut out = vec![f32::NAN; n * vw];
                 let mut from = 0;
                 for &count in cuts {
                     for i in from..from + count {
-                        keys.write(i, &k[i * kw..][..kw], &v[i * vw..][..vw]);
+                        kv.write(i, &k[i * kw..][..kw], &v[i * vw..][..vw]);
                     }
                     let queries = Queries {
                         heads: 1,
@@ -312,7 +312,7 @@ fn attention_is_the_formula_and_the_same_bits_however_the_queries_arrive() {
                         q: &q[from * kw..],
                         q_stride: kw,
                     };
-                    attend(isa, &keys, &queries, &mut out[from * vw..], vw);
+                    attend(isa, &kv, &queries, &mut out[from * vw..], vw);
                     from += count;
                 }
                 out
@@ -335,18 +335,18 @@ fn attention_is_the_formula_and_the_same_bits_however_the_queries_arrive() {
 }
 
 #[test]
-fn copied_keys_go_on_as_their_originals_do() {
+fn a_copied_head_continues_with_the_same_bits_as_its_original() {
     let (n, width) = (45, 40);
     let (q, k, v) = (values(width, 7), values(n * width, 8), values(n * width, 9));
     for compute in [Compute::F32, Compute::Bf16] {
         for held in [1, 31, 32, 33, 44] {
-            let mut keys = Keys::new(64, width, width, compute);
-            let mut copy = Keys::new(96, width, width, compute);
-            let write = |keys: &mut Keys, i: usize| keys.write(i, &k[i * width..][..width], &v[i * width..][..width]);
-            (0..held).for_each(|i| write(&mut keys, i));
-            copy.copy_from(&keys, held);
-            let run = |keys: &mut Keys| {
-                (held..n).for_each(|i| write(keys, i));
+            let mut kv = KvHead::new(64, width, width, compute);
+            let mut copy = KvHead::new(96, width, width, compute);
+            let write = |kv: &mut KvHead, i: usize| kv.write(i, &k[i * width..][..width], &v[i * width..][..width]);
+            (0..held).for_each(|i| write(&mut kv, i));
+            copy.copy_from(&kv, held);
+            let run = |kv: &mut KvHead| {
+                (held..n).for_each(|i| write(kv, i));
                 let queries = Queries {
                     heads: 1,
                     from: n - 1,
@@ -357,25 +357,25 @@ fn copied_keys_go_on_as_their_originals_do() {
                     q_stride: width,
                 };
                 let mut out = vec![0.0; width];
-                attend(Isa::best(), keys, &queries, &mut out, width);
+                attend(Isa::best(), kv, &queries, &mut out, width);
                 bits(&out)
             };
-            assert_eq!(run(&mut copy), run(&mut keys), "{compute:?}, {held} copied");
+            assert_eq!(run(&mut copy), run(&mut kv), "{compute:?}, {held} copied");
         }
     }
 }
 
 #[test]
-fn heads_that_share_keys_are_heads_of_their_own() {
+fn heads_that_share_keys_do_not_affect_each_other() {
     let (n, width, heads) = (20, 8, 3);
     let (q, k, v) = (
         values(n * heads * width, 10),
         values(n * width, 11),
         values(n * width, 12),
     );
-    let mut keys = Keys::new(n, width, width, Compute::F32);
+    let mut kv = KvHead::new(n, width, width, Compute::F32);
     for i in 0..n {
-        keys.write(i, &k[i * width..][..width], &v[i * width..][..width]);
+        kv.write(i, &k[i * width..][..width], &v[i * width..][..width]);
     }
     let run = |heads: usize, q: &[f32], q_stride: usize| {
         let mut out = vec![0.0; n * heads * width];
@@ -388,7 +388,7 @@ fn heads_that_share_keys_are_heads_of_their_own() {
             q,
             q_stride,
         };
-        attend(Isa::best(), &keys, &queries, &mut out, heads * width);
+        attend(Isa::best(), &kv, &queries, &mut out, heads * width);
         out
     };
     let together = run(heads, &q, heads * width);

@@ -1,8 +1,8 @@
-//! The innermost loops of a matrix product: a few rows by one panel of outputs, for each kind of instruction.
+//! The innermost loops of a matrix product: a few rows times a few panels of outputs.
 //!
-//! Every output is one chain of fused multiply-adds over k. The macro writes the same loop for each instruction set; what
-//! differs is how many outputs one register holds. Pairs of bf16 are two links of the chain at once: what `VDPBF16PS` does,
-//! and for machines without it the same written out.
+//! Every output is one chain of fused multiply-adds over k. A macro writes the same loop for each
+//! instruction set; only the number of outputs per register differs. Pairs of bf16 add two terms at
+//! once, as `VDPBF16PS` does. Machines without that instruction do the same in several.
 
 #![expect(
     unsafe_code,
@@ -11,11 +11,11 @@
 
 use super::{Isa, PANEL};
 
-/// Rows that one call computes at most: as many accumulators as AVX-512 has registers for.
+/// The most rows of one call. AVX-512 has registers for this many accumulators.
 pub(super) const ROWS_MAX: usize = 12;
 
-/// Panels to compute at once, of those that are left: one or two rows by one panel are so few sums that each would wait for
-/// the one before it.
+/// How many of the remaining panels to compute at once. One or two rows times one panel are too few
+/// independent sums to hide the latency of a multiply-add.
 pub(super) fn side_by_side(rows: usize, panels_left: usize) -> usize {
     match (rows, panels_left) {
         (1, 4..) => 4,
@@ -24,31 +24,33 @@ pub(super) fn side_by_side(rows: usize, panels_left: usize) -> usize {
     }
 }
 
-/// One block of work: `y[r][j] = start[r][j] + Σ_k x[r][k] · w[k][j]` for `rows` rows and the panels' outputs.
+/// One block of a product: `y[r][j] = start[r][j] + Σ_k x[r][k] · w[k][j]`.
 pub(super) struct Tile<'a, W: Weight> {
     /// 1 to [`ROWS_MAX`].
     pub rows: usize,
-    /// Panels computed side by side: see [`side_by_side`].
+    /// Panels computed at once, as [`side_by_side`] says.
     pub panels: usize,
-    /// Terms of the sum; with pairs, two each.
+    /// Elements of a row of x. With pairs, each is two terms.
     pub k: usize,
     pub x: &'a [W::Input],
-    /// Distance between rows of x, in elements; so for y, and between panels of w.
+    /// Distance between rows of x, in elements.
     pub x_stride: usize,
     /// `[panels][k][32]`.
     pub w: &'a [W],
+    /// Distance between panels of w, in elements.
     pub w_stride: usize,
-    /// What every row's sums start at; without it they go on from y.
+    /// The start of every row's sums, `[panels][32]`. `None`: the values in y.
     pub start: Option<&'a [f32]>,
     pub y: &'a mut [f32],
+    /// Distance between rows of y, in elements.
     pub y_stride: usize,
 }
 
 impl<W: Weight> Tile<'_, W> {
-    /// Computes it. `isa` is one of [`Isa::available`].
+    /// Computes the block. `isa` must be one of [`Isa::available`].
     ///
     /// # Panics
-    /// When a slice is shorter than its counts and strides name.
+    /// If a slice is shorter than the counts and strides need, or rows and panels do not fit.
     pub fn run(self, isa: Isa) {
         assert!((1..=ROWS_MAX).contains(&self.rows));
         assert!(matches!((self.rows, self.panels), (1, 4) | (1 | 2, 2) | (_, 1)));
@@ -73,8 +75,9 @@ impl<W: Weight> Tile<'_, W> {
             y: self.y.as_mut_ptr(),
             y_stride: self.y_stride,
         };
-        // SAFETY: the slices are long enough, as asserted, and are borrowed until the call returns; `start` may be `y`, and
-        // every element is read before it is written. `Isa::available` names only what the machine has.
+        // SAFETY: the assertions above prove that every access is inside its slice, and the slices are
+        // borrowed until the call returns. `start` may alias `y`; each element is read before it is
+        // written. `isa` comes from `Isa::available`, which lists only what the CPU has.
         unsafe { W::run(isa, &tile) }
     }
 }
@@ -95,12 +98,12 @@ pub(super) struct Pointers<W: Weight> {
 }
 
 impl<W: Weight> Pointers<W> {
-    /// The rows from `from` on, at most so many. `from < rows`.
+    /// At most `rows_max` rows from `from` on. `from < rows`.
     ///
     /// # Safety
     /// As for [`Weight::run`].
     unsafe fn rows_from(&self, from: usize, rows_max: usize) -> Self {
-        // SAFETY: a row below `rows` of each is inside what the caller promised.
+        // SAFETY: `from < rows`, so the offsets stay inside the ranges that the caller promised.
         unsafe {
             Pointers {
                 rows: rows_max.min(self.rows - from),
@@ -113,15 +116,17 @@ impl<W: Weight> Pointers<W> {
     }
 }
 
-/// A weight as it lies in memory: f32, the upper half of one, or two such halves, of k and (in the upper bits) of k + 1.
+/// An element of packed weights: f32, the bits of a bf16 (u16), or a pair of bf16 (u32) whose lower
+/// half belongs to k and whose upper half to k + 1.
 pub(super) trait Weight: Copy + Default + Send + Sync {
-    /// What it is multiplied with.
+    /// The element of x that it is multiplied with.
     type Input: Copy + Default + Send + Sync;
-    /// Terms of a sum in one of them.
+    /// Terms of the sum per element.
     const TERMS: usize;
 
     /// # Safety
-    /// The machine has `isa`, and the pointers are valid for what their counts and strides name.
+    /// The CPU must have `isa`. The pointers must be valid for all elements that the tile's counts and
+    /// strides cover, and `rows` and `panels` must be a combination that [`Tile::run`] allows.
     unsafe fn run(isa: Isa, tile: &Pointers<Self>);
 }
 
@@ -147,7 +152,7 @@ macro_rules! by_rows {
     };
 }
 
-/// Pairs written out need registers for both halves of the weights: four rows at a time.
+/// Without `VDPBF16PS` both halves of a weight need a register, so four rows are computed at a time.
 macro_rules! by_four_rows {
     ($function:ident, $tile:expr) => {
         for from in (0..$tile.rows).step_by(4) {
@@ -172,7 +177,7 @@ macro_rules! weight {
             const TERMS: usize = $terms;
 
             unsafe fn run(isa: Isa, tile: &Pointers<Self>) {
-                // SAFETY: the caller's promise, passed on.
+                // SAFETY: the caller promised that the CPU has `isa` and that the pointers are valid.
                 unsafe {
                     match isa {
                         #[cfg(target_arch = "x86_64")]
@@ -197,24 +202,28 @@ weight!(
     2,
     avx512_pairs,
     by_four_rows,
-    avx512_pairs_apart,
+    avx512_pairs_emulated,
     avx2_pairs,
     portable_pairs
 );
 
-/// A tile on vectors of `$width` floats, `$at_once` of a panel's at a time: more would not leave the sums in registers.
+/// Vectors of a panel computed at a time. With more, the sums would not stay in registers.
+#[cfg(target_arch = "x86_64")]
+const AT_ONCE: usize = 2;
+
+/// A tile on vectors of `$width` floats.
 #[cfg(target_arch = "x86_64")]
 macro_rules! tile {
-    ($name:ident, $feature:literal, $weight:ty, $width:literal, $at_once:literal,
-     $load:expr, $set:ident, $fma:ident, $read:ident, $store:ident) => {
+    ($name:ident, $feature:literal, $weight:ty, $width:literal,
+     $load:ident, $set:ident, $fma:ident, $read:ident, $store:ident) => {
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $name<const R: usize, const P: usize>(t: &Pointers<$weight>) {
             let mut part = 0;
             while part < PANEL {
-                // SAFETY: `part + $at_once · $width ≤ PANEL`, rows below R = t.rows, panels below P = t.panels, and k below
-                // t.k: inside what the caller promised.
+                // SAFETY: part + AT_ONCE · $width ≤ PANEL, r < R = t.rows, p < P = t.panels and k < t.k, so
+                // every access is inside the ranges that the caller promised.
                 unsafe {
-                    let mut sums = [[[$read(t.start); $at_once]; P]; R];
+                    let mut sums = [[[$read(t.start); AT_ONCE]; P]; R];
                     for (r, row) in sums.iter_mut().enumerate() {
                         for (p, panel) in row.iter_mut().enumerate() {
                             for (i, sum) in panel.iter_mut().enumerate() {
@@ -224,7 +233,7 @@ macro_rules! tile {
                     }
                     let mut w = t.w.add(part);
                     for k in 0..t.k {
-                        let mut weights = [[$load(w); $at_once]; P];
+                        let mut weights = [[$load(w); AT_ONCE]; P];
                         for (p, panel) in weights.iter_mut().enumerate() {
                             for (i, weight) in panel.iter_mut().enumerate() {
                                 *weight = $load(w.add(p * t.w_stride + i * $width));
@@ -248,7 +257,7 @@ macro_rules! tile {
                         }
                     }
                 }
-                part += $at_once * $width;
+                part += AT_ONCE * $width;
             }
         }
     };
@@ -259,95 +268,63 @@ use x86::*;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{EXPONENT, HIGH, PANEL, Pointers};
+    use super::{AT_ONCE, EXPONENT, HIGH, PANEL, Pointers};
     use std::arch::x86_64::*;
     use std::mem::transmute;
 
-    tile!(
+    macro_rules! tile_16 {
+        ($name:ident, $feature:literal, $weight:ty, $load:ident, $set:ident, $fma:ident) => {
+            tile!(
+                $name,
+                $feature,
+                $weight,
+                16,
+                $load,
+                $set,
+                $fma,
+                _mm512_loadu_ps,
+                _mm512_storeu_ps
+            );
+        };
+    }
+
+    macro_rules! tile_8 {
+        ($name:ident, $feature:literal, $weight:ty, $load:ident, $set:ident, $fma:ident) => {
+            tile!(
+                $name,
+                $feature,
+                $weight,
+                8,
+                $load,
+                $set,
+                $fma,
+                _mm256_loadu_ps,
+                _mm256_storeu_ps
+            );
+        };
+    }
+
+    tile_16!(
         avx512_f32,
         "avx512f",
         f32,
-        16,
-        2,
         _mm512_loadu_ps,
         _mm512_set1_ps,
-        _mm512_fmadd_ps,
-        _mm512_loadu_ps,
-        _mm512_storeu_ps
+        _mm512_fmadd_ps
     );
-    tile!(
-        avx512_bf16,
-        "avx512f",
-        u16,
-        16,
-        2,
-        widen_16,
-        _mm512_set1_ps,
-        _mm512_fmadd_ps,
-        _mm512_loadu_ps,
-        _mm512_storeu_ps
-    );
-    tile!(
+    tile_16!(avx512_bf16, "avx512f", u16, widen_16, _mm512_set1_ps, _mm512_fmadd_ps);
+    tile_16!(avx512_pairs, "avx512f,avx512bf16", u32, pairs_16, spread_16, add_pairs);
+    tile_16!(avx512_pairs_emulated, "avx512f", u32, pairs_16, spread_16, add_pairs_16);
+    tile_8!(
         avx2_f32,
         "avx2,fma",
         f32,
-        8,
-        2,
         _mm256_loadu_ps,
         _mm256_set1_ps,
-        _mm256_fmadd_ps,
-        _mm256_loadu_ps,
-        _mm256_storeu_ps
+        _mm256_fmadd_ps
     );
-    tile!(
-        avx2_bf16,
-        "avx2,fma",
-        u16,
-        8,
-        2,
-        widen_8,
-        _mm256_set1_ps,
-        _mm256_fmadd_ps,
-        _mm256_loadu_ps,
-        _mm256_storeu_ps
-    );
-
-    tile!(
-        avx512_pairs,
-        "avx512f,avx512bf16",
-        u32,
-        16,
-        2,
-        pairs_16,
-        spread_16,
-        add_pairs,
-        _mm512_loadu_ps,
-        _mm512_storeu_ps
-    );
-    tile!(
-        avx512_pairs_apart,
-        "avx512f",
-        u32,
-        16,
-        2,
-        pairs_16,
-        spread_16,
-        add_pairs_16,
-        _mm512_loadu_ps,
-        _mm512_storeu_ps
-    );
-    tile!(
-        avx2_pairs,
-        "avx2,fma",
-        u32,
-        8,
-        2,
-        pairs_8,
-        spread_8,
-        add_pairs_8,
-        _mm256_loadu_ps,
-        _mm256_storeu_ps
-    );
+    tile_8!(avx2_bf16, "avx2,fma", u16, widen_8, _mm256_set1_ps, _mm256_fmadd_ps);
+    tile_8!(avx2_pairs, "avx2,fma", u32, pairs_8, spread_8, add_pairs_8);
 
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -362,17 +339,17 @@ mod x86 {
         _mm512_set1_epi32(x.cast_signed())
     }
 
-    /// sum + x₁w₁ + x₀w₀ of sixteen pairs: fused multiply-adds in this order, each rounded to nearest, subnormals taken for 0
-    /// before and after.
+    /// sum + x₁w₁ + x₀w₀ of sixteen pairs, as fused multiply-adds in this order. Each is rounded to
+    /// nearest, and subnormal inputs and results count as 0.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bf16")]
     fn add_pairs(x: __m512i, w: __m512i, sum: __m512) -> __m512 {
-        // SAFETY: both are 64 bytes, and any bits are values.
+        // SAFETY: both types have 64 bytes, and every bit pattern is valid.
         let (x, w) = unsafe { (transmute::<__m512i, __m512bh>(x), transmute::<__m512i, __m512bh>(w)) };
         _mm512_dpbf16_ps(sum, x, w)
     }
 
-    /// The same, written out.
+    /// [`add_pairs`] without `VDPBF16PS`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn add_pairs_16(x: __m512i, w: __m512i, sum: __m512) -> __m512 {
@@ -385,7 +362,7 @@ mod x86 {
         ))
     }
 
-    /// 0, with its sign, for what is subnormal.
+    /// Replaces subnormals by 0 of the same sign.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn flush_16(x: __m512) -> __m512 {
@@ -449,15 +426,17 @@ mod x86 {
     }
 }
 
-/// The upper half of a pair; an f32's exponent.
+/// The bits of the upper half of a pair.
 const HIGH: i32 = 0xffff_0000u32.cast_signed();
+/// The exponent bits of an f32.
 const EXPONENT: i32 = 0x7f80_0000;
 
 macro_rules! portable {
     ($name:ident, $weight:ty, $add:expr) => {
         unsafe fn $name(t: &Pointers<$weight>) {
             for (r, p) in (0..t.rows).flat_map(|r| (0..t.panels).map(move |p| (r, p))) {
-                // SAFETY: r < rows, p < panels, k < t.k and j < PANEL: inside what the caller promised.
+                // SAFETY: r < rows, p < panels, k < t.k and j < PANEL, so every access is inside the
+                // ranges that the caller promised.
                 unsafe {
                     let mut sums = [0f32; PANEL];
                     for (j, sum) in sums.iter_mut().enumerate() {
@@ -487,7 +466,7 @@ portable!(portable_pairs, u32, |x: u32, w: u32, sum| {
     flush(low(x).mul_add(low(w), flush(high(x).mul_add(high(w), sum))))
 });
 
-/// 0, with its sign, for what is subnormal.
+/// Replaces a subnormal by 0 of the same sign.
 fn flush(x: f32) -> f32 {
     match x.to_bits() & EXPONENT.cast_unsigned() {
         0 => f32::from_bits(x.to_bits() & (1 << 31)),

@@ -1,4 +1,4 @@
-//! An adapter's settings, in PEFT's names and with its meaning.
+//! An adapter's settings, with PEFT's names and meanings.
 
 use super::Error;
 use regex::Regex;
@@ -12,21 +12,22 @@ use std::fmt;
 pub struct Config {
     /// Rank; default 8.
     pub r: usize,
-    /// What B · A is multiplied by, times the rank; default 8.
+    /// B · A is multiplied by `lora_alpha`/r; default 8.
     pub lora_alpha: f64,
-    /// B · A is multiplied by `lora_alpha`/√r instead of `lora_alpha`/r; default false.
+    /// B · A is multiplied by `lora_alpha`/√r instead (Kalajdzievski 2023); default false.
     pub use_rslora: bool,
-    /// Default `all-linear`.
+    /// The adapted modules; default `all-linear`.
     pub target_modules: Targets,
-    /// Ranks of modules with another one, by a regular expression for the end of their names.
+    /// Ranks of modules that do not have rank `r`. Keys are regular expressions for the end of a name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rank_pattern: BTreeMap<String, usize>,
-    /// The same for `lora_alpha`.
+    /// Values of `lora_alpha` for single modules, with the same keys.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub alpha_pattern: BTreeMap<String, f64>,
 }
 
-/// Names of modules, or of their ends after a dot; or one text: `all-linear`, or a regular expression for the whole name.
+/// Which modules are adapted: a list of names or of their ends after a dot; or one string, which is
+/// `all-linear` or a regular expression for the whole name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Targets {
@@ -56,7 +57,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Refuses what cannot be computed with. The text begins with the field.
+    /// Checks the values. The error names the field.
     pub fn check(&self) -> Result<(), String> {
         let alpha = |value: f64| value.is_finite() && value > 0.0;
         let ranks = self.rank_pattern.values().chain([&self.r]);
@@ -78,7 +79,7 @@ impl Config {
         self.target_modules.matcher().map(drop)
     }
 
-    /// A module's rank, and what its B · A is multiplied by.
+    /// A module's rank, and the scale of its B · A.
     pub fn of(&self, module: &str) -> Result<(usize, f32), Error> {
         let rank = chosen("rank_pattern", &self.rank_pattern, module)
             .map_err(Error::Config)?
@@ -92,8 +93,10 @@ impl Config {
     }
 }
 
-/// The value of the pattern that a module's name ends in. PEFT takes the first of the file that does; here two that differ
-/// are refused, because the order of a JSON object says nothing.
+/// The value of the pattern that matches the end of a module's name.
+///
+/// PEFT takes the first match. Here two matches with different values are an error, because the order
+/// of a JSON object has no meaning.
 fn chosen<T: Copy + PartialEq>(field: &str, patterns: &BTreeMap<String, T>, module: &str) -> Result<Option<T>, String> {
     let mut found = None;
     for (pattern, &value) in patterns {
@@ -101,7 +104,7 @@ fn chosen<T: Copy + PartialEq>(field: &str, patterns: &BTreeMap<String, T>, modu
             continue;
         }
         if found.is_some_and(|other| other != value) {
-            return Err(format!("`{field}` has two values for `{module}`: give one"));
+            return Err(format!("`{field}` has two values for `{module}`; give only one"));
         }
         found = Some(value);
     }
@@ -112,7 +115,7 @@ fn ending(field: &str, pattern: &str) -> Result<Regex, String> {
     Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(|error| format!("`{field}`: {error}"))
 }
 
-/// Decides by name.
+/// Compiled [`Targets`].
 #[derive(Debug)]
 pub(super) enum Matcher<'a> {
     All,

@@ -1,4 +1,4 @@
-//! PEFT's folder: `adapter_config.json` and `adapter_model.safetensors`.
+//! Reads and writes PEFT's folder: `adapter_config.json` and `adapter_model.safetensors`.
 
 use super::config::ALL_LINEAR;
 use super::{Adapter, Config, Error, Targets};
@@ -14,12 +14,12 @@ use std::path::Path;
 
 const CONFIG: &str = "adapter_config.json";
 const MODEL: &str = "adapter_model.safetensors";
-/// What PEFT puts before every module's name.
+/// PEFT's prefix of every module name.
 const PREFIX: &str = "base_model.model.";
 
-/// Fields that do not change what an adapter computes: notes, what matters while it is trained, and what chose the
-/// modules whose tensors are there.
-const WITHOUT_MEANING: &[&str] = &[
+/// Fields that do not change an adapter's results: notes, training settings, and settings that chose
+/// the modules, whose tensors are in the file.
+const IGNORED_FIELDS: &[&str] = &[
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
@@ -38,8 +38,8 @@ const WITHOUT_MEANING: &[&str] = &[
     "runtime_config",
     "task_type",
 ];
-/// Ways to begin that leave the base's weights as they are; the others, such as `pissa`, do not.
-const BEGINNINGS: &[&str] = &["eva", "gaussian", "orthogonal"];
+/// Initialisations that leave the base weights unchanged. Others, such as `pissa`, change them.
+const INIT_METHODS: &[&str] = &["eva", "gaussian", "orthogonal"];
 
 pub(super) fn read(folder: &Path) -> Result<Adapter, Error> {
     let path = folder.join(CONFIG);
@@ -72,11 +72,11 @@ fn read_config(json: &[u8]) -> Result<Config, String> {
     };
     match take::<Value>(&mut fields, "init_lora_weights")? {
         None | Some(Value::Bool(_)) => {}
-        Some(Value::String(name)) if BEGINNINGS.contains(&name.as_str()) => {}
+        Some(Value::String(name)) if INIT_METHODS.contains(&name.as_str()) => {}
         Some(other) => {
             return Err(format!(
-                "`init_lora_weights` is {other}: such an adapter is of other weights than the base's. Let PEFT save it as a \
-                 plain one (`path_initial_model_for_weight_conversion`)"
+                "`init_lora_weights` is {other}, which changes the base weights. Save the adapter as a plain one \
+                 (PEFT's `path_initial_model_for_weight_conversion`)"
             ));
         }
     }
@@ -87,15 +87,15 @@ fn read_config(json: &[u8]) -> Result<Config, String> {
         Value::String(text) => text == "none",
         _ => false,
     };
-    let unknown = |(name, value): &(&String, &Value)| !WITHOUT_MEANING.contains(&name.as_str()) && !neutral(value);
+    let unknown = |(name, value): &(&String, &Value)| !IGNORED_FIELDS.contains(&name.as_str()) && !neutral(value);
     if let Some((name, value)) = fields.iter().find(unknown) {
-        return Err(format!("`{name}` is {value}, which is not computed here"));
+        return Err(format!("`{name}` is {value}, which is not supported"));
     }
     config.check()?;
     Ok(config)
 }
 
-/// A field that is there and not null.
+/// Removes a field. `None` if it is missing or null.
 fn take<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str) -> Result<Option<T>, String> {
     match fields.remove(name) {
         None | Some(Value::Null) => Ok(None),
@@ -132,7 +132,7 @@ pub(super) fn write(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
         .map_err(|error| refuse(&path, error.to_string()))?;
     atomic::replace(&path, &[&bytes]).map_err(io("write", &path))?;
 
-    // last: PEFT looks for it first
+    // Written last, because PEFT reads it first.
     let path = folder.join(CONFIG);
     let json = serde_json::to_vec_pretty(&config_json(adapter)).map_err(|error| refuse(&path, error.to_string()))?;
     atomic::replace(&path, &[&json]).map_err(io("write", &path))
@@ -140,7 +140,7 @@ pub(super) fn write(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
 
 fn config_json(adapter: &Adapter) -> Value {
     let config = &adapter.config;
-    // PEFT writes down what `all-linear` came to
+    // PEFT writes the modules that `all-linear` matched.
     let targets = match &config.target_modules {
         Targets::Text(text) if text == ALL_LINEAR => {
             let ends = adapter.pairs.keys().filter_map(|module| module.rsplit('.').next());
@@ -148,7 +148,7 @@ fn config_json(adapter: &Adapter) -> Value {
         }
         other => json!(other),
     };
-    // whole numbers, as PEFT has them, where they are
+    // PEFT writes whole numbers as integers.
     let number = |value: f64| match value.fract() == 0.0 && value.abs() < 1e15 {
         true => json!(value as i64),
         false => json!(value),

@@ -1,5 +1,5 @@
-//! An adapter as tensors by name, `MODULE.lora_A.weight` and `MODULE.lora_B.weight`: as PEFT's files and a run's checkpoints
-//! have them.
+//! Converts adapters to and from named tensors, `MODULE.lora_A.weight` and `MODULE.lora_B.weight`, as
+//! in PEFT's files and in a trainer's run state.
 
 use super::{Adapter, Config, Pair};
 use crate::exact;
@@ -11,7 +11,7 @@ const A: &str = ".lora_A.weight";
 const B: &str = ".lora_B.weight";
 
 impl Adapter {
-    /// Both factors of every module, f32.
+    /// Both factors of every module, in f32.
     pub fn to_tensors(&self) -> BTreeMap<String, TensorData> {
         let tensor = |shape: [usize; 2], values: &[f32]| TensorData {
             dtype: Dtype::F32,
@@ -29,22 +29,25 @@ impl Adapter {
             .collect()
     }
 
-    /// Refuses what is no pair of factors, and what `config` says otherwise.
+    /// Builds an adapter from the tensors of [`Self::to_tensors`].
+    ///
+    /// # Errors
+    /// If a tensor is not A or B of a target module, a factor is missing or not finite, or the ranks
+    /// do not fit `config`.
     pub fn from_tensors(config: Config, tensors: &BTreeMap<String, TensorData>) -> Result<Self, String> {
         let targets = config.target_modules.matcher()?;
         let mut modules = BTreeSet::new();
         for name in tensors.keys() {
-            let module = name
-                .strip_suffix(A)
-                .or_else(|| name.strip_suffix(B))
-                .ok_or_else(|| format!("`{name}` is not A or B of a matrix, which is all that is computed here"))?;
+            let module = name.strip_suffix(A).or_else(|| name.strip_suffix(B)).ok_or_else(|| {
+                format!("`{name}` is not supported: only `lora_A.weight` and `lora_B.weight` of a matrix are")
+            })?;
             if !targets.matches(module) {
-                return Err(format!("`{name}` is there, and `target_modules` does not name it"));
+                return Err(format!("`{name}` is not of a module in `target_modules`"));
             }
             modules.insert(module);
         }
         if modules.is_empty() {
-            return Err("there are no tensors in it".into());
+            return Err("the file has no tensors".into());
         }
         let mut pairs = BTreeMap::new();
         for module in modules {

@@ -1,18 +1,10 @@
 use super::*;
 use crate::exact::ExactModel;
+use crate::golden;
 use artifact::tensor::TensorData;
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 use std::fs;
-use std::path::{Path, PathBuf};
-
-fn golden(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder)
-}
-
-fn image(folder: &str) -> Checkpoint {
-    Checkpoint::read_dir(&golden(folder)).unwrap()
-}
 
 fn named(names: &[&str]) -> Config {
     Config {
@@ -27,10 +19,10 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 }
 
 #[test]
-fn an_adapter_of_peft_merged_computes_what_transformers_computes_once_peft_has_merged_it() {
-    let base = image("qwen2");
+fn a_merged_peft_adapter_computes_what_peft_and_transformers_compute() {
+    let base = golden::checkpoint("qwen2");
     for name in ["adapter", "adapter_rslora"] {
-        let folder = golden("qwen2").join(name);
+        let folder = golden::path("qwen2").join(name);
         let merged = Adapter::read_dir(&folder).unwrap().merge(&base).unwrap();
         let bytes = fs::read(folder.join("expected.safetensors")).unwrap();
         let expected = SafeTensors::deserialize(&bytes).unwrap();
@@ -64,16 +56,16 @@ fn an_adapter_of_peft_merged_computes_what_transformers_computes_once_peft_has_m
 }
 
 #[test]
-fn a_folder_that_was_written_is_read_back_bit_for_bit() {
+fn a_written_folder_is_read_back_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["adapter", "adapter_rslora"] {
-        let before = Adapter::read_dir(&golden("qwen2").join(name)).unwrap();
+        let before = Adapter::read_dir(&golden::path("qwen2").join(name)).unwrap();
         before.write_dir(folder.path()).unwrap();
         let after = Adapter::read_dir(folder.path()).unwrap();
         assert_eq!(before, after);
     }
-    // what `all-linear` came to is written out
-    let fresh = Adapter::fresh(Config::default(), &image("qwen2"), 1).unwrap();
+    // `all-linear` is written as the modules that it matched.
+    let fresh = Adapter::fresh(Config::default(), &golden::checkpoint("qwen2"), 1).unwrap();
     fresh.write_dir(folder.path()).unwrap();
     let after = Adapter::read_dir(folder.path()).unwrap();
     assert_eq!(fresh.pairs, after.pairs);
@@ -91,16 +83,16 @@ fn a_folder_that_was_written_is_read_back_bit_for_bit() {
 
 #[test]
 fn every_value_is_the_base_plus_its_sum_rounded_to_the_bases_dtype() {
-    let mut base = image("llama");
+    let mut base = golden::checkpoint("llama");
     let name = "model.layers.1.self_attn.q_proj";
     let weight = format!("{name}.weight");
-    // −0 and values that a f32 sum rounds differently from a bf16 one
+    // −0, and values for which f32 and bf16 sums round differently.
     let mut values: Vec<f32> = (0..64 * 64).map(|i| (i as f32 * 0.37).sin()).collect();
     values[0] = -0.0;
     let old = base.tensors[&weight].clone();
     base.tensors
         .insert(weight.clone(), crate::exact::rounded(&weight, &old, &values).unwrap());
-    let mut adapter = Adapter::fresh(named(&[name]), &image("llama"), 3).unwrap();
+    let mut adapter = Adapter::fresh(named(&[name]), &golden::checkpoint("llama"), 3).unwrap();
     assert_eq!(
         adapter.merge(&base).unwrap().root(),
         base.root(),
@@ -123,17 +115,17 @@ fn every_value_is_the_base_plus_its_sum_rounded_to_the_bases_dtype() {
         })
         .collect();
     assert_eq!(merged.tensors[&weight].bytes.as_ref(), bits);
-    let others = |image: &Checkpoint| {
-        let mut image = image.clone();
-        image.tensors.remove(&weight);
-        image
+    let others = |checkpoint: &Checkpoint| {
+        let mut checkpoint = checkpoint.clone();
+        checkpoint.tensors.remove(&weight);
+        checkpoint
     };
     assert_eq!(others(&merged), others(&base));
 }
 
 #[test]
 fn a_new_adapter_is_uniform_within_one_over_the_root_of_the_inputs_and_depends_on_the_seed() {
-    let model = image("llama");
+    let model = golden::checkpoint("llama");
     let adapter = Adapter::fresh(Config::default(), &model, 5).unwrap();
     assert_eq!(adapter, Adapter::fresh(Config::default(), &model, 5).unwrap());
     assert_ne!(adapter, Adapter::fresh(Config::default(), &model, 6).unwrap());
@@ -168,29 +160,29 @@ fn ranks_scales_and_modules_are_chosen_as_peft_does() {
     assert_eq!(config.of("model.layers.0.self_attn.k_proj").unwrap(), (4, 3.0));
     assert_eq!(config.of("model.layers.1.self_attn.k_proj").unwrap(), (4, 1.0));
     let modules = |config: &Config| {
-        let adapter = Adapter::fresh(config.clone(), &image("llama"), 1).unwrap();
+        let adapter = Adapter::fresh(config.clone(), &golden::checkpoint("llama"), 1).unwrap();
         adapter.pairs.into_keys().collect::<Vec<_>>()
     };
     assert_eq!(modules(&config).len(), 7);
-    // an end of a name begins after a dot: `proj` is none
-    let error = Adapter::fresh(named(&["proj"]), &image("llama"), 1).unwrap_err();
+    // The end of a name starts after a dot, so `proj` matches nothing.
+    let error = Adapter::fresh(named(&["proj"]), &golden::checkpoint("llama"), 1).unwrap_err();
     assert!(error.to_string().contains("q_proj"), "{error}");
     assert_eq!(
         modules(&named(&["layers.1.mlp.up_proj"])),
         ["model.layers.1.mlp.up_proj"]
     );
     for folder in ["qwen3_moe", "deepseek_v3"] {
-        let adapter = Adapter::fresh(Config::default(), &image(folder), 1).unwrap();
+        let adapter = Adapter::fresh(Config::default(), &golden::checkpoint(folder), 1).unwrap();
         assert!(adapter.pairs.keys().all(|module| module.contains(".self_attn.")));
-        assert!(adapter.merge(&image(folder)).is_ok());
+        assert!(adapter.merge(&golden::checkpoint(folder)).is_ok());
     }
 }
 
-/// What is said of the golden adapter with another configuration.
+/// The error for the golden adapter with a changed configuration.
 fn refusal(change: impl FnOnce(&mut serde_json::Value)) -> String {
     let folder = tempfile::tempdir().unwrap();
     for name in ["adapter_config.json", "adapter_model.safetensors"] {
-        fs::copy(golden("qwen2/adapter").join(name), folder.path().join(name)).unwrap();
+        fs::copy(golden::path("qwen2/adapter").join(name), folder.path().join(name)).unwrap();
     }
     let path = folder.path().join("adapter_config.json");
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -202,7 +194,7 @@ fn refusal(change: impl FnOnce(&mut serde_json::Value)) -> String {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_the_name_of_the_field() {
+fn unsupported_settings_are_refused_by_the_name_of_their_field() {
     let cases = [
         ("peft_type", serde_json::json!("LOHA")),
         ("use_dora", serde_json::json!(true)),
@@ -234,8 +226,8 @@ fn what_is_not_computed_is_refused_by_the_name_of_the_field() {
 
 #[test]
 fn tensors_that_do_not_fit_are_refused_by_name() {
-    let base = image("qwen2");
-    let read = || Adapter::read_dir(&golden("qwen2/adapter")).unwrap();
+    let base = golden::checkpoint("qwen2");
+    let read = || Adapter::read_dir(&golden::path("qwen2/adapter")).unwrap();
     let module = "model.layers.0.mlp.up_proj".to_string();
     let merged = |adapter: &Adapter| adapter.merge(&base).err().unwrap().to_string();
 

@@ -1,6 +1,17 @@
 use super::*;
 use proptest::prelude::*;
 
+/// The ids that [`draw`] can draw, ascending.
+fn candidates(logits: &[f32], params: &Params, previous: &PreviousTokens) -> Vec<u32> {
+    match Probabilities::new(logits, params, previous, None) {
+        Probabilities::Greedy { best, .. } => vec![best as u32],
+        Probabilities::Weights { weights, .. } => {
+            let drawable = weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0);
+            drawable.map(|(id, _)| id as u32).collect()
+        }
+    }
+}
+
 #[test]
 fn frequencies_follow_the_softmax() {
     let logits = [1.0f32, 0.0, -1.0, 2.0];
@@ -58,7 +69,7 @@ fn the_same_seed_gives_the_same_tokens() {
 }
 
 #[test]
-fn without_the_suppressed_token_the_others_share_its_probability() {
+fn the_other_tokens_share_the_probability_of_a_suppressed_one() {
     // probabilities 0.5, 0.3, 0.2; without the first 0.6, 0.4
     let mut logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
     suppress(&mut logits, 0);
@@ -75,12 +86,12 @@ fn without_the_suppressed_token_the_others_share_its_probability() {
 }
 
 #[test]
-fn the_coin_falls_by_its_share_and_the_same_for_the_same_seed() {
+fn a_fixed_share_of_seeds_explores() {
     let explored = (0..50_000).filter(|&seed| explores(seed, 0.02)).count();
     // 1000 ± 5 standard deviations
     assert!((843..1157).contains(&explored), "{explored}");
     assert!((0..1000).all(|seed| !explores(seed, 0.0)));
-    // one that falls for a small share falls for every larger one
+    // A seed that explores at a small share also does at every larger one.
     assert!((0..1000).all(|seed| !explores(seed, 0.1) || explores(seed, 0.3)));
 }
 
@@ -101,7 +112,7 @@ fn greedy_takes_the_best_and_reports_the_plain_softmax() {
     assert_eq!(top_logprobs(&[0.0, 3.0, 1.0], 2)[0], (id, lp));
 }
 
-/// What transformers' logits processors made of random logits (`scripts/golden/sampling.py`).
+/// Results of transformers' logits processors for random logits (`scripts/golden/sampling.py`).
 #[derive(serde::Deserialize)]
 struct Case {
     logits: Vec<f32>,
@@ -125,14 +136,14 @@ fn the_distribution_is_that_of_transformers() {
             repetition_penalty: get("repetition_penalty", 1.0),
             ..Params::default()
         };
-        let history = History::new(&case.before);
+        let previous = PreviousTokens::new(&case.before);
         let theirs = (0u32..).zip(&case.log_probs).filter(|(_, log_prob)| log_prob.is_some());
         let kept: Vec<u32> = theirs.map(|(id, _)| id).collect();
-        assert_eq!(keep_set(&case.logits, &params, &history), kept, "{:?}", case.params);
+        assert_eq!(candidates(&case.logits, &params, &previous), kept, "{:?}", case.params);
         for (id, log_prob) in (0u32..).zip(case.log_probs) {
-            let ours = f64::from(log_prob_of(&case.logits, &params, &history, id));
+            let ours = f64::from(log_prob_of(&case.logits, &params, &previous, id));
             match log_prob {
-                // theirs were filtered in f32
+                // transformers filters in f32.
                 Some(theirs) => assert!((ours - theirs).abs() < 4e-6, "{:?}: {ours} {theirs}", case.params),
                 None => assert_eq!(ours, f64::NEG_INFINITY),
             }
@@ -152,9 +163,9 @@ fn bias_and_penalties_are_computed_in_the_documented_order() {
         ..Params::default()
     };
     // 2 and 3 are in the prompt, 2 was sampled three times, 1 once
-    let mut history = History::new(&[2, 3, 3]);
+    let mut previous = PreviousTokens::new(&[2, 3, 3]);
     for id in [2, 1, 2, 2] {
-        history.push(id);
+        previous.push(id);
     }
     let z: [f64; 5] = [
         1.0,
@@ -166,22 +177,22 @@ fn bias_and_penalties_are_computed_in_the_documented_order() {
     let total: f64 = z.iter().map(|z| (z / 0.5).exp()).sum();
     for (id, z) in (0u32..).zip(z) {
         let expected = z / 0.5 - total.ln();
-        let ours = f64::from(log_prob_of(&logits, &params, &history, id));
+        let ours = f64::from(log_prob_of(&logits, &params, &previous, id));
         assert!((ours - expected).abs() < 1e-6, "{id}: {ours} {expected}");
     }
-    // greedy too takes the best of what bias and penalties made of the logits
+    // Greedy sampling also applies bias and penalties.
     let greedy = Params {
         temperature: 0.0,
         logit_bias: [(4, -100.0)].into(),
         ..params
     };
-    let drawn = draw(&logits, &greedy, &history, &mut Source::new(0));
-    assert_eq!((drawn.id, drawn.kept), (0, 1));
-    assert_eq!(keep_set(&logits, &greedy, &history), [0]);
+    let drawn = draw(&logits, &greedy, &previous, &mut Source::new(0));
+    assert_eq!((drawn.id, drawn.candidates), (0, 1));
+    assert_eq!(candidates(&logits, &greedy, &previous), [0]);
 }
 
 #[test]
-fn of_equal_logits_the_lower_ids_are_kept() {
+fn lower_ids_win_ties() {
     let logits = [0.0f32, 2.0, -0.0, 2.0, 2.0, 0.0];
     let kept = |top_k, top_p| {
         let params = Params {
@@ -189,7 +200,7 @@ fn of_equal_logits_the_lower_ids_are_kept() {
             top_p,
             ..Params::default()
         };
-        keep_set(&logits, &params, &History::default())
+        candidates(&logits, &params, &PreviousTokens::default())
     };
     assert_eq!(kept(2, 1.0), [1, 3]);
     assert_eq!(kept(4, 1.0), [0, 1, 3, 4]);
@@ -199,7 +210,7 @@ fn of_equal_logits_the_lower_ids_are_kept() {
 }
 
 #[test]
-fn filters_work_one_after_the_other() {
+fn filters_apply_one_after_the_other() {
     // probabilities 0.4, 0.3, 0.2, 0.06, 0.04
     let logits = [0.4f32, 0.3, 0.2, 0.06, 0.04].map(f32::ln);
     let kept = |min_p, top_k, top_p| {
@@ -209,10 +220,10 @@ fn filters_work_one_after_the_other() {
             top_p,
             ..Params::default()
         };
-        keep_set(&logits, &params, &History::default())
+        candidates(&logits, &params, &PreviousTokens::default())
     };
     assert_eq!(kept(0.0, 0, 0.75), [0, 1, 2]);
-    // of the best two, 0.4 / 0.7 is not 0.75, so both stay; of the best three, 0.7 / 0.9 is enough
+    // Of the best two, 0.4 / 0.7 is below 0.75, so both stay. Of the best three, 0.7 / 0.9 is enough.
     assert_eq!(kept(0.0, 2, 0.75), [0, 1]);
     assert_eq!(kept(0.0, 3, 0.75), [0, 1]);
     assert_eq!(kept(0.45, 0, 0.75), [0, 1]);
@@ -221,7 +232,7 @@ fn filters_work_one_after_the_other() {
 }
 
 #[test]
-fn a_parameter_without_meaning_is_refused_by_name() {
+fn parameters_out_of_range_are_refused_by_name() {
     let invalid = [
         (
             "temperature",
@@ -299,7 +310,7 @@ fn in_json_absent_and_null_fields_are_neutral_and_ids_are_text() {
     assert!(read(r#"{"logit_bias": {"seven": 1}}"#).is_err());
 }
 
-/// Logits of many shapes: spread out, in few levels (so that many tie), with a few suppressed.
+/// Logits that are spread out, on few levels (so that many tie), or suppressed.
 fn logits() -> impl Strategy<Value = Vec<f32>> {
     let level = prop_oneof![
         6 => (-8.0f32..8.0).boxed(),
@@ -332,43 +343,43 @@ fn params() -> impl Strategy<Value = Params> {
     })
 }
 
-fn history() -> impl Strategy<Value = History> {
+fn previous() -> impl Strategy<Value = PreviousTokens> {
     let ids = || prop::collection::vec(0u32..300, 0..30);
     (ids(), ids()).prop_map(|(prompt, sampled)| {
-        let mut history = History::new(&prompt);
-        sampled.iter().for_each(|&id| history.push(id));
-        history
+        let mut previous = PreviousTokens::new(&prompt);
+        sampled.iter().for_each(|&id| previous.push(id));
+        previous
     })
 }
 
 proptest! {
     #[test]
-    fn what_is_logged_can_be_computed_again(logits in logits(), params in params(), history in history(), seed in any::<u64>()) {
-        let drawn = draw(&logits, &params, &history, &mut Source::new(seed));
-        let kept = keep_set(&logits, &params, &history);
+    fn logged_log_probabilities_can_be_recomputed(logits in logits(), params in params(), previous in previous(), seed in any::<u64>()) {
+        let drawn = draw(&logits, &params, &previous, &mut Source::new(seed));
+        let kept = candidates(&logits, &params, &previous);
         prop_assert!(kept.contains(&drawn.id));
-        prop_assert_eq!(drawn.kept as usize, kept.len());
-        let again = log_prob_of(&logits, &params, &history, drawn.id);
+        prop_assert_eq!(drawn.candidates as usize, kept.len());
+        let again = log_prob_of(&logits, &params, &previous, drawn.id);
         prop_assert_eq!(drawn.log_prob.to_bits(), again.to_bits());
-        let sum: f64 = kept.iter().map(|&id| f64::from(log_prob_of(&logits, &params, &history, id)).exp()).sum();
+        let sum: f64 = kept.iter().map(|&id| f64::from(log_prob_of(&logits, &params, &previous, id)).exp()).sum();
         prop_assert!((sum - 1.0).abs() < 1e-5, "{}", sum);
-        // nothing else can be drawn
+        // No other id can be drawn.
         let other = (0..logits.len() as u32).find(|id| !kept.contains(id));
-        prop_assert!(other.is_none_or(|id| log_prob_of(&logits, &params, &history, id) == f32::NEG_INFINITY));
+        prop_assert!(other.is_none_or(|id| log_prob_of(&logits, &params, &previous, id) == f32::NEG_INFINITY));
     }
 
     #[test]
-    fn a_distribution_is_rebuilt_from_how_many_were_kept_too(
-        logits in logits(), params in params(), history in history(), seed in any::<u64>()
+    fn the_number_of_candidates_is_enough_to_rebuild_a_distribution(
+        logits in logits(), params in params(), previous in previous(), seed in any::<u64>()
     ) {
-        let drawn = draw(&logits, &params, &history, &mut Source::new(seed));
-        let rebuilt = Distribution::rebuilt(&logits, &params, &history, Some(drawn.kept));
+        let drawn = draw(&logits, &params, &previous, &mut Source::new(seed));
+        let rebuilt = Distribution::new(&logits, &params, &previous, Some(drawn.candidates));
         prop_assert_eq!(rebuilt.log_prob(drawn.id).to_bits(), drawn.log_prob.to_bits());
     }
 
     #[test]
-    fn factors_and_summands_have_the_same_softmax(logits in logits(), params in params(), history in history()) {
-        let rebuilt = Distribution::rebuilt(&logits, &params, &history, None);
+    fn factors_and_summands_have_the_same_softmax(logits in logits(), params in params(), previous in previous()) {
+        let rebuilt = Distribution::new(&logits, &params, &previous, None);
         let (factors, summands) = rebuilt.affine();
         let t = f64::from(params.temperature);
         let z: Vec<f64> = logits.iter().zip(factors).zip(summands).map(|((l, f), s)| f64::from(l * f + s) / t).collect();
@@ -381,10 +392,10 @@ proptest! {
     }
 
     #[test]
-    fn what_is_kept_follows_from_its_size(logits in logits(), params in params()) {
-        // without what moves logits, their own order is the one of which a beginning is kept
+    fn the_candidates_follow_from_their_number(logits in logits(), params in params()) {
+        // Without bias and penalties, the candidates are a prefix of the logits' own order.
         let params = Params { logit_bias: BTreeMap::new(), ..params };
-        let kept = keep_set(&logits, &params, &History::default());
+        let kept = candidates(&logits, &params, &PreviousTokens::default());
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
         order.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap().then(a.cmp(&b)));
         order.truncate(kept.len());
@@ -394,13 +405,13 @@ proptest! {
     }
 }
 
-/// Drawn tokens have the frequencies that their log-probabilities say, with everything switched on. The seeds are fixed.
+/// Drawn tokens have the frequencies of their log-probabilities, with every filter on. Seeds are fixed.
 #[test]
 fn frequencies_follow_the_log_probabilities_under_every_filter() {
     let logits: Vec<f32> = (0..40).map(|i| 3.0 * (i as f32 * 1.7).sin()).collect();
-    let mut history = History::new(&[1, 2, 3, 4, 5]);
-    history.push(2);
-    history.push(30);
+    let mut previous = PreviousTokens::new(&[1, 2, 3, 4, 5]);
+    previous.push(2);
+    previous.push(30);
     let base = Params {
         temperature: 0.9,
         repetition_penalty: 1.2,
@@ -435,10 +446,10 @@ fn frequencies_follow_the_log_probabilities_under_every_filter() {
         let mut source = Source::new(seed);
         let mut counts = vec![0u32; logits.len()];
         for _ in 0..n {
-            counts[draw(&logits, &params, &history, &mut source).id as usize] += 1;
+            counts[draw(&logits, &params, &previous, &mut source).id as usize] += 1;
         }
         for (id, count) in (0u32..).zip(counts) {
-            let p = f64::from(log_prob_of(&logits, &params, &history, id)).exp();
+            let p = f64::from(log_prob_of(&logits, &params, &previous, id)).exp();
             let (mean, deviation) = (f64::from(n) * p, (f64::from(n) * p * (1.0 - p)).sqrt());
             assert!(
                 (f64::from(count) - mean).abs() <= 5.0 * deviation,

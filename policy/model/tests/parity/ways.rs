@@ -1,12 +1,12 @@
-//! Everything that a sampler and a trainer do to compute a token.
+//! All ways in which samplers and trainers compute a token.
 
 use model::exact::{ExactModel, KvCache};
 
-/// Ways to compute the logits of the same positions of the same tokens. Each gets the model and the sequences and returns
-/// the logits of every position from `FROM` on, of one sequence after the other.
+/// A name, and a function from the model and the sequences to the logits of every position from `FROM`
+/// on, one sequence after the other.
 pub type Way = (&'static str, fn(&ExactModel, &[Vec<u32>]) -> Vec<f32>);
 
-/// Positions from here on are compared: what is before is a prompt.
+/// The first position that is compared. Earlier ones are the prompt.
 const FROM: usize = 6;
 
 pub const WAYS: [Way; 7] = [
@@ -71,7 +71,7 @@ pub const WAYS: [Way; 7] = [
         for (slot, ids) in sequences.iter().enumerate() {
             all.push(model.prefill(&mut cache, slot, &ids[..FROM]).unwrap());
         }
-        // the shorter ones leave, and the ones behind take their slots, as an engine does
+        // When a sequence ends, the last one takes its slot, as in an engine.
         let mut running: Vec<usize> = (0..sequences.len()).collect();
         for step in FROM.. {
             for slot in (0..running.len()).rev() {
@@ -93,7 +93,7 @@ pub const WAYS: [Way; 7] = [
         all.concat()
     }),
     ("decode beside prompts", |model, sequences| {
-        // one sequence decodes while another's prompt is read in the same pass
+        // One sequence decodes in the same pass as another's prefill.
         let mut cache = KvCache::new(model, 2, 64);
         let mut all = Vec::new();
         for (i, ids) in sequences.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The cache before a store on a local folder that counts what is read of it, and damages it or breaks it off on request.
+//! The cache in front of a store that counts reads, and damages or interrupts them on request.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,9 +20,9 @@ const PART: usize = PART_BYTES as usize;
 #[derive(Debug)]
 struct Faulty {
     inner: LocalFileSystem,
-    /// Of objects, lists left out.
+    /// Of objects, without lists of parts.
     bytes_read: AtomicU64,
-    /// Objects are not there for a while, once this many of their bytes have been read.
+    /// Reads fail once this many bytes of objects have been read.
     breaks_after: AtomicU64,
     damages: AtomicBool,
 }
@@ -126,7 +126,7 @@ impl Fixture {
         Self { folder, faulty, store }
     }
 
-    /// Of its own, as another process has it.
+    /// A separate cache on the same folder, as another process would have.
     fn cache(&self, bytes_max: u64) -> Cache {
         let limits = Limits { bytes_max, streams: 2 };
         Cache::open(&self.folder.path().join("cache"), limits).unwrap()
@@ -142,9 +142,9 @@ impl Fixture {
         self.faulty.bytes_read.load(Ordering::SeqCst)
     }
 
-    /// The bytes of an object are here before its file has its name, and until then it is in use.
+    /// Waits until no file is partial: an object is readable before its file is renamed.
     async fn settled(&self) {
-        while self.files().iter().any(|name| name.ends_with(ARRIVING)) {
+        while self.files().iter().any(|name| name.ends_with(PARTIAL)) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -160,19 +160,19 @@ impl Fixture {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_is_fetched_once_whoever_asks_and_however_often() {
+async fn an_object_is_downloaded_once_for_all_readers() {
     let fixture = Fixture::new();
     let (object, bytes) = fixture.put(1, 3 * PART + 5).await;
     let before = fixture.read();
     let (one, other) = (fixture.cache(1 << 30), fixture.cache(1 << 30));
-    let asks = [&one, &one, &other, &other].map(|cache| cache.whole(&fixture.store, POLICY, &object));
+    let asks = [&one, &one, &other, &other].map(|cache| cache.read(&fixture.store, POLICY, &object));
     for got in futures::future::join_all(asks).await {
         assert_eq!(got.unwrap(), bytes);
     }
     assert_eq!(fixture.read() - before, object.size_bytes);
-    // And with the store gone.
+    // Also without the store.
     fixture.faulty.breaks_after.store(0, Ordering::SeqCst);
-    let again = fixture.cache(1 << 30).whole(&fixture.store, POLICY, &object).await;
+    let again = fixture.cache(1 << 30).read(&fixture.store, POLICY, &object).await;
     assert_eq!(again.unwrap(), bytes);
     assert_eq!(
         fixture.files(),
@@ -181,24 +181,24 @@ async fn an_object_is_fetched_once_whoever_asks_and_however_often() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_broke_off_goes_on_where_it_was() {
+async fn an_interrupted_download_continues_where_it_stopped() {
     let fixture = Fixture::new();
     let (object, bytes) = fixture.put(2, 4 * PART).await;
     let before = fixture.read();
     let broken = before + 3 * PART_BYTES;
     fixture.faulty.breaks_after.store(broken, Ordering::SeqCst);
-    let error = fixture.cache(1 << 30).whole(&fixture.store, POLICY, &object).await;
+    let error = fixture.cache(1 << 30).read(&fixture.store, POLICY, &object).await;
     assert!(matches!(error, Err(Error::Download { .. })), "{error:?}");
     assert!(fixture.files().contains(&format!("{}.arriving", object.digest)));
     fixture.faulty.breaks_after.store(u64::MAX, Ordering::SeqCst);
     let before = fixture.read();
-    let got = fixture.cache(1 << 30).whole(&fixture.store, POLICY, &object).await;
+    let got = fixture.cache(1 << 30).read(&fixture.store, POLICY, &object).await;
     assert_eq!(got.unwrap(), bytes);
-    assert!(fixture.read() - before < object.size_bytes, "not all of it again");
+    assert!(fixture.read() - before < object.size_bytes, "parts were kept");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_part_can_be_read_while_the_rest_has_not_arrived() {
+async fn a_part_can_be_read_while_others_are_missing() {
     let fixture = Fixture::new();
     let (object, bytes) = fixture.put(3, 4 * PART).await;
     let streams_of_one = Limits {
@@ -211,38 +211,38 @@ async fn a_part_can_be_read_while_the_rest_has_not_arrived() {
         .breaks_after
         .store(fixture.read() + PART_BYTES, Ordering::SeqCst);
     let arrival = cache.object(&fixture.store, POLICY, &object).await.unwrap();
-    // The last part never comes, and whoever waits for it is told.
+    // The last part is never downloaded, and its readers get an error.
     let last = arrival.part(3).await;
     assert!(matches!(last, Err(Error::Download { .. })), "{last:?}");
-    let state = arrival.state.borrow().here.clone();
+    let state = arrival.state.borrow().present.clone();
     assert_eq!(state, [true, false, false, false]);
     assert_eq!(arrival.read(0).unwrap().unwrap(), bytes[..PART]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_damaged_on_the_way_or_on_the_disk_is_seen_by_nobody() {
+async fn damaged_parts_are_never_returned() {
     let fixture = Fixture::new();
     let (object, bytes) = fixture.put(4, 2 * PART).await;
     fixture.faulty.damages.store(true, Ordering::SeqCst);
-    let damaged = fixture.cache(1 << 30).whole(&fixture.store, POLICY, &object).await;
+    let damaged = fixture.cache(1 << 30).read(&fixture.store, POLICY, &object).await;
     assert!(damaged.unwrap_err().to_string().contains("not the object's"));
     fixture.faulty.damages.store(false, Ordering::SeqCst);
     let cache = fixture.cache(1 << 30);
-    assert_eq!(cache.whole(&fixture.store, POLICY, &object).await.unwrap(), bytes);
+    assert_eq!(cache.read(&fixture.store, POLICY, &object).await.unwrap(), bytes);
     fixture.settled().await;
     let path = fixture.folder.path().join("cache").join(object.digest.to_string());
     let mut held = std::fs::read(&path).unwrap();
     held[PART + 7] ^= 1;
     std::fs::write(&path, held).unwrap();
-    let damaged = fixture.cache(1 << 30).whole(&fixture.store, POLICY, &object).await;
+    let damaged = fixture.cache(1 << 30).read(&fixture.store, POLICY, &object).await;
     assert!(damaged.unwrap_err().to_string().contains("on this machine's disk"));
-    // It was thrown away, and comes anew.
-    let healed = fixture.cache(1 << 30).whole(&fixture.store, POLICY, &object).await;
+    // It was deleted and is downloaded again.
+    let healed = fixture.cache(1 << 30).read(&fixture.store, POLICY, &object).await;
     assert_eq!(healed.unwrap(), bytes);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_folder_keeps_its_limit_and_what_was_used_last() {
+async fn the_folder_stays_within_its_limit_and_evicts_the_least_recently_used() {
     let fixture = Fixture::new();
     let bytes_max = 5 * PART_BYTES;
     let (first, _) = fixture.put(5, 2 * PART).await;
@@ -251,7 +251,7 @@ async fn the_folder_keeps_its_limit_and_what_was_used_last() {
     let (large, _) = fixture.put(8, 6 * PART).await;
     let cache = fixture.cache(bytes_max);
     for object in [&first, &second, &first, &third] {
-        cache.whole(&fixture.store, POLICY, object).await.unwrap();
+        cache.read(&fixture.store, POLICY, object).await.unwrap();
         fixture.settled().await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -259,10 +259,10 @@ async fn the_folder_keeps_its_limit_and_what_was_used_last() {
     let holds = |object: &ObjectRef| files.contains(&object.digest.to_string());
     assert!(holds(&first) && holds(&third) && !holds(&second), "{files:?}");
     let refused = cache
-        .whole(&fixture.store, POLICY, &large)
+        .read(&fixture.store, POLICY, &large)
         .await
         .unwrap_err()
         .to_string();
     assert!(refused.contains("the folder may hold"), "{refused}");
-    assert_eq!(cache.whole(&fixture.store, POLICY, &third).await.unwrap(), bytes);
+    assert_eq!(cache.read(&fixture.store, POLICY, &third).await.unwrap(), bytes);
 }

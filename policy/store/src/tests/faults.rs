@@ -1,5 +1,6 @@
-//! Whatever is wrong with a store, and with what a reader says it holds: the version asked for comes out to the last bit, or an
-//! error does. `make chaos-delta` tries it at length (`SPRINGTIDE_FAULTS_TRIALS`).
+//! Whatever is wrong with a store, or with the versions that a reader claims to hold, the result is the
+//! requested version, bit for bit, or an error. `make chaos-delta` runs more trials
+//! (`SPRINGTIDE_FAULTS_TRIALS`).
 
 use object_store::memory::InMemory;
 use rand::rngs::StdRng;
@@ -10,7 +11,7 @@ use super::*;
 use artifact::squash::SquashedDelta;
 
 const VERSIONS: i64 = 24;
-/// Pairs of versions with a fold between them.
+/// Pairs of versions with a squashed delta between them.
 const FOLDS: [(usize, usize); 4] = [(1, 9), (4, 12), (9, 17), (14, 22)];
 
 fn trials(default: u32) -> u32 {
@@ -18,12 +19,12 @@ fn trials(default: u32) -> u32 {
     set.map_or(default, |text| text.parse().unwrap())
 }
 
-/// What a sound store has, and what each of its parts is for.
+/// The entries of an undamaged store.
 struct History {
     versions: Vec<(Manifest, Arc<Checkpoint>)>,
-    folds: Vec<SquashedDelta>,
+    squashed_deltas: Vec<SquashedDelta>,
     entries: Vec<(Path, Bytes)>,
-    /// Manifests that are the same but for who signed them.
+    /// The same manifests, signed by another key.
     forged: BTreeMap<Path, Bytes>,
     keys: TrustedKeys,
 }
@@ -31,15 +32,15 @@ struct History {
 async fn history() -> History {
     let f = fixture();
     let versions = f.chain(VERSIONS, 7).await;
-    let mut folds = vec![];
+    let mut squashed_deltas = vec![];
     for (from, to) in FOLDS {
         let (from, to) = (&versions[from - 1].0, &versions[to - 1].0);
-        let folded = f
+        let squashed = f
             .store
-            .fold(POLICY, (from, to), 8, u64::MAX, &f.key, &f.trusted())
+            .squash(POLICY, (from, to), 8, u64::MAX, &f.key, &f.trusted())
             .await;
-        match folded.unwrap() {
-            Folded::Made(fold) => folds.push(fold),
+        match squashed.unwrap() {
+            SquashOutcome::Created(squashed) => squashed_deltas.push(squashed),
             other => panic!("{other:?}"),
         }
     }
@@ -50,7 +51,7 @@ async fn history() -> History {
     }
     History {
         versions,
-        folds,
+        squashed_deltas,
         entries: entries(&f.store).await,
         forged: entries(&forger.store).await.into_iter().collect(),
         keys: f.trusted(),
@@ -69,7 +70,7 @@ async fn entries(store: &Store) -> Vec<(Path, Bytes)> {
     entries
 }
 
-/// Spoils a store in one place; returns which.
+/// Damages one entry of a store and returns its name.
 async fn spoil(backend: &InMemory, history: &History, random: &mut StdRng) -> Path {
     let (place, bytes) = &history.entries[random.random_range(0..history.entries.len())];
     let mut spoiled = bytes.to_vec();
@@ -84,7 +85,7 @@ async fn spoil(backend: &InMemory, history: &History, random: &mut StdRng) -> Pa
         }
         2 => spoiled.truncate(random.random_range(0..spoiled.len())),
         3 => spoiled.push(random.random()),
-        // another of its kind in its place: an older manifest replayed, the object of another version
+        // Replaced by another of its kind: an older manifest, or the object of another version.
         4 => {
             let folder = place.as_ref().rsplit_once('/').unwrap().0;
             let others = history.entries.iter().filter(|(other, _)| {
@@ -102,8 +103,8 @@ async fn spoil(backend: &InMemory, history: &History, random: &mut StdRng) -> Pa
     place.clone()
 }
 
-/// The versions that can be put together from what is not spoiled, going forward.
-fn whole(history: &History, spoiled: &BTreeSet<Path>, held: &[(i64, bool)]) -> BTreeSet<i64> {
+/// The versions that can be restored forwards from undamaged entries.
+fn restorable(history: &History, spoiled: &BTreeSet<Path>, held: &[(i64, bool)]) -> BTreeSet<i64> {
     let object = |object: Option<ObjectRef>| {
         object.is_some_and(|object| !spoiled.contains(&object_key(POLICY, &object.digest).unwrap()))
     };
@@ -111,29 +112,29 @@ fn whole(history: &History, spoiled: &BTreeSet<Path>, held: &[(i64, bool)]) -> B
         let place = format!("policy/{POLICY}/version/{serial:010}.json");
         !spoiled.contains(&Path::from(place))
     };
-    let mut whole = BTreeSet::new();
+    let mut restorable = BTreeSet::new();
     for (manifest, _) in &history.versions {
         let serial = manifest.version;
         let own = document(serial);
         let by_delta = manifest
             .parent
-            .is_some_and(|parent| whole.contains(&parent.version) && object(manifest.delta));
-        let by_fold = history.folds.iter().any(|fold| {
-            let place = format!("policy/{POLICY}/fold/{serial:010}-{:010}.json", fold.from.version);
-            fold.to.version == serial
-                && whole.contains(&fold.from.version)
-                && object(Some(fold.delta))
+            .is_some_and(|parent| restorable.contains(&parent.version) && object(manifest.delta));
+        let by_squashed = history.squashed_deltas.iter().any(|squashed| {
+            let place = format!("policy/{POLICY}/fold/{serial:010}-{:010}.json", squashed.from.version);
+            squashed.to.version == serial
+                && restorable.contains(&squashed.from.version)
+                && object(Some(squashed.delta))
                 && !spoiled.contains(&Path::from(place))
         });
-        if own && (object(manifest.image) || held.contains(&(serial, true)) || by_delta || by_fold) {
-            whole.insert(serial);
+        if own && (object(manifest.image) || held.contains(&(serial, true)) || by_delta || by_squashed) {
+            restorable.insert(serial);
         }
     }
-    whole
+    restorable
 }
 
 #[tokio::test]
-async fn a_spoiled_store_gives_the_version_or_an_error() {
+async fn a_damaged_store_returns_the_right_version_or_an_error() {
     let history = history().await;
     let (mut right, mut healed, mut refused) = (0, 0, 0);
     let count = trials(400);
@@ -147,7 +148,7 @@ async fn a_spoiled_store_gives_the_version_or_an_error() {
         for _ in 0..random.random_range(0..24) {
             spoiled.insert(spoil(&backend, &history, &mut random).await);
         }
-        // what the reader says it holds may be another version
+        // The reader may hold another version than it claims.
         let (mut have, mut held) = (vec![], vec![]);
         for _ in 0..random.random_range(0..3) {
             let serial = random.random_range(1..=VERSIONS);
@@ -163,12 +164,12 @@ async fn a_spoiled_store_gives_the_version_or_an_error() {
         }
         let serial = random.random_range(1..=VERSIONS);
         let store = Store::over(Arc::new(backend));
-        let must = whole(&history, &spoiled, &held).contains(&serial);
+        let must = restorable(&history, &spoiled, &held).contains(&serial);
         match store.materialise(POLICY, serial, &history.keys, &have).await {
             Ok(made) => {
-                let (manifest, image) = &history.versions[serial as usize - 1];
-                assert_eq!(made.image, *image, "trial {trial}");
-                assert_eq!(rehashed(&made.image), manifest.root, "trial {trial}");
+                let (manifest, checkpoint) = &history.versions[serial as usize - 1];
+                assert_eq!(made.checkpoint, *checkpoint, "trial {trial}");
+                assert_eq!(rehashed(&made.checkpoint), manifest.root, "trial {trial}");
                 match spoiled.is_empty() {
                     true => right += 1,
                     false => healed += 1,
@@ -185,7 +186,7 @@ async fn a_spoiled_store_gives_the_version_or_an_error() {
 }
 
 #[tokio::test]
-async fn a_chain_with_deltas_missing_heals_with_the_next_image() {
+async fn a_chain_with_missing_deltas_recovers_at_the_next_checkpoint() {
     let history = history().await;
     let count = trials(100);
     for trial in 0..count {
@@ -194,7 +195,7 @@ async fn a_chain_with_deltas_missing_heals_with_the_next_image() {
         for (place, bytes) in &history.entries {
             backend.put(place, bytes.clone().into()).await.unwrap();
         }
-        // a follower of some version, and of what lies between it and the image of version 21 some deltas are gone
+        // Some deltas between a follower and the checkpoint of version 21 are missing.
         let at = random.random_range(1..=19);
         let gone = random.random_range(1..=21 - at);
         for _ in 0..gone {
@@ -205,27 +206,27 @@ async fn a_chain_with_deltas_missing_heals_with_the_next_image() {
         let have = [(at, history.versions[at as usize - 1].1.clone())];
         for serial in 21..=VERSIONS {
             let made = store.materialise(POLICY, serial, &history.keys, &have).await.unwrap();
-            assert_eq!(rehashed(&made.image), history.versions[serial as usize - 1].0.root);
+            assert_eq!(rehashed(&made.checkpoint), history.versions[serial as usize - 1].0.root);
         }
     }
     println!("{count} broken chains: {count} healed");
 }
 
 #[tokio::test]
-async fn a_delta_on_any_other_version_is_refused() {
+async fn a_delta_is_refused_on_every_other_base() {
     let count = trials(100).clamp(10, 101) as i64;
-    let images: Vec<Checkpoint> = (1..=count).map(weights).collect();
-    let deltas: Vec<Vec<u8>> = images
+    let checkpoints: Vec<Checkpoint> = (1..=count).map(weights).collect();
+    let deltas: Vec<Vec<u8>> = checkpoints
         .windows(2)
         .map(|two| delta::encode(&two[0], &two[1], &Threads::ONE).unwrap())
         .collect();
     let mut pairs = 0;
     for (n, bytes) in deltas.iter().enumerate() {
-        for (m, image) in images.iter().enumerate().filter(|&(m, _)| m != n) {
-            let refused = delta::apply(image, bytes, &Threads::ONE);
+        for (m, checkpoint) in checkpoints.iter().enumerate().filter(|&(m, _)| m != n) {
+            let refused = delta::apply(checkpoint, bytes, &Threads::ONE);
             assert!(matches!(refused, Err(delta::Error::WrongBase { .. })), "{n} on {m}");
             if m != n + 1 {
-                let refused = delta::apply_reverse(image, bytes, &Threads::ONE);
+                let refused = delta::apply_reverse(checkpoint, bytes, &Threads::ONE);
                 assert!(
                     matches!(refused, Err(delta::Error::WrongBase { .. })),
                     "{n} back from {m}"

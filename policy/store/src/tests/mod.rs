@@ -1,13 +1,14 @@
-//! The store on a local folder: put-if-absent, verification of whatever is read, chains and their repair.
+//! The store in a local folder: put-if-absent, verification of everything read, chains and their repair.
 
-mod back;
-mod collection;
 mod faults;
-mod folding;
+mod fsck;
+mod gc;
+mod reverse;
 mod s3;
 mod shards;
-mod whole;
+mod squash;
 
+use super::keys::object_key;
 use super::*;
 use artifact::assignment::{Arm, Assignment, Target};
 use artifact::checkpoint::Checkpoint;
@@ -20,13 +21,13 @@ use safetensors::Dtype;
 
 const POLICY: &str = "demo";
 
-/// The content hash, from the bytes alone.
-fn rehashed(image: &Checkpoint) -> Digest {
-    let mut image = image.clone();
-    for tensor in image.tensors.values_mut() {
+/// The content hash, computed from the bytes alone.
+fn rehashed(checkpoint: &Checkpoint) -> Digest {
+    let mut checkpoint = checkpoint.clone();
+    for tensor in checkpoint.tensors.values_mut() {
         tensor.bytes = Bytes::clone(&tensor.bytes).into();
     }
-    image.root()
+    checkpoint.root()
 }
 
 fn sample_assignment() -> Assignment {
@@ -77,16 +78,17 @@ impl Fixture {
         self.path(&format!("policy/{POLICY}/object/{}", object.digest))
     }
 
-    /// Publishes versions 1..=count, an image for every `image_every`th one (and for the first), a delta for all others.
-    async fn chain(&self, count: i64, image_every: i64) -> Vec<(Manifest, Arc<Checkpoint>)> {
+    /// Publishes versions 1..=count: the first and every `checkpoint_every`th with a checkpoint, all but the
+    /// first with a delta.
+    async fn chain(&self, count: i64, checkpoint_every: i64) -> Vec<(Manifest, Arc<Checkpoint>)> {
         let mut versions: Vec<(Manifest, Arc<Checkpoint>)> = vec![];
         for version in 1..=count {
-            let image = Arc::new(weights(version));
+            let checkpoint = Arc::new(weights(version));
             let last = versions.last();
             let mut manifest = Manifest {
                 policy: POLICY.into(),
                 version,
-                root: image.root(),
+                root: checkpoint.root(),
                 parent: last.map(|(m, _)| Parent {
                     version: m.version,
                     root: m.root,
@@ -94,7 +96,7 @@ impl Fixture {
                 branch: 0,
                 image: None,
                 delta: None,
-                tensor_bytes: image.tensor_bytes(),
+                tensor_bytes: checkpoint.tensor_bytes(),
                 run: None,
                 fence: 1,
                 line: "realtime".into(),
@@ -103,21 +105,21 @@ impl Fixture {
                 delta_shards: vec![],
             };
             if let Some((_, base)) = last {
-                let delta = delta::encode(base, &image, &Threads::ONE).unwrap();
+                let delta = delta::encode(base, &checkpoint, &Threads::ONE).unwrap();
                 manifest.delta = Some(self.store.put_object(POLICY, &delta.into()).await.unwrap());
             }
-            if version == 1 || version % image_every == 0 {
-                let object = image.to_bytes().unwrap();
+            if version == 1 || version % checkpoint_every == 0 {
+                let object = checkpoint.to_bytes().unwrap();
                 manifest.image = Some(self.store.put_object(POLICY, &object).await.unwrap());
             }
             let outcome = self.store.put_manifest(&manifest, &self.key).await.unwrap();
             assert_eq!(outcome, PutOutcome::Created);
-            versions.push((manifest, image));
+            versions.push((manifest, checkpoint));
         }
         versions
     }
 
-    /// Makes everything that is there two days old.
+    /// Makes all entries two days old.
     fn age(&self) {
         let old = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 86_400);
         for folder in ["object", "version", "fold", "assignment", "pin"] {
@@ -177,7 +179,7 @@ async fn an_object_is_written_once(f: Fixture) {
 }
 
 #[tokio::test]
-async fn a_damaged_object_is_refused_and_put_again_repairs_it() {
+async fn a_damaged_object_is_refused_and_putting_it_again_repairs_it() {
     let f = fixture();
     let bytes = Bytes::from_static(b"some bytes");
     let object = f.store.put_object(POLICY, &bytes).await.unwrap();
@@ -191,7 +193,7 @@ async fn a_damaged_object_is_refused_and_put_again_repairs_it() {
 }
 
 #[tokio::test]
-async fn an_object_that_is_there_already_is_young_again_when_it_is_put_again() {
+async fn putting_an_existing_object_again_makes_it_young() {
     let f = fixture();
     let bytes = Bytes::from_static(b"some bytes");
     let object = f.store.put_object(POLICY, &bytes).await.unwrap();
@@ -204,11 +206,11 @@ async fn an_object_that_is_there_already_is_young_again_when_it_is_put_again() {
 }
 
 #[tokio::test]
-async fn a_large_object_goes_up_in_parts_and_is_the_same() {
-    goes_up_in_parts(fixture()).await;
+async fn a_large_object_is_uploaded_in_parts() {
+    uploads_in_parts(fixture()).await;
 }
 
-async fn goes_up_in_parts(f: Fixture) {
+async fn uploads_in_parts(f: Fixture) {
     let piece = |seed: u8, len: usize| Bytes::from((0..len).map(|i| (i % 251) as u8 ^ seed).collect::<Vec<_>>());
     let pieces = vec![piece(1, 40 << 20), Bytes::new(), piece(2, 3), piece(3, 25 << 20)];
     let whole: Vec<u8> = pieces.concat();
@@ -218,7 +220,7 @@ async fn goes_up_in_parts(f: Fixture) {
     assert!(std::fs::read(f.object_path(&object)).unwrap() == whole);
     f.store.check_object(POLICY, &object).await.unwrap();
     assert!(f.store.get_object(POLICY, &object).await.unwrap() == whole);
-    // damaged, and put again
+    // Damaged, then put again.
     std::fs::write(f.object_path(&object), &whole[1..]).unwrap();
     assert!(matches!(
         f.store.check_object(POLICY, &object).await,
@@ -226,15 +228,15 @@ async fn goes_up_in_parts(f: Fixture) {
     ));
     assert_eq!(f.store.put_pieces(POLICY, &parts).await.unwrap(), object);
     f.store.check_object(POLICY, &object).await.unwrap();
-    // gone once its manifest is written, and made good
-    assert_eq!(f.store.make_good(POLICY, &[&parts]).await.unwrap(), 0);
+    // Deleted after its manifest was written, then uploaded again.
+    assert_eq!(f.store.reupload_missing(POLICY, &[&parts]).await.unwrap(), 0);
     std::fs::remove_file(f.object_path(&object)).unwrap();
-    assert_eq!(f.store.make_good(POLICY, &[&parts]).await.unwrap(), 1);
+    assert_eq!(f.store.reupload_missing(POLICY, &[&parts]).await.unwrap(), 1);
     f.store.check_object(POLICY, &object).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_manifest_is_written_once_and_the_second_writer_learns_what_is_there() {
+async fn a_manifest_is_written_once_and_the_second_writer_gets_the_first_one() {
     a_document_is_written_once(fixture()).await;
 }
 
@@ -271,7 +273,7 @@ async fn one_of_many_concurrent_writers_wins() {
 }
 
 #[tokio::test]
-async fn an_unsigned_a_foreign_a_moved_and_a_missing_manifest_are_refused() {
+async fn unsigned_foreign_moved_and_missing_manifests_are_refused() {
     let f = fixture();
     f.chain(2, 1).await;
     let get = |serial| {
@@ -283,7 +285,7 @@ async fn an_unsigned_a_foreign_a_moved_and_a_missing_manifest_are_refused() {
     let stranger = SigningKey::from_seed(&[9; 32]).trusted();
     let read = f.store.get_manifest(POLICY, 1, &stranger).await;
     assert!(matches!(read, Err(Error::Signature { .. })));
-    // an older manifest served in the place of a newer one
+    // An older manifest served instead of a newer one.
     let place = |serial: i64| f.path(&format!("policy/{POLICY}/version/{serial:010}.json"));
     std::fs::copy(place(1), place(2)).unwrap();
     assert!(matches!(get(2).await, Err(Error::Document { .. })));
@@ -322,7 +324,7 @@ async fn the_latest_assignment_is_found_from_any_epoch_and_across_a_gap() {
 }
 
 #[tokio::test]
-async fn private_checkpoints_are_replaced_read_and_deleted() {
+async fn private_files_are_replaced_read_and_deleted() {
     let f = fixture();
     let key = "run/0190/step-7";
     f.store.put_private(key, &Bytes::from_static(b"one")).await.unwrap();
@@ -334,7 +336,7 @@ async fn private_checkpoints_are_replaced_read_and_deleted() {
 }
 
 #[tokio::test]
-async fn names_that_climb_or_hide_are_refused() {
+async fn names_that_leave_the_folder_or_start_with_a_dot_are_refused() {
     let f = fixture();
     let bytes = Bytes::new();
     for policy in ["", "..", ".x", "a/b", "A", "a b", &"a".repeat(65)] {
@@ -352,7 +354,7 @@ async fn names_that_climb_or_hide_are_refused() {
 }
 
 #[tokio::test]
-async fn a_chain_is_walked_from_the_nearest_image() {
+async fn a_chain_is_followed_from_the_nearest_checkpoint() {
     let f = fixture();
     let versions = f.chain(7, 5).await;
     for (serial, path) in [
@@ -362,10 +364,10 @@ async fn a_chain_is_walked_from_the_nearest_image() {
         (7, vec![5, 6, 7]),
     ] {
         let made = f.materialise(serial, &[]).await.unwrap();
-        let (manifest, image) = &versions[serial as usize - 1];
-        assert_eq!(&*made.image, &**image);
-        assert_eq!(made.image.root(), manifest.root);
-        // 5 is an image itself; its way through deltas would start with one too and cost more
+        let (manifest, checkpoint) = &versions[serial as usize - 1];
+        assert_eq!(&*made.checkpoint, &**checkpoint);
+        assert_eq!(made.checkpoint.root(), manifest.root);
+        // 5 has a checkpoint. A path over deltas would also start with one and cost more.
         let expected = if serial == 5 { vec![5] } else { path };
         assert_eq!(made.path, expected);
         assert!(made.bytes_fetched > 0);
@@ -373,13 +375,13 @@ async fn a_chain_is_walked_from_the_nearest_image() {
 }
 
 #[tokio::test]
-async fn a_held_version_saves_the_image() {
+async fn a_held_version_saves_the_checkpoint_download() {
     let f = fixture();
     let versions = f.chain(6, 5).await;
     let held = |serial: i64| (serial, versions[serial as usize - 1].1.clone());
     let made = f.materialise(6, &[held(4), held(1)]).await.unwrap();
     assert_eq!(made.path, [4, 5, 6]);
-    assert_eq!(made.image, versions[5].1);
+    assert_eq!(made.checkpoint, versions[5].1);
     let sizes = |i: usize| versions[i].0.delta.unwrap().size_bytes;
     assert_eq!(made.bytes_fetched, sizes(4) + sizes(5));
     let made = f.materialise(6, &[held(6)]).await.unwrap();
@@ -387,24 +389,24 @@ async fn a_held_version_saves_the_image() {
 }
 
 #[tokio::test]
-async fn a_held_version_that_is_not_what_it_says_is_not_used() {
+async fn a_held_version_with_another_content_hash_is_not_used() {
     let f = fixture();
     let versions = f.chain(3, 10).await;
     let wrong = versions[0].1.clone();
     for serial in [2, 3] {
         let made = f.materialise(3, &[(serial, wrong.clone())]).await.unwrap();
-        assert_eq!(made.image, versions[2].1);
+        assert_eq!(made.checkpoint, versions[2].1);
         assert_eq!(made.path, [1, 2, 3]);
     }
 }
 
 #[tokio::test]
-async fn a_missing_or_damaged_delta_is_gone_around_through_an_image() {
+async fn a_missing_or_damaged_delta_is_bypassed_through_a_checkpoint() {
     let f = fixture();
     let versions = f.chain(6, 4).await;
     let held = [(2, versions[1].1.clone())];
     assert_eq!(f.materialise(6, &held).await.unwrap().path, [2, 3, 4, 5, 6]);
-    // delta 3 lies between the held version and the image of 4
+    // Delta 3 is between the held version and the checkpoint of 4.
     let object = versions[2].0.delta.unwrap();
     let good = std::fs::read(f.object_path(&object)).unwrap();
     let mut damaged = good.clone();
@@ -416,12 +418,12 @@ async fn a_missing_or_damaged_delta_is_gone_around_through_an_image() {
         }
         let made = f.materialise(6, &held).await.unwrap();
         assert_eq!(made.path, [4, 5, 6]);
-        assert_eq!(made.image, versions[5].1);
+        assert_eq!(made.checkpoint, versions[5].1);
     }
 }
 
 #[tokio::test]
-async fn a_damaged_image_is_gone_around_through_an_older_one() {
+async fn a_damaged_checkpoint_is_bypassed_through_an_older_one() {
     let f = fixture();
     let versions = f.chain(5, 4).await;
     let object = versions[3].0.image.unwrap();
@@ -430,24 +432,24 @@ async fn a_damaged_image_is_gone_around_through_an_older_one() {
     std::fs::write(f.object_path(&object), damaged).unwrap();
     let made = f.materialise(5, &[]).await.unwrap();
     assert_eq!(made.path, [1, 2, 3, 4, 5]);
-    assert_eq!(made.image, versions[4].1);
+    assert_eq!(made.checkpoint, versions[4].1);
 }
 
 #[tokio::test]
-async fn without_any_sound_way_the_error_says_what_was_wrong() {
+async fn without_a_path_the_error_lists_what_was_wrong() {
     let f = fixture();
     let versions = f.chain(4, 10).await;
     std::fs::remove_file(f.object_path(&versions[2].0.delta.unwrap())).unwrap();
     let error = f.materialise(4, &[]).await.unwrap_err();
     assert!(matches!(error, Error::NoPath { version: 4, .. }), "{error}");
     assert!(error.to_string().contains("is not there"), "{error}");
-    // a held version beyond the break still leads there
+    // A held version after the gap still leads there.
     let made = f.materialise(4, &[(3, versions[2].1.clone())]).await.unwrap();
     assert_eq!(made.path, [3, 4]);
 }
 
 #[tokio::test]
-async fn a_sound_delta_under_a_manifest_with_another_root_is_refused() {
+async fn a_valid_delta_under_a_manifest_with_another_content_hash_is_refused() {
     let f = fixture();
     let versions = f.chain(2, 10).await;
     let mut manifest = versions[1].0.clone();

@@ -1,4 +1,4 @@
-//! The store in a bucket: what a folder does, over the protocol of S3, from a server on this machine that keeps its buckets in a folder.
+//! The store in a bucket behaves as in a folder. A local S3 server keeps its buckets in a folder.
 
 use super::*;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -11,7 +11,7 @@ use s3s_fs::FileSystem;
 const KEY: &str = "a-key";
 const SECRET: &str = "a-secret";
 
-/// Serves the folders in `root` as buckets, for as long as the test's runtime lives. Returns the endpoint.
+/// Serves the folders in `root` as buckets while the test's runtime lives. Returns the endpoint.
 async fn serve(root: &std::path::Path) -> String {
     let service = {
         let mut builder = S3ServiceBuilder::new(FileSystem::new(root).unwrap());
@@ -41,7 +41,7 @@ fn access(endpoint: &str, secret: &str) -> AmazonS3Builder {
         .with_secret_access_key(secret)
 }
 
-/// As [`fixture`], in a bucket whose keys are paths in the fixture's folder.
+/// [`fixture`] in a bucket whose keys are paths in the fixture's folder.
 async fn in_bucket() -> Fixture {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("new");
@@ -61,12 +61,12 @@ async fn objects_and_documents_are_written_once_and_found_missing() {
 }
 
 #[tokio::test]
-async fn large_objects_go_up_and_come_down_in_parts() {
-    goes_up_in_parts(in_bucket().await).await;
+async fn large_objects_are_uploaded_and_downloaded_in_parts() {
+    uploads_in_parts(in_bucket().await).await;
 }
 
 #[tokio::test]
-async fn what_a_bucket_does_not_copy_is_carried() {
+async fn objects_that_a_bucket_cannot_copy_go_through_this_process() {
     let f = in_bucket().await;
     let bytes: Vec<u8> = (0..20 << 20).map(|i: u32| (i % 251) as u8).collect();
     let object = f.store.put_object(POLICY, &bytes.clone().into()).await.unwrap();
@@ -74,16 +74,16 @@ async fn what_a_bucket_does_not_copy_is_carried() {
         object_key(POLICY, &object.digest).unwrap(),
         Path::from("policy/demo/trash/x"),
     );
-    f.store.carry(&object, &place, &trash).await.unwrap();
+    f.store.copy_and_delete(&object, &place, &trash).await.unwrap();
     assert!(!f.object_path(&object).exists());
     assert!(std::fs::read(f.path(trash.as_ref())).unwrap() == bytes);
-    let again = f.store.carry(&object, &place, &trash).await;
+    let again = f.store.copy_and_delete(&object, &place, &trash).await;
     assert!(matches!(again, Err(Error::NotFound(_))), "{again:?}");
 }
 
 #[tokio::test]
-async fn a_collection_leaves_what_is_live_and_empties_its_trash() {
-    collection::live_stays_whole(in_bucket().await).await;
+async fn gc_in_a_bucket_keeps_live_versions_and_empties_its_trash() {
+    gc::gc_keeps_live_versions(in_bucket().await).await;
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn a_chain_is_listed_beyond_one_page_and_a_prefix_is_a_store_of_its_own() 
     let endpoint = serve(&f.folder.path().join("new")).await;
     let within = |prefix: &str| Store::open_bucket(&format!("s3://store/{prefix}"), access(&endpoint, SECRET)).unwrap();
     let (one, other) = (within("team/one"), within("team/other"));
-    // a page has 1,000 keys
+    // A page of a listing has 1,000 keys.
     let bytes = |i: u32| Bytes::copy_from_slice(&i.to_le_bytes());
     for i in 0..1_100 {
         one.put_object(POLICY, &bytes(i)).await.unwrap();
@@ -109,7 +109,7 @@ async fn a_chain_is_listed_beyond_one_page_and_a_prefix_is_a_store_of_its_own() 
 }
 
 #[tokio::test]
-async fn a_wrong_secret_and_a_bucket_that_is_not_there_are_said() {
+async fn a_wrong_secret_and_a_missing_bucket_are_reported() {
     let f = in_bucket().await;
     let endpoint = serve(&f.folder.path().join("new")).await;
     let bytes = Bytes::from_static(b"some bytes");
@@ -122,7 +122,7 @@ async fn a_wrong_secret_and_a_bucket_that_is_not_there_are_said() {
 }
 
 #[test]
-fn an_upload_has_no_more_parts_than_s3_takes() {
+fn an_upload_has_no_more_parts_than_s3_allows() {
     for size_bytes in [64 << 20, 160 << 30, (160 << 30) + 1, 2 << 40, 5 << 40] {
         let part_bytes = objects::upload_part_bytes(size_bytes) as u64;
         assert!(size_bytes.div_ceil(part_bytes) <= 10_000, "{size_bytes}");

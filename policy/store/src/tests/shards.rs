@@ -1,4 +1,5 @@
-//! Deltas that several trainers' ranks make and several engines' ranks read, each of them with parts of tensors alone.
+//! Deltas that several trainer ranks encode and several engine ranks read. Each rank has only parts of the
+//! tensors.
 
 use std::collections::BTreeMap;
 
@@ -42,16 +43,16 @@ fn version(step: u32) -> Checkpoint {
     }
 }
 
-/// What a rank of a group holds of every tensor: the first has what is not cut.
+/// A rank's parts of all tensors. The first rank has the tensors that are not sliced.
 struct Rank {
     cuts: BTreeMap<&'static str, TensorSlice>,
     parts: BTreeMap<&'static str, Vec<u8>>,
 }
 
-fn ranks(image: &Checkpoint, of: usize) -> Vec<Rank> {
+fn ranks(checkpoint: &Checkpoint, of: usize) -> Vec<Rank> {
     let rank = |rank: usize| {
         let cut = |(name, dim): (&'static str, Option<usize>)| {
-            let tensor = &image.tensors[name];
+            let tensor = &checkpoint.tensors[name];
             let cut = match dim {
                 Some(dim) => TensorSlice::even(tensor.dtype, &tensor.shape, dim, rank, of),
                 None => TensorSlice::even(tensor.dtype, &tensor.shape, 0, 0, 1),
@@ -59,7 +60,8 @@ fn ranks(image: &Checkpoint, of: usize) -> Vec<Rank> {
             (name, cut.unwrap())
         };
         let cuts: BTreeMap<_, _> = CUTS.map(cut).into();
-        let part = |(&name, cut): (&&'static str, &TensorSlice)| (name, cut.take(&image.tensors[name].bytes).unwrap());
+        let part =
+            |(&name, cut): (&&'static str, &TensorSlice)| (name, cut.take(&checkpoint.tensors[name].bytes).unwrap());
         Rank {
             parts: cuts.iter().map(part).collect(),
             cuts,
@@ -68,14 +70,14 @@ fn ranks(image: &Checkpoint, of: usize) -> Vec<Rank> {
     (0..of).map(rank).collect()
 }
 
-fn runs(image: &Checkpoint, rank: usize, of: usize) -> Vec<FrameRange<'_>> {
-    let forms = image.tensors.iter();
+fn runs(checkpoint: &Checkpoint, rank: usize, of: usize) -> Vec<FrameRange<'_>> {
+    let forms = checkpoint.tensors.iter();
     let forms = forms.map(|(name, tensor)| (name.as_str(), tensor.dtype, tensor.shape.as_slice()));
     delta::partition(forms, rank, of).unwrap()
 }
 
-/// Each rank compares what it holds; the changes go to the ranks that code the frames, of which these have the base; these
-/// upload; one joins.
+/// Each rank compares its weights and sends the changes to the ranks that encode the frames, which have the
+/// base. Those upload shards and one rank merges them.
 async fn publish(f: &Fixture, base: (&Manifest, &Checkpoint), next: &Checkpoint, of: usize) -> Manifest {
     let (parent, base) = base;
     let mut changes: BTreeMap<(String, usize), Vec<(u32, u64)>> = BTreeMap::new();
@@ -145,8 +147,8 @@ async fn publish(f: &Fixture, base: (&Manifest, &Checkpoint), next: &Checkpoint,
     manifest
 }
 
-/// Each rank fetches the payloads of a run of frames, whose base it has, and checks what they become; changes go to the ranks that
-/// hold the weights. Returns what each has then, and how many payload bytes each fetched.
+/// Each rank fetches the payloads of a span of frames whose base it has, verifies the result and sends the
+/// changes to the ranks that hold the weights. Returns each rank's parts and fetched payload bytes.
 async fn follow(f: &Fixture, base: &Checkpoint, manifest: &Manifest, of: usize) -> (Vec<Rank>, Vec<usize>) {
     let mut ranks = ranks(base, of);
     let delta = f.store.open_delta(POLICY, manifest).await.unwrap();
@@ -179,7 +181,7 @@ async fn follow(f: &Fixture, base: &Checkpoint, manifest: &Manifest, of: usize) 
         }
         fetched.push(bytes_fetched);
     }
-    // nobody had a whole tensor, and all digests are the manifest's
+    // No rank had a whole tensor, and all digests match the manifest.
     for (name, subtrees) in subtrees {
         let tensor = &base.tensors[name];
         let digest = delta::tensor_digest(&subtrees, tensor.dtype, tensor.bytes.len());
@@ -204,17 +206,17 @@ async fn trainers_and_engines_of_any_number_of_ranks_have_the_same_bytes() {
             for (rank, expected) in arrived.iter().zip(ranks(&next, receivers)) {
                 assert!(rank.parts == expected.parts, "{senders} and {receivers} ranks");
             }
-            // no payload twice, and nobody most of them
+            // Each payload is fetched once, and no rank fetches most of them.
             let payloads = delta::header(&alone).map(|_| fetched.iter().sum::<usize>()).unwrap();
             let most = fetched.iter().max().unwrap();
             assert!(*most <= payloads / receivers + payloads / 3, "{fetched:?}");
         }
-        // whoever wants all of it has the delta that one alone would have made
+        // The merged delta equals one that a single rank would encode.
         let made = f.materialise(2, &[(1, Arc::new(base.clone()))]).await.unwrap();
-        assert_eq!(rehashed(&made.image), manifest.root);
+        assert_eq!(rehashed(&made.checkpoint), manifest.root);
         assert_eq!(made.bytes_fetched, alone.len() as u64);
-        let back = f.materialise(1, &[(2, made.image.clone())]).await.unwrap();
-        assert_eq!((back.path, rehashed(&back.image)), (vec![2, 1], first.root));
+        let back = f.materialise(1, &[(2, made.checkpoint.clone())]).await.unwrap();
+        assert_eq!((back.path, rehashed(&back.checkpoint)), (vec![2, 1], first.root));
     }
 }
 
@@ -230,7 +232,7 @@ async fn first(f: &Fixture, base: &Checkpoint) -> Manifest {
 }
 
 #[tokio::test]
-async fn a_shard_that_is_missing_or_damaged_closes_the_way() {
+async fn a_missing_or_damaged_shard_makes_the_delta_unusable() {
     let (base, next) = (version(1), version(2));
     let f = fixture();
     let first = first(&f, &base).await;
@@ -256,25 +258,25 @@ async fn a_shard_that_is_missing_or_damaged_closes_the_way() {
             lengths_differ
         );
     }
-    // an image leads around
+    // A checkpoint bypasses it.
     let mut whole = manifest.clone();
     whole.image = Some(f.store.put_object(POLICY, &next.to_bytes().unwrap()).await.unwrap());
     std::fs::remove_file(f.path(&format!("policy/{POLICY}/version/{:010}.json", 2))).unwrap();
     f.store.put_manifest(&whole, &f.key).await.unwrap();
     let made = f.materialise(2, &held).await.unwrap();
-    assert_eq!((made.path, rehashed(&made.image)), (vec![2], whole.root));
+    assert_eq!((made.path, rehashed(&made.checkpoint)), (vec![2], whole.root));
 }
 
 #[tokio::test]
-async fn a_reader_of_frames_takes_deltas_of_one_object_too_and_only_those_of_its_manifest() {
+async fn a_frame_reader_accepts_single_object_deltas_and_only_those_of_its_manifest() {
     let f = fixture();
     let versions = f.chain(3, 10).await;
-    let (manifest, image) = &versions[2];
+    let (manifest, checkpoint) = &versions[2];
     let delta = f.store.open_delta(POLICY, manifest).await.unwrap();
     let mut bytes = versions[1].1.tensors["w"].bytes.to_vec();
     let payload = delta.payload(&f.store, "w", 0..1).await.unwrap();
     delta.slices.apply_fetched("w", 0, &payload, &mut bytes).unwrap();
-    assert_eq!(bytes, image.tensors["w"].bytes[..]);
+    assert_eq!(bytes, checkpoint.tensors["w"].bytes[..]);
     assert!(delta.payload(&f.store, "x", 0..1).await.unwrap().is_empty());
     let mut other = manifest.clone();
     other.delta = versions[1].0.delta;
@@ -286,7 +288,7 @@ async fn a_reader_of_frames_takes_deltas_of_one_object_too_and_only_those_of_its
 }
 
 #[tokio::test]
-async fn who_does_not_know_of_shards_is_not_shown_a_manifest_with_some() {
+async fn a_reader_without_shard_support_refuses_a_sharded_manifest() {
     let (base, next) = (version(1), version(2));
     let f = fixture();
     let first = first(&f, &base).await;
@@ -298,7 +300,7 @@ async fn who_does_not_know_of_shards_is_not_shown_a_manifest_with_some() {
             .verify(kind, &f.trusted())
     };
     assert!(says("manifest").is_err() && says("sharded-manifest").is_ok());
-    // signed again by another key it is still one, and neither kind passes for the other
+    // Another signature does not change the kind, and neither kind verifies as the other.
     let other = SigningKey::from_seed(&[9; 32]);
     assert_eq!(f.store.resign(POLICY, &f.trusted(), &other).await.unwrap(), 2);
     let trusted = other.trusted();
@@ -317,7 +319,7 @@ async fn who_does_not_know_of_shards_is_not_shown_a_manifest_with_some() {
 }
 
 #[tokio::test]
-async fn a_shard_that_lies_in_the_trash_for_a_moment_is_read_there() {
+async fn a_shard_in_the_trash_is_still_readable() {
     let (base, next) = (version(1), version(2));
     let f = fixture();
     let first = first(&f, &base).await;
@@ -329,28 +331,28 @@ async fn a_shard_that_lies_in_the_trash_for_a_moment_is_read_there() {
     std::fs::create_dir_all(trash.parent().unwrap()).unwrap();
     std::fs::rename(f.object_path(&shard), &trash).unwrap();
     assert_eq!(delta.payload(&f.store, "embed.weight", 0..2).await.unwrap(), before);
-    assert!(f.store.is_there(POLICY, &shard).await.unwrap());
+    assert!(f.store.object_exists(POLICY, &shard).await.unwrap());
     std::fs::remove_file(&trash).unwrap();
     let error = delta.payload(&f.store, "embed.weight", 0..2).await.unwrap_err();
     assert!(matches!(error, Error::NotFound(_)), "{error}");
-    assert!(!f.store.is_there(POLICY, &shard).await.unwrap());
+    assert!(!f.store.object_exists(POLICY, &shard).await.unwrap());
 }
 
 #[tokio::test]
-async fn a_collection_keeps_the_shards_of_a_way() {
-    let images: Vec<Checkpoint> = (1..=4).map(version).collect();
+async fn gc_keeps_the_shards_of_a_needed_delta() {
+    let checkpoints: Vec<Checkpoint> = (1..=4).map(version).collect();
     let f = fixture();
-    let mut manifests = vec![first(&f, &images[0]).await];
+    let mut manifests = vec![first(&f, &checkpoints[0]).await];
     for n in 1..4 {
-        let made = publish(&f, (&manifests[n - 1], &images[n - 1]), &images[n], 2).await;
+        let made = publish(&f, (&manifests[n - 1], &checkpoints[n - 1]), &checkpoints[n], 2).await;
         manifests.push(made);
     }
     let orphan = f.store.put_object(POLICY, &"nobody's".into()).await.unwrap();
     f.age();
-    // none but the head is live, and the others are on the way to it
+    // Only the newest version is live, and the others are on the path to it.
     let collected = f.collect(&f.store, false).await.unwrap();
     assert_eq!(collected.live, [4].into());
     assert_eq!(collected.deleted.into_keys().collect::<Vec<_>>(), [orphan.digest]);
     let made = f.materialise(4, &[]).await.unwrap();
-    assert_eq!(rehashed(&made.image), images[3].root());
+    assert_eq!(rehashed(&made.checkpoint), checkpoints[3].root());
 }

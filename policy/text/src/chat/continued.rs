@@ -1,14 +1,15 @@
-//! A conversation whose last message goes on: rendered with a tag behind that message, and cut at the tag.
+//! Continues the last message of a conversation: renders a tag after that message and truncates the result
+//! at the tag.
 
 use minijinja::Value;
 
 use super::{Error, REASONING, rendering};
 
-/// Stands after the text that is to be continued while the template runs, so that what the template adds can be cut off.
-/// Its space tells whether the template trims.
+/// Marks the end of the continued text, so that whatever the template adds after it can be removed. The
+/// trailing space shows whether the template trims.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// Puts [`TAG`] after `field` of the last message; returns the text before it.
+/// Appends [`TAG`] to `field` of the last message and returns the text before it.
 pub fn open_last(messages: &mut [Value], field: &str, source: &str) -> Result<String, Error> {
     let refuse = |reason: String| Err(Error::Conversation(reason));
     let Some(last) = messages.last_mut() else {
@@ -16,9 +17,9 @@ pub fn open_last(messages: &mut [Value], field: &str, source: &str) -> Result<St
     };
     let text = last.get_attr(field).unwrap_or_default();
     if text.is_undefined() {
-        return refuse(format!("the last message has no `{field}` that could be continued"));
+        return refuse(format!("the last message has no `{field}` to continue"));
     }
-    // reasoning is there under several names: whichever the template reads is the right one
+    // Reasoning has several names; the template reads one of them.
     let fields: Vec<&str> = match REASONING.contains(&field) {
         true => REASONING
             .iter()
@@ -29,7 +30,7 @@ pub fn open_last(messages: &mut [Value], field: &str, source: &str) -> Result<St
     };
     if !fields.iter().any(|field| source.contains(field)) {
         return refuse(format!(
-            "the chat template does not use `{field}`, which is to be continued"
+            "the chat template does not use `{field}`, so it cannot be continued"
         ));
     }
     let tagged = |text: &str| Value::from(format!("{text}{TAG}"));
@@ -47,9 +48,7 @@ pub fn open_last(messages: &mut [Value], field: &str, source: &str) -> Result<St
             .and_then(|text| text.as_str().map(str::to_string))
     };
     let Some((at, text)) = (0..parts.len()).rev().find_map(|at| Some((at, text_of(&parts[at])?))) else {
-        return refuse(format!(
-            "`{field}` of the last message has no text that could be continued"
-        ));
+        return refuse(format!("`{field}` of the last message has no text to continue"));
     };
     parts[at] = changed(
         &parts[at],
@@ -60,7 +59,7 @@ pub fn open_last(messages: &mut [Value], field: &str, source: &str) -> Result<St
     Ok(text)
 }
 
-/// A map with some values exchanged.
+/// A map with some values replaced.
 fn changed(map: &Value, change: impl Fn(&str, Value) -> Value) -> Result<Value, Error> {
     let mut fields = Vec::new();
     for key in map.try_iter().map_err(|error| rendering(&error))? {
@@ -79,7 +78,7 @@ pub fn cut_at_tag(text: &str, last: &str) -> Result<String, Error> {
     })?;
     Ok(match text[at..].starts_with(TAG) {
         true => text[..at].to_string(),
-        // the template trimmed the tag, so it would have trimmed the text
+        // The template trimmed the tag, so it would have trimmed the text.
         false => text[..at].trim_end().to_string(),
     })
 }

@@ -1,5 +1,5 @@
-//! `{% generation %}` blocks: what the assistant wrote. They are rendered between two characters that occur nowhere else, which
-//! are then taken out.
+//! Finds the assistant's text in `{% generation %}` blocks. They are rendered between two characters that do
+//! not occur elsewhere, which are then removed.
 
 use std::ops::Range;
 
@@ -8,10 +8,10 @@ use minijinja::{State, Value};
 
 use super::{Conversation, Error, Rendered};
 
-/// What `{% generation %}` becomes: a call of this with the block as its caller, which is what it is in `transformers` too.
+/// `{% generation %}` becomes a call of this function with the block as its caller, as in `transformers`.
 pub const GENERATION: &str = "springtide_generation";
 
-/// Rewrites `{% generation %}` … `{% endgeneration %}`, which minijinja does not know, as a call block.
+/// Rewrites `{% generation %}` … `{% endgeneration %}` as a call block, which minijinja supports.
 pub fn with_calls_for_generation_blocks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -34,7 +34,7 @@ pub fn with_calls_for_generation_blocks(source: &str) -> String {
     out + rest
 }
 
-/// The function behind a generation block: its text, between marks if there are any.
+/// The function of a generation block. It returns the text, between marks if given.
 pub fn generation(marks: Option<[char; 2]>) -> Value {
     Value::from_function(move |state: &mut State, kwargs: Kwargs| {
         let caller: Value = kwargs.get("caller")?;
@@ -46,7 +46,7 @@ pub fn generation(marks: Option<[char; 2]>) -> Value {
     })
 }
 
-/// Two of Unicode's noncharacters that neither the template nor the conversation contains.
+/// Two Unicode noncharacters that occur in neither the template nor the conversation.
 pub fn unused_characters(source: &str, conversation: &Conversation) -> Result<[char; 2], Error> {
     let Conversation {
         messages,
@@ -61,13 +61,13 @@ pub fn unused_characters(source: &str, conversation: &Conversation) -> Result<[c
     match (free.next(), free.next()) {
         (Some(start), Some(end)) => Ok([start, end]),
         _ => Err(Error::Conversation(
-            "the conversation uses all of U+FDD0 to U+FDEF, which are no characters".into(),
+            "the conversation contains all of U+FDD0 to U+FDEF; remove these noncharacters".into(),
         )),
     }
 }
 
-/// The text without its marks, and where they were. Blocks do not nest; a block inside another is part of it.
-pub fn take_out(marked: &str, [start, end]: [char; 2]) -> Rendered {
+/// Removes the marks and returns their positions. A nested block is part of the outer one.
+pub fn remove_marks(marked: &str, [start, end]: [char; 2]) -> Rendered {
     let mut text = String::with_capacity(marked.len());
     let mut assistant: Vec<Range<usize>> = Vec::new();
     let (mut depth, mut from) = (0, 0);

@@ -1,5 +1,5 @@
-//! Where templates rely on Python: `tojson`, `strftime`, how floats are written, and the methods that minijinja's contributed
-//! set lacks.
+//! Python behaviour that templates rely on: `tojson`, `strftime`, the format of floats, and string methods
+//! that `minijinja_contrib` lacks.
 
 use std::fmt::Write;
 
@@ -8,12 +8,12 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use time::OffsetDateTime;
 use time::format_description::parse_strftime_owned;
 
-/// What `raise_exception` raised, as the source of the error that ends the rendering.
+/// The message of `raise_exception`, as the source of the rendering error.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
 
-/// The message of `raise_exception`, if that is what ended the rendering.
+/// The message of `raise_exception`, if it caused the error.
 pub fn raised(error: &Error) -> Option<&str> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
@@ -25,7 +25,7 @@ pub fn raised(error: &Error) -> Option<&str> {
     None
 }
 
-/// Makes the environment that of `transformers`.
+/// Makes the environment behave like that of `transformers`.
 pub fn install(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(method);
     environment.set_formatter(|out, state, value| match float(value) {
@@ -37,7 +37,7 @@ pub fn install(environment: &mut Environment<'static>) {
         Some(value) => repr(value),
         None => value.to_string(),
     });
-    // in Python texts and dictionaries are sequences
+    // In Python, strings and dictionaries are sequences.
     environment.add_test("sequence", |value: &Value| {
         matches!(
             value.kind(),
@@ -53,7 +53,7 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
 }
 
-/// `time` as the template's format says it.
+/// Formats `time`.
 pub fn strftime(time: OffsetDateTime, format: &str) -> Result<String, Error> {
     let refuse = |error: String| {
         Error::new(
@@ -98,11 +98,8 @@ fn method(state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> 
     })
 }
 
-/// `json.dumps` with the arguments that `transformers` lets through.
-#[allow(
-    clippy::needless_pass_by_value,
-    reason = "filters take what their arguments are converted to"
-)]
+/// `json.dumps` with the arguments that `transformers` supports.
+#[allow(clippy::needless_pass_by_value, reason = "filters take their arguments by value")]
 fn tojson(value: &Value, arguments: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let argument = |at: usize, name: &str| -> Result<Option<Value>, Error> {
         let given = match arguments.get(at) {
@@ -142,21 +139,21 @@ fn tojson(value: &Value, arguments: Rest<Value>, kwargs: Kwargs) -> Result<Value
 struct Json {
     out: String,
     ascii: bool,
-    /// One level; none is everything on one line.
+    /// One level of indentation; none writes everything on one line.
     indent: Option<String>,
     item: String,
     key: String,
     sort: bool,
 }
 
-/// How deep data may nest.
+/// Maximum nesting.
 const DEPTH_MAX: usize = 128;
 
 impl Json {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         let refuse = |reason: String| Err(Error::new(ErrorKind::BadSerialization, reason));
         if depth > DEPTH_MAX {
-            return refuse(format!("tojson: nested deeper than {DEPTH_MAX}"));
+            return refuse(format!("tojson: nested more than {DEPTH_MAX} levels deep"));
         }
         match value.kind() {
             ValueKind::None => self.out += "null",
@@ -233,7 +230,7 @@ impl Json {
                 '\u{c}' => self.out += "\\f",
                 c if c < ' ' || (self.ascii && !(' '..='~').contains(&c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
-                        let _ = write!(self.out, "\\u{unit:04x}"); // a String takes everything
+                        let _ = write!(self.out, "\\u{unit:04x}"); // Writing to a String cannot fail.
                     }
                 }
                 c => self.out.push(c),
@@ -243,7 +240,7 @@ impl Json {
     }
 }
 
-/// A key of a JSON object: Python writes numbers, booleans and None as texts.
+/// A key of a JSON object. Python writes numbers, booleans and None as strings.
 fn key_text(key: &Value) -> Result<String, Error> {
     Ok(match key.kind() {
         ValueKind::String => key.to_string(),
@@ -276,7 +273,8 @@ fn float_json(value: f64) -> String {
     }
 }
 
-/// Python's `repr` of a float: the shortest digits that read back, with an exponent below 1e-4 and from 1e16 on.
+/// Python's `repr` of a float: the shortest digits that parse to it, with an exponent below 1e-4 and from
+/// 1e16.
 fn repr(value: f64) -> String {
     if value.is_nan() {
         return "nan".into();

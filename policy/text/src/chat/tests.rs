@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use time::macros::datetime;
 
-/// What transformers made of the cases in `scripts/golden/chat.py`.
+/// The results of `transformers` for the cases in `scripts/golden/chat.py`.
 #[derive(Deserialize)]
 struct Golden {
     special_tokens: BTreeMap<String, String>,
@@ -34,7 +34,7 @@ fn read(file: &str) -> Vec<u8> {
     std::fs::read(format!("{folder}/{file}")).unwrap()
 }
 
-fn image(files: &[(&str, &str)]) -> Checkpoint {
+fn checkpoint(files: &[(&str, &str)]) -> Checkpoint {
     let files = files
         .iter()
         .map(|(name, text)| (name.to_string(), Bytes::from(text.to_string())));
@@ -58,7 +58,7 @@ fn template(source: &str) -> Templates {
 #[test]
 fn conversations_are_rendered_and_encoded_as_transformers_does() {
     let golden: Golden = serde_json::from_slice(&read("cases.json")).unwrap();
-    let tokenizer = Tokenizer::from_checkpoint(&image(&[(
+    let tokenizer = Tokenizer::from_checkpoint(&checkpoint(&[(
         "tokenizer.json",
         std::str::from_utf8(&read("byte_level.json")).unwrap(),
     )]))
@@ -114,23 +114,23 @@ fn conversations_are_rendered_and_encoded_as_transformers_does() {
 }
 
 #[test]
-fn templates_are_found_where_folders_have_them() {
-    let text = |image: &Checkpoint, name: Option<&str>, tools: bool| {
+fn templates_are_found_in_all_usual_files() {
+    let text = |checkpoint: &Checkpoint, name: Option<&str>, tools: bool| {
         let conversation = Conversation {
             template: name.map(str::to_string),
             tools: tools.then(Vec::new),
             ..user("hi")
         };
-        Templates::from_checkpoint(image)?
+        Templates::from_checkpoint(checkpoint)?
             .render(&conversation)
             .map(|rendered| rendered.text)
     };
-    let one = image(&[(
+    let one = checkpoint(&[(
         "tokenizer_config.json",
         r#"{"chat_template": "one {{ bos_token }}{{ eos_token }}", "bos_token": {"content": "<s>"}, "eos_token": null}"#,
     )]);
     assert_eq!(text(&one, None, true).unwrap(), "one <s>");
-    let many = image(&[(
+    let many = checkpoint(&[(
         "tokenizer_config.json",
         r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}, {"name": "rag", "template": "r"}]}"#,
     )]);
@@ -145,25 +145,25 @@ fn templates_are_found_where_folders_have_them() {
     file.files
         .insert("special_tokens_map.json".into(), r#"{"pad_token": "<p>"}"#.into());
     assert_eq!(text(&file, None, true).unwrap(), "file <p>");
-    let processor = image(&[("chat_template.json", r#"{"chat_template": "p"}"#)]);
+    let processor = checkpoint(&[("chat_template.json", r#"{"chat_template": "p"}"#)]);
     assert_eq!(text(&processor, None, false).unwrap(), "p");
-    assert!(matches!(text(&image(&[]), None, false), Err(Error::NoTemplate)));
-    let broken = image(&[("tokenizer_config.json", r#"{"chat_template": [{"name": "x"}]}"#)]);
+    assert!(matches!(text(&checkpoint(&[]), None, false), Err(Error::NoTemplate)));
+    let broken = checkpoint(&[("tokenizer_config.json", r#"{"chat_template": [{"name": "x"}]}"#)]);
     assert!(matches!(text(&broken, None, false), Err(Error::Malformed { .. })));
-    let broken = image(&[("chat_template.jinja", "a\n{% if %}")]);
+    let broken = checkpoint(&[("chat_template.jinja", "a\n{% if %}")]);
     let error = text(&broken, None, false).unwrap_err().to_string();
     assert!(error.starts_with("chat template `default`: line 2"), "{error}");
 }
 
 #[test]
-fn a_template_that_does_not_end_is_stopped() {
+fn an_endless_template_is_stopped() {
     let endless = template("{% for a in range(9000) %}{% for b in range(9000) %}{{ a * b }}{% endfor %}{% endfor %}");
     let error = endless.render(&user("hi")).unwrap_err().to_string();
     assert!(error.contains("too many steps"), "{error}");
 }
 
 #[test]
-fn what_a_template_cannot_render_is_an_error_with_its_line() {
+fn rendering_errors_name_the_line() {
     for source in [
         "\n{{ messages[0].content.no_such_method() }}",
         "\n{{ messages[0].a.b }}",
@@ -179,7 +179,7 @@ fn what_a_template_cannot_render_is_an_error_with_its_line() {
 }
 
 #[test]
-fn marks_are_taken_out_even_if_the_conversation_has_such_characters() {
+fn marks_are_removed_even_if_the_conversation_contains_such_characters() {
     let conversation = Conversation {
         mark_assistant: true,
         ..user("a\u{fdd0}b")

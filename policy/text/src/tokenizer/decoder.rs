@@ -1,33 +1,36 @@
-//! Text of ids that come one by one.
+//! Decodes a stream of ids to text.
 //!
-//! Decoders look at more than one token: bytes of several tokens make one character, the first token of a text loses its
-//! space. So a window of ids is decoded again with every id: one piece of context, whose text has been given out, and what
-//! came after it. What the decoder ends with U+FFFD may be the beginning of a character and is held back.
+//! Tokens cannot be decoded one by one: a character may span several tokens, and the first token of a text
+//! loses its leading space. Every new id therefore decodes a window of ids again. The window consists of
+//! context, whose text has been returned, and the ids after it. A trailing U+FFFD may be the start of a
+//! character and is held back.
+//!
+//! `tokenizers::DecodeStream` is not used: after invalid bytes it can fail with `InvalidPrefix`, it holds
+//! back invalid bytes without a limit, and it cannot return an incomplete end.
 
 use super::{Error, Tokenizer};
 
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// No character has this many tokens: what says nothing but U+FFFD for longer is not going to become one, and decoding it
-/// again with every id would cost ever more.
+/// No character has this many tokens, so more ids without text are invalid bytes. Without a limit, each new
+/// id would decode a longer window.
 const HELD_BACK_IDS_MAX: usize = 64;
 
-/// The tokens over which an incomplete character can spread: it has at most three of its four bytes.
+/// An incomplete character has at most three bytes, so at most three tokens.
 const INCOMPLETE_IDS_MAX: usize = 3;
 
-/// Turns ids that come one by one into text. A character whose bytes are spread over several tokens is held back until it
-/// is whole. The pieces put together are what [`Tokenizer::decode`] makes of all ids, as long as these are UTF-8; broken bytes
-/// become U+FFFD, but how many of them may differ.
+/// Converts a stream of ids to text. Holds a character back until all its tokens are there. The concatenated
+/// pieces equal [`Tokenizer::decode`] of all ids if these are valid UTF-8. Otherwise the number of U+FFFD may
+/// differ.
 #[derive(Debug)]
 pub struct Decoder {
     tokenizer: Tokenizer,
-    /// The window.
     ids: Vec<u32>,
-    /// Ids of the window before this one are context.
+    /// The first `read` ids are context.
     read: usize,
-    /// What of the window's text has been given out, the context's and possibly more.
-    given: String,
-    /// Ids since the last piece.
+    /// The window's text that has been returned: the context's and possibly more.
+    returned: String,
+    /// Ids since text was last returned.
     held_back: usize,
 }
 
@@ -37,12 +40,13 @@ impl Decoder {
             tokenizer,
             ids: vec![],
             read: 0,
-            given: String::new(),
+            returned: String::new(),
             held_back: 0,
         }
     }
 
-    /// The text that `id` completes; empty while a character is incomplete, and for special tokens.
+    /// Adds an id and returns the text that it completes. Empty while a character is incomplete and for special
+    /// tokens.
     pub fn push(&mut self, id: u32) -> Result<String, Error> {
         if !self.tokenizer.is_text(id) {
             return Ok(String::new());
@@ -51,20 +55,20 @@ impl Decoder {
         let text = self.tokenizer.decode(&self.ids)?;
         let certain = text.trim_end_matches(REPLACEMENT);
         let complete = certain.len() == text.len();
-        match certain.strip_prefix(&self.given) {
+        match certain.strip_prefix(&self.returned) {
             Some(piece) if !piece.is_empty() => {
                 let piece = piece.to_string();
                 if complete {
                     self.slide(self.read)?;
                 } else {
-                    self.given = certain.to_string();
+                    self.returned = certain.to_string();
                 }
                 self.held_back = 0;
                 Ok(piece)
             }
-            // a space at the beginning, which only what follows makes visible
+            // A leading space, which appears only with the next token.
             Some(_) if complete => Ok(String::new()),
-            // bytes that were never going to be characters are over: with byte fallback, they spoil what was good before them
+            // A run of invalid bytes has ended. With byte fallback, it also replaced valid bytes before it.
             None if complete => self.restart(self.ids.len()),
             _ => {
                 self.held_back += 1;
@@ -76,32 +80,32 @@ impl Decoder {
         }
     }
 
-    /// The rest, when no more ids come: an incomplete character becomes U+FFFD.
+    /// Returns the rest after the last id. An incomplete character becomes U+FFFD.
     pub fn finish(&mut self) -> Result<String, Error> {
         let rest = self.restart(self.ids.len())?;
         *self = Decoder::new(self.tokenizer.clone());
         Ok(rest)
     }
 
-    /// Makes the window's ids from `start` on the context.
+    /// Keeps the ids from `start` on as context.
     fn slide(&mut self, start: usize) -> Result<(), Error> {
         self.ids.drain(..start);
         self.read = self.ids.len();
-        self.given = self.tokenizer.decode(&self.ids)?;
+        self.returned = self.tokenizer.decode(&self.ids)?;
         Ok(())
     }
 
-    /// What has not been given out of the ids before `end`, whatever it is. The window begins anew after them.
+    /// Returns all remaining text of the ids before `end`. The window restarts after them.
     fn restart(&mut self, end: usize) -> Result<String, Error> {
         let text = self.tokenizer.decode(&self.ids[..end])?;
-        let piece = match text.strip_prefix(&self.given) {
+        let piece = match text.strip_prefix(&self.returned) {
             Some(piece) => piece.to_string(),
             None => self.tokenizer.decode(&self.ids[self.read.min(end)..end])?,
         };
         let context = if end == self.ids.len() { self.read } else { end };
         self.ids.drain(..context);
         self.read = end - context;
-        self.given = self.tokenizer.decode(&self.ids[..self.read])?;
+        self.returned = self.tokenizer.decode(&self.ids[..self.read])?;
         self.held_back = 0;
         Ok(piece)
     }
@@ -113,8 +117,8 @@ mod tests {
     use artifact::checkpoint::Checkpoint;
     use proptest::prelude::*;
 
-    /// The two kinds of decoders that language models have: byte-level, and ▁ with byte fallback. Tokens of the first often end
-    /// inside a character.
+    /// Language models use two kinds of decoders: byte-level, and ▁ with byte fallback. Byte-level tokens often
+    /// end inside a character.
     fn tokenizer(file: &str) -> Tokenizer {
         let path = format!("{}/tests/golden/chat/{file}", env!("CARGO_MANIFEST_DIR"));
         let bytes = std::fs::read(path).unwrap();
@@ -132,7 +136,7 @@ mod tests {
         pieces
     }
 
-    /// Text of all kinds: any characters, emoji with modifiers and joiners, combining marks, scripts with and without spaces.
+    /// Any characters, emoji with modifiers and joiners, combining marks, scripts with and without spaces.
     fn text() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             any::<char>().prop_map(String::from),
@@ -161,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_comes_out_whole_and_without_broken_characters(text in text()) {
+        fn text_is_returned_completely_and_without_broken_characters(text in text()) {
             prop_assume!(!text.contains(REPLACEMENT));
             for file in ["byte_level.json", "byte_fallback.json"] {
                 let tokenizer = tokenizer(file);
@@ -174,7 +178,7 @@ mod tests {
         }
 
         #[test]
-        fn a_cut_text_has_no_broken_characters_before_its_end(text in text(), cut in any::<prop::sample::Index>()) {
+        fn a_truncated_text_has_no_broken_characters_before_its_end(text in text(), cut in any::<prop::sample::Index>()) {
             prop_assume!(!text.contains(REPLACEMENT));
             for file in ["byte_level.json", "byte_fallback.json"] {
                 let tokenizer = tokenizer(file);
@@ -187,13 +191,13 @@ mod tests {
         }
 
         #[test]
-        fn any_ids_come_out_as_their_whole_decode(ids in prop::collection::vec(0u32..430, 0..60)) {
+        fn any_ids_are_returned_as_if_decoded_at_once(ids in prop::collection::vec(0u32..430, 0..60)) {
             let tokenizer = tokenizer("byte_level.json");
             prop_assert_eq!(pieces(&tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
         }
 
         #[test]
-        fn any_ids_with_byte_fallback_come_out_as_their_whole_decode_if_they_are_text(ids in prop::collection::vec(0u32..400, 0..200)) {
+        fn valid_ids_with_byte_fallback_are_returned_as_if_decoded_at_once(ids in prop::collection::vec(0u32..400, 0..200)) {
             let tokenizer = tokenizer("byte_fallback.json");
             let (pieces, whole) = (pieces(&tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
             prop_assert!(whole.contains(REPLACEMENT) || pieces == whole, "{pieces:?} {whole:?}");
@@ -202,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_character_after_a_newline_that_is_a_byte_does_not_end_the_stream() {
-        // the bytes of one run are decoded together: a newline and half an emoji are five U+FFFD
+        // A run of bytes is decoded together: a newline and an incomplete emoji become U+FFFD.
         let tokenizer = tokenizer("byte_fallback.json");
         let ids = tokenizer.encode("a\n😀 b").unwrap();
         assert_eq!(pieces(&tokenizer, &ids).concat(), "a\n😀 b");
@@ -219,15 +223,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_whole_is_given_out_beside_what_is_not() {
-        // "Ġ" and the first byte of 你 in one token would hold the space back too
+    fn a_complete_character_is_returned_before_an_incomplete_one() {
+        // The complete character is returned although the next one is incomplete.
         let tokenizer = tokenizer("byte_level.json");
         let ids: Vec<u32> = "x你".bytes().map(|byte| byte_id(&tokenizer, byte)).collect();
         assert_eq!(pieces(&tokenizer, &ids), ["x", "", "", "你", ""]);
     }
 
     #[test]
-    fn endless_broken_bytes_come_out_and_a_character_after_them_is_whole() {
+    fn endless_invalid_bytes_are_returned_and_a_character_after_them_is_intact() {
         let tokenizer = tokenizer("byte_level.json");
         let broken = byte_id(&tokenizer, 0x80);
         for n in 0..200 {

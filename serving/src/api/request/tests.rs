@@ -7,8 +7,8 @@ fn checked(fields: Value) -> Result<GenerationRequest, Problem> {
     if let (Value::Object(body), Value::Object(fields)) = (&mut body, fields) {
         body.extend(fields);
     }
-    // as `edge::json::Json` answers
-    let request = serde_json::from_value(body).map_err(bad)?;
+    // as `edge::json::Json` reads a body
+    let request = serde_path_to_error::deserialize(body).map_err(bad)?;
     GenerationRequest::completion(request, &Options::default(), "default")
 }
 
@@ -81,6 +81,16 @@ fn an_error_names_the_bad_field_and_says_what_to_do() {
         (json!({"metadata": {"purpose": "rollout"}}), "give metadata.run_id"),
         (json!({"metadata": {"colour": "red"}}), "metadata.colour is not known"),
         (json!({"metadata": {"task_id": 3}}), "metadata.task_id must be a string"),
+        (json!({"n": "three"}), "n: invalid type: string \"three\""),
+        (
+            json!({"temperature": "hot"}),
+            "temperature: invalid type: string \"hot\"",
+        ),
+        (json!({"logprobs": true}), "logprobs: invalid type: boolean"),
+        (
+            json!({"stream_options": {"include_usage": 1}}),
+            "stream_options.include_usage: invalid type: integer",
+        ),
     ] {
         let problem = checked(fields.clone()).unwrap_err();
         let detail = problem.detail.clone().unwrap_or_default();

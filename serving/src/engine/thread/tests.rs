@@ -1,5 +1,5 @@
-//! The scheduler with a fake model whose next token depends on the whole sequence, so that mixed-up slots show in the
-//! tokens.
+//! The scheduler with a fake model whose next token depends on the whole sequence, so that mixed-up
+//! slots show in the tokens.
 
 use super::*;
 use crate::engine::Finish;

@@ -4,9 +4,10 @@
 //! - which keys are revoked,
 //! - when the newest timestamp was made.
 //!
-//! The state is written before a verified assignment is applied. Lower epochs are refused forever, so an old document
-//! can never bring back an old version; a rollback is a new epoch. There is one exception: when a key is revoked, the
-//! epochs it signed no longer count. Otherwise a stolen key could lock out the fleet with a very high epoch.
+//! The state is written before a verified assignment is applied. Lower epochs are refused forever,
+//! so an old document can never bring back an old version; a rollback is a new epoch. There is one
+//! exception: when a key is revoked, the epochs it signed no longer count. Otherwise a stolen key
+//! could lock out the fleet with a very high epoch.
 
 use anyhow::Context;
 use artifact::assignment::Assignment;
@@ -30,7 +31,8 @@ struct Contents {
     policy: String,
     /// 0: none yet.
     epoch: i64,
-    /// The highest epoch that each key signed. The empty key holds the epoch of older files without this field.
+    /// The highest epoch that each key signed. The empty key holds the epoch of older files without
+    /// this field.
     #[serde(default)]
     signers: BTreeMap<String, i64>,
     /// Digest of the assignment of `epoch`.
@@ -90,7 +92,8 @@ impl TrustState {
         self.contents.epoch == assignment.document.epoch && self.contents.assignment == Some(assignment.digest)
     }
 
-    /// Stores a verified assignment durably, before it is applied. Refuses one that contradicts an earlier one.
+    /// Stores a verified assignment durably, before it is applied. Refuses one that contradicts an
+    /// earlier one.
     pub fn record_assignment(&mut self, assignment: &Signed<Assignment>, keys: &TrustedKeys) -> anyhow::Result<()> {
         let (floor, document) = (self.epoch(keys), &assignment.document);
         let epoch = document.epoch;
@@ -113,7 +116,7 @@ impl TrustState {
             if let Some(known) = self.contents.roots.get(&target.version) {
                 anyhow::ensure!(
                     *known == target.root,
-                    "assignment {epoch} gives {alias} version {} with root {}, but that version had root {known} before",
+                    "assignment {epoch} gives version {} of {alias} the content hash {}, but that version had {known} before",
                     target.version,
                     target.root
                 );
@@ -238,7 +241,7 @@ mod tests {
             .values_mut()
             .for_each(|target| target.root = Digest::of(b"other"));
         let error = state.record_assignment(&other, &keys).unwrap_err().to_string();
-        assert!(error.contains("had root"), "{error}");
+        assert!(error.contains("the content hash"), "{error}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Attacks by someone who controls the store, on real folders: what a follower must refuse and what it must still accept.
-//! Grouped like TUF's attacks.
+//! Attacks by someone who controls the store, on real folders: what a follower must refuse and what
+//! it must still accept. Grouped like TUF's attacks.
 
 use super::*;
 use artifact::assignment::Target;
@@ -229,22 +229,27 @@ fn weights(version: i64) -> Checkpoint {
     }
 }
 
-/// Accepts the newest assignment and loads the version that it names, as a follower does; returns that version.
+/// Accepts the newest assignment and loads the version that it names, as a follower does; returns
+/// that version.
 async fn newest_version(trust: &mut Trust, in_force: i64) -> anyhow::Result<Option<i64>> {
     let Some((assignment, keys)) = trust.newest(in_force).await? else {
         return Ok(None);
     };
     let target = assignment.aliases["champion"];
     let manifest = trust.store.get_manifest("demo", target.version, &keys).await?;
-    anyhow::ensure!(manifest.root == target.root, "the manifest has root {}", manifest.root);
+    anyhow::ensure!(
+        manifest.root == target.root,
+        "the manifest has the content hash {}",
+        manifest.root
+    );
     let made = trust.store.materialise("demo", target.version, &keys, &[]).await?;
     assert_eq!(
-        made.image.root(),
+        made.checkpoint.root(),
         target.root,
         "the loaded version has the content hash that the assignment names"
     );
     assert_eq!(
-        *made.image,
+        *made.checkpoint,
         weights(target.version),
         "the loaded version has the published weights"
     );
@@ -269,7 +274,7 @@ const CASES: &[Case] = &[
     ("an older assignment as the next", Running, |s| { s.copy(&assignment(2), &assignment(4)); s.timestamp(4, 0, &s.release); }, Refuses("another place")),
     ("another document for the same epoch", Restarted, |s| { s.assign(3, 1, &s.release); s.timestamp(3, 0, &s.release); }, Refuses("signed two")),
     ("another document by another key", Restarted, |s| { s.assign(3, 2, &s.stolen); s.timestamp(3, 0, &s.release); }, Refuses("signed two")),
-    ("another content hash for the version that serves", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(4, 3, s.root(1)), &s.release); s.timestamp(4, 0, &s.release); }, Refuses("had root")),
+    ("another content hash for the version that serves", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(4, 3, s.root(1)), &s.release); s.timestamp(4, 0, &s.release); }, Refuses("the content hash")),
     ("an older manifest in the place of a newer", Running, |s| { s.next(); s.copy(&version(3), &version(4)); }, Refuses("another place")),
     ("an older timestamp again", Running, |s| { s.next(); s.timestamp(4, 40, &s.release); }, Refuses("a later one was seen")),
     // freeze
@@ -285,7 +290,7 @@ const CASES: &[Case] = &[
     ("an assignment of another epoch", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(5, 3, s.root(3)), &s.release); s.timestamp(4, 0, &s.release); }, Refuses("another place")),
     ("a manifest of another policy", Running, |s| s.next_with(|m| m["policy"] = "other".into()), Refuses("another place")),
     ("a manifest of another version", Running, |s| s.next_with(|m| m["version"] = 5.into()), Refuses("another place")),
-    ("a manifest with another content hash", Running, |s| s.next_with(|m| m["root"] = m["parent"]["root"].clone()), Refuses("the manifest has root")),
+    ("a manifest with another content hash", Running, |s| s.next_with(|m| m["root"] = m["parent"]["root"].clone()), Refuses("the manifest has the content hash")),
     ("a manifest signed as an assignment", Running, |s| { s.sign(&version(4), "assignment", &serde_json::to_value(&s.manifests[3]).unwrap(), &s.trainer); s.next(); }, Refuses("holds")),
     ("an assignment signed as a manifest", Running, |s| { s.sign(&assignment(4), "manifest", &s.assignment(4, 4, s.root(4)), &s.release); s.timestamp(4, 0, &s.release); }, Refuses("holds")),
     ("a timestamp of another policy", Running, |s| { s.next(); let at = OffsetDateTime::now_utc().format(&Rfc3339).unwrap(); s.sign("statement.json", "statement", &json!({"policy": "other", "epoch": 4, "revoked": [], "created_at": at}), &s.release); }, Refuses("another place")),
@@ -312,18 +317,18 @@ const CASES: &[Case] = &[
     ("a flipped bit of a signature", Running, |s| { s.next(); s.edit(&assignment(4), |b| { let at = b.len() - 12; b[at] = if b[at] == b'A' { b'B' } else { b'A' }; }); }, Refuses("no trusted key")),
     ("an assignment that is no JSON", Running, |s| { s.next(); s.write(&assignment(4), "garbage"); }, Refuses("malformed")),
     ("an assignment cut off", Running, |s| { s.next(); s.edit(&assignment(4), |b| b.truncate(100)); }, Refuses("malformed")),
-    ("an assignment of five megabytes", Running, |s| { s.next(); s.write(&assignment(4), vec![b' '; 5 << 20]); }, Refuses("too many")),
+    ("an assignment of five megabytes", Running, |s| { s.next(); s.write(&assignment(4), vec![b' '; 5 << 20]); }, Refuses("bytes; at most")),
     ("an unsigned manifest", Running, |s| { s.next(); s.edit(&version(4), |b| { let mut e: Value = serde_json::from_slice(b).unwrap(); e["signatures"] = json!([]); *b = e.to_string().into_bytes(); }); }, Refuses("no trusted key")),
     ("a stranger's manifest", Running, |s| { s.sign(&version(4), "manifest", &serde_json::to_value(&s.manifests[3]).unwrap(), &s.stranger); s.next(); }, Refuses("no trusted key")),
     ("a manifest cut off", Running, |s| { s.next(); s.edit(&version(4), |b| b.truncate(100)); }, Refuses("malformed")),
-    ("a manifest of five megabytes", Running, |s| { s.next(); s.write(&version(4), vec![b' '; 5 << 20]); }, Refuses("too many")),
+    ("a manifest of five megabytes", Running, |s| { s.next(); s.write(&version(4), vec![b' '; 5 << 20]); }, Refuses("bytes; at most")),
     ("no manifest", Running, |s| { s.next(); s.delete(&version(4)); }, Refuses("not there")),
     ("a stranger's timestamp", Running, |s| { s.next(); s.timestamp(4, 0, &s.stranger); }, Refuses("no trusted key")),
     // contradictions, signed
     ("an arm without an alias", Running, |s| { let mut d = s.assignment(4, 4, s.root(4)); d["arms"] = json!([{"alias": "ghost", "weight": 1.0}]); s.sign(&assignment(4), "assignment", &d, &s.release); s.timestamp(4, 0, &s.release); }, Refuses("names no alias")),
     ("an alias of version 0", Running, |s| { s.sign(&assignment(4), "assignment", &s.assignment(4, 0, s.root(4)), &s.release); s.timestamp(4, 0, &s.release); }, Refuses("not positive")),
     ("a version that is its own parent", Running, |s| s.next_with(|m| m["parent"]["version"] = 4.into()), Refuses("a parent is older")),
-    ("a manifest without objects", Running, |s| s.next_with(|m| m["delta"] = Value::Null), Refuses("neither an image nor a delta")),
+    ("a manifest without objects", Running, |s| s.next_with(|m| m["delta"] = Value::Null), Refuses("nor a delta")),
     // revoked keys
     ("a key revoked here", Running, |s| { s.next(); fs::copy(s.key_file("trainer.pub"), s.key_file("trainer.revoked")).unwrap(); }, Refuses("revoked")),
     ("a key revoked in the store", Running, |s| { s.next(); s.revoke(&s.trainer, &s.release); }, Refuses("revoked")),
@@ -398,7 +403,8 @@ async fn a_running_follower_learns_of_a_revocation_within_seconds() {
     let scene = Scene::new().await;
     let mut trust = scene.trust().unwrap();
     assert_eq!(newest_version(&mut trust, 0).await.unwrap(), Some(3));
-    // a version signed by the key arrives when the key is revoked: the check before it is never an old one
+    // a version signed by the key arrives when the key is revoked: the check before it is never an
+    // old one
     scene.revoke(&scene.trainer, &scene.release);
     scene.next();
     let error = newest_version(&mut trust, 3).await.unwrap_err();

@@ -8,7 +8,7 @@ pub fn plan(state: &ReleaseState) -> Vec<Change> {
     let mut changes = Vec::new();
     assign_first_version(state, &mut changes);
     follow_lines(state, &mut changes);
-    lend_aliases_to_runs(state, &mut changes);
+    give_aliases_to_runs(state, &mut changes);
     propose_candidate(state, &mut changes);
     changes
 }
@@ -49,7 +49,7 @@ fn follow_lines(state: &ReleaseState, changes: &mut Vec<Change>) {
 }
 
 /// While a run samples, it has an alias with its line's name, so that the fleet loads its head.
-fn lend_aliases_to_runs(state: &ReleaseState, changes: &mut Vec<Change>) {
+fn give_aliases_to_runs(state: &ReleaseState, changes: &mut Vec<Change>) {
     for run in &state.runs {
         let samples = matches!(run.kind.as_str(), "grpo" | "evaluate");
         let active = matches!(run.status.as_str(), "running" | "pausing" | "paused");
@@ -80,7 +80,8 @@ fn lend_aliases_to_runs(state: &ReleaseState, changes: &mut Vec<Change>) {
     }
 }
 
-/// `candidate` is the head of the latest run that succeeded, unless a person named a candidate since.
+/// `candidate` is the head of the latest run that succeeded, unless a person named a candidate
+/// since.
 fn propose_candidate(state: &ReleaseState, changes: &mut Vec<Change>) {
     let succeeded = state.runs.iter().filter(|run| run.status == "succeeded");
     let latest = succeeded

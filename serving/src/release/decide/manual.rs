@@ -1,4 +1,5 @@
-//! The moves that people request: promote, rollback and pin. Pure; `release::http` carries them out.
+//! The moves that people request: promote, rollback and pin. Pure; `release::http` carries them
+//! out.
 
 use super::super::{CHAMPION, REALTIME};
 use super::{Change, ReleaseState};
@@ -10,8 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct ReleaseRequest {
     pub kind: Kind,
     pub alias: String,
-    /// Serial of the version to serve. Without it, a rollback returns to the previously served version, and a pin keeps
-    /// the current one.
+    /// Serial of the version to serve. Without it, a rollback returns to the previously served
+    /// version, and a pin keeps the current one.
     pub version: Option<i64>,
     /// For the audit.
     #[serde(default)]
@@ -50,13 +51,14 @@ pub enum RequestError {
     NoVersion,
     #[error("alias `{0}` does not exist; GET /v1/aliases lists those that do")]
     NoAlias(String),
-    #[error("alias `{0}` has served nothing but version {1}, so there is nothing to roll back to; name a `version`")]
+    #[error("alias `{0}` has only ever served version {1}, so a rollback needs a `version`")]
     NothingBefore(String, i64),
     #[error("alias `{alias}` serves version {version} already")]
     Already { alias: String, version: i64 },
 }
 
-/// The change that a request asks for. `before` is the version that the alias served before its current one.
+/// The change that a request asks for. `before` is the version that the alias served before its
+/// current one.
 pub fn decide(state: &ReleaseState, before: Option<i64>, request: &ReleaseRequest) -> Result<Change, RequestError> {
     let name = request.alias.as_str();
     check_name(name)?;

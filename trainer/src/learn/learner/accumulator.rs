@@ -4,8 +4,8 @@
 use super::{Metrics, at_targets, to_vec};
 use crate::learn::batch::{Counts, MicroBatch};
 use crate::learn::loss::Terms;
+use crate::learn::sample::Sample;
 use crate::learn::{advantage, behaviour, mismatch};
-use crate::select::sample::Sample;
 use model::exact::Rows;
 use tch::{Kind, Tensor};
 

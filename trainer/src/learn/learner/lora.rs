@@ -6,7 +6,7 @@
 //! · dW · Aᵀ. Rounding passes gradients through, as for whole weights. W₀ is not copied; it is the
 //! base version's bytes.
 
-use super::state::{tensor, to_data};
+use super::tensors::{tensor, to_data};
 use crate::publish::run_state;
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;

@@ -2,14 +2,14 @@
 //! the top.
 
 use super::*;
-use crate::learn::behaviour::Behaviour;
 use crate::learn::loss::Loss;
 use crate::learn::optimizer::OptimizerSettings;
+use crate::learn::sample::Behaviour;
 use crate::publish::run_state::{RunState, StepRecord};
 use model::autograd::random_checkpoint;
 use model::config::{Family, ModelConfig};
 use model::exact::{Compute, KvCache};
-use model::sampling::{self, History, Params, Source};
+use model::sampling::{self, Params, PreviousTokens, Source};
 use uuid::Uuid;
 
 mod lora;
@@ -138,12 +138,12 @@ fn drawn(learner: &Learner, params: &Params, n: u64) -> Vec<Sample> {
     for (seed, sample) in (0..n).zip(&mut samples) {
         let mut cache = KvCache::new(&learner.state.model, 1, 64);
         let mut logits = learner.state.model.prefill(&mut cache, 0, &sample.prompt).unwrap();
-        let (mut history, mut source) = (History::new(&sample.prompt), Source::new(seed));
+        let (mut history, mut source) = (PreviousTokens::new(&sample.prompt), Source::new(seed));
         let mut kept = Vec::new();
         for at in 0..sample.tokens.len() {
             let drawn = sampling::draw(&logits, params, &history, &mut source);
             (sample.tokens[at], sample.logprobs[at]) = (drawn.id, drawn.log_prob);
-            kept.push(drawn.kept);
+            kept.push(drawn.candidates);
             history.push(drawn.id);
             logits = learner
                 .state

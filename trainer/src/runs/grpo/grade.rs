@@ -15,14 +15,6 @@ const METRIC: &str = "reward";
 /// Events in flight to the log.
 const SENDS_MAX: usize = 64;
 
-/// A row of `task`.
-#[derive(Debug, Clone)]
-pub(super) struct Task {
-    pub id: String,
-    pub prompt: String,
-    pub answer: String,
-}
-
 /// Grades every rollout. Resolves when the log has acknowledged all grades.
 pub(super) async fn post(trainer: &Trainer, run: Uuid, config: &Config, rollouts: &[Rollout]) -> anyhow::Result<()> {
     let source = format!("springtide/train/{run}");

@@ -2,8 +2,8 @@
 //! advantages of the others.
 
 use crate::learn::advantage;
+use crate::learn::sample::Sample;
 use crate::runs::executor::Executor;
-use crate::select::sample::Sample;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -19,7 +19,7 @@ pub(super) struct ScoredGroups {
 /// Groups the samples, drops groups that teach nothing, and scores the others by Dr. GRPO.
 pub(super) async fn score(executor: &Executor<'_>, samples: Vec<Sample>) -> anyhow::Result<ScoredGroups> {
     let reward_mean = advantage::mean(&rewards(&samples));
-    let (groups, dropped) = split(samples, executor.head, executor.model.context);
+    let (groups, dropped) = split(samples, executor.head, executor.model_limits.context);
     let mut scored = ScoredGroups {
         samples: Vec::new(),
         advantages: Vec::new(),
@@ -27,7 +27,9 @@ pub(super) async fn score(executor: &Executor<'_>, samples: Vec<Sample>) -> anyh
         dropped: BTreeMap::new(),
     };
     for (code, ids) in dropped {
-        scored.dropped.insert(code, executor.drop_all(&ids, code).await?);
+        scored
+            .dropped
+            .insert(code, executor.drop_generations(&ids, code).await?);
     }
     for group in groups {
         scored.advantages.extend(advantage::dr_grpo(&rewards(&group)));

@@ -1,7 +1,6 @@
 //! Rollouts through the public completions API, at low priority and labelled with run, task and
 //! group.
 
-use super::grade::Task;
 use crate::api::Config;
 use crate::runs::trainer::Trainer;
 use anyhow::{Context, bail};
@@ -23,6 +22,14 @@ const TRIES_MAX: u32 = 30;
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
 /// Choices per request. A larger group takes several requests.
 const CHOICES_MAX: u32 = 8;
+
+/// A row of `task`.
+#[derive(Debug, Clone)]
+pub(super) struct Task {
+    pub id: String,
+    pub prompt: String,
+    pub answer: String,
+}
 
 /// One sampled completion, and the answer that it is graded against.
 #[derive(Debug, Clone)]

@@ -15,23 +15,23 @@ pub(super) enum AliasState {
     /// A release moved it to a version that the line must continue from.
     Rebase { branch: i32, version: i64 },
     /// It does not follow the line: the run pauses.
-    Elsewhere(Elsewhere),
+    OtherTarget(OtherTarget),
 }
 
 /// Where an alias is that does not follow the line. `run.reason` has it as text while the run is
 /// paused.
 #[derive(Debug, PartialEq)]
-pub(super) enum Elsewhere {
+pub(super) enum OtherTarget {
     Pinned { version: i64 },
     OtherLine { line: String },
 }
 
-impl Elsewhere {
+impl OtherTarget {
     /// The text of `run.reason`.
     pub fn to_reason(&self, alias: &str, line: &str) -> String {
         let place = match self {
-            Elsewhere::Pinned { version } => format!("is pinned to version {version}"),
-            Elsewhere::OtherLine { line } => format!("follows line {line}"),
+            OtherTarget::Pinned { version } => format!("is pinned to version {version}"),
+            OtherTarget::OtherLine { line } => format!("follows line {line}"),
         };
         format!("{alias} {place}; the run goes on when it follows line {line} again")
     }
@@ -44,10 +44,10 @@ impl Elsewhere {
             place.strip_prefix("is pinned to version "),
             place.strip_prefix("follows line "),
         ) {
-            (Some(version), _) => Some(Elsewhere::Pinned {
+            (Some(version), _) => Some(OtherTarget::Pinned {
                 version: version.parse().ok()?,
             }),
-            (_, Some(line)) => Some(Elsewhere::OtherLine { line: line.to_owned() }),
+            (_, Some(line)) => Some(OtherTarget::OtherLine { line: line.to_owned() }),
             _ => None,
         }
     }
@@ -76,13 +76,13 @@ pub(super) async fn state(trainer: &Trainer, line_branch: i32) -> Result<AliasSt
     )
     .fetch_optional(&trainer.pool)
     .await?;
-    Ok(row.map_or(AliasState::Follows, |row| judge(row, &options.line, line_branch)))
+    Ok(row.map_or(AliasState::Follows, |row| state_of(row, &options.line, line_branch)))
 }
 
-fn judge(row: Alias, line: &str, line_branch: i32) -> AliasState {
+fn state_of(row: Alias, line: &str, line_branch: i32) -> AliasState {
     match row.follows {
-        None => AliasState::Elsewhere(Elsewhere::Pinned { version: row.version }),
-        Some(other) if other != line => AliasState::Elsewhere(Elsewhere::OtherLine { line: other }),
+        None => AliasState::OtherTarget(OtherTarget::Pinned { version: row.version }),
+        Some(other) if other != line => AliasState::OtherTarget(OtherTarget::OtherLine { line: other }),
         Some(_) if row.branch > line_branch => AliasState::Rebase {
             branch: row.branch,
             version: row.version,
@@ -124,8 +124,8 @@ pub(super) async fn may_run(trainer: &Trainer, run: Uuid) -> Result<bool, sqlx::
     }
     let alias = &trainer.options.realtime.alias;
     let reason = row.reason.unwrap_or_default();
-    let by_alias = Elsewhere::from_reason(&reason, alias).is_some();
-    if !by_alias || matches!(state(trainer, i32::MAX).await?, AliasState::Elsewhere(_)) {
+    let by_alias = OtherTarget::from_reason(&reason, alias).is_some();
+    if !by_alias || matches!(state(trainer, i32::MAX).await?, AliasState::OtherTarget(_)) {
         return Ok(false);
     }
     let mut transaction = trainer.pool.begin().await?;
@@ -155,7 +155,7 @@ mod tests {
             follows: follows.map(String::from),
             branch,
         };
-        judge(row, "realtime", line_branch)
+        state_of(row, "realtime", line_branch)
     }
 
     #[test]
@@ -184,13 +184,13 @@ mod tests {
                 "champion follows line run-1; the run goes on when it follows line realtime again",
             ),
         ] {
-            let AliasState::Elsewhere(elsewhere) = judged(follows, 3, 2) else {
+            let AliasState::OtherTarget(target) = judged(follows, 3, 2) else {
                 panic!("the alias does not follow the line")
             };
-            let reason = elsewhere.to_reason("champion", "realtime");
+            let reason = target.to_reason("champion", "realtime");
             assert_eq!(reason, text);
-            assert_eq!(Elsewhere::from_reason(&reason, "champion"), Some(elsewhere));
+            assert_eq!(OtherTarget::from_reason(&reason, "champion"), Some(target));
         }
-        assert_eq!(Elsewhere::from_reason("paused by request", "champion"), None);
+        assert_eq!(OtherTarget::from_reason("paused by request", "champion"), None);
     }
 }

@@ -1,27 +1,27 @@
 //! When a show rate is too low, and the messages about it. Pure.
 
+use crate::options::SHOW_RATE_WINDOW_MIN;
+
 /// The learning arm must show at least this share of its reference's rate.
 const PART_OF_REFERENCE: f64 = 1.0 / 3.0;
 /// The alarm ends this far above the bound, so that a rate close to the bound raises one alarm
 /// only.
 const RECOVERY: f64 = 1.25;
-/// Fewer generations are not enough to judge.
-pub const GENERATIONS_MIN: i64 = 100;
 
 /// Generations, and how many of them showed something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Shown {
+pub struct ShowCounts {
     pub generations: i64,
     pub shown: i64,
 }
 
-impl Shown {
+impl ShowCounts {
     pub fn rate(self) -> f64 {
         self.shown as f64 / self.generations.max(1) as f64
     }
 
     pub fn is_enough(self) -> bool {
-        self.generations >= GENERATIONS_MIN
+        self.generations >= i64::from(SHOW_RATE_WINDOW_MIN)
     }
 }
 
@@ -29,9 +29,9 @@ impl Shown {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Reference {
     /// The other arms' recent generations.
-    Others(Shown),
+    Others(ShowCounts),
     /// The first generations of the version that the run started from.
-    First { version: i64, shown: Shown },
+    First { version: i64, shown: ShowCounts },
 }
 
 impl Reference {
@@ -41,7 +41,7 @@ impl Reference {
         }
     }
 
-    fn words(self) -> String {
+    fn describe(self) -> String {
         let rate = percent(self.rate());
         match self {
             Reference::Others(_) => format!("the other arms show {rate}"),
@@ -54,7 +54,7 @@ impl Reference {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Observation<'a> {
     pub arm: &'a str,
-    pub shown: Shown,
+    pub shown: ShowCounts,
     pub reference: Option<Reference>,
     /// Share of its requests that explore.
     pub explore: f64,
@@ -80,10 +80,10 @@ impl Observation<'_> {
     }
 
     /// The message when the alarm begins.
-    pub fn began(&self) -> String {
+    pub fn begin_message(&self) -> String {
         let compared = self
             .reference
-            .map_or(String::new(), |reference| format!("; {}", reference.words()));
+            .map_or(String::new(), |reference| format!("; {}", reference.describe()));
         let exploration = match self.explore > 0.0 {
             true => format!("the {} that exploration forces it to show", percent(self.explore)),
             false => "no exploration (`explore` is 0)".to_owned(),
@@ -101,7 +101,7 @@ impl Observation<'_> {
     }
 
     /// The message when it ends.
-    pub fn ended(&self) -> String {
+    pub fn end_message(&self) -> String {
         format!(
             "{} shows enough again: {} of its latest {} generations",
             self.arm,
@@ -122,8 +122,8 @@ fn percent(rate: f64) -> String {
 mod tests {
     use super::*;
 
-    fn shown(shown: i64, generations: i64) -> Shown {
-        Shown { generations, shown }
+    fn shown(shown: i64, generations: i64) -> ShowCounts {
+        ShowCounts { generations, shown }
     }
 
     fn observe(rate: i64, reference: Option<Reference>) -> Observation<'static> {
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn the_message_says_what_happened_and_what_to_do() {
         let reference = Some(Reference::Others(shown(170, 500)));
-        let message = observe(41, reference).began();
+        let message = observe(41, reference).begin_message();
         assert!(
             message.starts_with(
                 "champion declines almost everything: it shows 4.1 % of its latest 1000 generations, and should show \
@@ -192,12 +192,12 @@ mod tests {
         };
         assert!(
             unexplored
-                .began()
+                .begin_message()
                 .contains("version 1, where the run started, showed 30 %")
         );
-        assert!(unexplored.began().contains("no exploration (`explore` is 0)"));
+        assert!(unexplored.begin_message().contains("no exploration (`explore` is 0)"));
         assert_eq!(
-            observe(250, None).ended(),
+            observe(250, None).end_message(),
             "champion shows enough again: 25 % of its latest 1000 generations"
         );
     }

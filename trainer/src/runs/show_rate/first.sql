@@ -1,4 +1,5 @@
--- What the version that a run started from showed at first. Parameters: policy, version, generations at most.
+-- The show rate of a run's starting version, over its first generations. Parameters: policy,
+-- version, maximum generations.
 with first as (
     select declined
     from generation

@@ -1,6 +1,7 @@
--- What each arm showed lately: of the newest $4 production generations since $2, at most the newest $3 of each arm. Left out
--- are those that exploration made show and those whose caller went away: neither says what the policy chose. Parameters:
--- policy, oldest generation id, generations per arm, rows at most.
+-- The recent show rate of each arm: of the newest $4 production generations since $2, at most the
+-- newest $3 of each arm. Excludes generations that exploration forced to show and those whose
+-- caller disconnected, because neither reflects the policy's choice. Parameters: policy, oldest
+-- generation id, generations per arm, maximum rows.
 with newest as (
     select id, arm, declined, exploration_share
     from generation

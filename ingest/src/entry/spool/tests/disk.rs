@@ -4,9 +4,8 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::super::folder::Folder;
+use super::super::folder::{Folder, Storage, Tail};
 use super::super::segment::Header;
-use super::super::writer::{Storage, Tail};
 
 /// How the next operation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

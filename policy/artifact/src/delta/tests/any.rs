@@ -1,5 +1,5 @@
-//! Any images and any steps: lossless both ways, and what is broken never makes another version. At length with
-//! `SPRINGTIDE_DELTA_TENSORS=1000000`.
+//! Any checkpoints and any steps: lossless in both directions, and a broken delta never makes another
+//! version. `SPRINGTIDE_DELTA_TENSORS=1000000` runs more cases.
 
 use proptest::prelude::*;
 use safetensors::Dtype;
@@ -42,7 +42,7 @@ fn any_image() -> impl Strategy<Value = Checkpoint> {
     })
 }
 
-/// A tensor and the same after some of its weights took other bits, of any dtype that has whole bytes, and of half ones.
+/// A tensor of any dtype before and after some of its weights took other bits.
 fn any_step() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
     let dtype = prop::sample::select(vec![
         Dtype::BF16,
@@ -77,7 +77,7 @@ fn any_step() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
     })
 }
 
-/// How many cases; `SPRINGTIDE_DELTA_TENSORS` asks for more than a test run has time for.
+/// Number of cases.
 fn cases() -> ProptestConfig {
     let asked = std::env::var("SPRINGTIDE_DELTA_TENSORS");
     ProptestConfig::with_cases(asked.ok().and_then(|cases| cases.parse().ok()).unwrap_or(256))

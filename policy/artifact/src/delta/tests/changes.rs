@@ -1,4 +1,4 @@
-//! [`encode_changes`]: what is known already is taken, what cannot be is refused.
+//! [`encode_changes`]: given changes are used, impossible ones are refused.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn changes_make_the_bytes_that_comparing_makes() {
     let (base, result, values) = parts();
     let expected = (result.clone(), encode(&base, &result).unwrap());
     let new = result.tensors["w"].bytes.to_vec();
-    // also where weights are named that stay as they are
+    // also if weights are named that do not change
     let old = &base.tensors["w"].bytes;
     let every = (0..5000)
         .map(|index| {

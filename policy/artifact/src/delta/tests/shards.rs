@@ -1,4 +1,4 @@
-//! Several make the delta that one alone makes; what they report is put together only if it is whole.
+//! Several shards make the delta of a single encoder. Incomplete reports are not merged.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::manifest::ObjectRef;
 
-/// Two tensors of several frames, one of a few weights, one of none, of different widths; a file that changes.
+/// Two tensors of several frames, one of a few weights, one of none, of different widths; and a file
+/// that changes.
 fn pair() -> (Checkpoint, Checkpoint) {
     let (base, result) = lean(2 * FRAME_WEIGHTS + 4321);
     let several = |image: &Checkpoint, config: &'static str| {
@@ -122,7 +123,7 @@ fn reports_that_do_not_make_a_whole_are_refused() {
 #[test]
 fn changes_that_are_not_all_are_refused() {
     let (base, result) = pair();
-    // the others are so small or so full that planes carry them, which leave nothing out
+    // the others are so small or so dense that planes code them
     let large = |span: &FrameSpan<'_>| ["a", "d"].contains(&span.name);
     for span in spans(&base, &result, 0, 1).into_iter().filter(large) {
         let width = crate::tensor::weight_bytes(span.dtype);
@@ -218,7 +219,7 @@ fn a_shard_is_never_longer_than_it_says() {
     assert!(matches!(concat(b"", &parts), Err(Error::Malformed(_))));
 }
 
-/// A tensor's shape, the dimension that is cut, and between which indices.
+/// A tensor's shape, the divided dimension, and a range of it.
 fn any_cut() -> impl Strategy<Value = (Vec<usize>, usize, std::ops::Range<usize>)> {
     prop::collection::vec(1usize..7, 1..4).prop_flat_map(|shape| {
         let dims = 0..shape.len();
@@ -244,7 +245,7 @@ proptest! {
         let cut = TensorSlice::new(Dtype::BF16, &shape, dim, range.clone()).unwrap();
         let (mine, next) = (cut.take(&old).unwrap(), cut.take(&new).unwrap());
         prop_assert_eq!(mine.len(), cut.weights() * 2);
-        // whose weight it is, by walking over all indices
+        // the owner of each weight, by walking over all indices
         let inner: usize = shape[dim + 1..].iter().product();
         let expected = (0..weights).filter(|at| range.contains(&(at / inner % shape[dim])));
         let expected: Vec<u8> = expected.flat_map(|at| [old[at * 2], old[at * 2 + 1]]).collect();

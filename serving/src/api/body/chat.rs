@@ -1,0 +1,162 @@
+//! The body of `POST /v1/chat/completions`. A chat request is a completion whose prompt the
+//! version's own template renders; everything after the prompt is the same.
+
+use super::{CommonFields, UnknownFields, with_field_names};
+use edge::Problem;
+use model::sampling::Params;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use text::chat::{Conversation, Value as TemplateValue};
+
+/// OpenAI's limit.
+const TOP_LOGPROBS_MAX: i64 = 20;
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct ChatRequest {
+    /// As the template reads them: `role`, `content` and any other fields it knows.
+    pub messages: Vec<TemplateValue>,
+    /// Rendered into the prompt by templates that support them. The model still answers with text.
+    pub tools: Option<Vec<TemplateValue>>,
+    pub documents: Option<Vec<TemplateValue>>,
+    /// Further variables of the template.
+    pub chat_template_kwargs: Option<BTreeMap<String, TemplateValue>>,
+    /// Default: true, unless the final message is continued.
+    pub add_generation_prompt: Option<bool>,
+    /// The model continues the last message.
+    pub continue_final_message: Option<bool>,
+    /// OpenAI's new name of `max_tokens`.
+    pub max_completion_tokens: Option<i64>,
+    pub logprobs: Option<bool>,
+    pub top_logprobs: Option<i64>,
+
+    // OpenAI fields, accepted only with values that change nothing
+    pub tool_choice: Option<Value>,
+    pub response_format: Option<Value>,
+
+    #[serde(flatten, deserialize_with = "with_field_names")]
+    pub params: Params,
+    #[serde(flatten, deserialize_with = "with_field_names")]
+    pub common: CommonFields,
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+impl ChatRequest {
+    /// How many of the most probable tokens to list with each sampled one. `None`: no
+    /// log-probabilities at all.
+    pub fn top_logprobs(&self) -> Result<Option<usize>, Problem> {
+        let k = self.top_logprobs.unwrap_or(0);
+        match self.logprobs.unwrap_or(false) {
+            false if k != 0 => Err(Problem::bad_request("top_logprobs needs logprobs: true")),
+            false => Ok(None),
+            true if (0..=TOP_LOGPROBS_MAX).contains(&k) => Ok(Some(k as usize)),
+            true => Err(Problem::bad_request(format!(
+                "top_logprobs is {k}; give 0 to {TOP_LOGPROBS_MAX}"
+            ))),
+        }
+    }
+
+    pub fn max_tokens(&self) -> Result<Option<i64>, Problem> {
+        match (self.max_completion_tokens, self.common.max_tokens) {
+            (Some(new), Some(old)) if new != old => Err(Problem::bad_request(format!(
+                "max_completion_tokens is {new} and max_tokens, its old name, is {old}; give one"
+            ))),
+            (new, old) => Ok(new.or(old)),
+        }
+    }
+
+    /// What the prompt is rendered from, and the rest of the request.
+    pub fn into_conversation(self) -> Result<(Conversation, Params, CommonFields), Problem> {
+        self.unknown.refuse()?;
+        let tool_choice = self
+            .tool_choice
+            .as_ref()
+            .map_or("auto", |choice| choice.as_str().unwrap_or(""));
+        if !["auto", "none"].contains(&tool_choice) {
+            return Err(Problem::bad_request(
+                "tool_choice must be \"auto\" or \"none\"; sampling cannot be constrained",
+            ));
+        }
+        let format = self.response_format.as_ref();
+        if format.is_some_and(|format| format["type"] != "text") {
+            return Err(Problem::bad_request(
+                "response_format must be {\"type\": \"text\"}; sampling cannot be constrained",
+            ));
+        }
+        let tools = self.tools.filter(|_| tool_choice != "none");
+        let continued = self.continue_final_message.unwrap_or(false);
+        let conversation = Conversation {
+            messages: self.messages,
+            tools,
+            documents: self.documents,
+            add_generation_prompt: self.add_generation_prompt.unwrap_or(!continued),
+            continue_final_message: continued.then(|| "content".to_owned()),
+            variables: self.chat_template_kwargs.unwrap_or_default(),
+            ..Conversation::default()
+        };
+        Ok((conversation, self.params, self.common))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn chat(fields: Value) -> ChatRequest {
+        let mut body = json!({"model": "demo", "messages": [{"role": "user", "content": "hi"}]});
+        if let (Value::Object(body), Value::Object(fields)) = (&mut body, fields) {
+            body.extend(fields);
+        }
+        serde_json::from_value(body).unwrap()
+    }
+
+    #[test]
+    fn a_chat_request_is_a_completion_whose_prompt_a_template_renders() {
+        let request = chat(json!({"max_completion_tokens": 7, "top_k": 4, "logprobs": true}));
+        assert_eq!(
+            (request.max_tokens().unwrap(), request.top_logprobs().unwrap()),
+            (Some(7), Some(0))
+        );
+        let (conversation, params, _) = request.into_conversation().unwrap();
+        assert_eq!(params.top_k, 4);
+        assert!(conversation.add_generation_prompt && conversation.continue_final_message.is_none());
+        let (continued, ..) = chat(json!({"continue_final_message": true}))
+            .into_conversation()
+            .unwrap();
+        assert!(!continued.add_generation_prompt && continued.continue_final_message.as_deref() == Some("content"));
+    }
+
+    #[test]
+    fn fields_that_would_constrain_sampling_are_refused_with_advice() {
+        for (fields, expected) in [
+            (json!({"tool_choice": "required"}), "tool_choice must be"),
+            (
+                json!({"response_format": {"type": "json_object"}}),
+                "response_format must be",
+            ),
+            (json!({"response_format": "json"}), "response_format must be"),
+            (json!({"beams": 3}), "unknown field `beams`"),
+            (json!({"top_logprobs": 3}), "top_logprobs needs logprobs"),
+            (
+                json!({"logprobs": true, "top_logprobs": 21}),
+                "top_logprobs is 21; give 0 to 20",
+            ),
+            (json!({"max_tokens": 3, "max_completion_tokens": 4}), "give one"),
+        ] {
+            let request = chat(fields);
+            let problem = request.top_logprobs().map(drop).and(request.max_tokens().map(drop));
+            let problem = problem
+                .and(request.into_conversation().map(drop))
+                .unwrap_err()
+                .to_string();
+            assert!(problem.contains(expected), "{problem}");
+        }
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let (conversation, ..) = chat(json!({"tools": tools, "tool_choice": "none"}))
+            .into_conversation()
+            .unwrap();
+        assert!(conversation.tools.is_none());
+    }
+}

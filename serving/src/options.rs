@@ -1,0 +1,139 @@
+//! Configuration of `springtide serve`. Every field has a unit and a default.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Options of `springtide serve`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Name of this replica, unique in the fleet; part of the source of every event it logs.
+    pub replica: String,
+    /// Location that this replica shares with others.
+    pub cluster: String,
+    /// Address at which others reach it. Default: the address it listens on.
+    pub address: Option<String>,
+    /// Folder of the follower's trust state, such as the highest assignment epoch it has verified.
+    pub state_dir: PathBuf,
+    /// Threads of one forward pass. Results do not depend on it.
+    pub threads: u16,
+    /// Sequences that one loaded version decodes together.
+    pub slots: usize,
+    /// How many of `slots` rollouts and evaluations never use.
+    pub slots_reserved_for_production: usize,
+    /// Longest prompt and completion together, in tokens. The model's own limit applies too.
+    pub context_tokens_max: usize,
+    /// Choices that may wait for a slot. Requests beyond it get 429.
+    pub queue_choices_max: usize,
+    /// A session's turn is logged without the tokens it shares with the previous turn if these are
+    /// at least so many. A shorter prefix costs a reader more than it saves.
+    pub shared_prefix_tokens_min: usize,
+    /// Prompts read between two decode steps.
+    pub prefills_per_step_max: usize,
+    /// Default `max_tokens` of a completion, in tokens.
+    pub max_tokens_default: usize,
+    /// Largest `n` of one request.
+    pub choices_max: usize,
+    /// Whether the experts that a mixture-of-experts model used are logged, by reference, for a
+    /// trainer to replay.
+    pub log_experts: bool,
+    /// Memory for the weights and caches of all loaded versions, and for spare memory of retired
+    /// ones, in bytes.
+    pub resident_bytes_max: u64,
+    /// Time between two polls of the store, in milliseconds. Announcements arrive sooner.
+    pub poll_interval_ms: u64,
+    /// Time between two reports to the control role, in milliseconds.
+    pub heartbeat_interval_ms: u64,
+    /// API key for the control role, if it requires one. Never printed.
+    #[serde(skip_serializing)]
+    pub api_key: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            replica: "replica-1".into(),
+            cluster: "local".into(),
+            address: None,
+            state_dir: PathBuf::from(".springtide/serve"),
+            threads: 1,
+            slots: 16,
+            slots_reserved_for_production: 4,
+            context_tokens_max: 4096,
+            queue_choices_max: 256,
+            shared_prefix_tokens_min: 1024,
+            prefills_per_step_max: 4,
+            max_tokens_default: 16,
+            choices_max: 16,
+            log_experts: true,
+            resident_bytes_max: 4 << 30,
+            poll_interval_ms: 250,
+            heartbeat_interval_ms: 1000,
+            api_key: None,
+        }
+    }
+}
+
+impl Options {
+    /// The first invalid value, as a message for the author of the file.
+    pub fn check(&self) -> Result<(), String> {
+        if self.replica.is_empty() || self.replica.contains(['/', ' ']) {
+            return Err(format!(
+                "serve.replica is {:?}; give a name without spaces or slashes",
+                self.replica
+            ));
+        }
+        if self.slots == 0 || self.slots_reserved_for_production >= self.slots {
+            return Err(format!(
+                "serve.slots_reserved_for_production is {} of {} slots; rollouts need at least one",
+                self.slots_reserved_for_production, self.slots
+            ));
+        }
+        for (field, value) in [
+            ("threads", usize::from(self.threads)),
+            ("context_tokens_max", self.context_tokens_max),
+            ("queue_choices_max", self.queue_choices_max),
+            ("prefills_per_step_max", self.prefills_per_step_max),
+            ("max_tokens_default", self.max_tokens_default),
+            ("choices_max", self.choices_max),
+        ] {
+            if value == 0 {
+                return Err(format!("serve.{field} is 0; it must be at least 1"));
+            }
+        }
+        if self.choices_max > self.queue_choices_max {
+            return Err(format!(
+                "serve.choices_max {} does not fit serve.queue_choices_max {}",
+                self.choices_max, self.queue_choices_max
+            ));
+        }
+        if self.poll_interval_ms == 0 || self.heartbeat_interval_ms == 0 {
+            return Err("serve.poll_interval_ms and serve.heartbeat_interval_ms must be at least 1".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        Options::default().check().unwrap();
+    }
+
+    #[test]
+    fn an_error_names_the_invalid_field() {
+        let options = Options {
+            slots: 4,
+            ..Options::default()
+        };
+        assert!(options.check().unwrap_err().contains("slots_reserved_for_production"));
+        let options = Options {
+            queue_choices_max: 0,
+            ..Options::default()
+        };
+        assert!(options.check().unwrap_err().contains("queue_choices_max"));
+    }
+}

@@ -1,0 +1,120 @@
+//! One trajectory as the trainer sees it: exactly the ids and log-probabilities that were logged,
+//! never re-tokenised.
+
+use ingest::event::Sampling;
+use model::config::Experts;
+use model::router::Routing;
+use model::sampling::Params;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// A rewarded generation, ready for training.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    pub generation: Uuid,
+    /// The class of request that a baseline belongs to: its surface.
+    pub class: String,
+    /// The rollouts of one task; `None` in production.
+    pub group: Option<String>,
+    /// Serial of the oldest version that sampled any of its tokens.
+    pub version: i64,
+    /// At least one id.
+    pub prompt: Vec<u32>,
+    /// Sampled ids including the stop token; at least one.
+    pub tokens: Vec<u32>,
+    /// log μ of each sampled token, nats.
+    pub logprobs: Vec<f32>,
+    /// Whether each sampled token is trained on.
+    pub mask: Vec<bool>,
+    /// Above 0.
+    pub temperature: f32,
+    /// `None`: sampled from the model's own distribution at that temperature.
+    pub behaviour: Option<Arc<Behaviour>>,
+    /// Logged experts of all tokens but the last. `None`: not logged, or a dense model.
+    pub experts: Option<Arc<Routing>>,
+    pub reward: f64,
+    /// The decline token was masked; `logprobs` are of the distribution without it.
+    pub suppressed: bool,
+    /// Factor of its advantage, see [`crate::learn::explore`].
+    pub weight: f64,
+}
+
+impl Sample {
+    /// Tokens that the model reads to score the sampled ones: all but the last.
+    pub fn input_len(&self) -> usize {
+        self.prompt.len() + self.tokens.len() - 1
+    }
+
+    /// Sampled tokens that are trained on.
+    pub fn trained_tokens(&self) -> usize {
+        self.mask.iter().filter(|&&m| m).count()
+    }
+
+    /// A small sample for tests.
+    #[cfg(test)]
+    pub fn example() -> Self {
+        Sample {
+            generation: Uuid::now_v7(),
+            class: "completion".into(),
+            group: None,
+            version: 1,
+            prompt: vec![1, 2],
+            tokens: vec![3],
+            logprobs: vec![-1.0],
+            mask: vec![true],
+            temperature: 1.0,
+            behaviour: None,
+            experts: None,
+            reward: 0.0,
+            suppressed: false,
+            weight: 1.0,
+        }
+    }
+}
+
+/// How the tokens of one generation were sampled, if not from the model's own distribution at some
+/// temperature.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Behaviour {
+    pub params: Params,
+    /// How many ids could be sampled, one value per sampled token, if it was logged.
+    pub kept: Option<Vec<u32>>,
+}
+
+impl Behaviour {
+    /// `None`: the model's own distribution.
+    pub fn from_logged(temperature: f32, top_p: f32, sampling: Option<Sampling>) -> Option<Self> {
+        // no `..`: a parameter that is added to the event must be added here
+        let Sampling {
+            top_k,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            logit_bias,
+            kept,
+        } = sampling.unwrap_or_default();
+        let params = Params {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            logit_bias,
+        };
+        (!params.is_plain()).then_some(Behaviour { params, kept })
+    }
+}
+
+/// What a model demands of trajectories.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ModelLimits {
+    /// Longest sequence, tokens.
+    pub context: i64,
+    /// Token ids are below this.
+    pub vocabulary: i64,
+    /// `None`: a dense model.
+    pub experts: Option<Experts>,
+}
