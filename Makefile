@@ -37,7 +37,7 @@ test: ## what CI runs: format, lints, floor plan, every test on a real Postgres 
 	@$(TIMED) "download crates" cargo fetch --locked
 	@$(TIMED) "format, floor plan, links in the docs" $(MAKE) --no-print-directory check-tree
 	@$(TIMED) "build the binary without libtorch" $(MAKE) --no-print-directory torch-free
-	@$(TIMED) "build everything, with lints" $(LINTED) $(MAKE) --no-print-directory test-build
+	@$(TIMED) "build everything, with lints" env $(LINTED) $(MAKE) --no-print-directory test-build
 	@$(TIMED) "download Postgres and Kafka" $(SPRINGTIDE) stack fetch
 	@$(TIMED) "tests" env $(LINTED) $(WITH_NVRTC) SPRINGTIDE_PTX=$(abspath $(TARGET))/ptx cargo test $(WORKSPACE)
 	@$(TIMED) "bench-ingest, small" $(TARGET)/debug/bench-ingest --springtide $(SPRINGTIDE) --rate 200 --seconds 2 \

@@ -1,5 +1,5 @@
-//! The lock on a state folder, held by one supervisor, and the list of its children. The kernel ends
-//! children with their supervisor; the list lets the next supervisor end those that are left.
+//! The lock on a state folder, held by one supervisor, and the list of its children. The kernel
+//! ends children with their supervisor; the list lets the next supervisor end those that are left.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -72,7 +72,8 @@ pub enum Error {
 }
 
 impl Assignment {
-    /// Returns an error if the assignment contradicts itself. Called before signing and after reading.
+    /// Returns an error if the assignment contradicts itself. Called before signing and after
+    /// reading.
     pub fn check(&self) -> Result<(), Error> {
         if self.epoch < 1 {
             return Err(Error::Epoch(self.epoch));
@@ -107,10 +108,10 @@ impl Assignment {
 
     /// The alias of a user's arm, and the arm's probability.
     ///
-    /// Sticky: it depends only on the policy, the user's key and the arms. A new epoch with the same
-    /// arms leaves every user in place. The user's point is the first 8 bytes (little-endian) of
-    /// BLAKE3(`"springtide arm 1\0" policy "\0" user_key`) divided by 2^64. Arms take consecutive shares
-    /// of [0, 1) in their order.
+    /// Sticky: it depends only on the policy, the user's key and the arms. A new epoch with the
+    /// same arms leaves every user in place. The user's point is the first 8 bytes (little-endian)
+    /// of BLAKE3(`"springtide arm 1\0" policy "\0" user_key`) divided by 2^64. Arms take
+    /// consecutive shares of [0, 1) in their order.
     pub fn arm_for(&self, user_key: &str) -> (&str, f64) {
         let total = self.total_weight();
         let point = user_point(&self.policy, user_key) * total;

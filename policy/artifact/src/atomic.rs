@@ -1,5 +1,5 @@
-//! Atomic file writes: write a temporary file beside the destination, fsync it, rename it, and fsync
-//! the folder so that the name survives a power cut.
+//! Atomic file writes: write a temporary file beside the destination, fsync it, rename it, and
+//! fsync the folder so that the name survives a power cut.
 //!
 //! There are no locks. If two writers use one name, the last [`replace`] or the first
 //! [`create_private`] wins.

@@ -1,8 +1,8 @@
 //! A checkpoint: all bytes of one version, in memory or as one self-describing object.
 //!
-//! Canonical bytes are the tensors in Hugging Face coordinates in their declared dtypes, little-endian
-//! and row-major, and the files that belong to the model. What the values mean is not known here.
-//! Reading and writing model folders is in `folder`.
+//! Canonical bytes are the tensors in Hugging Face coordinates in their declared dtypes,
+//! little-endian and row-major, and the files that belong to the model. What the values mean is not
+//! known here. Reading and writing model folders is in `folder`.
 //!
 //! ```text
 //! offset  size
@@ -109,8 +109,8 @@ impl Checkpoint {
         checkpoint.root()
     }
 
-    /// How `other`'s tensors differ from these in name, dtype or shape: one line each, by name. Empty if
-    /// a training step can lead from one to the other.
+    /// How `other`'s tensors differ from these in name, dtype or shape: one line each, by name.
+    /// Empty if a training step can lead from one to the other.
     pub fn form_differences(&self, other: &Checkpoint) -> Vec<String> {
         let form = |tensor: &TensorData| format!("{} {:?}", tensor.dtype, tensor.shape);
         let names: std::collections::BTreeSet<&String> = self.tensors.keys().chain(other.tensors.keys()).collect();
@@ -138,7 +138,8 @@ impl Checkpoint {
         Ok(out.into())
     }
 
-    /// The checkpoint as one object, in consecutive pieces that share the memory of tensors and files.
+    /// The checkpoint as one object, in consecutive pieces that share the memory of tensors and
+    /// files.
     pub fn to_pieces(&self) -> Result<Vec<Bytes>, Error> {
         let index = self.content_index(&Threads::ONE);
         index.check()?;

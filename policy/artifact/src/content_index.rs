@@ -1,5 +1,5 @@
-//! The content index of a version: every tensor and file with its size and digest. Its own digest is
-//! the version's root (content hash).
+//! The content index of a version: every tensor and file with its size and digest. Its own digest
+//! is the version's root (content hash).
 //!
 //! ```text
 //! "SPTLIST1"                                                      8 bytes
@@ -14,8 +14,8 @@
 //!     size: u64
 //!     BLAKE3: 32 bytes
 //! ```
-//! Integers are little-endian. A version has exactly one encoding, so equal roots mean equal versions.
-//! The index does not say how or where the bytes are stored.
+//! Integers are little-endian. A version has exactly one encoding, so equal roots mean equal
+//! versions. The index does not say how or where the bytes are stored.
 
 use std::collections::BTreeMap;
 
@@ -85,8 +85,8 @@ impl ContentIndex {
         Digest::of(&self.to_bytes())
     }
 
-    /// The encoding. Names over 65535 bytes and ranks over 255 are cut; [`check`](Self::check), which
-    /// every writer calls, refuses them.
+    /// The encoding. Names over 65535 bytes and ranks over 255 are cut; [`check`](Self::check),
+    /// which every writer calls, refuses them.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend((self.tensors.len() as u32).to_le_bytes());
@@ -106,8 +106,8 @@ impl ContentIndex {
         out
     }
 
-    /// Returns an error if a field is too small for its value, or a tensor's size does not follow from
-    /// dtype and shape.
+    /// Returns an error if a field is too small for its value, or a tensor's size does not follow
+    /// from dtype and shape.
     pub fn check(&self) -> Result<(), Error> {
         let too_large = |name: &str, rank: usize| name.len() > 0xffff || rank > 0xff;
         for tensor in &self.tensors {
@@ -124,8 +124,8 @@ impl ContentIndex {
         }
     }
 
-    /// Reads exactly one content index. Refuses everything that [`to_bytes`](Self::to_bytes) does not
-    /// write.
+    /// Reads exactly one content index. Refuses everything that [`to_bytes`](Self::to_bytes) does
+    /// not write.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
         let mut reader = Reader(bytes);
         if reader.take(8)? != MAGIC {

@@ -1,7 +1,8 @@
-//! Hugging Face folders: one safetensors file, or shards with an index, and the model's other files.
+//! Hugging Face folders: one safetensors file, or shards with an index, and the model's other
+//! files.
 //!
-//! The `__metadata__` of safetensors and the `metadata` of the index are not part of a version and are
-//! not read.
+//! The `__metadata__` of safetensors and the `metadata` of the index are not part of a version and
+//! are not read.
 
 mod lazy;
 
@@ -59,14 +60,15 @@ impl Checkpoint {
         read(path)
     }
 
-    /// Writes a folder that [`read_dir`](Self::read_dir) and Hugging Face's loaders read. Creates it if
-    /// it is missing. Every file is written atomically. Weights over 5 GB are divided into shards.
+    /// Writes a folder that [`read_dir`](Self::read_dir) and Hugging Face's loaders read. Creates
+    /// it if it is missing. Every file is written atomically. Weights over 5 GB are divided into
+    /// shards.
     pub fn write_dir(&self, path: &Path) -> Result<(), Error> {
         self.write_shards(path, SHARD_BYTES_MAX)
     }
 
-    /// [`write_dir`](Self::write_dir) with shards of at most `shard_bytes_max` bytes. A larger tensor gets
-    /// a shard of its own.
+    /// [`write_dir`](Self::write_dir) with shards of at most `shard_bytes_max` bytes. A larger
+    /// tensor gets a shard of its own.
     pub fn write_shards(&self, path: &Path, shard_bytes_max: u64) -> Result<(), Error> {
         write(self, path, shard_bytes_max)
     }

@@ -1,6 +1,8 @@
-//! The signed description of a version: its content, its parent, the step that made it, its objects.
+//! The signed description of a version: its content, its parent, the step that made it, its
+//! objects.
 //!
-//! A manifest is written once, after its objects. Assignments, not manifests, say who gets a version.
+//! A manifest is written once, after its objects. Assignments, not manifests, say who gets a
+//! version.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +14,8 @@ use crate::digest::Digest;
 
 /// The kind in the envelope's payload type.
 pub const KIND: &str = "manifest";
-/// The kind if the delta is in shards. Programs that do not know shards refuse such a document, so they
-/// neither take the head for the delta nor the shards for garbage.
+/// The kind if the delta is in shards. Programs that do not know shards refuse such a document, so
+/// they neither take the head for the delta nor the shards for garbage.
 pub const SHARDED_KIND: &str = "sharded-manifest";
 
 /// The manifest of a version.
@@ -46,7 +48,8 @@ pub struct Manifest {
     /// empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quantised: Vec<Quantised>,
-    /// The shards of a delta that several machines made, in order. `delta` is then its header and index.
+    /// The shards of a delta that several machines made, in order. `delta` is then its header and
+    /// index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub delta_shards: Vec<Shard>,
 }
@@ -145,7 +148,8 @@ impl Manifest {
         self.delta.map(|_| objects.fold(0, u64::saturating_add))
     }
 
-    /// Returns an error if the manifest contradicts itself. Called before signing and after reading.
+    /// Returns an error if the manifest contradicts itself. Called before signing and after
+    /// reading.
     pub fn check(&self) -> Result<(), Error> {
         let version = self.version;
         if version < 1 {

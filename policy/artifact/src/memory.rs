@@ -1,8 +1,8 @@
 //! Memory for weights: huge pages, and reuse between versions.
 //!
-//! The first touch of a 4 KiB page took 2 µs on the virtual machine of docs/delta.md, long enough to
-//! verify 9 KB of a model. So large buffers ask for 2 MiB pages. A process that serves one version
-//! after another can also keep the memory of dropped versions for the next: a [`Spare`].
+//! The first touch of a 4 KiB page took 2 µs on the virtual machine of docs/delta.md, long enough
+//! to verify 9 KB of a model. So large buffers ask for 2 MiB pages. A process that serves one
+//! version after another can also keep the memory of dropped versions for the next: a [`Spare`].
 
 #![expect(unsafe_code, reason = "advises the kernel about page sizes")]
 
@@ -33,7 +33,8 @@ pub struct Spare {
     bytes: usize,
 }
 
-/// Memory over the limit. Dropping it returns it to the kernel, which takes about 0.1 s per gigabyte.
+/// Memory over the limit. Dropping it returns it to the kernel, which takes about 0.1 s per
+/// gigabyte.
 #[derive(Debug, Default)]
 #[must_use = "dropping it blocks for a while"]
 pub struct Released {
@@ -203,8 +204,8 @@ pub fn room<T: Copy>(count: usize) -> Vec<T> {
     room
 }
 
-/// Asks for huge pages, for every page that the memory touches: advising part of a mapping splits it in
-/// two, and the number of mappings is limited. No effect if none are available.
+/// Asks for huge pages, for every page that the memory touches: advising part of a mapping splits
+/// it in two, and the number of mappings is limited. No effect if none are available.
 #[cfg(target_os = "linux")]
 fn in_huge_pages<T>(memory: &mut Vec<T>) {
     use nix::sys::mman::{MmapAdvise, madvise};

@@ -2,8 +2,8 @@
 //! arrive, and an interrupted download fetches only the missing ones.
 //!
 //! BLAKE3 is a tree. A part is one subtree of 8 MiB (the last may be shorter), and its hash is the
-//! subtree's chaining value. The hashes of all parts merge into the digest that names the object, so
-//! the list needs no signature. An object of one part has no list; its hash is its name.
+//! subtree's chaining value. The hashes of all parts merge into the digest that names the object,
+//! so the list needs no signature. An object of one part has no list; its hash is its name.
 
 use std::ops::Range;
 
@@ -85,8 +85,8 @@ impl Parts {
         (object.size_bytes <= PART_BYTES).then_some(Self { object, hashes })
     }
 
-    /// Reads the list of `object`, as [`Self::to_bytes`] wrote it. Returns an error if it does not merge
-    /// into the object's digest.
+    /// Reads the list of `object`, as [`Self::to_bytes`] wrote it. Returns an error if it does not
+    /// merge into the object's digest.
     pub fn from_bytes(object: ObjectRef, bytes: &[u8]) -> Result<Self, Error> {
         let parts = count(object.size_bytes);
         let (hashes, rest) = bytes.as_chunks::<HASH_BYTES>();

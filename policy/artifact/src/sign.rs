@@ -148,8 +148,8 @@ impl std::fmt::Debug for SigningKey {
 }
 
 impl TrustedKeys {
-    /// Every `*.pub` in `folder`. A key that is also in a `*.revoked` file is revoked. Returns an error
-    /// if there is no key, because nothing could be verified.
+    /// Every `*.pub` in `folder`. A key that is also in a `*.revoked` file is revoked. Returns an
+    /// error if there is no key, because nothing could be verified.
     pub fn load(folder: &Path) -> Result<Self, Error> {
         let mut keys = TrustedKeys::default();
         for entry in fs::read_dir(folder).map_err(io("read", folder))? {
@@ -270,7 +270,8 @@ impl Envelope {
         Err(revoked.map_or(Error::Untrusted, |key| Error::Revoked(key.clone())))
     }
 
-    /// Adds a signature. Returns false if the key has signed before. Callers verify the content first.
+    /// Adds a signature. Returns false if the key has signed before. Callers verify the content
+    /// first.
     pub fn countersign(&mut self, kind: &str, key: &SigningKey) -> Result<bool, Error> {
         if self.signatures.iter().any(|signature| signature.keyid == key.key_id) {
             return Ok(false);

@@ -4,7 +4,8 @@ use safetensors::Dtype;
 
 use crate::digest::Hashed;
 
-/// One tensor: row-major, little-endian, exactly `shape`'s product times the dtype's width in bytes.
+/// One tensor: row-major, little-endian, exactly `shape`'s product times the dtype's width in
+/// bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorData {
     pub dtype: Dtype,

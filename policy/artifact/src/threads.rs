@@ -4,7 +4,8 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterato
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
 
-/// Least multiply-adds worth handing to another thread: tens of microseconds; waking it takes a few.
+/// Least multiply-adds worth handing to another thread: tens of microseconds; waking it takes a
+/// few.
 const WORK_MIN: usize = 1 << 19;
 /// A pass with fewer parts stays on the caller's thread: most products would be too small to share.
 const PASS_PARTS_MIN: usize = 32;
@@ -78,8 +79,8 @@ impl Threads {
         }
     }
 
-    /// Runs a whole pass on the pool: entering it once is cheaper than at every product. A small pass
-    /// runs on the caller's thread alone. `work` is in multiply-adds.
+    /// Runs a whole pass on the pool: entering it once is cheaper than at every product. A small
+    /// pass runs on the caller's thread alone. `work` is in multiply-adds.
     pub fn pass<T: Send>(&self, work: usize, run: impl FnOnce(&Threads) -> T + Send) -> T {
         match &self.pool {
             Some(pool) if work / self.work_min >= PASS_PARTS_MIN => pool.install(|| run(self)),

@@ -1,13 +1,13 @@
 //! The model that trains: gradients by libtorch's autograd.
 //!
 //! [`crate::exact`] computes what is sampled and logged. This module runs the same
-//! [`crate::transformer`] over tensors that record their computation. [`TrainModel::backward`] takes a
-//! pass of the exact model and recomputes one layer at a time from the layer's input, last layer first.
-//! The activations of a single layer are in memory, whatever the depth. Supervised training uses
-//! [`TrainModel::logits`].
+//! [`crate::transformer`] over tensors that record their computation. [`TrainModel::backward`]
+//! takes a pass of the exact model and recomputes one layer at a time from the layer's input, last
+//! layer first. The activations of a single layer are in memory, whatever the depth. Supervised
+//! training uses [`TrainModel::logits`].
 //!
-//! Input from outside (checkpoints, token ids, lengths) is checked and gives an [`Error`]. A libtorch
-//! error inside a forward pass is a bug in this module and panics.
+//! Input from outside (checkpoints, token ids, lengths) is checked and gives an [`Error`]. A
+//! libtorch error inside a forward pass is a bug in this module and panics.
 
 mod backend;
 mod load;
@@ -81,8 +81,8 @@ impl TrainModel {
         })
     }
 
-    /// Sets the precision of matrix products. bf16 is several times faster on CPUs with AVX512-BF16;
-    /// supervised training may use it.
+    /// Sets the precision of matrix products. bf16 is several times faster on CPUs with
+    /// AVX512-BF16; supervised training may use it.
     pub fn with_compute(mut self, compute: Compute) -> Self {
         self.compute = compute;
         self
@@ -96,7 +96,8 @@ impl TrainModel {
         &self.parameters
     }
 
-    /// Copies a checkpoint's values into the parameters. The tensors and their `requires_grad` stay.
+    /// Copies a checkpoint's values into the parameters. The tensors and their `requires_grad`
+    /// stay.
     pub fn load_values(&mut self, checkpoint: &artifact::checkpoint::Checkpoint) -> Result<(), Error> {
         let fresh = load::parameters(checkpoint, &self.config)?;
         let _no_grad = tch::no_grad_guard();
@@ -108,7 +109,8 @@ impl TrainModel {
 
     /// Logits of every position: ids `[B, T]` i64 give `[B, T, V]` f32, differentiable.
     ///
-    /// Pad short sequences on the right. Attention is causal, so padding changes no earlier position.
+    /// Pad short sequences on the right. Attention is causal, so padding changes no earlier
+    /// position.
     pub fn logits(&self, ids: &Tensor) -> Tensor {
         let (rows, length) = ids.size2().unwrap_or((0, 0));
         let lengths = vec![length; rows as usize];
@@ -129,8 +131,8 @@ impl TrainModel {
 
     /// Adds the gradients of a pass to every parameter that requires one.
     ///
-    /// `gradient` `[logit_rows, D]` is the loss's gradient with respect to [`Pass::hidden`]. Each layer
-    /// is recomputed from its input (Chen et al. 2016), with the experts that the pass used.
+    /// `gradient` `[logit_rows, D]` is the loss's gradient with respect to [`Pass::hidden`]. Each
+    /// layer is recomputed from its input (Chen et al. 2016), with the experts that the pass used.
     pub fn backward(&self, pass: &Pass, gradient: Tensor) {
         let lengths: Vec<i64> = pass.lengths.iter().map(|&n| n as i64).collect();
         let logit_rows: Vec<i64> = pass.logit_rows.iter().map(|&row| row as i64).collect();
@@ -152,8 +154,8 @@ impl TrainModel {
             .backward();
     }
 
-    /// Log-probabilities of `targets` `[B, T]` under `logits` `[B, T, V]` at a temperature, in nats,
-    /// `[B, T]`.
+    /// Log-probabilities of `targets` `[B, T]` under `logits` `[B, T, V]` at a temperature, in
+    /// nats, `[B, T]`.
     pub fn token_logprobs(logits: &Tensor, targets: &Tensor, temperature: f64) -> Tensor {
         let scaled = match temperature == 1.0 {
             true => logits.shallow_clone(),

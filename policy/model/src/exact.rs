@@ -1,10 +1,10 @@
 //! The model that samples and scores, with bitwise identical results.
 //!
-//! Weights keep the dtype they were published in. Activations, logits and log-probabilities are f32,
-//! and every sum has one order ([`crate::kernel`]). A token's logits therefore depend only on the
-//! version and the tokens before it. Batch composition, prompt chunks, the KV cache and the number of
-//! threads do not change them. The sampler ([`ExactModel::prefill`], [`ExactModel::decode`]) and the
-//! trainer ([`ExactModel::score`]) run the same forward pass.
+//! Weights keep the dtype they were published in. Activations, logits and log-probabilities are
+//! f32, and every sum has one order ([`crate::kernel`]). A token's logits therefore depend only on
+//! the version and the tokens before it. Batch composition, prompt chunks, the KV cache and the
+//! number of threads do not change them. The sampler ([`ExactModel::prefill`],
+//! [`ExactModel::decode`]) and the trainer ([`ExactModel::score`]) run the same forward pass.
 //!
 //! With [`Compute::Bf16`] both factors of a matrix product are rounded to bf16 first. The values
 //! differ from f32, but they are still identical if sampler and trainer use the same setting. This
@@ -52,8 +52,8 @@ pub enum Error {
     Threads(#[from] artifact::threads::NotStarted),
 }
 
-/// How a model computes. The precision changes the values, so sampler and trainer must use the same.
-/// The number of threads does not change them.
+/// How a model computes. The precision changes the values, so sampler and trainer must use the
+/// same. The number of threads does not change them.
 #[derive(Debug, Clone, Default)]
 pub struct Arithmetic {
     pub compute: Compute,
@@ -164,7 +164,8 @@ impl ExactModel {
         Ok(self.advance(cache, &[(slot, ids)], None)?.swap_remove(0))
     }
 
-    /// Appends one token to each of the slots `0..tokens.len()`. Returns each slot's next logits, `[V]`.
+    /// Appends one token to each of the slots `0..tokens.len()`. Returns each slot's next logits,
+    /// `[V]`.
     pub fn decode(&self, cache: &mut KvCache, tokens: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
         let segments: Vec<(usize, &[u32])> = tokens.chunks(1).enumerate().collect();
         self.advance(cache, &segments, None)
@@ -214,12 +215,12 @@ impl ExactModel {
 
     /// Computes whole sequences, packed one after the other, with everything that a gradient needs.
     ///
-    /// `logit_rows` are indexes into the tokens of all sequences together. With `replay`, rows use the
-    /// recorded experts instead of choosing.
+    /// `logit_rows` are indexes into the tokens of all sequences together. With `replay`, rows use
+    /// the recorded experts instead of choosing.
     ///
     /// # Errors
-    /// If there are no rows or one is out of range, a token id is outside the vocabulary, a sequence
-    /// is longer than the context, or the recording does not fit the sequences.
+    /// If there are no rows or one is out of range, a token id is outside the vocabulary, a
+    /// sequence is longer than the context, or the recording does not fit the sequences.
     pub fn score(&self, sequences: &[&[u32]], logit_rows: &[usize], replay: Option<&Routing>) -> Result<Pass, Error> {
         let rows: usize = sequences.iter().map(|ids| ids.len()).sum();
         self.arithmetic.threads.pass(rows * self.work, |threads| {

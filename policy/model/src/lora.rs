@@ -1,9 +1,9 @@
 //! Low-rank adapters (Hu et al. 2021): W = W₀ + s · B · A for the matrices that an adapter names.
 //!
-//! This module reads and writes PEFT's folders (`adapter_config.json`, `adapter_model.safetensors`) and
-//! merges adapters into weights. Versions always hold merged weights, so neither serving nor training
-//! computes with a separate adapter. A field that would make PEFT compute something else is refused by
-//! its name. Training of adapters is in the crate `trainer`.
+//! This module reads and writes PEFT's folders (`adapter_config.json`, `adapter_model.safetensors`)
+//! and merges adapters into weights. Versions always hold merged weights, so neither serving nor
+//! training computes with a separate adapter. A field that would make PEFT compute something else
+//! is refused by its name. Training of adapters is in the crate `trainer`.
 
 mod config;
 mod files;
@@ -57,8 +57,8 @@ pub struct Pair {
 }
 
 impl Adapter {
-    /// A new adapter with PEFT's initial values: A is uniform in ±1/√inputs (Kaiming with a = √5), B is
-    /// zero. The same seed gives the same bits.
+    /// A new adapter with PEFT's initial values: A is uniform in ±1/√inputs (Kaiming with a = √5),
+    /// B is zero. The same seed gives the same bits.
     ///
     /// # Errors
     /// If the configuration is invalid or its targets match no matrix of the model.
@@ -107,9 +107,11 @@ impl Adapter {
         files::write(self, path)
     }
 
-    /// The base with the adapter merged in: W₀ + s · (B · A) in f32, rounded to each weight's dtype.
+    /// The base with the adapter merged in: W₀ + s · (B · A) in f32, rounded to each weight's
+    /// dtype.
     ///
-    /// Sums run in the order of the ranks, so the same adapter and base give the same bits everywhere.
+    /// Sums run in the order of the ranks, so the same adapter and base give the same bits
+    /// everywhere.
     ///
     /// # Errors
     /// If a module is missing in the model or has another shape, or merged weights are not finite.
@@ -147,8 +149,8 @@ impl Adapter {
 }
 
 impl Pair {
-    /// `weights` `[outputs, inputs]` + s · B · A. Products and sums are rounded separately, never fused.
-    /// Where B · A is 0, the weight keeps its bits.
+    /// `weights` `[outputs, inputs]` + s · B · A. Products and sums are rounded separately, never
+    /// fused. Where B · A is 0, the weight keeps its bits.
     fn added_to(&self, weights: &[f32], scale: f32) -> Vec<f32> {
         let mut merged = Vec::with_capacity(weights.len());
         let mut sum = vec![0f32; self.inputs];
@@ -166,8 +168,8 @@ impl Pair {
     }
 }
 
-/// Every module that is a matrix, with `[outputs, inputs]`. The embedding is left out, and with it a
-/// tied head, because a change would affect both.
+/// Every module that is a matrix, with `[outputs, inputs]`. The embedding is left out, and with it
+/// a tied head, because a change would affect both.
 fn modules(model: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2])> {
     let shapes = model.parameter_shapes().into_iter();
     shapes.filter_map(|(name, shape)| {
@@ -182,7 +184,8 @@ fn modules(model: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2])> {
 }
 
 /// The matrices that a new adapter may change: those of the layers, but not the head, as in PEFT's
-/// `all-linear`. In models with experts only attention's, because PEFT names the others differently.
+/// `all-linear`. In models with experts only attention's, because PEFT names the others
+/// differently.
 fn trainable(model: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2])> {
     let attention_alone = model.experts.is_some();
     modules(model).filter(move |(module, _)| match attention_alone {

@@ -192,7 +192,8 @@ mod tests {
             groups_kept: 1,
             scale: 1.0,
         };
-        // groups 0.1 + 0.9, 0.6 + 0.7, 0.2 + 0.2: the best single expert is in a group that is not kept
+        // groups 0.1 + 0.9, 0.6 + 0.7, 0.2 + 0.2: the best single expert is in a group that is not
+        // kept
         assert_eq!(choose(&[0.1, 0.9, 0.6, 0.7, 0.2, 0.2], &experts(2, scoring)), [2, 3]);
     }
 

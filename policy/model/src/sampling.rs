@@ -1,8 +1,8 @@
 //! From logits to a token and its log-probability. Pure arithmetic on slices.
 //!
-//! The log-probability is that of the distribution sampled from, after all [`Params`]. It is logged, and
-//! the trainer's importance ratios divide by it. With logits l and temperature T, the steps and their
-//! order are vLLM's:
+//! The log-probability is that of the distribution sampled from, after all [`Params`]. It is
+//! logged, and the trainer's importance ratios divide by it. With logits l and temperature T, the
+//! steps and their order are vLLM's:
 //!
 //! ```text
 //! z = l + bias                                       every id in `logit_bias`
@@ -15,15 +15,17 @@
 //! log p(i) = ln(wᵢ / Σ w over the candidates)        candidates: the ids that are kept
 //! ```
 //!
-//! z is f32; the rest is f64, with sums in the order of ids. `exp` and `ln` are compiled in, not the
-//! machine's C library. The same logits therefore give the same bits on every machine.
+//! z is f32; the rest is f64, with sums in the order of ids. `exp` and `ln` are compiled in, not
+//! the machine's C library. The same logits therefore give the same bits on every machine.
 //!
-//! Every filter keeps a prefix of one order: the largest z first, and the lower id first among equals.
-//! The candidates therefore follow from the logits and their number ([`Drawn::candidates`]). vLLM and
-//! `transformers` keep more than `top_k` ids if some tie for the last place.
+//! Every filter keeps a prefix of one order: the largest z first, and the lower id first among
+//! equals. The candidates therefore follow from the logits and their number
+//! ([`Drawn::candidates`]). vLLM and `transformers` keep more than `top_k` ids if some tie for the
+//! last place.
 //!
-//! Greedy sampling (`temperature` 0) takes the largest z. Its log-probability is that of the softmax of
-//! z at temperature 1, because a point mass's is always 0. Such tokens are never trained on.
+//! Greedy sampling (`temperature` 0) takes the largest z. Its log-probability is that of the
+//! softmax of z at temperature 1, because a point mass's is always 0. Such tokens are never trained
+//! on.
 
 mod probabilities;
 
@@ -34,11 +36,11 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-/// The sampling parameters, declared once: the completions API deserializes them, the engine samples
-/// with them, and the log copies their fields.
+/// The sampling parameters, declared once: the completions API deserializes them, the engine
+/// samples with them, and the log copies their fields.
 ///
-/// Each default is neutral, so the default `Params` is the model's own distribution. In JSON, a missing
-/// or null field has its default. [`Params::check`] has the ranges.
+/// Each default is neutral, so the default `Params` is the model's own distribution. In JSON, a
+/// missing or null field has its default. [`Params::check`] has the ranges.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Params {
@@ -120,8 +122,8 @@ pub struct Invalid {
 }
 
 impl Params {
-    /// Checks the ranges. They are those of OpenAI's and vLLM's APIs, and 0.01 to 10 for the repetition
-    /// penalty.
+    /// Checks the ranges. They are those of OpenAI's and vLLM's APIs, and 0.01 to 10 for the
+    /// repetition penalty.
     pub fn check(&self) -> Result<(), Invalid> {
         let in_range = |min: f32, value: f32, max: f32| (min..=max).contains(&value);
         let bias = self
@@ -213,7 +215,8 @@ impl PreviousTokens {
     }
 }
 
-/// The random numbers of one request. They depend only on its seed, not on other requests in a batch.
+/// The random numbers of one request. They depend only on its seed, not on other requests in a
+/// batch.
 #[derive(Debug, Clone)]
 pub struct Source(StdRng);
 
@@ -244,8 +247,8 @@ pub fn sample(logits: &[f32], params: &Params, source: &mut Source) -> (u32, f32
     (drawn.id, drawn.log_prob)
 }
 
-/// Draws one token from `logits` `[V]`, whose values are finite or suppressed. Takes one number from
-/// `source`, or none if sampling is greedy.
+/// Draws one token from `logits` `[V]`, whose values are finite or suppressed. Takes one number
+/// from `source`, or none if sampling is greedy.
 pub fn draw(logits: &[f32], params: &Params, previous: &PreviousTokens, source: &mut Source) -> Drawn {
     let probabilities = Probabilities::new(logits, params, previous, None);
     let id = match &probabilities {
@@ -273,7 +276,8 @@ pub fn draw(logits: &[f32], params: &Params, previous: &PreviousTokens, source: 
     }
 }
 
-/// The log-probability that [`draw`] returns if it draws `id`, bit for bit. −∞ if `id` cannot be drawn.
+/// The log-probability that [`draw`] returns if it draws `id`, bit for bit. −∞ if `id` cannot be
+/// drawn.
 ///
 /// # Panics
 /// If `id` is not below the vocabulary's size.
@@ -334,8 +338,8 @@ pub fn suppress(logits: &mut [f32], id: u32) {
 /// Whether a request with this seed explores. This holds for a fraction `share` of all seeds.
 ///
 /// The decision depends only on the seed and is independent of the tokens that [`Source`] draws. It
-/// compares `share` with the first 8 bytes (little-endian) of BLAKE3(`"springtide explore 1\0" seed`)
-/// over 2^64, where the seed is 8 bytes little-endian.
+/// compares `share` with the first 8 bytes (little-endian) of BLAKE3(`"springtide explore 1\0"
+/// seed`) over 2^64, where the seed is 8 bytes little-endian.
 pub fn explores(seed: u64, share: f64) -> bool {
     let mut hasher = blake3::Hasher::new();
     hasher.update(b"springtide explore 1\0");

@@ -109,8 +109,8 @@ fn a_gradient_needs_the_activations_of_one_layer_and_the_inputs_of_all() {
     println!(
         "{more} more layers: {stepwise} bytes more, of which layer inputs are {inputs}; in one graph {whole} bytes"
     );
-    // Weights, gradients and the allocator's overhead are small in comparison. A layer's activations are
-    // ten times its input, so keeping them would show.
+    // Weights, gradients and the allocator's overhead are small in comparison. A layer's
+    // activations are ten times its input, so keeping them would show.
     assert!(stepwise < 2 * inputs, "{stepwise} bytes for {inputs}");
     // The measurement does detect kept activations.
     assert!(whole > 8 * inputs, "{whole} bytes in one graph");

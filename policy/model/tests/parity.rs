@@ -1,8 +1,8 @@
 //! Compares the model with `transformers` and with itself, on a small random model of every
 //! architecture (`tests/golden`).
 //!
-//! `make parity` prints what the tests measure. The first table is the distance to `transformers`. The
-//! second is the distance between all ways to compute the same tokens here; it is 0 everywhere.
+//! `make parity` prints what the tests measure. The first table is the distance to `transformers`.
+//! The second is the distance between all ways to compute the same tokens here; it is 0 everywhere.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,8 +20,9 @@ use ways::WAYS;
 
 /// The largest accepted distance of a log-probability from `transformers` in f32.
 const F32_MAX: f32 = 1e-5;
-/// The largest accepted distance of a logit. It is larger because an error common to all logits does not
-/// change log-probabilities. `transformers` in f32 differs from itself in f64 by up to 1.5e-5.
+/// The largest accepted distance of a logit. It is larger because an error common to all logits
+/// does not change log-probabilities. `transformers` in f32 differs from itself in f64 by up to
+/// 1.5e-5.
 const LOGIT_MAX: f32 = 2e-5;
 
 fn golden() -> PathBuf {
@@ -365,8 +366,9 @@ fn nudged(checkpoint: &Checkpoint, ending: &str, by: f32) -> Checkpoint {
 
 #[test]
 fn a_replay_of_the_experts_removes_the_effect_of_another_choice() {
-    // DeepSeek's choice has a bias of its own, which changes nothing but the choice. Qwen's choice changes
-    // only with the router's weights, which also weight the experts. A replay keeps that second effect.
+    // DeepSeek's choice has a bias of its own, which changes nothing but the choice. Qwen's choice
+    // changes only with the router's weights, which also weight the experts. A replay keeps that
+    // second effect.
     for (folder, ending, by, exact) in [
         ("deepseek_v3", "e_score_correction_bias", 0.1, true),
         ("qwen3_moe", "mlp.gate.weight", 0.05, false),

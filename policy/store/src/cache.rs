@@ -1,7 +1,7 @@
 //! A disk cache of objects. Each object is downloaded once, several parts at a time. Every part is
-//! verified before it is used, and can be read while others are still missing. An interrupted download
-//! continues where it stopped, also after a restart. Processes may share the folder: one downloads an
-//! object and the others wait for it.
+//! verified before it is used, and can be read while others are still missing. An interrupted
+//! download continues where it stopped, also after a restart. Processes may share the folder: one
+//! downloads an object and the others wait for it.
 //!
 //! ```text
 //! <digest>            a complete object
@@ -144,7 +144,8 @@ impl Shared {
         usable
     }
 
-    /// Returns the open object and true, or false with the one that another task has opened meanwhile.
+    /// Returns the open object and true, or false with the one that another task has opened
+    /// meanwhile.
     fn register(&self, cached: CachedObject) -> (Arc<CachedObject>, bool) {
         let digest = cached.object().digest;
         if let Some(other) = self.find_open(&digest) {
@@ -157,7 +158,8 @@ impl Shared {
         (cached, true)
     }
 
-    /// The hashes of the object's parts, from disk if they are valid there, otherwise from the store.
+    /// The hashes of the object's parts, from disk if they are valid there, otherwise from the
+    /// store.
     async fn parts(&self, store: &Store, policy: &str, object: &ObjectRef) -> Result<Parts, Error> {
         if let Some(parts) = Parts::single(*object) {
             return Ok(parts);

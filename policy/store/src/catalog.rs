@@ -1,5 +1,5 @@
-//! A listing of everything that a policy has in the store, for commands that need all of it. Documents
-//! are verified. Objects are listed with their size and time, but not read.
+//! A listing of everything that a policy has in the store, for commands that need all of it.
+//! Documents are verified. Objects are listed with their size and time, but not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +42,8 @@ pub struct Catalog {
     pub foreign: BTreeSet<String>,
 }
 
-/// For each version that can be restored: the download size of its cheapest path, and that path's last object.
+/// For each version that can be restored: the download size of its cheapest path, and that path's
+/// last object.
 #[derive(Debug, Clone, Default)]
 pub struct Costs(BTreeMap<i64, (u64, LastObject)>);
 
@@ -57,7 +58,8 @@ impl Store {
     /// Reads all documents of a policy and lists its objects.
     pub async fn catalog(&self, policy: &str, keys: &TrustedKeys) -> Result<Catalog, Error> {
         let mut foreign = BTreeSet::new();
-        // Garbage collection relies on this order: documents decide what to restore from the listed trash.
+        // Garbage collection relies on this order: documents decide what to restore from the listed
+        // trash.
         let trash = self.list_objects(policy, "trash", &mut foreign).await?;
         let objects = self.list_objects(policy, "object", &mut foreign).await?;
         let serials = self.list_numbers(policy, "version").await?;
@@ -102,8 +104,8 @@ impl Store {
     }
 }
 
-/// Reads documents. Keeps the reason of one that does not verify, and skips one that was deleted since it
-/// was listed. It is an error if the store does not answer.
+/// Reads documents. Keeps the reason of one that does not verify, and skips one that was deleted
+/// since it was listed. It is an error if the store does not answer.
 async fn read_all<K: Ord + Copy, T, F: Future<Output = Result<T, Error>>>(
     keys: impl IntoIterator<Item = K>,
     read: impl Fn(K) -> F,
@@ -218,7 +220,8 @@ impl Costs {
         self.0.get(&serial).map(|(cost, _)| *cost)
     }
 
-    /// The objects on the cheapest path from a version back to its checkpoint, which is the last one.
+    /// The objects on the cheapest path from a version back to its checkpoint, which is the last
+    /// one.
     pub(super) fn objects(&self, serial: i64) -> Vec<ObjectRef> {
         let mut objects = vec![];
         let mut at = Some(serial);

@@ -1,6 +1,7 @@
 //! Signed documents: written once and verified whenever they are read.
 //!
-//! A document names its own place (policy and number), so a copy served from another place is refused.
+//! A document names its own place (policy and number), so a copy served from another place is
+//! refused.
 
 use futures::TryStreamExt as _;
 use object_store::{PutMode, path::Path};
@@ -83,7 +84,8 @@ impl Document for Assignment {
 }
 
 impl Store {
-    /// Signs and writes a manifest unless its version has one, which must be signed by the same key.
+    /// Signs and writes a manifest unless its version has one, which must be signed by the same
+    /// key.
     pub async fn put_manifest(&self, manifest: &Manifest, key: &SigningKey) -> Result<PutOutcome<Manifest>, Error> {
         self.create_or_get(manifest, key).await
     }
@@ -94,7 +96,8 @@ impl Store {
         Ok(signed.document)
     }
 
-    /// Signs and writes an assignment unless its epoch has one, which must be signed by the same key.
+    /// Signs and writes an assignment unless its epoch has one, which must be signed by the same
+    /// key.
     pub async fn put_assignment(
         &self,
         assignment: &Assignment,
@@ -122,9 +125,10 @@ impl Store {
 
     /// The newest assignment after `after_epoch`, if there is one.
     ///
-    /// With `after_epoch` 0 it lists the store. Otherwise it probes the epochs that follow, across a gap
-    /// of one, which a crash between reserving and writing an epoch leaves. An epoch that does not verify
-    /// is an error unless a later one does. An assignment that only a revoked key signed is skipped.
+    /// With `after_epoch` 0 it lists the store. Otherwise it probes the epochs that follow, across
+    /// a gap of one, which a crash between reserving and writing an epoch leaves. An epoch that
+    /// does not verify is an error unless a later one does. An assignment that only a revoked key
+    /// signed is skipped.
     pub async fn newest_assignment(
         &self,
         policy: &str,

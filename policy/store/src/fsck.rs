@@ -1,5 +1,5 @@
-//! Checks the whole store and reports problems, without changing anything. Object bytes are read only on
-//! request.
+//! Checks the whole store and reports problems, without changing anything. Object bytes are read
+//! only on request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,8 +28,8 @@ pub enum Severity {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
-    /// For programs: `manifest`, `root`, `no-path`, `spare`, `object`, `digest`, `fold`, `assignment`, `pin`,
-    /// `fence`, `quantised`, `orphans`, `trash`, `gone`, `name`.
+    /// For programs: `manifest`, `root`, `no-path`, `spare`, `object`, `digest`, `fold`,
+    /// `assignment`, `pin`, `fence`, `quantised`, `orphans`, `trash`, `gone`, `name`.
     pub kind: &'static str,
     /// The version, squashed delta, epoch or object.
     pub at: String,
@@ -81,8 +81,8 @@ impl Report {
 }
 
 impl Store {
-    /// Checks everything. `retention` says which versions are needed, as in garbage collection. `deep` reads
-    /// and hashes every object that a document names.
+    /// Checks everything. `retention` says which versions are needed, as in garbage collection.
+    /// `deep` reads and hashes every object that a document names.
     pub async fn fsck(
         &self,
         policy: &str,

@@ -3,17 +3,17 @@
 //! For every live version it keeps:
 //! - the version's own objects;
 //! - two restore paths that start at different checkpoints, so one corrupt checkpoint is not fatal;
-//! - every object younger than the grace period, because publishers upload objects before the manifest
-//!   that names them.
+//! - every object younger than the grace period, because publishers upload objects before the
+//!   manifest that names them.
 //!
-//! A version is live if a recent assignment names it, if it is pinned, if it is the newest of its line, if
-//! it is younger than the grace period, or if the caller lists it. Manifests are never deleted: they are
-//! small, and serials are not reused.
+//! A version is live if a recent assignment names it, if it is pinned, if it is the newest of its
+//! line, if it is younger than the grace period, or if the caller lists it. Manifests are never
+//! deleted: they are small, and serials are not reused.
 //!
-//! Deletion has three phases: move to trash, read all documents again and restore what they need, then
-//! empty the trash. Publishers call [`Store::reupload_missing`] after writing a manifest, and readers also
-//! look in the trash, so no lock is needed. A garbage collection that is killed leaves trash. The next one
-//! handles that trash first.
+//! Deletion has three phases: move to trash, read all documents again and restore what they need,
+//! then empty the trash. Publishers call [`Store::reupload_missing`] after writing a manifest, and
+//! readers also look in the trash, so no lock is needed. A garbage collection that is killed leaves
+//! trash. The next one handles that trash first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,8 +67,9 @@ struct Plan {
 }
 
 impl Store {
-    /// Deletes what no live version needs, or only reports it if `dry_run` is set. Calls `needed_versions`
-    /// once objects are in the trash, for the current value of [`Retention::versions`].
+    /// Deletes what no live version needs, or only reports it if `dry_run` is set. Calls
+    /// `needed_versions` once objects are in the trash, for the current value of
+    /// [`Retention::versions`].
     pub async fn collect_garbage<F>(
         &self,
         policy: &str,
@@ -136,7 +137,8 @@ impl Store {
     /// Moves an object to the trash. False if it was written again since it was listed.
     async fn move_to_trash(&self, policy: &str, digest: &Digest, listed: &StoredObject) -> Result<bool, Error> {
         let key = object_key(policy, digest)?;
-        // Compares whole seconds: some servers list an object with a finer time than they return for it alone.
+        // Compares whole seconds: some servers list an object with a finer time than they return
+        // for it alone.
         match self.head(&key).await? {
             Some(meta) if modified(&meta).unix_timestamp() == listed.modified_at.unix_timestamp() => {}
             _ => return Ok(false),
@@ -145,8 +147,8 @@ impl Store {
         self.move_object(&object_ref(digest, listed), &key, &trash).await
     }
 
-    /// Restores needed objects and deletes the rest. The documents of `catalog` were read after its trash
-    /// was listed. Publishers that wrote a document later check its objects themselves.
+    /// Restores needed objects and deletes the rest. The documents of `catalog` were read after its
+    /// trash was listed. Publishers that wrote a document later check its objects themselves.
     async fn empty_trash(
         &self,
         policy: &str,
@@ -166,7 +168,8 @@ impl Store {
                     restored.insert(*digest);
                 }
             } else {
-                // The list of parts goes first. If we are killed here, the next run still finds the object.
+                // The list of parts goes first. If we are killed here, the next run still finds the
+                // object.
                 self.delete(&parts_key(policy, digest)?).await?;
                 self.delete(&trash).await?;
             }

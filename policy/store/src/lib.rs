@@ -13,14 +13,14 @@
 //! private/{key}                                  files that replicas do not read: run states, shard reports
 //! ```
 //! Entries under `policy/` never change once written, except the timestamp and the signatures that
-//! `resign` adds. Garbage collection deletes objects. Everything is verified when it is read: objects
-//! by size and digest, documents by signature and by the place they were found in.
+//! `resign` adds. Garbage collection deletes objects. Everything is verified when it is read:
+//! objects by size and digest, documents by signature and by the place they were found in.
 //!
-//! The store does not know which version a line stands at or who may write. The database and the fence
-//! in the manifest decide that.
+//! The store does not know which version a line stands at or who may write. The database and the
+//! fence in the manifest decide that.
 //!
-//! On the local file system every write goes to a new file, which is flushed with its folder before it
-//! gets its name. Deletes are not flushed, so a power cut may undo them.
+//! On the local file system every write goes to a new file, which is flushed with its folder before
+//! it gets its name. Deletes are not flushed, so a power cut may undo them.
 
 mod cache;
 mod catalog;
@@ -76,7 +76,8 @@ pub enum Error {
     Key { key: String, reason: String },
     #[error("{0} is not there")]
     NotFound(String),
-    /// `cause` is not a `source`: its text includes all errors behind it, which a chain would repeat.
+    /// `cause` is not a `source`: its text includes all errors behind it, which a chain would
+    /// repeat.
     #[error("{action} {key}: {cause}")]
     Backend {
         action: &'static str,

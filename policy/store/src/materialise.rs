@@ -31,13 +31,14 @@ pub struct Materialised {
     pub verify: Duration,
     /// Bytes of the objects read, including broken ones.
     pub bytes_fetched: u64,
-    /// The restored versions in order: first the held one or the checkpoint, last the requested one.
+    /// The restored versions in order: first the held one or the checkpoint, last the requested
+    /// one.
     pub path: Vec<i64>,
 }
 
 impl Store {
-    /// Restores version `serial`. `held` are versions in memory, by serial. They are used where they save
-    /// bytes, and only if their content hash is the one in their manifest.
+    /// Restores version `serial`. `held` are versions in memory, by serial. They are used where
+    /// they save bytes, and only if their content hash is the one in their manifest.
     pub async fn materialise(
         &self,
         policy: &str,

@@ -16,7 +16,8 @@ use artifact::memory;
 use artifact::merkle;
 use artifact::parts::{self, PART_BYTES, Parts};
 
-/// Objects of at least this size are uploaded in parts: S3 takes at most 5 GB at once, and parts go in parallel.
+/// Objects of at least this size are uploaded in parts: S3 takes at most 5 GB at once, and parts go
+/// in parallel.
 const MULTIPART_BYTES_MIN: u64 = 64 << 20;
 /// Upload parts are larger only where an object would have more of them than S3 allows.
 const UPLOAD_PART_BYTES: u64 = 16 << 20;
@@ -26,8 +27,8 @@ const UPLOADS_AT_ONCE: usize = 8;
 pub(super) const COPY_BYTES_MAX: u64 = if cfg!(test) { 100 } else { 1 << 30 };
 /// Parts of one object that are downloaded at once without a cache.
 const STREAMS: usize = 4;
-/// Putting an existing object that is older than this writes it again, so that its grace period starts
-/// anew. Far below any sensible grace period.
+/// Putting an existing object that is older than this writes it again, so that its grace period
+/// starts anew. Far below any sensible grace period.
 const REFRESH_AGE: time::Duration = time::Duration::minutes(5);
 
 /// The bytes of one object as several buffers, which are never copied together.
@@ -101,8 +102,9 @@ impl Store {
         Ok(object)
     }
 
-    /// Publishers call this after writing the manifest that names the objects. A garbage collection that
-    /// began earlier may have deleted an object that existed when it was put. Returns how many it uploaded.
+    /// Publishers call this after writing the manifest that names the objects. A garbage collection
+    /// that began earlier may have deleted an object that existed when it was put. Returns how many
+    /// it uploaded.
     pub async fn reupload_missing(&self, policy: &str, objects: &[&Pieces]) -> Result<usize, Error> {
         let mut missing = 0;
         for pieces in objects {
@@ -251,8 +253,8 @@ impl Store {
         self.upload_stream(key, size_bytes, stream::iter(slices)).await
     }
 
-    /// Writes an object from a stream. It appears once its last part is there; an interrupted upload
-    /// leaves nothing under its name.
+    /// Writes an object from a stream. It appears once its last part is there; an interrupted
+    /// upload leaves nothing under its name.
     async fn upload_stream(
         &self,
         key: &Path,
@@ -276,8 +278,8 @@ impl Store {
         Ok(())
     }
 
-    /// Moves an object; false if it does not exist. A large one that the backend cannot move is copied
-    /// through this process.
+    /// Moves an object; false if it does not exist. A large one that the backend cannot move is
+    /// copied through this process.
     pub(super) async fn move_object(&self, object: &ObjectRef, from: &Path, to: &Path) -> Result<bool, Error> {
         match self.backend.rename(from, to).await {
             Ok(()) => Ok(true),
@@ -294,7 +296,8 @@ impl Store {
         }
     }
 
-    /// Moves an object by reading and writing it. If `from` is written again meanwhile, it stays as well.
+    /// Moves an object by reading and writing it. If `from` is written again meanwhile, it stays as
+    /// well.
     pub(super) async fn copy_and_delete(&self, object: &ObjectRef, from: &Path, to: &Path) -> Result<(), Error> {
         let identity = |meta: ObjectMeta| (meta.last_modified, meta.size, meta.e_tag);
         let before = self.backend.head(from).await.map_err(backend("look at", from))?;
@@ -308,8 +311,8 @@ impl Store {
     }
 }
 
-/// Where to look for an object: garbage collection moves it to the trash and may move it back between
-/// two looks.
+/// Where to look for an object: garbage collection moves it to the trash and may move it back
+/// between two looks.
 fn places(policy: &str, digest: &Digest) -> Result<[Path; 3], Error> {
     let key = object_key(policy, digest)?;
     Ok([key.clone(), trash_key(policy, digest)?, key])

@@ -1,5 +1,5 @@
-//! Reads a version's delta for some frames of its tensors. The header and index are read completely,
-//! payloads on request.
+//! Reads a version's delta for some frames of its tensors. The header and index are read
+//! completely, payloads on request.
 
 use std::ops::Range;
 
@@ -12,8 +12,9 @@ use artifact::manifest::{Manifest, Shard};
 
 /// A delta whose header and index are verified, but not its payloads.
 ///
-/// Each applied frame is checked by XXH3, which finds faults but not forgeries. Before a tensor is used,
-/// the BLAKE3 of all its frames ([`artifact::delta::tensor_digest`]) must equal [`FrameReader::result`].
+/// Each applied frame is checked by XXH3, which finds faults but not forgeries. Before a tensor is
+/// used, the BLAKE3 of all its frames ([`artifact::delta::tensor_digest`]) must equal
+/// [`FrameReader::result`].
 #[derive(Debug)]
 pub struct PartialDelta {
     pub slices: FrameReader<'static>,
@@ -54,8 +55,8 @@ impl Store {
 }
 
 impl PartialDelta {
-    /// The payloads of some frames of a tensor, for [`FrameReader::apply_fetched`]. Empty if the tensor does
-    /// not change.
+    /// The payloads of some frames of a tensor, for [`FrameReader::apply_fetched`]. Empty if the
+    /// tensor does not change.
     pub async fn payload(&self, store: &Store, name: &str, frames: Range<usize>) -> Result<Bytes, Error> {
         let Some(wanted) = self.slices.payload(name, frames) else {
             return Ok(Bytes::new());

@@ -1,11 +1,12 @@
 //! The search for the path to a version with the smallest download.
 //!
-//! It walks backwards from the version, over the deltas of its ancestors and squashed deltas, to a held
-//! version or a checkpoint. If a newer version is held, it also considers the reverse sections of the
-//! deltas in between. Only ancestors are searched, of the version and of the newest held one.
+//! It walks backwards from the version, over the deltas of its ancestors and squashed deltas, to a
+//! held version or a checkpoint. If a newer version is held, it also considers the reverse sections
+//! of the deltas in between. Only ancestors are searched, of the version and of the newest held
+//! one.
 //!
-//! Documents are read when the search reaches them, many at once on a long chain. Squashed deltas are
-//! listed only if the path is longer than a few steps.
+//! Documents are read when the search reaches them, many at once on a long chain. Squashed deltas
+//! are listed only if the path is longer than a few steps.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -72,7 +73,8 @@ impl Step {
 }
 
 impl Store {
-    /// The cheapest path to a version for a reader that holds none. It reads documents but no objects.
+    /// The cheapest path to a version for a reader that holds none. It reads documents but no
+    /// objects.
     pub async fn path(&self, policy: &str, serial: i64, keys: &TrustedKeys) -> Result<Path, Error> {
         Search::new(self, policy, serial, keys).find().await
     }
@@ -82,7 +84,8 @@ impl Store {
         let mut search = Search::new(self, policy, serial, keys);
         loop {
             let path = search.find().await?;
-            // Each object with the one that the search excludes if it is missing: a shard excludes its delta.
+            // Each object with the one that the search excludes if it is missing: a shard excludes
+            // its delta.
             let mut objects: Vec<_> = path.checkpoint.iter().map(|object| (*object, *object)).collect();
             for step in &path.steps {
                 objects.push((step.delta, step.delta));
@@ -114,7 +117,8 @@ pub(super) struct Search<'a> {
     manifests: BTreeMap<i64, Manifest>,
     /// Start versions of squashed deltas by end version; none if not listed yet.
     squashed: Option<BTreeMap<i64, Vec<i64>>>,
-    /// Reverse steps from the newest held version, by the version they lead to; none if not read yet.
+    /// Reverse steps from the newest held version, by the version they lead to; none if not read
+    /// yet.
     reverse: Option<BTreeMap<i64, Vec<Step>>>,
     /// Objects that are missing or did not verify.
     broken: BTreeSet<Digest>,
@@ -169,8 +173,8 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Dijkstra's algorithm, backwards from the requested version. Without a list of squashed deltas it
-    /// gives up on long paths.
+    /// Dijkstra's algorithm, backwards from the requested version. Without a list of squashed
+    /// deltas it gives up on long paths.
     async fn try_find(&mut self) -> Result<Option<Path>, Error> {
         let mut reached = BTreeMap::from([(self.serial, Reached { cost: 0, next: None })]);
         let mut frontier = BinaryHeap::from([Reverse((0u64, self.serial))]);
@@ -281,8 +285,8 @@ impl<'a> Search<'a> {
         usable.collect()
     }
 
-    /// From the newest held version along its parents, to the requested version or just past it: an older
-    /// version may be a common ancestor.
+    /// From the newest held version along its parents, to the requested version or just past it: an
+    /// older version may be a common ancestor.
     async fn read_reverse_steps(&mut self) -> BTreeMap<i64, Vec<Step>> {
         let mut steps: BTreeMap<i64, Vec<Step>> = BTreeMap::new();
         let mut at = self.held.last().copied().filter(|&newest| newest > self.serial);

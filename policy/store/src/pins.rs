@@ -21,7 +21,8 @@ pub struct Pin {
 }
 
 impl Store {
-    /// Keeps garbage collection from a version. False if it was pinned already; the first reason stays.
+    /// Keeps garbage collection from a version. False if it was pinned already; the first reason
+    /// stays.
     pub async fn pin(&self, policy: &str, pin: &Pin) -> Result<bool, Error> {
         let key = pin_key(policy, pin.version)?;
         let bytes = serde_json::to_vec(pin).map_err(contradiction(&key))?;

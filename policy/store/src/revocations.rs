@@ -1,9 +1,9 @@
 //! Revoked keys, and adding signatures to the documents they had signed.
 //!
-//! A revocation is signed by any key that its reader trusts, including the revoked one. A stolen key can
-//! therefore remove trust but not grant any. Revocations count regardless of their order: two keys that
-//! revoke each other are both revoked, and nothing loads until a person has looked. They are permanent;
-//! create a new key instead.
+//! A revocation is signed by any key that its reader trusts, including the revoked one. A stolen
+//! key can therefore remove trust but not grant any. Revocations count regardless of their order:
+//! two keys that revoke each other are both revoked, and nothing loads until a person has looked.
+//! They are permanent; create a new key instead.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,8 @@ impl Store {
         self.create(revocation, signer).await
     }
 
-    /// The keys that keys of `keys` have revoked, each with the signer. Ignores revocations that do not verify.
+    /// The keys that keys of `keys` have revoked, each with the signer. Ignores revocations that do
+    /// not verify.
     pub async fn revocations(&self, policy: &str, keys: &TrustedKeys) -> Result<BTreeMap<String, String>, Error> {
         let mut revoked = BTreeMap::new();
         for name in self.list_names(policy, "revocation").await? {
@@ -74,8 +75,9 @@ impl Store {
         Ok(keys)
     }
 
-    /// Adds a signature by `signer` to every manifest, assignment and squashed delta that `keys` verify and
-    /// `signer` has not signed. Only the envelopes change. Returns the number of new signatures.
+    /// Adds a signature by `signer` to every manifest, assignment and squashed delta that `keys`
+    /// verify and `signer` has not signed. Only the envelopes change. Returns the number of new
+    /// signatures.
     pub async fn resign(&self, policy: &str, keys: &TrustedKeys, signer: &SigningKey) -> Result<usize, Error> {
         type KindOf = fn(&Envelope) -> &'static str;
         let mut documents: Vec<(Path, KindOf)> = vec![];

@@ -1,8 +1,8 @@
 //! Squashed deltas: one delta that spans several steps.
 //!
-//! Squashed deltas of one span lie end to end along a line, starting at the oldest version that is still
-//! stored. A replica that is far behind downloads a few of them and a few single steps. Whether one
-//! saves bytes is known only once it is encoded.
+//! Squashed deltas of one span lie end to end along a line, starting at the oldest version that is
+//! still stored. A replica that is far behind downloads a few of them and a few single steps.
+//! Whether one saves bytes is known only once it is encoded.
 
 use std::collections::BTreeMap;
 
@@ -78,8 +78,8 @@ impl Store {
         Ok(starts)
     }
 
-    /// The manifests from `serial` back along its parents, newest first. It ends after `count` of them, or
-    /// before one that is missing or does not verify.
+    /// The manifests from `serial` back along its parents, newest first. It ends after `count` of
+    /// them, or before one that is missing or does not verify.
     pub async fn ancestry(
         &self,
         policy: &str,
@@ -154,8 +154,8 @@ impl Store {
 }
 
 /// The squashed deltas of `span` steps to create along `path` (manifests, newest first), as indices
-/// (from, to) into it. `existing` holds start versions by end version. New ones begin where the newest
-/// existing one ends.
+/// (from, to) into it. `existing` holds start versions by end version. New ones begin where the
+/// newest existing one ends.
 pub fn due_squashes(path: &[Manifest], existing: &BTreeMap<i64, Vec<i64>>, span: u32) -> Vec<(usize, usize)> {
     let span = span as usize;
     let newest = path.windows(span + 1).position(|steps| match steps {

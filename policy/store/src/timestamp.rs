@@ -1,8 +1,8 @@
 //! The timestamp: a signed document, renewed every few seconds, that names the newest epoch.
 //!
-//! It protects against replayed or frozen stores (the term is TUF's). The control role signs it. It also
-//! lists the revoked keys, so a store that hides an assignment or a revocation contradicts it. A store
-//! that hides the timestamp as well shows an old one.
+//! It protects against replayed or frozen stores (the term is TUF's). The control role signs it. It
+//! also lists the revoked keys, so a store that hides an assignment or a revocation contradicts it.
+//! A store that hides the timestamp as well shows an old one.
 
 use std::collections::BTreeSet;
 

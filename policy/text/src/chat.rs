@@ -1,7 +1,7 @@
 //! Renders messages to a prompt with a version's chat templates, as `transformers` does.
 //!
-//! A template is a Jinja program that came with the model. It sees only plain data, and its number of steps
-//! is bounded. The cases in `tests/golden/chat` are compared with `transformers`.
+//! A template is a Jinja program that came with the model. It sees only plain data, and its number
+//! of steps is bounded. The cases in `tests/golden/chat` are compared with `transformers`.
 
 mod continued;
 mod marks;
@@ -17,7 +17,8 @@ use time::OffsetDateTime;
 
 use artifact::checkpoint::Checkpoint;
 
-/// Plain data for templates. Maps read from JSON keep the order of their keys, which templates can see.
+/// Plain data for templates. Maps read from JSON keep the order of their keys, which templates can
+/// see.
 pub use minijinja::Value;
 
 /// Instructions per rendering: far more than any conversation needs, and well below a second.
@@ -49,11 +50,13 @@ pub struct Conversation {
     pub messages: Vec<Value>,
     pub tools: Option<Vec<Value>>,
     pub documents: Option<Vec<Value>>,
-    /// The template's name. By default `tool_use` if there are tools and such a template, else `default`.
+    /// The template's name. By default `tool_use` if there are tools and such a template, else
+    /// `default`.
     pub template: Option<String>,
     /// Whether to end with the start of the model's turn.
     pub add_generation_prompt: bool,
-    /// Ends inside the last message, after this field (usually `content`), so that the model continues it.
+    /// Ends inside the last message, after this field (usually `content`), so that the model
+    /// continues it.
     pub continue_final_message: Option<String>,
     /// More variables, such as `enable_thinking`. They override special tokens of the same name.
     pub variables: BTreeMap<String, Value>,
@@ -63,8 +66,8 @@ pub struct Conversation {
     pub now: Option<OffsetDateTime>,
 }
 
-/// A rendered conversation. Encode it with [`crate::tokenizer::Tokenizer::encode`], because templates write
-/// special tokens themselves.
+/// A rendered conversation. Encode it with [`crate::tokenizer::Tokenizer::encode`], because
+/// templates write special tokens themselves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendered {
     pub text: String,
@@ -82,9 +85,10 @@ pub struct Templates {
 }
 
 impl Templates {
-    /// Reads templates from the first of `chat_template.jinja`, `chat_template` in `tokenizer_config.json` (a
-    /// string or a list of named ones) and `chat_template` in `chat_template.json`. Reads special tokens from
-    /// `tokenizer_config.json`, or else `special_tokens_map.json`.
+    /// Reads templates from the first of `chat_template.jinja`, `chat_template` in
+    /// `tokenizer_config.json` (a string or a list of named ones) and `chat_template` in
+    /// `chat_template.json`. Reads special tokens from `tokenizer_config.json`, or else
+    /// `special_tokens_map.json`.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
         let config = json(checkpoint, "tokenizer_config.json")?;
         let mut sources = BTreeMap::new();
@@ -261,7 +265,8 @@ fn check(conversation: &Conversation) -> Result<(), Error> {
 /// The fields for a message's reasoning. Current templates read the first.
 const REASONING: &[&str] = &["reasoning_content", "thinking", "reasoning"];
 
-/// A message as templates expect it: without null fields, and with its reasoning under both names in use.
+/// A message as templates expect it: without null fields, and with its reasoning under both names
+/// in use.
 fn message(value: &Value) -> Result<Value, Error> {
     if value.kind() != ValueKind::Map {
         return Err(Error::Conversation(format!(

@@ -1,8 +1,8 @@
-//! Converts text to token ids and back with a checkpoint's `tokenizer.json`, and reads the ids that end a
-//! generation.
+//! Converts text to token ids and back with a checkpoint's `tokenizer.json`, and reads the ids that
+//! end a generation.
 //!
-//! Prompts are tokenised once, when they arrive. Sampled ids are never converted to text and back, because
-//! training uses the ids. Chat templates are in `chat`.
+//! Prompts are tokenised once, when they arrive. Sampled ids are never converted to text and back,
+//! because training uses the ids. Chat templates are in `chat`.
 
 mod decoder;
 
@@ -40,8 +40,8 @@ struct Inner {
 
 impl Tokenizer {
     /// Reads `tokenizer.json`. Also reads `eos_token_id` (a number or a list) and
-    /// `springtide_decline_token_id` from `generation_config.json`; without the former, `eos_token_id` from
-    /// `config.json`. Refuses ids outside the vocabulary.
+    /// `springtide_decline_token_id` from `generation_config.json`; without the former,
+    /// `eos_token_id` from `config.json`. Refuses ids outside the vocabulary.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
         let file = "tokenizer.json";
         let bytes = checkpoint.files.get(file).ok_or(Error::MissingFile(file))?;
@@ -91,7 +91,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The ids of `text`, as [`Tokenizer::encode`], and for each whether any of its bytes are in `spans`.
+    /// The ids of `text`, as [`Tokenizer::encode`], and for each whether any of its bytes are in
+    /// `spans`.
     pub fn encode_marked(&self, text: &str, spans: &[Range<usize>]) -> Result<(Vec<u32>, Vec<bool>), Error> {
         let encoding = self
             .0
@@ -195,7 +196,8 @@ mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
 
-    /// Byte-level BPE without merges: 256 byte tokens, then `<|cut|>` 256, `<|eol|>` 257, `<|decline|>` 258, `<|end|>` 259.
+    /// Byte-level BPE without merges: 256 byte tokens, then `<|cut|>` 256, `<|eol|>` 257,
+    /// `<|decline|>` 258, `<|end|>` 259.
     fn checkpoint(generation_config: &str) -> Checkpoint {
         let special = ["<|cut|>", "<|eol|>", "<|decline|>", "<|end|>"];
         let vocab: serde_json::Map<String, Value> = (0..=255u8)

@@ -1,5 +1,6 @@
-//! How records of the dead-letter queue are shown. A list never shows an event's content. A record's detail may
-//! quote content, because decoders quote what they could not read; such quotes are removed.
+//! How records of the dead-letter queue are shown. A list never shows an event's content. A
+//! record's detail may quote content, because decoders quote what they could not read; such quotes
+//! are removed.
 
 use std::fmt::Write;
 

@@ -1,9 +1,10 @@
-//! Deltas of a model in a GPU's memory: finding what changed, writing a patch (the pause), hashing what it touched, beside the
-//! same on the CPU with all cores. `make bench-cuda`. What comes of both is compared, to the byte, before anything is reported.
+//! Deltas of a model in a GPU's memory: finding what changed, writing a patch (the pause), hashing
+//! what it touched, beside the same on the CPU with all cores. `make bench-cuda`. What comes of
+//! both is compared, to the byte, before anything is reported.
 //!
-//! The model is made: bf16 weights around 0, 256 MiB a tensor, `--mib N` of them; the next version moves one of a hundred to a
-//! neighbouring value. Times are the best of their rounds by the clock on the wall; GB/s are bytes of one model. No figure is
-//! asserted on.
+//! The model is made: bf16 weights around 0, 256 MiB a tensor, `--mib N` of them; the next version
+//! moves one of a hundred to a neighbouring value. Times are the best of their rounds by the clock
+//! on the wall; GB/s are bytes of one model. No figure is asserted on.
 
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -1,12 +1,16 @@
-//! Size and speed of deltas on the same pairs in one run, beside other ways to carry the same change, what no code of its kind
-//! can be smaller than, and what this machine's memory and hashes give. `make bench-delta`.
+//! Size and speed of deltas on the same pairs in one run, beside other ways to carry the same
+//! change, what no code of its kind can be smaller than, and what this machine's memory and hashes
+//! give. `make bench-delta`.
 //!
-//! Pairs are made: weights of N(0, 0.02) whose masters move as AdamW moves them in its steady state, at four learning rates. With
-//! `--pairs DIR` also the folders of DIR that have a `model.safetensors`, each with the next one by name.
-//! `--quantised` measures quantised copies of the pairs instead: `make bench-quant`. `--mib N` is how many MiB of bf16 a made pair has, `--programs` runs bsdiff and xdelta3 too where they are installed.
+//! Pairs are made: weights of N(0, 0.02) whose masters move as AdamW moves them in its steady
+//! state, at four learning rates. With `--pairs DIR` also the folders of DIR that have a
+//! `model.safetensors`, each with the next one by name. `--quantised` measures quantised copies of
+//! the pairs instead: `make bench-quant`. `--mib N` is how many MiB of bf16 a made pair has,
+//! `--programs` runs bsdiff and xdelta3 too where they are installed.
 //!
-//! Times on all cores are the best of their rounds; on one core the mean of the time that the thread ran, where Linux tells
-//! it, so that other work on the machine counts less. GB/s are bytes of the model, not of the delta. No figure is asserted on.
+//! Times on all cores are the best of their rounds; on one core the mean of the time that the
+//! thread ran, where Linux tells it, so that other work on the machine counts less. GB/s are bytes
+//! of the model, not of the delta. No figure is asserted on.
 
 mod machine;
 mod ours;

@@ -34,7 +34,8 @@ pub fn rows(pair: &Pair, cores: usize) -> Result<Vec<Row>, Box<dyn std::error::E
         })
         .collect();
     let code = |&(_, _, old, new): &(_, _, &[u8], &[u8])| drop(delta::encode_payload(2, old, new));
-    // As from step to step: the base has been hashed as the result of the step before, the result has not.
+    // As from step to step: the base has been hashed as the result of the step before, the result
+    // has not.
     let result = || {
         let mut result = pair.result.clone();
         for tensor in result.tensors.values_mut() {

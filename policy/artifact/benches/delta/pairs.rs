@@ -13,13 +13,14 @@ pub struct Pair {
     pub name: String,
     pub base: Checkpoint,
     pub result: Checkpoint,
-    /// The tensors of both that have 16-bit weights and changed, one after another: what rivals are measured on.
+    /// The tensors of both that have 16-bit weights and changed, one after another: what rivals are
+    /// measured on.
     pub old: Vec<u8>,
     pub new: Vec<u8>,
 }
 
-/// AdamW in its steady state (Loshchilov & Hutter 2019): gradients of N(0, 1), β₁ = 0.9, v = 1, decay 0.01; masters lie anywhere
-/// in the cells of their bf16. One step.
+/// AdamW in its steady state (Loshchilov & Hutter 2019): gradients of N(0, 1), β₁ = 0.9, v = 1,
+/// decay 0.01; masters lie anywhere in the cells of their bf16. One step.
 pub fn made(bytes: usize) -> Vec<Pair> {
     let pair = |rate: f32| {
         let mut random = StdRng::seed_from_u64(7);
@@ -63,7 +64,8 @@ fn normal(random: &mut StdRng) -> f32 {
     (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
 }
 
-/// The folders of `folder` that hold models, each with the next one by name; the same of every folder that holds none.
+/// The folders of `folder` that hold models, each with the next one by name; the same of every
+/// folder that holds none.
 pub fn read(folder: &Path) -> Result<Vec<Pair>, Box<dyn std::error::Error>> {
     let mut folders: Vec<_> = std::fs::read_dir(folder)?
         .filter_map(|entry| Some(entry.ok()?.path()))

@@ -1,5 +1,5 @@
-//! Other ways to carry the same change of 16-bit weights, in the same language and on the same bytes. Verified is what all of them
-//! are: the XXH3-128 of what they make is taken with the time.
+//! Other ways to carry the same change of 16-bit weights, in the same language and on the same
+//! bytes. Verified is what all of them are: the XXH3-128 of what they make is taken with the time.
 
 use crate::pairs::Pair;
 use crate::{Row, alone, best};

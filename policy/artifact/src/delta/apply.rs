@@ -1,4 +1,5 @@
-//! Applies a delta: checks it against the content index, then decodes frame by frame on all threads.
+//! Applies a delta: checks it against the content index, then decodes frame by frame on all
+//! threads.
 
 use bytes::Bytes;
 

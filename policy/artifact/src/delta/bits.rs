@@ -3,9 +3,9 @@
 //! - *Bits*: a fixed number of bits, lowest first.
 //! - *Count*: 5 bits L, then L − 1 bits b. The number is 0 if L is 0, else 2^(L−1) + b.
 //! - *Golomb* (Golomb 1966): a parameter g of 6 bits stands for a divisor m. First v/m in unary, as
-//!   ones and a zero. Let b = ⌊log₂ m⌋ and u = 2^(b+1) − m. A remainder r < u takes b bits. Otherwise
-//!   r + u without its lowest bit takes b bits, and then comes that bit. A quotient of 24 or more is
-//!   written as 24 ones, 7 bits L, and the number in L bits.
+//!   ones and a zero. Let b = ⌊log₂ m⌋ and u = 2^(b+1) − m. A remainder r < u takes b bits.
+//!   Otherwise r + u without its lowest bit takes b bits, and then comes that bit. A quotient of 24
+//!   or more is written as 24 ones, 7 bits L, and the number in L bits.
 
 use super::{Error, malformed};
 
@@ -43,8 +43,8 @@ impl Golomb {
         }
     }
 
-    /// The divisor nearest to ln 2 times the mean of `count` numbers with this `sum`, the best one for
-    /// geometric numbers. Integer arithmetic, so every machine chooses the same.
+    /// The divisor nearest to ln 2 times the mean of `count` numbers with this `sum`, the best one
+    /// for geometric numbers. Integer arithmetic, so every machine chooses the same.
     pub fn fit(sum: u64, count: u64) -> Self {
         // ln 2 · (mean + ½): the half corrects for rounding to integers
         let wanted = (2 * sum + count).saturating_mul(355) / (count.max(1) * 1024);

@@ -2,8 +2,8 @@
 //!
 //! Most changed weights move to a neighbouring value, and how often one changes depends on its
 //! exponent, which the receiver knows. So weights are grouped into buckets of similar exponent.
-//! Within a bucket, the gaps between changed weights are geometrically distributed. Values are coded
-//! as steps on the scale of all values in their order.
+//! Within a bucket, the gaps between changed weights are geometrically distributed. Values are
+//! coded as steps on the scale of all values in their order.
 //!
 //! A payload is one bit stream (see `bits`):
 //!
@@ -28,9 +28,9 @@
 //!     weights of the frame between the previous one (or the start) and this one, Golomb
 //!     distance to the base's bucket − 1, Golomb 0; 1 bit: 0 above the result's, 1 below
 //! ```
-//! A weight's position on the scale is its value, with all bits but the highest flipped if the highest
-//! is set. This orders floating-point numbers like signed integers: −0.0 is one below 0.0, and NaNs
-//! are at the ends.
+//! A weight's position on the scale is its value, with all bits but the highest flipped if the
+//! highest is set. This orders floating-point numbers like signed integers: −0.0 is one below 0.0,
+//! and NaNs are at the ends.
 
 use super::bits::{Golomb, Reader, Writer};
 use super::simd::{self, BUCKETS_MAX, Buckets, Override, Ranked};
@@ -208,8 +208,8 @@ impl Steps {
         out.finish()
     }
 
-    /// Index of every changed weight, and the position of its [`step`](Self::step). `weights` are the
-    /// base's; `reverse`: the result's.
+    /// Index of every changed weight, and the position of its [`step`](Self::step). `weights` are
+    /// the base's; `reverse`: the result's.
     pub fn locate<const W: usize>(&self, isa: Isa, weights: &[u8], reverse: bool) -> Result<Vec<(u32, u32)>, Error> {
         let overrides = if reverse { self.overrides::<W>(weights)? } else { vec![] };
         let mut found = Vec::with_capacity(self.ranks.len());

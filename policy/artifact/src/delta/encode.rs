@@ -24,8 +24,8 @@ pub fn encode(base: &Checkpoint, result: &Checkpoint, threads: &Threads) -> Resu
 /// How tensors differ, by name: the change of each frame. Tensors that are not named do not change.
 pub type Changes = BTreeMap<String, Vec<Change>>;
 
-/// [`encode`] after a device has compared. Returns the version that `changes` make of `base`, and the
-/// delta to it, identical to the one from [`encode`]. Files do not change.
+/// [`encode`] after a device has compared. Returns the version that `changes` make of `base`, and
+/// the delta to it, identical to the one from [`encode`]. Files do not change.
 pub fn encode_changes(base: &Checkpoint, changes: &Changes, threads: &Threads) -> Result<(Checkpoint, Vec<u8>), Error> {
     let mut result = base.clone();
     for (name, changes) in changes {

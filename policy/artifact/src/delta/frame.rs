@@ -107,8 +107,8 @@ pub(super) fn differing(width: usize, old: &[u8], new: &[u8], out: &mut Vec<u32>
     }
 }
 
-/// Codes `new` with the smallest codec worth trying. Both slices have the same length, a multiple of
-/// `width`. Without `old`, its bytes count as zero. `known` is the change from `old` to `new` if
+/// Codes `new` with the smallest codec worth trying. Both slices have the same length, a multiple
+/// of `width`. Without `old`, its bytes count as zero. `known` is the change from `old` to `new` if
 /// somebody has compared them already.
 pub(super) fn encode(
     isa: Isa,

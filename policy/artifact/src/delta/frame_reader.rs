@@ -67,8 +67,9 @@ impl<'a> FrameReader<'a> {
         Some(start..start + bytes(tensor.frames.get(frames)?))
     }
 
-    /// Applies the delta to `bytes`, which start at `first_frame` of the tensor. Each frame is checked
-    /// before and after. On an error the failing frame is unchanged, and those before it are done.
+    /// Applies the delta to `bytes`, which start at `first_frame` of the tensor. Each frame is
+    /// checked before and after. On an error the failing frame is unchanged, and those before it
+    /// are done.
     pub fn apply(&self, name: &str, first_frame: usize, bytes: &mut [u8]) -> Result<(), Error> {
         let Some((_, tensor)) = self.find(name) else {
             return Ok(());
@@ -80,15 +81,16 @@ impl<'a> FrameReader<'a> {
         self.apply_fetched(name, first_frame, payload, bytes)
     }
 
-    /// [`apply`](Self::apply) with fetched payloads: the bytes in the range [`payload`](Self::payload).
+    /// [`apply`](Self::apply) with fetched payloads: the bytes in the range
+    /// [`payload`](Self::payload).
     pub fn apply_fetched(&self, name: &str, first_frame: usize, payload: &[u8], bytes: &mut [u8]) -> Result<(), Error> {
         self.each(name, first_frame, payload, bytes, |width, frame, payload, bytes| {
             frame::apply(simd::best(), width, frame, payload, bytes, Direction::Forward)
         })
     }
 
-    /// [`apply_fetched`](Self::apply_fetched) that also returns each frame's change, for other holders
-    /// of its weights.
+    /// [`apply_fetched`](Self::apply_fetched) that also returns each frame's change, for other
+    /// holders of its weights.
     pub fn changes(
         &self,
         name: &str,

@@ -1,8 +1,8 @@
 //! A delta turns the bytes of one version into the bytes of another. It names both by content hash.
 //! Most deltas also work in reverse.
 //!
-//! Lossless for any dtype: weights are bit patterns, so NaN payloads and −0.0 survive. A delta holds
-//! only what differs. It knows no version numbers, lines or storage.
+//! Lossless for any dtype: weights are bit patterns, so NaN payloads and −0.0 survive. A delta
+//! holds only what differs. It knows no version numbers, lines or storage.
 //!
 //! ```text
 //! offset  size
@@ -19,10 +19,12 @@
 //!               payloads of the frames (`frame`, `bucket`, `planes`) and files, in index order, without gaps
 //!               the reverse section: what each frame needs to be undone, in the same order
 //! ```
-//! Integers are little-endian. The reverse section may be cut off; readers that only go forward skip it.
+//! Integers are little-endian. The reverse section may be cut off; readers that only go forward
+//! skip it.
 //!
-//! A tensor is coded in frames of 2^20 weights. Each frame is coded, checked and decoded on its own.
-//! So any number of threads produce the same bytes, and a part of a tensor needs only its own frames.
+//! A tensor is coded in frames of 2^20 weights. Each frame is coded, checked and decoded on its
+//! own. So any number of threads produce the same bytes, and a part of a tensor needs only its own
+//! frames.
 
 mod apply;
 mod bits;

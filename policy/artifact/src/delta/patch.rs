@@ -1,5 +1,5 @@
-//! A delta decoded against its base before anything is written: index and new value of every changed
-//! weight.
+//! A delta decoded against its base before anything is written: index and new value of every
+//! changed weight.
 //!
 //! Every frame is checked first, in the base and after the change. Values are absolute, so a write
 //! can be repeated or undone after an interruption. The base is not copied; only the old values of
@@ -46,8 +46,8 @@ pub enum PatchState {
 }
 
 impl Patch {
-    /// Decodes and checks `delta`. `base_root` is the verified root of `base`. The delta must change
-    /// weights only.
+    /// Decodes and checks `delta`. `base_root` is the verified root of `base`. The delta must
+    /// change weights only.
     pub fn of(base: &Checkpoint, base_root: Digest, delta: &[u8], threads: &Threads) -> Result<Self, Error> {
         let opened = index::open(delta)?;
         if opened.header.base != base_root {

@@ -1,7 +1,7 @@
 //! The codec of dense changes, for any bytes.
 //!
-//! Every weight's step on the scale (see `bucket`) is written in zigzag form (0, −1, 1, −2, … as 0, 1,
-//! 2, 3, …): all lowest bytes first, then all second bytes, and so on.
+//! Every weight's step on the scale (see `bucket`) is written in zigzag form (0, −1, 1, −2, … as 0,
+//! 1, 2, 3, …): all lowest bytes first, then all second bytes, and so on.
 
 use std::io::Read;
 

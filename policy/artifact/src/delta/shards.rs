@@ -40,8 +40,9 @@ pub struct FrameRange<'a> {
     pub bytes: Range<usize>,
 }
 
-/// The frames of shard `shard` (from 0) of `of`. `forms` are name, dtype and shape of all tensors, by
-/// name. Partitions are contiguous and have about the same number of bytes; every frame is in one.
+/// The frames of shard `shard` (from 0) of `of`. `forms` are name, dtype and shape of all tensors,
+/// by name. Partitions are contiguous and have about the same number of bytes; every frame is in
+/// one.
 pub fn partition<'a>(
     forms: impl IntoIterator<Item = (&'a str, Dtype, &'a [usize])>,
     shard: usize,
@@ -107,7 +108,8 @@ pub struct EncodedShard {
     pub report: ShardReport,
 }
 
-/// What [`merge_shards`] needs from a shard: form, digests and lengths of its frames, but no payloads.
+/// What [`merge_shards`] needs from a shard: form, digests and lengths of its frames, but no
+/// payloads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardReport {
     /// BLAKE3 of the shard's object.
@@ -187,8 +189,8 @@ pub fn encode_shard(spans: &[FrameSpan<'_>], threads: &Threads) -> Result<Encode
     })
 }
 
-/// Merges the reports of all shards, in shard order. Returns an error unless they cover every frame of
-/// every tensor once, in the order of [`partition`]. `base` and `result` are the files of both
+/// Merges the reports of all shards, in shard order. Returns an error unless they cover every frame
+/// of every tensor once, in the order of [`partition`]. `base` and `result` are the files of both
 /// versions.
 pub fn merge_shards(
     reports: &[ShardReport],
@@ -255,8 +257,8 @@ pub fn merge_shards(
     })
 }
 
-/// The whole delta, from its head and, for each shard in order, its object and how many bytes of that
-/// are reverse data.
+/// The whole delta, from its head and, for each shard in order, its object and how many bytes of
+/// that are reverse data.
 pub fn concat(head: &[u8], shards: &[(Bytes, u64)]) -> Result<Vec<u8>, Error> {
     let total = head.len() + shards.iter().map(|(object, _)| object.len()).sum::<usize>();
     let mut delta = Vec::with_capacity(total);
@@ -311,9 +313,9 @@ impl FrameSpan<'_> {
 }
 
 impl ShardReport {
-    /// Writes `SPTSHARE`, the format version, BLAKE3 of the object, and the number of spans. Each span
-    /// has its name, dtype, shape, first frame and number of frames. Each frame has its entry in the
-    /// index and its BLAKE3 subtrees before and after.
+    /// Writes `SPTSHARE`, the format version, BLAKE3 of the object, and the number of spans. Each
+    /// span has its name, dtype, shape, first frame and number of frames. Each frame has its entry
+    /// in the index and its BLAKE3 subtrees before and after.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend(FORMAT_VERSION.to_le_bytes());

@@ -1,4 +1,5 @@
-//! The two loops that touch every weight: which weights differ, and which rank each has in its bucket.
+//! The two loops that touch every weight: which weights differ, and which rank each has in its
+//! bucket.
 //!
 //! They work on 64 weights at a time. The loops are plain Rust, compiled once per instruction set.
 //! Only the operations on one block (the trait `Simd`) name instructions. All instruction sets give
@@ -108,7 +109,8 @@ trait Simd: Copy {
 
     /// Bit i is set if weight i differs.
     fn differs<const W: usize>(self, old: &[[u8; W]; BLOCK], new: &[[u8; W]; BLOCK]) -> u64;
-    /// Position of the set bit of `word` with `rank` set bits below it. `word` has more than `rank`.
+    /// Position of the set bit of `word` with `rank` set bits below it. `word` has more than
+    /// `rank`.
     fn select(self, word: u64, rank: u64) -> u32;
     fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], buckets: &Table) -> Self::Masks;
     fn store(self, masks: Self::Masks, to: &mut Masks);
@@ -190,9 +192,9 @@ for_each_isa! {
     /// The inverse of [`ranks`]: appends the index of each weight that `wanted` names, with its
     /// position in `wanted`. The order is by batch of blocks, then by bucket.
     ///
-    /// `wanted` has each bucket's ranks ascending; `first[b]` to `first[b + 1]` are those of bucket b.
-    /// Weights in `overrides`, ascending, count to the bucket named there. Ranks beyond a bucket's
-    /// last weight are skipped.
+    /// `wanted` has each bucket's ranks ascending; `first[b]` to `first[b + 1]` are those of bucket
+    /// b. Weights in `overrides`, ascending, count to the bucket named there. Ranks beyond a
+    /// bucket's last weight are skipped.
     pub fn locate<const W: usize>(
         weights: &[u8],
         buckets: &Buckets,

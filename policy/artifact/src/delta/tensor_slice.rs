@@ -2,8 +2,8 @@
 //! parallelism divides it.
 //!
 //! A delta codes whole tensors in row order, however a trainer or an engine divides them. A rank
-//! compares and writes its own part. This module maps its indices to those of the tensor's frames and
-//! back, so only changes travel between ranks.
+//! compares and writes its own part. This module maps its indices to those of the tensor's frames
+//! and back, so only changes travel between ranks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -55,7 +55,8 @@ impl TensorSlice {
         })
     }
 
-    /// Part `rank` (from 0) of `of` equal parts. Returns an error if `of` does not divide the dimension.
+    /// Part `rank` (from 0) of `of` equal parts. Returns an error if `of` does not divide the
+    /// dimension.
     pub fn even(dtype: Dtype, shape: &[usize], dim: usize, rank: usize, of: usize) -> Result<Self, Error> {
         let extent = shape.get(dim).copied().unwrap_or_default();
         if of == 0 || extent % of != 0 || rank >= of {
@@ -146,8 +147,8 @@ impl TensorSlice {
         Ok(weights)
     }
 
-    /// The rank's changed weights by frame of the tensor, ascending. Goes to the shards that code those
-    /// frames.
+    /// The rank's changed weights by frame of the tensor, ascending. Goes to the shards that code
+    /// those frames.
     pub fn in_frames(&self, weights: &[Weight]) -> BTreeMap<usize, Vec<(u32, u64)>> {
         let mut frames: BTreeMap<usize, Vec<(u32, u64)>> = BTreeMap::new();
         let own = self.range.len().max(1) as u64;

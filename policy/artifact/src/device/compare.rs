@@ -1,5 +1,6 @@
-//! Compare and compact: a bit for each weight that differs, counted in chunks, the counts summed up to where each chunk's
-//! weights go, then indices and values written there. Only these leave the device.
+//! Compare and compact: a bit for each weight that differs, counted in chunks, the counts summed up
+//! to where each chunk's weights go, then indices and values written there. Only these leave the
+//! device.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use super::kernels::{self, CHUNK, Found, NOWHERE, RUN};
 use super::memory::Memory;
 use crate::delta::{Change, FRAME_WEIGHTS, is_sparse};
 
-/// Frames at once: bounds what is taken on the device beside the tensors, to an eighth of a byte for each of these weights and
-/// what the changed ones are. Tests cross its border.
+/// Frames at once: bounds what is taken on the device beside the tensors, to an eighth of a byte
+/// for each of these weights and what the changed ones are. Tests cross its border.
 const FRAMES: usize = if cfg!(test) { 2 } else { 128 };
 
 const _: () = assert!(CHUNK * RUN * RUN == FRAME_WEIGHTS);

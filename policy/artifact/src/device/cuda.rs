@@ -1,4 +1,5 @@
-//! [`Driver`] by CUDA: NVIDIA's driver and NVRTC, both loaded when a device is opened, so that the same program runs without them.
+//! [`Driver`] by CUDA: NVIDIA's driver and NVRTC, both loaded when a device is opened, so that the
+//! same program runs without them.
 
 #![expect(unsafe_code, reason = "calls the driver's C functions")]
 

@@ -1,5 +1,6 @@
-//! What the rest of this module asks of a device. Two things give it: CUDA (`cuda`), and in tests this machine's processor.
-//! Work is done in the order in which it was asked for; what reads waits for it.
+//! What the rest of this module asks of a device. Two things give it: CUDA (`cuda`), and in tests
+//! this machine's processor. Work is done in the order in which it was asked for; what reads waits
+//! for it.
 
 #![expect(unsafe_code, reason = "declares what may be asked for of addresses")]
 
@@ -17,7 +18,8 @@ pub(super) trait Driver: Debug + Send + Sync {
     fn allocate(&self, bytes: usize) -> Result<u64, Error>;
 
     /// # Safety
-    /// `address` is one that [`allocate`](Self::allocate) gave, once; nothing that is asked for from now on touches it.
+    /// `address` is one that [`allocate`](Self::allocate) gave, once; nothing that is asked for
+    /// from now on touches it.
     unsafe fn free(&self, address: u64);
 
     /// # Safety
@@ -29,14 +31,15 @@ pub(super) trait Driver: Debug + Send + Sync {
     unsafe fn read(&self, from: u64, to: &mut [u8]) -> Result<(), Error>;
 
     /// # Safety
-    /// So many bytes lie at `from` and at `to` on the device, do not overlap, and stay until this work is done.
+    /// So many bytes lie at `from` and at `to` on the device, do not overlap, and stay until this
+    /// work is done.
     unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error>;
 
     /// Runs a kernel on so many blocks.
     ///
     /// # Safety
-    /// The kernel takes as many arguments of eight bytes, and what it reads and writes with them is there until this work is
-    /// done.
+    /// The kernel takes as many arguments of eight bytes, and what it reads and writes with them is
+    /// there until this work is done.
     unsafe fn launch(&self, kernel: &'static str, blocks: u32, arguments: &[u64]) -> Result<(), Error>;
 
     /// Waits until all that was asked for is done.

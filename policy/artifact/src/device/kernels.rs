@@ -1,5 +1,5 @@
-//! The kernels of `kernels.cu` as functions: each asks for the addresses of all that it touches, and so is refused where that is
-//! not there.
+//! The kernels of `kernels.cu` as functions: each asks for the addresses of all that it touches,
+//! and so is refused where that is not there.
 
 #![expect(
     unsafe_code,
@@ -40,8 +40,8 @@ pub(super) const NOWHERE: u64 = u64::MAX;
 /// Frames shorter than this are hashed in another way.
 pub(super) const HASHED_BYTES_MIN: usize = 241;
 
-/// Sets bit i of `bits` where weight i of `old` and `new` differ; both ranges have the same length, a multiple of `width`. `bits`
-/// is filled with zeros to its end.
+/// Sets bit i of `bits` where weight i of `old` and `new` differ; both ranges have the same length,
+/// a multiple of `width`. `bits` is filled with zeros to its end.
 pub(super) fn compare(width: usize, old: &Memory, new: &Memory, at: Range<usize>, bits: &Memory) -> Result<(), Error> {
     let name = by_width(width, ["compare_1", "compare_2", "compare_4", "compare_8"]);
     let (weights, groups) = (at.len() / width, bits.len());
@@ -68,7 +68,8 @@ pub(super) fn count(bits: &Memory, chunks: usize, counts: &Memory) -> Result<(),
     unsafe { launch(counts, "count", chunks, &arguments) }
 }
 
-/// In runs of [`RUN`], each of `count` numbers becomes the sum of those before it; the runs' sums go to `sums`.
+/// In runs of [`RUN`], each of `count` numbers becomes the sum of those before it; the runs' sums
+/// go to `sums`.
 pub(super) fn sum(numbers: &Memory, count: usize, sums: &Memory) -> Result<(), Error> {
     let runs = count.div_ceil(RUN);
     let arguments = [numbers.address(0..count * 4)?, count as u64, sums.address(0..runs * 4)?];
@@ -88,8 +89,8 @@ pub(super) struct Found<'a> {
     pub starts: &'a Memory,
 }
 
-/// Writes index and new value of each weight that differs. `most` is how many there are at most, of all frames that are not
-/// [`NOWHERE`]: their starts and counts leave room for each other.
+/// Writes index and new value of each weight that differs. `most` is how many there are at most, of
+/// all frames that are not [`NOWHERE`]: their starts and counts leave room for each other.
 pub(super) fn collect(
     width: usize,
     new: &Memory,
@@ -122,11 +123,12 @@ pub(super) fn collect(
     unsafe { launch(indices, name, chunks, &arguments) }
 }
 
-/// Writes `values` to their `indices`. A run is the address of its frame, its first entry, and how many it has.
+/// Writes `values` to their `indices`. A run is the address of its frame, its first entry, and how
+/// many it has.
 ///
 /// # Safety
-/// Each run's frame is memory of the same device, of weights of `width` bytes, and has all weights that its indices name; the
-/// runs' entries are among those of `indices`.
+/// Each run's frame is memory of the same device, of weights of `width` bytes, and has all weights
+/// that its indices name; the runs' entries are among those of `indices`.
 pub(super) unsafe fn put(
     width: usize,
     runs: &Memory,
@@ -144,8 +146,8 @@ pub(super) unsafe fn put(
     unsafe { launch(runs, name, count * BLOCK_THREADS as usize, &arguments) }
 }
 
-/// XXH3-128 of each frame, whose addresses and lengths are in `frames`, as low and high halves; `lanes` is room for 64 bytes a
-/// frame.
+/// XXH3-128 of each frame, whose addresses and lengths are in `frames`, as low and high halves;
+/// `lanes` is room for 64 bytes a frame.
 ///
 /// # Safety
 /// The frames are memory of the same device and have [`HASHED_BYTES_MIN`] bytes or more.

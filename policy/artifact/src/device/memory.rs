@@ -1,4 +1,5 @@
-//! Bytes on a device. Addresses are given out for ranges that lie within, and every transfer is bounded by them.
+//! Bytes on a device. Addresses are given out for ranges that lie within, and every transfer is
+//! bounded by them.
 
 #![expect(
     unsafe_code,
@@ -24,11 +25,12 @@ pub(super) struct Memory {
 }
 
 impl Device {
-    /// Takes memory that somebody else allocated on this device, in its primary context, for a tensor.
+    /// Takes memory that somebody else allocated on this device, in its primary context, for a
+    /// tensor.
     ///
     /// # Safety
-    /// So many bytes lie at `address` until the last clone of the tensor is dropped, and may be written. Who else works with
-    /// them does it on the default stream, or not at the same time.
+    /// So many bytes lie at `address` until the last clone of the tensor is dropped, and may be
+    /// written. Who else works with them does it on the default stream, or not at the same time.
     pub unsafe fn borrow(&self, address: u64, bytes: usize) -> Result<Tensor, Error> {
         if !address.is_multiple_of(ALIGNMENT) {
             return Err(Error::Unaligned { address });

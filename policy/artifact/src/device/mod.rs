@@ -1,11 +1,13 @@
-//! Deltas where the weights are in a GPU's memory: which weights differ and their new values come from there for
-//! [`delta::encode_changes`], a [`delta::Patch`] is written into place there, and frames are hashed there. To the bit what
-//! `delta` does on the CPU.
+//! Deltas where the weights are in a GPU's memory: which weights differ and their new values come
+//! from there for [`delta::encode_changes`], a [`delta::Patch`] is written into place there, and
+//! frames are hashed there. To the bit what `delta` does on the CPU.
 //!
-//! Weights are bytes here. Coding stays with the CPU, which has the base; so does the decision what to follow. What is done here
-//! is done one after another on the context's default stream, after what others asked for there.
+//! Weights are bytes here. Coding stays with the CPU, which has the base; so does the decision what
+//! to follow. What is done here is done one after another on the context's default stream, after
+//! what others asked for there.
 //!
-//! - `driver`: what is asked of a device; `cuda`: CUDA's; `nvrtc`: its compiler. `memory`: bytes there, and their bounds
+//! - `driver`: what is asked of a device; `cuda`: CUDA's; `nvrtc`: its compiler. `memory`: bytes
+//!   there, and their bounds
 //! - `kernels.cu`, `kernels`: what runs there, and what each may touch
 //! - `compare`, `write`, `hash`: what those make together
 
@@ -68,7 +70,8 @@ pub struct Device {
 #[derive(Debug, Clone)]
 pub struct Tensor(Arc<Memory>);
 
-/// A patch on the device, beside the tensors that it is for: writing it needs nothing from the host.
+/// A patch on the device, beside the tensors that it is for: writing it needs nothing from the
+/// host.
 #[derive(Debug)]
 pub struct Staged {
     written: write::Written,
@@ -94,7 +97,8 @@ impl Device {
         Ok(Tensor(Arc::new(Memory::of(&self.driver, bytes)?)))
     }
 
-    /// What becomes of each frame of `old` in `new`, tensors of the same dtype and shape: an entry of [`delta::Changes`].
+    /// What becomes of each frame of `old` in `new`, tensors of the same dtype and shape: an entry
+    /// of [`delta::Changes`].
     pub fn changes(&self, dtype: Dtype, old: &Tensor, new: &Tensor) -> Result<Vec<Change>, Error> {
         self.check(old)?;
         self.check(new)?;
@@ -163,8 +167,8 @@ impl Tensor {
 }
 
 impl Staged {
-    /// Writes the result's values, from whatever a write or a [`revert`](Self::revert) before it left. What computes with the
-    /// tensors pauses for this; when it returns, it is done.
+    /// Writes the result's values, from whatever a write or a [`revert`](Self::revert) before it
+    /// left. What computes with the tensors pauses for this; when it returns, it is done.
     pub fn write(&self) -> Result<(), Error> {
         self.written.write(true)
     }
@@ -174,12 +178,14 @@ impl Staged {
         self.written.write(false)
     }
 
-    /// Which end of the patch the tensors are at, by XXH3-128 of the frames that change, on the device.
+    /// Which end of the patch the tensors are at, by XXH3-128 of the frames that change, on the
+    /// device.
     pub fn state(&self) -> Result<PatchState, Error> {
         self.frames.state()
     }
 
-    /// [`write`](Self::write), and then a look at the frames: where they are not the result's, the base's values are written back.
+    /// [`write`](Self::write), and then a look at the frames: where they are not the result's, the
+    /// base's values are written back.
     pub fn apply(&self) -> Result<(), Error> {
         self.write()?;
         if self.state()? != PatchState::Result {

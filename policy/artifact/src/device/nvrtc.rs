@@ -1,4 +1,5 @@
-//! The kernels, compiled for a kind of GPU by NVRTC, which is loaded when it is needed and needs no GPU itself.
+//! The kernels, compiled for a kind of GPU by NVRTC, which is loaded when it is needed and needs no
+//! GPU itself.
 
 #![expect(unsafe_code, reason = "calls NVRTC's C functions")]
 
@@ -12,7 +13,8 @@ const SOURCE: &str = include_str!("kernels.cu");
 /// What came of compiling.
 #[derive(Debug)]
 pub(super) struct Compiled {
-    /// Machine code: a driver of the same major version of CUDA takes it, where it refuses the PTX of a newer NVRTC.
+    /// Machine code: a driver of the same major version of CUDA takes it, where it refuses the PTX
+    /// of a newer NVRTC.
     pub cubin: Vec<u8>,
     #[cfg_attr(not(test), expect(dead_code, reason = "for people and tests"))]
     pub ptx: String,

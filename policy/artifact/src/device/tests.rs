@@ -1,5 +1,6 @@
-//! The same weights, patches and digests as on the CPU, to the bit. The kernels run as C++ on this machine's processor, threads in
-//! one order and in the opposite one; with `SPRINGTIDE_TEST_DEVICE=0` (`make test-cuda`) they run on that GPU, or the tests fail.
+//! The same weights, patches and digests as on the CPU, to the bit. The kernels run as C++ on this
+//! machine's processor, threads in one order and in the opposite one; with
+//! `SPRINGTIDE_TEST_DEVICE=0` (`make test-cuda`) they run on that GPU, or the tests fail.
 
 mod host;
 

@@ -1,5 +1,5 @@
-//! Writing a patch: all changed weights of one width in one launch, dense frames as copies. Values are absolute, so any write
-//! can be done again.
+//! Writing a patch: all changed weights of one width in one launch, dense frames as copies. Values
+//! are absolute, so any write can be done again.
 
 #![expect(
     unsafe_code,

@@ -1,4 +1,5 @@
-//! Reads parts of a model folder on demand, for machines that share a model larger than their memory.
+//! Reads parts of a model folder on demand, for machines that share a model larger than their
+//! memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -39,7 +40,8 @@ struct Place {
 
 impl LazyFolder {
     /// Reads headers, the index and the files beside the weights. Refuses the same folders as
-    /// [`Checkpoint::read_dir`](crate::checkpoint::Checkpoint::read_dir), but does not notice later changes.
+    /// [`Checkpoint::read_dir`](crate::checkpoint::Checkpoint::read_dir), but does not notice later
+    /// changes.
     pub fn open(folder: &Path) -> Result<Self, Error> {
         let index = read_if_there(&folder.join(INDEX))?;
         let single = folder.join(SINGLE).exists();

@@ -1,5 +1,5 @@
-//! Inserts `quantization_config` into `config.json`, after the first brace. Every other byte of the file
-//! stays, so number formats and field order do not change.
+//! Inserts `quantization_config` into `config.json`, after the first brace. Every other byte of the
+//! file stays, so number formats and field order do not change.
 
 use super::{Error, Spec};
 use bytes::Bytes;

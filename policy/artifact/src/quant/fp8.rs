@@ -1,8 +1,9 @@
 //! `fp8-e4m3-b128.1`: one f32 scale for each block of 128 × 128 weights (smaller at the edges).
 //!
 //! The scale is s = m / 448, where m is the block's largest magnitude. A code is w / s in f32,
-//! rounded to the nearest E4M3 number (ties to even), with the sign of w. E4M3 is the format without
-//! infinities of the OCP 8-bit floating-point specification (1.0, 2023), called `float8_e4m3fn`.
+//! rounded to the nearest E4M3 number (ties to even), with the sign of w. E4M3 is the format
+//! without infinities of the OCP 8-bit floating-point specification (1.0, 2023), called
+//! `float8_e4m3fn`.
 
 use super::weight::{self, NotFinite, Weight};
 
@@ -35,7 +36,8 @@ pub(super) fn band<W: Weight>(
     Ok(())
 }
 
-/// The code of an f32 with these bits. `scale` brings its magnitude to 448 at most, but for rounding.
+/// The code of an f32 with these bits. `scale` brings its magnitude to 448 at most, but for
+/// rounding.
 #[inline]
 pub(super) fn e4m3(bits: u32, scale: f32) -> u8 {
     // 2^-6: below it, E4M3 numbers are multiples of 2^-9

@@ -1,8 +1,8 @@
 //! `int4-sym-g32.1`: one bf16 scale for each group of 32 weights of a row.
 //!
-//! The scale is s = m / 7.5 in f32, rounded to bf16, where m is the group's largest magnitude. A code
-//! is w / s in f32, rounded to the nearest integer (ties to even) within −8 to 7. It is stored plus
-//! 8, eight codes in a little-endian I32, the first in the lowest bits.
+//! The scale is s = m / 7.5 in f32, rounded to bf16, where m is the group's largest magnitude. A
+//! code is w / s in f32, rounded to the nearest integer (ties to even) within −8 to 7. It is stored
+//! plus 8, eight codes in a little-endian I32, the first in the lowest bits.
 
 use super::weight::{self, NotFinite, Weight};
 use half::bf16;

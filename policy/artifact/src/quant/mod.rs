@@ -1,10 +1,10 @@
 //! Quantised copies of a version: fewer bits for its matrices, computed from its bytes alone.
 //!
-//! A copy is a [`Checkpoint`] that engines load. It has codes and scales in place of the matrices, a
-//! `quantization_config` in `config.json`, and everything else as in the version. A [`Spec`] names
-//! the arithmetic. The same spec gives the same bits on every machine and any number of threads, so
-//! each replica makes the copy itself and compares its content hash with the manifest's. Copies are
-//! not stored and have no deltas. FORMAT.md describes the specs.
+//! A copy is a [`Checkpoint`] that engines load. It has codes and scales in place of the matrices,
+//! a `quantization_config` in `config.json`, and everything else as in the version. A [`Spec`]
+//! names the arithmetic. The same spec gives the same bits on every machine and any number of
+//! threads, so each replica makes the copy itself and compares its content hash with the
+//! manifest's. Copies are not stored and have no deltas. FORMAT.md describes the specs.
 
 mod config;
 mod fp8;

@@ -28,8 +28,8 @@ impl Place {
 }
 
 /// The linear projections of attention, MLPs and experts: `….NAME_proj.weight` and
-/// `….kv_a_proj_with_mqa.weight`, in two dimensions, BF16 or F32. Embeddings, norms, heads and routers
-/// have other names.
+/// `….kv_a_proj_with_mqa.weight`, in two dimensions, BF16 or F32. Embeddings, norms, heads and
+/// routers have other names.
 pub(super) fn matrix<'a>(name: &'a str, tensor: &'a TensorData, spec: Spec) -> Option<Matrix<'a>> {
     let &[rows, columns] = tensor.shape.as_slice() else {
         return None;
@@ -50,8 +50,8 @@ pub(super) fn matrix<'a>(name: &'a str, tensor: &'a TensorData, spec: Spec) -> O
     })
 }
 
-/// Modules that an engine must not treat as quantised: the head, even without weights of its own, and
-/// every matrix that is not quantised.
+/// Modules that an engine must not treat as quantised: the head, even without weights of its own,
+/// and every matrix that is not quantised.
 pub(super) fn untouched(image: &Checkpoint, spec: Spec) -> Vec<String> {
     let stays = image
         .tensors

@@ -9,9 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Spec {
-    /// `fp8-e4m3-b128.1`: E4M3 with an f32 scale for every 128 × 128 weights, as DeepSeek-V3 is stored.
+    /// `fp8-e4m3-b128.1`: E4M3 with an f32 scale for every 128 × 128 weights, as DeepSeek-V3 is
+    /// stored.
     Fp8,
-    /// `int4-sym-g32.1`: 4-bit integers with a bf16 scale for every 32 weights of a row, as compressed-tensors packs them.
+    /// `int4-sym-g32.1`: 4-bit integers with a bf16 scale for every 32 weights of a row, as
+    /// compressed-tensors packs them.
     Int4,
 }
 

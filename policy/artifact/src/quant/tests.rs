@@ -47,7 +47,8 @@ fn decoded(code: u8) -> f64 {
 
 #[test]
 fn a_code_is_the_nearest_number_and_of_two_the_even_one() {
-    // every bf16 that E4M3 reaches, over scales that are and are not powers of two, subnormal quotients included
+    // every bf16 that E4M3 reaches, over scales that are and are not powers of two, subnormal
+    // quotients included
     for scale in [1.0f32, 0.037, 3.1e-5, 1e12] {
         for weight in 0..=u16::MAX {
             let bits = u32::from(weight) << 16;

@@ -35,16 +35,16 @@ impl Weight for F32 {
 const MAGNITUDE: u32 = 0x7fff_ffff;
 /// From here on, bits are infinities and NaNs.
 const INFINITE: u32 = 0x7f80_0000;
-/// 2^-100. Smaller magnitudes count as 0 when a scale is chosen. So no relevant scale or quotient is
-/// subnormal, which processors may flush to 0.
+/// 2^-100. Smaller magnitudes count as 0 when a scale is chosen. So no relevant scale or quotient
+/// is subnormal, which processors may flush to 0.
 const SMALLEST: u32 = (127 - 100) << 23;
 
 /// A weight that is infinite or not a number.
 #[derive(Debug)]
 pub(super) struct NotFinite;
 
-/// The largest magnitude of some weights, as bits; 0 if there are none. Bits of magnitudes order like
-/// the numbers.
+/// The largest magnitude of some weights, as bits; 0 if there are none. Bits of magnitudes order
+/// like the numbers.
 #[inline]
 pub(super) fn largest<W: Weight>(weights: &[u8]) -> u32 {
     let magnitudes = weights.chunks_exact(W::BYTES).map(|weight| W::bits(weight) & MAGNITUDE);

@@ -44,7 +44,8 @@ fn reading(values: &[u64]) -> f64 {
     (values.len() * 8) as f64 / started.elapsed().as_secs_f64()
 }
 
-/// A product whose operands stay in the L1 cache. It comes close to the speed of the arithmetic units.
+/// A product whose operands stay in the L1 cache. It comes close to the speed of the arithmetic
+/// units.
 fn multiplying(compute: Compute) -> f64 {
     let (rows, inputs, outputs) = (12, 128, 32);
     let matrix = Matrix::pack(

@@ -2,9 +2,10 @@
 //! prefill, decode by batch size, and a training step. In f32, bf16, and f32 on two threads. Run by
 //! `make bench-policy`.
 //!
-//! Rounds of both alternate. Each figure is a median of rounds, and each ratio the median of the rounds'
-//! ratios, so that a slow phase of the machine affects both. Each row names its bound: the weight bytes
-//! that a decode must read, or the multiply-adds, at the limits that [`bounds`] measures.
+//! Rounds of both alternate. Each figure is a median of rounds, and each ratio the median of the
+//! rounds' ratios, so that a slow phase of the machine affects both. Each row names its bound: the
+//! weight bytes that a decode must read, or the multiply-adds, at the limits that [`bounds`]
+//! measures.
 
 mod bounds;
 mod cases;

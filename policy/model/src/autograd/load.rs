@@ -13,7 +13,8 @@ use safetensors::Dtype;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
-/// Every parameter of the config in f32. A missing or unexpected tensor, or a wrong shape, is an error.
+/// Every parameter of the config in f32. A missing or unexpected tensor, or a wrong shape, is an
+/// error.
 pub(super) fn parameters(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Parameters, Error> {
     let mut parameters = Parameters::new();
     for (name, shape) in config.parameter_shapes() {
@@ -57,7 +58,8 @@ pub fn checkpoint_from_f32(template: &Checkpoint, parameters: &Parameters) -> Re
     })
 }
 
-/// A new bf16 model, with `config.json` and without a tokenizer. The same seed gives the same bytes.
+/// A new bf16 model, with `config.json` and without a tokenizer. The same seed gives the same
+/// bytes.
 ///
 /// Norms are 1, biases 0 and matrices N(0, 0.02). Matrices that write to the residual stream are
 /// scaled by 1/√(2 · layers) (Radford et al. 2019).

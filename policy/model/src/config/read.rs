@@ -108,7 +108,8 @@ fn latent(json: &Value) -> Result<Latent, Error> {
     })
 }
 
-/// The window of each layer, from `layer_types` or the family's convention. Empty: no layer has one.
+/// The window of each layer, from `layer_types` or the family's convention. Empty: no layer has
+/// one.
 fn windows(json: &Value, convention: &Window, layers: i64) -> Result<Vec<Option<i64>>, Error> {
     let used = match convention {
         Window::EveryLayer => true,

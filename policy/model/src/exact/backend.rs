@@ -142,8 +142,8 @@ impl KvStorage<'_> {
 
 /// The cost of an exponential, in multiply-adds.
 const EXP_WORK: usize = 32;
-/// Queries per job when threads share attention. Late queries cost more than early ones, so jobs are
-/// small.
+/// Queries per job when threads share attention. Late queries cost more than early ones, so jobs
+/// are small.
 const QUERIES: usize = 32;
 
 /// Attention of some queries to one key-value head, and the result's place in the output.

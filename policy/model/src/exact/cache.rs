@@ -74,8 +74,8 @@ impl KvCache {
         }
     }
 
-    /// Copies a sequence to another slot, whose sequence is dropped. Two continuations of one prompt
-    /// need a single prefill.
+    /// Copies a sequence to another slot, whose sequence is dropped. Two continuations of one
+    /// prompt need a single prefill.
     pub fn copy_slot(&mut self, from: usize, to: usize) {
         let positions = self.lengths[from];
         let places = [self.buffer_of[from], self.buffer_of[to]];

@@ -22,7 +22,8 @@ pub(crate) fn config_of(checkpoint: &Checkpoint) -> Result<ModelConfig, Error> {
     Ok(ModelConfig::from_json(json)?)
 }
 
-/// Packs every parameter of the config. A missing or unexpected tensor, or a wrong shape, is an error.
+/// Packs every parameter of the config. A missing or unexpected tensor, or a wrong shape, is an
+/// error.
 pub(super) fn transformer(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
@@ -67,7 +68,8 @@ pub(crate) fn tensor<'a>(checkpoint: &'a Checkpoint, name: &str, shape: &[i64]) 
     Ok(data)
 }
 
-/// Refuses tensors that the model would silently leave out. [`ModelConfig::ignores`] has exceptions.
+/// Refuses tensors that the model would silently leave out. [`ModelConfig::ignores`] has
+/// exceptions.
 pub(crate) fn refuse_unexpected(
     checkpoint: &Checkpoint,
     config: &ModelConfig,

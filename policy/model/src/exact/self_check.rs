@@ -35,9 +35,9 @@ impl ExactModel {
 
     /// Computes a few tokens in every way that samplers and trainers do, and compares the bits.
     ///
-    /// The ways are prefill, chunked prefill, decode and score, on one thread and on two. Small models
-    /// also run on every instruction set of this machine. `Ok(Some(…))` names the difference. Recomputed
-    /// log-probabilities are then close to the logged ones, but not equal.
+    /// The ways are prefill, chunked prefill, decode and score, on one thread and on two. Small
+    /// models also run on every instruction set of this machine. `Ok(Some(…))` names the
+    /// difference. Recomputed log-probabilities are then close to the logged ones, but not equal.
     pub fn self_check(&self) -> Result<Option<String>, Error> {
         let tokens = TOKENS.min(self.config.max_position_embeddings as usize);
         let ids: Vec<u32> = (0..tokens as u32)

@@ -1,9 +1,9 @@
 //! Causal attention of new positions over themselves and all earlier positions.
 //!
-//! Keys are stored in panels of 32 positions and values in panels of 32 columns, so both products are
-//! tiles ([`super::tile`]). A score is one sum over the head's width, an output one sum over the
-//! positions in order. A block may compute scores beyond a position's reach; they get weight 0, so a
-//! result depends only on the positions within reach.
+//! Keys are stored in panels of 32 positions and values in panels of 32 columns, so both products
+//! are tiles ([`super::tile`]). A score is one sum over the head's width, an output one sum over
+//! the positions in order. A block may compute scores beyond a position's reach; they get weight 0,
+//! so a result depends only on the positions within reach.
 
 use super::matrix::ZEROS;
 use super::tile::{ROWS_MAX, Tile, side_by_side};
@@ -111,7 +111,8 @@ impl KvHead {
                 for (panel, values) in value.chunks(PANEL).enumerate() {
                     let at = (panel * capacity + position) / 2 * PANEL;
                     for (into, &x) in both.v[at..].iter_mut().zip(values) {
-                        // An even position zeroes the next one, which an earlier sequence may have written.
+                        // An even position zeroes the next one, which an earlier sequence may have
+                        // written.
                         *into = match position % 2 {
                             0 => bf16(x),
                             _ => *into & 0xffff | bf16(x) << 16,
@@ -122,8 +123,8 @@ impl KvHead {
         }
     }
 
-    /// Copies the first `positions` of another head of the same widths and precision. Capacities may
-    /// differ.
+    /// Copies the first `positions` of another head of the same widths and precision. Capacities
+    /// may differ.
     pub fn copy_from(&mut self, other: &KvHead, positions: usize) {
         let (shape, capacity) = (self.shape, other.shape.capacity);
         match (&mut self.panels, &other.panels) {

@@ -11,7 +11,8 @@ const DEPTH: usize = 384;
 /// Rows that are multiplied with a panel of that depth before the next panel is read.
 const ROWS: usize = 8 * ROWS_MAX;
 
-/// Weights `[outputs, inputs]` in panels of 32 outputs: `[⌈outputs/32⌉][inputs][32]`, padded with zeros.
+/// Weights `[outputs, inputs]` in panels of 32 outputs: `[⌈outputs/32⌉][inputs][32]`, padded with
+/// zeros.
 #[derive(Debug, Clone)]
 pub struct Matrix {
     outputs: usize,
@@ -24,7 +25,8 @@ enum Packed {
     F32(Buffer<f32>),
     /// The bits of bf16.
     Bf16(Buffer<u16>),
-    /// Pairs for bf16 products, `[⌈outputs/32⌉][⌈inputs/2⌉][32]`. The even input is in the lower half.
+    /// Pairs for bf16 products, `[⌈outputs/32⌉][⌈inputs/2⌉][32]`. The even input is in the lower
+    /// half.
     Pairs(Buffer<u32>),
 }
 
@@ -112,8 +114,8 @@ impl Matrix {
         }
     }
 
-    /// `y[r] = bias + W x[r]` for every row: x `[rows, inputs]`, y `[rows, outputs]`. Without a bias
-    /// sums start at 0.
+    /// `y[r] = bias + W x[r]` for every row: x `[rows, inputs]`, y `[rows, outputs]`. Without a
+    /// bias sums start at 0.
     ///
     /// # Panics
     /// If the lengths of `x`, `y` and `bias` do not fit the matrix.
@@ -193,7 +195,8 @@ fn widen(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Packed elements of a row before the next row. A panel's block of this size stays in the L1 cache.
+/// Packed elements of a row before the next row. A panel's block of this size stays in the L1
+/// cache.
 const PACKED_AT_ONCE: usize = 128;
 /// Panels in one packing job.
 const PANELS_AT_ONCE: usize = 8;
@@ -238,8 +241,9 @@ fn panels<S: Sync, T: Pod + Default + Send, const TERMS: usize>(
     out
 }
 
-/// Loops over blocks of the depth, then of rows, then over panels, so that repeated reads hit a cache.
-/// Between blocks of the depth the sums are stored in y and loaded again, which changes no bit.
+/// Loops over blocks of the depth, then of rows, then over panels, so that repeated reads hit a
+/// cache. Between blocks of the depth the sums are stored in y and loaded again, which changes no
+/// bit.
 fn product<W: Weight>(
     isa: Isa,
     w: &[W],

@@ -2,8 +2,8 @@
 //! weights, to the bit.
 //!
 //! - **Matrix products** add one term after another: `acc = fma(x[k], w[k], acc)` for k = 0, 1, …,
-//!   starting at the bias. SIMD vectors hold different outputs. The number of rows, their blocks, the
-//!   threads and the vector width therefore do not change a sum.
+//!   starting at the bias. SIMD vectors hold different outputs. The number of rows, their blocks,
+//!   the threads and the vector width therefore do not change a sum.
 //! - **bf16 products** ([`Compute::Bf16`]) add the odd k of a pair before the even one. This is the
 //!   order of `VDPBF16PS`, which computes two terms at once.
 //! - **Sums along a row** (norm, softmax) use sixteen partial sums, `partial[i mod 16]`, on every
@@ -42,7 +42,8 @@ pub enum Compute {
 
 /// Weights that f32 rows can be multiplied with.
 trait Terms: Weight {
-    /// Converts rows of `width` values to inputs of a product. `room` holds them if they are rounded.
+    /// Converts rows of `width` values to inputs of a product. `room` holds them if they are
+    /// rounded.
     fn inputs<'a>(isa: Isa, x: &'a [f32], width: usize, room: &'a mut Vec<Self::Input>) -> &'a [Self::Input];
 }
 

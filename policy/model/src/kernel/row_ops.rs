@@ -1,7 +1,8 @@
 //! Operations along a row: norm, softmax, rotation, SwiGLU, and the `exp` that they use.
 //!
-//! This is plain Rust with sixteen partial sums, compiled once for each instruction set. The compiler
-//! does not reorder float sums or fuse separate operations, so every version gives the same bits.
+//! This is plain Rust with sixteen partial sums, compiled once for each instruction set. The
+//! compiler does not reorder float sums or fuse separate operations, so every version gives the
+//! same bits.
 
 #![expect(
     unsafe_code,
@@ -41,8 +42,8 @@ macro_rules! for_each_isa {
 
 /// eˣ in f32, within 2 units in the last place. 0 below −87.3, and constant above 88.3.
 ///
-/// x = n ln 2 + r with |r| ≤ ln 2 / 2. eʳ is a Taylor polynomial of degree 7, whose remainder is below
-/// f32's rounding.
+/// x = n ln 2 + r with |r| ≤ ln 2 / 2. eʳ is a Taylor polynomial of degree 7, whose remainder is
+/// below f32's rounding.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_145_75;
@@ -178,8 +179,8 @@ pub fn bf16(x: f32) -> u32 {
 }
 
 for_each_isa! {
-    /// Rounds rows of `width` values to pairs of bf16. A row of odd width ends with a 0. `pairs` must
-    /// have ⌈width/2⌉ elements per row.
+    /// Rounds rows of `width` values to pairs of bf16. A row of odd width ends with a 0. `pairs`
+    /// must have ⌈width/2⌉ elements per row.
     pub fn round_pairs(x: &[f32], width: usize, pairs: &mut [u32]) {
         for (x, pairs) in x.chunks_exact(width).zip(pairs.chunks_exact_mut(width.div_ceil(2))) {
             let mut two = x.chunks_exact(2);

@@ -49,7 +49,8 @@ fn chain(w: &[f32], bias: &[f32], inputs: usize, x: &[f32]) -> Vec<f32> {
         .collect()
 }
 
-/// Sizes around the panel of 32, the block of 12 rows, the 96 rows of a pass, the depth of 384, and odd ones.
+/// Sizes around the panel of 32, the block of 12 rows, the 96 rows of a pass, the depth of 384, and
+/// odd ones.
 const SIZES: [(usize, usize); 5] = [(1, 1), (31, 7), (32, 64), (70, 385), (200, 800)];
 const ROWS: [usize; 10] = [0, 1, 2, 3, 5, 12, 13, 16, 97, 110];
 

@@ -125,8 +125,8 @@ pub(super) trait Weight: Copy + Default + Send + Sync {
     const TERMS: usize;
 
     /// # Safety
-    /// The CPU must have `isa`. The pointers must be valid for all elements that the tile's counts and
-    /// strides cover, and `rows` and `panels` must be a combination that [`Tile::run`] allows.
+    /// The CPU must have `isa`. The pointers must be valid for all elements that the tile's counts
+    /// and strides cover, and `rows` and `panels` must be a combination that [`Tile::run`] allows.
     unsafe fn run(isa: Isa, tile: &Pointers<Self>);
 }
 
@@ -152,7 +152,8 @@ macro_rules! by_rows {
     };
 }
 
-/// Without `VDPBF16PS` both halves of a weight need a register, so four rows are computed at a time.
+/// Without `VDPBF16PS` both halves of a weight need a register, so four rows are computed at a
+/// time.
 macro_rules! by_four_rows {
     ($function:ident, $tile:expr) => {
         for from in (0..$tile.rows).step_by(4) {

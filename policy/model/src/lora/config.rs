@@ -18,7 +18,8 @@ pub struct Config {
     pub use_rslora: bool,
     /// The adapted modules; default `all-linear`.
     pub target_modules: Targets,
-    /// Ranks of modules that do not have rank `r`. Keys are regular expressions for the end of a name.
+    /// Ranks of modules that do not have rank `r`. Keys are regular expressions for the end of a
+    /// name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rank_pattern: BTreeMap<String, usize>,
     /// Values of `lora_alpha` for single modules, with the same keys.
@@ -95,8 +96,8 @@ impl Config {
 
 /// The value of the pattern that matches the end of a module's name.
 ///
-/// PEFT takes the first match. Here two matches with different values are an error, because the order
-/// of a JSON object has no meaning.
+/// PEFT takes the first match. Here two matches with different values are an error, because the
+/// order of a JSON object has no meaning.
 fn chosen<T: Copy + PartialEq>(field: &str, patterns: &BTreeMap<String, T>, module: &str) -> Result<Option<T>, String> {
     let mut found = None;
     for (pattern, &value) in patterns {

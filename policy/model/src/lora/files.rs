@@ -17,8 +17,8 @@ const MODEL: &str = "adapter_model.safetensors";
 /// PEFT's prefix of every module name.
 const PREFIX: &str = "base_model.model.";
 
-/// Fields that do not change an adapter's results: notes, training settings, and settings that chose
-/// the modules, whose tensors are in the file.
+/// Fields that do not change an adapter's results: notes, training settings, and settings that
+/// chose the modules, whose tensors are in the file.
 const IGNORED_FIELDS: &[&str] = &[
     "auto_mapping",
     "base_model_name_or_path",

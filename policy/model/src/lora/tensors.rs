@@ -1,5 +1,5 @@
-//! Converts adapters to and from named tensors, `MODULE.lora_A.weight` and `MODULE.lora_B.weight`, as
-//! in PEFT's files and in a trainer's run state.
+//! Converts adapters to and from named tensors, `MODULE.lora_A.weight` and `MODULE.lora_B.weight`,
+//! as in PEFT's files and in a trainer's run state.
 
 use super::{Adapter, Config, Pair};
 use crate::exact;
@@ -32,8 +32,8 @@ impl Adapter {
     /// Builds an adapter from the tensors of [`Self::to_tensors`].
     ///
     /// # Errors
-    /// If a tensor is not A or B of a target module, a factor is missing or not finite, or the ranks
-    /// do not fit `config`.
+    /// If a tensor is not A or B of a target module, a factor is missing or not finite, or the
+    /// ranks do not fit `config`.
     pub fn from_tensors(config: Config, tensors: &BTreeMap<String, TensorData>) -> Result<Self, String> {
         let targets = config.target_modules.matcher()?;
         let mut modules = BTreeSet::new();

@@ -20,7 +20,8 @@ pub enum Probabilities<'a> {
 }
 
 impl<'a> Probabilities<'a> {
-    /// With `candidates`, keeps that many of the largest z instead of applying the filters of `params`.
+    /// With `candidates`, keeps that many of the largest z instead of applying the filters of
+    /// `params`.
     pub fn new(logits: &'a [f32], params: &Params, previous: &PreviousTokens, candidates: Option<u32>) -> Self {
         let z = adjusted(logits, params, previous);
         let best = argmax(&z);
@@ -75,8 +76,8 @@ fn adjusted<'a>(logits: &'a [f32], params: &Params, previous: &PreviousTokens) -
     z.into()
 }
 
-/// The effect of [`adjusted`] as a factor and a summand for every logit. The sign of the biased logit
-/// decides whether the repetition penalty multiplies or divides.
+/// The effect of [`adjusted`] as a factor and a summand for every logit. The sign of the biased
+/// logit decides whether the repetition penalty multiplies or divides.
 pub fn affine(logits: &[f32], params: &Params, previous: &PreviousTokens) -> (Vec<f32>, Vec<f32>) {
     let (mut factors, mut summands) = (vec![1.0; logits.len()], vec![0.0; logits.len()]);
     for (&id, &bias) in &params.logit_bias {
@@ -112,8 +113,8 @@ fn largest(z: &[f32], best: usize, temperature: f32, n: usize) -> Vec<f64> {
     weights
 }
 
-/// Weights after min-p, top-k and top-p. Min-p and top-k keep prefixes of the same order, so either may
-/// come first. With top-k first, few weights are computed.
+/// Weights after min-p, top-k and top-p. Min-p and top-k keep prefixes of the same order, so either
+/// may come first. With top-k first, few weights are computed.
 fn weights(z: &[f32], best: usize, params: &Params) -> Vec<f64> {
     let (inverse, max) = (1.0 / f64::from(params.temperature), f64::from(z[best]));
     let weight = |z: f32| exp((f64::from(z) - max) * inverse);

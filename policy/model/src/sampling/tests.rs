@@ -223,7 +223,8 @@ fn filters_apply_one_after_the_other() {
         candidates(&logits, &params, &PreviousTokens::default())
     };
     assert_eq!(kept(0.0, 0, 0.75), [0, 1, 2]);
-    // Of the best two, 0.4 / 0.7 is below 0.75, so both stay. Of the best three, 0.7 / 0.9 is enough.
+    // Of the best two, 0.4 / 0.7 is below 0.75, so both stay. Of the best three, 0.7 / 0.9 is
+    // enough.
     assert_eq!(kept(0.0, 2, 0.75), [0, 1]);
     assert_eq!(kept(0.0, 3, 0.75), [0, 1]);
     assert_eq!(kept(0.45, 0, 0.75), [0, 1]);
@@ -405,7 +406,8 @@ proptest! {
     }
 }
 
-/// Drawn tokens have the frequencies of their log-probabilities, with every filter on. Seeds are fixed.
+/// Drawn tokens have the frequencies of their log-probabilities, with every filter on. Seeds are
+/// fixed.
 #[test]
 fn frequencies_follow_the_log_probabilities_under_every_filter() {
     let logits: Vec<f32> = (0..40).map(|i| 3.0 * (i as f32 * 1.7).sin()).collect();

@@ -2,8 +2,8 @@
 
 use model::exact::{ExactModel, KvCache};
 
-/// A name, and a function from the model and the sequences to the logits of every position from `FROM`
-/// on, one sequence after the other.
+/// A name, and a function from the model and the sequences to the logits of every position from
+/// `FROM` on, one sequence after the other.
 pub type Way = (&'static str, fn(&ExactModel, &[Vec<u32>]) -> Vec<f32>);
 
 /// The first position that is compared. Earlier ones are the prompt.

@@ -1,5 +1,5 @@
-//! Garbage collection keeps live versions restorable, even if it is killed at any step or runs beside
-//! publishers.
+//! Garbage collection keeps live versions restorable, even if it is killed at any step or runs
+//! beside publishers.
 
 use super::*;
 use futures::stream::BoxStream;
@@ -219,7 +219,8 @@ fn retention(assignments: usize) -> Retention {
     }
 }
 
-/// Thirty versions with a checkpoint at every eighth. 30 and 13 are assigned, 9 was before; 4 is pinned.
+/// Thirty versions with a checkpoint at every eighth. 30 and 13 are assigned, 9 was before; 4 is
+/// pinned.
 async fn scene() -> (Fixture, Vec<(Manifest, Arc<Checkpoint>)>) {
     scene_in(fixture()).await
 }
@@ -386,7 +387,8 @@ async fn gc_beside_publishers_never_loses_live_versions() {
         let (f, mut versions) = scene().await;
         let f = Arc::new(f);
         let mut random = StdRng::seed_from_u64(seed);
-        // Without a grace period, an object may be missing for a moment. Only re-uploaded objects count.
+        // Without a grace period, an object may be missing for a moment. Only re-uploaded objects
+        // count.
         let grace = if random.random_bool(0.7) { 0 } else { 3600 };
         let moves = [Moves::AtOnce, Moves::ByCopy, Moves::SmallByCopy][seed as usize % 3];
         let collector = || {

@@ -1,4 +1,5 @@
-//! The store in a local folder: put-if-absent, verification of everything read, chains and their repair.
+//! The store in a local folder: put-if-absent, verification of everything read, chains and their
+//! repair.
 
 mod faults;
 mod fsck;
@@ -78,8 +79,8 @@ impl Fixture {
         self.path(&format!("policy/{POLICY}/object/{}", object.digest))
     }
 
-    /// Publishes versions 1..=count: the first and every `checkpoint_every`th with a checkpoint, all but the
-    /// first with a delta.
+    /// Publishes versions 1..=count: the first and every `checkpoint_every`th with a checkpoint,
+    /// all but the first with a delta.
     async fn chain(&self, count: i64, checkpoint_every: i64) -> Vec<(Manifest, Arc<Checkpoint>)> {
         let mut versions: Vec<(Manifest, Arc<Checkpoint>)> = vec![];
         for version in 1..=count {

@@ -1,5 +1,5 @@
-//! Deltas that several trainer ranks encode and several engine ranks read. Each rank has only parts of the
-//! tensors.
+//! Deltas that several trainer ranks encode and several engine ranks read. Each rank has only parts
+//! of the tensors.
 
 use std::collections::BTreeMap;
 
@@ -76,8 +76,8 @@ fn runs(checkpoint: &Checkpoint, rank: usize, of: usize) -> Vec<FrameRange<'_>> 
     delta::partition(forms, rank, of).unwrap()
 }
 
-/// Each rank compares its weights and sends the changes to the ranks that encode the frames, which have the
-/// base. Those upload shards and one rank merges them.
+/// Each rank compares its weights and sends the changes to the ranks that encode the frames, which
+/// have the base. Those upload shards and one rank merges them.
 async fn publish(f: &Fixture, base: (&Manifest, &Checkpoint), next: &Checkpoint, of: usize) -> Manifest {
     let (parent, base) = base;
     let mut changes: BTreeMap<(String, usize), Vec<(u32, u64)>> = BTreeMap::new();
@@ -147,8 +147,9 @@ async fn publish(f: &Fixture, base: (&Manifest, &Checkpoint), next: &Checkpoint,
     manifest
 }
 
-/// Each rank fetches the payloads of a span of frames whose base it has, verifies the result and sends the
-/// changes to the ranks that hold the weights. Returns each rank's parts and fetched payload bytes.
+/// Each rank fetches the payloads of a span of frames whose base it has, verifies the result and
+/// sends the changes to the ranks that hold the weights. Returns each rank's parts and fetched
+/// payload bytes.
 async fn follow(f: &Fixture, base: &Checkpoint, manifest: &Manifest, of: usize) -> (Vec<Rank>, Vec<usize>) {
     let mut ranks = ranks(base, of);
     let delta = f.store.open_delta(POLICY, manifest).await.unwrap();

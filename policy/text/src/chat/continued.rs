@@ -1,12 +1,12 @@
-//! Continues the last message of a conversation: renders a tag after that message and truncates the result
-//! at the tag.
+//! Continues the last message of a conversation: renders a tag after that message and truncates the
+//! result at the tag.
 
 use minijinja::Value;
 
 use super::{Error, REASONING, rendering};
 
-/// Marks the end of the continued text, so that whatever the template adds after it can be removed. The
-/// trailing space shows whether the template trims.
+/// Marks the end of the continued text, so that whatever the template adds after it can be removed.
+/// The trailing space shows whether the template trims.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// Appends [`TAG`] to `field` of the last message and returns the text before it.

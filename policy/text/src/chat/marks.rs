@@ -1,5 +1,5 @@
-//! Finds the assistant's text in `{% generation %}` blocks. They are rendered between two characters that do
-//! not occur elsewhere, which are then removed.
+//! Finds the assistant's text in `{% generation %}` blocks. They are rendered between two
+//! characters that do not occur elsewhere, which are then removed.
 
 use std::ops::Range;
 
@@ -8,7 +8,8 @@ use minijinja::{State, Value};
 
 use super::{Conversation, Error, Rendered};
 
-/// `{% generation %}` becomes a call of this function with the block as its caller, as in `transformers`.
+/// `{% generation %}` becomes a call of this function with the block as its caller, as in
+/// `transformers`.
 pub const GENERATION: &str = "springtide_generation";
 
 /// Rewrites `{% generation %}` … `{% endgeneration %}` as a call block, which minijinja supports.

@@ -1,5 +1,5 @@
-//! Python behaviour that templates rely on: `tojson`, `strftime`, the format of floats, and string methods
-//! that `minijinja_contrib` lacks.
+//! Python behaviour that templates rely on: `tojson`, `strftime`, the format of floats, and string
+//! methods that `minijinja_contrib` lacks.
 
 use std::fmt::Write;
 
@@ -273,8 +273,8 @@ fn float_json(value: f64) -> String {
     }
 }
 
-/// Python's `repr` of a float: the shortest digits that parse to it, with an exponent below 1e-4 and from
-/// 1e16.
+/// Python's `repr` of a float: the shortest digits that parse to it, with an exponent below 1e-4
+/// and from 1e16.
 fn repr(value: f64) -> String {
     if value.is_nan() {
         return "nan".into();

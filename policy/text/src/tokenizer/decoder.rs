@@ -1,27 +1,27 @@
 //! Decodes a stream of ids to text.
 //!
-//! Tokens cannot be decoded one by one: a character may span several tokens, and the first token of a text
-//! loses its leading space. Every new id therefore decodes a window of ids again. The window consists of
-//! context, whose text has been returned, and the ids after it. A trailing U+FFFD may be the start of a
-//! character and is held back.
+//! Tokens cannot be decoded one by one: a character may span several tokens, and the first token of
+//! a text loses its leading space. Every new id therefore decodes a window of ids again. The window
+//! consists of context, whose text has been returned, and the ids after it. A trailing U+FFFD may
+//! be the start of a character and is held back.
 //!
-//! `tokenizers::DecodeStream` is not used: after invalid bytes it can fail with `InvalidPrefix`, it holds
-//! back invalid bytes without a limit, and it cannot return an incomplete end.
+//! `tokenizers::DecodeStream` is not used: after invalid bytes it can fail with `InvalidPrefix`, it
+//! holds back invalid bytes without a limit, and it cannot return an incomplete end.
 
 use super::{Error, Tokenizer};
 
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// No character has this many tokens, so more ids without text are invalid bytes. Without a limit, each new
-/// id would decode a longer window.
+/// No character has this many tokens, so more ids without text are invalid bytes. Without a limit,
+/// each new id would decode a longer window.
 const HELD_BACK_IDS_MAX: usize = 64;
 
 /// An incomplete character has at most three bytes, so at most three tokens.
 const INCOMPLETE_IDS_MAX: usize = 3;
 
-/// Converts a stream of ids to text. Holds a character back until all its tokens are there. The concatenated
-/// pieces equal [`Tokenizer::decode`] of all ids if these are valid UTF-8. Otherwise the number of U+FFFD may
-/// differ.
+/// Converts a stream of ids to text. Holds a character back until all its tokens are there. The
+/// concatenated pieces equal [`Tokenizer::decode`] of all ids if these are valid UTF-8. Otherwise
+/// the number of U+FFFD may differ.
 #[derive(Debug)]
 pub struct Decoder {
     tokenizer: Tokenizer,
@@ -45,8 +45,8 @@ impl Decoder {
         }
     }
 
-    /// Adds an id and returns the text that it completes. Empty while a character is incomplete and for special
-    /// tokens.
+    /// Adds an id and returns the text that it completes. Empty while a character is incomplete and
+    /// for special tokens.
     pub fn push(&mut self, id: u32) -> Result<String, Error> {
         if !self.tokenizer.is_text(id) {
             return Ok(String::new());
@@ -68,7 +68,8 @@ impl Decoder {
             }
             // A leading space, which appears only with the next token.
             Some(_) if complete => Ok(String::new()),
-            // A run of invalid bytes has ended. With byte fallback, it also replaced valid bytes before it.
+            // A run of invalid bytes has ended. With byte fallback, it also replaced valid bytes
+            // before it.
             None if complete => self.restart(self.ids.len()),
             _ => {
                 self.held_back += 1;
@@ -117,8 +118,8 @@ mod tests {
     use artifact::checkpoint::Checkpoint;
     use proptest::prelude::*;
 
-    /// Language models use two kinds of decoders: byte-level, and ▁ with byte fallback. Byte-level tokens often
-    /// end inside a character.
+    /// Language models use two kinds of decoders: byte-level, and ▁ with byte fallback. Byte-level
+    /// tokens often end inside a character.
     fn tokenizer(file: &str) -> Tokenizer {
         let path = format!("{}/tests/golden/chat/{file}", env!("CARGO_MANIFEST_DIR"));
         let bytes = std::fs::read(path).unwrap();
@@ -136,7 +137,8 @@ mod tests {
         pieces
     }
 
-    /// Any characters, emoji with modifiers and joiners, combining marks, scripts with and without spaces.
+    /// Any characters, emoji with modifiers and joiners, combining marks, scripts with and without
+    /// spaces.
     fn text() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             any::<char>().prop_map(String::from),

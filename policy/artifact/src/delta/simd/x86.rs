@@ -29,8 +29,8 @@ impl Avx512 {
     }
 }
 
-/// Forwards a method to a function compiled for these instructions. `self` proves that the machine has
-/// them.
+/// Forwards a method to a function compiled for these instructions. `self` proves that the machine
+/// has them.
 macro_rules! methods {
     ($(fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? = $to:ident;)*) => {
         $(
@@ -200,7 +200,8 @@ fn differs_512<const W: usize>(old: &[[u8; W]; BLOCK], new: &[[u8; W]; BLOCK]) -
     word
 }
 
-/// The keys of a block, every eight in reverse order: GFNI's bit matrices have their first row on top.
+/// The keys of a block, every eight in reverse order: GFNI's bit matrices have their first row on
+/// top.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn keys_512<const W: usize>(block: &[[u8; W]; BLOCK]) -> __m512i {
@@ -222,8 +223,8 @@ fn keys_512<const W: usize>(block: &[[u8; W]; BLOCK]) -> __m512i {
     }
 }
 
-/// For each of eight buckets: which bytes of the eight matrices hold a bit of the bucket number, or its
-/// inverse. A weight is in the bucket if all of them are set.
+/// For each of eight buckets: which bytes of the eight matrices hold a bit of the bucket number, or
+/// its inverse. A weight is in the bucket if all of them are set.
 const PICKS: [[u8; BLOCK]; 3] = {
     let mut picks = [[0; BLOCK]; 3];
     let mut at = 0;

@@ -1,5 +1,5 @@
-//! Any checkpoints and any steps: lossless in both directions, and a broken delta never makes another
-//! version. `SPRINGTIDE_DELTA_TENSORS=1000000` runs more cases.
+//! Any checkpoints and any steps: lossless in both directions, and a broken delta never makes
+//! another version. `SPRINGTIDE_DELTA_TENSORS=1000000` runs more cases.
 
 use proptest::prelude::*;
 use safetensors::Dtype;

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::manifest::ObjectRef;
 
-/// Two tensors of several frames, one of a few weights, one of none, of different widths; and a file
-/// that changes.
+/// Two tensors of several frames, one of a few weights, one of none, of different widths; and a
+/// file that changes.
 fn pair() -> (Checkpoint, Checkpoint) {
     let (base, result) = lean(2 * FRAME_WEIGHTS + 4321);
     let several = |image: &Checkpoint, config: &'static str| {

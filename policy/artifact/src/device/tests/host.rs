@@ -1,5 +1,6 @@
-//! [`Driver`] by this machine's processor: `kernels.cu` through a C++ compiler, each launch a loop over its threads. Memory has
-//! guards on both sides, and what is undefined in C++ (a misaligned read, say) stops the process.
+//! [`Driver`] by this machine's processor: `kernels.cu` through a C++ compiler, each launch a loop
+//! over its threads. Memory has guards on both sides, and what is undefined in C++ (a misaligned
+//! read, say) stops the process.
 
 #![expect(unsafe_code, reason = "calls the kernels as C functions")]
 
