@@ -31,7 +31,7 @@ help: ## show this
 up: build ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C
 	$(SPRINGTIDE) up --demo
 
-test: ## what CI runs: format, lints, floor plan, every test on a real Postgres and Kafka; then where the time went
+test: ## what CI runs: format, lints, floor plan, all tests, with a real Postgres and Kafka; then where the time went
 	@rm -f $(TIMES)
 	@$(TIMED) "distribution packages, libtorch, NVRTC" $(MAKE) --no-print-directory libtorch nvrtc
 	@$(TIMED) "download crates" cargo fetch --locked

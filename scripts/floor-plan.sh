@@ -26,9 +26,9 @@ policy="artifact store model text"
   forbid ingest ""    tch torch-sys $policy trainer serving demo
 }
 for crate in $policy; do
-  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge ingest trainer serving
+  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge ingest trainer serving demo
 done
-forbid artifact ""    tokio object_store tokenizers minijinja rand store model text
+forbid artifact cuda  tokio futures reqwest hyper object_store tokenizers minijinja rand store model text
 forbid store    ""    sqlx axum rdkafka tokenizers minijinja model text
 forbid model    torch sqlx axum rdkafka tokio object_store tokenizers minijinja store text edge ingest
 forbid text     ""    tokio object_store store model

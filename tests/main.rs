@@ -1,6 +1,5 @@
-//! Springtide's integration tests: one binary, one module per arrow of the picture in
-//! `docs/ARCHITECTURE.md`. They use a real Postgres and a real Apache Kafka, which `support` starts
-//! once on free ports.
+//! Springtide's integration tests: one binary with a module per topic. They use a real Postgres and
+//! a real Apache Kafka, which `support` starts once on free ports.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

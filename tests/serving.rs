@@ -438,7 +438,7 @@ async fn an_invalid_release_request_is_refused_and_audited() {
         (
             json!({"kind": "rollback", "alias": "champion"}),
             409,
-            "nothing to roll back to",
+            "has only ever served version 1",
         ),
         (
             json!({"kind": "promote", "alias": "champion"}),

@@ -1,5 +1,6 @@
-//! `--control`: the answers are permuted among the shown suggestions. There are as many accepts and
-//! rejects as before, but they carry no information, so a correct learner finds no difference.
+//! `--control`: the answers that developers give are permuted among their suggestions. There are as
+//! many accepts and rejects as before, but they carry no information, so a correct learner finds no
+//! difference.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,7 +9,7 @@ use crate::{random::Draws, stats::Judgement};
 /// Answers that wait for a suggestion.
 const POOL: usize = 64;
 
-/// Permutes answers among the suggestions that are shown.
+/// Permutes answers among the suggestions that are answered.
 #[derive(Debug)]
 pub struct Shuffle(Mutex<(Draws, Vec<Judgement>)>);
 

@@ -10,7 +10,7 @@ use crate::stack::postgres;
 /// The first signs versions, the second assignments.
 const KEYS: [&str; 2] = ["trainer", "release"];
 
-/// Idempotent.
+/// Makes what is missing and leaves the rest alone, so it can run at every start.
 pub async fn all(config: &Config) -> anyhow::Result<()> {
     if config.postgres.url.is_none() {
         postgres::ensure_database(config.postgres.port).await?;

@@ -14,23 +14,7 @@
 //!
 //! Settings compile without libtorch, so that every build can check the configuration file.
 //!
-//! # To add a loss
-//!
-//! 1. In `loss.rs`: a variant of [`loss::Loss`] with its constants, their check in `Loss::check`,
-//!    the formula as a function with its source in the comment, and one line in `Loss::terms`.
-//! 2. In the same file: a test with numbers computed by hand, of the values and of the gradient.
-//! 3. In `springtide.toml`: `trainer.realtime.step.loss = { name = "my_loss", … }`. GRPO runs use
-//!    the default of [`settings::StepSettings`].
-//!
-//! # To add an advantage
-//!
-//! Of production: a variant of [`advantage::BaselineKind`] with its two lines, chosen by
-//! `trainer.realtime.baseline`. It may use the class and the reward of a trajectory, and the
-//! baselines from before the cohort. It cannot use the other rewards of the cohort, because a
-//! gradient is added as soon as its trajectory joins.
-//!
-//! Of GRPO: a function of one group's rewards beside [`advantage::dr_grpo`]. `runs/grpo/groups.rs`
-//! calls it.
+//! CONTRIBUTING.md says how to add a loss or an advantage.
 
 pub mod advantage;
 pub mod batch;

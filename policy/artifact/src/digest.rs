@@ -1,7 +1,7 @@
 //! BLAKE3 digests, which name objects, tensors and versions by their bytes.
 //!
 //! This module has the 32-byte value and its hexadecimal form. What is hashed is documented where
-//! it happens: `content_index` for a version's root, `manifest` for objects.
+//! it happens: `content_index` for a version's content hash, `manifest` for objects.
 
 use std::fmt;
 use std::ops::Deref;

@@ -3,7 +3,7 @@
 //! Llama, Qwen2.5, Qwen3, Mistral, Qwen3-MoE and the DeepSeek-V3 family are one transformer. They
 //! differ only in the fields of [`ModelConfig`]. A field that would change the mathematics and is
 //! not implemented is refused by its name. What `transformers` decides by `model_type` alone is in
-//! [`Family`]; the crate's first page says how to add one.
+//! [`Family`]; CONTRIBUTING.md says how to add one.
 
 mod family;
 mod read;

@@ -8,14 +8,8 @@
 //! The crate reads checkpoints (crate `artifact`). It knows no text, object store, network or
 //! database.
 //!
-//! # Adding an architecture
-//!
-//! 1. `config/family.rs`: a variant of [`config::Family`] and its conventions. Most dense and
-//!    mixture-of-experts models need nothing else: tensor names, shapes, LoRA targets and tests
-//!    follow from [`config::ModelConfig`].
-//! 2. Only for new mathematics: `transformer.rs` (parameters and forward pass) and the two
-//!    backends, `exact/backend.rs` and `autograd/backend.rs`.
-//! 3. A golden model (`scripts/golden/models.py`). The tests run every folder of `tests/golden`.
+//! CONTRIBUTING.md, "Add an architecture", lists the files to change. Tensor names, shapes and LoRA
+//! targets follow from [`config::ModelConfig`].
 
 #[cfg(feature = "torch")]
 pub mod autograd;

@@ -60,8 +60,8 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Queues the choices of one request, all or none; they share one class. Notifies displaced
-    /// background choices.
+    /// Queues all choices of one request, or none of them. All have the same traffic class.
+    /// Background choices that lose their place to them get [`SampleEvent::Displaced`].
     pub fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError> {
         let mut inbox = self.shared.lock();
         if inbox.stopping {
@@ -85,9 +85,9 @@ impl Handle {
         Ok(())
     }
 
-    /// Lets a staged version answer, starting between two decode steps. It retires when only the
-    /// engine holds its `Arc`; until then, upgrading a `Weak` of it keeps it installed. Fails only
-    /// if the engine has stopped.
+    /// Installs a staged version between two decode steps; requests for it are answered from then
+    /// on. It retires once nobody but the engine holds its `Arc`. Until then, upgrading a `Weak` of
+    /// it keeps it installed. Fails only if the engine has stopped.
     pub async fn install(
         &self,
         version: Arc<LoadedVersion>,

@@ -2,10 +2,12 @@
 //! model's logits.
 //!
 //! Top-p, top-k, min-p, penalties and logit bias change the model's distribution, and so does a
-//! masked decline token. The trainer applies the same before it takes log-probabilities. Then π and
-//! μ cover the same ids, and their ratio is 1 if the weights are equal. Which ids could be sampled
-//! follows from the logits, which are bit-equal to the sampler's, or from their logged number. Kept
-//! ids and penalties are constants of the update; gradients flow through the logits.
+//! masked decline token. The trainer applies the same changes before it takes log-probabilities of
+//! these tokens. Then π and μ cover the same ids, and their ratio is 1 if the weights are equal.
+//!
+//! The ids that could be sampled are the candidate tokens. The trainer finds them from its logits,
+//! which are bit-equal to the sampler's, or from their logged number. Candidate tokens and
+//! penalties are constants of the update; gradients flow through the logits.
 
 use crate::learn::batch::{MicroBatch, ReshapedToken};
 use crate::learn::sample::Behaviour;

@@ -12,8 +12,8 @@
 //! 3. The caller makes the step durable and calls [`Learner::accept`], or [`Learner::discard`],
 //!    which undoes everything.
 //!
-//! Synchronous and single-threaded; [`thread`] is the thread it lives on. It knows no database, no
-//! store, and no clock but its own timings.
+//! Synchronous: one call at a time, on the thread of [`thread`]. A call may compute on
+//! `trainer.threads` threads. It knows no database, no store, and no clock but its own timings.
 
 mod accumulator;
 mod lora;

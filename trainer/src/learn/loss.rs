@@ -1,7 +1,7 @@
 //! Policy-gradient losses: the loss of one token, and how the tokens of a cohort are averaged.
 //! Losses are minimised.
 //!
-//! How to add one: [`crate::learn`].
+//! How to add one: CONTRIBUTING.md, "Add a loss".
 //!
 //! Symbols, all per trained token, in nats: `logp` = log π of the weights being trained, with
 //! gradient; `behaviour` = log μ as logged by the sampler; `proximal` = log π at the start of the

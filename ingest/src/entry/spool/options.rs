@@ -73,8 +73,15 @@ impl Options {
         in_range("commit_wait_ms", self.commit_wait_ms, 0..=1_000)?;
         in_range("waiting_max", self.waiting_max, 1..=100_000)?;
         in_range("requests_max", self.requests_max, 1..=256)?;
-        in_range("request_timeout_seconds", self.request_timeout_seconds, 1e-3..=3_600.0)?;
-        in_range("backoff_seconds_max", self.backoff_seconds_max, 1e-3..=3_600.0)?;
+        for (field, seconds) in [
+            ("request_timeout_seconds", self.request_timeout_seconds),
+            ("backoff_seconds_max", self.backoff_seconds_max),
+        ] {
+            ensure!(
+                seconds > 0.0 && seconds <= 3_600.0,
+                "spool.{field} is {seconds}; give a value above 0, up to 3600"
+            );
+        }
         for (field, key) in [("api_key", &self.api_key), ("caller_key", &self.caller_key)] {
             ensure!(
                 key.as_ref().is_none_or(|key| !key.trim().is_empty()),

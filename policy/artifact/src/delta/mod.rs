@@ -9,8 +9,8 @@
 //!      0     8  "SPTDELTA"
 //!      8     4  format version, 2
 //!     12     4  zero
-//!     16    32  root of the base
-//!     48    32  root of the result
+//!     16    32  content hash of the base
+//!     48    32  content hash of the result
 //!     80     8  length of the index
 //!     88     8  length of the payloads
 //!     96     8  length of the reverse section
@@ -90,7 +90,7 @@ pub enum Error {
     Compress(std::io::Error),
 }
 
-/// Roots of the two versions of a delta.
+/// Content hashes of the two versions of a delta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     pub base: Digest,
@@ -111,7 +111,7 @@ pub fn apply(base: &Checkpoint, delta: &[u8], threads: &Threads) -> Result<Check
 }
 
 /// [`apply`] with a limit on the result's bytes, tensors and files together. Also returns the
-/// result's root. The limit is checked before memory is allocated.
+/// result's content hash. The limit is checked before memory is allocated.
 pub fn apply_within(
     base: &Checkpoint,
     delta: &[u8],
@@ -130,7 +130,7 @@ pub fn apply_reverse(result: &Checkpoint, delta: &[u8], threads: &Threads) -> Re
     Ok(apply_reverse_within(result, delta, RESULT_BYTES_MAX, threads)?.0)
 }
 
-/// [`apply_reverse`] with a limit on the base's bytes. Also returns the base's root.
+/// [`apply_reverse`] with a limit on the base's bytes. Also returns the base's content hash.
 pub fn apply_reverse_within(
     result: &Checkpoint,
     delta: &[u8],

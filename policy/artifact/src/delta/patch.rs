@@ -36,7 +36,7 @@ pub(crate) struct Piece {
     pub old: Change,
 }
 
-/// Which end of a patch some bytes are at.
+/// Which of a patch's two versions some bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PatchState {
     Base,
@@ -46,8 +46,8 @@ pub enum PatchState {
 }
 
 impl Patch {
-    /// Decodes and checks `delta`. `base_root` is the verified root of `base`. The delta must
-    /// change weights only.
+    /// Decodes and checks `delta`. `base_root` is the verified content hash of `base`. The delta
+    /// must change weights only.
     pub fn of(base: &Checkpoint, base_root: Digest, delta: &[u8], threads: &Threads) -> Result<Self, Error> {
         let opened = index::open(delta)?;
         if opened.header.base != base_root {

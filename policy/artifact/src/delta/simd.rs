@@ -51,7 +51,7 @@ pub(super) struct Ranked {
     pub rank: u32,
 }
 
-/// A weight that counts to another bucket than its bytes say.
+/// A weight that belongs to another bucket than the one that its bytes give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Override {
     pub index: u32,
@@ -189,11 +189,15 @@ for_each_isa! {
 }
 
 for_each_isa! {
-    /// The inverse of [`ranks`]: appends the index of each weight that `wanted` names, with its
-    /// position in `wanted`. The order is by batch of blocks, then by bucket.
+    /// The inverse of [`ranks`]: finds weights by bucket and rank. Appends the index of each weight
+    /// that `wanted` names, with its position in `wanted`. The order is by batch of blocks, then by
+    /// bucket.
     ///
-    /// `wanted` has each bucket's ranks ascending; `first[b]` to `first[b + 1]` are those of bucket
-    /// b. Weights in `overrides`, ascending, count to the bucket named there. Ranks beyond a
+    /// `wanted[first[b]..first[b + 1]]` are the ranks of bucket b, ascending. Example: weights of
+    /// the buckets 0, 1, 1, 0 and `wanted` = [1, 0] with one rank for each bucket. Rank 1 of bucket
+    /// 0 is weight 3, rank 0 of bucket 1 is weight 1, so this appends (3, 0) and (1, 1).
+    ///
+    /// Weights in `overrides`, ascending by index, belong to the bucket given there. Ranks beyond a
     /// bucket's last weight are skipped.
     pub fn locate<const W: usize>(
         weights: &[u8],

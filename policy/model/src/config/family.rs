@@ -1,4 +1,4 @@
-//! What `model_type` alone decides. The crate's first page says how to add an architecture.
+//! What `model_type` alone decides. CONTRIBUTING.md says how to add an architecture.
 
 use super::Error;
 

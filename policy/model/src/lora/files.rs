@@ -18,7 +18,7 @@ const MODEL: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 
 /// Fields that do not change an adapter's results: notes, training settings, and settings that
-/// chose the modules, whose tensors are in the file.
+/// chose the adapted modules. The tensors in the file already show which modules those are.
 const IGNORED_FIELDS: &[&str] = &[
     "auto_mapping",
     "base_model_name_or_path",
