@@ -1,6 +1,7 @@
 //! The configuration of every role: `springtide.toml`, overridden by `SPRINGTIDE__SECTION__FIELD`
 //! in the environment. Each crate declares its own section; this file declares the binary's.
-//! Contradictions are refused before anything starts.
+//! Contradictions are refused before anything starts. Over 500 lines, because a fifth of it is the
+//! tests that compare it with `springtide.toml`.
 
 mod check;
 

@@ -1,3 +1,6 @@
+//! Quantised copies: exact codes and scales, which tensors are quantised, and the files they make.
+//! Over 500 lines, because all cases share the matrices at the top.
+
 use super::weight::Bf16;
 use super::*;
 use crate::manifest::{self, Quantised};

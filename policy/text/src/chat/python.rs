@@ -99,7 +99,7 @@ fn method(state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> 
 }
 
 /// `json.dumps` with the arguments that `transformers` supports.
-#[allow(clippy::needless_pass_by_value, reason = "filters take their arguments by value")]
+#[expect(clippy::needless_pass_by_value, reason = "filters take their arguments by value")]
 fn tojson(value: &Value, arguments: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let argument = |at: usize, name: &str| -> Result<Option<Value>, Error> {
         let given = match arguments.get(at) {
