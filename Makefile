@@ -77,7 +77,9 @@ check-tree:
 	@scripts/floor-plan.sh
 	@python3 scripts/check_docs.py
 
-lint: libtorch check-tree ## format, floor plan, links in the docs, clippy
+lint: libtorch ## format, floor plan, links in the docs, clippy
+	@cargo fetch --locked --quiet # the floor plan asks cargo without the network
+	@$(MAKE) --no-print-directory check-tree
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
 
 docs: ## build the documentation as a site in target/docs and check its links (needs mdBook: cargo install mdbook --version 0.5.4 --locked)
@@ -156,7 +158,7 @@ test-cuda: nvrtc ## the same tests on an NVIDIA GPU; GPU=0
 	$(WITH_NVRTC) SPRINGTIDE_TEST_DEVICE=$(or $(GPU),0) cargo test --locked --package artifact --features cuda --lib device:: -- --test-threads 1
 
 bench-cuda: nvrtc ## deltas in an NVIDIA GPU's memory, beside the CPU; MIB=16384
-	$(WITH_NVRTC) cargo bench --locked --profile dev --package artifact --features cuda --bench cuda -- --mib $(or $(MIB),16384) \
+	$(WITH_NVRTC) cargo bench --locked --package artifact --features cuda --bench cuda -- --mib $(or $(MIB),16384) \
 		--json $(abspath $(TARGET))/bench/cuda.json
 
 # --- benchmarks: a table, and target/bench/NAME.json ---
@@ -171,12 +173,12 @@ bench-policy: libtorch ## tokens/s of prefill, decode and training step, beside 
 
 bench-delta: ## sizes and speeds of deltas beside other codecs, on made pairs and PAIRS=DIR of model folders; MIB=64
 	scripts/setup.sh bsdiff xdelta3
-	cargo bench --locked --profile dev --package artifact --bench delta -- --programs --mib $(or $(MIB),64) --json $(abspath $(TARGET))/bench/delta.json \
+	cargo bench --locked --package artifact --bench delta -- --programs --mib $(or $(MIB),64) --json $(abspath $(TARGET))/bench/delta.json \
 		$(if $(PAIRS),--pairs $(abspath $(PAIRS)))
 	python3 scripts/chart_delta.py $(TARGET)/bench/delta.json $(TARGET)/bench/delta.svg
 
 bench-quant: ## quantised copies: how much of them a step changes, and GB/s to make them; MIB=64 PAIRS=DIR
-	cargo bench --locked --profile dev --package artifact --bench delta -- --quantised --mib $(or $(MIB),64) \
+	cargo bench --locked --package artifact --bench delta -- --quantised --mib $(or $(MIB),64) \
 		--json $(abspath $(TARGET))/bench/quantised.json $(if $(PAIRS),--pairs $(abspath $(PAIRS)))
 
 bench-sync: stack ## from a step's bytes to the last follower serving them, and what a streaming client notices; MIB=1024 FOLLOWERS=2 STEPS=6 THREADS=2
