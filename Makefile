@@ -177,7 +177,7 @@ bench-delta: ## sizes and speeds of deltas beside other codecs, on made pairs an
 		$(if $(PAIRS),--pairs $(abspath $(PAIRS)))
 	python3 scripts/chart_delta.py $(TARGET)/bench/delta.json $(TARGET)/bench/delta.svg
 
-bench-quant: ## quantised copies: how much of them a step changes, and GB/s to make them; MIB=64 PAIRS=DIR
+bench-quant: ## quantized copies: how much of them a step changes, and GB/s to make them; MIB=64 PAIRS=DIR
 	cargo bench --locked --package artifact --bench delta -- --quantised --mib $(or $(MIB),64) \
 		--json $(abspath $(TARGET))/bench/quantised.json $(if $(PAIRS),--pairs $(abspath $(PAIRS)))
 

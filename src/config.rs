@@ -1,9 +1,10 @@
 //! The configuration of every role: `springtide.toml`, overridden by `SPRINGTIDE__SECTION__FIELD`
 //! in the environment. Each crate declares its own section; this file declares the binary's.
-//! Contradictions are refused before anything starts. Over 500 lines, because a fifth of it is the
-//! tests that compare it with `springtide.toml`.
+//! Invalid values are refused when the file is loaded.
 
 mod check;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::stack::postgres;
 
-/// The file's language, read by the `toml` crate that the rest of the program uses.
+/// TOML for figment, parsed by the same `toml` crate as everywhere else.
 struct Toml;
 
 impl Format for Toml {
@@ -29,11 +30,12 @@ impl Format for Toml {
     }
 }
 
-/// Read without `--config`, if it exists.
-pub const FILE: &str = "springtide.toml";
+/// The file that is read if `--config` is not given and the file exists.
+const DEFAULT_FILE: &str = "springtide.toml";
 const ENV_PREFIX: &str = "SPRINGTIDE__";
 
-/// Everything in force. Relative paths are relative to the folder of the file.
+/// The configuration: defaults, overridden by the file, overridden by the environment. Relative
+/// paths are relative to the folder of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -60,24 +62,26 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
-    /// Its name, also the `model` of requests. Default: `demo`.
+    /// Name of the model. Requests give it as `model`. Default: `demo`.
     pub name: String,
     /// Hugging Face folder that becomes the first version of a new policy. Default:
     /// `models/demo-base`.
     pub base: PathBuf,
     /// Precision of matrix products in every role: `f32` or `bf16`. Default: `f32`.
     pub compute: model::exact::Compute,
-    /// Quantised copies that every manifest names: `fp8-e4m3-b128.1`, `int4-sym-g32.1`. Default:
+    /// Quantized copies that every manifest names: `fp8-e4m3-b128.1`, `int4-sym-g32.1`. Default:
     /// none.
-    pub quantised: Vec<artifact::quant::Spec>,
+    #[serde(rename = "quantised")]
+    pub quantized: Vec<artifact::quant::Spec>,
     /// Object store of versions: a `file://` or `s3://` URL, or a relay's `http://` URL for reading
     /// only. Default: `store` in the state folder.
     pub store: Option<String>,
     /// API key for a relay. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub store_api_key: Option<String>,
-    /// Disk in the state folder for objects of a remote store, bytes. Processes share it, and
-    /// interrupted downloads resume from it. A larger object is an error. Default: 64 GiB.
+    /// Largest size of the cache for objects of a remote store, bytes. The cache is in the state
+    /// folder. All processes share it, and interrupted downloads resume from it. An object that is
+    /// larger than the cache is an error. Default: 64 GiB.
     pub cache_bytes_max: u64,
     /// Parts of a remote object (8 MiB each) to fetch at once, 1 to 256. Default: 8.
     pub cache_streams: usize,
@@ -102,15 +106,15 @@ pub struct Listen {
     pub train: SocketAddr,
 }
 
-/// `[client]`: how roles and commands reach the roles.
+/// `[client]`: the URLs under which roles and commands reach the other roles.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Client {
-    /// Base URL. Default: the address of `listen.serve`.
+    /// Base URL of the completions API. Default: the address of `listen.serve`.
     pub serve: Option<String>,
-    /// Base URL. Default: the address of `listen.ingest`.
+    /// Base URL of the feedback API. Default: the address of `listen.ingest`.
     pub ingest: Option<String>,
-    /// Base URL. Default: the address of `listen.control`.
+    /// Base URL of the control API. Default: the address of `listen.control`.
     pub control: Option<String>,
     /// API key that commands such as `springtide release` send. Never printed. Default: none.
     #[serde(skip_serializing)]
@@ -215,7 +219,7 @@ impl Default for Policy {
             name: "demo".to_owned(),
             base: "models/demo-base".into(),
             compute: model::exact::Compute::F32,
-            quantised: vec![],
+            quantized: vec![],
             store: None,
             store_api_key: None,
             cache_bytes_max: 64 << 30,
@@ -283,39 +287,41 @@ impl Config {
     /// Reads `file` (default: `springtide.toml` in the current folder) and the environment. Checks
     /// the values and makes paths absolute.
     pub fn load(file: Option<&Path>) -> anyhow::Result<Self> {
-        let config = Self::load_without_keys(file)?;
-        config.check_auth().context("the configuration contradicts itself")?;
+        let config = Self::load_skipping_auth_check(file)?;
+        config.check_auth().context("the configuration is not valid")?;
         Ok(config)
     }
 
-    /// Like [`Config::load`], but API keys may be missing: for the commands that make them.
-    pub fn load_without_keys(file: Option<&Path>) -> anyhow::Result<Self> {
+    /// Like [`Config::load`], but does not check that API keys are set. For the commands that create
+    /// keys.
+    pub fn load_skipping_auth_check(file: Option<&Path>) -> anyhow::Result<Self> {
         let here = std::env::current_dir().context("find the current folder")?;
         let file = match file {
             Some(file) if !file.is_file() => bail!("--config {}: there is no such file", file.display()),
             Some(file) => Some(here.join(file)),
-            None => Some(here.join(FILE)).filter(|file| file.is_file()),
+            None => Some(here.join(DEFAULT_FILE)).filter(|file| file.is_file()),
         };
         let mut figment = Figment::new();
         if let Some(file) = &file {
             figment = figment.merge(Toml::file_exact(file));
         }
-        let mut config = Self::extract(figment)?;
-        config.check().context("the configuration contradicts itself")?;
-        let base = file.as_deref().and_then(Path::parent).unwrap_or(&here);
-        config.resolve(base);
+        let mut config = Self::with_environment(figment)?;
+        config.check().context("the configuration is not valid")?;
+        let config_dir = file.as_deref().and_then(Path::parent).unwrap_or(&here);
+        config.resolve(config_dir);
         Ok(config)
     }
 
-    fn extract(figment: Figment) -> anyhow::Result<Self> {
+    fn with_environment(figment: Figment) -> anyhow::Result<Self> {
         figment
             .merge(Env::prefixed(ENV_PREFIX).split("__"))
             .extract()
             .context("read the configuration")
     }
 
-    /// Makes paths absolute. `serve.state_dir` is in the state folder unless it was set.
-    fn resolve(&mut self, base: &Path) {
+    /// Makes paths absolute. `serve.state_dir` is in the state folder unless it was set to something
+    /// else than the default.
+    fn resolve(&mut self, config_dir: &Path) {
         if self.serve.state_dir == serving::ServeOptions::default().state_dir {
             self.serve.state_dir = self.state_dir.join("serve");
         }
@@ -325,21 +331,21 @@ impl Config {
             &mut self.stack.cache,
             &mut self.serve.state_dir,
         ] {
-            *path = base.join(&*path);
+            *path = config_dir.join(&*path);
         }
-        self.policy.keys = self.policy.keys.take().map(|keys| base.join(keys));
-        let payloads = || format!("file://{}", self.state_dir.join("payloads").display());
-        self.ingest.payload_store.get_or_insert_with(payloads);
+        self.policy.keys = self.policy.keys.take().map(|keys| config_dir.join(keys));
+        let default_url = || format!("file://{}", self.state_dir.join("payloads").display());
+        self.ingest.payload_store.get_or_insert_with(default_url);
     }
 
     pub fn store_url(&self) -> String {
-        let own = || format!("file://{}", self.state_dir.join("store").display());
-        self.policy.store.clone().unwrap_or_else(own)
+        let default_url = || format!("file://{}", self.state_dir.join("store").display());
+        self.policy.store.clone().unwrap_or_else(default_url)
     }
 
     pub fn keys_dir(&self) -> PathBuf {
-        let own = || self.state_dir.join("keys");
-        self.policy.keys.clone().unwrap_or_else(own)
+        let default_dir = || self.state_dir.join("keys");
+        self.policy.keys.clone().unwrap_or_else(default_dir)
     }
 
     /// Folder of the log files, one per supervised process.
@@ -348,14 +354,14 @@ impl Config {
     }
 
     pub fn postgres_url(&self) -> String {
-        let own = || postgres::url(self.postgres.port, postgres::DATABASE);
-        self.postgres.url.clone().unwrap_or_else(own)
+        let default_url = || postgres::url(self.postgres.port, postgres::DATABASE);
+        self.postgres.url.clone().unwrap_or_else(default_url)
     }
 
     pub fn kafka_client(&self) -> ingest::log::ClientOptions {
-        let own = || format!("127.0.0.1:{}", self.kafka.port);
+        let default_broker = || format!("127.0.0.1:{}", self.kafka.port);
         ingest::log::ClientOptions {
-            brokers: self.kafka.brokers.clone().unwrap_or_else(own),
+            brokers: self.kafka.brokers.clone().unwrap_or_else(default_broker),
             topic_prefix: self.kafka.topic_prefix.clone(),
             log_retention_hours: self.kafka.log_retention_hours,
             log_bytes_max: self.kafka.log_bytes_max,
@@ -365,19 +371,19 @@ impl Config {
     }
 
     pub fn serve_url(&self) -> String {
-        url(self.client.serve.as_ref(), self.listen.serve)
+        client_url(self.client.serve.as_ref(), self.listen.serve)
     }
 
     pub fn ingest_url(&self) -> String {
-        url(self.client.ingest.as_ref(), self.listen.ingest)
+        client_url(self.client.ingest.as_ref(), self.listen.ingest)
     }
 
     pub fn control_url(&self) -> String {
-        url(self.client.control.as_ref(), self.listen.control)
+        client_url(self.client.control.as_ref(), self.listen.control)
     }
 
-    /// The addresses that a stack on this machine listens on, with the fields that set them.
-    pub fn own_addresses(&self) -> Vec<(&'static str, SocketAddr)> {
+    /// (field, address) of everything that `springtide up` starts on this machine.
+    pub fn listen_addresses(&self) -> Vec<(&'static str, SocketAddr)> {
         let listen = &self.listen;
         let mut addresses = vec![
             ("listen.serve", listen.serve),
@@ -396,133 +402,22 @@ impl Config {
     }
 }
 
-fn url(given: Option<&String>, listens: SocketAddr) -> String {
-    match given {
+fn client_url(configured: Option<&String>, listen_address: SocketAddr) -> String {
+    match configured {
         Some(url) => url.trim_end_matches('/').to_owned(),
-        None => local_url(listens),
+        None => local_url(listen_address),
     }
 }
 
-/// How this machine reaches a role: over loopback where the role listens on every interface.
-pub fn local_url(listens: SocketAddr) -> String {
-    match listens.ip().is_unspecified() {
-        true => format!("http://{}", loopback(listens.port())),
-        false => format!("http://{listens}"),
+/// The URL of a role from this machine. If the role listens on all interfaces, the URL has the
+/// loopback address.
+pub fn local_url(listen_address: SocketAddr) -> String {
+    match listen_address.ip().is_unspecified() {
+        true => format!("http://{}", loopback(listen_address.port())),
+        false => format!("http://{listen_address}"),
     }
 }
 
 fn loopback(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    fn parse(toml: &str) -> anyhow::Result<Config> {
-        Ok(Figment::new().merge(Toml::string(toml)).extract()?)
-    }
-
-    const DOCUMENTED: &str = include_str!("../springtide.toml");
-
-    #[test]
-    fn springtide_toml_has_the_defaults() {
-        assert_eq!(parse(DOCUMENTED).unwrap(), Config::default());
-    }
-
-    #[test]
-    fn springtide_toml_mentions_every_key() {
-        let mentioned = mentioned();
-        let (mut keys, mut missing) = (0, Vec::new());
-        for header in mentioned
-            .iter()
-            .filter_map(|(header, key)| key.is_none().then_some(header))
-        {
-            if header == "[kafka.librdkafka]" {
-                continue; // takes any key
-            }
-            // An unknown key makes serde name the keys that a section has.
-            let unknown = Toml::string(&format!("{header}\nno_such_key = 1"));
-            let error = Figment::new().merge(unknown).extract::<Config>().unwrap_err();
-            let figment::error::Kind::UnknownField(_, fields) = error.kind else {
-                panic!("{header}: {error}");
-            };
-            for field in fields {
-                let section = header.trim_matches(['[', ']']);
-                let path = if section.is_empty() {
-                    (*field).to_owned()
-                } else {
-                    format!("{section}.{field}")
-                };
-                let is_mentioned = mentioned.iter().any(|(other, key)| {
-                    let other_section = other.trim_matches(['[', ']']);
-                    (other == header && key.as_deref() == Some(*field))
-                        || other_section == path
-                        || other_section.starts_with(&format!("{path}."))
-                });
-                keys += 1;
-                if !is_mentioned {
-                    missing.push(path);
-                }
-            }
-        }
-        assert!(missing.is_empty(), "springtide.toml does not mention {missing:?}");
-        assert!(keys > 100, "only {keys} keys were found");
-    }
-
-    /// Every section header, with each of its keys and without a key; commented ones included.
-    fn mentioned() -> BTreeSet<(String, Option<String>)> {
-        let mut header = String::new();
-        let mut mentioned = BTreeSet::from([(header.clone(), None)]);
-        for line in DOCUMENTED.lines() {
-            let line = line.trim_start_matches(['#', ' ']);
-            if line.starts_with('[') {
-                header = line.split_whitespace().next().unwrap_or_default().to_owned();
-                mentioned.insert((header.clone(), None));
-            } else if let Some((key, _)) = line.split_once('=') {
-                mentioned.insert((header.clone(), Some(key.trim().to_owned())));
-            }
-        }
-        mentioned
-    }
-
-    #[test]
-    fn an_unknown_field_is_refused_by_name() {
-        let error = parse("[listen]\nserv = \"127.0.0.1:1\"").unwrap_err();
-        assert!(error.to_string().contains("serv"), "{error}");
-    }
-
-    #[test]
-    fn default_paths_are_in_the_state_folder() {
-        let mut config = parse("state_dir = \"elsewhere\"").unwrap();
-        config.resolve(Path::new("/srv"));
-        assert_eq!(config.store_url(), "file:///srv/elsewhere/store");
-        assert_eq!(config.keys_dir(), Path::new("/srv/elsewhere/keys"));
-        assert_eq!(
-            config.ingest.payload_store.as_deref(),
-            Some("file:///srv/elsewhere/payloads")
-        );
-        assert_eq!(config.serve.state_dir, Path::new("/srv/elsewhere/serve"));
-    }
-
-    #[test]
-    fn a_role_on_every_interface_is_reached_over_loopback() {
-        let config = parse("[listen]\ncontrol = \"0.0.0.0:9002\"").unwrap();
-        assert_eq!(config.control_url(), "http://127.0.0.1:9002");
-        let config = parse("[client]\ncontrol = \"https://control.example/\"").unwrap();
-        assert_eq!(config.control_url(), "https://control.example");
-    }
-
-    #[test]
-    fn secrets_are_not_printed() {
-        let text = "[postgres]\nurl = 'postgres://u:secret-1@h/d'\n[client]\napi_key = 'secret-2'\n\
-                    [serve]\napi_key = 'secret-3'\n[trainer]\napi_key = 'secret-4'\n\
-                    [spool]\napi_key = 'secret-6'\ncaller_key = 'secret-7'\n\
-                    [relay]\napi_key = 'secret-8'\ncaller_key = 'secret-9'\n[policy]\nstore_api_key = 'secret-10'\n\
-                    [kafka.librdkafka]\n'sasl.password' = 'secret-5'";
-        let shown = toml::to_string(&parse(text).unwrap()).unwrap();
-        assert!(!shown.contains("secret"), "{shown}");
-    }
 }

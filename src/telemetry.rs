@@ -97,8 +97,8 @@ where
     let lines = fmt::layer().with_writer(|| console::Writer);
     match format {
         LogFormat::Human => {
-            let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            lines.with_ansi(colour).boxed()
+            let color = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            lines.with_ansi(color).boxed()
         }
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     }

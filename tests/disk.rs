@@ -74,13 +74,13 @@ async fn post_until(url: &str, bytes: usize, enough: impl Fn(&Answers) -> bool +
             answers
         });
     }
-    let mut all = Answers::default();
+    let mut total = Answers::default();
     while let Some(answers) = callers.join_next().await {
         let answers = answers.unwrap();
-        all.acknowledged.extend(answers.acknowledged);
-        all.refused += answers.refused;
+        total.acknowledged.extend(answers.acknowledged);
+        total.refused += answers.refused;
     }
-    all
+    total
 }
 
 async fn stored(pool: &PgPool) -> BTreeSet<Uuid> {
@@ -182,8 +182,8 @@ async fn a_full_disk_of_postgres_delays_the_sink_without_losing_events() {
     drop(stack);
     let (server, _) = url.rsplit_once('/').unwrap();
     let mut admin = PgConnection::connect(&format!("{server}/postgres")).await.unwrap();
-    let gone = format!("drop tablespace {tablespace}");
-    admin.execute(AssertSqlSafe(gone)).await.unwrap();
+    let drop_tablespace = format!("drop tablespace {tablespace}");
+    admin.execute(AssertSqlSafe(drop_tablespace)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

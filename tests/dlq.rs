@@ -146,10 +146,10 @@ async fn a_dead_letter_can_be_replayed_unchanged_and_replaying_twice_is_harmless
     let service = Service::start(&stack, MetricType::Boolean).await;
     let event = feedback("accept", Value::Float(0.5));
     Producer::new(&stack.kafka).unwrap().send_event(&event).await.unwrap();
-    let letters = listed(&stack, &["--open", "--cause", "invalid", "--topic", "feedback"], 1).await;
-    let place = letters[0]["letter"].as_str().unwrap();
-    assert_eq!(letters[0]["id"], event.id);
-    assert_eq!(letters[0]["kind"], "feedback");
+    let records = listed(&stack, &["--open", "--cause", "invalid", "--topic", "feedback"], 1).await;
+    let place = records[0]["letter"].as_str().unwrap();
+    assert_eq!(records[0]["id"], event.id);
+    assert_eq!(records[0]["kind"], "feedback");
     service.stop().await;
 
     // The surface accepts floats now.
@@ -191,8 +191,8 @@ async fn a_repaired_event_is_stored_instead_of_the_dead_letter() {
     let mut broken = serde_json::to_value(feedback("comment", Value::Text(SECRET.to_owned()))).unwrap();
     broken["feedback"]["tags"] = json!(SECRET);
     send_raw(&stack, "application/json", broken.to_string().as_bytes()).await;
-    let letters = listed(&stack, &[], 1).await;
-    let place = letters[0]["letter"].as_str().unwrap();
+    let records = listed(&stack, &[], 1).await;
+    let place = records[0]["letter"].as_str().unwrap();
     for words in [&["list"][..], &["list", "--json"]] {
         let list = ok(&stack, words).await;
         assert!(list.contains("undecodable") && !list.contains(SECRET), "{list}");
@@ -232,8 +232,8 @@ async fn a_failed_replay_explains_what_to_do() {
     let service = Service::start(&stack, MetricType::Boolean).await;
     let orphan = feedback("accept", Value::Bool(true));
     Producer::new(&stack.kafka).unwrap().send_event(&orphan).await.unwrap();
-    let letters = listed(&stack, &["--cause", "orphan"], 1).await;
-    assert_eq!(letters[0]["topic"], serde_json::Value::Null);
+    let records = listed(&stack, &["--cause", "orphan"], 1).await;
+    assert_eq!(records[0]["topic"], serde_json::Value::Null);
     let output = dlq(&stack, &["replay", "--cause", "orphan", "--yes"]).await;
     let error = text(&output.stderr);
     assert!(

@@ -210,13 +210,13 @@ pub async fn send_raw(stack: &Stack, topic: &str, content_type: &str, value: &[u
     (delivery.partition, delivery.offset)
 }
 
-pub struct Letter {
+pub struct DeadLetter {
     pub headers: BTreeMap<String, String>,
     pub value: Vec<u8>,
 }
 
 /// Waits for `count` dead letters and returns them.
-pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
+pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<DeadLetter> {
     let kafka = stack.kafka.clone();
     let read = move || {
         let consumer: BaseConsumer = ClientConfig::new()
@@ -230,22 +230,22 @@ pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<Letter> {
         from_start.add_partition_offset(&topic, 0, Offset::Beginning).unwrap();
         consumer.assign(&from_start).unwrap();
         let started = std::time::Instant::now();
-        let mut letters = Vec::new();
-        while letters.len() < count {
-            assert!(started.elapsed() < SOON, "{} of {count} dead letters", letters.len());
+        let mut records = Vec::new();
+        while records.len() < count {
+            assert!(started.elapsed() < SOON, "{} of {count} dead letters", records.len());
             let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) else {
                 continue;
             };
             let text = |value: &[u8]| String::from_utf8(value.to_vec()).unwrap();
             let headers = message.headers().unwrap().iter();
-            letters.push(Letter {
+            records.push(DeadLetter {
                 headers: headers
                     .map(|header| (header.key.to_owned(), text(header.value.unwrap())))
                     .collect(),
                 value: message.payload().unwrap_or_default().to_vec(),
             });
         }
-        letters
+        records
     };
     tokio::task::spawn_blocking(read).await.unwrap()
 }
@@ -424,9 +424,9 @@ async fn the_same_id_with_another_body_is_a_409_over_http_and_a_dead_letter_from
     send(&stack, std::slice::from_ref(&first)).await;
     stored(&stack.pool, 1).await;
     send(&stack, &[second]).await;
-    let letters = dead_letters(&stack, 1).await;
-    assert_eq!(letters[0].headers["reason"], "conflict");
-    assert_eq!(letters[0].headers["offset"], "1");
+    let records = dead_letters(&stack, 1).await;
+    assert_eq!(records[0].headers["reason"], "conflict");
+    assert_eq!(records[0].headers["offset"], "1");
 
     let id = Uuid::now_v7();
     let mut body = json!({"id": id, "generation_id": first.id, "metric_name": "accept", "value": true});
@@ -439,8 +439,8 @@ async fn the_same_id_with_another_body_is_a_409_over_http_and_a_dead_letter_from
     // Another source may use the same event id, but not the same feedback id.
     body["source"] = "elsewhere".into();
     assert_eq!(service.post("/v1/feedback", &body).await.0, 200);
-    let letters = dead_letters(&stack, 2).await;
-    assert_eq!(letters[1].headers["reason"], "conflict");
+    let records = dead_letters(&stack, 2).await;
+    assert_eq!(records[1].headers["reason"], "conflict");
     let user: String = sqlx::query_scalar("select user_key from generation")
         .fetch_one(&stack.pool)
         .await
@@ -465,8 +465,8 @@ async fn a_duplicate_after_a_conflict_in_one_batch_is_still_a_duplicate() {
     send(&stack, &[other, first]).await;
     let service = Service::start(&stack).await;
     stored(&stack.pool, 3).await;
-    let letters = dead_letters(&stack, 1).await;
-    assert_eq!(letters[0].headers["offset"], "1");
+    let records = dead_letters(&stack, 1).await;
+    assert_eq!(records[0].headers["offset"], "1");
     assert_eq!(number_of_dead_letters(&stack), 1);
     service.stop().await;
 }
@@ -525,16 +525,16 @@ async fn an_undecodable_record_becomes_a_dead_letter_and_the_next_records_are_st
     send_raw(&stack, &topic, "application/json; charset=utf-8", &json).await;
     stored(&stack.pool, 4).await;
 
-    let letters = dead_letters(&stack, 3).await;
-    let headers = &letters[0].headers;
+    let records = dead_letters(&stack, 3).await;
+    let headers = &records[0].headers;
     assert_eq!(headers["reason"], "undecodable");
     assert_eq!(headers["topic"], topic);
     assert_eq!(headers["partition"], partition.to_string());
     assert_eq!(headers["offset"], offset.to_string());
-    assert_eq!(letters[0].value, b"\xff\xff no event");
-    assert_eq!(letters[1].headers["reason"], "invalid");
-    assert_eq!(letters[1].headers["detail"], "logprobs: 2 for 3 sampled tokens");
-    assert_eq!(letters[2].headers["reason"], "undecodable");
+    assert_eq!(records[0].value, b"\xff\xff no event");
+    assert_eq!(records[1].headers["reason"], "invalid");
+    assert_eq!(records[1].headers["detail"], "logprobs: 2 for 3 sampled tokens");
+    assert_eq!(records[2].headers["reason"], "undecodable");
     let ids: Vec<Uuid> = sqlx::query_scalar("select id from generation")
         .fetch_all(&stack.pool)
         .await
@@ -705,9 +705,9 @@ async fn feedback_without_a_generation_becomes_a_dead_letter_and_still_joins_a_l
     let id = generation.id;
     let orphan = accept(id, true);
     send(&stack, std::slice::from_ref(&orphan)).await;
-    let letters = dead_letters(&stack, 1).await;
-    assert_eq!(letters[0].headers["reason"], "orphan");
-    let copy = Event::decode(&letters[0].value).unwrap();
+    let records = dead_letters(&stack, 1).await;
+    assert_eq!(records[0].headers["reason"], "orphan");
+    let copy = Event::decode(&records[0].value).unwrap();
     assert_eq!(copy.body, orphan.body);
     assert_eq!(copy.time, orphan.time);
     eventually("the row is marked", SOON, async || {

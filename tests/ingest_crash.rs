@@ -43,8 +43,8 @@ async fn rows_that_the_database_lost_are_read_from_the_log_again() {
     go_back(&stack).await;
     // The sink's position is after the lost records. It must not write the next record and leave a
     // gap.
-    let said = accept(generations[0].id, true);
-    send(&stack, std::slice::from_ref(&said)).await;
+    let acceptance = accept(generations[0].id, true);
+    send(&stack, std::slice::from_ref(&acceptance)).await;
     let after = generation().into_event("default", SOURCE);
     let every_partition: Vec<Event> = (0..10).map(|_| generation().into_event("default", SOURCE)).collect();
     send(&stack, &[&[after], &*every_partition].concat()).await;
@@ -87,8 +87,8 @@ async fn an_orphan_in_a_very_long_transaction_still_becomes_a_dead_letter() {
     insert.execute(&mut *storing).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
     storing.commit().await.unwrap();
-    let letters = dead_letters(&stack, 1).await;
-    assert_eq!(letters[0].headers["reason"], "orphan");
+    let records = dead_letters(&stack, 1).await;
+    assert_eq!(records[0].headers["reason"], "orphan");
     service.stop().await;
 }
 

@@ -84,10 +84,10 @@ async fn an_event_of_an_unknown_kind_becomes_a_dead_letter_and_can_be_replayed_u
     assert!(Event::decode(&newer).is_err());
     send_raw(&stack, &stack.kafka.topics().feedback, PROTOBUF, &newer).await;
     stored(&stack.pool, 1).await;
-    let letters = dead_letters(&stack, 1).await;
-    assert_eq!(letters[0].headers["reason"], "invalid");
-    assert_eq!(letters[0].headers["detail"], "body: is missing or of an unknown kind");
-    assert_eq!(letters[0].value, newer, "the bytes are unchanged");
+    let records = dead_letters(&stack, 1).await;
+    assert_eq!(records[0].headers["reason"], "invalid");
+    assert_eq!(records[0].headers["detail"], "body: is missing or of an unknown kind");
+    assert_eq!(records[0].value, newer, "the bytes are unchanged");
 
     // A newer consumer would get the same bytes. This one refuses them again.
     let replay = Command::new(SPRINGTIDE)
@@ -103,8 +103,8 @@ async fn an_event_of_an_unknown_kind_becomes_a_dead_letter_and_can_be_replayed_u
     assert!(replay.status.success(), "{}", String::from_utf8_lossy(&replay.stderr));
     stored(&stack.pool, 2).await;
     // The dead letter, the note about the replay, and the dead letter of the replayed record.
-    let letters = dead_letters(&stack, 3).await;
-    assert_eq!(letters.iter().filter(|letter| letter.value == newer).count(), 2);
+    let records = dead_letters(&stack, 3).await;
+    assert_eq!(records.iter().filter(|record| record.value == newer).count(), 2);
     assert_eq!(count(&stack.pool, "select count(*) from event_key").await, 0);
     service.stop().await;
 }

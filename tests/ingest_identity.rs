@@ -25,21 +25,21 @@ async fn tenants_share_no_events_and_are_never_joined() {
     let shown = generation();
     let id = shown.id;
     let ours = shown.clone().into_event("ours", SOURCE);
-    let said = accept(id, true);
-    send(&stack, &[ours, of("theirs", said.clone())]).await;
+    let acceptance = accept(id, true);
+    send(&stack, &[ours, of("theirs", acceptance.clone())]).await;
     stored(&stack.pool, 2).await;
     // Two tenants may use the same event id, but not the same generation or feedback id.
     let theirs = shown.into_event("theirs", SOURCE);
-    send(&stack, &[theirs, of("ours", said)]).await;
+    send(&stack, &[theirs, of("ours", acceptance)]).await;
     stored(&stack.pool, 4).await;
-    let letters = dead_letters(&stack, 2).await;
-    for letter in letters {
-        assert_eq!(letter.headers["reason"], "conflict");
-        assert_eq!(letter.headers["detail"], "another event has this id");
+    let records = dead_letters(&stack, 2).await;
+    for record in records {
+        assert_eq!(record.headers["reason"], "conflict");
+        assert_eq!(record.headers["detail"], "another event has this id");
     }
     assert_eq!(trajectory(&stack.pool, id).await, Trajectory::censored("no_feedback"));
-    let kept = "select count(*) from generation where tenant_id = 'ours'";
-    assert_eq!(count(&stack.pool, kept).await, 1);
+    let query = "select count(*) from generation where tenant_id = 'ours'";
+    assert_eq!(count(&stack.pool, query).await, 1);
     service.stop().await;
 }
 

@@ -256,13 +256,13 @@ pub fn options() -> ingest::Options {
 /// Adds a partition that is never read, so that the closer waits.
 pub async fn hold_the_closer(pool: &PgPool, topic: &str) {
     eventually("the service knows its partitions", PATIENCE, async || {
-        let made = sqlx::query(
+        let insert = sqlx::query(
             "insert into consumer_offset (consumer, cluster_id, topic, partition) \
              select distinct consumer, cluster_id, topic, 999 from consumer_offset \
              where consumer = 'sink' and topic = $1",
         );
-        let made = made.bind(topic).execute(pool).await.unwrap();
-        (made.rows_affected() == 1).then_some(())
+        let inserted = insert.bind(topic).execute(pool).await.unwrap();
+        (inserted.rows_affected() == 1).then_some(())
     })
     .await;
 }

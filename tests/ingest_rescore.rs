@@ -155,13 +155,13 @@ fn scores(lines: &[Value]) -> Scores {
 }
 
 async fn rescored(stack: &Stack, config: &Path, definition: &str, more: &[&str]) -> Scores {
-    let mut all = Scores::new();
+    let mut scores_by_id = Scores::new();
     for surface in SURFACES {
         let args = ["rescore", "--surface", surface, "--definition", definition];
         let output = springtide(stack, config, &[&args[..], more].concat()).await;
-        all.extend(scores(&lines(&output.stdout)));
+        scores_by_id.extend(scores(&lines(&output.stdout)));
     }
-    all
+    scores_by_id
 }
 
 fn assert_alike(one: &Scores, other: &Scores, what: &str) {

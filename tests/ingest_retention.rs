@@ -63,13 +63,13 @@ const REWARD: &str =
 const RUN: &str = "insert into run (id, kind, policy, line, status, config) values ($1, 'realtime', 'demo', 'realtime', 'running', '{}')";
 
 async fn ledger(pool: &PgPool) -> (i64, i64) {
-    let kept = count(pool, "select count(*) from ledger").await;
-    let gone = count(
+    let remaining = count(pool, "select count(*) from ledger").await;
+    let expired = count(
         pool,
         "select coalesce(sum(generations), 0)::bigint from expired_generation",
     )
     .await;
-    (kept, gone)
+    (remaining, expired)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,12 +151,12 @@ async fn an_expired_week_is_deleted_with_everything_about_it_but_its_totals_stay
     );
     let before = count(pool, "select count(*) from feedback").await;
     send(&stack, &[accept(ids[1], true)]).await;
-    let letter = dead_letters(&stack, 1).await.remove(0);
-    assert_eq!(letter.headers["reason"], "invalid");
+    let record = dead_letters(&stack, 1).await.remove(0);
+    assert_eq!(record.headers["reason"], "invalid");
     assert!(
-        letter.headers["detail"].contains("have been deleted"),
+        record.headers["detail"].contains("have been deleted"),
         "{:?}",
-        letter.headers
+        record.headers
     );
     assert_eq!(count(pool, "select count(*) from feedback").await, before);
     service.stop().await;

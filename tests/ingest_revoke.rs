@@ -125,14 +125,14 @@ async fn the_end_of_an_episode_closes_it_if_its_surface_says_so() {
         ..generation
     };
     let (first_id, second_id) = (first.id, second.id);
-    let said = accept(first_id, true);
-    let ended_at = said.time;
+    let acceptance = accept(first_id, true);
+    let ended_at = acceptance.time;
     let end = |after| EpisodeEnd { episode_id }.into_event("default", format!("{SOURCE}/{after}"), ended_at + after);
     let mut unheard = accept(second_id, true);
     unheard.time = ended_at + time::Duration::milliseconds(1);
     let events = [
         in_harness(first).into_event("default", SOURCE),
-        said,
+        acceptance,
         end(time::Duration::ZERO),
         in_harness(second).into_event("default", SOURCE), // arrives after the end of its episode
         unheard,

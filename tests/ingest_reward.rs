@@ -128,6 +128,6 @@ async fn a_changed_expression_is_a_new_version_and_trajectories_name_their_versi
         service.stop().await;
     }
     assert_eq!(versions, [1, 2, 2]);
-    let kept = "select count(*) from reward_definition where surface = 'chat'";
-    assert_eq!(count(&stack.pool, kept).await, 2);
+    let query = "select count(*) from reward_definition where surface = 'chat'";
+    assert_eq!(count(&stack.pool, query).await, 2);
 }

@@ -137,7 +137,7 @@ async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_rebuilt() {
     let payload = upload_ids(&service, &opening).await;
     let mut context = opening;
     let mut turns: Vec<Generation> = Vec::new();
-    let mut whole: Vec<(Uuid, Vec<u32>)> = Vec::new();
+    let mut contexts: Vec<(Uuid, Vec<u32>)> = Vec::new();
     let mut bytes_whole = 0;
     for number in 0..TURNS {
         let (prompt, answer) = (tokens(&mut random, PROMPT), tokens(&mut random, ANSWER));
@@ -158,7 +158,7 @@ async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_rebuilt() {
             ..turn.clone()
         };
         bytes_whole += alone.into_event("default", "springtide/api").encode().len();
-        whole.push((turn.id, context.clone()));
+        contexts.push((turn.id, context.clone()));
         context.extend(&answer);
         turns.push(turn);
     }
@@ -166,12 +166,12 @@ async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_rebuilt() {
     stored(&stack.pool, TURNS as i64).await;
 
     let store = Store::open(&payload_url(&stack)).unwrap();
-    let ids: Vec<Uuid> = whole.iter().map(|(id, _)| *id).collect();
+    let ids: Vec<Uuid> = contexts.iter().map(|(id, _)| *id).collect();
     let mut connection = stack.pool.acquire().await.unwrap();
     let started = std::time::Instant::now();
     let read = prompts(&mut connection, &store, &ids, CONTEXT).await.unwrap();
     let rebuilt_in = started.elapsed();
-    for (id, sent) in &whole {
+    for (id, sent) in &contexts {
         assert!(read[id].as_ref().unwrap() == sent, "the context of {id} differs");
     }
     let short = prompts(&mut connection, &store, &ids[..1], 1000).await.unwrap();
@@ -186,7 +186,7 @@ async fn fifty_turns_of_a_200_000_token_context_are_logged_once_and_rebuilt() {
         .execute(&stack.pool)
         .await
         .unwrap();
-    for (id, prompt) in &whole {
+    for (id, prompt) in &contexts {
         let prompt: Vec<i32> = prompt.iter().map(|id| id.cast_signed()).collect();
         sqlx::query("insert into whole select * from generation where id = $1")
             .bind(id)

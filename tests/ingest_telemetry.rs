@@ -50,15 +50,19 @@ impl Collector {
         let collector = Self::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let kept = collector.clone();
+        let received = collector.clone();
         let take = async move |body: Bytes| {
-            kept.bytes.lock().unwrap().extend_from_slice(&body);
+            received.bytes.lock().unwrap().extend_from_slice(&body);
             let request = ExportTraceServiceRequest::decode(body).unwrap();
             let scopes = request
                 .resource_spans
                 .into_iter()
                 .flat_map(|resource| resource.scope_spans);
-            kept.spans.lock().unwrap().extend(scopes.flat_map(|scope| scope.spans));
+            received
+                .spans
+                .lock()
+                .unwrap()
+                .extend(scopes.flat_map(|scope| scope.spans));
         };
         let router = axum::Router::new().route("/v1/traces", axum::routing::post(take));
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });

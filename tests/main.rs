@@ -22,13 +22,13 @@ mod ingest_telemetry;
 mod overload;
 mod plans;
 #[cfg(feature = "torch")]
-mod quantised;
+mod quantized;
 mod relay;
 mod relay_link;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]
-mod shares;
+mod shards;
 #[cfg(feature = "torch")]
 mod spine;
 mod spool;

@@ -141,9 +141,9 @@ fn checkpoint(serial: u8) -> Checkpoint {
         shape: vec![WEIGHTS],
         bytes: bytes.into(),
     };
-    let mut image = Checkpoint::default();
-    image.tensors.insert("w".to_owned(), tensor);
-    image
+    let mut checkpoint = Checkpoint::default();
+    checkpoint.tensors.insert("w".to_owned(), tensor);
+    checkpoint
 }
 
 /// Publishes version 1 as a checkpoint and version 2 as a delta. Returns version 2 and the
@@ -160,13 +160,13 @@ async fn publish(store: &Store, key: &SigningKey) -> (Checkpoint, ObjectRef) {
         parent: None,
         line: "realtime".to_owned(),
         branch: 0,
-        image: Some(object),
+        checkpoint: Some(object),
         delta: None,
         tensor_bytes: first.tensor_bytes(),
         run: None,
         fence: 1,
         created_at: time::OffsetDateTime::UNIX_EPOCH,
-        quantised: vec![],
+        quantized: vec![],
         delta_shards: vec![],
     };
     let next = Manifest {
@@ -176,7 +176,7 @@ async fn publish(store: &Store, key: &SigningKey) -> (Checkpoint, ObjectRef) {
             version: 1,
             root: first.root(),
         }),
-        image: None,
+        checkpoint: None,
         delta: Some(delta),
         ..base.clone()
     };
@@ -199,7 +199,7 @@ async fn versions_pass_two_relays_and_cross_the_long_distance_once() {
     let keys = key.trusted();
     let followers = (0..3).map(|_| {
         let (store, keys) = (region.store(), keys.clone());
-        async move { store.materialise(POLICY, 2, &keys, &[]).await.unwrap() }
+        async move { store.materialize(POLICY, 2, &keys, &[]).await.unwrap() }
     });
     for got in futures::future::join_all(followers).await {
         assert_eq!(got.checkpoint.root(), second.root());

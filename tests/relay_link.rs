@@ -91,11 +91,11 @@ fn inside<T: Send + 'static, F: Future<Output = T>>(
 #[test]
 fn two_relays_transfer_an_object_over_a_slow_lossy_link_that_is_down_for_a_while() {
     // the store and the first relay; the second relay; the follower
-    let made: std::io::Result<Vec<Namespace>> = (0..3).map(|_| Namespace::new()).collect();
-    let links = made.and_then(|made| {
-        let long = Link::between(&made[0], &made[1], 1, SLOW, 7)?;
-        let short = Link::between(&made[1], &made[2], 2, Conditions::FREE, 8)?;
-        Ok((made, long, short))
+    let namespaces: std::io::Result<Vec<Namespace>> = (0..3).map(|_| Namespace::new()).collect();
+    let links = namespaces.and_then(|namespaces| {
+        let long = Link::between(&namespaces[0], &namespaces[1], 1, SLOW, 7)?;
+        let short = Link::between(&namespaces[1], &namespaces[2], 2, Conditions::FREE, 8)?;
+        Ok((namespaces, long, short))
     });
     let (namespaces, long, short) = match links {
         Ok(links) => links,

@@ -50,7 +50,7 @@ struct Publisher<'a> {
     stack: &'a Stack,
     store: Store,
     key: SigningKey,
-    images: BTreeMap<i64, Checkpoint>,
+    checkpoints: BTreeMap<i64, Checkpoint>,
 }
 
 impl<'a> Publisher<'a> {
@@ -59,43 +59,47 @@ impl<'a> Publisher<'a> {
             stack,
             store: Store::open(&stack.store_url).unwrap(),
             key: SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap(),
-            images: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
         }
     }
 
     /// Makes version `serial` the head of the realtime line: as a checkpoint without a parent, else
     /// as a delta.
     async fn publish(&mut self, serial: i64, parent: Option<i64>, branch: i32) {
-        let image = random_checkpoint(&tiny(), serial as u64);
-        let (mut checkpoint, mut delta) = (None, None);
+        let checkpoint = random_checkpoint(&tiny(), serial as u64);
+        let (mut full, mut delta) = (None, None);
         match parent {
             None => {
-                let bytes = image.to_bytes().unwrap();
-                checkpoint = Some(self.store.put_object("demo", &bytes).await.unwrap());
+                let bytes = checkpoint.to_bytes().unwrap();
+                full = Some(self.store.put_object("demo", &bytes).await.unwrap());
             }
             Some(parent) => {
-                let bytes =
-                    artifact::delta::encode(&self.images[&parent], &image, &artifact::threads::Threads::ONE).unwrap();
+                let bytes = artifact::delta::encode(
+                    &self.checkpoints[&parent],
+                    &checkpoint,
+                    &artifact::threads::Threads::ONE,
+                )
+                .unwrap();
                 delta = Some(self.store.put_object("demo", &bytes.into()).await.unwrap());
             }
         }
         let manifest = Manifest {
             policy: "demo".into(),
             version: serial,
-            root: image.root(),
+            root: checkpoint.root(),
             parent: parent.map(|version| Parent {
                 version,
-                root: self.images[&version].root(),
+                root: self.checkpoints[&version].root(),
             }),
             line: "realtime".into(),
             branch,
-            image: checkpoint,
+            checkpoint: full,
             delta,
-            tensor_bytes: image.tensor_bytes(),
+            tensor_bytes: checkpoint.tensor_bytes(),
             run: None,
             fence: 0,
             created_at: time::OffsetDateTime::now_utc(),
-            quantised: vec![],
+            quantized: vec![],
             delta_shards: vec![],
         };
         self.store.put_manifest(&manifest, &self.key).await.unwrap();
@@ -104,7 +108,7 @@ impl<'a> Publisher<'a> {
              values ('demo', $1, $2, $3, 'realtime', $4, '', 0)",
         )
         .bind(serial)
-        .bind(image.root().as_bytes().as_slice())
+        .bind(checkpoint.root().as_bytes().as_slice())
         .bind(parent)
         .bind(branch)
         .execute(&self.stack.pool)
@@ -119,7 +123,7 @@ impl<'a> Publisher<'a> {
         .execute(&self.stack.pool)
         .await
         .unwrap();
-        self.images.insert(serial, image);
+        self.checkpoints.insert(serial, checkpoint);
     }
 }
 
@@ -265,7 +269,7 @@ async fn a_new_version_reaches_users_without_an_error_and_a_rollback_needs_no_up
             assert_eq!(status, 200, "{answer}");
             let choice = &answer["choices"][0];
             let version = choice["version"].as_i64().unwrap();
-            assert_eq!(choice["root"], publisher.images[&version].root().to_string());
+            assert_eq!(choice["root"], publisher.checkpoints[&version].root().to_string());
             // with one seed and one prompt, the tokens depend only on the version
             let tokens = by_version.entry(version).or_insert_with(|| choice["token_ids"].clone());
             assert_eq!(*tokens, choice["token_ids"], "version {version}");

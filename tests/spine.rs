@@ -239,12 +239,12 @@ async fn check_root(stack: &Stack, choice: &Value) {
         .unwrap();
     let store = Store::open(&stack.store_url).unwrap();
     let trusted = TrustedKeys::load(&stack.keys_dir).unwrap();
-    let materialised = store.materialise("demo", version, &trusted, &[]).await.unwrap();
+    let materialized = store.materialize("demo", version, &trusted, &[]).await.unwrap();
     assert_eq!(
-        materialised.checkpoint.root().to_string(),
+        materialized.checkpoint.root().to_string(),
         choice["root"].as_str().unwrap()
     );
-    assert_eq!(materialised.checkpoint.root().0.as_slice(), row.as_slice());
+    assert_eq!(materialized.checkpoint.root().0.as_slice(), row.as_slice());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use store::Store;
 use tokio::process::Command;
-use trainer::publish::{Error, External, Publisher, QuantisedCopies, import_checkpoint, publish_external};
+use trainer::publish::{Error, External, Publisher, QuantizedCopies, import_checkpoint, publish_external};
 use uuid::Uuid;
 
 const POLICY: &str = "demo";
@@ -30,19 +30,19 @@ pub async fn world(name: &str) -> (Stack, Publisher, Checkpoint, i64) {
         policy: POLICY.into(),
         checkpoint_every: 50,
         run_states_kept: 2,
-        quantised: QuantisedCopies::default(),
+        quantized: QuantizedCopies::default(),
     };
-    let mut image = random_checkpoint(&serving::tiny(), 5);
-    image.files.insert("generation_config.json".into(), "{}".into());
-    let base = import_checkpoint(&publisher, Arc::new(image.clone()), "realtime")
+    let mut checkpoint = random_checkpoint(&serving::tiny(), 5);
+    checkpoint.files.insert("generation_config.json".into(), "{}".into());
+    let base = import_checkpoint(&publisher, Arc::new(checkpoint.clone()), "realtime")
         .await
         .unwrap();
-    (stack, publisher, image, base)
+    (stack, publisher, checkpoint, base)
 }
 
 /// A training step: every 50th weight of every matrix changes a little.
-pub fn trained(image: &Checkpoint, step: usize) -> Checkpoint {
-    let mut next = image.clone();
+pub fn trained(checkpoint: &Checkpoint, step: usize) -> Checkpoint {
+    let mut next = checkpoint.clone();
     for tensor in next.tensors.values_mut() {
         let mut bytes = tensor.bytes.to_vec();
         for at in (2 * (step % 50)..bytes.len()).step_by(100) {
@@ -83,7 +83,7 @@ pub fn name(path: &Path) -> &str {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn weights_of_an_external_trainer_are_published_served_and_pulled() {
-    let (stack, _, base_image, base) = world("outside").await;
+    let (stack, _, base_checkpoint, base) = world("outside").await;
     let releases = serving::releases(&stack);
     releases.round().await.unwrap();
     let replica = serving::serve(&stack, None, stack.dir.path().join("serve")).await;
@@ -91,9 +91,9 @@ async fn weights_of_an_external_trainer_are_published_served_and_pulled() {
 
     // Many ranks write shards; the index must come last.
     let folder = stack.dir.path().join("rank-output");
-    let mut image = trained(&base_image, 1);
-    image.files.clear();
-    image.write_shards(&folder, 4_096).unwrap();
+    let mut checkpoint = trained(&base_checkpoint, 1);
+    checkpoint.files.clear();
+    checkpoint.write_shards(&folder, 4_096).unwrap();
     let index = folder.join("model.safetensors.index.json");
     let written = std::fs::read(&index).unwrap();
     std::fs::remove_file(&index).unwrap();
@@ -114,7 +114,10 @@ async fn weights_of_an_external_trainer_are_published_served_and_pulled() {
     let version = published["version"].as_i64().unwrap();
     assert!(published["delta_bytes"].as_u64() < published["tensor_bytes"].as_u64().map(|bytes| bytes / 4));
     assert_eq!(published["image_bytes"], Value::Null);
-    assert_eq!(published["inherited"].as_array().unwrap().len(), base_image.files.len());
+    assert_eq!(
+        published["inherited"].as_array().unwrap().len(),
+        base_checkpoint.files.len()
+    );
 
     // The champion follows the line, so the version is served.
     assert_eq!(releases.round().await.unwrap().changes, 1);
@@ -133,7 +136,10 @@ async fn weights_of_an_external_trainer_are_published_served_and_pulled() {
     assert_eq!(pulled["version"].as_i64(), Some(version));
     let whole = Checkpoint::read_dir(&out).unwrap();
     assert_eq!(whole.root().to_string(), published["root"]);
-    assert_eq!((&whole.tensors, &whole.files), (&image.tensors, &base_image.files));
+    assert_eq!(
+        (&whole.tensors, &whole.files),
+        (&checkpoint.tensors, &base_checkpoint.files)
+    );
 
     // A second pull fetches nothing; after a step it fetches one delta.
     let again = json(&stack, &["pull", "champion", name(&out), "--json"], false).await;
@@ -181,17 +187,17 @@ async fn weights_of_an_external_trainer_are_published_served_and_pulled() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn publications_that_do_not_fit_parent_or_line_are_refused() {
-    let (stack, publisher, image, base) = world("unfit").await;
-    let external = |line: &str, parent: i64, image: Checkpoint| External {
+    let (stack, publisher, checkpoint, base) = world("unfit").await;
+    let external = |line: &str, parent: i64, checkpoint: Checkpoint| External {
         line: line.into(),
         parent,
-        checkpoint: image,
+        checkpoint,
         with_checkpoint: false,
     };
-    let publish = async |line: &str, parent: i64, image: Checkpoint| {
-        publish_external(&publisher, external(line, parent, image)).await
+    let publish = async |line: &str, parent: i64, checkpoint: Checkpoint| {
+        publish_external(&publisher, external(line, parent, checkpoint)).await
     };
-    let mut other = trained(&image, 1);
+    let mut other = trained(&checkpoint, 1);
     let (first, tensor) = other.tensors.pop_first().unwrap();
     other.tensors.insert("lm_head.extra".into(), tensor);
     let error = publish("ext", base, other).await.unwrap_err().to_string();
@@ -200,15 +206,15 @@ async fn publications_that_do_not_fit_parent_or_line_are_refused() {
         "{error}"
     );
     assert!(matches!(
-        publish("ext", base, image.clone()).await,
+        publish("ext", base, checkpoint.clone()).await,
         Err(Error::Unchanged(_))
     ));
     assert!(matches!(
-        publish("ext", 9_999, trained(&image, 1)).await,
+        publish("ext", 9_999, trained(&checkpoint, 1)).await,
         Err(Error::NoSuchVersion(9_999))
     ));
     assert!(matches!(
-        publish("run-1", base, trained(&image, 1)).await,
+        publish("run-1", base, trained(&checkpoint, 1)).await,
         Err(Error::LineName(_))
     ));
     // A line that a run writes is refused.
@@ -218,24 +224,24 @@ async fn publications_that_do_not_fit_parent_or_line_are_refused() {
         .execute(&stack.pool)
         .await
         .unwrap();
-    let error = publish("realtime", base, trained(&image, 1)).await.unwrap_err();
+    let error = publish("realtime", base, trained(&checkpoint, 1)).await.unwrap_err();
     assert!(
         matches!(&error, Error::LineTaken { run: taken, .. } if *taken == run),
         "{error}"
     );
     // A new line begins with a checkpoint. A stale trainer then publishes from an old head.
-    let first = publish("ext", base, trained(&image, 1)).await.unwrap();
-    assert!(first.manifest.image.is_some() && first.manifest.delta.is_some());
+    let first = publish("ext", base, trained(&checkpoint, 1)).await.unwrap();
+    assert!(first.manifest.checkpoint.is_some() && first.manifest.delta.is_some());
     let head = first.manifest.version;
-    publish("ext", head, trained(&image, 2)).await.unwrap();
+    publish("ext", head, trained(&checkpoint, 2)).await.unwrap();
     for parent in [base, head] {
-        let error = publish("ext", parent, trained(&image, 3)).await.unwrap_err();
+        let error = publish("ext", parent, trained(&checkpoint, 3)).await.unwrap_err();
         assert!(matches!(error, Error::NotHead { .. }), "{error}");
     }
     // Of two concurrent publications that begin a line, one is committed.
     let (one, two) = tokio::join!(
-        publish("both", base, trained(&image, 7)),
-        publish("both", base, trained(&image, 8))
+        publish("both", base, trained(&checkpoint, 7)),
+        publish("both", base, trained(&checkpoint, 8))
     );
     assert_eq!(
         usize::from(one.is_ok()) + usize::from(two.is_ok()),
@@ -246,8 +252,8 @@ async fn publications_that_do_not_fit_parent_or_line_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_list_check_keep_and_collect_the_store() {
-    let (stack, publisher, image, base) = world("keep").await;
-    let (mut head, mut last) = (base, image);
+    let (stack, publisher, checkpoint, base) = world("keep").await;
+    let (mut head, mut last) = (base, checkpoint);
     for step in 1..=18 {
         last = trained(&last, step);
         let external = External {
@@ -322,7 +328,7 @@ async fn commands_list_check_keep_and_collect_the_store() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_move_trust_from_one_key_to_the_next() {
-    let (stack, publisher, image, base) = world("keys").await;
+    let (stack, publisher, checkpoint, base) = world("keys").await;
     for name in ["next", "release"] {
         SigningKey::load_or_create(&stack.keys_dir, name).unwrap();
     }
@@ -343,7 +349,7 @@ async fn commands_move_trust_from_one_key_to_the_next() {
     let external = External {
         line: "ext".into(),
         parent: base,
-        checkpoint: trained(&image, 1),
+        checkpoint: trained(&checkpoint, 1),
         with_checkpoint: false,
     };
     let late = publish_external(&publisher, external)
@@ -377,12 +383,12 @@ fn objects(stack: &Stack) -> std::path::PathBuf {
 
 /// Makes all objects look two days old.
 fn age(stack: &Stack) {
-    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 86_400);
+    let two_days_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 86_400);
     for entry in std::fs::read_dir(objects(stack)).unwrap() {
         let file = std::fs::File::options()
             .write(true)
             .open(entry.unwrap().path())
             .unwrap();
-        file.set_modified(old).unwrap();
+        file.set_modified(two_days_ago).unwrap();
     }
 }

@@ -57,7 +57,7 @@ fn model(mib: i64) -> ModelConfig {
         num_key_value_heads: hidden / 128,
         head_dim: 128,
         rms_norm_eps: 1e-6,
-        // caches for whole contexts count towards resident_bytes_max
+        // caches for whole contexts count toward resident_bytes_max
         max_position_embeddings: 512,
         tie_word_embeddings: true,
         qk_norm: true,
@@ -66,9 +66,9 @@ fn model(mib: i64) -> ModelConfig {
     }
 }
 
-/// Simulates a step: each weight moves to a neighbouring bf16 value with probability E|Δ| ÷
+/// Simulates a step: each weight moves to a neighboring bf16 value with probability E|Δ| ÷
 /// (distance to it).
-fn step(image: &Checkpoint, seed: u64) -> Checkpoint {
+fn step(checkpoint: &Checkpoint, seed: u64) -> Checkpoint {
     let mut state = seed;
     let mut random = move || {
         // SplitMix64
@@ -78,7 +78,7 @@ fn step(image: &Checkpoint, seed: u64) -> Checkpoint {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     };
-    let mut next = image.clone();
+    let mut next = checkpoint.clone();
     for tensor in next.tensors.values_mut() {
         let mut bytes = tensor.bytes.to_vec();
         for weight in bytes.as_chunks_mut::<2>().0 {
@@ -87,12 +87,12 @@ fn step(image: &Checkpoint, seed: u64) -> Checkpoint {
             let drawn = random();
             let chance = STEP / 2f32.powi(exponent - 7);
             if ((drawn >> 40) as f32) < chance * (1u64 << 24) as f32 {
-                let towards = if drawn & 1 == 0 {
+                let toward = if drawn & 1 == 0 {
                     bits.wrapping_add(1)
                 } else {
                     bits.saturating_sub(1)
                 };
-                *weight = towards.to_le_bytes();
+                *weight = toward.to_le_bytes();
             }
         }
         *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
@@ -113,7 +113,7 @@ pub fn publisher(stack: &Stack, threads: usize) -> Publisher {
         policy: POLICY.into(),
         checkpoint_every: 1_000,
         run_states_kept: 2,
-        quantised: trainer::publish::QuantisedCopies::default(),
+        quantized: trainer::publish::QuantizedCopies::default(),
     }
 }
 
@@ -227,7 +227,7 @@ struct SyncTimes {
     /// From the commit until the last follower served the version.
     commit_to_served: f64,
     /// From the start of the encoding until the last follower served the version.
-    whole: f64,
+    encode_to_served: f64,
     /// The longest time between two tokens of the caller meanwhile, in milliseconds.
     caller_gap_ms: f64,
 }
@@ -238,11 +238,11 @@ async fn a_step_reaches_every_follower_while_callers_keep_receiving_tokens() {
     let threads = parameter("THREADS", 1);
     let stack = Stack::start("sync").await;
     let publisher = publisher(&stack, threads);
-    let mut image = tokio::task::spawn_blocking(move || random_checkpoint(&model(mib as i64), 5))
+    let mut checkpoint = tokio::task::spawn_blocking(move || random_checkpoint(&model(mib as i64), 5))
         .await
         .unwrap();
-    let weights = image.tensor_bytes() / 2;
-    let mut head = import_checkpoint(&publisher, Arc::new(image.clone()), LINE)
+    let weights = checkpoint.tensor_bytes() / 2;
+    let mut head = import_checkpoint(&publisher, Arc::new(checkpoint.clone()), LINE)
         .await
         .unwrap();
 
@@ -270,10 +270,10 @@ async fn a_step_reaches_every_follower_while_callers_keep_receiving_tokens() {
 
     let mut versions = vec![];
     for seed in 1..=steps {
-        let (next, before) = (image.clone(), image);
-        image = tokio::task::spawn_blocking(move || step(&before, seed)).await.unwrap();
+        let (next, before) = (checkpoint.clone(), checkpoint);
+        checkpoint = tokio::task::spawn_blocking(move || step(&before, seed)).await.unwrap();
         drop(next);
-        let times = publish_and_wait(&publisher, &image, head, &control.url, followers, &caller).await;
+        let times = publish_and_wait(&publisher, &checkpoint, head, &control.url, followers, &caller).await;
         head = times.version;
         versions.push(times);
     }
@@ -298,7 +298,7 @@ async fn a_step_reaches_every_follower_while_callers_keep_receiving_tokens() {
 /// Publishes a step and waits until every follower serves it.
 async fn publish_and_wait(
     publisher: &Publisher,
-    image: &Checkpoint,
+    checkpoint: &Checkpoint,
     parent: i64,
     control_url: &str,
     followers: usize,
@@ -308,7 +308,7 @@ async fn publish_and_wait(
     let external = External {
         line: LINE.into(),
         parent,
-        checkpoint: image.clone(),
+        checkpoint: checkpoint.clone(),
         with_checkpoint: false,
     };
     let outcome = publish_external(publisher, external).await.unwrap();
@@ -352,7 +352,7 @@ async fn publish_and_wait(
         stage,
         pause,
         commit_to_served,
-        whole: encode + upload + commit + commit_to_served,
+        encode_to_served: encode + upload + commit + commit_to_served,
         caller_gap_ms: caller.longest_gap_ms(started, Instant::now()),
     }
 }
@@ -394,7 +394,7 @@ fn report(weights: u64, followers: usize, threads: usize, calm_ms: f64, versions
             times.stage,
             times.pause * 1e3,
             times.commit_to_served,
-            times.whole,
+            times.encode_to_served,
             times.caller_gap_ms
         );
     }

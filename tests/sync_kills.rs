@@ -34,8 +34,8 @@ struct Answer {
     tokens: Vec<u32>,
 }
 
-fn greedy_answer(image: &Checkpoint) -> Answer {
-    let model = ExactModel::from_checkpoint(image).unwrap();
+fn greedy_answer(checkpoint: &Checkpoint) -> Answer {
+    let model = ExactModel::from_checkpoint(checkpoint).unwrap();
     let mut cache = KvCache::new(&model, 1, PROMPT.len() + TOKENS);
     let mut logits = model.prefill(&mut cache, 0, &PROMPT).unwrap();
     let mut tokens = vec![];
@@ -47,7 +47,7 @@ fn greedy_answer(image: &Checkpoint) -> Answer {
         logits = model.decode(&mut cache, &[best]).unwrap().swap_remove(0);
     }
     Answer {
-        root: image.root(),
+        root: checkpoint.root(),
         tokens,
     }
 }
@@ -119,12 +119,12 @@ async fn a_replica_that_is_killed_at_any_moment_serves_complete_versions() {
     });
     let mut random = StdRng::seed_from_u64(7);
     for kill in 1..=kills {
-        let image = random_checkpoint(&tiny(), kill);
-        let expected = greedy_answer(&image);
+        let checkpoint = random_checkpoint(&tiny(), kill);
+        let expected = greedy_answer(&checkpoint);
         let external = External {
             line: LINE.into(),
             parent: head,
-            checkpoint: image,
+            checkpoint,
             // a checkpoint now and then, so that a restarted replica needs few deltas
             with_checkpoint: kill % 10 == 0,
         };

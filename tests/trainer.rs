@@ -72,9 +72,9 @@ async fn a_cohort_is_trained_on_once_and_published_as_what_the_store_holds() {
     for sampled in &cohort {
         assert!(dispositions.iter().any(|d| d.id == sampled.id && d.step == Some(1)));
     }
-    let image = world.materialise(version).await;
-    assert_eq!(image.root().to_string(), world.root(version).await);
-    assert_ne!(image.root().to_string(), world.root(world.base).await);
+    let checkpoint = world.materialize(version).await;
+    assert_eq!(checkpoint.root().to_string(), world.root(version).await);
+    assert_ne!(checkpoint.root().to_string(), world.root(world.base).await);
     let metrics = world.metrics(1).await;
     let parity = metrics["mismatch"]["difference_max"].as_f64().unwrap();
     assert!(parity <= 1e-5, "sampler and trainer differ by {parity}");
@@ -243,7 +243,7 @@ async fn a_step_prepared_before_a_crash_is_committed_by_the_next_process() {
     assert_eq!(world.dispositions().await.len(), 8);
     assert_eq!(world.steps().await, 1);
     assert_eq!(
-        world.materialise(version).await.root().to_string(),
+        world.materialize(version).await.root().to_string(),
         world.root(version).await
     );
 }
@@ -286,7 +286,7 @@ async fn a_rollback_re_bases_the_line_and_drops_samples_of_the_abandoned_version
     assert!(world.events().await.iter().any(|e| e.contains("re-based")));
     // the abandoned version is unchanged and can be released again
     assert_eq!(
-        world.materialise(second).await.root().to_string(),
+        world.materialize(second).await.root().to_string(),
         world.root(second).await
     );
 }

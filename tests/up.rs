@@ -261,11 +261,11 @@ async fn data_survives_a_killed_server_a_killed_supervisor_and_an_orderly_stop()
     let mut third = place.start(&start);
     third.says(&ready, START).await;
     let mut connection = PgConnection::connect(&place.database_url()).await.unwrap();
-    let kept: i32 = sqlx::query_scalar("select n from kept")
+    let stored: i32 = sqlx::query_scalar("select n from kept")
         .fetch_one(&mut connection)
         .await
         .unwrap();
-    assert_eq!(kept, 42);
+    assert_eq!(stored, 42);
 
     let refused = place.command(&start).output().unwrap();
     assert!(!refused.status.success());

@@ -98,8 +98,8 @@ async fn an_old_database_and_store_go_on_where_they_were() {
     assert_eq!(first["root"], named.unwrap()["root"], "the version has other bytes now");
 
     // the run goes on from its old state: the next version is made from the newest one
-    let learnt = fleet.until_version_above(NEWEST, &mut Vec::new()).await;
-    let serial = learnt["version"].as_i64().unwrap();
+    let trained = fleet.until_version_above(NEWEST, &mut Vec::new()).await;
+    let serial = trained["version"].as_i64().unwrap();
     let parent: i64 = sqlx::query_scalar("select parent from version where policy = 'demo' and serial = $1")
         .bind(NEWEST + 1)
         .fetch_one(&stack.pool)
@@ -127,7 +127,7 @@ async fn restore(stack: &Stack, dump: &str) {
 
 /// A record of a topic as it was; bytes are in Base64.
 #[derive(Deserialize)]
-struct Kept {
+struct ArchivedRecord {
     topic: String,
     partition: i32,
     key: String,
@@ -139,25 +139,28 @@ struct Kept {
 async fn an_old_topic_is_read_to_the_same_rows() {
     let stack = Stack::start("upgrade_topic").await;
     let folder = unpack(&stack);
-    let kept: Vec<Kept> = serde_json::from_value(json(&folder.join("topics.json"))).unwrap();
+    let records: Vec<ArchivedRecord> = serde_json::from_value(json(&folder.join("topics.json"))).unwrap();
     let bytes = |text: &str| base64::engine::general_purpose::STANDARD.decode(text).unwrap();
     let topics = stack.kafka.topics();
     let producer: FutureProducer = ClientConfig::new()
         .set("bootstrap.servers", &stack.kafka.brokers)
         .create()
         .unwrap();
-    for record in kept.iter().filter(|record| record.topic != "dlq") {
+    for record in records.iter().filter(|record| record.topic != "dlq") {
         let topic = match record.topic.as_str() {
             "generation" => &topics.generation,
             "feedback" => &topics.feedback,
             _ => &topics.version,
         };
-        let headers = record.headers.iter().fold(OwnedHeaders::new(), |all, (key, value)| {
-            all.insert(Header {
-                key,
-                value: Some(&bytes(value)),
-            })
-        });
+        let headers = record
+            .headers
+            .iter()
+            .fold(OwnedHeaders::new(), |headers, (key, value)| {
+                headers.insert(Header {
+                    key,
+                    value: Some(&bytes(value)),
+                })
+            });
         let (key, value) = (bytes(&record.key), bytes(&record.value));
         let sent = FutureRecord::to(topic)
             .partition(record.partition)

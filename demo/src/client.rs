@@ -273,11 +273,11 @@ mod tests {
     /// A server that answers every POST with `answer` and keeps the bodies.
     async fn serve(answer: fn(usize, &Value) -> (u16, Value)) -> (Client, Arc<Mutex<Vec<Value>>>) {
         let bodies = Arc::new(Mutex::new(Vec::new()));
-        let kept = Arc::clone(&bodies);
+        let received = Arc::clone(&bodies);
         let handler = post(move |Json(body): Json<Value>| async move {
-            let mut kept = kept.lock().unwrap();
-            kept.push(body);
-            let (status, answer) = answer(kept.len(), &kept[kept.len() - 1]);
+            let mut received = received.lock().unwrap();
+            received.push(body);
+            let (status, answer) = answer(received.len(), &received[received.len() - 1]);
             (http::StatusCode::from_u16(status).unwrap(), Json(answer))
         });
         let router = Router::new()

@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyhow::ensure;
 
-use crate::{corpus::pauses, random::Draws, stats::Judgement};
+use crate::{corpus::pauses, random::Draws, stats::Judgment};
 
 /// Fraction of pauses whose developer gives no answer, whatever was shown.
 pub const SILENT_SHARE: f64 = 0.2;
@@ -36,7 +36,7 @@ pub struct Pause {
     /// Byte offset of the end of the line.
     line_end: usize,
     /// Whether an answer is given if something is shown. It is drawn before anything is seen, so
-    /// leaving out the pauses without an answer favours neither showing nor declining.
+    /// leaving out the pauses without an answer favors neither showing nor declining.
     pub answers: bool,
     /// From seeing the suggestion to answering it.
     pub delay: Duration,
@@ -124,13 +124,13 @@ impl Pause {
         &self.part.text[self.cursor..self.line_end]
     }
 
-    /// The developer's judgement. A suggestion is right if it is what was typed next, except for
+    /// The developer's judgment. A suggestion is right if it is what was typed next, except for
     /// trailing blanks.
-    pub fn judge(&self, suggestion: &str) -> Judgement {
+    pub fn judge(&self, suggestion: &str) -> Judgment {
         if suggestion.trim_end() == self.rest().trim_end() {
-            Judgement::Right
+            Judgment::Right
         } else {
-            Judgement::Wrong
+            Judgment::Wrong
         }
     }
 }
@@ -242,11 +242,11 @@ mod tests {
         assert_eq!((pause.context(100), pause.rest()), ("let ", "a = b;  "));
         assert_eq!(
             ["a = b;", "a = b;\n"].map(|text| pause.judge(text)),
-            [Judgement::Right; 2]
+            [Judgment::Right; 2]
         );
         assert_eq!(
             ["a = b", " a = b;", ""].map(|text| pause.judge(text)),
-            [Judgement::Wrong; 3]
+            [Judgment::Wrong; 3]
         );
     }
 }

@@ -23,15 +23,15 @@ const CONTROLS: &[&str] = &["if", "else", "match", "for", "while", "loop"];
 pub fn restyle(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + text.len() / 8);
     // Indentations of match arms whose block is open.
-    let mut arms: Vec<usize> = Vec::new();
+    let mut match_arms: Vec<usize> = Vec::new();
     for line in text.split_inclusive('\n') {
         let code = line.trim_end();
         let newline = &line[code.len()..];
         let word = code.trim_start();
         let indent = &code[..code.len() - word.len()];
-        let closed_an_arm = word.starts_with('}') && arms.last() == Some(&indent.len());
+        let closed_an_arm = word.starts_with('}') && match_arms.last() == Some(&indent.len());
         if closed_an_arm {
-            arms.pop();
+            match_arms.pop();
         }
         if word == "}" && closed_an_arm {
             out.push_str(code);
@@ -40,7 +40,7 @@ pub fn restyle(text: &str) -> String {
             continue;
         }
         if word.ends_with("=> {") && !is_comment(word) {
-            arms.push(indent.len());
+            match_arms.push(indent.len());
         }
         match word.strip_suffix(" {") {
             Some(head) if !is_comment(word) && opens_a_block(head) => {

@@ -15,7 +15,7 @@ use crate::{
     args::Args,
     developer::{self, FilePart, Pause},
     random::Draws,
-    stats::{self, ArmStats, FROZEN, Judgement, LEARNING, Measure, Observation, Outcome},
+    stats::{self, ArmStats, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome},
     suggester::{Draft, Method, Suggester},
 };
 
@@ -123,14 +123,10 @@ impl Policy {
             Self::Greedy => (greedy, !greedy.declined),
             Self::SampledAboveThreshold => (sampled, sampled.is_above(thresholds.sampled)),
             Self::GreedyAboveThreshold => (greedy, greedy.is_above(thresholds.greedy)),
-            Self::Oracle => (greedy, greedy.judgement == Judgement::Right),
+            Self::Oracle => (greedy, greedy.judgment == Judgment::Right),
         };
         Observation {
-            judgement: if shown {
-                suggestion.judgement
-            } else {
-                Judgement::Declined
-            },
+            judgment: if shown { suggestion.judgment } else { Judgment::Declined },
             ..trial.shown(suggestion)
         }
     }
@@ -150,7 +146,7 @@ impl Trial {
         Observation {
             user: self.user,
             answers: self.answers,
-            judgement: suggestion.judgement,
+            judgment: suggestion.judgment,
         }
     }
 }
@@ -158,7 +154,7 @@ impl Trial {
 #[derive(Debug, Clone, Copy)]
 struct Judged {
     /// If it is shown.
-    judgement: Judgement,
+    judgment: Judgment,
     declined: bool,
     /// Of the whole suggestion, nats.
     log_prob: f64,
@@ -167,7 +163,7 @@ struct Judged {
 impl Judged {
     fn new(draft: &Draft, pause: &Pause) -> Self {
         Self {
-            judgement: pause.judge(&draft.text),
+            judgment: pause.judge(&draft.text),
             declined: draft.declined,
             log_prob: draft.log_prob,
         }
@@ -372,9 +368,9 @@ mod tests {
     use super::*;
 
     fn judged(right: bool, declined: bool, log_prob: f64) -> Judged {
-        let judgement = if right { Judgement::Right } else { Judgement::Wrong };
+        let judgment = if right { Judgment::Right } else { Judgment::Wrong };
         Judged {
-            judgement,
+            judgment,
             declined,
             log_prob,
         }
@@ -405,8 +401,8 @@ mod tests {
         assert_eq!(thresholds.sampled, -3.0);
         assert_eq!(thresholds.greedy, f64::INFINITY, "nothing is right: show nothing");
         let shown = |policy: Policy| {
-            let seen = trials.iter().map(|trial| policy.observe(trial, thresholds).judgement);
-            seen.filter(|judgement| *judgement != Judgement::Declined).count()
+            let seen = trials.iter().map(|trial| policy.observe(trial, thresholds).judgment);
+            seen.filter(|judgment| *judgment != Judgment::Declined).count()
         };
         assert_eq!(Policy::ALL.map(shown), [4, 5, 3, 0, 0]);
     }

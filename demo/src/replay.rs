@@ -23,7 +23,7 @@ use crate::{
     progress::{FinishedPause, Progress, Run},
     queries::Live,
     shuffle::Shuffle,
-    stats::{Judgement, Observation, Outcome},
+    stats::{Judgment, Observation, Outcome},
     terminal::{Display, Key},
 };
 
@@ -134,10 +134,10 @@ async fn play_pause(
     shuffle: Option<Arc<Shuffle>>,
     permit: OwnedSemaphorePermit,
 ) -> FinishedPause {
-    let asked = Instant::now();
+    let requested_at = Instant::now();
     let answer = client.complete(&asker, |chars| pause.context(chars).to_owned()).await;
     drop(permit);
-    let latency = asked.elapsed();
+    let latency = requested_at.elapsed();
     let (suggestion, prompts_shortened) = match answer {
         Ok(answer) => answer,
         Err(failure) => {
@@ -148,15 +148,15 @@ async fn play_pause(
             };
         }
     };
-    let judgement = match suggestion.declined {
-        true => Judgement::Declined,
+    let judgment = match suggestion.declined {
+        true => Judgment::Declined,
         false => pause.judge(&suggestion.text),
     };
-    let delivery = if pause.answers && judgement != Judgement::Declined {
+    let delivery = if pause.answers && judgment != Judgment::Declined {
         // The statistics count what developers think; only what they say is permuted.
-        let answer = shuffle.map_or(judgement, |shuffle| shuffle.swap(judgement));
+        let answer = shuffle.map_or(judgment, |shuffle| shuffle.swap(judgment));
         sleep(pause.delay).await;
-        let (accept, time) = (answer == Judgement::Right, OffsetDateTime::now_utc());
+        let (accept, time) = (answer == Judgment::Right, OffsetDateTime::now_utc());
         Some(client.send_feedback(suggestion.generation_id, accept, time).await)
     } else {
         None
@@ -164,7 +164,7 @@ async fn play_pause(
     let observation = Observation {
         user: arrival.user,
         answers: pause.answers,
-        judgement,
+        judgment,
     };
     FinishedPause {
         outcome: Ok(Outcome {

@@ -4,14 +4,14 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::{random::Draws, stats::Judgement};
+use crate::{random::Draws, stats::Judgment};
 
 /// Answers that wait for a suggestion.
 const POOL: usize = 64;
 
 /// Permutes answers among the suggestions that are answered.
 #[derive(Debug)]
-pub struct Shuffle(Mutex<(Draws, Vec<Judgement>)>);
+pub struct Shuffle(Mutex<(Draws, Vec<Judgment>)>);
 
 impl Shuffle {
     pub fn new(seed: u64) -> Self {
@@ -19,21 +19,21 @@ impl Shuffle {
         Self(Mutex::new((draws, Vec::with_capacity(POOL))))
     }
 
-    /// Takes a developer's judgement and returns the judgement of an earlier suggestion. Each one
+    /// Takes a developer's judgment and returns the judgment of an earlier suggestion. Each one
     /// comes out once, except the last ones. While the pool fills, copies come out.
-    pub fn swap(&self, judgement: Judgement) -> Judgement {
+    pub fn swap(&self, judgment: Judgment) -> Judgment {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (draws, pool) = &mut *state;
         if pool.is_empty() {
-            pool.push(judgement);
-            return judgement;
+            pool.push(judgment);
+            return judgment;
         }
         let at = draws.below(pool.len());
         if pool.len() < POOL {
-            pool.push(judgement);
+            pool.push(judgment);
             pool[at]
         } else {
-            std::mem::replace(&mut pool[at], judgement)
+            std::mem::replace(&mut pool[at], judgment)
         }
     }
 }
@@ -48,10 +48,10 @@ mod tests {
         let n = 6000;
         let (mut accepted, mut agree) = (0, 0);
         for i in 0..n {
-            let judgement = if i % 3 == 0 { Judgement::Right } else { Judgement::Wrong };
-            let answer = shuffle.swap(judgement);
-            accepted += usize::from(answer == Judgement::Right);
-            agree += usize::from(answer == judgement);
+            let judgment = if i % 3 == 0 { Judgment::Right } else { Judgment::Wrong };
+            let answer = shuffle.swap(judgment);
+            accepted += usize::from(answer == Judgment::Right);
+            agree += usize::from(answer == judgment);
         }
         assert!(accepted.abs_diff(n / 3) <= POOL, "{accepted}");
         // Of independent answers 1/9 + 4/9 agree.

@@ -3,7 +3,7 @@
 //! Whether a developer answers is drawn with the pause, before anything is shown. Reward, accept
 //! rate and accepts per 100 pauses are over the pauses whose developer answers, declined ones
 //! included. The other pauses are left out whatever the policy did there. (Leaving out only the
-//! unanswered suggestions would count declines 1.25 times, which favours the arm that declines
+//! unanswered suggestions would count declines 1.25 times, which favors the arm that declines
 //! more.) The show rate is over all pauses.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -19,7 +19,7 @@ pub const FROZEN: &str = "base";
 
 /// What the developer thinks of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Judgement {
+pub enum Judgment {
     /// Nothing was shown.
     Declined,
     Right,
@@ -32,26 +32,26 @@ pub struct Observation {
     pub user: usize,
     /// Whether this developer answers here if something is shown.
     pub answers: bool,
-    pub judgement: Judgement,
+    pub judgment: Judgment,
 }
 
 impl Observation {
     /// Reward at the price `tau` of showing.
     pub fn reward(&self, tau: f64) -> f64 {
-        match self.judgement {
-            Judgement::Declined => 0.0,
-            Judgement::Right => 1.0 - tau,
-            Judgement::Wrong => -tau,
+        match self.judgment {
+            Judgment::Declined => 0.0,
+            Judgment::Right => 1.0 - tau,
+            Judgment::Wrong => -tau,
         }
     }
 
     /// 1 if the suggestion is accepted, else 0.
     fn accept(&self) -> f64 {
-        unit(self.judgement == Judgement::Right)
+        unit(self.judgment == Judgment::Right)
     }
 
     fn is_shown(&self) -> bool {
-        self.judgement != Judgement::Declined
+        self.judgment != Judgment::Declined
     }
 }
 
@@ -116,11 +116,11 @@ impl ArmStats {
             std::array::from_fn(|_| Clusters::<usize>::default());
         for observation in observations {
             let Observation { user, answers, .. } = observation;
-            match observation.judgement {
-                Judgement::Declined => stats.declined += 1,
+            match observation.judgment {
+                Judgment::Declined => stats.declined += 1,
                 _ if !answers => stats.unanswered += 1,
-                Judgement::Right => stats.accepted += 1,
-                Judgement::Wrong => stats.rejected += 1,
+                Judgment::Right => stats.accepted += 1,
+                Judgment::Wrong => stats.rejected += 1,
             }
             show_rate.add(user, unit(observation.is_shown()));
             if answers {
@@ -282,15 +282,15 @@ pub fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
 pub mod tests {
     use report::Estimate;
 
-    use super::Judgement::{Declined, Right, Wrong};
+    use super::Judgment::{Declined, Right, Wrong};
     use super::*;
 
-    pub fn outcome(user: usize, arm: &str, judgement: Judgement, answers: bool) -> Outcome {
+    pub fn outcome(user: usize, arm: &str, judgment: Judgment, answers: bool) -> Outcome {
         Outcome {
             observation: Observation {
                 user,
                 answers,
-                judgement,
+                judgment,
             },
             at: Duration::ZERO,
             nth: 0,
@@ -329,9 +329,9 @@ pub mod tests {
 
     #[test]
     fn an_arm_that_declines_more_gains_nothing_from_silent_developers() {
-        let of = |judgement| {
+        let of = |judgment| {
             (0..100)
-                .map(|n| outcome(n, "base", judgement, n % 5 != 0))
+                .map(|n| outcome(n, "base", judgment, n % 5 != 0))
                 .collect::<Vec<_>>()
         };
         assert_eq!(stats(&of(Declined)).n, stats(&of(Wrong)).n);
@@ -365,10 +365,10 @@ pub mod tests {
 
     #[test]
     fn a_paired_difference_is_of_the_same_pauses() {
-        let of = |user, judgement| Observation {
+        let of = |user, judgment| Observation {
             user,
             answers: true,
-            judgement,
+            judgment,
         };
         let pairs = [
             (of(1, Right), of(1, Wrong)),
@@ -384,7 +384,7 @@ pub mod tests {
 
     #[test]
     fn every_rate_has_an_interval_by_user() {
-        let of = |user, judgements: [Judgement; 4]| judgements.map(|judgement| outcome(user, "base", judgement, true));
+        let of = |user, judgments: [Judgment; 4]| judgments.map(|judgment| outcome(user, "base", judgment, true));
         let outcomes = [
             of(1, [Right, Right, Wrong, Declined]),
             of(2, [Right, Wrong, Wrong, Wrong]),

@@ -70,7 +70,7 @@ impl Suggester {
     }
 
     pub fn encode(&self, prompt: &str) -> anyhow::Result<Vec<u32>> {
-        self.tokenizer.encode_prompt(prompt).context("tokenise a prompt")
+        self.tokenizer.encode_prompt(prompt).context("tokenize a prompt")
     }
 
     /// Longest prompt that leaves room for a suggestion.

@@ -51,8 +51,8 @@ impl Role {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let all = [Self::Serving, Self::Research, Self::Release, Self::Admin];
-        all.into_iter().find(|role| role.as_str() == text)
+        let roles = [Self::Serving, Self::Research, Self::Release, Self::Admin];
+        roles.into_iter().find(|role| role.as_str() == text)
     }
 }
 

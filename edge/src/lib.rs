@@ -8,6 +8,7 @@ pub mod auth;
 pub mod bind;
 pub mod json;
 pub mod problem;
+pub mod query;
 pub mod server;
 pub mod trace;
 

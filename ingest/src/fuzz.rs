@@ -1,9 +1,9 @@
-//! Fuzz targets for every decoder of this crate.
+//! Fuzz targets for every decoder and endpoint of this crate.
 //!
-//! For any input, a decoder must not panic and must stay within its limits, and accepted inputs
-//! must survive every round trip. The tests run each target briefly with random inputs. `make
-//! fuzz-ingest` runs them under libFuzzer (`fuzz/main.rs`). Built only for tests and with the
-//! feature `fuzz`.
+//! For any input, a decoder or endpoint must not panic and must use bounded memory and time. An
+//! accepted input must be equal after it is written and read again. The tests run each target
+//! briefly with random inputs. `make fuzz-ingest` runs them under libFuzzer (`fuzz/main.rs`).
+//! Compiled only in tests or with the feature `fuzz`.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,10 +11,10 @@
     reason = "a violated property must end the run, as in a test"
 )]
 
+mod configuration;
 mod dlq;
 mod events;
 mod requests;
-mod rewards;
 mod seeds;
 #[cfg(test)]
 mod tests;
@@ -24,15 +24,15 @@ use crate::entry::spool;
 /// One decoder or endpoint.
 pub struct Target {
     pub name: &'static str,
-    /// The inputs that mutation starts from; most are accepted.
+    /// Inputs that the fuzzer mutates. Most of them are valid.
     pub seeds: fn() -> Vec<Vec<u8>>,
     /// Reads one input and returns whether it was accepted. Panics if a property is violated.
     pub run: fn(&[u8]) -> bool,
     /// Number of inputs in the tests.
-    pub runs: u32,
+    pub test_inputs: u32,
 }
 
-const RUNS: u32 = 4_000;
+const TEST_INPUTS: u32 = 4_000;
 
 pub const TARGETS: &[Target] = &[
     target("event_protobuf", seeds::protobuf, events::protobuf),
@@ -64,11 +64,11 @@ pub const TARGETS: &[Target] = &[
     }),
     target("http_request", seeds::request, requests::request),
     target("http_compressed", seeds::compressed, requests::compressed),
-    target("reward_expression", seeds::expression, rewards::expression),
-    target("options", seeds::options, rewards::options),
+    target("reward_expression", seeds::expression, configuration::expression),
+    target("ingest_options", seeds::options, configuration::ingest_options),
     target("spool_segment", seeds::segment, spool::fuzz::segment),
     Target {
-        runs: 400,
+        test_inputs: 400,
         ..target("spool_folder", seeds::folder, spool::fuzz::folder)
     },
 ];
@@ -78,6 +78,6 @@ const fn target(name: &'static str, seeds: fn() -> Vec<Vec<u8>>, run: fn(&[u8]) 
         name,
         seeds,
         run,
-        runs: RUNS,
+        test_inputs: TEST_INPUTS,
     }
 }

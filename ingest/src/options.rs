@@ -290,16 +290,16 @@ mod tests {
 
     #[test]
     fn a_definition_can_replace_its_surface() {
-        let kept = Definition {
+        let definition = Definition {
             reward: Some("kept".to_owned()),
             ..Definition::completion()
         };
         let options = Options::default();
-        let error = options.rule_of(kept.clone(), &[]).unwrap_err();
+        let error = options.rule_of(definition.clone(), &[]).unwrap_err();
         assert!(format!("{error:#}").contains("names \"kept\""), "{error:#}");
         let metric = Metric::new("kept", MetricType::Float);
-        let rule = options.rule_of(kept.clone(), &[metric]).unwrap();
-        assert_eq!(rule.definition, kept);
+        let rule = options.rule_of(definition.clone(), &[metric]).unwrap();
+        assert_eq!(rule.definition, definition);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Charts as inline SVG. Shapes carry style classes; the colours are in the page's style sheet.
+//! Charts as inline SVG. Shapes carry style classes; the colors are in the page's style sheet.
 
 use maud::{Markup, html};
 
@@ -61,7 +61,7 @@ impl Axis {
         }
     }
 
-    /// From 0 to `seconds`, labelled in minutes.
+    /// From 0 to `seconds`, labeled in minutes.
     pub fn minutes(seconds: f64) -> Self {
         let step = step(seconds / 60.0 / 6.0);
         let ticks = (0..)

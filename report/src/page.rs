@@ -1,10 +1,11 @@
-//! The page around a report: one HTML document without scripts, fonts or addresses, and its parts.
+//! The HTML page of a report: one document that loads nothing (no scripts, fonts or links to other
+//! files).
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
 
-/// A whole document. `style` is CSS of the report's own, after the common style sheet.
+/// A complete HTML document. `style` is additional CSS; it follows the common style sheet.
 pub fn document(title: &str, style: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
@@ -30,7 +31,7 @@ pub fn section(title: &str, body: &Markup) -> Markup {
 }
 
 /// A table of names and values.
-pub fn facts(rows: &[(&str, String)]) -> Markup {
+pub fn name_value_table(rows: &[(&str, String)]) -> Markup {
     html! {
         table .facts {
             @for (name, value) in rows {
@@ -43,18 +44,18 @@ pub fn facts(rows: &[(&str, String)]) -> Markup {
 /// One headline figure.
 #[derive(Debug)]
 pub struct Tile {
-    pub name: &'static str,
+    pub label: &'static str,
     pub value: String,
     /// Lines below the value.
     pub notes: Vec<String>,
 }
 
-pub fn tiles(tiles: &[Tile]) -> Markup {
+pub fn render_tiles(tiles: &[Tile]) -> Markup {
     html! {
         div .tiles {
-            @for Tile { name, value, notes } in tiles {
+            @for Tile { label, value, notes } in tiles {
                 div .tile {
-                    p { (name) }
+                    p { (label) }
                     p .value { (value) }
                     @for note in notes { p { (note) } }
                 }

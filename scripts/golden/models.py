@@ -152,7 +152,7 @@ FIXTURES = {
 }
 
 
-def initialise(model, generator):
+def initialize(model, generator):
     """Sets every value off its neutral element, so that logits vary by several nats."""
     tied = model.config.tie_word_embeddings
     state = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if "correction_bias" in n}
@@ -313,7 +313,7 @@ def make(name, fixture, folder, scratch):
     cls = getattr(transformers, fixture.model + "ForCausalLM")
     config = getattr(transformers, fixture.model + "Config")(**BASE, **fixture.config)
     model = cls(config)
-    initialise(model, generator)
+    initialize(model, generator)
     bias = {n: b.clone() for n, b in model.named_buffers() if "correction_bias" in n}
     model.to(fixture.dtype)
     for n, value in bias.items():  # stays f32, as transformers keeps it
@@ -406,7 +406,7 @@ the mask of assistant tokens); and two tokenizers of common kinds, `byte_level.j
 top-k, top-p, min-p and the repetition penalty on random logits.
 
 `policy/artifact/tests/golden/quantised.json` (`scripts/golden/quant.py`): matrices with the fp8 codes of
-torch 2.11.0 and the int4 codes and scales of compressed-tensors 0.20.0, for each spec of quantised
+torch 2.11.0 and the int4 codes and scales of compressed-tensors 0.20.0, for each spec of quantized
 copies.
 """
 

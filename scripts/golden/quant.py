@@ -1,4 +1,4 @@
-"""Quantised matrices by torch and compressed-tensors, the reference for `artifact::quant`.
+"""Quantized matrices by torch and compressed-tensors, the reference for `artifact::quant`.
 
 Run by scripts/golden.sh. Writes policy/artifact/tests/golden/quantised.json: matrices with their codes
 and scales, as the hexadecimal bytes of a checkpoint. torch rounds to float8_e4m3fn. compressed-tensors

@@ -3,7 +3,7 @@
 //!
 //! A body (`body`) is checked (`request`), routed, sampled by one task per choice (`choice`), and
 //! answered (`answer`). A task ends when the log has acknowledged its generation; only then does
-//! the caller get the final chunk. If the caller disconnects, its choices are cancelled, and the
+//! the caller get the final chunk. If the caller disconnects, its choices are canceled, and the
 //! tokens sampled so far are logged as aborted.
 
 mod answer;

@@ -1,6 +1,6 @@
-//! The fleet: the latest report of each replica, and the times of each swap to a new version. This
-//! API stores and shows them; it neither routes requests nor restarts replicas. The replica's side
-//! is in `reporter`.
+//! The fleet: the latest report of each replica, and how long each part of a swap took. This API
+//! stores and shows them; it neither routes requests nor restarts replicas. The replica's side is in
+//! `reporter`.
 
 mod reporter;
 
@@ -8,12 +8,13 @@ pub use reporter::Reporter;
 
 use crate::database::{page_limit, unavailable};
 use axum::Router;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use edge::Problem;
 use edge::auth::{Principal, Role};
 use edge::json::Json;
+use edge::query::Query;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use time::OffsetDateTime;
@@ -29,9 +30,9 @@ const PAGE_MAX: i64 = 1000;
 pub struct Report {
     pub cluster: String,
     pub policy: String,
-    /// Where it answers.
+    /// Base address of its completions API.
     pub address: String,
-    /// The assignment in force; 0: none yet.
+    /// Epoch of the assignment in force; 0 if it has none yet.
     pub epoch: i64,
     pub resident: Vec<ReportedVersion>,
     pub ready: bool,
@@ -42,20 +43,21 @@ pub struct ReportedVersion {
     pub version: i64,
     /// Content hash.
     pub root: String,
-    /// Aliases that name it; empty: its last requests are ending.
+    /// Aliases that name it. If empty, only requests that began on it still use it.
     pub aliases: Vec<String>,
 }
 
 /// One version that a replica loaded: `POST /v1/swaps`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Swap {
-    /// Given by the database.
+    /// Set by the database; ignored in requests.
     #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
     pub id: Option<Uuid>,
     pub replica: String,
     pub policy: String,
     pub version: i64,
     pub epoch: i64,
+    /// Downloading.
     pub fetch_ms: f64,
     /// Decoding the delta and hashing the result.
     pub verify_ms: f64,
@@ -63,7 +65,7 @@ pub struct Swap {
     pub stage_ms: f64,
     /// How long the engine paused.
     pub pause_ms: f64,
-    /// When users were first routed to it. Default: when the report arrives.
+    /// When users were first routed to it. Default: when the request arrives.
     #[serde(with = "time::serde::rfc3339", default = "OffsetDateTime::now_utc")]
     pub at: OffsetDateTime,
 }
@@ -71,13 +73,13 @@ pub struct Swap {
 /// The routes; put them behind `edge::auth`.
 pub fn router(pool: PgPool) -> Router {
     Router::new()
-        .route("/v1/replicas", get(replicas))
-        .route("/v1/replicas/{id}", post(report))
-        .route("/v1/swaps", get(swaps).post(swap))
+        .route("/v1/replicas", get(list_replicas))
+        .route("/v1/replicas/{id}", post(post_report))
+        .route("/v1/swaps", get(list_swaps).post(post_swap))
         .with_state(pool)
 }
 
-async fn report(
+async fn post_report(
     State(pool): State<PgPool>,
     principal: Principal,
     Path(id): Path<String>,
@@ -121,11 +123,12 @@ struct ReplicaView {
     ready: bool,
     #[serde(with = "time::serde::rfc3339")]
     reported_at: OffsetDateTime,
-    /// No report lately, so this one may be out of date.
+    /// Whether the last report is older than [`SILENT_SECONDS`], so the other fields may be out of
+    /// date.
     silent: bool,
 }
 
-async fn replicas(State(pool): State<PgPool>, principal: Principal) -> Result<Json<Replicas>, Problem> {
+async fn list_replicas(State(pool): State<PgPool>, principal: Principal) -> Result<Json<Replicas>, Problem> {
     principal.require(&[Role::Serving, Role::Research, Role::Release])?;
     let replicas = sqlx::query_as!(
         ReplicaView,
@@ -140,7 +143,11 @@ async fn replicas(State(pool): State<PgPool>, principal: Principal) -> Result<Js
     Ok(Json(Replicas { replicas }))
 }
 
-async fn swap(State(pool): State<PgPool>, principal: Principal, Json(swap): Json<Swap>) -> Result<StatusCode, Problem> {
+async fn post_swap(
+    State(pool): State<PgPool>,
+    principal: Principal,
+    Json(swap): Json<Swap>,
+) -> Result<StatusCode, Problem> {
     principal.require(&[Role::Serving])?;
     sqlx::query!(
         "insert into swap (replica, policy, version, epoch, fetch_ms, verify_ms, stage_ms, pause_ms, at)
@@ -173,7 +180,7 @@ struct Swaps {
     swaps: Vec<Swap>,
 }
 
-async fn swaps(
+async fn list_swaps(
     State(pool): State<PgPool>,
     principal: Principal,
     Query(query): Query<SwapQuery>,

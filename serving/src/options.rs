@@ -1,5 +1,6 @@
 //! Configuration of `springtide serve`. Every field has a unit and a default.
 
+use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -75,20 +76,19 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The first invalid value, as a message for the author of the file.
-    pub fn check(&self) -> Result<(), String> {
-        if self.replica.is_empty() || self.replica.contains(['/', ' ']) {
-            return Err(format!(
-                "serve.replica is {:?}; give a name without spaces or slashes",
-                self.replica
-            ));
-        }
-        if self.slots == 0 || self.slots_reserved_for_production >= self.slots {
-            return Err(format!(
-                "serve.slots_reserved_for_production is {} of {} slots; rollouts need at least one",
-                self.slots_reserved_for_production, self.slots
-            ));
-        }
+    /// Checks all values. The error names the first invalid one.
+    pub fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            !self.replica.is_empty() && !self.replica.contains(['/', ' ']),
+            "serve.replica is {:?}; give a name without spaces or slashes",
+            self.replica
+        );
+        ensure!(
+            self.slots_reserved_for_production < self.slots,
+            "serve.slots_reserved_for_production is {} of {} slots; rollouts need at least one",
+            self.slots_reserved_for_production,
+            self.slots
+        );
         for (field, value) in [
             ("threads", usize::from(self.threads)),
             ("context_tokens_max", self.context_tokens_max),
@@ -97,19 +97,18 @@ impl Options {
             ("max_tokens_default", self.max_tokens_default),
             ("choices_max", self.choices_max),
         ] {
-            if value == 0 {
-                return Err(format!("serve.{field} is 0; it must be at least 1"));
-            }
+            ensure!(value > 0, "serve.{field} is 0; it must be at least 1");
         }
-        if self.choices_max > self.queue_choices_max {
-            return Err(format!(
-                "serve.choices_max {} does not fit serve.queue_choices_max {}",
-                self.choices_max, self.queue_choices_max
-            ));
-        }
-        if self.poll_interval_ms == 0 || self.heartbeat_interval_ms == 0 {
-            return Err("serve.poll_interval_ms and serve.heartbeat_interval_ms must be at least 1".into());
-        }
+        ensure!(
+            self.choices_max <= self.queue_choices_max,
+            "serve.choices_max {} does not fit serve.queue_choices_max {}",
+            self.choices_max,
+            self.queue_choices_max
+        );
+        ensure!(
+            self.poll_interval_ms > 0 && self.heartbeat_interval_ms > 0,
+            "serve.poll_interval_ms and serve.heartbeat_interval_ms must be at least 1"
+        );
         Ok(())
     }
 }
@@ -129,11 +128,17 @@ mod tests {
             slots: 4,
             ..Options::default()
         };
-        assert!(options.check().unwrap_err().contains("slots_reserved_for_production"));
+        assert!(
+            options
+                .check()
+                .unwrap_err()
+                .to_string()
+                .contains("slots_reserved_for_production")
+        );
         let options = Options {
             queue_choices_max: 0,
             ..Options::default()
         };
-        assert!(options.check().unwrap_err().contains("queue_choices_max"));
+        assert!(options.check().unwrap_err().to_string().contains("queue_choices_max"));
     }
 }

@@ -49,10 +49,10 @@ impl RouteTable {
             versions,
         };
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let old = std::mem::replace(&mut *table, new);
+        let replaced = std::mem::replace(&mut *table, new);
         // free the old versions without holding the lock
         drop(table);
-        drop(old);
+        drop(replaced);
     }
 
     /// Epoch of the assignment in force; 0: none yet.

@@ -48,7 +48,7 @@ impl Replica {
     /// Serves until `shutdown`. Fails if the engine dies; the process must then restart.
     pub async fn run(self, listener: TcpListener, shutdown: CancellationToken) -> anyhow::Result<()> {
         let options = self.options;
-        options.check().map_err(anyhow::Error::msg)?;
+        options.check()?;
         let address = listener.local_addr().context("read the listening address")?;
         edge::bind::check(address, self.auth.required())?;
         let log = Producer::new(&self.kafka).context("start the log's producer")?;

@@ -7,7 +7,7 @@ use super::output::Output;
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum Command {
-    /// Check the configuration for contradictions.
+    /// Check that the configuration is valid.
     Check,
     /// Print the configuration in force, without secrets.
     Show(Output),

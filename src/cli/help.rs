@@ -94,6 +94,8 @@ mod tests {
             "policy share new --base old --shard 1/4 --name n",
             "policy publish new --line l --parent 1 --image",
             "policy publish new --line l --parent 1 --shares n --of 4 --base old",
+            "policy pull 41 folder --quantised fp8-e4m3-b128.1",
+            "policy verify 41 --quantised",
             "dlq list --reason invalid",
         ] {
             let words = ["springtide"].into_iter().chain(line.split(' '));

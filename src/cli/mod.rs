@@ -149,7 +149,7 @@ impl Cli {
         }
         let load = match self.command.needs_keys() {
             true => Config::load,
-            false => Config::load_without_keys,
+            false => Config::load_skipping_auth_check,
         };
         let mut config = load(self.config.as_deref())?;
         if let Some(format) = self.log {

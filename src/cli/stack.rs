@@ -48,7 +48,7 @@ impl Command {
         let config = &app.config;
         match self {
             Self::Fetch(output) => {
-                let fetch::Parts { postgres, kafka, java } = fetch::all(&config.stack.cache)?;
+                let fetch::Parts { postgres, kafka, java } = fetch::fetch(&config.stack.cache)?;
                 let document = json!({"postgres": postgres, "kafka": kafka, "java": java});
                 let (postgres, kafka, java) = (postgres.display(), kafka.display(), java.display());
                 output.print(&document, || {

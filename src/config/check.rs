@@ -1,21 +1,21 @@
-//! Contradictions between sections. Messages name the fields as the file spells them, and say what
-//! to do.
+//! Checks of the whole configuration. Messages name the fields as the file spells them, and say
+//! what to do.
 
 use std::collections::BTreeMap;
 
-use anyhow::{anyhow, bail, ensure};
+use anyhow::{bail, ensure};
 
 use super::Config;
 
 impl Config {
-    /// Refuses values that cannot work together.
+    /// Refuses values that are out of range or cannot work together.
     pub fn check(&self) -> anyhow::Result<()> {
         self.ingest.check()?;
         self.spool.check()?;
         self.relay.check()?;
-        self.serve.check().map_err(|why| anyhow!(why))?;
-        self.release.check().map_err(|why| anyhow!(why))?;
-        self.trainer.check().map_err(|why| anyhow!(why))?;
+        self.serve.check()?;
+        self.release.check()?;
+        self.trainer.check()?;
         self.check_ports()?;
         self.check_store()?;
         self.check_learning()?;
@@ -28,22 +28,22 @@ impl Config {
             !self.policy.name.is_empty(),
             "policy.name is empty: give the model a name"
         );
-        let quantised = &self.policy.quantised;
-        if let Some(twice) = (1..quantised.len()).find(|&i| quantised[..i].contains(&quantised[i])) {
-            bail!("policy.quantised names {} twice: name it once", quantised[twice]);
+        let quantized = &self.policy.quantized;
+        if let Some(twice) = (1..quantized.len()).find(|&i| quantized[..i].contains(&quantized[i])) {
+            bail!("policy.quantised names {} twice: name it once", quantized[twice]);
         }
         Ok(())
     }
 
     fn check_ports(&self) -> anyhow::Result<()> {
-        let mut taken: BTreeMap<u16, &str> = BTreeMap::new();
-        for (field, address) in self.own_addresses() {
+        let mut fields_by_port: BTreeMap<u16, &str> = BTreeMap::new();
+        for (field, address) in self.listen_addresses() {
             let port = address.port();
             ensure!(
                 port != 0,
                 "{field} has port 0, which other roles could not find: give a fixed port"
             );
-            if let Some(other) = taken.insert(port, field) {
+            if let Some(other) = fields_by_port.insert(port, field) {
                 bail!("{other} and {field} both have port {port}: change one of them");
             }
         }
@@ -72,15 +72,14 @@ impl Config {
     }
 
     fn check_store(&self) -> anyhow::Result<()> {
-        let Some(store) = &self.policy.store else {
-            return Ok(());
-        };
-        ensure!(
-            ["file:///", "s3://", "http://", "https://"]
-                .iter()
-                .any(|scheme| store.starts_with(scheme)),
-            "policy.store is {store:?}: give file:///an/absolute/folder, s3://bucket/prefix or http://a-relay:8004"
-        );
+        if let Some(store) = &self.policy.store {
+            ensure!(
+                ["file:///", "s3://", "http://", "https://"]
+                    .iter()
+                    .any(|scheme| store.starts_with(scheme)),
+                "policy.store is {store:?}: give file:///an/absolute/folder, s3://bucket/prefix or http://a-relay:8004"
+            );
+        }
         ensure!(
             (1..=256).contains(&self.policy.cache_streams),
             "policy.cache_streams is {}: give 1 to 256",
@@ -171,6 +170,14 @@ mod tests {
         assert!(why.contains("trainer.realtime.alias"), "{why}");
         let why = refusal(|config| config.trainer.realtime.line = "other".to_owned());
         assert!(why.contains("trainer.realtime.line"), "{why}");
+    }
+
+    #[test]
+    fn streams_and_threads_are_checked_for_the_default_store_too() {
+        let why = refusal(|config| config.policy.cache_streams = 0);
+        assert!(why.contains("policy.cache_streams"), "{why}");
+        let why = refusal(|config| config.policy.sync_threads = 257);
+        assert!(why.contains("policy.sync_threads"), "{why}");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! `GET /v1/ledger`: what became of every generation. All counts come from one snapshot, so they
 //! add up.
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use edge::Problem;
 use edge::auth::Principal;
 use edge::json::Json;
+use edge::query::Query;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use time::OffsetDateTime;

@@ -20,7 +20,7 @@ pub struct Role {
     pub auth: Auth,
     /// `/metrics`, for the role to merge into its own routes.
     pub metrics: Router,
-    /// Cancelled by SIGTERM and SIGINT.
+    /// Canceled by SIGTERM and SIGINT.
     pub shutdown: CancellationToken,
 }
 

@@ -44,7 +44,7 @@ impl Ephemeral {
     /// Call it from a thread that outlives them (see [`super::exec`]).
     pub async fn start(cache: &Path, durable: bool) -> anyhow::Result<Self> {
         sweep();
-        let parts = fetch::all(cache)?;
+        let parts = fetch::fetch(cache)?;
         let dir = tempfile::Builder::new()
             .prefix(PREFIX)
             .permissions(Permissions::from_mode(0o755))

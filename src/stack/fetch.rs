@@ -33,7 +33,7 @@ pub struct Parts {
 }
 
 /// Downloads what is missing in `cache`, about 70 MB the first time.
-pub fn all(cache: &Path) -> anyhow::Result<Parts> {
+pub fn fetch(cache: &Path) -> anyhow::Result<Parts> {
     let cache = Cache::open(cache)?;
     let postgres = postgres(&cache)?;
     let java = java(&cache)?;

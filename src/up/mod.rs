@@ -1,15 +1,15 @@
 //! Runs all of Springtide on one machine. Starts Postgres and Kafka (unless external ones are
-//! configured), updates schema, topics and keys, then runs every role as a child process of this
-//! binary. Restarts what dies; stops everything in order. It knows nothing of what the roles do: it
-//! looks at exit codes and `/health` only.
+//! configured), creates or updates schema, topics and keys, then runs every role as a child process
+//! of this binary. Restarts processes that end, and stops all of them in reverse order. Of the roles
+//! it sees only exit codes and `/health`.
 //!
-//! Everything here runs on the main thread: the kernel kills a child when the *thread* that started
+//! Everything here runs on the main thread: the kernel signals a child when the *thread* that started
 //! it ends (see [`crate::stack::exec`]), and the main thread ends last.
 
 mod lent;
-mod parts;
 mod prepare;
 mod service;
+mod services;
 mod state_lock;
 
 use std::ffi::OsString;
@@ -24,12 +24,12 @@ use tokio::task::LocalSet;
 use crate::config::Config;
 use crate::stack::child::Child;
 use crate::stack::exec;
-use lent::LentTerminal;
+use lent::TerminalGuard;
 use service::{Running, Service, State};
 use state_lock::StateLock;
 
-/// How often a part that is not ready yet is mentioned again.
-const STILL_WAITING_EVERY: Duration = Duration::from_secs(15);
+/// Time between two messages about a service that is not ready.
+const WAITING_MESSAGE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The demo, run when all roles are ready.
 pub struct Demo<'a> {
@@ -43,9 +43,9 @@ pub struct Demo<'a> {
 pub async fn run(config: &Config, config_file: Option<PathBuf>, demo: Option<Demo<'_>>) -> anyhow::Result<ExitCode> {
     let supervisor = Supervisor::new(config, config_file)?;
     let work = async {
-        supervisor.servers().await?;
-        supervisor.roles().await?;
-        supervisor.announce();
+        supervisor.start_servers().await?;
+        supervisor.start_roles().await?;
+        supervisor.print_addresses();
         if let Some(demo) = demo {
             let status = supervisor.demo(demo.args).await?;
             if demo.once {
@@ -63,8 +63,8 @@ pub async fn run(config: &Config, config_file: Option<PathBuf>, demo: Option<Dem
 pub async fn run_servers(config: &Config) -> anyhow::Result<ExitCode> {
     let supervisor = Supervisor::new(config, None)?;
     let work = async {
-        supervisor.servers().await?;
-        eprintln!("Postgres: {}", parts::shown_postgres(config));
+        supervisor.start_servers().await?;
+        eprintln!("Postgres: {}", services::shown_postgres(config));
         eprintln!("Kafka:    {}", config.kafka_client().brokers);
         std::future::pending().await
     };
@@ -101,23 +101,23 @@ impl<'a> Supervisor<'a> {
         };
         tokio::select! {
             () = self.stop() => {}
-            name = signals.next() => eprintln!("{name} again: exiting at once"), // children die with us
+            name = signals.next() => eprintln!("{name} again: exiting at once"), // the kernel ends the children
         }
         outcome
     }
 
-    /// Starts Postgres and Kafka unless external ones are configured, then updates schema, topics
-    /// and keys.
-    async fn servers(&self) -> anyhow::Result<()> {
+    /// Starts Postgres and Kafka unless external ones are configured, then creates or updates schema,
+    /// topics and keys.
+    async fn start_servers(&self) -> anyhow::Result<()> {
         self.lock.clear_leftovers().await?;
-        parts::check_ports(self.config)?;
-        let services = parts::servers(self.config).await?;
+        services::check_ports(self.config)?;
+        let services = services::servers(self.config).await?;
         self.bring_up(services).await?;
-        prepare::all(self.config).await
+        prepare::prepare(self.config).await
     }
 
-    async fn roles(&self) -> anyhow::Result<()> {
-        self.bring_up(parts::roles(self.config, self.config_file.as_deref())?)
+    async fn start_roles(&self) -> anyhow::Result<()> {
+        self.bring_up(services::roles(self.config, self.config_file.as_deref())?)
             .await
     }
 
@@ -130,13 +130,13 @@ impl<'a> Supervisor<'a> {
             self.running.borrow_mut().push(running);
         }
         let started = Instant::now();
-        let mut mention = tokio::time::interval(STILL_WAITING_EVERY);
-        mention.tick().await; // the first tick comes at once
+        let mut message_timer = tokio::time::interval(WAITING_MESSAGE_INTERVAL);
+        message_timer.tick().await; // the first tick comes at once
         for (name, log, mut state) in starting {
             loop {
                 let now = state.borrow_and_update().clone();
                 match now {
-                    State::Ready => {
+                    State::WasReady => {
                         eprintln!("{name:<8} ready after {:.1} s", started.elapsed().as_secs_f64());
                         break;
                     }
@@ -145,14 +145,14 @@ impl<'a> Supervisor<'a> {
                 }
                 tokio::select! {
                     changed = state.changed() => changed.context("watch a service")?,
-                    _ = mention.tick() => eprintln!("waiting for {name}; it logs to {}", log.display()),
+                    _ = message_timer.tick() => eprintln!("waiting for {name}; it logs to {}", log.display()),
                 }
             }
         }
         Ok(())
     }
 
-    fn announce(&self) {
+    fn print_addresses(&self) {
         let config = self.config;
         eprintln!("\nSpringtide is up.");
         eprintln!("  completions  {}/v1/completions", config.serve_url());
@@ -161,7 +161,7 @@ impl<'a> Supervisor<'a> {
             "  control      {}/v1/releases, /v1/runs, /v1/ledger",
             config.control_url()
         );
-        eprintln!("  database     {}", parts::shown_postgres(config));
+        eprintln!("  database     {}", services::shown_postgres(config));
         eprintln!("  logs         {}", config.log_dir().display());
         eprintln!("Ctrl-C stops it.\n");
     }
@@ -170,10 +170,10 @@ impl<'a> Supervisor<'a> {
     async fn demo(&self, args: &[OsString]) -> anyhow::Result<ExitCode> {
         let mut command = exec::own_subcommand(self.config_file.as_deref(), "demo")?;
         command.args(args);
-        let terminal = LentTerminal::lend();
+        let terminal = TerminalGuard::hand_over();
         let mut demo = Child::spawn_with_stdin(command).context("start the demo")?;
         let status = demo.wait().await?;
-        terminal.take_back(status);
+        terminal.restore(status);
         if status.success() {
             return Ok(ExitCode::SUCCESS);
         }

@@ -1,4 +1,5 @@
-//! Makes what the roles need before they start: database and schema, topics, signing keys.
+//! Creates or updates what the roles need before they start: database and schema, topics, signing
+//! keys.
 
 use anyhow::Context;
 use artifact::sign::SigningKey;
@@ -7,11 +8,11 @@ use crate::config::Config;
 use crate::database;
 use crate::stack::postgres;
 
-/// The first signs versions, the second assignments.
+/// "trainer" signs versions, "release" signs assignments.
 const KEYS: [&str; 2] = ["trainer", "release"];
 
-/// Makes what is missing and leaves the rest alone, so it can run at every start.
-pub async fn all(config: &Config) -> anyhow::Result<()> {
+/// Creates what is missing and keeps the rest, so it can run at every start.
+pub async fn prepare(config: &Config) -> anyhow::Result<()> {
     if config.postgres.url.is_none() {
         postgres::ensure_database(config.postgres.port).await?;
     }

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
@@ -20,33 +21,36 @@ use crate::stack::child::Child;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// After running this long, the back-off starts again from its minimum.
+/// If a process ran at least this long, the back-off starts again from its minimum.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
-/// A service that was never ready is given up after this many tries.
+/// A service that was never ready is given up after this many tries in a row that each ended within
+/// [`SETTLED_AFTER`].
 const FIRST_TRIES_MAX: u32 = 5;
 const PROBE_EVERY: Duration = Duration::from_millis(100);
 /// A log file larger than this becomes `<name>.log.old` when its service starts, bytes.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 const TAIL_LINES: usize = 12;
+/// How much of the end of a log file is read to show its last lines, bytes.
+const TAIL_BYTES: u64 = 64 << 10;
 
 /// What to run, and how.
 pub struct Service {
     pub name: &'static str,
     /// Makes the command for each start.
     pub command: Box<dyn Fn() -> anyhow::Result<Command>>,
-    /// The signal that stops it in order.
+    /// The signal that makes it shut down cleanly.
     pub stop: Signal,
-    /// Finds out whether it answers.
+    /// Returns whether it is ready.
     pub probe: Probe,
 }
 
 pub type Probe = Rc<dyn Fn() -> futures::future::LocalBoxFuture<'static, bool>>;
 
-/// The state until a service has been ready once.
+/// Whether the service has ever been ready. Does not change afterwards.
 #[derive(Debug, Clone)]
 pub enum State {
     Starting,
-    Ready,
+    WasReady,
     GivenUp(String),
 }
 
@@ -109,7 +113,7 @@ impl Supervision {
             let started = Instant::now();
             let why = match self.run_once().await {
                 Ok(Ended::Stopped) => return,
-                Ok(Ended::ByItself(status)) => status,
+                Ok(Ended::Unexpectedly(status)) => status,
                 Err(error) => format!("{error:#}"),
             };
             tries = if started.elapsed() >= SETTLED_AFTER {
@@ -117,7 +121,7 @@ impl Supervision {
             } else {
                 tries + 1
             };
-            let ever_ready = matches!(*self.set_state.borrow(), State::Ready);
+            let ever_ready = matches!(*self.set_state.borrow(), State::WasReady);
             if !ever_ready && tries >= FIRST_TRIES_MAX {
                 let why = format!(
                     "{why}; the end of {}:\n{}",
@@ -154,7 +158,7 @@ impl Supervision {
         }
         let started = Instant::now();
         let ended = tokio::select! {
-            status = child.wait() => Ended::ByItself(status?.to_string()),
+            status = child.wait() => Ended::Unexpectedly(status?.to_string()),
             never = self.report_ready(started) => match never {},
             () = self.stop.cancelled() => {
                 child.stop(service.stop).await?;
@@ -170,7 +174,7 @@ impl Supervision {
         while !(self.service.probe)().await {
             tokio::time::sleep(PROBE_EVERY).await;
         }
-        let again = matches!(self.set_state.send_replace(State::Ready), State::Ready);
+        let again = matches!(self.set_state.send_replace(State::WasReady), State::WasReady);
         if again {
             let (name, seconds) = (self.service.name, started.elapsed().as_secs_f64());
             console::say(&format!("{name} is back, ready after {seconds:.1} s"));
@@ -183,7 +187,7 @@ enum Ended {
     /// On request.
     Stopped,
     /// With this exit status.
-    ByItself(String),
+    Unexpectedly(String),
 }
 
 /// Delay before try number `tries` + 1.
@@ -207,11 +211,22 @@ fn open_log(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("open {}", path.display()))
 }
 
+/// The last lines of a log file; empty if it cannot be read.
 fn tail(path: &Path, lines_max: usize) -> String {
-    let text = fs::read(path).unwrap_or_default();
+    let text = read_end(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(lines_max)..].join("\n")
+}
+
+/// The last [`TAIL_BYTES`] of a file, or all of it.
+fn read_end(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
+    let mut end = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut end)?;
+    Ok(end)
 }
 
 #[cfg(test)]
@@ -242,6 +257,9 @@ mod tests {
         fs::write(&path, lines.join("\n")).unwrap();
         assert!(tail(&path, TAIL_LINES).starts_with("88\n") && tail(&path, TAIL_LINES).ends_with("\n99"));
         assert_eq!(tail(&path, 1), "99");
+        let long: Vec<_> = (0..100_000).map(|line| line.to_string()).collect();
+        fs::write(&path, long.join("\n")).unwrap();
+        assert_eq!(tail(&path, 2), "99998\n99999");
         assert_eq!(tail(&temp.path().join("none"), 1), "");
     }
 }

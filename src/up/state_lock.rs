@@ -1,15 +1,17 @@
 //! The lock on a state folder, held by one supervisor, and the list of its children. The kernel
-//! ends children with their supervisor; the list lets the next supervisor end those that are left.
+//! *signals* the children when their supervisor dies. The list lets the next supervisor wait for
+//! those that still run, and end them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -22,7 +24,8 @@ const CHILDREN: &str = "up.json";
 /// How long a leftover process may take to end before it is killed.
 const LEFTOVER_SECONDS_MAX: u64 = 10;
 
-/// The lock on a state folder. Cheap to clone; released when the process ends.
+/// The lock on a state folder. Cheap to clone. Released when the last clone is dropped or the process
+/// ends.
 #[derive(Clone)]
 pub struct StateLock(Rc<Inner>);
 
@@ -37,7 +40,8 @@ struct Inner {
 struct Process {
     pid: i32,
     /// When it started, in clock ticks since boot.
-    started: u64,
+    #[serde(rename = "started")]
+    start_ticks: u64,
 }
 
 impl StateLock {
@@ -52,18 +56,8 @@ impl StateLock {
             .write(true)
             .open(&path)
             .with_context(|| format!("open {}", path.display()))?;
-        let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => lock,
-            Err((mut file, _)) => {
-                let mut pid = String::new();
-                file.read_to_string(&mut pid).context("read lock file")?;
-                bail!(
-                    "Springtide already runs on {} (process {}): stop it first, or give this one another state_dir and ports",
-                    state_dir.display(),
-                    pid.trim()
-                );
-            }
-        };
+        let mut lock =
+            Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| lock_error(state_dir, errno))?;
         lock.set_len(0).context("write lock file")?;
         writeln!(lock, "{}", std::process::id()).context("write lock file")?;
         Ok(Self(Rc::new(Inner {
@@ -94,7 +88,7 @@ impl StateLock {
     }
 
     pub fn remember(&self, name: &str, pid: Pid) {
-        let Some(process) = Process::now(pid.as_raw()) else {
+        let Some(process) = Process::find(pid.as_raw()) else {
             return; // already ended
         };
         self.0.children.borrow_mut().insert(name.to_owned(), process);
@@ -111,7 +105,7 @@ impl StateLock {
         self.write();
     }
 
-    /// Without the file everything still works, so a failure is only reported.
+    /// The file is only needed to end leftover processes, so a failure is only reported.
     fn write(&self) {
         let written = serde_json::to_vec(&*self.0.children.borrow())
             .map_err(anyhow::Error::from)
@@ -126,25 +120,25 @@ impl StateLock {
 }
 
 impl Process {
-    fn now(pid: i32) -> Option<Self> {
+    fn find(pid: i32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         Some(Self {
             pid,
-            started: started(&stat)?,
+            start_ticks: start_ticks(&stat)?,
         })
     }
 
     fn is_alive(self) -> bool {
-        Self::now(self.pid) == Some(self)
+        Self::find(self.pid) == Some(self)
     }
 
     async fn end(self) -> anyhow::Result<()> {
         let pid = Pid::from_raw(self.pid);
         let started = Instant::now();
-        kill(pid, Signal::SIGTERM).context("end a leftover process")?;
+        send_signal(pid, Signal::SIGTERM).context("end a leftover process")?;
         while self.is_alive() {
             if started.elapsed() > Duration::from_secs(LEFTOVER_SECONDS_MAX) {
-                kill(pid, Signal::SIGKILL).context("kill a leftover process")?;
+                send_signal(pid, Signal::SIGKILL).context("kill a leftover process")?;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -152,9 +146,31 @@ impl Process {
     }
 }
 
-/// Field 22 of `/proc/<pid>/stat`; `None` for a zombie. The second field is a name in brackets that
-/// may hold any text.
-fn started(stat: &str) -> Option<u64> {
+/// Why the lock could not be taken. A supervisor that holds it has written its process id into it.
+fn lock_error(state_dir: &Path, errno: Errno) -> anyhow::Error {
+    let path = state_dir.join(LOCK);
+    if errno != Errno::EWOULDBLOCK {
+        return anyhow!("cannot lock {}: {errno}", path.display());
+    }
+    let pid = fs::read_to_string(&path).unwrap_or_default();
+    anyhow!(
+        "Springtide already runs on {} (process {}): stop it first, or give this one another state_dir and ports",
+        state_dir.display(),
+        pid.trim()
+    )
+}
+
+/// Sends a signal. Succeeds if the process has already ended.
+fn send_signal(pid: Pid, signal: Signal) -> nix::Result<()> {
+    match kill(pid, signal) {
+        Err(Errno::ESRCH) => Ok(()),
+        result => result,
+    }
+}
+
+/// Field 22 of `/proc/<pid>/stat`; `None` for a zombie. The second field is a name in brackets; the
+/// name may contain brackets and spaces.
+fn start_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     if fields.next()? == "Z" {
         return None;
@@ -177,18 +193,41 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let first = StateLock::take(temp.path()).unwrap();
         let refused = StateLock::take(temp.path()).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("already runs"), "{refused}");
         assert!(refused.contains(&std::process::id().to_string()), "{refused}");
         drop(first);
         StateLock::take(temp.path()).unwrap();
     }
 
     #[test]
+    fn only_a_lock_that_is_held_means_that_springtide_runs() {
+        let dir = Path::new("/srv/state");
+        assert!(lock_error(dir, Errno::EWOULDBLOCK).to_string().contains("already runs"));
+        let other = lock_error(dir, Errno::ENOLCK).to_string();
+        assert!(other.starts_with("cannot lock /srv/state/up.lock: "), "{other}");
+    }
+
+    #[test]
+    fn signalling_a_process_that_has_ended_succeeds() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+        child.wait().unwrap();
+        assert_eq!(send_signal(pid, Signal::SIGTERM), Ok(()));
+    }
+
+    #[test]
+    fn the_list_of_children_keeps_its_format() {
+        let process = Process { pid: 7, start_ticks: 9 };
+        assert_eq!(serde_json::to_string(&process).unwrap(), r#"{"pid":7,"started":9}"#);
+    }
+
+    #[test]
     fn a_process_differs_from_a_later_one_with_its_id() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let process = Process::now(own).unwrap();
+        let process = Process::find(own).unwrap();
         assert!(process.is_alive());
         let earlier = Process {
-            started: process.started - 1,
+            start_ticks: process.start_ticks - 1,
             ..process
         };
         assert!(!earlier.is_alive());
@@ -197,8 +236,8 @@ mod tests {
     #[test]
     fn a_process_name_with_brackets_does_not_shift_the_fields() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1000 1";
-        assert_eq!(started(stat), Some(4242));
-        assert_eq!(started(&stat.replace(" S ", " Z ")), None);
+        assert_eq!(start_ticks(stat), Some(4242));
+        assert_eq!(start_ticks(&stat.replace(" S ", " Z ")), None);
     }
 
     #[tokio::test]

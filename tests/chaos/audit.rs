@@ -201,23 +201,23 @@ async fn rows(pool: &PgPool) -> BTreeMap<Kind, HashSet<Uuid>> {
 async fn dead(kafka: &ClientOptions) -> DeadLetters {
     let mut dead = DeadLetters::default();
     let mut seen = HashSet::new();
-    let letters = DlqReader::open(kafka).await.unwrap();
-    let mut scan = letters.scan().unwrap();
-    while let Some(letter) = scan.next().await.unwrap() {
-        let DlqEntry::Record(letter) = letter else { continue };
-        let from = letter.from.map(|from| (from.topic, from.partition, from.offset));
-        if !seen.insert((from.clone(), letter.value.clone())) {
+    let reader = DlqReader::open(kafka).await.unwrap();
+    let mut scan = reader.scan().unwrap();
+    while let Some(record) = scan.next().await.unwrap() {
+        let DlqEntry::Record(record) = record else { continue };
+        let from = record.from.map(|from| (from.topic, from.partition, from.offset));
+        if !seen.insert((from.clone(), record.value.clone())) {
             dead.repeated += 1;
             continue;
         }
-        *dead.reasons.entry(letter.reason.clone()).or_default() += 1;
-        match Event::decode(&letter.value) {
-            Ok(event) if letter.reason != "orphan" => {
+        *dead.reasons.entry(record.reason.clone()).or_default() += 1;
+        match Event::decode(&record.value) {
+            Ok(event) if record.reason != "orphan" => {
                 let about = dead.details.entry(event.id.parse().unwrap()).or_default();
                 about.push(format!(
                     "{from:?} {} {}: {:02x?}",
-                    letter.reason,
-                    letter.detail,
+                    record.reason,
+                    record.detail,
                     short(&event.digest())
                 ));
                 let bodies = dead.events.entry(event.id.parse().unwrap()).or_default();
@@ -225,7 +225,7 @@ async fn dead(kafka: &ClientOptions) -> DeadLetters {
             }
             Ok(_) => {}
             Err(_) => {
-                dead.raw.insert(letter.value);
+                dead.raw.insert(record.value);
             }
         }
     }

@@ -48,7 +48,7 @@ pub struct Stack {
 
 impl Stack {
     /// `name` becomes part of the names of database and topics, so that leftovers of a killed test
-    /// can be recognised.
+    /// can be recognized.
     pub async fn start(name: &str) -> Self {
         let servers = tokio::task::spawn_blocking(servers).await.unwrap();
         let unique = format!("it_{name}_{}", uuid::Uuid::now_v7().simple());

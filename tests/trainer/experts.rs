@@ -19,7 +19,7 @@ fn mixture() -> ModelConfig {
             count: COUNT.into(),
             per_token: 2,
             intermediate_size: 16,
-            normalise: true,
+            normalize: true,
             shared: 0,
             scoring: Scoring::Softmax,
             layers: vec![true, true],
@@ -59,8 +59,8 @@ fn rescored(model: &ExactModel, one: Sampled, experts: &Experts) -> Sampled {
     }
     let ids: Vec<u32> = one.prompt.iter().chain(&one.tokens).copied().collect();
     let read = &ids[..ids.len() - 1];
-    let asked: Vec<usize> = (one.prompt.len() - 1..read.len()).collect();
-    let pass = model.score(&[read], &asked, Some(&routing)).unwrap();
+    let logit_rows: Vec<usize> = (one.prompt.len() - 1..read.len()).collect();
+    let pass = model.score(&[read], &logit_rows, Some(&routing)).unwrap();
     let rows = pass.logits.rows().zip(&one.tokens);
     Sampled {
         logprobs: rows
@@ -76,8 +76,8 @@ async fn logged_experts_are_replayed_and_experts_of_another_model_are_refused() 
     let world = World::start_with("experts", &mixture()).await;
     world.follow(1, world.base, 0).await;
     let pool = &world.stack.pool;
-    let image = world.materialise(world.base).await;
-    let model = ExactModel::from_checkpoint(&image).unwrap();
+    let checkpoint = world.materialize(world.base).await;
+    let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
     let mut cohort = Vec::new();
     for (seed, one) in world.sample(world.base, 9).await.into_iter().enumerate() {
         let experts = logged(one.prompt.len() + one.tokens.len() - 1, seed);

@@ -52,13 +52,13 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
         .fetch_one(&fleet.pool)
         .await
         .unwrap();
-    let image = fleet
+    let checkpoint = fleet
         .store
-        .materialise(POLICY, head, &fleet.trusted, &[])
+        .materialize(POLICY, head, &fleet.trusted, &[])
         .await
         .unwrap()
         .checkpoint;
-    let root = image.root().0;
+    let root = checkpoint.root().0;
     let prompt: Vec<u32> = request["prompt"]
         .as_str()
         .unwrap()
@@ -70,7 +70,7 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
     let sampled = {
         let prompt = prompt.clone();
         let work = move || {
-            let model = ExactModel::from_checkpoint(&image).unwrap();
+            let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
             (first..first + count)
                 .map(|seed| generate(&model, &prompt, seed, None))
                 .collect::<Vec<_>>()

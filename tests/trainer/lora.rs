@@ -59,7 +59,7 @@ async fn a_run_with_an_adapter_continues_after_a_restart_and_starts_a_new_adapte
     let world = World::start("lora").await;
     world.follow(1, world.base, 0).await;
     let (first, run_state) = step(&world, world.base, 1, options(&world, 2)).await;
-    let (base, checkpoint) = (world.materialise(world.base).await, world.materialise(first).await);
+    let (base, checkpoint) = (world.materialize(world.base).await, world.materialize(first).await);
     let changed: Vec<&String> = checkpoint
         .tensors
         .iter()
@@ -74,7 +74,7 @@ async fn a_run_with_an_adapter_continues_after_a_restart_and_starts_a_new_adapte
     let adapter = run_state.adapter().unwrap().unwrap();
     assert_eq!(
         adapter.merge(&base).unwrap().root(),
-        world.materialise(second).await.root()
+        world.materialize(second).await.root()
     );
     let parity = &world.metrics(2).await["mismatch"]["difference_max"];
     assert_eq!(parity.as_f64(), Some(0.0));

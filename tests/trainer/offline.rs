@@ -99,7 +99,7 @@ async fn a_grpo_run_publishes_on_a_line_of_its_own() {
     assert_eq!(ended["head"], serials[0]);
     assert_eq!(versions["data"][1]["parent"], world.base);
     assert_eq!(world.line().await, (world.base, 0), "users' line has not moved");
-    let head = world.materialise(serials[0]).await;
+    let head = world.materialize(serials[0]).await;
     assert_eq!(head.root().to_string(), world.root(serials[0]).await);
     let checkpoints = get(format!("{run}/checkpoints")).await;
     let parity = checkpoints["data"][0]["metrics"]["mismatch"]["difference_max"]
@@ -167,9 +167,9 @@ async fn runs_are_checked_listed_paused_and_cancelled_over_http() {
     let mut unknown = request();
     unknown["base_version"] = json!(9_999);
     assert_eq!(post(runs.clone(), &unknown).await.0, 404);
-    let mut misspelt = request();
-    misspelt["grop_size"] = json!(4);
-    let (status, problem) = post(runs.clone(), &misspelt).await;
+    let mut misspelled = request();
+    misspelled["grop_size"] = json!(4);
+    let (status, problem) = post(runs.clone(), &misspelled).await;
     assert_eq!(status, 400, "an unknown field is refused: {problem}");
 
     let (_, created) = post(runs.clone(), &request()).await;

@@ -19,7 +19,7 @@ use trainer::learn::learner::{Learner, Outcome};
 use trainer::learn::sample::Sample;
 use trainer::learn::settings::StepSettings;
 use trainer::publish::run_state::StepRecord;
-use trainer::publish::{Draft, Prepared, Publisher, QuantisedCopies, import_checkpoint};
+use trainer::publish::{Draft, Prepared, Publisher, QuantizedCopies, import_checkpoint};
 use trainer::runs::claim::Claim;
 use trainer::{Environment, Options};
 use uuid::Uuid;
@@ -119,15 +119,15 @@ impl World {
             policy: POLICY.into(),
             checkpoint_every: 50,
             run_states_kept: 2,
-            quantised: QuantisedCopies::default(),
+            quantized: QuantizedCopies::default(),
         };
-        let mut image = random_checkpoint(config, 11);
+        let mut checkpoint = random_checkpoint(config, 11);
         let generation = serde_json::json!({"springtide_decline_token_id": DECLINE});
-        image
+        checkpoint
             .files
             .insert("generation_config.json".into(), generation.to_string().into());
-        let image = Arc::new(image);
-        let base = import_checkpoint(&publisher, image, "realtime").await.unwrap();
+        let checkpoint = Arc::new(checkpoint);
+        let base = import_checkpoint(&publisher, checkpoint, "realtime").await.unwrap();
         World {
             stack,
             publisher,
@@ -161,7 +161,7 @@ impl World {
         let environment = Environment {
             policy: POLICY.into(),
             compute: model::exact::Compute::F32,
-            quantised: vec![],
+            quantized: vec![],
             base_dir: None,
             kafka: self.stack.kafka.clone(),
             pool: self.stack.pool.clone(),
@@ -180,10 +180,10 @@ impl World {
         tokio::time::sleep(Duration::from_millis(1500)).await;
     }
 
-    pub async fn materialise(&self, version: i64) -> Arc<Checkpoint> {
+    pub async fn materialize(&self, version: i64) -> Arc<Checkpoint> {
         let Publisher { store, trusted, .. } = &self.publisher;
         store
-            .materialise(POLICY, version, trusted, &[])
+            .materialize(POLICY, version, trusted, &[])
             .await
             .unwrap()
             .checkpoint
@@ -191,8 +191,8 @@ impl World {
 
     /// Generations of `version`, newest ids last, with rewards of both signs.
     pub async fn sample(&self, version: i64, count: usize) -> Vec<Sampled> {
-        let image = self.materialise(version).await;
-        let model = ExactModel::from_checkpoint(&image).unwrap();
+        let checkpoint = self.materialize(version).await;
+        let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
         (0..count)
             .map(|i| {
                 let seed = self.seeds.fetch_add(1, Ordering::Relaxed);
@@ -400,7 +400,7 @@ impl World {
 
     /// The first step of `run` on `cohort`, up to its manifest.
     pub async fn prepare(&self, claim: &Claim, run: Uuid, cohort: &[Sampled]) -> Prepared {
-        let image = self.materialise(self.base).await;
+        let checkpoint = self.materialize(self.base).await;
         let record = StepRecord {
             run,
             step: 1,
@@ -409,13 +409,13 @@ impl World {
             metrics: serde_json::json!({}),
         };
         let samples: Vec<Sample> = cohort.iter().map(to_sample).collect();
-        let draft = draft(image, &samples, record, self.base);
+        let draft = draft(checkpoint, &samples, record, self.base);
         self.publisher.prepare(claim, draft).await.unwrap()
     }
 }
 
-fn draft(image: Arc<Checkpoint>, samples: &[Sample], record: StepRecord, parent: i64) -> Draft {
-    let mut learner = Learner::from_checkpoint(image).unwrap();
+fn draft(checkpoint: Arc<Checkpoint>, samples: &[Sample], record: StepRecord, parent: i64) -> Draft {
+    let mut learner = Learner::from_checkpoint(checkpoint).unwrap();
     let advantages: Vec<f64> = samples.iter().map(|s| s.reward).collect();
     let outcome = learner
         .propose(samples, &advantages, &StepSettings::default(), &Limits::default())
@@ -445,7 +445,7 @@ fn to_sample(sampled: &Sampled) -> Sample {
         logprobs: sampled.logprobs.clone(),
         mask: vec![true; sampled.tokens.len()],
         temperature: 1.0,
-        behaviour: None,
+        behavior: None,
         experts: None,
         reward: sampled.reward.unwrap(),
         suppressed: sampled.suppressed,

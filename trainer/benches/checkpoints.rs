@@ -129,7 +129,7 @@ fn sampled(model: &ExactModel, step: u64) -> anyhow::Result<Vec<Sample>> {
             logprobs: vec![],
             mask: vec![true; TOKENS],
             temperature: params.temperature,
-            behaviour: None,
+            behavior: None,
             experts: None,
             reward: 0.0,
             suppressed: false,

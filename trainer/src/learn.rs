@@ -5,7 +5,7 @@
 //! | a loss: its formula, its constants, how tokens are averaged | `loss.rs` |
 //! | advantages and baselines: their formulas | `advantage.rs` |
 //! | AdamW | `optimizer.rs` |
-//! | how tokens were sampled: top-p, penalties, exploration | `behaviour.rs`, `explore.rs` |
+//! | how tokens were sampled: top-p, penalties, exploration | `behavior.rs`, `explore.rs` |
 //! | one trajectory as the trainer sees it | `sample.rs` |
 //! | micro-batches | `batch.rs` |
 //! | train/sampler mismatch metrics | `mismatch.rs` |
@@ -18,7 +18,7 @@
 
 pub mod advantage;
 pub mod batch;
-pub mod behaviour;
+pub mod behavior;
 pub mod explore;
 pub mod guards;
 #[cfg(feature = "torch")]

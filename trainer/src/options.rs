@@ -1,8 +1,10 @@
-//! `[trainer]` of `springtide.toml`. Every field has a default. Contradictions are refused at load.
+//! `[trainer]` of `springtide.toml`. Every field has a default. Invalid values are refused when the
+//! file is loaded.
 
 use crate::learn::advantage::BaselineKind;
 use crate::learn::guards::Limits;
 use crate::learn::settings::StepSettings;
+use anyhow::{anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 /// `[trainer]`.
@@ -17,18 +19,19 @@ pub struct Options {
     /// since the last one exceed half of its bytes.
     #[serde(rename = "image_every")]
     pub checkpoint_every: i64,
-    /// Make squashed deltas beside training, for replicas that are behind; default true. Needs the
-    /// memory of two checkpoints.
+    /// Make squashed deltas while training runs, for replicas that are behind; default true. Needs
+    /// the memory of two checkpoints.
     #[serde(rename = "folds")]
     pub squash: bool,
-    /// Run states kept per run, newest first; default 2.
+    /// How many of a run's newest run states are kept; default 2.
     #[serde(rename = "checkpoints_kept")]
     pub run_states_kept: i64,
-    /// Threads of the forward pass, shared by all learners, and of libtorch per learner; default 1.
-    /// More libtorch threads help on an idle machine and hurt badly beside busy processes.
+    /// Number of threads. All learners share this many for the forward pass, and libtorch uses this
+    /// many for each learner; default 1. More threads make libtorch faster on an idle machine, and
+    /// much slower when other processes use the CPU.
     pub threads: u16,
-    /// Sleep when there is nothing to do, milliseconds; default 200. A trajectory that closes ends
-    /// the sleep.
+    /// Sleep when there is nothing to do, milliseconds; default 200. The sleep ends early when a
+    /// trajectory closes.
     pub poll_ms: u64,
     /// Key for the serving API, if it requires one. Never printed.
     #[serde(skip_serializing)]
@@ -54,36 +57,41 @@ impl Default for Options {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Realtime {
-    /// Whether this process runs it; default true.
+    /// Whether this process runs the realtime run; default true.
     pub enabled: bool,
-    /// The line that it writes; default `realtime`.
+    /// The line that it writes; default `realtime`. No other value is supported yet.
     pub line: String,
-    /// The alias whose traffic it learns from and whose moves it follows; default `champion`.
+    /// The alias whose traffic it learns from; default `champion`. If a release moves the alias, the
+    /// run continues from that version. No other value is supported yet.
     pub alias: String,
     /// Trajectories per step; default 32.
     pub cohort_size: u32,
     /// What rewards are compared with; default `zero`.
     pub baseline: BaselineKind,
-    /// Train an adapter of the line's head instead of all weights; default: all weights. Fields and
-    /// defaults are PEFT's; by default it adapts the matrices of all layers.
+    /// If set, train an adapter instead of all weights. Default: not set. Fields and defaults are
+    /// PEFT's; by default it adapts the matrices of all layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<model::lora::Config>,
+    /// How one step is computed.
     pub step: StepSettings,
+    /// Bounds that a step must keep to be published.
     pub guards: Limits,
+    /// Alarms; they do not stop the run.
     pub alarms: Alarms,
 }
 
-/// Fewer generations are not enough to judge a show rate.
+/// Smallest allowed `show_rate_window`. With fewer generations a show rate says little.
 pub const SHOW_RATE_WINDOW_MIN: u32 = 100;
 
 /// `[trainer.realtime.alarms]`: alarms that do not stop the run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Alarms {
-    /// Share of its generations that the learning arm should show, 0 to 1; default 0.1. It should
-    /// also show at least a third of what the other arms show.
+    /// The alarm is on if the learning arm shows a smaller share of its generations; 0 to 1, default
+    /// 0.1. It is also on below a third of what the other arms show.
     pub show_rate_min: f64,
-    /// Generations per arm that its show rate is computed from, at least 100; default 500.
+    /// How many of an arm's latest generations its show rate is computed from; at least 100, default
+    /// 500.
     pub show_rate_window: u32,
 }
 
@@ -117,18 +125,19 @@ impl Default for Realtime {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Offline {
-    /// Whether this process executes them; default true.
+    /// Whether this process runs offline runs; default true.
     pub enabled: bool,
-    /// How long the fleet may take to serve the run's head, seconds; default 120.
+    /// How long the fleet may take to serve the run's head, seconds; default 120. Then the run fails.
     pub served_timeout_seconds: u64,
     /// How long graded rollouts may take to become trajectories in the database, seconds; default
-    /// 60.
+    /// 60. Then the run continues with those that have arrived.
     pub arrival_timeout_seconds: u64,
-    /// Rollout requests in flight; default 4.
+    /// Largest number of rollout requests in flight; default 4.
     pub requests_max: usize,
-    /// Draws of tasks in a row without different rewards in any group, before the run fails;
+    /// The run fails after this many draws of tasks in a row in which every group had equal rewards;
     /// default 20.
     pub empty_draws_max: u32,
+    /// Bounds that a step must keep to be published.
     pub guards: Limits,
 }
 
@@ -147,7 +156,7 @@ impl Default for Offline {
 
 impl Options {
     /// Refuses values that cannot work. The text names the field as in the file.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> anyhow::Result<()> {
         let positive = [
             ("trainer.image_every", self.checkpoint_every >= 1),
             ("trainer.checkpoints_kept", self.run_states_kept >= 1),
@@ -156,25 +165,31 @@ impl Options {
             ("trainer.realtime.cohort_size", self.realtime.cohort_size >= 1),
             ("trainer.offline.requests_max", self.offline.requests_max >= 1),
         ];
-        if let Some((name, _)) = positive.iter().find(|(_, holds)| !holds) {
-            return Err(format!("{name} must be at least 1"));
+        if let Some((name, _)) = positive.iter().find(|(_, valid)| !valid) {
+            bail!("{name} must be at least 1");
         }
         let alarms = &self.realtime.alarms;
-        if !(0.0..=1.0).contains(&alarms.show_rate_min) {
-            return Err("trainer.realtime.alarms.show_rate_min must be from 0 to 1".into());
-        }
-        if alarms.show_rate_window < SHOW_RATE_WINDOW_MIN {
-            return Err(format!(
-                "trainer.realtime.alarms.show_rate_window must be at least {SHOW_RATE_WINDOW_MIN}"
-            ));
-        }
+        ensure!(
+            (0.0..=1.0).contains(&alarms.show_rate_min),
+            "trainer.realtime.alarms.show_rate_min must be from 0 to 1"
+        );
+        ensure!(
+            alarms.show_rate_window >= SHOW_RATE_WINDOW_MIN,
+            "trainer.realtime.alarms.show_rate_window must be at least {SHOW_RATE_WINDOW_MIN}"
+        );
         if let Some(lora) = &self.realtime.lora {
-            lora.check().map_err(|why| format!("trainer.realtime.lora: {why}"))?;
+            lora.check().map_err(|why| anyhow!("trainer.realtime.lora: {why}"))?;
         }
-        self.realtime
-            .step
-            .check()
-            .map_err(|why| format!("trainer.realtime.step.{why}"))
+        for (section, checked) in [
+            ("trainer.realtime.step", self.realtime.step.check()),
+            ("trainer.realtime.guards", self.realtime.guards.check()),
+            ("trainer.offline.guards", self.offline.guards.check()),
+        ] {
+            if let Err(why) = checked {
+                bail!("{section}.{why}");
+            }
+        }
+        Ok(())
     }
 }
 
@@ -182,33 +197,32 @@ impl Options {
 mod tests {
     use super::*;
 
+    fn error(options: &Options) -> String {
+        format!("{:#}", options.check().unwrap_err())
+    }
+
     #[test]
     fn the_defaults_are_valid() {
-        assert_eq!(Options::default().check(), Ok(()));
+        Options::default().check().unwrap();
     }
 
     #[test]
     fn errors_name_the_field_as_in_the_file() {
         let mut options = Options::default();
         options.realtime.cohort_size = 0;
-        assert!(options.check().unwrap_err().contains("trainer.realtime.cohort_size"));
+        assert!(error(&options).contains("trainer.realtime.cohort_size"));
         let mut options = Options::default();
         options.realtime.step.optimizer.learning_rate = -1.0;
-        assert!(
-            options
-                .check()
-                .unwrap_err()
-                .contains("trainer.realtime.step.optimiser.learning_rate")
-        );
+        assert!(error(&options).contains("trainer.realtime.step.optimiser.learning_rate"));
     }
 
     #[test]
     fn an_adapter_has_the_fields_of_peft_and_is_checked() {
         let with = |json: &str| serde_json::from_str::<Options>(&format!(r#"{{"realtime": {{"lora": {json}}}}}"#));
         let options = with(r#"{"r": 4, "lora_alpha": 16, "target_modules": ["q_proj"]}"#).unwrap();
-        assert_eq!(options.check(), Ok(()));
+        options.check().unwrap();
         assert_eq!(options.realtime.lora.as_ref().unwrap().r, 4);
-        let error = with(r#"{"r": 0}"#).unwrap().check().unwrap_err();
+        let error = error(&with(r#"{"r": 0}"#).unwrap());
         assert!(
             error.contains("trainer.realtime.lora") && error.contains("`r`"),
             "{error}"
@@ -217,13 +231,28 @@ mod tests {
     }
 
     #[test]
+    fn guards_must_be_finite_and_above_0() {
+        for bad in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
+            let mut options = Options::default();
+            options.realtime.guards.kl_max = bad;
+            assert!(error(&options).contains("trainer.realtime.guards.kl_max"), "{bad}");
+            let mut options = Options::default();
+            options.offline.guards.difference_max = bad;
+            assert!(
+                error(&options).contains("trainer.offline.guards.difference_max"),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
     fn an_alarm_without_enough_generations_is_refused() {
         let mut options = Options::default();
         options.realtime.alarms.show_rate_window = 99;
-        assert!(options.check().unwrap_err().contains("show_rate_window"));
+        assert!(error(&options).contains("show_rate_window"));
         options.realtime.alarms = Alarms::default();
         options.realtime.alarms.show_rate_min = f64::NAN;
-        assert!(options.check().unwrap_err().contains("show_rate_min"));
+        assert!(error(&options).contains("show_rate_min"));
     }
 
     #[test]

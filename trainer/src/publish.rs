@@ -14,7 +14,7 @@
 mod error;
 mod external;
 mod import;
-mod quantised;
+mod quantized;
 pub(crate) mod record;
 pub mod referenced;
 pub mod run_state;
@@ -24,13 +24,13 @@ pub mod squash;
 pub use error::Error;
 pub use external::{External, Outcome, publish_external};
 pub use import::{import, import_checkpoint};
-pub use quantised::QuantisedCopies;
+pub use quantized::QuantizedCopies;
 pub use shards::{ShardedVersion, publish_shards, put_shard};
 
 use crate::runs::claim::Claim;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
-use artifact::manifest::{Manifest, Parent, Quantised, RunStep};
+use artifact::manifest::{Manifest, Parent, Quantized, RunStep};
 use artifact::sign::{SigningKey, TrustedKeys};
 use artifact::threads::Threads;
 use bytes::Bytes;
@@ -62,8 +62,8 @@ pub struct Publisher {
     /// since the last one exceed half of its bytes.
     pub checkpoint_every: i64,
     pub run_states_kept: i64,
-    /// The quantised copies that manifests name.
-    pub quantised: QuantisedCopies,
+    /// The quantized copies that manifests name.
+    pub quantized: QuantizedCopies,
 }
 
 /// A step that has been computed and passed its guards.
@@ -100,7 +100,7 @@ pub struct Published {
 /// Where the time of a publication went, seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Timings {
-    /// Encoding the delta, applying it once, and quantising copies.
+    /// Encoding the delta, applying it once, and quantizing copies.
     pub encode: f64,
     /// Uploads that did not overlap with encoding.
     pub upload: f64,
@@ -186,13 +186,13 @@ impl Publisher {
             parent,
             line,
             branch,
-            image: None,
+            checkpoint: None,
             delta: None,
             tensor_bytes,
             run: None,
             fence: 0,
             created_at: OffsetDateTime::now_utc(),
-            quantised: vec![],
+            quantized: vec![],
             delta_shards: vec![],
         }
     }
@@ -200,15 +200,15 @@ impl Publisher {
     /// A manifest that names `objects`.
     fn manifest_of(&self, objects: &Objects, parent: Parent, line: String, branch: i32, tensor_bytes: u64) -> Manifest {
         Manifest {
-            image: objects.checkpoint.as_ref().map(Pieces::object),
+            checkpoint: objects.checkpoint.as_ref().map(Pieces::object),
             delta: Some(objects.delta.object()),
-            quantised: objects.quantised.clone(),
+            quantized: objects.quantized.clone(),
             ..self.manifest(objects.root, Some(parent), line, branch, tensor_bytes)
         }
     }
 
     /// Uploads the delta of a version and, if one is due, its full checkpoint. Also computes the
-    /// roots of its quantised copies.
+    /// roots of its quantized copies.
     async fn objects(
         &self,
         started: Instant,
@@ -216,10 +216,10 @@ impl Publisher {
         (parent_checkpoint, checkpoint): (Arc<Checkpoint>, Arc<Checkpoint>),
         checkpoint_due: bool,
     ) -> Result<Objects, Error> {
-        let quantised = self.quantised.for_manifest(Arc::clone(&checkpoint));
+        let quantized = self.quantized.for_manifest(Arc::clone(&checkpoint));
         let encoded = encode(parent_checkpoint, Arc::clone(&checkpoint), self.store.threads().clone());
         let chain_bytes = self.chain_bytes(parent.version, checkpoint_due);
-        let ((root, delta), quantised, chain_bytes) = tokio::try_join!(encoded, quantised, chain_bytes)?;
+        let ((root, delta), quantized, chain_bytes) = tokio::try_join!(encoded, quantized, chain_bytes)?;
         let bytes = chain_bytes.saturating_add(delta.object().size_bytes);
         let full = match checkpoint_due || bytes.saturating_mul(2) > checkpoint.tensor_bytes() {
             true => Some(tokio::task::spawn_blocking(move || checkpoint.to_pieces().map(Pieces::new)).await??),
@@ -234,7 +234,7 @@ impl Publisher {
             root,
             delta,
             checkpoint: full,
-            quantised,
+            quantized,
             encode_seconds,
         })
     }
@@ -252,7 +252,7 @@ impl Publisher {
                 Err(_) => return Ok(u64::MAX),
                 Ok(manifest) => manifest,
             };
-            if manifest.image.is_some() {
+            if manifest.checkpoint.is_some() {
                 break;
             }
             bytes += manifest.delta_bytes().unwrap_or(0);
@@ -321,14 +321,14 @@ impl Publisher {
     /// needed.
     pub async fn after_commit(&self, prepared: &Prepared) {
         self.announce(prepared.manifest.version).await;
-        let old = prepared.record.step - self.run_states_kept;
-        let deleted = match record::run_state_key(&self.pool, prepared.record.run, old).await {
+        let expired_step = prepared.record.step - self.run_states_kept;
+        let deleted = match record::run_state_key(&self.pool, prepared.record.run, expired_step).await {
             Ok(Some(key)) => self.store.delete_private(&key).await.map_err(Error::from),
             Ok(None) => Ok(()),
             Err(error) => Err(error.into()),
         };
         if let Err(error) = deleted {
-            tracing::warn!(%error, step = old, "could not delete an old run state");
+            tracing::warn!(%error, step = expired_step, "could not delete an old run state");
         }
     }
 
@@ -430,7 +430,7 @@ struct Objects {
     root: Digest,
     delta: Pieces,
     checkpoint: Option<Pieces>,
-    quantised: Vec<Quantised>,
+    quantized: Vec<Quantized>,
     encode_seconds: f64,
 }
 

@@ -8,7 +8,7 @@
 mod context;
 
 use crate::learn::explore;
-use crate::learn::sample::{Behaviour, ModelLimits, Sample};
+use crate::learn::sample::{Behavior, ModelLimits, Sample};
 use crate::runs::claim::{self, Claim};
 use ingest::event::Sampling;
 use ingest::payload::Store as Payloads;
@@ -231,7 +231,7 @@ impl From<Row> for Sample {
             logprobs: row.logprobs,
             temperature: row.temperature,
             experts: None,
-            behaviour: Behaviour::from_logged(row.temperature, row.top_p, sampling).map(Arc::new),
+            behavior: Behavior::from_logged(row.temperature, row.top_p, sampling).map(Arc::new),
             reward: row.reward,
             suppressed: row.decline_suppressed,
             weight: explore::weight(row.declined, row.exploration_share),

@@ -41,16 +41,16 @@ fn demo_base() -> Checkpoint {
 }
 
 /// The same values as f32, so that a merged adapter and a separate one differ by no rounding.
-fn in_f32(mut image: Checkpoint) -> Checkpoint {
-    for tensor in image.tensors.values_mut() {
+fn in_f32(mut checkpoint: Checkpoint) -> Checkpoint {
+    for tensor in checkpoint.tensors.values_mut() {
         let wide = |b: &[u8]| (u32::from(u16::from_le_bytes([b[0], b[1]])) << 16).to_le_bytes();
         let bytes: Vec<u8> = tensor.bytes.chunks_exact(2).flat_map(wide).collect();
         *tensor = TensorData::new(Dtype::F32, tensor.shape.clone(), bytes).unwrap();
     }
-    let config = String::from_utf8(image.files["config.json"].to_vec()).unwrap();
+    let config = String::from_utf8(checkpoint.files["config.json"].to_vec()).unwrap();
     let config = config.replace("\"bfloat16\"", "\"float32\"");
-    image.files.insert("config.json".into(), config.into());
-    image
+    checkpoint.files.insert("config.json".into(), config.into());
+    checkpoint
 }
 
 /// Writes folders into a directory that is kept or temporary.
@@ -77,8 +77,8 @@ impl Shelf {
     }
 }
 
-fn prompts(image: &Checkpoint) -> Vec<Vec<u32>> {
-    let tokenizer = Tokenizer::from_checkpoint(image).unwrap();
+fn prompts(checkpoint: &Checkpoint) -> Vec<Vec<u32>> {
+    let tokenizer = Tokenizer::from_checkpoint(checkpoint).unwrap();
     let ids = PROMPTS.iter().map(|prompt| tokenizer.encode_prompt(prompt));
     ids.collect::<Result<_, _>>().unwrap()
 }
@@ -129,7 +129,7 @@ fn train(learner: &mut Learner, learning_rate: f64) {
                     tokens,
                     logprobs,
                     temperature: 1.0,
-                    behaviour: None,
+                    behavior: None,
                     experts: None,
                     reward: even as f64 / 3.0 - 1.0,
                     suppressed: false,
@@ -151,11 +151,11 @@ fn train(learner: &mut Learner, learning_rate: f64) {
 }
 
 /// Saves the version, reads it back, and records its answers.
-fn save(image: &Checkpoint, shelf: &Shelf) {
+fn save(checkpoint: &Checkpoint, shelf: &Shelf) {
     let folder = shelf.root.join("model");
-    image.write_dir(&folder).unwrap();
+    checkpoint.write_dir(&folder).unwrap();
     let again = Checkpoint::read_dir(&folder).unwrap();
-    assert_eq!(again.root(), image.root());
+    assert_eq!(again.root(), checkpoint.root());
     let model = ExactModel::from_checkpoint(&again).unwrap();
     let answers: Vec<serde_json::Value> = PROMPTS
         .iter()

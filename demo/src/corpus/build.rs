@@ -2,7 +2,7 @@
 //! `springtide train sft`.
 //!
 //! Files are concatenated. In about a quarter of the lines the text is cut at a pause:
-//! `prefix <|cut|> rest <|eol|>`. Prefix and rest are tokenised apart, as they are in a request.
+//! `prefix <|cut|> rest <|eol|>`. Prefix and rest are tokenized apart, as they are in a request.
 //! Declining is taught as a label only: at some positions of the rest the *target* becomes
 //! `<|decline|>` while the input continues as typed. The model can therefore decline at any token
 //! and never reads a decline.
@@ -197,7 +197,7 @@ fn write_windows(path: &Path, windows: &[Vec<Slot>], context: usize) -> anyhow::
 
 const CARD_HEAD: &str = "# Dataset card
 
-Rust sources of the crates that the build of this project fetches, under the licence that each
+Rust sources of the crates that the build of this project fetches, under the license that each
 crate's Cargo.toml names. All crates of a family (the name up to its first `-` or `_`) are in the
 same split. Identical files are taken once. Generated files, tables and files outside 0.4–120 kB are
 excluded. At most 600 kB of one crate are taken.

@@ -47,7 +47,7 @@ pub fn id(tokenizer: &Tokenizer, token: &str) -> anyhow::Result<u32> {
 pub fn encode(tokenizer: &Tokenizer, text: &str) -> anyhow::Result<Vec<u32>> {
     let encoding = tokenizer
         .encode_fast(text, false)
-        .map_err(|e| anyhow!("tokenise: {e}"))?;
+        .map_err(|e| anyhow!("tokenize: {e}"))?;
     Ok(encoding.get_ids().to_vec())
 }
 

@@ -11,7 +11,7 @@ use crate::{
     queries::{FeedbackToServing, Ledger, LedgerCounts, Phase, Step, Traffic},
     random::Draws,
     references::{Comparison, Paired, Reference, References},
-    stats::{self, ArmStats, FROZEN, Judgement, LEARNING, Measure, Observation, Outcome, tests::outcome},
+    stats::{self, ArmStats, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome, tests::outcome},
 };
 
 const SECONDS: u64 = 600;
@@ -103,23 +103,23 @@ pub fn outcomes() -> Vec<Outcome> {
             0.0
         };
         let skill = 0.06 * ((user % 7) as f64 - 3.0) / 3.0;
-        let judgement = judgement(&mut draws, 0.92 - 0.3 * progress, 0.34 + skill + 0.2 * progress);
+        let judgment = judgment(&mut draws, 0.92 - 0.3 * progress, 0.34 + skill + 0.2 * progress);
         let arm = if learning { LEARNING } else { FROZEN };
         Outcome {
             at: Duration::from_secs_f64(SECONDS as f64 * nth as f64 / PAUSES as f64),
             version: if learning { 1 + (nth / 52) as i64 } else { 1 },
             root: "5f".repeat(32),
-            ..outcome(user, arm, judgement, draws.chance(0.8))
+            ..outcome(user, arm, judgment, draws.chance(0.8))
         }
     });
     outcomes.collect()
 }
 
-fn judgement(draws: &mut Draws, show: f64, right: f64) -> Judgement {
+fn judgment(draws: &mut Draws, show: f64, right: f64) -> Judgment {
     match (draws.chance(show), draws.chance(right)) {
-        (false, _) => Judgement::Declined,
-        (true, true) => Judgement::Right,
-        (true, false) => Judgement::Wrong,
+        (false, _) => Judgment::Declined,
+        (true, true) => Judgment::Right,
+        (true, false) => Judgment::Wrong,
     }
 }
 
@@ -160,7 +160,7 @@ fn references(outcomes: &[Outcome]) -> References {
         let observations = (0..2000).map(|nth| Observation {
             user: nth as usize % 180,
             answers: true,
-            judgement: judgement(&mut Draws::new("sample reference", &[nth]), show, right),
+            judgment: judgment(&mut Draws::new("sample reference", &[nth]), show, right),
         });
         (name.to_owned(), ArmStats::of(observations, TAU))
     });

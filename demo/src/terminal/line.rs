@@ -61,16 +61,16 @@ mod tests {
     use super::*;
     use crate::{
         queries::LoopState,
-        stats::{Judgement, tests::outcome},
+        stats::{Judgment, tests::outcome},
     };
 
     #[test]
     fn the_line_shows_both_arms_the_version_and_only_the_problems_there_are() {
         let mut progress = Progress {
             outcomes: vec![
-                outcome(1, "champion", Judgement::Right, true),
-                outcome(1, "champion", Judgement::Declined, true),
-                outcome(2, "base", Judgement::Wrong, true),
+                outcome(1, "champion", Judgment::Right, true),
+                outcome(1, "champion", Judgment::Declined, true),
+                outcome(2, "base", Judgment::Wrong, true),
             ],
             ..Progress::default()
         };

@@ -89,7 +89,7 @@ fn table(scene: &Scene) -> Table<'static> {
     let reward = stats::difference(outcomes, Measure::Reward, tau);
     let accepts = stats::difference(outcomes, Measure::Accepts, tau);
     let header = ["", "reward", "95%", "accepts/100", "shown", "of shown", "pauses"];
-    let rows = ARMS.map(|(arm, colour)| arm_row(arm, &arms[arm]).fg(colour));
+    let rows = ARMS.map(|(arm, color)| arm_row(arm, &arms[arm]).fg(color));
     let widths = [12, 8, 20, 13, 8, 10, 8].map(Constraint::Length);
     Table::new(rows.into_iter().chain([difference_row(reward, accepts)]), widths)
         .header(Row::new(header.map(right)).dark_gray())
@@ -115,7 +115,7 @@ fn arm_row(arm: &str, stats: &ArmStats) -> Row<'static> {
 
 /// Green or red once the interval excludes 0.
 fn difference_row(reward: Option<Interval>, accepts: Option<Interval>) -> Row<'static> {
-    let colour = match reward {
+    let color = match reward {
         Some(reward) if reward.is_above_zero() => Color::Green,
         Some(reward) if reward.is_below_zero() => Color::Red,
         _ => Color::Reset,
@@ -126,13 +126,13 @@ fn difference_row(reward: Option<Interval>, accepts: Option<Interval>) -> Row<'s
         signed(accepts.map(|d| d.mean), 1),
     ];
     Row::new([Cell::from("difference")].into_iter().chain(cells.map(right)))
-        .fg(colour)
+        .fg(color)
         .bold()
 }
 
 fn reward_over_time(frame: &mut Frame, area: Rect, scene: &Scene) {
     let periods = stats::periods(&scene.progress.outcomes, scene.run.length, PERIODS, scene.run.tau);
-    let lines = ARMS.map(|(arm, colour)| (arm, colour, rewards(&periods, arm)));
+    let lines = ARMS.map(|(arm, color)| (arm, color, rewards(&periods, arm)));
     let values = || {
         lines
             .iter()
@@ -150,15 +150,15 @@ fn reward_over_time(frame: &mut Frame, area: Rect, scene: &Scene) {
             .style(Style::new().dark_gray())
     };
     // The learning arm is drawn last, on top.
-    let datasets = lines.iter().rev().map(|(arm, colour, points)| {
+    let datasets = lines.iter().rev().map(|(arm, color, points)| {
         Dataset::default()
             .name(*arm)
             .marker(Marker::Braille)
             .graph_type(GraphType::Line)
-            .style(Style::new().fg(*colour))
+            .style(Style::new().fg(*color))
             .data(points)
     });
-    let legend = ARMS.into_iter().flat_map(|(arm, colour)| [arm.fg(colour), " ".into()]);
+    let legend = ARMS.into_iter().flat_map(|(arm, color)| [arm.fg(color), " ".into()]);
     let chart = Chart::new(datasets.collect())
         .block(panel(" Reward per pause over time ").title(Line::from_iter(legend)))
         .legend_position(None)
@@ -191,12 +191,12 @@ fn notes_lines(scene: &Scene) -> Vec<Line<'static>> {
     let log = scene
         .log
         .iter()
-        .map(|line| Line::from(without_colours(line)).dark_gray());
+        .map(|line| Line::from(without_colors(line)).dark_gray());
     halted.into_iter().chain(problems).chain(log).collect()
 }
 
-/// Removes the terminal's colour codes.
-fn without_colours(line: &str) -> String {
+/// Removes the terminal's color codes.
+fn without_colors(line: &str) -> String {
     let mut parts = line.split("\x1b[");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |text, part| {

@@ -138,8 +138,8 @@ impl Reader {
             let (closing, signals) = if request.as_seen {
                 arrival::seen(&request.rule, closing, row.end_stored_at, about, &closed)
             } else {
-                let all = about.into_iter().map(|history| history.signal(|_| true));
-                (closing, all.collect())
+                let signals = about.into_iter().map(|history| history.signal(|_| true));
+                (closing, signals.collect())
             };
             let closes_at = closing.closes_at(Some(&request.rule), &signals);
             let over = closes_at <= request.known;

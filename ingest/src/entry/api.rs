@@ -27,7 +27,6 @@ mod intake;
 mod known;
 mod openapi;
 mod payload;
-mod query;
 mod revoke;
 mod tally;
 

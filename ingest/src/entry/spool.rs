@@ -138,7 +138,7 @@ impl Spool {
     /// Returns `Ok` once the event is flushed to disk, so that it survives a crash.
     pub(crate) async fn append(&self, event: &Event) -> Result<(), Error> {
         let payload = event.encode();
-        if payload.len() > segment::PAYLOAD_BYTES_MAX {
+        if payload.len() > segment::RECORD_PAYLOAD_BYTES_MAX {
             return Err(Error::TooLarge);
         }
         if self.queue.used() >= self.bytes_max {

@@ -201,12 +201,12 @@ fn check_parameters(sampling: &Sampling, sampled: usize) -> Result<(), Invalid> 
     ensure_else(sampling.logit_bias.iter().all(valid), "sampling.logit_bias", || {
         format!("a token id is above {TOKEN_ID_MAX}, or a bias is not in [-1000, 1000]")
     })?;
-    let kept = sampling.kept.as_ref().map_or(sampled, Vec::len);
-    ensure_else(kept == sampled, "sampling.kept", || {
-        format!("{kept} entries for {sampled} sampled tokens")
+    let values = sampling.kept.as_ref().map_or(sampled, Vec::len);
+    ensure_else(values == sampled, "sampling.kept", || {
+        format!("{values} entries for {sampled} sampled tokens")
     })?;
-    let some = sampling.kept.iter().flatten().all(|kept| *kept > 0);
-    ensure(some, "sampling.kept", "is 0 for a sampled token")
+    let positive = sampling.kept.iter().flatten().all(|count| *count > 0);
+    ensure(positive, "sampling.kept", "is 0 for a sampled token")
 }
 
 fn check_exploration(generation: &Generation) -> Result<(), Invalid> {

@@ -134,17 +134,17 @@ impl Harness {
         if body.len() > REQUEST_BYTES_MAX || event.time > crate::event::now() {
             return;
         }
-        let taken = self.take(post("/v1/events", STRUCTURED, body.clone().into()));
-        let taken = taken.expect("a forwarded event is accepted");
-        let [taken] = &taken[..] else {
+        let events = self.take(post("/v1/events", STRUCTURED, body.clone().into()));
+        let events = events.expect("a forwarded event is accepted");
+        let [accepted] = &events[..] else {
             panic!("expected one event: {body}");
         };
         // The tenant is the key's.
         assert_eq!(
-            (&taken.source, &taken.id, taken.time),
+            (&accepted.source, &accepted.id, accepted.time),
             (&event.source, &event.id, event.time)
         );
-        assert_eq!(taken.digest(), event.digest(), "{body}");
+        assert_eq!(accepted.digest(), event.digest(), "{body}");
     }
 }
 

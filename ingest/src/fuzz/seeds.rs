@@ -55,8 +55,8 @@ pub(super) fn dlq_record() -> Vec<Vec<u8>> {
         )
     };
     let of = |content_type: &str, values: Vec<Vec<u8>>| -> Vec<Vec<u8>> {
-        let whole = |value: Vec<u8>| [head(content_type).as_bytes(), &value].concat();
-        values.into_iter().map(whole).collect()
+        let with_head = |value: Vec<u8>| [head(content_type).as_bytes(), &value].concat();
+        values.into_iter().map(with_head).collect()
     };
     let mut records = of("application/protobuf", protobuf());
     records.extend(of("application/json; charset=utf-8", json()));

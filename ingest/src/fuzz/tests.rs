@@ -61,7 +61,7 @@ const WORDS: [&[u8]; 44] = [
 ];
 
 fn check(target: &Target) {
-    let runs = std::env::var("SPRINGTIDE_FUZZ_RUNS").map_or(target.runs, |runs| runs.parse().unwrap());
+    let runs = std::env::var("SPRINGTIDE_FUZZ_RUNS").map_or(target.test_inputs, |runs| runs.parse().unwrap());
     let mut random = StdRng::seed_from_u64(0x5EED);
     let mut pool = (target.seeds)();
     let mut accepted = 0;
@@ -145,5 +145,5 @@ macro_rules! targets {
 targets! {
     event_protobuf event_json announcement dlq_record dlq_repair dlq_position http_feedback http_generation http_retraction
     http_episode_end http_batch http_cloudevent http_cloudevent_batch http_request http_compressed
-    reward_expression options spool_segment spool_folder
+    reward_expression ingest_options spool_segment spool_folder
 }

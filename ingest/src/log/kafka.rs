@@ -251,12 +251,12 @@ pub(crate) fn ends<C: ConsumerContext>(
     if partitions.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let mut asked = TopicPartitionList::new();
+    let mut request = TopicPartitionList::new();
     for (topic, partition) in partitions {
-        asked.add_partition_offset(topic, *partition, Offset::End)?;
+        request.add_partition_offset(topic, *partition, Offset::End)?;
     }
     let answer = consumer
-        .offsets_for_times(asked, METADATA_TIMEOUT)
+        .offsets_for_times(request, METADATA_TIMEOUT)
         .context("look up the ends")?;
     let mut ends = BTreeMap::new();
     for element in answer.elements() {

@@ -69,10 +69,10 @@ impl Producer {
     }
 
     /// Puts a record on the dead-letter queue.
-    pub async fn send_dead_letter(&self, letter: &DeadLetter) -> Result<(), Error> {
-        let headers = letter.headers();
-        self.send(&self.topics.dlq, &letter.key, &letter.value, headers).await?;
-        metrics::counter!("springtide_ingest_dead_letters_total", "reason" => letter.reason.as_str()).increment(1);
+    pub async fn send_dead_letter(&self, record: &DeadLetter) -> Result<(), Error> {
+        let headers = record.headers();
+        self.send(&self.topics.dlq, &record.key, &record.value, headers).await?;
+        metrics::counter!("springtide_ingest_dead_letters_total", "reason" => record.reason.as_str()).increment(1);
         Ok(())
     }
 

@@ -64,7 +64,7 @@ impl OrphanSweep {
         // A full batch continues at its last row, which is marked by then.
         let reached = rows.last().filter(|_| more).map_or(until, |row| row.stored_at);
         let mut ids: Vec<Uuid> = Vec::new();
-        let mut letters = Vec::new();
+        let mut records = Vec::new();
         for row in rows {
             let target = match (row.generation_id, row.episode_id) {
                 (Some(id), _) => Target::Generation(id),
@@ -79,11 +79,11 @@ impl OrphanSweep {
                 tags: serde_json::from_value(row.tags).context("read tags")?,
             };
             let event = feedback.into_event(row.tenant_id, SOURCE, row.given_at);
-            letters.push(dead_letter(&event));
+            records.push(dead_letter(&event));
             ids.push(row.id);
         }
         // Concurrently, because the transaction must be short.
-        let sends = letters.iter().map(|letter| self.producer.send_dead_letter(letter));
+        let sends = records.iter().map(|record| self.producer.send_dead_letter(record));
         try_join_all(sends).await.context("send dead letters")?;
         sqlx::query!("update feedback set orphaned_at = now() where id = any($1)", &ids)
             .execute(&mut *transaction)

@@ -55,9 +55,9 @@ impl UnreferencedSweep {
             return Ok(());
         }
         let written_before = known - self.ttl;
-        let old = self.payloads.objects();
-        let old = old.try_filter(|object| std::future::ready(object.written_at < written_before));
-        let mut chunks = std::pin::pin!(old.try_chunks(BATCH_MAX));
+        let objects = self.payloads.objects();
+        let expired = objects.try_filter(|object| std::future::ready(object.written_at < written_before));
+        let mut chunks = std::pin::pin!(expired.try_chunks(BATCH_MAX));
         let mut deleted = 0;
         while let Some(objects) = chunks.try_next().await.context("list the object store")? {
             for object in self.unreferenced(&objects).await.context("find references")? {

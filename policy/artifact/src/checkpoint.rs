@@ -9,7 +9,7 @@
 //!      0     8  "SPTIMAGE"
 //!      8     4  format version, 1
 //!     12     4  zero
-//!     16    32  root: BLAKE3 of the content index
+//!     16    32  content hash: BLAKE3 of the content index
 //!     48     8  length of the content index
 //!     56        the content index (see `content_index`), then the bytes of every tensor and every file in its order,
 //!               each starting at the next multiple of 64 from the start of the object, the gaps filled with zeros
@@ -168,7 +168,7 @@ impl Checkpoint {
         Ok(Self::from_bytes_on(object, &Threads::ONE)?.0)
     }
 
-    /// [`from_bytes`](Self::from_bytes) on all threads. Also returns the verified root.
+    /// [`from_bytes`](Self::from_bytes) on all threads. Also returns the verified content hash.
     pub fn from_bytes_on(object: &Bytes, threads: &Threads) -> Result<(Self, Digest), Error> {
         let early = |_| Error::Malformed("it ends early");
         let mut reader = Reader(object);
@@ -301,7 +301,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_root_changes_with_any_name_shape_dtype_byte_or_file() {
+    fn the_content_hash_changes_with_any_name_shape_dtype_byte_or_file() {
         let base = sample();
         let mut changed = vec![];
         let mut push = |change: &dyn Fn(&mut Checkpoint)| {

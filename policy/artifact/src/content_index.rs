@@ -1,5 +1,5 @@
 //! The content index of a version: every tensor and file with its size and digest. Its own digest
-//! is the version's root (content hash).
+//! is the version's content hash.
 //!
 //! ```text
 //! "SPTLIST1"                                                      8 bytes
@@ -14,7 +14,7 @@
 //!     size: u64
 //!     BLAKE3: 32 bytes
 //! ```
-//! Integers are little-endian. A version has exactly one encoding, so equal roots mean equal
+//! Integers are little-endian. A version has exactly one encoding, so equal hashes mean equal
 //! versions. The index does not say how or where the bytes are stored.
 
 use std::collections::BTreeMap;

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_still_being_written_is_refused_in_words() {
+    fn a_folder_that_is_still_being_written_is_refused_with_a_clear_message() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         write(&model(), path, 13).unwrap();
@@ -359,12 +359,12 @@ mod tests {
         assert!(refused().contains("comes last"), "{}", refused());
         fs::write(path.join(INDEX), &index).unwrap();
         let shard = path.join("model-00002-of-00002.safetensors");
-        let whole = fs::read(&shard).unwrap();
-        fs::write(&shard, &whole[..whole.len() - 2]).unwrap();
+        let bytes = fs::read(&shard).unwrap();
+        fs::write(&shard, &bytes[..bytes.len() - 2]).unwrap();
         assert!(refused().contains("still being written"), "{}", refused());
         fs::remove_file(&shard).unwrap();
         assert!(refused().contains("still being written"), "{}", refused());
-        fs::write(&shard, &whole).unwrap();
+        fs::write(&shard, &bytes).unwrap();
         assert_eq!(Checkpoint::read_dir(path).unwrap(), model());
     }
 

@@ -115,7 +115,7 @@ fn apply(input: &[u8]) -> bool {
             "{error}"
         ),
     }
-    if let Ok(patch) = Patch::of(base, *root, input, &Threads::ONE) {
+    if let Ok(patch) = Patch::decode(base, *root, input, &Threads::ONE) {
         for (name, tensor) in &base.tensors {
             let mut bytes = tensor.bytes.to_vec();
             patch.write(name, &mut bytes).unwrap();
@@ -160,13 +160,13 @@ fn manifests() -> Vec<Vec<u8>> {
         parent: None,
         line: "realtime".into(),
         branch: 0,
-        image: Some(ObjectRef::of(b"image")),
+        checkpoint: Some(ObjectRef::of(b"image")),
         delta: None,
         tensor_bytes: 10_485_760,
         run: None,
         fence: 2,
         created_at: time::macros::datetime!(2026-11-21 06:00:00.25 UTC),
-        quantised: vec![],
+        quantized: vec![],
         delta_shards: vec![],
     };
     let plain = serde_json::to_vec(&manifest).unwrap();
@@ -246,7 +246,7 @@ mod tests {
 
     /// The same inputs every time; `SPRINGTIDE_FUZZ_RUNS=100000` draws more.
     #[test]
-    fn every_target_holds_for_its_seeds_and_for_what_is_drawn_from_them() {
+    fn every_fuzz_target_passes_on_its_seeds_and_on_mutations_of_them() {
         let runs = std::env::var("SPRINGTIDE_FUZZ_RUNS")
             .ok()
             .and_then(|runs| runs.parse().ok());

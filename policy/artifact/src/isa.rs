@@ -23,13 +23,13 @@ impl Isa {
         *BEST.get_or_init(|| {
             let available = Self::available();
             let best = available.last().copied().unwrap_or(Isa::Portable);
-            let Ok(asked) = std::env::var("SPRINGTIDE_ISA") else {
+            let Ok(requested) = std::env::var("SPRINGTIDE_ISA") else {
                 return best;
             };
-            let named = |isa: &Isa| format!("{isa:?}").eq_ignore_ascii_case(&asked);
+            let named = |isa: &Isa| format!("{isa:?}").eq_ignore_ascii_case(&requested);
             available.iter().copied().find(named).unwrap_or_else(|| {
                 tracing::warn!(
-                    asked,
+                    requested,
                     ?available,
                     "ignored SPRINGTIDE_ISA: this machine has no such instruction set"
                 );

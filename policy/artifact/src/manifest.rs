@@ -33,7 +33,8 @@ pub struct Manifest {
     /// Rises when the line is re-based.
     pub branch: i32,
     /// The full checkpoint as one object, if one was written.
-    pub image: Option<ObjectRef>,
+    #[serde(rename = "image")]
+    pub checkpoint: Option<ObjectRef>,
     /// The delta from the parent, if one was written. Its head alone if there are `delta_shards`.
     pub delta: Option<ObjectRef>,
     /// Bytes of all tensors of the version.
@@ -44,10 +45,10 @@ pub struct Manifest {
     pub fence: i64,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
-    /// Quantised copies that can be made from the version and checked. Left out of the document if
+    /// Quantized copies that can be made from the version and checked. Left out of the document if
     /// empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub quantised: Vec<Quantised>,
+    #[serde(rename = "quantised", default, skip_serializing_if = "Vec::is_empty")]
+    pub quantized: Vec<Quantized>,
     /// The shards of a delta that several machines made, in order. `delta` is then its header and
     /// index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -65,9 +66,9 @@ pub struct Shard {
     pub reverse_bytes: u64,
 }
 
-/// A quantised copy of the version.
+/// A quantized copy of the version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quantised {
+pub struct Quantized {
     /// Name of a spec of `quant`. Readers ignore specs that they do not know.
     pub spec: String,
     /// Content hash of the copy.
@@ -112,9 +113,9 @@ pub enum Error {
     #[error("version {0} has delta shards but no delta, or a shard that is shorter than its reverse data")]
     Shards(i64),
     #[error(
-        "version {version} names a quantised copy `{spec}`: a name is 1 to 64 of a-z, 0-9, `-` and `.`, and there once"
+        "version {version} names a quantized copy `{spec}`: a name is 1 to 64 of a-z, 0-9, `-` and `.`, and there once"
     )]
-    Quantised { version: i64, spec: String },
+    Quantized { version: i64, spec: String },
 }
 
 impl ObjectRef {
@@ -166,7 +167,7 @@ impl Manifest {
             None if self.delta.is_some() => return Err(Error::DeltaWithoutParent(version)),
             _ => {}
         }
-        if self.image.is_none() && self.delta.is_none() {
+        if self.checkpoint.is_none() && self.delta.is_none() {
             return Err(Error::NoObject(version));
         }
         let sound = |shard: &Shard| shard.reverse_bytes <= shard.object.size_bytes;
@@ -175,11 +176,11 @@ impl Manifest {
         }
         let mut names = BTreeSet::new();
         let refused = self
-            .quantised
+            .quantized
             .iter()
             .find(|copy| !is_spec(&copy.spec) || !names.insert(&copy.spec));
         match refused {
-            Some(copy) => Err(Error::Quantised {
+            Some(copy) => Err(Error::Quantized {
                 version,
                 spec: copy.spec.clone(),
             }),
@@ -190,8 +191,8 @@ impl Manifest {
 
 /// Whether `name` has the form of a spec's name.
 fn is_spec(name: &str) -> bool {
-    let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
-    (1..=64).contains(&name.len()) && name.bytes().all(letter)
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    (1..=64).contains(&name.len()) && name.bytes().all(allowed)
 }
 
 #[cfg(test)]
@@ -209,7 +210,7 @@ pub(crate) mod tests {
             }),
             line: "realtime".into(),
             branch: 0,
-            image: None,
+            checkpoint: None,
             delta: Some(ObjectRef::of(b"delta")),
             tensor_bytes: 10_485_760,
             run: Some(RunStep {
@@ -219,7 +220,7 @@ pub(crate) mod tests {
             }),
             fence: 2,
             created_at: time::macros::datetime!(2026-11-21 06:00:00.25 UTC),
-            quantised: vec![],
+            quantized: vec![],
             delta_shards: vec![],
         }
     }
@@ -239,7 +240,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_delta_in_shards_names_them_with_what_the_way_back_needs() {
+    fn a_manifest_lists_shards_with_the_size_of_their_reverse_data() {
         let mut manifest = sample();
         let object = ObjectRef::of(b"a shard");
         manifest.delta_shards = vec![
@@ -278,7 +279,7 @@ pub(crate) mod tests {
         };
         assert_eq!(with(&|m| m.delta_shards = vec![shard(5), shard(6)]), Error::Shards(8));
         let without = with(&|m| {
-            (m.image, m.delta) = (m.delta, None);
+            (m.checkpoint, m.delta) = (m.delta, None);
             m.delta_shards = vec![shard(0)];
         });
         assert_eq!(without, Error::Shards(8));
@@ -289,13 +290,13 @@ pub(crate) mod tests {
             vec!["fp8.1", "int4.1", "fp8.1"],
             vec![&"x".repeat(65)],
         ] {
-            let error = with(&|m| m.quantised = copies(&specs));
-            assert!(matches!(error, Error::Quantised { .. }), "{specs:?}");
+            let error = with(&|m| m.quantized = copies(&specs));
+            assert!(matches!(error, Error::Quantized { .. }), "{specs:?}");
         }
     }
 
-    fn copies(specs: &[&str]) -> Vec<Quantised> {
-        let copy = |spec: &&str| Quantised {
+    fn copies(specs: &[&str]) -> Vec<Quantized> {
+        let copy = |spec: &&str| Quantized {
             spec: (*spec).into(),
             root: Digest::of(b"copy"),
         };
@@ -303,16 +304,16 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn copies_that_nobody_here_can_make_are_read_and_written_as_they_are() {
+    fn copies_of_unknown_specs_survive_a_round_trip() {
         let mut manifest = sample();
         let before = serde_json::to_string(&manifest).unwrap();
-        manifest.quantised = copies(&["mxfp4.3", "fp8-e4m3-b128.1"]);
+        manifest.quantized = copies(&["mxfp4.3", "fp8-e4m3-b128.1"]);
         assert_eq!(manifest.check(), Ok(()));
         let json = serde_json::to_string(&manifest).unwrap();
         assert_eq!(serde_json::from_str::<Manifest>(&json).unwrap(), manifest);
         // a manifest of before has no such field, and is the same to the byte
         assert!(json.starts_with(before.trim_end_matches('}')));
         let old: Manifest = serde_json::from_str(&before).unwrap();
-        assert_eq!((old.quantised.len(), serde_json::to_string(&old).unwrap()), (0, before));
+        assert_eq!((old.quantized.len(), serde_json::to_string(&old).unwrap()), (0, before));
     }
 }

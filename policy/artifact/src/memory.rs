@@ -42,7 +42,7 @@ pub struct Released {
 }
 
 /// The pool.
-struct Kept {
+struct Pool {
     /// By number of words.
     buffers: BTreeMap<usize, Vec<Vec<u64>>>,
     bytes: usize,
@@ -50,16 +50,16 @@ struct Kept {
     room: usize,
 }
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept::new());
+static POOL: Mutex<Pool> = Mutex::new(Pool::new());
 
 /// Bytes in the pool.
 pub fn kept_bytes() -> usize {
-    kept().bytes
+    pool().bytes
 }
 
-fn kept() -> MutexGuard<'static, Kept> {
+fn pool() -> MutexGuard<'static, Pool> {
     // only an allocation can panic while locked, and that is before anything is counted
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Spare {
@@ -72,7 +72,7 @@ impl Spare {
     pub fn resize(&mut self, bytes: u64) -> Released {
         // small enough that no sum overflows
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(usize::MAX >> 16);
-        let released = kept().resize(self.bytes, bytes);
+        let released = pool().resize(self.bytes, bytes);
         self.bytes = bytes;
         released
     }
@@ -84,9 +84,9 @@ impl Drop for Spare {
     }
 }
 
-impl Kept {
+impl Pool {
     const fn new() -> Self {
-        Kept {
+        Pool {
             buffers: BTreeMap::new(),
             bytes: 0,
             room: 0,
@@ -132,7 +132,7 @@ impl<T: Pod> Buffer<T> {
     /// `count` values with unspecified content. The caller sets all of them.
     pub fn unset(count: usize) -> Self {
         let words = (count * size_of::<T>()).div_ceil(size_of::<u64>());
-        let taken = kept().take(words);
+        let taken = pool().take(words);
         #[cfg_attr(
             not(test),
             expect(unused_mut, reason = "tests fill it, to find reads of unset values")
@@ -152,7 +152,7 @@ impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         let words = std::mem::take(&mut self.words);
         // memory that is not kept is returned to the kernel after the lock is released
-        let _given_back = kept().put(words);
+        let _given_back = pool().put(words);
     }
 }
 
@@ -238,28 +238,28 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_kept_as_far_as_there_is_room_and_no_longer() {
+    fn freed_memory_is_kept_up_to_the_limit() {
         let (words, more) = (KEPT_BYTES_MIN / 8, KEPT_BYTES_MIN / 8 + 1);
         let both_bytes = (words + more) * 8;
-        let mut kept = Kept::new();
-        assert!(kept.put(vec![1; words]).is_some(), "nobody gave room");
-        assert!(kept.resize(0, both_bytes)._buffers.is_empty());
-        assert!(kept.put(vec![1; words - 1]).is_some(), "not worth it");
-        assert_eq!(kept.put(vec![1; words]), None);
-        assert!(kept.put(vec![2; more + 1]).is_some(), "one word too many");
-        assert_eq!(kept.put(vec![2; more]), None);
-        assert_eq!(kept.bytes, both_bytes);
-        assert_eq!(kept.take(more), Some(vec![2; more]));
-        assert_eq!(kept.take(more), None, "each is kept once");
-        assert_eq!(kept.take(words + 7), None, "of another size");
-        assert_eq!(kept.put(vec![2; more]), None);
-        // a second limit, and then the first is gone
-        assert!(kept.resize(0, both_bytes)._buffers.is_empty());
-        assert!(kept.resize(both_bytes, 0)._buffers.is_empty());
-        // of what is left one has room
-        assert_eq!(kept.resize(both_bytes, more * 8)._buffers, [vec![1; words]]);
-        assert_eq!(kept.resize(more * 8, 0)._buffers, [vec![2; more]]);
-        assert_eq!((kept.bytes, kept.room, kept.buffers.len()), (0, 0, 0));
+        let mut pool = Pool::new();
+        assert!(pool.put(vec![1; words]).is_some(), "nobody gave room");
+        assert!(pool.resize(0, both_bytes)._buffers.is_empty());
+        assert!(pool.put(vec![1; words - 1]).is_some(), "not worth it");
+        assert_eq!(pool.put(vec![1; words]), None);
+        assert!(pool.put(vec![2; more + 1]).is_some(), "one word too many");
+        assert_eq!(pool.put(vec![2; more]), None);
+        assert_eq!(pool.bytes, both_bytes);
+        assert_eq!(pool.take(more), Some(vec![2; more]));
+        assert_eq!(pool.take(more), None, "each is kept once");
+        assert_eq!(pool.take(words + 7), None, "of another size");
+        assert_eq!(pool.put(vec![2; more]), None);
+        // a second limit, after which the first is removed
+        assert!(pool.resize(0, both_bytes)._buffers.is_empty());
+        assert!(pool.resize(both_bytes, 0)._buffers.is_empty());
+        // the lower limit has room for one of the two buffers
+        assert_eq!(pool.resize(both_bytes, more * 8)._buffers, [vec![1; words]]);
+        assert_eq!(pool.resize(more * 8, 0)._buffers, [vec![2; more]]);
+        assert_eq!((pool.bytes, pool.room, pool.buffers.len()), (0, 0, 0));
     }
 
     #[test]

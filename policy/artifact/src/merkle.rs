@@ -1,5 +1,5 @@
 //! BLAKE3 in chunks. BLAKE3 is a tree, so chunks can be hashed on any thread, while their bytes are
-//! at hand, and the hashes merged into the digest of the whole.
+//! at hand, and the hashes merged into the digest of all bytes.
 
 use blake3::Hasher;
 use blake3::hazmat::{ChainingValue, HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
@@ -27,9 +27,9 @@ impl ChunkHash {
         }
     }
 
-    /// `whole`: it is the only chunk.
-    pub(crate) fn from_value(value: Digest, whole: bool) -> Self {
-        match whole {
+    /// `only_chunk`: nothing else was hashed.
+    pub(crate) fn from_value(value: Digest, only_chunk: bool) -> Self {
+        match only_chunk {
             true => ChunkHash::Whole(value),
             false => ChunkHash::Subtree(value.0),
         }
@@ -40,14 +40,14 @@ impl ChunkHash {
 /// chunks but the last have the same number of bytes, a power of two and a multiple of 1024.
 pub(crate) fn chunk_hash(slices: &[&[u8]], offset: usize, total_bytes: usize) -> ChunkHash {
     let mut hasher = Hasher::new();
-    let whole = slices.iter().map(|slice| slice.len()).sum::<usize>() == total_bytes;
-    if !whole {
+    let only_chunk = slices.iter().map(|slice| slice.len()).sum::<usize>() == total_bytes;
+    if !only_chunk {
         hasher.set_input_offset(offset as u64);
     }
     for slice in slices {
         hasher.update(slice);
     }
-    match whole {
+    match only_chunk {
         true => ChunkHash::Whole(Digest(*hasher.finalize().as_bytes())),
         false => ChunkHash::Subtree(hasher.finalize_non_root()),
     }
@@ -76,7 +76,7 @@ pub(crate) fn digests(all: &[&[u8]], threads: &Threads) -> Vec<Digest> {
     all.iter().map(digest).collect()
 }
 
-/// The digest of the whole from the hashes of its chunks, in their order.
+/// The digest of all bytes from the hashes of their chunks, in order.
 pub(crate) fn merge(chunks: &[ChunkHash], chunk_bytes: usize, total_bytes: usize) -> Digest {
     match chunks {
         [] => Digest::of(&[]),
@@ -113,17 +113,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_merge_to_the_digest_of_the_whole() {
+    fn hashes_of_chunks_merge_into_the_digest_of_all_bytes() {
         let bytes: Vec<u8> = (0..70_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
         for frame in [1024, 2048, 8192] {
             for length in [0, 1, 1023, 1024, 1025, 2048, 3000, 8192, 8193, 20_000, 65_536, 69_999] {
-                let whole = &bytes[..length];
-                let hashes: Vec<ChunkHash> = whole
+                let bytes = &bytes[..length];
+                let hashes: Vec<ChunkHash> = bytes
                     .chunks(frame)
                     .enumerate()
                     .map(|(i, chunk)| chunk_hash(&[chunk], i * frame, length))
                     .collect();
-                assert_eq!(merge(&hashes, frame, length), Digest::of(whole), "{frame} {length}");
+                assert_eq!(merge(&hashes, frame, length), Digest::of(bytes), "{frame} {length}");
             }
         }
     }

@@ -231,7 +231,7 @@ impl Envelope {
     }
 
     /// Whether it claims to be a document of `kind`.
-    pub fn says(&self, kind: &str) -> bool {
+    pub fn claims_kind(&self, kind: &str) -> bool {
         self.payload_type == payload_type(kind)
     }
 

@@ -96,7 +96,7 @@ pub struct Experts {
     /// Width inside an expert's SwiGLU.
     pub intermediate_size: i64,
     /// Whether the scores of the chosen experts are divided by their sum.
-    pub normalise: bool,
+    pub normalize: bool,
     /// Experts that every token uses: one SwiGLU of `shared · intermediate_size`. 0 is none.
     pub shared: i64,
     pub scoring: Scoring,
@@ -110,9 +110,9 @@ pub enum Scoring {
     /// Softmax over all experts. The highest scores win (Qwen3-MoE).
     Softmax,
     /// Sigmoid (DeepSeek-V3). For the choice only, a bias without a gradient is added. Experts are
-    /// chosen from the `groups_kept` groups with the highest sum of their two best scores. The
+    /// chosen from the `top_groups` groups with the highest sum of their two best scores. The
     /// weights are multiplied by `scale`.
-    Sigmoid { groups: i64, groups_kept: i64, scale: f64 },
+    Sigmoid { groups: i64, top_groups: i64, scale: f64 },
 }
 
 impl ModelConfig {

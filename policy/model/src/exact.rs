@@ -19,7 +19,7 @@ pub use backend::Rows;
 pub use cache::KvCache;
 #[cfg(feature = "torch")]
 pub(crate) use load::refuse_unexpected;
-pub(crate) use load::{config_of, rounded, tensor, to_f32};
+pub(crate) use load::{config_of, tensor, to_dtype_of, to_f32};
 
 use crate::config::ModelConfig;
 pub use crate::kernel::Compute;
@@ -135,7 +135,7 @@ impl ExactModel {
         let shapes = config.parameter_shapes();
         let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();
         Ok(ExactModel {
-            transformer: load::transformer(checkpoint, &config, arithmetic.compute, packing)?,
+            transformer: load::pack_transformer(checkpoint, &config, arithmetic.compute, packing)?,
             rotary: backend::Rotary::new(&config),
             isa: Isa::best(),
             arithmetic: arithmetic.clone(),
@@ -253,7 +253,7 @@ impl ExactModel {
             return Err(Error::Empty);
         }
         let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
-        let store = KvStorage::Scratch(cache::heads(&self.config, longest, self.compute()));
+        let store = KvStorage::Scratch(cache::empty_heads(&self.config, longest, self.compute()));
         let mut backend = ExactBackend::new(self, machine, store, parts, logit_rows.to_vec(), replay);
         let mut inputs = Vec::with_capacity(self.transformer.layers.len());
         let hidden = self.forward(&mut backend, &ids, |x: &Rows| inputs.push(x.clone()));

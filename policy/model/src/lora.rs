@@ -141,7 +141,7 @@ impl Adapter {
             if !new.iter().all(|w| w.is_finite()) {
                 return Err(refuse("merged weights are not finite".into()));
             }
-            let new = exact::rounded(&name, old, &new)?;
+            let new = exact::to_dtype_of(&name, old, &new)?;
             merged.tensors.insert(name, new);
         }
         Ok(merged)

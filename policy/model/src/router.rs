@@ -10,9 +10,7 @@ pub fn choose(scores: &[f32], experts: &Experts) -> Vec<u32> {
     let by_score = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
     let mut ids: Vec<u32> = match experts.scoring {
         Scoring::Softmax => (0..scores.len() as u32).collect(),
-        Scoring::Sigmoid {
-            groups, groups_kept, ..
-        } => {
+        Scoring::Sigmoid { groups, top_groups, .. } => {
             let size = scores.len() / groups.max(1) as usize;
             let worth = |group: usize| {
                 let mut best = [f32::NEG_INFINITY; 2];
@@ -28,8 +26,8 @@ pub fn choose(scores: &[f32], experts: &Experts) -> Vec<u32> {
             let worths: Vec<f32> = (0..groups as usize).map(worth).collect();
             let mut order: Vec<usize> = (0..groups as usize).collect();
             order.sort_by(|&a, &b| worths[b].total_cmp(&worths[a]).then(a.cmp(&b)));
-            let kept = order.into_iter().take(groups_kept as usize);
-            kept.flat_map(|group| (group * size) as u32..((group + 1) * size) as u32)
+            let top = order.into_iter().take(top_groups as usize);
+            top.flat_map(|group| (group * size) as u32..((group + 1) * size) as u32)
                 .collect()
         }
     };
@@ -171,7 +169,7 @@ mod tests {
             count: 6,
             per_token,
             intermediate_size: 1,
-            normalise: true,
+            normalize: true,
             shared: 0,
             scoring,
             layers: vec![true],
@@ -189,7 +187,7 @@ mod tests {
     fn a_grouped_router_looks_only_into_its_best_groups() {
         let scoring = Scoring::Sigmoid {
             groups: 3,
-            groups_kept: 1,
+            top_groups: 1,
             scale: 1.0,
         };
         // groups 0.1 + 0.9, 0.6 + 0.7, 0.2 + 0.2: the best single expert is in a group that is not

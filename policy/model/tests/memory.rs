@@ -63,8 +63,8 @@ fn one_depth_forward_and_back() {
     } else {
         let logit_rows: Vec<usize> = (0..SEQUENCES * TOKENS).step_by(64).collect();
         let pass = model.score(&[ids.as_slice(); SEQUENCES], &logit_rows, None).unwrap();
-        let kept: usize = pass.inputs.iter().map(|rows| rows.values().len()).sum();
-        assert_eq!(kept, pass.inputs.len() * SEQUENCES * TOKENS * WIDTH);
+        let input_values: usize = pass.inputs.iter().map(|rows| rows.values().len()).sum();
+        assert_eq!(input_values, pass.inputs.len() * SEQUENCES * TOKENS * WIDTH);
         let hidden = autograd::leaf(&pass.hidden);
         loss(&train_model.project(&hidden)).backward();
         train_model.backward(&pass, hidden.grad());
@@ -72,10 +72,10 @@ fn one_depth_forward_and_back() {
     println!("rose by {}", status("VmHWM") - before);
 }
 
-fn rise(layers: usize, whole: bool) -> usize {
+fn rise(layers: usize, one_graph: bool) -> usize {
     let layers = layers.to_string();
     let mut set = vec![(LAYERS, layers.as_str())];
-    if whole {
+    if one_graph {
         set.push((WHOLE, "1"));
     }
     risen("one_depth_forward_and_back", &set)
@@ -101,17 +101,17 @@ fn risen(test: &str, set: &[(&str, &str)]) -> usize {
 }
 
 #[test]
-fn a_gradient_needs_the_activations_of_one_layer_and_the_inputs_of_all() {
+fn a_gradient_needs_the_activations_of_one_layer_and_the_inputs_of_every_layer() {
     let more = 12;
     let inputs = more * SEQUENCES * TOKENS * WIDTH * size_of::<f32>();
-    let grows = |whole| rise(4 + more, whole).saturating_sub(rise(4, whole));
-    let (stepwise, whole) = (grows(false), grows(true));
+    let grows = |one_graph| rise(4 + more, one_graph).saturating_sub(rise(4, one_graph));
+    let (stepwise, one_graph) = (grows(false), grows(true));
     println!(
-        "{more} more layers: {stepwise} bytes more, of which layer inputs are {inputs}; in one graph {whole} bytes"
+        "{more} more layers: {stepwise} bytes more, of which layer inputs are {inputs}; in one graph {one_graph} bytes"
     );
     // Weights, gradients and the allocator's overhead are small in comparison. A layer's
     // activations are ten times its input, so keeping them would show.
     assert!(stepwise < 2 * inputs, "{stepwise} bytes for {inputs}");
     // The measurement does detect kept activations.
-    assert!(whole > 8 * inputs, "{whole} bytes in one graph");
+    assert!(one_graph > 8 * inputs, "{one_graph} bytes in one graph");
 }

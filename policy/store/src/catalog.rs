@@ -1,4 +1,4 @@
-//! A listing of everything that a policy has in the store, for commands that need all of it.
+//! A list of everything that a policy has in the store, for commands that need all of it.
 //! Documents are verified. Objects are listed with their size and time, but not read.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ pub struct StoredObject {
     pub modified_at: OffsetDateTime,
 }
 
-/// One listing of the whole store. Objects are listed before documents are read: if a version is
+/// A list of everything in the store. Objects are listed before documents are read: if a version is
 /// published meanwhile, `objects` may lack its objects, but no document is missing.
 #[derive(Debug, Clone, Default)]
 pub struct Catalog {
@@ -192,7 +192,7 @@ impl Catalog {
                 };
                 Some((base_cost.saturating_add(bytes), last))
             };
-            let checkpoint = manifest.image.filter(usable);
+            let checkpoint = manifest.checkpoint.filter(usable);
             let checkpoint = checkpoint.map(|object| (object.size_bytes, LastObject { object, base: None }));
             let delta = manifest
                 .delta

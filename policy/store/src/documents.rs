@@ -46,7 +46,7 @@ pub(super) trait Document: Serialize + DeserializeOwned + Send + Sync {
 
 impl Document for Manifest {
     fn kind_of(envelope: &Envelope) -> &'static str {
-        match envelope.says(manifest::SHARDED_KIND) {
+        match envelope.claims_kind(manifest::SHARDED_KIND) {
             true => manifest::SHARDED_KIND,
             false => manifest::KIND,
         }

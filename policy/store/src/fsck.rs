@@ -115,7 +115,7 @@ impl Store {
             }
         }
         check_manifests(&mut report, &catalog);
-        check_quantised(&mut report, &catalog);
+        check_quantized(&mut report, &catalog);
         check_squashed_deltas(&mut report, &catalog);
         check_paths(&mut report, &catalog, retention, &damaged);
         check_assignments(&mut report, &catalog);
@@ -133,7 +133,7 @@ fn named_objects(catalog: &Catalog) -> BTreeMap<ObjectRef, String> {
     let mut named = BTreeMap::new();
     for manifest in catalog.manifests() {
         let version = manifest.version;
-        let checkpoint = manifest.image.into_iter();
+        let checkpoint = manifest.checkpoint.into_iter();
         named.extend(checkpoint.map(|object| (object, format!("checkpoint of version {version}"))));
         let deltas = manifest.delta_objects();
         named.extend(deltas.map(|object| (object, format!("delta of version {version}"))));
@@ -188,11 +188,11 @@ fn check_fence(report: &mut Report, parent: &Manifest, manifest: &Manifest) {
     }
 }
 
-/// Reports quantised copies that this program cannot make and therefore cannot check.
-fn check_quantised(report: &mut Report, catalog: &Catalog) {
+/// Reports quantized copies that this program cannot make and therefore cannot check.
+fn check_quantized(report: &mut Report, catalog: &Catalog) {
     let mut unknown: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     for manifest in catalog.manifests() {
-        for copy in &manifest.quantised {
+        for copy in &manifest.quantized {
             if copy.spec.parse::<Spec>().is_err() {
                 unknown.entry(&copy.spec).or_default().push(manifest.version);
             }
@@ -233,7 +233,7 @@ fn check_paths(report: &mut Report, catalog: &Catalog, retention: &Retention, da
     let live = live_versions(catalog, retention);
     let costs = catalog.costs(damaged);
     // The oldest checkpoint never had a spare.
-    let oldest = catalog.manifests().find_map(|manifest| manifest.image);
+    let oldest = catalog.manifests().find_map(|manifest| manifest.checkpoint);
     let oldest = oldest.map(|checkpoint| checkpoint.digest);
     // The costs without a checkpoint.
     let mut costs_without = BTreeMap::new();
@@ -257,7 +257,7 @@ fn check_paths(report: &mut Report, catalog: &Catalog, retention: &Retention, da
         if !needed {
             continue;
         }
-        let checkpoint = manifest.image.into_iter().map(|object| (object, "checkpoint"));
+        let checkpoint = manifest.checkpoint.into_iter().map(|object| (object, "checkpoint"));
         let deltas = manifest.delta_objects().map(|object| (object, "delta"));
         for (object, kind) in checkpoint.chain(deltas).filter(|(object, _)| !catalog.has(object)) {
             let message = format!(

@@ -57,6 +57,14 @@ impl GcReport {
     pub fn deleted_bytes(&self) -> u64 {
         self.deleted.values().sum()
     }
+
+    /// Counts the objects of `catalog` that were not deleted.
+    fn set_kept(&mut self, catalog: &Catalog) {
+        let objects = catalog.objects.iter();
+        let kept = objects.filter(|(digest, _)| !self.deleted.contains_key(digest));
+        let sizes: Vec<u64> = kept.map(|(_, stored)| stored.size_bytes).collect();
+        (self.kept_objects, self.kept_bytes) = (sizes.len(), sizes.iter().sum());
+    }
 }
 
 struct Plan {
@@ -93,7 +101,6 @@ impl Store {
         let before = catalog.costs(&BTreeSet::new());
         let after = catalog.costs(&plan.garbage.keys().copied().collect());
         let is_lost = |serial: &i64| before.of(*serial).is_some() && after.of(*serial).is_none();
-        let bytes = |objects: &BTreeMap<_, StoredObject>| objects.values().map(|stored| stored.size_bytes).sum::<u64>();
         let garbage = plan.garbage.iter();
         let mut report = GcReport {
             live: plan.live,
@@ -101,10 +108,11 @@ impl Store {
             deleted: garbage.map(|(digest, stored)| (*digest, stored.size_bytes)).collect(),
             squashed_deltas: plan.squashed_deltas,
             restored,
-            kept_objects: catalog.objects.len() - plan.garbage.len(),
-            kept_bytes: bytes(&catalog.objects) - bytes(&plan.garbage),
+            kept_objects: 0,
+            kept_bytes: 0,
         };
         if dry_run {
+            report.set_kept(&catalog);
             return Ok(report);
         }
         for (from, to) in &report.squashed_deltas {
@@ -131,6 +139,7 @@ impl Store {
         report
             .deleted
             .retain(|digest, _| moved.contains(digest) && !restored.contains(digest));
+        report.set_kept(&catalog);
         Ok(report)
     }
 
@@ -218,7 +227,7 @@ fn plan(catalog: &Catalog, retention: &Retention) -> Plan {
         }
         need(&mut path.into_iter());
         if let Some(manifest) = catalog.manifest(serial) {
-            need(&mut manifest.image.into_iter().chain(manifest.delta_objects()));
+            need(&mut manifest.checkpoint.into_iter().chain(manifest.delta_objects()));
         }
     }
     for (checkpoint, serials) in by_checkpoint {

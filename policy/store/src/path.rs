@@ -202,7 +202,7 @@ impl<'a> Search<'a> {
                 best = Some((cost, at, None));
                 break;
             }
-            if let Some(checkpoint) = manifest.image.filter(|object| self.is_usable(object)) {
+            if let Some(checkpoint) = manifest.checkpoint.filter(|object| self.is_usable(object)) {
                 let total = cost.saturating_add(checkpoint.size_bytes);
                 if best.is_none_or(|(best, ..)| total < best) {
                     best = Some((total, at, Some(checkpoint)));

@@ -119,9 +119,9 @@ impl Store {
             Ok(_) | Err(Error::NotFound(_)) => {}
             Err(error) => return Err(error),
         }
-        let base = self.materialise(policy, from.version, keys, &[]).await?.checkpoint;
+        let base = self.materialize(policy, from.version, keys, &[]).await?.checkpoint;
         let held = [(from.version, base.clone())];
-        let result = self.materialise(policy, to.version, keys, &held).await?.checkpoint;
+        let result = self.materialize(policy, to.version, keys, &held).await?.checkpoint;
         let threads = self.threads.clone();
         let encoded = blocking(move || {
             let bytes = delta::encode(&base, &result, &threads)?;

@@ -87,13 +87,13 @@ async fn publish(folder: &Path) -> usize {
             parent: None,
             line: "realtime".into(),
             branch: 0,
-            image: None,
+            checkpoint: None,
             delta: None,
             tensor_bytes: checkpoint.tensor_bytes(),
             run: None,
             fence: 1,
             created_at: time::OffsetDateTime::now_utc(),
-            quantised: vec![],
+            quantized: vec![],
             delta_shards: vec![],
         };
         if let Some((parent, base)) = &before {
@@ -104,7 +104,7 @@ async fn publish(folder: &Path) -> usize {
             manifest.delta = Some(store.put_object(POLICY, &delta.into()).await.unwrap());
         } else {
             let object = checkpoint.to_bytes().unwrap();
-            manifest.image = Some(store.put_object(POLICY, &object).await.unwrap());
+            manifest.checkpoint = Some(store.put_object(POLICY, &object).await.unwrap());
         }
         store.put_manifest(&manifest, &key()).await.unwrap();
         before = Some((manifest, checkpoint));
@@ -125,16 +125,16 @@ fn one_version_restored() {
         let trusted = key().trusted();
         let mut held: Vec<(i64, Arc<Checkpoint>)> = vec![];
         if std::env::var(HOLDS).is_ok() {
-            let first = store.materialise(POLICY, 1, &trusted, &[]).await.unwrap();
+            let first = store.materialize(POLICY, 1, &trusted, &[]).await.unwrap();
             held.push((1, first.checkpoint));
         }
         let before = status("VmRSS");
         // Resets the peak.
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let target = if held.is_empty() { 1 } else { 3 };
-        let made = store.materialise(POLICY, target, &trusted, &held).await.unwrap();
+        let rebuilt = store.materialize(POLICY, target, &trusted, &held).await.unwrap();
         let rose = status("VmHWM") - before;
-        assert_eq!(made.checkpoint.root(), version(target).root());
+        assert_eq!(rebuilt.checkpoint.root(), version(target).root());
         println!("rose by {rose}");
     });
 }

@@ -1,7 +1,7 @@
 //! Converts text to token ids and back with a checkpoint's `tokenizer.json`, and reads the ids that
 //! end a generation.
 //!
-//! Prompts are tokenised once, when they arrive. Sampled ids are never converted to text and back,
+//! Prompts are tokenized once, when they arrive. Sampled ids are never converted to text and back,
 //! because training uses the ids. Chat templates are in `chat`.
 
 mod decoder;
@@ -72,7 +72,7 @@ impl Tokenizer {
         })))
     }
 
-    /// The ids of `text`. Recognises special tokens in it and adds none.
+    /// The ids of `text`. Recognizes special tokens in it and adds none.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         self.encode_with(text, false)
     }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_are_recognised_in_text_and_skipped_in_output() {
+    fn special_tokens_are_recognized_in_text_and_skipped_in_output() {
         let tokenizer = tokenizer();
         let ids = tokenizer.encode("ab<|cut|>c").unwrap();
         assert_eq!(ids, [97, 98, 256, 99]);
@@ -308,7 +308,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn concatenated_pieces_are_the_whole_text(ids in prop::collection::vec(0u32..260, 0..40)) {
+        fn concatenated_pieces_equal_the_decoded_text(ids in prop::collection::vec(0u32..260, 0..40)) {
             let tokenizer = tokenizer();
             let mut decoder = tokenizer.decoder();
             let mut text = String::new();

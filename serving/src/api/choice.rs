@@ -127,7 +127,7 @@ impl ChoiceTask {
     /// caller left before the first token, so there is nothing to log.
     pub async fn run(
         mut self,
-        cancelled: &CancellationToken,
+        canceled: &CancellationToken,
         mut frames: Option<&mut FrameSender>,
     ) -> Result<Option<FinishedChoice>, Problem> {
         let route = &self.route;
@@ -138,7 +138,7 @@ impl ChoiceTask {
         let end = loop {
             let event = tokio::select! {
                 biased;
-                () = cancelled.cancelled() => break End::CallerGone,
+                () = canceled.cancelled() => break End::CallerGone,
                 event = self.events.recv() => event,
             };
             match event {

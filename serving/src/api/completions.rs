@@ -50,7 +50,7 @@ async fn answer(api: &Arc<Api>, request: GenerationRequest, tenant: &str) -> Res
     let queued = QueuedRequest::submit(api, Arc::new(request), tenant)?;
     match queued.request.stream {
         true => queued.stream().await,
-        false => queued.whole().await,
+        false => queued.respond_at_once().await,
     }
 }
 
@@ -60,7 +60,7 @@ struct QueuedRequest {
     header: Header,
     choices: Vec<ChoiceTask>,
     prompt_tokens: usize,
-    cancelled: CancellationToken,
+    canceled: CancellationToken,
     /// Cancels the choices when the caller goes away.
     caller: DropGuard,
 }
@@ -135,23 +135,23 @@ impl QueuedRequest {
             }
             SubmitError::Stopped => Problem::unavailable("the engine has stopped; try again shortly", 2),
         })?;
-        let cancelled = CancellationToken::new();
+        let canceled = CancellationToken::new();
         Ok(QueuedRequest {
             header: Header::new(&request),
             prompt_tokens: prompt_ids.len(),
             request,
             choices,
-            caller: cancelled.clone().drop_guard(),
-            cancelled,
+            caller: canceled.clone().drop_guard(),
+            canceled,
         })
     }
 
     /// One answer, once every choice is in the log.
-    async fn whole(self) -> Result<Response, Problem> {
+    async fn respond_at_once(self) -> Result<Response, Problem> {
         let mut tasks = Vec::with_capacity(self.choices.len());
         for choice in self.choices {
-            let (tracker, cancelled) = (choice.api.choices.clone(), self.cancelled.clone());
-            let task = async move { choice.run(&cancelled, None).await };
+            let (tracker, canceled) = (choice.api.choices.clone(), self.canceled.clone());
+            let task = async move { choice.run(&canceled, None).await };
             tasks.push(tracker.spawn(task.in_current_span()));
         }
         let mut choices = Vec::with_capacity(tasks.len());
@@ -160,7 +160,7 @@ impl QueuedRequest {
             let finished = task
                 .await
                 .map_err(Problem::internal)??
-                .ok_or_else(|| Problem::internal("a choice was cancelled while its caller waited"))?;
+                .ok_or_else(|| Problem::internal("a choice was canceled while its caller waited"))?;
             sampled += finished.tokens.len();
             // a client that reads only `text` must show nothing if the policy declined
             let text = match finished.outcome.declined {
@@ -184,10 +184,10 @@ impl QueuedRequest {
     async fn stream(self) -> Result<Response, Problem> {
         let (sender, mut frames) = mpsc::channel(FRAMES_BUFFERED_MAX);
         for (index, choice) in self.choices.into_iter().enumerate() {
-            let (tracker, cancelled) = (choice.api.choices.clone(), self.cancelled.clone());
+            let (tracker, canceled) = (choice.api.choices.clone(), self.canceled.clone());
             let mut sender = FrameSender::new(index, &self.request, sender.clone());
             let task = async move {
-                let result = choice.run(&cancelled, Some(&mut sender)).await;
+                let result = choice.run(&canceled, Some(&mut sender)).await;
                 sender.finish(result).await;
             };
             tracker.spawn(task.in_current_span());

@@ -152,7 +152,7 @@ impl GenerationRequest {
             include_usage: common.stream_options.unwrap_or_default().include_usage,
             logprobs,
             episode_id: session.as_deref().map(|id| episode(tenant, id)),
-            // without a key the user cannot be recognised, so each request draws its arm anew
+            // without a key the user cannot be recognized, so each request draws its arm anew
             user_key: user
                 .or(session)
                 .unwrap_or_else(|| format!("anonymous-{}", Uuid::now_v7())),

@@ -21,13 +21,13 @@ impl StopMatcher {
     /// text follows a stop string, and the stop string itself is never shown.
     pub fn push(&mut self, piece: &str) -> (String, Option<String>) {
         self.held.push_str(piece);
-        let met = self
+        let first_stop = self
             .stops
             .iter()
             .filter_map(|stop| self.held.find(stop.as_str()).map(|at| (at, stop)))
             // if two begin at the same place, the longer one
             .min_by_key(|(at, stop)| (*at, std::cmp::Reverse(stop.len())));
-        if let Some((at, stop)) = met {
+        if let Some((at, stop)) = first_stop {
             let stop = stop.clone();
             self.held.truncate(at);
             return (std::mem::take(&mut self.held), Some(stop));

@@ -24,12 +24,14 @@ pub struct Config {
     pub slots_reserved_for_production: usize,
 }
 
+/// A version to install.
 struct Install {
-    installed: Installed,
+    resident: Resident,
     done: oneshot::Sender<Duration>,
 }
 
-struct Installed {
+/// An installed version.
+struct Resident {
     batch: Batch,
     /// Receives the backend when the version retires.
     retired: oneshot::Sender<Box<dyn Backend>>,
@@ -102,7 +104,7 @@ impl Handle {
             }
             let batch = Batch::new(version, backend);
             inbox.installs.push(Install {
-                installed: Installed { batch, retired },
+                resident: Resident { batch, retired },
                 done,
             });
         }
@@ -141,7 +143,7 @@ pub fn spawn(config: Config) -> std::io::Result<Thread> {
     let engine = Engine {
         config,
         shared: shared.clone(),
-        installed: BTreeMap::new(),
+        residents: BTreeMap::new(),
     };
     std::thread::Builder::new().name("engine".into()).spawn(move || {
         let _alive = alive;
@@ -157,7 +159,7 @@ struct Engine {
     config: Config,
     shared: Arc<Shared>,
     /// By serial.
-    installed: BTreeMap<i64, Installed>,
+    residents: BTreeMap<i64, Resident>,
 }
 
 /// Also runs on a panic, so that no caller waits for a dead engine.
@@ -178,12 +180,12 @@ impl Engine {
             }
             for request in admitted {
                 // `next_work` found a free slot in this batch
-                if let Some(installed) = self.installed.get_mut(&request.version.serial) {
-                    installed.batch.admit(request);
+                if let Some(resident) = self.residents.get_mut(&request.version.serial) {
+                    resident.batch.admit(request);
                 }
             }
-            for installed in self.installed.values_mut() {
-                installed.batch.step();
+            for resident in self.residents.values_mut() {
+                resident.batch.step();
             }
             self.retire();
         }
@@ -192,7 +194,7 @@ impl Engine {
     /// Waits for work, at most [`IDLE_CHECK_INTERVAL`]. `None`: stop.
     fn next_work(&self) -> Option<(Vec<Install>, Vec<SampleRequest>)> {
         let mut inbox = self.shared.lock();
-        let running: usize = self.installed.values().map(|installed| installed.batch.running()).sum();
+        let running: usize = self.residents.values().map(|resident| resident.batch.running()).sum();
         let mut admitted = self.admit_from(&mut inbox.queue);
         if running == 0 && admitted.is_empty() && inbox.installs.is_empty() && !inbox.stopping {
             (inbox, _) = self
@@ -214,9 +216,9 @@ impl Engine {
     /// Takes the requests that fit now, in order, and drops those whose caller is gone.
     fn admit_from(&self, queue: &mut Queue<SampleRequest>) -> Vec<SampleRequest> {
         let mut free: BTreeMap<i64, usize> = self
-            .installed
+            .residents
             .iter()
-            .map(|(&serial, installed)| (serial, installed.batch.free_slots()))
+            .map(|(&serial, resident)| (serial, resident.batch.free_slots()))
             .collect();
         let mut admitted = Vec::new();
         while admitted.len() < self.config.prefills_per_step_max {
@@ -243,26 +245,26 @@ impl Engine {
 
     fn install(&mut self, install: Install) {
         let started = Instant::now();
-        let serial = install.installed.batch.version.serial;
-        self.installed.insert(serial, install.installed);
+        let serial = install.resident.batch.version.serial;
+        self.residents.insert(serial, install.resident);
         let pause = started.elapsed();
         metrics::histogram!("springtide_swap_pause_seconds").record(pause.as_secs_f64());
-        metrics::gauge!("springtide_resident_versions").set(self.installed.len() as f64);
+        metrics::gauge!("springtide_resident_versions").set(self.residents.len() as f64);
         let _ = install.done.send(pause);
     }
 
     /// Hands out the backends of versions that only this thread still holds.
     fn retire(&mut self) {
         let idle =
-            |installed: &Installed| installed.batch.running() == 0 && Arc::strong_count(&installed.batch.version) == 1;
-        let idle: Vec<_> = self.installed.extract_if(.., |_, installed| idle(installed)).collect();
-        for (serial, Installed { batch, retired }) in idle {
+            |resident: &Resident| resident.batch.running() == 0 && Arc::strong_count(&resident.batch.version) == 1;
+        let idle: Vec<_> = self.residents.extract_if(.., |_, resident| idle(resident)).collect();
+        for (serial, Resident { batch, retired }) in idle {
             match batch.into_backend() {
                 Ok(backend) => drop(retired.send(backend)),
                 // somebody upgraded a `Weak` in between
-                Err(batch) => drop(self.installed.insert(serial, Installed { batch, retired })),
+                Err(batch) => drop(self.residents.insert(serial, Resident { batch, retired })),
             }
-            metrics::gauge!("springtide_resident_versions").set(self.installed.len() as f64);
+            metrics::gauge!("springtide_resident_versions").set(self.residents.len() as f64);
         }
     }
 }

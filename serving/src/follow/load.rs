@@ -106,13 +106,13 @@ impl Loader {
         let bases: Vec<(i64, Arc<Checkpoint>)> = bases
             .map(|(&serial, loaded)| (serial, loaded.checkpoint.clone()))
             .collect();
-        let materialised = self
+        let materialized = self
             .store
-            .materialise(&self.policy, target.version, keys, &bases)
+            .materialize(&self.policy, target.version, keys, &bases)
             .await
-            .context("materialise")?;
+            .context("materialize")?;
         drop(bases);
-        let checkpoint = materialised.checkpoint;
+        let checkpoint = materialized.checkpoint;
         let started = Instant::now();
         let (backend, (tokenizer, templates)) = self.stage(checkpoint.clone()).await.context("stage")?;
         let stage = started.elapsed();
@@ -154,8 +154,8 @@ impl Loader {
             policy: self.policy.clone(),
             version: target.version,
             epoch,
-            fetch_ms: ms(materialised.fetch),
-            verify_ms: ms(materialised.verify),
+            fetch_ms: ms(materialized.fetch),
+            verify_ms: ms(materialized.verify),
             stage_ms: ms(stage),
             pause_ms: ms(installation.pause),
             at: OffsetDateTime::now_utc(),
@@ -163,7 +163,7 @@ impl Loader {
         tracing::info!(
             version = target.version,
             root = %target.root.short(),
-            fetched_bytes = materialised.bytes_fetched,
+            fetched_bytes = materialized.bytes_fetched,
             fetch_ms = swap.fetch_ms,
             verify_ms = swap.verify_ms,
             stage_ms = swap.stage_ms,
@@ -171,7 +171,7 @@ impl Loader {
             "version resident"
         );
         metrics::histogram!("springtide_swap_stage_seconds").record(stage.as_secs_f64());
-        metrics::counter!("springtide_followed_bytes_total").increment(materialised.bytes_fetched);
+        metrics::counter!("springtide_followed_bytes_total").increment(materialized.bytes_fetched);
         Ok((version, Some(swap)))
     }
 

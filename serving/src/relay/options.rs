@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// Where it listens. Default: `127.0.0.1:8004`.
+    /// Address that the relay listens on. Default: `127.0.0.1:8004`.
     pub listen: SocketAddr,
-    /// Where objects come from: `file://`, `s3://`, or the `http://` URL of another relay.
+    /// Source of the objects: `file://`, `s3://`, or the `http://` URL of another relay.
     /// `--upstream` overrides it. Default: `policy.store`.
     pub upstream: Option<String>,
     /// The API key for the upstream, if that is a relay. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub api_key: Option<String>,
-    /// The one key that followers must send; a relay has no database of keys. Never printed.
-    /// Default: none, which only allows loopback in `listen`.
+    /// The API key that callers must send. There is only one, because a relay has no database.
+    /// Without it, `listen` must be a loopback address. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub caller_key: Option<String>,
-    /// Disk space for objects, in bytes; the least recently used are deleted first. Larger objects
-    /// are not passed on. Default: 64 GiB.
+    /// Disk space for objects, in bytes; the least recently used are deleted first. Objects larger
+    /// than this are refused. Default: 64 GiB.
     pub bytes_max: u64,
-    /// Parts of an object (8 MiB each) that are fetched at once. Default: 8.
+    /// Parts of an object (8 MiB each) that are fetched at once, 1 to 256. Default: 8.
     pub streams: usize,
 }
 

@@ -121,22 +121,22 @@ fn short(name: &str) -> String {
 /// double quotes, numbers and names in backticks. Backticks around expected values and missing
 /// fields are kept, because they quote no content.
 fn without_quotes(detail: &str) -> String {
-    let mut kept = String::new();
+    let mut redacted = String::new();
     let mut rest = detail;
     while let Some(at) = rest.find(['"', '`']) {
         let (before, quoted) = rest.split_at(at);
-        kept.push_str(before);
+        redacted.push_str(before);
         let quote = if quoted.starts_with('"') { '"' } else { '`' };
         let length = closing(&quoted[1..], quote);
-        let ours = quote == '`' && (kept.contains("expected") || kept.ends_with("missing field "));
+        let no_content = quote == '`' && (redacted.contains("expected") || redacted.ends_with("missing field "));
         let inner = &quoted[1..1 + length];
-        kept.push(quote);
-        kept.push_str(if ours { inner } else { "…" });
-        kept.push(quote);
+        redacted.push(quote);
+        redacted.push_str(if no_content { inner } else { "…" });
+        redacted.push(quote);
         rest = quoted.get(length + 2..).unwrap_or_default();
     }
-    kept.push_str(rest);
-    kept
+    redacted.push_str(rest);
+    redacted
 }
 
 /// Bytes before the closing quote, or to the end where there is none.
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_detail_keeps_only_what_quotes_no_content() {
-        for (detail, kept) in [
+        for (detail, redacted) in [
             ("missing field `source` at line 1", "missing field `source` at line 1"),
             (
                 "invalid type: string \"a \\\"b\\\" c\", expected u32",
@@ -231,7 +231,7 @@ mod tests {
             ("an \"unclosed quote", "an \"…\""),
             ("", ""),
         ] {
-            assert_eq!(without_quotes(detail), kept);
+            assert_eq!(without_quotes(detail), redacted);
         }
     }
 

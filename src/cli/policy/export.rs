@@ -9,7 +9,7 @@ use artifact::quant::Spec;
 use model::lora::Adapter;
 use trainer::publish::run_state::{self, RunState};
 
-use super::{OpenStore, StoreArgs, quantised};
+use super::{OpenStore, StoreArgs, quantized};
 use crate::config::Config;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -21,11 +21,11 @@ pub struct Export {
     out: PathBuf,
     /// Write only the adapter of a version that a run with `lora` made. Runs keep their latest
     /// adapters only.
-    #[arg(long, conflicts_with = "quantised")]
+    #[arg(long, conflicts_with = "quantized")]
     adapter: bool,
-    /// Write the manifest's quantised copy of this spec: fp8-e4m3-b128.1 or int4-sym-g32.1.
-    #[arg(long, value_name = "SPEC")]
-    quantised: Option<Spec>,
+    /// Write the manifest's quantized copy of this spec: fp8-e4m3-b128.1 or int4-sym-g32.1.
+    #[arg(long, alias = "quantised", value_name = "SPEC")]
+    quantized: Option<Spec>,
     /// Largest size of a shard of the weights, bytes.
     #[arg(long, value_name = "BYTES", default_value_t = SHARD_BYTES_MAX, value_parser = clap::value_parser!(u64).range(1..))]
     shard_bytes: u64,
@@ -49,27 +49,27 @@ impl Export {
         }
         let rebuilt = place
             .store
-            .materialise(&place.policy, version, &place.keys, &[])
+            .materialize(&place.policy, version, &place.keys, &[])
             .await
             .with_context(|| format!("rebuild version {version}"))?;
-        let Some(spec) = self.quantised else {
+        let Some(spec) = self.quantized else {
             write(&rebuilt.checkpoint, out, self.shard_bytes)?;
             println!("version {version} is in {}", out.display());
             return Ok(());
         };
-        let copy = quantised::copy(&place.manifest(version).await?, rebuilt.checkpoint, spec).await?;
+        let copy = quantized::copy(&place.manifest(version).await?, rebuilt.checkpoint, spec).await?;
         write(&copy, out, self.shard_bytes)?;
-        println!("version {version}, quantised by {spec}, is in {}", out.display());
+        println!("version {version}, quantized by {spec}, is in {}", out.display());
         Ok(())
     }
 }
 
 /// The adapter that made a version, and the version that it adapts.
 async fn adapter_of(place: &OpenStore, version: i64) -> anyhow::Result<(Adapter, i64)> {
-    let Some(made) = place.manifest(version).await?.run else {
+    let Some(run_step) = place.manifest(version).await?.run else {
         bail!("version {version} was imported, so it has no adapter: export it without --adapter");
     };
-    let key = run_state::key(made.run, made.step, version);
+    let key = run_state::key(run_step.run, run_step.step, version);
     let bytes = match place.store.get_private(&key).await {
         Err(store::Error::NotFound(_)) => bail!(
             "the adapter of version {version} was deleted: a run keeps the latest trainer.checkpoints_kept; \

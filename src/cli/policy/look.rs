@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use store::{Catalog, Costs, Step, VersionPath};
 use time::macros::format_description;
 
-use super::{StoreArgs, quantised};
+use super::{StoreArgs, quantized};
 use crate::cli::output::{Output, bytes, cell, rfc3339, rows, table};
 use crate::config::Config;
 
@@ -34,9 +34,9 @@ impl Versions {
         let on_line = |manifest: &&Manifest| self.line.as_ref().is_none_or(|line| *line == manifest.line);
         let manifests = catalog.manifests().filter(on_line);
         let mut rows: Vec<Value> = manifests.map(|manifest| row(&catalog, &costs, manifest)).collect();
-        let all = rows.len();
+        let count = rows.len();
         if self.limit > 0 {
-            rows.drain(..all.saturating_sub(self.limit));
+            rows.drain(..count.saturating_sub(self.limit));
         }
         rows.reverse();
         self.output.print(&rows, || {
@@ -53,8 +53,8 @@ impl Versions {
                 "used by",
             ];
             let mut page = table(header, rows.iter().map(cells));
-            if rows.len() < all {
-                page += &format!("{} older ones: --limit 0 shows all\n", all - rows.len());
+            if rows.len() < count {
+                page += &format!("{} older ones: --limit 0 shows all\n", count - rows.len());
             }
             for (serial, manifest) in &catalog.versions {
                 if let Err(reason) = manifest {
@@ -84,7 +84,7 @@ fn row(catalog: &Catalog, costs: &Costs, manifest: &Manifest) -> Value {
         "parent": manifest.parent.map(|parent| parent.version),
         "root": manifest.root,
         // Bytes of stored objects; null: none was written, or it was deleted.
-        "image_bytes": manifest.image.and_then(stored),
+        "image_bytes": manifest.checkpoint.and_then(stored),
         "delta_bytes": manifest.delta_bytes().filter(|_| has_delta),
         // Bytes that a replica which has nothing must read; null: the version cannot be rebuilt.
         "path_bytes": costs.of(manifest.version),
@@ -198,7 +198,7 @@ impl Inspect {
         let facts = json!({
             "manifest": manifest,
             "signed_by": signed_by.collect::<Vec<_>>(),
-            "image": manifest.image.map(object),
+            "image": manifest.checkpoint.map(object),
             "delta": manifest.delta.map(object),
             "delta_shards": manifest.delta_shards.iter().map(|shard| object(shard.object)).collect::<Vec<_>>(),
             "children": children.collect::<Vec<_>>(),
@@ -246,8 +246,8 @@ fn text(manifest: &Manifest, facts: &Value) -> String {
         let of = manifest.delta_shards.len();
         lines.push(("shard", format!("{} of {of}: {}", index + 1, object(shard))));
     }
-    for copy in &manifest.quantised {
-        lines.push(("quantised", format!("{}, content hash {}", copy.spec, copy.root)));
+    for copy in &manifest.quantized {
+        lines.push(("quantized", format!("{}, content hash {}", copy.spec, copy.root)));
     }
     for signer in rows(&facts["signed_by"]) {
         let trust = if signer["trusted"] == true { "" } else { ": NOT TRUSTED" };
@@ -292,9 +292,9 @@ pub struct Verify {
     /// Also read and hash every object that any path to the version could use.
     #[arg(long)]
     deep: bool,
-    /// Also make every quantised copy that its manifest names, and compare the content hashes.
-    #[arg(long)]
-    quantised: bool,
+    /// Also make every quantized copy that its manifest names, and compare the content hashes.
+    #[arg(long, alias = "quantised")]
+    quantized: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -306,7 +306,7 @@ impl Verify {
         let (policy, keys) = (&place.policy, &place.keys);
         let rebuilt = place
             .store
-            .materialise(policy, serial, keys, &[])
+            .materialize(policy, serial, keys, &[])
             .await
             .with_context(|| format!("rebuild version {serial}"))?;
         let manifest = place.manifest(serial).await?;
@@ -319,15 +319,15 @@ impl Verify {
             bytes(rebuilt.bytes_fetched)
         );
         let mut copies = Vec::new();
-        if self.quantised && manifest.quantised.is_empty() {
-            text += "its manifest names no quantised copies\n";
+        if self.quantized && manifest.quantized.is_empty() {
+            text += "its manifest names no quantized copies\n";
         }
-        for named in manifest.quantised.iter().filter(|_| self.quantised) {
+        for named in manifest.quantized.iter().filter(|_| self.quantized) {
             // A spec of a newer program is unknown here.
             let spec = named.spec.parse().ok();
             match spec {
                 Some(spec) => {
-                    quantised::copy(&manifest, rebuilt.checkpoint.clone(), spec).await?;
+                    quantized::copy(&manifest, rebuilt.checkpoint.clone(), spec).await?;
                     text += &format!(
                         "its copy by {spec} has the content hash {} of the manifest\n",
                         named.root
@@ -364,7 +364,7 @@ impl Verify {
             let version = manifest.version;
             objects.extend(
                 manifest
-                    .image
+                    .checkpoint
                     .map(|object| (object, format!("checkpoint of version {version}"))),
             );
             let deltas = manifest.delta_objects();

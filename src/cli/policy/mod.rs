@@ -6,7 +6,7 @@ mod keys;
 mod look;
 mod publish;
 mod pull;
-mod quantised;
+mod quantized;
 mod shard;
 mod upkeep;
 

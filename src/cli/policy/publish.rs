@@ -8,7 +8,7 @@ use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
 use artifact::manifest::Manifest;
 use serde_json::{Value, json};
-use trainer::publish::{External, Publisher, QuantisedCopies, ShardedVersion, publish_external, publish_shards};
+use trainer::publish::{External, Publisher, QuantizedCopies, ShardedVersion, publish_external, publish_shards};
 
 use super::shard::{check_name, open_folder};
 use super::{OpenStore, StoreArgs};
@@ -75,21 +75,21 @@ impl Publish {
             });
         }
         let folder = self.folder.clone();
-        let image = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&folder))
+        let checkpoint = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&folder))
             .await?
             .with_context(|| format!("read the weights in {}", self.folder.display()))?;
         let read_seconds = started.elapsed().as_secs_f64();
         let external = External {
             line: self.line,
             parent,
-            checkpoint: image,
+            checkpoint,
             with_checkpoint: self.checkpoint,
         };
         let done = publish_external(&publisher, external).await.context("publish")?;
         let manifest = &done.manifest;
         let (changed, total) = (done.stats.changed_weights, done.stats.total_weights);
         let mut document = document(manifest, parent);
-        document["image_bytes"] = json!(manifest.image.map(|image| image.size_bytes));
+        document["image_bytes"] = json!(manifest.checkpoint.map(|checkpoint| checkpoint.size_bytes));
         document["changed_weights"] = json!(changed);
         document["total_weights"] = json!(total);
         document["inherited"] = json!(done.inherited);
@@ -104,8 +104,8 @@ impl Publish {
             let mut text = text(manifest);
             let percent = 100.0 * changed as f64 / total.max(1) as f64;
             text += &format!("weights    {changed} of {total} differ from version {parent} ({percent:.3}%)\n");
-            text += &match manifest.image {
-                Some(image) => format!("checkpoint {}\n", bytes(image.size_bytes)),
+            text += &match manifest.checkpoint {
+                Some(checkpoint) => format!("checkpoint {}\n", bytes(checkpoint.size_bytes)),
                 None => "checkpoint none was due\n".to_owned(),
             };
             if !done.inherited.is_empty() {
@@ -165,6 +165,6 @@ async fn publisher(config: &Config, place: OpenStore) -> anyhow::Result<Publishe
         policy: place.policy,
         checkpoint_every: config.trainer.checkpoint_every,
         run_states_kept: config.trainer.run_states_kept,
-        quantised: QuantisedCopies::new(&config.policy.quantised),
+        quantized: QuantizedCopies::new(&config.policy.quantized),
     })
 }

@@ -18,9 +18,9 @@ use artifact::manifest::Manifest;
 use artifact::quant::{self, Spec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use store::Materialised;
+use store::Materialized;
 
-use super::{StoreArgs, quantised};
+use super::{StoreArgs, quantized};
 use crate::cli::output::{Output, bytes};
 use crate::config::Config;
 
@@ -36,13 +36,13 @@ pub struct Pull {
     /// Another folder that was pulled before, to start from.
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
-    /// Write the manifest's quantised copy of this spec (fp8-e4m3-b128.1 or int4-sym-g32.1), made
+    /// Write the manifest's quantized copy of this spec (fp8-e4m3-b128.1 or int4-sym-g32.1), made
     /// on this machine.
     ///
-    /// Deltas do not apply to such a folder. For later pulls, name one without --quantised as
+    /// Deltas do not apply to such a folder. For later pulls, name one without --quantized as
     /// --base.
-    #[arg(long, value_name = "SPEC")]
-    quantised: Option<Spec>,
+    #[arg(long, alias = "quantised", value_name = "SPEC")]
+    quantized: Option<Spec>,
     /// Largest size of a shard of the weights, bytes.
     #[arg(long, value_name = "BYTES", default_value_t = folder::SHARD_BYTES_MAX, value_parser = clap::value_parser!(u64).range(1..))]
     shard_bytes: u64,
@@ -59,9 +59,9 @@ struct Marker {
     version: i64,
     /// Content hash of what is in the folder.
     root: Digest,
-    /// Spec of a quantised copy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    quantised: Option<String>,
+    /// Spec of a quantized copy.
+    #[serde(rename = "quantised", default, skip_serializing_if = "Option::is_none")]
+    quantized: Option<String>,
 }
 
 impl Pull {
@@ -73,37 +73,37 @@ impl Pull {
         refuse_other_files(folder)?;
         let policy = &place.policy;
         let manifest = place.manifest(version).await?;
-        let wanted = match self.quantised {
+        let wanted = match self.quantized {
             None => manifest.root,
             Some(spec) => quant::named(&manifest, spec)?,
         };
         let Bases { versions, copy } = self.bases(policy).await?;
-        if let (Some((marker, checkpoint)), Some(spec)) = (&copy, self.quantised)
+        if let (Some((marker, checkpoint)), Some(spec)) = (&copy, self.quantized)
             && marker.root == wanted
-            && quantised::root(checkpoint.clone()).await? == wanted
+            && quantized::root(checkpoint.clone()).await? == wanted
         {
             return self.output.print(&self.document(&manifest, wanted, None), || {
-                format!("version {version}, quantised by {spec}, is in {}", folder.display())
+                format!("version {version}, quantized by {spec}, is in {}", folder.display())
             });
         }
         // This checks the content hashes of the bases that it uses.
         let rebuilt = place
             .store
-            .materialise(policy, version, &place.keys, &versions)
+            .materialize(policy, version, &place.keys, &versions)
             .await
             .with_context(|| format!("rebuild version {version}"))?;
         let unchanged = rebuilt.bytes_fetched == 0 && marker(folder)?.is_some_and(|marker| marker.root == wanted);
         if !unchanged {
-            let checkpoint = match self.quantised {
+            let checkpoint = match self.quantized {
                 None => rebuilt.checkpoint.clone(),
-                Some(spec) => Arc::new(quantised::copy(&manifest, rebuilt.checkpoint.clone(), spec).await?),
+                Some(spec) => Arc::new(quantized::copy(&manifest, rebuilt.checkpoint.clone(), spec).await?),
             };
             drop(versions);
             let marker = Marker {
                 policy: policy.clone(),
                 version,
                 root: wanted,
-                quantised: self.quantised.map(|spec| spec.name().into()),
+                quantized: self.quantized.map(|spec| spec.name().into()),
             };
             let (folder, shard_bytes) = (folder.clone(), self.shard_bytes);
             tokio::task::spawn_blocking(move || write(&checkpoint, &folder, shard_bytes, &marker)).await??;
@@ -134,13 +134,13 @@ impl Pull {
                 continue;
             };
             ensure!(
-                !given || marker.quantised.is_none(),
-                "{} is a quantised copy, and deltas do not apply to those: name a folder pulled without --quantised",
+                !given || marker.quantized.is_none(),
+                "{} is a quantized copy, and deltas do not apply to those: name a folder pulled without --quantized",
                 base.display()
             );
             let path = base.clone();
             let read = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&path)).await?;
-            match (read, &marker.quantised) {
+            match (read, &marker.quantized) {
                 (Ok(checkpoint), None) => bases.versions.push((marker.version, Arc::new(checkpoint))),
                 (Ok(checkpoint), Some(_)) => bases.copy = Some((marker, Arc::new(checkpoint))),
                 (Err(error), _) => eprintln!("{} cannot be used as a base: {error}", base.display()),
@@ -150,7 +150,7 @@ impl Pull {
     }
 
     /// `rebuilt`: none where the folder already had everything.
-    fn document(&self, manifest: &Manifest, root: Digest, rebuilt: Option<&Materialised>) -> Value {
+    fn document(&self, manifest: &Manifest, root: Digest, rebuilt: Option<&Materialized>) -> Value {
         let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64();
         let (fetch, verify) = (
             rebuilt.map(|rebuilt| rebuilt.fetch),
@@ -159,7 +159,7 @@ impl Pull {
         json!({
             "version": manifest.version,
             "root": manifest.root,
-            "quantised": self.quantised.map(|spec| json!({"spec": spec, "root": root})),
+            "quantised": self.quantized.map(|spec| json!({"spec": spec, "root": root})),
             "path": rebuilt.map_or(&[][..], |rebuilt| &rebuilt.path),
             "fetched_bytes": rebuilt.map_or(0, |rebuilt| rebuilt.bytes_fetched),
             "seconds": {"fetch": seconds(fetch), "verify": seconds(verify)},
@@ -172,7 +172,7 @@ impl Pull {
 struct Bases {
     /// Versions that deltas can apply to.
     versions: Vec<(i64, Arc<Checkpoint>)>,
-    /// A quantised copy in the folder itself.
+    /// A quantized copy in the folder itself.
     copy: Option<(Marker, Arc<Checkpoint>)>,
 }
 
@@ -185,9 +185,9 @@ fn beside(folder: &Path, suffix: &str) -> anyhow::Result<PathBuf> {
 
 /// Moves the old folder back where a pull was interrupted between its last two moves.
 fn restore_interrupted(folder: &Path) -> anyhow::Result<()> {
-    let old = beside(folder, "old")?;
-    if !folder.exists() && old.exists() {
-        fs::rename(&old, folder).with_context(|| format!("restore {}", folder.display()))?;
+    let previous = beside(folder, "old")?;
+    if !folder.exists() && previous.exists() {
+        fs::rename(&previous, folder).with_context(|| format!("restore {}", folder.display()))?;
     }
     Ok(())
 }

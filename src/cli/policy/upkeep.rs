@@ -274,13 +274,13 @@ impl Squash {
         };
         let key = place.publisher_key()?;
         let mut squasher = squash::Squasher::new(&place.store, &place.policy, &key, &place.keys);
-        let (mut made, mut document, mut text) = (0, Vec::new(), String::new());
+        let (mut created, mut document, mut text) = (0, Vec::new(), String::new());
         for head in heads {
             for attempt in squasher.squash(head, usize::MAX, &spans).await? {
                 let (from, to) = (attempt.from, attempt.to);
                 let (outcome, words) = match attempt.outcome {
                     SquashOutcome::Created(squashed) => {
-                        made += 1;
+                        created += 1;
                         let size = bytes(squashed.delta.size_bytes);
                         ("made", format!("{size} for {} steps", squashed.steps))
                     }
@@ -298,7 +298,7 @@ impl Squash {
             }
         }
         self.output
-            .print(&document, || text + &format!("{made} squashed deltas made"))
+            .print(&document, || text + &format!("{created} squashed deltas made"))
     }
 }
 

@@ -40,7 +40,7 @@ async fn execute_runs(app: &App) -> anyhow::Result<()> {
     let environment = Environment {
         policy: config.policy.name.clone(),
         compute: config.policy.compute,
-        quantised: config.policy.quantised.clone(),
+        quantized: config.policy.quantized.clone(),
         base_dir: Some(config.policy.base.clone()),
         kafka: config.kafka_client(),
         store: policy_store::open(config)?,

@@ -130,7 +130,7 @@ impl Drop for Link {
 }
 
 fn device(namespace: &Namespace, address: Ipv4Addr) -> io::Result<Arc<SyncDevice>> {
-    let made = namespace.run(move || {
+    let device = namespace.run(move || {
         let device = DeviceBuilder::new()
             .mtu(MTU)
             .with(|builder| {
@@ -141,5 +141,5 @@ fn device(namespace: &Namespace, address: Ipv4Addr) -> io::Result<Arc<SyncDevice
         device.set_nonblocking(true)?;
         Ok(Arc::new(device))
     });
-    made?
+    device?
 }

@@ -17,7 +17,7 @@ pub(super) async fn cancel(
 ) -> Result<Json<Run>, Problem> {
     let run = allowed(&shared, &principal, id).await?;
     if run.kind == "realtime" {
-        return Err(Problem::conflict("the realtime run cannot be cancelled; pause it"));
+        return Err(Problem::conflict("the realtime run cannot be canceled; pause it"));
     }
     let changed = sqlx::query_scalar!(
         r#"

@@ -1,10 +1,11 @@
 //! Reading runs: one, many, their events, their steps.
 
 use super::{List, Shared, database, limit};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use edge::auth::Principal;
 use edge::json::Json;
 use edge::problem::Problem;
+use edge::query::Query;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use time::OffsetDateTime;
@@ -28,7 +29,7 @@ pub(super) struct Run {
     /// Head of its line; absent until the line exists.
     pub head: Option<i64>,
     pub steps_done: i64,
-    /// Absent: runs until it is cancelled.
+    /// Absent: runs until it is canceled.
     pub steps_total: Option<i64>,
     /// A person's pending request to the executor.
     pub requested: Option<String>,

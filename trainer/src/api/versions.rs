@@ -1,10 +1,11 @@
 //! Versions and lines. Read-only. Who is served by a version is in another API.
 
 use super::{List, Shared, database, limit};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use edge::auth::Principal;
 use edge::json::Json;
 use edge::problem::Problem;
+use edge::query::Query;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;

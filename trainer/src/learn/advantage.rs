@@ -69,7 +69,7 @@ fn update_moving_averages(baselines: &mut Baselines, classes: &[&str], rewards: 
 }
 
 /// Dr. GRPO (Liu et al. 2025): R − mean within a group. GRPO (Shao et al. 2024) also divides by the
-/// standard deviation, which favours very easy and very hard tasks.
+/// standard deviation, which favors very easy and very hard tasks.
 pub fn dr_grpo(rewards: &[f64]) -> Vec<f64> {
     let mean = mean(rewards);
     rewards.iter().map(|r| r - mean).collect()

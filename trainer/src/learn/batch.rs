@@ -5,7 +5,7 @@
 //! tokens are left out. Denominators are those of the whole cohort, so cutting it into
 //! micro-batches changes only the order of summation.
 
-use crate::learn::sample::{Behaviour, Sample};
+use crate::learn::sample::{Behavior, Sample};
 use model::router::{Mismatch, Routing};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct MicroBatch {
     /// The trained token itself.
     pub targets: Vec<i64>,
     /// Logged log μ of the trained token, nats.
-    pub behaviour: Vec<f32>,
+    pub behavior: Vec<f32>,
     /// Advantage of its trajectory, times the trajectory's weight.
     pub advantage: Vec<f32>,
     pub temperature: Vec<f32>,
@@ -31,7 +31,7 @@ pub struct MicroBatch {
     pub reshaped: Vec<ReshapedToken>,
 }
 
-/// A trained token with a [`Behaviour`], and where to find it.
+/// A trained token with a [`Behavior`], and where to find it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReshapedToken {
     /// Index among the trained tokens of the micro-batch.
@@ -41,7 +41,7 @@ pub struct ReshapedToken {
     pub prompt_len: usize,
     /// Index among the sampled tokens of its sequence.
     pub position: usize,
-    pub behaviour: Arc<Behaviour>,
+    pub behavior: Arc<Behavior>,
 }
 
 impl MicroBatch {
@@ -101,18 +101,18 @@ fn micro_batch(chosen: &[usize], samples: &[Sample], advantages: &[f64]) -> Resu
             if sample.suppressed {
                 batch.suppressed.push(batch.targets.len() as i64);
             }
-            if let Some(behaviour) = &sample.behaviour {
+            if let Some(behavior) = &sample.behavior {
                 batch.reshaped.push(ReshapedToken {
                     index: batch.targets.len(),
                     sequence: batch.sequences.len() - 1,
                     prompt_len: sample.prompt.len(),
                     position,
-                    behaviour: behaviour.clone(),
+                    behavior: behavior.clone(),
                 });
             }
             batch.positions.push(first_row + sample.prompt.len() - 1 + position);
             batch.targets.push(i64::from(token));
-            batch.behaviour.push(sample.logprobs[position]);
+            batch.behavior.push(sample.logprobs[position]);
             batch.advantage.push((advantages[i] * sample.weight) as f32);
             batch.temperature.push(sample.temperature);
         }
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(b.sequences, [vec![5, 6, 7, 8], vec![1, 2]]);
         assert_eq!(b.positions, [2, 3, 4]); // 7→8, 8→9, and in the second row 1→2
         assert_eq!(b.targets, [8, 9, 2]);
-        assert_eq!(b.behaviour, [-8.0, -9.0, -2.0]);
+        assert_eq!(b.behavior, [-8.0, -9.0, -2.0]);
         assert_eq!(b.advantage, [0.5, 0.5, -1.0]);
         assert_eq!(samples.iter().map(Sample::trained_tokens).sum::<usize>(), 3);
     }

@@ -62,6 +62,19 @@ impl Breach {
 }
 
 impl Limits {
+    /// Refuses limits that are not finite or not above 0. The text begins with the field.
+    pub fn check(&self) -> Result<(), String> {
+        let limits = [
+            ("gradient_norm_max", self.gradient_norm_max),
+            ("kl_max", self.kl_max),
+            ("difference_max", self.difference_max),
+        ];
+        match limits.iter().find(|(_, limit)| !limit.is_finite() || *limit <= 0.0) {
+            Some((name, limit)) => Err(format!("{name} is {limit}; it must be finite and above 0")),
+            None => Ok(()),
+        }
+    }
+
     /// Checks after the backward pass.
     pub fn before_update(&self, loss: f64, norm: f64, difference: f64) -> Result<(), Breach> {
         if difference.is_nan() || difference > self.difference_max {

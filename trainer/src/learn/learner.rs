@@ -22,7 +22,7 @@ mod tensors;
 pub mod thread;
 
 use crate::learn::batch::{self, MicroBatch};
-use crate::learn::behaviour;
+use crate::learn::behavior;
 use crate::learn::guards::{Breach, Limits};
 use crate::learn::mismatch::Mismatch;
 use crate::learn::optimizer::{self, AdamW};
@@ -243,11 +243,11 @@ impl Learner {
     pub fn finish(&mut self, settings: &StepSettings, limits: &Limits) -> anyhow::Result<Outcome> {
         let started = Instant::now();
         self.ensure_nothing_pending()?;
-        let sums = std::mem::take(&mut self.accumulator);
-        let denominator = settings.aggregation.denominator(sums.counts);
-        let mut metrics = sums.metrics(denominator);
-        let proposed = self.update(&sums, denominator, &mut metrics, settings, limits)?;
-        metrics.seconds = sums.seconds + started.elapsed().as_secs_f64();
+        let accumulated = std::mem::take(&mut self.accumulator);
+        let denominator = settings.aggregation.denominator(accumulated.counts);
+        let mut metrics = accumulated.metrics(denominator);
+        let proposed = self.update(&accumulated, denominator, &mut metrics, settings, limits)?;
+        metrics.seconds = accumulated.seconds + started.elapsed().as_secs_f64();
         let pending = match proposed {
             Ok(pending) => pending,
             Err(breach) => return Ok(Outcome::Refused { breach, metrics }),
@@ -264,7 +264,7 @@ impl Learner {
     /// The state after the step, or the guard that refuses it.
     fn update(
         &mut self,
-        sums: &Accumulator,
+        accumulated: &Accumulator,
         denominator: f64,
         metrics: &mut Metrics,
         settings: &StepSettings,
@@ -288,7 +288,7 @@ impl Learner {
         let guarding = Instant::now();
         let model =
             ExactModel::with_arithmetic(&checkpoint, &self.arithmetic).context("build the model of the new weights")?;
-        metrics.kl = mean_kl(&model, &sums.kl_batches)?;
+        metrics.kl = mean_kl(&model, &accumulated.kl_batches)?;
         metrics.guard_seconds = guarding.elapsed().as_secs_f64();
         if let Err(breach) = limits.after_update(metrics.kl) {
             return Ok(Err(breach));
@@ -351,11 +351,11 @@ impl Learner {
             true => autograd::with_values(self.train_model.project(&hidden), &logits),
             false => logits,
         };
-        let transform = behaviour::logit_transform(&batch, &pass.logits)
+        let transform = behavior::logit_transform(&batch, &pass.logits)
             .map(|parts| parts.map(|part| Tensor::from_slice(&part).view_as(&logits)));
         let distribution = log_softmax(&logits, &batch, transform.as_ref());
         let logp = at_targets(&distribution, &batch);
-        let logged = Tensor::from_slice(&batch.behaviour);
+        let logged = Tensor::from_slice(&batch.behavior);
         let advantage = Tensor::from_slice(&batch.advantage);
         let terms = settings.loss.terms(&logp, &logged, &logp.detach(), &advantage);
         if backward {
@@ -409,7 +409,7 @@ fn score(model: &ExactModel, batch: &MicroBatch) -> anyhow::Result<Pass> {
 }
 
 /// Log-softmax at the trained positions, `[n, V]`, as they were sampled. `transform`: from
-/// [`behaviour::logit_transform`].
+/// [`behavior::logit_transform`].
 fn log_softmax(logits: &Tensor, batch: &MicroBatch, transform: Option<&[Tensor; 2]>) -> Tensor {
     let temperature = Tensor::from_slice(&batch.temperature).unsqueeze(1);
     let z = match transform {

@@ -1,10 +1,9 @@
 //! Policy-gradient losses: the loss of one token, and how the tokens of a cohort are averaged.
-//! Losses are minimised.
 //!
 //! How to add one: CONTRIBUTING.md, "Add a loss".
 //!
-//! Symbols, all per trained token, in nats: `logp` = log π of the weights being trained, with
-//! gradient; `behaviour` = log μ as logged by the sampler; `proximal` = log π at the start of the
+//! Symbols, all per trained token; logarithms are natural: `logp` = log π of the weights being trained, with
+//! gradient; `behavior` = log μ as logged by the sampler; `proximal` = log π at the start of the
 //! step, without gradient; `advantage` = A of the token's trajectory. sg(x) is x without gradient.
 //! Log-ratios are clamped to ±20 before they are exponentiated.
 
@@ -13,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "torch")]
 use tch::{Kind, Tensor};
 
-/// Which loss a run minimises, with its constants.
+/// Which loss a run minimizes, with its constants.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Loss {
@@ -26,43 +25,42 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Whether the constants make sense.
+    /// Refuses constants out of range.
     pub fn check(&self) -> Result<(), &'static str> {
         let positive = |v: f64| v.is_finite() && v > 0.0;
-        let valid = match *self {
-            Loss::ReinforceIs { cap } => positive(cap),
-            Loss::PpoClip { low, high, dual } => positive(low) && positive(high) && dual > 1.0,
-        };
-        match valid {
-            true => Ok(()),
-            false => Err("loss has a constant that is out of range: cap, low, high > 0 and dual > 1"),
+        match *self {
+            Loss::ReinforceIs { cap } if !positive(cap) => Err("loss.cap must be finite and above 0"),
+            Loss::PpoClip { low, high, dual } if !(positive(low) && positive(high) && dual > 1.0) => {
+                Err("loss.low and loss.high must be finite and above 0, and loss.dual above 1")
+            }
+            _ => Ok(()),
         }
     }
 
     /// The loss of each trained token, before aggregation. All tensors are f32 of the same length.
     #[cfg(feature = "torch")]
-    pub fn terms(&self, logp: &Tensor, behaviour: &Tensor, proximal: &Tensor, advantage: &Tensor) -> Terms {
+    pub fn terms(&self, logp: &Tensor, behavior: &Tensor, proximal: &Tensor, advantage: &Tensor) -> Terms {
         match *self {
-            Loss::ReinforceIs { cap } => reinforce_is(logp, behaviour, advantage, cap),
+            Loss::ReinforceIs { cap } => reinforce_is(logp, behavior, advantage, cap),
             Loss::PpoClip { low, high, dual } => ppo_clip(logp, proximal, advantage, low, high, dual),
         }
     }
 }
 
-/// How the tokens of a cohort become one number.
+/// How the losses of a cohort's tokens are averaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregation {
     /// Every token counts the same.
     TokenMean,
-    /// Sum over the tokens of a sequence, mean over sequences: −A Σ log π is the policy gradient
-    /// itself.
+    /// Sum over the tokens of a sequence, mean over sequences. The gradient of −A Σ log π is the
+    /// policy gradient without a bias for length.
     #[default]
     SeqMeanTokenSum,
 }
 
 impl Aggregation {
-    /// What the sum over all tokens is divided by. `counts` are the whole cohort's, not a
+    /// The number that the sum over all tokens is divided by. `counts` are the whole cohort's, not a
     /// micro-batch's.
     pub fn denominator(self, counts: Counts) -> f64 {
         match self {
@@ -72,7 +70,8 @@ impl Aggregation {
     }
 }
 
-/// The loss of each token, and which tokens were truncated or clipped (1.0) or not (0.0).
+/// The loss of each token, and which tokens were truncated or clipped (1.0) or not (0.0). The dual
+/// clip does not count.
 #[cfg(feature = "torch")]
 #[derive(Debug)]
 pub struct Terms {
@@ -84,8 +83,8 @@ pub struct Terms {
 ///
 /// Williams 1992; truncated importance sampling as in verl's `compute_policy_loss_reinforce`.
 #[cfg(feature = "torch")]
-pub fn reinforce_is(logp: &Tensor, behaviour: &Tensor, advantage: &Tensor, cap: f64) -> Terms {
-    let rho = ratio(&logp.detach(), behaviour);
+pub fn reinforce_is(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, cap: f64) -> Terms {
+    let rho = ratio(&logp.detach(), behavior);
     Terms {
         per_token: -(rho.clamp_max(cap) * advantage) * logp,
         clipped: rho.gt(cap).to_kind(Kind::Float),
@@ -149,12 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn reinforce_is_weights_by_the_truncated_ratio() {
+    fn the_reinforce_is_loss_is_weighted_by_the_truncated_ratio() {
         // π/μ = 5 is truncated to 2; 0.5 and 1 stay
         let logp = leaf(&logs(&[0.5, 0.2, 0.3]));
-        let behaviour = constant(&logs(&[0.1, 0.4, 0.3]));
+        let behavior = constant(&logs(&[0.1, 0.4, 0.3]));
         let advantage = constant(&[0.75, -0.25, 0.0]);
-        let terms = reinforce_is(&logp, &behaviour, &advantage, 2.0);
+        let terms = reinforce_is(&logp, &behavior, &advantage, 2.0);
         close(
             &terms.per_token,
             &[-2.0 * 0.75 * 0.5f64.ln(), 0.5 * 0.25 * 0.2f64.ln(), 0.0],
@@ -181,8 +180,8 @@ mod tests {
     #[test]
     fn extreme_log_ratios_stay_finite() {
         let logp = leaf(&[0.0, -200.0]);
-        let behaviour = constant(&[-200.0, 0.0]);
-        let terms = reinforce_is(&logp, &behaviour, &constant(&[1.0, 1.0]), 2.0);
+        let behavior = constant(&[-200.0, 0.0]);
+        let terms = reinforce_is(&logp, &behavior, &constant(&[1.0, 1.0]), 2.0);
         assert!(terms.per_token.isfinite().all().int64_value(&[]) == 1);
     }
 }

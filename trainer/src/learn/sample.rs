@@ -1,5 +1,5 @@
 //! One trajectory as the trainer sees it: exactly the ids and log-probabilities that were logged,
-//! never re-tokenised.
+//! never re-tokenized.
 
 use ingest::event::Sampling;
 use model::config::Experts;
@@ -29,7 +29,7 @@ pub struct Sample {
     /// Above 0.
     pub temperature: f32,
     /// `None`: sampled from the model's own distribution at that temperature.
-    pub behaviour: Option<Arc<Behaviour>>,
+    pub behavior: Option<Arc<Behavior>>,
     /// Logged experts of all tokens but the last. `None`: not logged, or a dense model.
     pub experts: Option<Arc<Routing>>,
     pub reward: f64,
@@ -63,7 +63,7 @@ impl Sample {
             logprobs: vec![-1.0],
             mask: vec![true],
             temperature: 1.0,
-            behaviour: None,
+            behavior: None,
             experts: None,
             reward: 0.0,
             suppressed: false,
@@ -75,13 +75,13 @@ impl Sample {
 /// How the tokens of one generation were sampled, if not from the model's own distribution at some
 /// temperature.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Behaviour {
+pub struct Behavior {
     pub params: Params,
-    /// How many ids could be sampled, one value per sampled token, if it was logged.
-    pub kept: Option<Vec<u32>>,
+    /// Number of candidate tokens, one value per sampled token, if it was logged.
+    pub candidates: Option<Vec<u32>>,
 }
 
-impl Behaviour {
+impl Behavior {
     /// `None`: the model's own distribution.
     pub fn from_logged(temperature: f32, top_p: f32, sampling: Option<Sampling>) -> Option<Self> {
         // no `..`: a parameter that is added to the event must be added here
@@ -92,7 +92,7 @@ impl Behaviour {
             presence_penalty,
             frequency_penalty,
             logit_bias,
-            kept,
+            kept: candidates,
         } = sampling.unwrap_or_default();
         let params = Params {
             temperature,
@@ -104,7 +104,7 @@ impl Behaviour {
             frequency_penalty,
             logit_bias,
         };
-        (!params.is_plain()).then_some(Behaviour { params, kept })
+        (!params.is_plain()).then_some(Behavior { params, candidates })
     }
 }
 

@@ -58,8 +58,8 @@ pub enum Error {
     Checkpoint(#[from] artifact::checkpoint::Error),
     #[error("encode the delta: {0}")]
     Delta(#[from] artifact::delta::Error),
-    #[error("make a quantised copy: {0}")]
-    Quantise(#[from] artifact::quant::Error),
+    #[error("make a quantized copy: {0}")]
+    Quantize(#[from] artifact::quant::Error),
     #[error(transparent)]
     RunState(#[from] run_state::Error),
     #[error("a worker thread did not finish: {0}")]

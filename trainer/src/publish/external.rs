@@ -35,7 +35,7 @@ pub struct Outcome {
     /// Files that were taken from the parent.
     pub inherited: Vec<String>,
     pub timings: Timings,
-    /// Time to materialise the parent, seconds.
+    /// Time to materialize the parent, seconds.
     pub parent_seconds: f64,
 }
 
@@ -49,11 +49,11 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
     } = external;
     let (parent_row, head) = check_line(publisher, &line, parent).await?;
     let started = Instant::now();
-    let materialised = publisher
+    let materialized = publisher
         .store
-        .materialise(&publisher.policy, parent, &publisher.trusted, &[])
+        .materialize(&publisher.policy, parent, &publisher.trusted, &[])
         .await?;
-    let parent_checkpoint = materialised.checkpoint;
+    let parent_checkpoint = materialized.checkpoint;
     let parent_seconds = started.elapsed().as_secs_f64();
     let mut differences = parent_checkpoint.form_differences(&checkpoint);
     if !differences.is_empty() {

@@ -36,11 +36,11 @@ pub async fn import_checkpoint(publisher: &Publisher, checkpoint: Arc<Checkpoint
         .await?
     };
     let pieces = pieces?;
-    let quantised = publisher.quantised.for_manifest(checkpoint).await?;
+    let quantized = publisher.quantized.for_manifest(checkpoint).await?;
     let object = publisher.store.put_pieces(&publisher.policy, &pieces).await?;
     let mut manifest = Manifest {
-        image: Some(object),
-        quantised,
+        checkpoint: Some(object),
+        quantized,
         ..publisher.manifest(root, None, line.to_string(), 0, tensor_bytes)
     };
     let reserved = publisher.reserve(None).await?;

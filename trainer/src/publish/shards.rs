@@ -3,7 +3,7 @@
 //! [`publish_external`](super::publish_external).
 //!
 //! No machine has all weights of either version in memory, so there is no full checkpoint and no
-//! quantised copy.
+//! quantized copy.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -20,6 +20,7 @@ use artifact::checkpoint::Checkpoint;
 use model::lora;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use time::OffsetDateTime;
@@ -135,7 +136,7 @@ impl<'a> Executor<'a> {
         let checkpoint = self
             .checkpoint(self.head)
             .await
-            .with_context(|| format!("materialise version {}", self.head))?;
+            .with_context(|| format!("materialize version {}", self.head))?;
         let arithmetic = self.trainer.arithmetic.clone();
         self.cohort = Cohort::new();
         self.random = self.restore(&checkpoint).await?;
@@ -195,8 +196,8 @@ impl<'a> Executor<'a> {
             policy,
             ..
         } = self.trainer;
-        let materialised = store.materialise(policy, version, &publisher.trusted, &[]).await?;
-        Ok(materialised.checkpoint)
+        let materialized = store.materialize(policy, version, &publisher.trusted, &[]).await?;
+        Ok(materialized.checkpoint)
     }
 
     /// The run state of the last step, if that step made the head, and the base version of its
@@ -339,14 +340,21 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    /// Drops generations with a code, fenced. Returns how many.
-    pub async fn drop_generations(&self, ids: &[Uuid], code: &str) -> anyhow::Result<u64> {
-        if ids.is_empty() {
-            return Ok(0);
+    /// Drops generations by code, in one fenced transaction. Returns how many of each code.
+    pub async fn drop_generations(
+        &self,
+        ids_by_code: &BTreeMap<&'static str, Vec<Uuid>>,
+    ) -> anyhow::Result<BTreeMap<&'static str, u64>> {
+        let mut dropped = BTreeMap::new();
+        if ids_by_code.is_empty() {
+            return Ok(dropped);
         }
         let mut transaction = self.trainer.pool.begin().await?;
         self.claim.lock(&mut transaction).await?;
-        let dropped = select::drop_generations(&mut transaction, self.claim.run, ids, code).await?;
+        for (&code, ids) in ids_by_code {
+            let count = select::drop_generations(&mut transaction, self.claim.run, ids, code).await?;
+            dropped.insert(code, count);
+        }
         transaction.commit().await?;
         Ok(dropped)
     }

@@ -265,10 +265,8 @@ async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout]) -> anyh
         let assembled = select::rollouts(&trainer.pool, &trainer.payloads, run, &ids, &executor.model_limits)
             .await
             .context("read the rollouts")?;
-        for (code, broken) in &assembled.broken {
-            let count = executor.drop_generations(broken, code).await?;
-            dropped += usize::try_from(count).unwrap_or(usize::MAX);
-        }
+        let counts = executor.drop_generations(&assembled.broken).await?;
+        dropped += counts.values().sum::<u64>() as usize;
         let samples = assembled.samples;
         if samples.len() + dropped == ids.len() {
             return Ok(samples);

@@ -17,9 +17,7 @@ const LEASE_EVERY: Duration = Duration::from_secs(2);
 
 /// Runs until `shutdown`. The next process recomputes steps that were not committed by then.
 pub async fn run(options: Options, environment: Environment, shutdown: CancellationToken) -> anyhow::Result<()> {
-    if let Err(why) = options.check() {
-        bail!("configuration: {why}");
-    }
+    options.check().context("the configuration is not valid")?;
     let base_dir = environment.base_dir.clone();
     let trainer = Trainer::new(options, environment).await?;
     let Some(mut lease) = wait_for_lease(&trainer, &shutdown).await? else {

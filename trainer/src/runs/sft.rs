@@ -122,20 +122,20 @@ pub fn evaluate(checkpoint: &Checkpoint, windows: &Windows) -> anyhow::Result<He
     let model = TrainModel::from_checkpoint(checkpoint)?.with_compute(Compute::Bf16);
     let _no_grad = tch::no_grad_guard();
     // sums of losses and of tokens; the text after a cut has a weight above 1
-    let (mut all, mut rest) = ((0.0, 0.0), (0.0, 0.0));
+    let (mut text, mut rest) = ((0.0, 0.0), (0.0, 0.0));
     const BATCH: usize = 16;
     for i in 0..(windows.len().min(40 * BATCH) / BATCH).max(1) {
         let batch = windows.batch(i * BATCH, BATCH.min(windows.len()));
         let logits = model.logits(&batch.input);
         let loss = -TrainModel::token_logprobs(&logits, &batch.labels, 1.0);
-        for (sums, mask) in [(&mut all, batch.weights.gt(0.0)), (&mut rest, batch.weights.gt(1.0))] {
+        for (sums, mask) in [(&mut text, batch.weights.gt(0.0)), (&mut rest, batch.weights.gt(1.0))] {
             let mask = mask.to_kind(Kind::Float);
             sums.0 += (&loss * &mask).sum(Kind::Double).double_value(&[]);
             sums.1 += mask.sum(Kind::Double).double_value(&[]);
         }
     }
     Ok(HeldOut {
-        text: all.0 / all.1,
+        text: text.0 / text.1,
         rest: rest.0 / rest.1,
     })
 }

@@ -1,7 +1,7 @@
 //! What all runs of a trainer's process share.
 
 use crate::options::Options;
-use crate::publish::{Publisher, QuantisedCopies};
+use crate::publish::{Publisher, QuantizedCopies};
 use anyhow::Context;
 use artifact::quant::Spec;
 use artifact::sign::{SigningKey, TrustedKeys};
@@ -24,8 +24,8 @@ pub struct Environment {
     pub policy: String,
     /// Precision of the forward pass; must be the sampler's.
     pub compute: Compute,
-    /// The quantised copies of every version.
-    pub quantised: Vec<Spec>,
+    /// The quantized copies of every version.
+    pub quantized: Vec<Spec>,
     /// Folder of the base policy, imported if the realtime line has no head.
     pub base_dir: Option<PathBuf>,
     pub kafka: ClientOptions,
@@ -74,7 +74,7 @@ impl Trainer {
             policy: environment.policy.clone(),
             checkpoint_every: options.checkpoint_every,
             run_states_kept: options.run_states_kept,
-            quantised: QuantisedCopies::new(&environment.quantised),
+            quantized: QuantizedCopies::new(&environment.quantized),
         };
         let threads = options.threads.into();
         Ok(Trainer {

@@ -151,7 +151,7 @@ mod tests {
                 count: 6,
                 per_token: 2,
                 intermediate_size: 1,
-                normalise: true,
+                normalize: true,
                 shared: 0,
                 scoring: Scoring::Softmax,
                 layers: vec![false, true, true],

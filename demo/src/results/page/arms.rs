@@ -116,7 +116,7 @@ impl RunReport {
     }
 
     fn thirds_table(&self) -> Markup {
-        let whole = [("whole run", &self.arms, self.difference)];
+        let whole_run = [("whole run", &self.arms, self.difference)];
         let thirds = self.thirds.iter().zip(["first third", "second third", "last third"]);
         let thirds = thirds.map(|(third, name)| (name, &third.arms, third.difference));
         html! {
@@ -125,7 +125,7 @@ impl RunReport {
                     th { "" } th .text { "arm" } th { "users" } th { "pauses" } th { "reward" } th { "95%" }
                     th { "accepts per 100" } th { "shown" } th { "accepted of shown" } th { (LEARNING) " − " (FROZEN) }
                 } }
-                @for (name, arms, difference) in whole.into_iter().chain(thirds) {
+                @for (name, arms, difference) in whole_run.into_iter().chain(thirds) {
                     tbody { @for (nth, (arm, class)) in ARMS.iter().rev().enumerate() {
                         @let stats = stats_of(arms, arm);
                         tr {

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use report::{
     number::percent,
-    page::{facts, section},
+    page::{name_value_table, section},
 };
 
 use crate::results::RunReport;
@@ -26,8 +26,8 @@ impl RunReport {
             ("erased", counts.erased, ""),
         ];
         let share = |n: i64| {
-            let all = counts.generations;
-            percent((all > 0).then(|| n as f64 / all as f64), 1)
+            let total = counts.generations;
+            percent((total > 0).then(|| n as f64 / total as f64), 1)
         };
         section(
             "The ledger",
@@ -70,7 +70,7 @@ impl RunReport {
             "The run",
             &html! {
                 div .grid {
-                    div .card { (facts(&[
+                    div .card { (name_value_table(&[
                         ("policy", p.policy.clone()),
                         ("seed", p.seed.to_string()),
                         ("length", format!("{} min planned, {:.0} s replayed", p.minutes, self.seconds)),
@@ -86,7 +86,7 @@ impl RunReport {
                         ("completions in flight, at most", p.completions_in_flight_max.to_string()),
                     ])) }
                     div .card {
-                        (facts(&[
+                        (name_value_table(&[
                             ("pauses due", counts.due.to_string()),
                             ("shed: too many in flight", counts.shed.to_string()),
                             ("failed", counts.failed.to_string()),

@@ -79,14 +79,14 @@ impl RunReport {
         let waits = &self.feedback_to_serving_seconds;
         let against = |value: String| format!("{FROZEN} {value}");
         let difference = |of, digits| format!("difference {}", interval(of, digits));
-        page::tiles(&[
+        page::render_tiles(&[
             Tile {
-                name: "reward per pause",
+                label: "reward per pause",
                 value: signed(learning.reward_mean, 3),
                 notes: vec![against(signed(frozen.reward_mean, 3)), difference(self.difference, 3)],
             },
             Tile {
-                name: "accepts per 100 pauses",
+                label: "accepts per 100 pauses",
                 value: decimal(learning.accepts_per_100, 1),
                 notes: vec![
                     against(decimal(frozen.accepts_per_100, 1)),
@@ -94,12 +94,12 @@ impl RunReport {
                 ],
             },
             Tile {
-                name: "pauses with a suggestion",
+                label: "pauses with a suggestion",
                 value: percent(learning.show_rate, 0),
                 notes: vec![against(percent(frozen.show_rate, 0))],
             },
             Tile {
-                name: "from an answer to a version that learned from it",
+                label: "from an answer to a version that learned from it",
                 value: format!("{} s", decimal(waits.p50, 1)),
                 notes: vec![
                     format!("median; 95% within {} s", decimal(waits.p95, 1)),

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use report::{
     chart::{Chart, Point, Series},
     number::{decimal, percent, scientific},
-    page::{facts, section},
+    page::{name_value_table, section},
 };
 
 use super::arms::ARMS;
@@ -46,7 +46,7 @@ impl RunReport {
             &html! {
                 div .grid {
                     div .card {
-                        (facts(&[
+                        (name_value_table(&[
                             ("feedback to serving, median", seconds(waits.p50)),
                             ("95% within", seconds(waits.p95)),
                             ("over trained trajectories", format!("{} (and {} not yet served)", waits.served, waits.not_served)),
@@ -57,7 +57,7 @@ impl RunReport {
                         ]))
                     }
                     div .card {
-                        (facts(&[
+                        (name_value_table(&[
                             ("steps", self.steps.to_string()),
                             ("versions that answered", self.versions_served.len().to_string()),
                             ("deltas, of the versions' bytes", percent(self.delta_ratio, 2)),

@@ -12,6 +12,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use edge::auth::{Principal, Role};
 use edge::problem::{Kind, Problem};
+use edge::query::Query;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use time::OffsetDateTime;
@@ -20,7 +21,6 @@ use utoipa::ToSchema;
 use super::answer::{Outcome, Outcomes, Refusal};
 use super::body::{self, FEEDBACK_BYTES_MAX, JsonText};
 use super::dryrun::Taken;
-use super::query::Query;
 use super::{Api, dryrun, tally};
 use crate::event::{self, Body, EpisodeEnd, Event, Feedback, FeedbackFields, Generation, Retraction};
 

@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_number_is_read_as_its_nearest_double() {
-        // Without serde_json's `float_roundtrip`, one in five doubles is read as its neighbour.
+        // Without serde_json's `float_roundtrip`, one in five doubles is read as its neighbor.
         // Forwarding through a collector would then change the event's digest.
         for value in [
             3.6967297937384553e115,

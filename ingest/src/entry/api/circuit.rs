@@ -47,7 +47,7 @@ impl Circuit {
 
     /// Call before each send. Returns whether it is allowed, and takes the probe if the circuit is
     /// open. The caller reports the result with [`Self::succeeded`] or [`Self::failed`], unless the
-    /// send is cancelled.
+    /// send is canceled.
     pub(super) fn try_send(&self, now: Instant) -> bool {
         let mut state = self.state();
         let allowed = state.allows(now);
@@ -135,7 +135,7 @@ mod tests {
         let later = start + INTERVAL;
         let allowed = (0..100).filter(|_| circuit.try_send(later)).count();
         assert_eq!(allowed, 1);
-        // The cancelled probe does not block the next one.
+        // The canceled probe does not block the next one.
         assert!(circuit.try_send(later + INTERVAL));
     }
 

@@ -7,10 +7,10 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use edge::auth::Principal;
 use edge::problem::Problem;
+use edge::query::Query;
 use serde_json::value::RawValue;
 
 use super::answer::{AcceptedEvent, AcceptedEvents, Outcomes, Refusal, invalid};
-use super::query::Query;
 use super::{Api, batch, body, dryrun};
 use crate::entry::cloudevents::{self, Data, Envelope, Kind, Structured};
 use crate::event::{self, Body, Event};

@@ -6,6 +6,7 @@ use axum::Json as Answer;
 use axum::extract::State;
 use edge::auth::{Principal, Role};
 use edge::problem::Problem;
+use edge::query::Query;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -15,7 +16,6 @@ use super::answer::{Preview, Refusal, invalid};
 use super::body::{self, JsonText};
 use super::dryrun;
 use super::idempotency::{IdempotencyKey, Identity};
-use super::query::Query;
 use super::{Api, SOURCE};
 // utoipa treats any type named `Value` as arbitrary JSON.
 use crate::event::Value as FeedbackValue;

@@ -5,6 +5,7 @@ use axum::Json as Answer;
 use axum::extract::State;
 use edge::auth::{Principal, Role};
 use edge::problem::Problem;
+use edge::query::Query;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -13,7 +14,6 @@ use uuid::Uuid;
 use super::answer::{Preview, Refusal};
 use super::body::{self, JsonText};
 use super::dryrun;
-use super::query::Query;
 use super::{Api, SOURCE};
 use crate::event::{self, EpisodeEnd, Retraction};
 

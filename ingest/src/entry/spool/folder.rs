@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use uuid::Uuid;
 
-use super::segment::{HEADER_BYTES, Header};
+use super::segment::{HEADER_BYTES, SegmentHeader};
 
 /// Events contain user text, so only the owner may read them.
 pub(super) const FILE_MODE: u32 = 0o600;
@@ -112,7 +112,7 @@ impl Folder {
             self.remove(last.number)?;
             return Ok(last.length);
         }
-        let Some(header) = Header::decode(&bytes, last.number) else {
+        let Some(header) = SegmentHeader::decode(&bytes, last.number) else {
             return Ok(0); // the forwarder reports it as damaged
         };
         let scan = header.scan(HEADER_BYTES as u64, &bytes[HEADER_BYTES..]);
@@ -176,7 +176,7 @@ impl Folder {
 /// Creates segments. Tests replace it with a failing disk.
 pub(super) trait Storage: Send {
     /// Creates a segment and flushes its header.
-    fn create(&mut self, number: u64) -> io::Result<(Header, Box<dyn Tail>)>;
+    fn create(&mut self, number: u64) -> io::Result<(SegmentHeader, Box<dyn Tail>)>;
 }
 
 /// A segment that is open for appending.
@@ -189,8 +189,8 @@ pub(super) trait Tail: Send {
 }
 
 impl Storage for std::sync::Arc<Folder> {
-    fn create(&mut self, number: u64) -> io::Result<(Header, Box<dyn Tail>)> {
-        let header = Header {
+    fn create(&mut self, number: u64) -> io::Result<(SegmentHeader, Box<dyn Tail>)> {
+        let header = SegmentHeader {
             number,
             salt: Uuid::now_v7().into_bytes(),
         };

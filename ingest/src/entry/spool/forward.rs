@@ -13,6 +13,7 @@ use futures::future::join_all;
 use prost::Message;
 use serde_json::Value;
 use time::format_description::well_known::Rfc3339;
+use tokio::sync::RwLock;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +22,7 @@ use super::folder::Folder;
 use super::queue::{Queue, Segment};
 use super::refused::{self, Refused};
 use super::request::Request;
-use super::segment::{HEADER_BYTES, Header};
+use super::segment::{HEADER_BYTES, SegmentHeader};
 use super::writer::Command;
 use crate::event::{self, Event, Undecodable, proto};
 
@@ -42,6 +43,8 @@ pub(crate) struct Forwarder {
     upstream: Upstream,
     requests_max: usize,
     backoff_max: Duration,
+    /// Held for reading by each disk operation.
+    disk: RwLock<()>,
 }
 
 /// How far a segment is forwarded.
@@ -49,7 +52,7 @@ struct Position {
     number: u64,
     offset: u64,
     /// `None` before the first read, and if the header is damaged.
-    header: Option<Header>,
+    header: Option<SegmentHeader>,
 }
 
 impl Forwarder {
@@ -67,13 +70,19 @@ impl Forwarder {
             upstream: Upstream::new(upstream, options)?,
             requests_max: options.requests_max,
             backoff_max: Duration::from_secs_f64(options.backoff_seconds_max),
+            disk: RwLock::default(),
         })
     }
 
-    /// Runs until `shutdown`. Whatever is interrupted is repeated after the next start.
+    /// Runs until `shutdown`, and until the disk operations under way have ended and are counted.
+    /// Whatever else is interrupted is repeated after the next start.
     pub(crate) async fn run(self, shutdown: CancellationToken) {
+        let stopped = async {
+            shutdown.cancelled().await;
+            let _no_operation = self.disk.write().await;
+        };
         tokio::select! {
-            () = shutdown.cancelled() => {}
+            () = stopped => {}
             () = self.forward() => {}
             () = self.report() => {}
         }
@@ -118,7 +127,7 @@ impl Forwarder {
         let bytes = self.on_disk("read a segment", read).await;
         let mut begin = 0;
         if offset == 0 {
-            position.header = Header::decode(&bytes, number);
+            position.header = SegmentHeader::decode(&bytes, number);
             begin = if position.header.is_some() { HEADER_BYTES } else { 0 };
         }
         position.offset = end;
@@ -182,8 +191,8 @@ impl Forwarder {
                     return self.refuse(Some(status), problem, event).await;
                 }
                 Outcome::Retry { after } => {
-                    let asked = after.unwrap_or_default().min(10 * self.backoff_max);
-                    sleep(jittered(pause).max(asked)).await;
+                    let retry_after = after.unwrap_or_default().min(10 * self.backoff_max);
+                    sleep(jittered(pause).max(retry_after)).await;
                     pause = (2 * pause).min(self.backoff_max);
                 }
             }
@@ -253,8 +262,10 @@ impl Forwarder {
         let mut pause = BACKOFF_MIN;
         loop {
             let (folder, work) = (self.folder.clone(), work.clone());
-            let done = tokio::task::spawn_blocking(move || work(&folder)).await;
-            match done.map_err(io::Error::other).flatten() {
+            let under_way = self.disk.read().await;
+            let result = tokio::task::spawn_blocking(move || work(&folder)).await;
+            drop(under_way);
+            match result.map_err(io::Error::other).flatten() {
                 Ok(value) => return value,
                 Err(error) => tracing::error!(%error, what, "the spool's disk failed, trying again"),
             }

@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use super::folder::Folder;
-use super::segment::{HEADER_BYTES, Header, RECORD_HEADER_BYTES, Scan};
+use super::segment::{HEADER_BYTES, RECORD_HEADER_BYTES, Scan, SegmentHeader};
 
-const HEADER: Header = Header {
+const HEADER: SegmentHeader = SegmentHeader {
     number: 7,
     salt: [9; 16],
 };
@@ -23,7 +23,7 @@ pub(crate) fn segment(input: &[u8]) -> bool {
         return false;
     };
     if kind & 1 == 0 {
-        let header = Header::decode(input, HEADER.number);
+        let header = SegmentHeader::decode(input, HEADER.number);
         let records = input.get(HEADER_BYTES..).unwrap_or_default();
         let scan = header.unwrap_or(HEADER).scan(HEADER_BYTES as u64, records);
         check_coverage(&scan, records.len());
@@ -36,10 +36,10 @@ pub(crate) fn segment(input: &[u8]) -> bool {
     check_coverage(&scan, after.len());
     let mut found = scan.records.iter().map(|record| record.payload.clone()).peekable();
     for Written { begin, end } in written {
-        let whole = after.get(begin..end) == Some(&before[begin..end]);
+        let intact = after.get(begin..end) == Some(&before[begin..end]);
         let payload = begin + RECORD_HEADER_BYTES..end;
         let read = found.next_if(|record| *record == payload).is_some();
-        assert_eq!(read, whole, "the record at {begin}");
+        assert_eq!(read, intact, "the record at {begin}");
     }
     assert_eq!(found.next(), None, "an event that was never written");
     true
@@ -53,7 +53,7 @@ fn write(input: &mut impl Iterator<Item = u8>) -> (Vec<u8>, Vec<Written>) {
         let length = usize::from(input.next().unwrap_or(0));
         let payload: Vec<u8> = input.by_ref().take(length).collect();
         let begin = bytes.len();
-        HEADER.append(&mut bytes, (HEADER_BYTES + begin) as u64, 1, &payload);
+        HEADER.append_record(&mut bytes, (HEADER_BYTES + begin) as u64, 1, &payload);
         let end = bytes.len();
         written.push(Written { begin, end });
     }
@@ -152,7 +152,7 @@ fn tempfile_dir() -> tempfile::TempDir {
 /// An input of [`segment`]: raw bytes of a segment with one record.
 pub(crate) fn segment_with(payload: &[u8]) -> Vec<u8> {
     let mut bytes = HEADER.encode().to_vec();
-    HEADER.append(&mut bytes, HEADER_BYTES as u64, 1, payload);
+    HEADER.append_record(&mut bytes, HEADER_BYTES as u64, 1, payload);
     bytes.insert(0, 0);
     bytes
 }

@@ -10,34 +10,36 @@
 //!       4  EVNT
 //!       4  length n of the payload
 //!       8  time of spooling, microseconds since 1970
-//!       8  binding: the first bytes of BLAKE3(salt, segment number, offset of the record (8),
-//!          the two fields above)
-//!      32  BLAKE3(the 8 bytes above, payload)
+//!       8  binding: the first 8 bytes of BLAKE3(salt, segment number, offset of the record as
+//!          8 bytes, length, time)
+//!      32  checksum: BLAKE3(binding, payload)
 //!       n  payload: a springtide.v1.Event in Protobuf
 //! ```
 //!
-//! Nothing here touches a disk. A record is valid only if both checksums match. They also bind the
-//! record to its position. The binding covers the length, which distinguishes a truncated record
-//! from one with a damaged length.
+//! A record is valid only if its binding and its checksum match. The binding covers the record's
+//! position, so a moved record is invalid. It also covers the length. So a valid binding with too few
+//! bytes after it means that the record was cut off, and not that its length is damaged.
+//!
+//! This module does no I/O.
 
 use std::ops::Range;
 
 pub(super) const HEADER_BYTES: usize = 40;
 pub(super) const RECORD_HEADER_BYTES: usize = 56;
 /// The largest payload of a record.
-pub(super) const PAYLOAD_BYTES_MAX: usize = 16 * 1024 * 1024;
+pub(super) const RECORD_PAYLOAD_BYTES_MAX: usize = 16 * 1024 * 1024;
 const MAGIC: &[u8; 8] = b"SPTSPOOL";
 const VERSION: u32 = 1;
 const MARKER: &[u8; 4] = b"EVNT";
 
 /// The header of a segment. Every record is bound to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct SegmentHeader {
     pub number: u64,
     pub salt: [u8; 16],
 }
 
-impl Header {
+impl SegmentHeader {
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
@@ -54,38 +56,40 @@ impl Header {
         bytes.starts_with(&header.encode()).then_some(header)
     }
 
-    /// Appends a record that will begin at `offset` of the segment.
-    pub(super) fn append(&self, into: &mut Vec<u8>, offset: u64, spooled_at_us: i64, payload: &[u8]) {
-        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX); // `Spool::append` refuses longer ones
-        let bound = self.bind(offset, length, spooled_at_us);
+    /// Appends a record that will begin at `offset` of the segment. `Spool::append` has refused
+    /// payloads above [`RECORD_PAYLOAD_BYTES_MAX`].
+    pub(super) fn append_record(&self, into: &mut Vec<u8>, offset: u64, spooled_at_us: i64, payload: &[u8]) {
+        debug_assert!(payload.len() <= RECORD_PAYLOAD_BYTES_MAX);
+        let length = payload.len() as u32;
+        let binding = self.binding(offset, length, spooled_at_us);
         into.extend(MARKER);
         into.extend(length.to_le_bytes());
         into.extend(spooled_at_us.to_le_bytes());
-        into.extend(bound);
-        into.extend(checksum(bound, payload));
+        into.extend(binding);
+        into.extend(checksum(binding, payload));
         into.extend(payload);
     }
 
-    /// Binds the head of a record to its position.
-    fn bind(&self, offset: u64, length: u32, spooled_at_us: i64) -> [u8; 8] {
+    /// The binding of a record that begins at `offset` of the segment.
+    fn binding(&self, offset: u64, length: u32, spooled_at_us: i64) -> [u8; 8] {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.salt);
         hasher.update(&self.number.to_le_bytes());
         hasher.update(&offset.to_le_bytes());
         hasher.update(&length.to_le_bytes());
         hasher.update(&spooled_at_us.to_le_bytes());
-        let mut bound = [0; 8];
-        bound.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
-        bound
+        let mut binding = [0; 8];
+        binding.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+        binding
     }
 
-    /// Scans `bytes`, which start at `offset` of the segment and reach to its end.
+    /// Finds the records in `bytes`, the part of the segment from `offset` to its end.
     pub(super) fn scan(&self, offset: u64, bytes: &[u8]) -> Scan {
         let mut scan = Scan::default();
         let mut at = 0;
         while at < bytes.len() {
-            let Some(record) = self.record(offset, bytes, at) else {
-                let Some(next) = self.next(offset, bytes, at + 1) else {
+            let Some(record) = self.parse_record(offset, bytes, at) else {
+                let Some(next) = self.find_record(offset, bytes, at + 1) else {
                     break;
                 };
                 scan.damaged.push(at..next);
@@ -107,60 +111,61 @@ impl Header {
     }
 
     /// The position of the first valid record at or after `at`.
-    fn next(&self, offset: u64, bytes: &[u8], at: usize) -> Option<usize> {
+    fn find_record(&self, offset: u64, bytes: &[u8], at: usize) -> Option<usize> {
         let candidates = bytes.get(at..)?.windows(MARKER.len()).enumerate();
         let mut candidates = candidates.filter(|(_, window)| window == MARKER);
-        candidates.find_map(|(past, _)| self.record(offset, bytes, at + past).map(|_| at + past))
+        candidates.find_map(|(skipped, _)| self.parse_record(offset, bytes, at + skipped).map(|_| at + skipped))
     }
 
-    fn record(&self, offset: u64, bytes: &[u8], at: usize) -> Option<Record> {
-        let head = self.head(offset, bytes, at)?;
+    fn parse_record(&self, offset: u64, bytes: &[u8], at: usize) -> Option<Record> {
+        let header = self.parse_record_header(offset, bytes, at)?;
         let begin = at + RECORD_HEADER_BYTES;
-        let end = begin.checked_add(usize::try_from(head.length).ok()?)?;
+        let end = begin.checked_add(usize::try_from(header.length).ok()?)?;
         let payload = bytes.get(begin..end)?;
-        (checksum(head.bound, payload) == head.checksum).then_some(Record {
-            spooled_at_us: head.spooled_at_us,
+        (checksum(header.binding, payload) == header.checksum).then_some(Record {
+            spooled_at_us: header.spooled_at_us,
             payload: begin..end,
         })
     }
 
-    fn head(&self, offset: u64, bytes: &[u8], at: usize) -> Option<Head> {
-        let head = bytes.get(at..at.checked_add(RECORD_HEADER_BYTES)?)?;
-        let head = Head {
-            length: u32::from_le_bytes(head[4..8].try_into().ok()?),
-            spooled_at_us: i64::from_le_bytes(head[8..16].try_into().ok()?),
-            bound: head[16..24].try_into().ok()?,
-            checksum: head[24..].try_into().ok()?,
+    /// `None` if the marker or the binding is wrong.
+    fn parse_record_header(&self, offset: u64, bytes: &[u8], at: usize) -> Option<RecordHeader> {
+        let fields = bytes.get(at..at.checked_add(RECORD_HEADER_BYTES)?)?;
+        let header = RecordHeader {
+            length: u32::from_le_bytes(fields[4..8].try_into().ok()?),
+            spooled_at_us: i64::from_le_bytes(fields[8..16].try_into().ok()?),
+            binding: fields[16..24].try_into().ok()?,
+            checksum: fields[24..].try_into().ok()?,
         };
-        let bound = self.bind(offset + at as u64, head.length, head.spooled_at_us);
-        (bytes[at..].starts_with(MARKER) && head.bound == bound).then_some(head)
+        let binding = self.binding(offset + at as u64, header.length, header.spooled_at_us);
+        (fields.starts_with(MARKER) && header.binding == binding).then_some(header)
     }
 
     /// Whether the end of a segment looks like a write that a crash interrupted: an incomplete
-    /// record, or zeroed blocks. Such a record was not acknowledged.
+    /// record, or only zeros. Such a record was not acknowledged.
     fn is_torn(&self, offset: u64, bytes: &[u8], at: usize) -> bool {
         let rest = &bytes[at..];
         let length = rest.len().min(MARKER.len());
         if rest.len() < RECORD_HEADER_BYTES && rest[..length] == MARKER[..length] {
             return true;
         }
-        match self.head(offset, bytes, at) {
-            Some(head) => ((rest.len() - RECORD_HEADER_BYTES) as u64) < u64::from(head.length),
+        match self.parse_record_header(offset, bytes, at) {
+            Some(header) => ((rest.len() - RECORD_HEADER_BYTES) as u64) < u64::from(header.length),
             None => rest.iter().all(|byte| *byte == 0),
         }
     }
 }
 
-struct Head {
+struct RecordHeader {
     length: u32,
     spooled_at_us: i64,
-    bound: [u8; 8],
+    binding: [u8; 8],
     checksum: [u8; 32],
 }
 
-fn checksum(bound: [u8; 8], payload: &[u8]) -> [u8; 32] {
+fn checksum(binding: [u8; 8], payload: &[u8]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&bound);
+    hasher.update(&binding);
     hasher.update(payload);
     *hasher.finalize().as_bytes()
 }
@@ -169,10 +174,10 @@ fn checksum(bound: [u8; 8], payload: &[u8]) -> [u8; 32] {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Scan {
     pub records: Vec<Record>,
-    /// Invalid bytes between records, or a complete record at the end. May contain acknowledged
-    /// events.
+    /// Ranges that are not valid records and not [`Scan::torn`]: before or between records, or at the
+    /// end. They may contain acknowledged events.
     pub damaged: Vec<Range<usize>>,
-    /// An incomplete or zeroed end, which was not acknowledged.
+    /// The range of an incomplete or zeroed end. It was not acknowledged.
     pub torn: Option<Range<usize>>,
 }
 
@@ -188,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    const HEADER: Header = Header {
+    const HEADER: SegmentHeader = SegmentHeader {
         number: 7,
         salt: [9; 16],
     };
@@ -197,7 +202,7 @@ mod tests {
         let mut bytes = HEADER.encode().to_vec();
         for payload in payloads {
             let offset = bytes.len() as u64;
-            HEADER.append(&mut bytes, offset, 1, payload);
+            HEADER.append_record(&mut bytes, offset, 1, payload);
         }
         bytes
     }
@@ -216,7 +221,7 @@ mod tests {
     #[test]
     fn a_segment_reads_as_it_was_written() {
         let bytes = segment(&[b"one", b"", b"three"]);
-        assert_eq!(Header::decode(&bytes, 7), Some(HEADER));
+        assert_eq!(SegmentHeader::decode(&bytes, 7), Some(HEADER));
         let scan = scan(&bytes);
         assert_eq!(payloads(&bytes, &scan), [&b"one"[..], b"", b"three"]);
         assert_eq!((&scan.damaged[..], scan.torn), (&[][..], None));
@@ -225,12 +230,12 @@ mod tests {
     #[test]
     fn a_header_with_another_number_version_or_magic_is_refused() {
         let bytes = segment(&[]);
-        assert_eq!(Header::decode(&bytes, 8), None);
-        assert_eq!(Header::decode(&bytes[..39], 7), None);
+        assert_eq!(SegmentHeader::decode(&bytes, 8), None);
+        assert_eq!(SegmentHeader::decode(&bytes[..39], 7), None);
         for at in 0..24 {
             let mut bytes = bytes.clone();
             bytes[at] ^= 1;
-            assert_eq!(Header::decode(&bytes, 7), None, "byte {at}");
+            assert_eq!(SegmentHeader::decode(&bytes, 7), None, "byte {at}");
         }
     }
 
@@ -239,7 +244,7 @@ mod tests {
         let bytes = segment(&[b"one"]);
         let moved = HEADER.scan(HEADER_BYTES as u64 + 1, &bytes[HEADER_BYTES..]);
         assert_eq!(moved.records, []);
-        let other = Header { number: 8, ..HEADER };
+        let other = SegmentHeader { number: 8, ..HEADER };
         let elsewhere = other.scan(HEADER_BYTES as u64, &bytes[HEADER_BYTES..]);
         assert_eq!(elsewhere.records, []);
     }
@@ -267,12 +272,12 @@ mod tests {
     #[test]
     fn a_payload_that_imitates_a_record_is_ignored_when_its_record_is_damaged() {
         // The imitation has the right format and position but cannot know the salt.
-        let guess = Header {
+        let guess = SegmentHeader {
             salt: [0; 16],
             ..HEADER
         };
         let mut inner = Vec::new();
-        guess.append(&mut inner, (HEADER_BYTES + RECORD_HEADER_BYTES) as u64, 1, b"invented");
+        guess.append_record(&mut inner, (HEADER_BYTES + RECORD_HEADER_BYTES) as u64, 1, b"invented");
         let mut bytes = segment(&[&inner, b"two"]);
         bytes[HEADER_BYTES] ^= 1;
         assert_eq!(payloads(&bytes, &scan(&bytes)), [b"two"]);
@@ -288,16 +293,16 @@ mod tests {
             let bytes = segment(&contents);
             let cut = HEADER_BYTES + cut % (bytes.len() - HEADER_BYTES + 1);
             let mut end = HEADER_BYTES;
-            let mut whole = Vec::new();
+            let mut complete = Vec::new();
             for content in contents {
                 end += RECORD_HEADER_BYTES + content.len();
                 if end <= cut {
-                    whole.push(content);
+                    complete.push(content);
                 }
             }
             let bytes = &bytes[..cut];
             let scan = scan(bytes);
-            prop_assert_eq!(payloads(bytes, &scan), whole);
+            prop_assert_eq!(payloads(bytes, &scan), complete);
             prop_assert!(scan.damaged.is_empty());
         }
 
@@ -312,14 +317,14 @@ mod tests {
             let at = HEADER_BYTES + at % (bytes.len() - HEADER_BYTES);
             bytes[at] ^= 1 << bit;
             let mut end = HEADER_BYTES;
-            let hit = contents.iter().position(|content| {
+            let damaged_index = contents.iter().position(|content| {
                 end += RECORD_HEADER_BYTES + content.len();
                 at < end
             });
             let rest: Vec<&[u8]> = contents
                 .iter()
                 .enumerate()
-                .filter(|(index, _)| Some(*index) != hit)
+                .filter(|(index, _)| Some(*index) != damaged_index)
                 .map(|(_, content)| *content)
                 .collect();
             let scan = scan(&bytes);

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::folder::{Folder, REFUSED};
-use super::segment::{HEADER_BYTES, Header};
+use super::segment::{HEADER_BYTES, SegmentHeader};
 use super::*;
 use crate::event::{self, Feedback, Target};
 use disk::{Disk, Fault};
@@ -173,6 +173,36 @@ async fn events_wait_for_an_unreachable_upstream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_forwarder_that_stops_waits_for_the_disk_and_the_folder_can_be_opened_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let upstream = Upstream::default();
+    let url = upstream.start().await;
+    let opened = open_at(dir.path(), &url, &options());
+    let event = feedback(Uuid::now_v7(), "good");
+    opened.spool.append(&event).await.unwrap();
+    // Opening a pipe to read it takes until another opens it to write.
+    let segment = segments(dir.path()).remove(0);
+    let aside = dir.path().join("aside");
+    std::fs::rename(&segment, &aside).unwrap();
+    let mkfifo = std::process::Command::new("mkfifo").arg(&segment).status();
+    assert!(mkfifo.unwrap().success());
+    let stop = CancellationToken::new();
+    let forwarding = tokio::spawn(opened.forwarder.run(stop.clone()));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    stop.cancel();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let waited = !forwarding.is_finished();
+    drop(OpenOptions::new().read(true).write(true).open(&segment).unwrap());
+    forwarding.await.unwrap();
+    assert!(waited, "it did not wait for the disk");
+    std::fs::rename(&aside, &segment).unwrap();
+    drop(opened.spool);
+    opened.writer.join().unwrap();
+    drain(dir.path(), &url, &options()).await;
+    assert_eq!(upstream.ids(), BTreeSet::from([event.id]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn permanently_refused_events_are_kept_with_the_answer_and_the_others_are_forwarded() {
     let dir = tempfile::tempdir().unwrap();
     let upstream = Upstream::default();
@@ -192,8 +222,8 @@ async fn permanently_refused_events_are_kept_with_the_answer_and_the_others_are_
     let statuses: Vec<_> = lines.iter().map(|line| line["status"].as_u64().unwrap()).collect();
     assert_eq!(statuses, [409, 400, 413]);
     assert_eq!(lines[0]["problem"]["detail"], "another body before");
-    let kept = Event::decode_json(lines[0]["event"].to_string().as_bytes()).unwrap();
-    assert_eq!(kept, events[0]);
+    let refused = Event::decode_json(lines[0]["event"].to_string().as_bytes()).unwrap();
+    assert_eq!(refused, events[0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -445,12 +475,12 @@ async fn live(steps: Vec<Step>) {
 fn append_torn(segment: &Path, noise: &[u8], cut: usize, tried: &mut BTreeSet<String>) {
     let bytes = std::fs::read(segment).unwrap();
     let number = segment.file_stem().unwrap().to_str().unwrap().parse().unwrap();
-    let Some(header) = Header::decode(&bytes, number) else {
+    let Some(header) = SegmentHeader::decode(&bytes, number) else {
         return;
     };
     let event = feedback(Uuid::now_v7(), &String::from_utf8_lossy(noise));
     let mut more = Vec::new();
-    header.append(&mut more, bytes.len() as u64, 1, &event.encode());
+    header.append_record(&mut more, bytes.len() as u64, 1, &event.encode());
     tried.insert(event.id);
     more.truncate(cut % (more.len() + 1));
     let mut file = OpenOptions::new().append(true).open(segment).unwrap();

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::folder::{Storage, Tail};
 use super::queue::Queue;
-use super::segment::{HEADER_BYTES, Header, RECORD_HEADER_BYTES};
+use super::segment::{HEADER_BYTES, RECORD_HEADER_BYTES, SegmentHeader};
 use super::{Error, Options};
 use crate::event;
 
@@ -40,7 +40,7 @@ pub(super) struct Writer {
 }
 
 pub(super) struct Active {
-    header: Header,
+    header: SegmentHeader,
     length: u64,
     tail: Box<dyn Tail>,
 }
@@ -134,7 +134,9 @@ impl Writer {
         let mut bytes = Vec::new();
         for append in batch {
             let offset = active.length + bytes.len() as u64;
-            active.header.append(&mut bytes, offset, spooled_at_us, &append.payload);
+            active
+                .header
+                .append_record(&mut bytes, offset, spooled_at_us, &append.payload);
         }
         if let Err(error) = active.tail.append(&bytes).and_then(|()| active.tail.sync()) {
             // After a failed flush the contents on disk are unknown. Keeps the acknowledged bytes
@@ -170,6 +172,6 @@ fn answer(append: Append, outcome: Result<(), Error>) {
         Err(_) => "failed",
     };
     metrics::counter!("springtide_spool_events_total", "outcome" => label).increment(1);
-    // Fails if the request was cancelled. The event is forwarded anyway.
+    // Fails if the request was canceled. The event is forwarded anyway.
     let _ = append.done.send(outcome);
 }

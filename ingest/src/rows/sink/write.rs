@@ -92,7 +92,7 @@ impl Sink {
         let records: Vec<&Record> = records.iter().filter(is_new).collect();
         let mut dead = Vec::new();
         let (counts, touched) = self.insert(&mut transaction, &records, caught_up_to, &mut dead).await?;
-        let sends = dead.iter().map(|letter| self.producer.send_dead_letter(letter));
+        let sends = dead.iter().map(|record| self.producer.send_dead_letter(record));
         try_join_all(sends)
             .await
             .map_err(|error| Error::Transient(error.into()))?;
@@ -217,9 +217,9 @@ impl Sink {
 }
 
 /// Turns rows into dead letters because another event has their id.
-fn refuse<T>(rows: &mut Vec<Row<'_, T>>, mut taken: impl FnMut(&Row<'_, T>) -> bool, dead: &mut Vec<DeadLetter>) {
-    let letters = rows.extract_if(.., |row| taken(row));
-    dead.extend(letters.map(|row| row.record.dead_letter(Reason::Conflict, "another event has this id")));
+fn refuse<T>(rows: &mut Vec<Row<'_, T>>, mut is_conflict: impl FnMut(&Row<'_, T>) -> bool, dead: &mut Vec<DeadLetter>) {
+    let records = rows.extract_if(.., |row| is_conflict(row));
+    dead.extend(records.map(|row| row.record.dead_letter(Reason::Conflict, "another event has this id")));
 }
 
 fn refuse_repeated<T>(rows: &mut Vec<Row<'_, T>>, id: fn(&T) -> Uuid, dead: &mut Vec<DeadLetter>) {
@@ -298,10 +298,10 @@ fn record_metrics(counts: &Counts, dead: &[DeadLetter]) {
         metrics::counter!("springtide_ingest_records_total", "outcome" => kind).increment(number as u64);
     }
     // Without the detail, which may quote user text.
-    for letter in dead {
-        let from = letter.from.as_ref();
+    for record in dead {
+        let from = record.from.as_ref();
         tracing::warn!(
-            reason = letter.reason.as_str(),
+            reason = record.reason.as_str(),
             topic = from.map(|from| from.topic.as_str()),
             partition = from.map(|from| from.partition),
             offset = from.map(|from| from.offset),

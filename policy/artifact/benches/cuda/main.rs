@@ -1,10 +1,10 @@
-//! Deltas of a model in a GPU's memory: finding what changed, writing a patch (the pause), hashing
-//! what it touched, beside the same on the CPU with all cores. `make bench-cuda`. What comes of
-//! both is compared, to the byte, before anything is reported.
+//! Deltas of a model in a GPU's memory, compared with all cores of the CPU: finding the changes,
+//! writing a patch (the pause), hashing the changed frames. `make bench-cuda`. The results of both
+//! must be the same bytes.
 //!
-//! The model is made: bf16 weights around 0, 256 MiB a tensor, `--mib N` of them; the next version
-//! moves one of a hundred to a neighbouring value. Times are the best of their rounds by the clock
-//! on the wall; GB/s are bytes of one model. No figure is asserted on.
+//! The model is synthetic: `--mib N` MiB of bf16 weights around 0, 256 MiB per tensor. The next
+//! version moves one weight in a hundred to a neighboring value. Times are wall-clock times, the
+//! best of several rounds. GB/s are bytes of one model. The benchmark asserts no figures.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let cores = std::thread::available_parallelism()?.get();
     let threads = Threads::new(cores)?;
-    let (base, result) = made(mib)?;
+    let (base, result) = synthetic(mib)?;
     let mut report = Report {
         model_bytes: base.tensor_bytes() as usize,
         rows: vec![],
@@ -78,19 +78,19 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|(name, _)| counted(&base, &result, name))
             .sum::<u64>())
     })?;
-    let (made, found) = report.time("a delta of what the GPU found", "GPU, CPU", || {
+    let (encoded, found) = report.time("a delta of what the GPU found", "GPU, CPU", || {
         Ok(delta::encode_changes(&base, &changes, &threads)?)
     })?;
     drop(changes);
     let delta = report.time("a delta", "CPU", || Ok(delta::encode(&base, &result, &threads)?))?;
-    if made != result || found != delta {
+    if encoded != result || found != delta {
         return Err("the delta of what the GPU found is another one than the CPU's".into());
     }
-    drop((made, found, new));
+    drop((encoded, found, new));
 
     let root = base.root();
     let patch = report.time("decode to a patch", "CPU", || {
-        Ok(Patch::of(&base, root, &delta, &threads)?)
+        Ok(Patch::decode(&base, root, &delta, &threads)?)
     })?;
     let staged = report.time("bring the patch to the GPU", "GPU", || Ok(device.stage(&patch, &old)?))?;
     report.time("write it there: the pause", "GPU", || {
@@ -157,7 +157,7 @@ impl Report {
 }
 
 /// A version and the next one.
-fn made(mib: usize) -> Result<(Checkpoint, Checkpoint), Box<dyn Error>> {
+fn synthetic(mib: usize) -> Result<(Checkpoint, Checkpoint), Box<dyn Error>> {
     let (mut base, mut result) = (Checkpoint::default(), Checkpoint::default());
     let mut left = mib << 20;
     while left > 0 {
@@ -179,16 +179,16 @@ fn made(mib: usize) -> Result<(Checkpoint, Checkpoint), Box<dyn Error>> {
             }
         });
         let name = format!("t{:04}", base.tensors.len());
-        for (image, bytes) in [(&mut base, old), (&mut result, new)] {
+        for (checkpoint, bytes) in [(&mut base, old), (&mut result, new)] {
             let tensor = TensorData::new(Dtype::BF16, vec![bytes.len() / 2], bytes)?;
-            image.tensors.insert(name.clone(), tensor);
+            checkpoint.tensors.insert(name.clone(), tensor);
         }
     }
     Ok((base, result))
 }
 
-fn upload(device: &Device, image: &Checkpoint) -> Result<BTreeMap<String, Tensor>, artifact::device::Error> {
-    let tensors = image.tensors.iter();
+fn upload(device: &Device, checkpoint: &Checkpoint) -> Result<BTreeMap<String, Tensor>, artifact::device::Error> {
+    let tensors = checkpoint.tensors.iter();
     tensors
         .map(|(name, tensor)| Ok((name.clone(), device.upload(&tensor.bytes)?)))
         .collect()
@@ -196,8 +196,8 @@ fn upload(device: &Device, image: &Checkpoint) -> Result<BTreeMap<String, Tensor
 
 /// The weights of one tensor that differ.
 fn counted(base: &Checkpoint, result: &Checkpoint, name: &str) -> u64 {
-    let only = |image: &Checkpoint| Checkpoint {
-        tensors: image
+    let only = |checkpoint: &Checkpoint| Checkpoint {
+        tensors: checkpoint
             .tensors
             .get(name)
             .map(|tensor| (name.to_owned(), tensor.clone()))

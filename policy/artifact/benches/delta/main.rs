@@ -1,21 +1,20 @@
-//! Size and speed of deltas on the same pairs in one run, beside other ways to carry the same
-//! change, what no code of its kind can be smaller than, and what this machine's memory and hashes
-//! give. `make bench-delta`.
+//! Size and speed of deltas, compared with other codecs on the same pairs, with the entropy bound,
+//! and with the speed of this machine's memory and hashes. `make bench-delta`.
 //!
-//! Pairs are made: weights of N(0, 0.02) whose masters move as AdamW moves them in its steady
-//! state, at four learning rates. With `--pairs DIR` also the folders of DIR that have a
-//! `model.safetensors`, each with the next one by name. `--quantised` measures quantised copies of
-//! the pairs instead: `make bench-quant`. `--mib N` is how many MiB of bf16 a made pair has,
-//! `--programs` runs bsdiff and xdelta3 too where they are installed.
+//! Pairs are synthetic: weights of N(0, 0.02) whose fp32 masters move as with AdamW in its steady
+//! state, at four learning rates. `--pairs DIR` adds the folders of DIR that have a
+//! `model.safetensors`, each with the next one by name. `--quantized` measures quantized copies of
+//! the pairs instead: `make bench-quant`. `--mib N` is the size of a synthetic pair in MiB of bf16.
+//! `--programs` also runs bsdiff and xdelta3 if they are installed.
 //!
-//! Times on all cores are the best of their rounds; on one core the mean of the time that the
-//! thread ran, where Linux tells it, so that other work on the machine counts less. GB/s are bytes
-//! of the model, not of the delta. No figure is asserted on.
+//! Times on all cores are the best of several rounds. Times on one core are the mean CPU time of
+//! the thread if Linux reports it, so that other work on the machine counts less. GB/s are bytes of
+//! the model, not of the delta. The benchmark asserts no figures.
 
 mod machine;
 mod ours;
 mod pairs;
-mod quantised;
+mod quantized;
 mod rivals;
 
 use std::time::Instant;
@@ -44,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "--mib" => options.mib = arguments.next().ok_or("--mib takes a number")?.parse()?,
             "--json" => options.json = Some(arguments.next().ok_or("--json takes a path")?.into()),
             "--programs" => options.programs = true,
-            "--quantised" => options.quantised = true,
+            "--quantized" | "--quantised" => options.quantized = true,
             "--bench" => {}
             other => return Err(format!("unknown argument {other}").into()),
         }
@@ -52,15 +51,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cores = std::thread::available_parallelism()?.get();
     let machine = machine::measure(options.mib << 20, cores);
     println!("{}", machine.describe());
-    let mut pairs = pairs::made(options.mib << 20);
+    let mut pairs = pairs::synthetic(options.mib << 20);
     if let Some(folder) = &options.folder {
         pairs.extend(pairs::read(folder)?);
     }
-    if options.quantised {
-        println!("\n{}", quantised::HEAD);
+    if options.quantized {
+        println!("\n{}", quantized::HEAD);
         let mut rows = vec![];
         for pair in &pairs {
-            rows.extend(quantised::rows(pair, cores)?);
+            rows.extend(quantized::rows(pair, cores)?);
         }
         let report = serde_json::json!({"machine": machine.json(), "rounds": ROUNDS, "rows": rows});
         return write(options.json.as_deref(), &report);
@@ -114,7 +113,7 @@ struct Options {
     json: Option<std::path::PathBuf>,
     mib: usize,
     programs: bool,
-    quantised: bool,
+    quantized: bool,
 }
 
 impl Default for Options {
@@ -124,7 +123,7 @@ impl Default for Options {
             json: None,
             mib: 64,
             programs: false,
-            quantised: false,
+            quantized: false,
         }
     }
 }

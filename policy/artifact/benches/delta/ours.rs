@@ -1,4 +1,4 @@
-//! Springtide's deltas: the codec alone in place, and whole deltas with all their digests.
+//! Springtide's deltas: the codec alone in place, and complete deltas with all digests.
 
 use crate::pairs::Pair;
 use crate::{ROUNDS, Row, alone, best};
@@ -48,7 +48,7 @@ pub fn rows(pair: &Pair, cores: usize) -> Result<Vec<Row>, Box<dyn std::error::E
     type Run<'a> = &'a dyn Fn(&Checkpoint, &Threads);
     let one = |run: Run<'_>| Some(alone(model_bytes, ROUNDS, result, |result| run(result, &Threads::ONE)));
     let many = |run: Run<'_>| Some(best(model_bytes, ROUNDS, result, |result| run(result, &all)));
-    let whole = Row {
+    let two_way = Row {
         encode: one(&encode),
         encode_all: many(&encode),
         apply: one(&apply),
@@ -59,7 +59,7 @@ pub fn rows(pair: &Pair, cores: usize) -> Result<Vec<Row>, Box<dyn std::error::E
         )
     };
     let root = pair.base.root();
-    let patch = |_: &Checkpoint, threads: &Threads| drop(Patch::of(&pair.base, root, &delta, threads));
+    let patch = |_: &Checkpoint, threads: &Threads| drop(Patch::decode(&pair.base, root, &delta, threads));
     let patched = Row {
         apply: one(&patch),
         apply_all: many(&patch),
@@ -85,5 +85,5 @@ pub fn rows(pair: &Pair, cores: usize) -> Result<Vec<Row>, Box<dyn std::error::E
             delta.len() - back_bytes,
         )
     };
-    Ok(vec![forward, whole, patched])
+    Ok(vec![forward, two_way, patched])
 }

@@ -21,7 +21,7 @@ pub struct Pair {
 
 /// AdamW in its steady state (Loshchilov & Hutter 2019): gradients of N(0, 1), β₁ = 0.9, v = 1,
 /// decay 0.01; masters lie anywhere in the cells of their bf16. One step.
-pub fn made(bytes: usize) -> Vec<Pair> {
+pub fn synthetic(bytes: usize) -> Vec<Pair> {
     let pair = |rate: f32| {
         let mut random = StdRng::seed_from_u64(7);
         let (mut old, mut new) = (Vec::with_capacity(bytes), Vec::with_capacity(bytes));
@@ -35,14 +35,14 @@ pub fn made(bytes: usize) -> Vec<Pair> {
             old.extend(bf16::from_f32(master).to_le_bytes());
             new.extend(bf16::from_f32(master - rate * (momentum + 0.01 * master)).to_le_bytes());
         }
-        let image = |bytes: &[u8]| Checkpoint {
+        let checkpoint = |bytes: &[u8]| Checkpoint {
             tensors: [("w".into(), tensor(bytes))].into(),
             ..Checkpoint::default()
         };
         Pair {
             name: format!("AdamW, lr {rate:e}"),
-            base: image(&old),
-            result: image(&new),
+            base: checkpoint(&old),
+            result: checkpoint(&new),
             old,
             new,
         }
@@ -110,7 +110,7 @@ pub fn read(folder: &Path) -> Result<Vec<Pair>, Box<dyn std::error::Error>> {
 pub struct Bounds {
     pub weights: usize,
     pub changed: f64,
-    /// Among the changed ones, those that go to a neighbouring value.
+    /// Among the changed ones, those that go to a neighboring value.
     pub single_steps: f64,
     /// The entropy of positions, and a sign.
     pub plain: f64,

@@ -46,9 +46,9 @@ pub fn rows(pair: &Pair, cores: usize) -> Result<Vec<Row>> {
     let mut rows = vec![];
     for rival in RIVALS {
         let delta = (rival.encode)(&pair.old, &pair.new);
-        let mut made = pair.old.clone();
-        (rival.apply)(&mut made, &delta);
-        if made != pair.new {
+        let mut decoded = pair.old.clone();
+        (rival.apply)(&mut decoded, &delta);
+        if decoded != pair.new {
             // gaps or steps of rows that its fields have no room for
             println!("| {} | {}: cannot carry it | | | | | |", pair.name, rival.name);
             continue;
@@ -235,26 +235,26 @@ fn unsized_(delta: &[u8]) -> Vec<u8> {
 }
 
 fn patch_from(old: &[u8], new: &[u8]) -> Vec<u8> {
-    let made = || -> std::io::Result<Vec<u8>> {
+    let encode = || -> std::io::Result<Vec<u8>> {
         let mut encoder = zstd::stream::write::Encoder::with_ref_prefix(vec![], 3, old)?;
         encoder.long_distance_matching(true)?;
         encoder.window_log(window(old))?;
         encoder.write_all(new)?;
         encoder.finish()
     };
-    made().unwrap_or_default()
+    encode().unwrap_or_default()
 }
 
 fn apply_patch_from(old: &mut [u8], delta: &[u8]) {
-    let made = || -> std::io::Result<Vec<u8>> {
+    let decode = || -> std::io::Result<Vec<u8>> {
         let mut decoder = zstd::stream::read::Decoder::with_ref_prefix(delta, old)?;
         decoder.window_log_max(window(old))?;
         let mut out = Vec::with_capacity(old.len());
         decoder.read_to_end(&mut out)?;
         Ok(out)
     };
-    if let Ok(made) = made() {
-        old.copy_from_slice(&made);
+    if let Ok(result) = decode() {
+        old.copy_from_slice(&result);
     }
 }
 
@@ -269,14 +269,19 @@ pub fn programs(pair: &Pair) -> Result<Vec<Row>> {
     let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
     std::fs::write(path("old"), &pair.old)?;
     std::fs::write(path("new"), &pair.new)?;
-    let (old, new, delta, made) = (path("old"), path("new"), path("delta"), path("made"));
+    let (old, new, delta, result) = (path("old"), path("new"), path("delta"), path("result"));
     let programs: [(&str, Vec<&str>, &str, Vec<&str>); 2] = [
-        ("bsdiff", vec![&old, &new, &delta], "bspatch", vec![&old, &made, &delta]),
+        (
+            "bsdiff",
+            vec![&old, &new, &delta],
+            "bspatch",
+            vec![&old, &result, &delta],
+        ),
         (
             "xdelta3",
             vec!["-e", "-f", "-9", "-s", &old, &new, &delta],
             "xdelta3",
-            vec!["-d", "-f", "-s", &old, &delta, &made],
+            vec!["-d", "-f", "-s", &old, &delta, &result],
         ),
     ];
     let mut rows = vec![];
@@ -295,7 +300,7 @@ pub fn programs(pair: &Pair) -> Result<Vec<Row>> {
         };
         let encode = run(name, &encode)?;
         let apply = run(applier, &apply)?;
-        if std::fs::read(&made)? != pair.new {
+        if std::fs::read(&result)? != pair.new {
             return Err(format!("{name}: not lossless").into());
         }
         rows.push(Row {

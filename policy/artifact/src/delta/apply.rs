@@ -128,7 +128,7 @@ fn decode_tensors<'a>(
     for (entry, part) in parts {
         parts_of[entry].push(part.map_err(|error| in_entry(&entries[entry].name, error))?);
     }
-    let made = entries
+    let results = entries
         .iter()
         .zip(bytes)
         .zip(parts_of)
@@ -149,7 +149,7 @@ fn decode_tensors<'a>(
                 .map_err(|error| in_entry(name, Error::Malformed(error.to_string())))?;
             Ok((name.as_str(), Some(tensor)))
         });
-    made.collect()
+    results.collect()
 }
 
 fn decode_frame(job: &mut Job<'_>, reverse: bool) -> Result<ChunkHash, Error> {

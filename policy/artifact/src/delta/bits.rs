@@ -89,9 +89,9 @@ impl Writer {
 
     #[inline]
     fn flush(&mut self) {
-        let whole = self.filled / 8;
-        self.written += whole as usize;
-        self.held = self.held.checked_shr(whole * 8).unwrap_or(0);
+        let full_bytes = self.filled / 8;
+        self.written += full_bytes as usize;
+        self.held = self.held.checked_shr(full_bytes * 8).unwrap_or(0);
         self.filled %= 8;
     }
 

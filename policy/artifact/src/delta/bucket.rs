@@ -1,6 +1,6 @@
 //! The codec of steps, for frames in which few weights change.
 //!
-//! Most changed weights move to a neighbouring value, and how often one changes depends on its
+//! Most changed weights move to a neighboring value, and how often one changes depends on its
 //! exponent, which the receiver knows. So weights are grouped into buckets of similar exponent.
 //! Within a bucket, the gaps between changed weights are geometrically distributed. Values are
 //! coded as steps on the scale of all values in their order.
@@ -99,8 +99,8 @@ pub(super) fn steps<const W: usize>(isa: Isa, old: &[u8], new: &[u8], indices: &
     for place in &places {
         first[usize::from(place.bucket) + 1] += 1;
     }
-    for c in 0..BUCKETS_MAX {
-        first[c + 1] += first[c];
+    for bucket in 0..BUCKETS_MAX {
+        first[bucket + 1] += first[bucket];
     }
     let mut next = first;
     let (mut ranks, mut steps) = (vec![0; places.len()], vec![0; places.len()]);
@@ -418,7 +418,7 @@ impl Sum {
     }
 }
 
-/// Buckets of neighbouring keys, merged while that saves bits and until there are few enough. Every
+/// Buckets of neighboring keys, merged while that saves bits and until there are few enough. Every
 /// machine computes sums and logarithms alike, so all choose the same.
 fn choose<const W: usize>(old: &[[u8; W]], changed: &[Changed]) -> Buckets {
     let mut keys = [Sum::default(); 256];

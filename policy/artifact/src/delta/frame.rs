@@ -241,7 +241,7 @@ fn decodes_to_width<const W: usize>(
     };
     Ok(match decode_width::<W>(isa, codec, payload, old, Direction::Forward)? {
         Change::Same => old == new,
-        Change::All(made) => made == new,
+        Change::All(decoded) => decoded == new,
         // steps were checked above
         Change::Some(_) => false,
     })

@@ -80,7 +80,7 @@ pub(super) struct OpenDelta<'a> {
 
 impl Tensor {
     pub fn bytes(&self) -> Result<usize, Error> {
-        bytes_of(self.dtype, &self.shape).ok_or_else(|| malformed("the shape does not make whole bytes"))
+        bytes_of(self.dtype, &self.shape).ok_or_else(|| malformed("the shape does not end at a byte boundary"))
     }
 
     pub fn frame_bytes(&self) -> usize {
@@ -110,8 +110,8 @@ impl Index {
 
     /// Returns an error if the base cannot be rebuilt from the result.
     pub fn check_reversible(&self) -> Result<(), Error> {
-        let kept = |entry: &Entry<Tensor>| entry.change.as_ref().is_some_and(|tensor| tensor.base.is_some());
-        if self.files.is_empty() && self.tensors.iter().all(kept) {
+        let reversible = |entry: &Entry<Tensor>| entry.change.as_ref().is_some_and(|tensor| tensor.base.is_some());
+        if self.files.is_empty() && self.tensors.iter().all(reversible) {
             return Ok(());
         }
         Err(Error::NotReversible(
@@ -203,14 +203,14 @@ pub(super) struct Head {
     pub reverse_bytes: u64,
 }
 
-/// Reads a delta. The reverse section may be missing as a whole.
+/// Reads a delta. The reverse section may be missing, but not incomplete.
 pub(super) fn open(delta: &[u8]) -> Result<OpenDelta<'_>, Error> {
     let head = open_head(delta)?;
     let rest = &delta[head.bytes..];
     let length = usize::try_from(head.payload_bytes).map_err(|_| Error::Checksum)?;
     let (payloads, reverse) = rest.split_at_checked(length).ok_or(Error::Checksum)?;
-    let whole = reverse.len() as u64 == head.reverse_bytes;
-    if !whole && !reverse.is_empty() {
+    let complete = reverse.len() as u64 == head.reverse_bytes;
+    if !complete && !reverse.is_empty() {
         return Err(Error::Checksum);
     }
     Ok(OpenDelta {
@@ -218,7 +218,7 @@ pub(super) fn open(delta: &[u8]) -> Result<OpenDelta<'_>, Error> {
         index: head.index,
         head_bytes: head.bytes,
         payloads,
-        reverse: whole.then_some(reverse),
+        reverse: complete.then_some(reverse),
     })
 }
 

@@ -74,13 +74,13 @@ pub enum Error {
     FormatVersion(u32),
     #[error("the delta ends early, or the checksum of its index does not match")]
     Checksum,
-    #[error("the delta applies to the version with root {expected}, not to {found}")]
+    #[error("the delta applies to the version with content hash {expected}, not to {found}")]
     WrongBase { expected: Digest, found: Digest },
     #[error("the delta is malformed: {0}")]
     Malformed(String),
     #[error("the result would take {needed} bytes, more than the {limit} allowed")]
     TooLarge { needed: u64, limit: u64 },
-    #[error("the delta made a version with root {found}, not {expected}")]
+    #[error("the delta made a version with content hash {found}, not {expected}")]
     WrongResult { expected: Digest, found: Digest },
     #[error("the delta is not reversible ({0}): fetch the other version, or a delta to it")]
     NotReversible(&'static str),

@@ -26,8 +26,8 @@ pub struct Patch {
 /// A frame that changes.
 #[derive(Debug)]
 pub(crate) struct Piece {
-    /// Its byte range in the tensor.
-    pub at: Range<usize>,
+    /// Where its bytes are in the tensor.
+    pub byte_range: Range<usize>,
     /// Bytes of a weight.
     pub width: usize,
     pub frame: Frame,
@@ -41,14 +41,14 @@ pub(crate) struct Piece {
 pub enum PatchState {
     Base,
     Result,
-    /// Neither: a write was interrupted, or these are unrelated bytes.
-    Between,
+    /// A write was interrupted, or these are unrelated bytes.
+    Neither,
 }
 
 impl Patch {
     /// Decodes and checks `delta`. `base_root` is the verified content hash of `base`. The delta
     /// must change weights only.
-    pub fn of(base: &Checkpoint, base_root: Digest, delta: &[u8], threads: &Threads) -> Result<Self, Error> {
+    pub fn decode(base: &Checkpoint, base_root: Digest, delta: &[u8], threads: &Threads) -> Result<Self, Error> {
         let opened = index::open(delta)?;
         if opened.header.base != base_root {
             return Err(Error::WrongBase {
@@ -65,14 +65,14 @@ impl Patch {
             let held = base.tensors.get(&named.name);
             let held = held.filter(|held| held.dtype == tensor.dtype && held.shape == tensor.shape);
             let held = held.ok_or_else(|| malformed("the base has no such tensor"))?;
-            for (frame, at) in tensor.frames.iter().zip(super::frames(held)) {
+            for (frame, byte_range) in tensor.frames.iter().zip(super::frames(held)) {
                 let payload = payloads.split_off(..frame.payload_bytes as usize);
                 let payload = payload.ok_or_else(|| malformed("a payload is longer than the delta"))?;
-                jobs.push((entry, held, frame, payload, at));
+                jobs.push((entry, held, frame, payload, byte_range));
             }
         }
-        let pieces = threads.map(jobs, |(entry, held, frame, payload, at)| {
-            (entry, piece(held, frame, payload, at))
+        let pieces = threads.map(jobs, |(entry, held, frame, payload, byte_range)| {
+            (entry, piece(held, frame, payload, byte_range))
         });
         let names = opened.index.tensors.iter().map(|entry| (entry.name.clone(), vec![]));
         let mut tensors: Vec<(String, Vec<Piece>)> = names.collect();
@@ -110,7 +110,7 @@ impl Patch {
     pub fn write(&self, name: &str, bytes: &mut [u8]) -> Result<(), Error> {
         self.check(name, bytes)?;
         for piece in self.pieces(name) {
-            piece.new.write(piece.width, &mut bytes[piece.at.clone()]);
+            piece.new.write(piece.width, &mut bytes[piece.byte_range.clone()]);
         }
         Ok(())
     }
@@ -119,36 +119,36 @@ impl Patch {
     pub fn revert(&self, name: &str, bytes: &mut [u8]) -> Result<(), Error> {
         self.check(name, bytes)?;
         for piece in self.pieces(name) {
-            piece.old.write(piece.width, &mut bytes[piece.at.clone()]);
+            piece.old.write(piece.width, &mut bytes[piece.byte_range.clone()]);
         }
         Ok(())
     }
 
-    /// Which end of the patch a tensor's bytes are at, by the digests of the changed frames.
+    /// Which version a tensor's bytes are, by the digests of the changed frames.
     pub fn state(&self, name: &str, bytes: &[u8]) -> Result<PatchState, Error> {
         self.check(name, bytes)?;
         let (mut base, mut result) = (true, true);
         for piece in self.pieces(name) {
-            let digest = frame::digest(&bytes[piece.at.clone()]);
+            let digest = frame::digest(&bytes[piece.byte_range.clone()]);
             base &= digest == piece.frame.base;
             result &= digest == piece.frame.result;
         }
         Ok(match (base, result) {
             (true, _) => PatchState::Base,
             (_, true) => PatchState::Result,
-            _ => PatchState::Between,
+            _ => PatchState::Neither,
         })
     }
 
     pub(crate) fn pieces(&self, name: &str) -> &[Piece] {
-        let at = self.tensors.binary_search_by(|(other, _)| other.as_str().cmp(name));
-        at.map_or(&[], |at| &self.tensors[at].1)
+        let found = self.tensors.binary_search_by(|(other, _)| other.as_str().cmp(name));
+        found.map_or(&[], |index| &self.tensors[index].1)
     }
 
     /// Returns an error if there are too few bytes.
     fn check(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         match self.pieces(name).last() {
-            Some(piece) if piece.at.end > bytes.len() => {
+            Some(piece) if piece.byte_range.end > bytes.len() => {
                 Err(in_entry(name, Error::Malformed("the tensor has fewer bytes".into())))
             }
             _ => Ok(()),
@@ -157,18 +157,18 @@ impl Patch {
 }
 
 /// None if the frame does not change.
-fn piece(held: &TensorData, frame: &Frame, payload: &[u8], at: Range<usize>) -> Result<Option<Piece>, Error> {
+fn piece(held: &TensorData, frame: &Frame, payload: &[u8], byte_range: Range<usize>) -> Result<Option<Piece>, Error> {
     if *frame == Frame::SAME {
         return Ok(None);
     }
-    let (width, bytes) = (weight_bytes(held.dtype), &held.bytes[at.clone()]);
+    let (width, bytes) = (weight_bytes(held.dtype), &held.bytes[byte_range.clone()]);
     let new = frame::decode(simd::best(), width, frame, payload, bytes, Direction::Forward)?;
     let mut after = bytes.to_vec();
     new.write(width, &mut after);
     frame::check(frame, &after, Direction::Forward)?;
     let old = new.inverse(width, bytes);
     Ok(Some(Piece {
-        at,
+        byte_range,
         width,
         frame: *frame,
         new,

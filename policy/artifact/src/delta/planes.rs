@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn planes_bring_any_bits_over_and_back() {
+    fn planes_are_applied_and_reversed_for_any_bits() {
         let bytes = |seed: u32| -> Vec<u8> { (0..96u32).map(|i| ((i * i * seed) >> 3) as u8).collect() };
         let (old, new) = (bytes(7), bytes(1001));
         fn both<const W: usize>(old: &[u8], new: &[u8]) {

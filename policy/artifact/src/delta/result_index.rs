@@ -23,11 +23,11 @@ pub(super) fn check(opened: &OpenDelta<'_>, from: &ContentIndex, reverse: bool) 
     let held = from.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.digest));
     let held: BTreeMap<&str, Digest> = held.collect();
     let named: BTreeSet<&str> = index.tensors.iter().map(|entry| entry.name.as_str()).collect();
-    let kept = from
+    let unchanged = from
         .tensors
         .iter()
         .filter(|tensor| !named.contains(tensor.name.as_str()));
-    let mut tensors: Vec<Tensor> = kept.cloned().collect();
+    let mut tensors: Vec<Tensor> = unchanged.cloned().collect();
     for entry in &index.tensors {
         let Some(tensor) = &entry.change else { continue };
         let before = if reverse { Some(tensor.result) } else { tensor.base };
@@ -47,8 +47,8 @@ pub(super) fn check(opened: &OpenDelta<'_>, from: &ContentIndex, reverse: bool) 
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let named: BTreeSet<&str> = index.files.iter().map(|entry| entry.name.as_str()).collect();
-    let kept = from.files.iter().filter(|file| !named.contains(file.name.as_str()));
-    let mut files: Vec<File> = kept.cloned().collect();
+    let unchanged = from.files.iter().filter(|file| !named.contains(file.name.as_str()));
+    let mut files: Vec<File> = unchanged.cloned().collect();
     for entry in &index.files {
         let Some(file) = &entry.change else { continue };
         files.push(File {

@@ -33,7 +33,7 @@ const FORMAT_VERSION: u32 = 1;
 pub struct FrameRange<'a> {
     pub name: &'a str,
     pub dtype: Dtype,
-    /// Of the whole tensor.
+    /// Shape of the full tensor.
     pub shape: &'a [usize],
     pub frames: Range<usize>,
     /// Their byte range in the tensor.
@@ -84,12 +84,12 @@ pub fn partition<'a>(
     Ok(ranges)
 }
 
-/// Consecutive whole frames of a tensor, before and after the step.
+/// Consecutive, complete frames of a tensor, before and after the step.
 #[derive(Debug, Clone, Copy)]
 pub struct FrameSpan<'a> {
     pub name: &'a str,
     pub dtype: Dtype,
-    /// Of the whole tensor.
+    /// Shape of the full tensor.
     pub shape: &'a [usize],
     pub first_frame: usize,
     /// Bytes of the frames before the step.

@@ -63,9 +63,9 @@ pub(super) fn best() -> Isa {
     static BEST: OnceLock<Isa> = OnceLock::new();
     *BEST.get_or_init(|| {
         let available = available();
-        let asked = Isa::best();
-        let wanted = if asked == Isa::Avx512Bf16 { Isa::Avx512 } else { asked };
-        let found = available.iter().rev().find(|&&isa| isa as u8 <= wanted as u8);
+        let best = Isa::best();
+        let limit = if best == Isa::Avx512Bf16 { Isa::Avx512 } else { best };
+        let found = available.iter().rev().find(|&&isa| isa as u8 <= limit as u8);
         found.copied().unwrap_or(Isa::Portable)
     })
 }
@@ -100,7 +100,7 @@ type Masks = [u64; BUCKETS_MAX];
 /// For each bucket, how many of a batch's weights are in it.
 type Counts = [u16; BUCKETS_MAX];
 
-/// Operations on one block that the compiler does not vectorise well.
+/// Operations on one block that the compiler does not vectorize well.
 trait Simd: Copy {
     /// [`Masks`] in registers.
     type Masks: Copy;
@@ -112,7 +112,7 @@ trait Simd: Copy {
     /// Position of the set bit of `word` with `rank` set bits below it. `word` has more than
     /// `rank`.
     fn select(self, word: u64, rank: u64) -> u32;
-    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], buckets: &Table) -> Self::Masks;
+    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], table: &BucketTable) -> Self::Masks;
     fn store(self, masks: Self::Masks, to: &mut Masks);
     fn load(self, masks: &Masks) -> Self::Masks;
     fn no_counts(self) -> Self::Counts;
@@ -122,10 +122,10 @@ trait Simd: Copy {
 }
 
 /// [`Buckets`] in the forms that the loops need.
-struct Table {
+struct BucketTable {
     count: usize,
-    /// By key.
-    bucket: [u8; 256],
+    /// By key: its bucket.
+    bucket_of: [u8; 256],
     /// By key: the bucket's four bits, and above them the same inverted.
     #[cfg_attr(
         not(target_arch = "x86_64"),
@@ -137,17 +137,17 @@ struct Table {
     limits: [u8; BUCKETS_MAX - 1],
 }
 
-impl Table {
-    fn of(buckets: &Buckets) -> Self {
+impl BucketTable {
+    fn new(buckets: &Buckets) -> Self {
         let mut limits = [255; BUCKETS_MAX - 1];
         for (limit, start) in limits.iter_mut().zip(&buckets.starts[..buckets.count - 1]) {
             *limit = start - 1;
         }
-        let bucket = buckets.of_keys();
-        Table {
+        let bucket_of = buckets.of_keys();
+        BucketTable {
             count: buckets.count,
-            bucket,
-            planes: bucket.map(|bucket| bucket | (bucket ^ 15) << 4),
+            bucket_of,
+            planes: bucket_of.map(|bucket| bucket | (bucket ^ 15) << 4),
             limits,
         }
     }
@@ -166,7 +166,8 @@ macro_rules! for_each_isa {
             fn avx2<const W: usize>($($arg: $type),*) $(-> $result)? { $body::<W, _>(x86::Avx2::enabled(), $($arg),*) }
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: `available` names AVX-512 only if the machine has all that is enabled above.
+                // SAFETY: `available` names AVX-512 only if the machine has all that is enabled
+                // above.
                 Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512::<W>($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `available` names AVX2 only if the machine has all that is enabled above.
@@ -222,12 +223,12 @@ struct Batch {
     masks: [Masks; BATCH],
     /// By block and bucket: how many were in the batch's earlier blocks.
     before: [Counts; BATCH],
-    /// By bucket: how many are in the whole batch.
-    all: Counts,
+    /// By bucket: how many are in the batch.
+    totals: Counts,
 }
 
 #[inline(always)]
-fn differing_body<const W: usize, X: Simd>(simd: X, old: &[u8], new: &[u8], out: &mut Vec<u32>) {
+fn differing_body<const W: usize, S: Simd>(simd: S, old: &[u8], new: &[u8], out: &mut Vec<u32>) {
     let (old, new) = (old.as_chunks::<W>().0, new.as_chunks::<W>().0);
     let ((old, old_rest), (new, new_rest)) = (old.as_chunks::<BLOCK>(), new.as_chunks::<BLOCK>());
     let mut first = 0u32;
@@ -262,51 +263,51 @@ fn differing_body<const W: usize, X: Simd>(simd: X, old: &[u8], new: &[u8], out:
 }
 
 #[inline(always)]
-fn ranks_body<const W: usize, X: Simd>(
-    simd: X,
+fn ranks_body<const W: usize, S: Simd>(
+    simd: S,
     weights: &[u8],
     buckets: &Buckets,
     mut indices: &[u32],
     out: &mut Vec<Ranked>,
 ) {
-    let table = Table::of(buckets);
+    let table = BucketTable::new(buckets);
     let blocks = Blocks::<W>::of(weights);
     let mut batch = Batch::default();
     // counts of the frame before the batch
     let mut seen = [0; BUCKETS_MAX];
     for begin in (0..blocks.count).step_by(BATCH) {
         let mut counts = simd.no_counts();
-        for n in begin..blocks.count.min(begin + BATCH) {
-            let masks = simd.masks(blocks.at(n).0, &table);
-            simd.store(masks, &mut batch.masks[n - begin]);
-            simd.store_counts(counts, &mut batch.before[n - begin]);
+        for block in begin..blocks.count.min(begin + BATCH) {
+            let masks = simd.masks(blocks.at(block).0, &table);
+            simd.store(masks, &mut batch.masks[block - begin]);
+            simd.store_counts(counts, &mut batch.before[block - begin]);
             counts = simd.add_counts(counts, masks);
         }
         let end = ((begin + BATCH) * BLOCK) as u32;
         while let Some((&index, rest)) = indices.split_first()
             && index < end
         {
-            let (n, bit) = (index as usize / BLOCK - begin, index % BLOCK as u32);
-            let bucket = table.bucket[usize::from(key(at::<W>(weights, index)))];
-            let c = usize::from(bucket) % BUCKETS_MAX;
-            let below = (batch.masks[n % BATCH][c] & ((1u64 << bit) - 1)).count_ones();
+            let (block, bit) = (index as usize / BLOCK - begin, index % BLOCK as u32);
+            let number = table.bucket_of[usize::from(key(at::<W>(weights, index)))];
+            let bucket = usize::from(number) % BUCKETS_MAX;
+            let below = (batch.masks[block % BATCH][bucket] & ((1u64 << bit) - 1)).count_ones();
             out.push(Ranked {
                 index,
-                bucket,
-                rank: seen[c] + u32::from(batch.before[n % BATCH][c]) + below,
+                bucket: number,
+                rank: seen[bucket] + u32::from(batch.before[block % BATCH][bucket]) + below,
             });
             indices = rest;
         }
-        simd.store_counts(counts, &mut batch.all);
-        for (seen, &all) in seen.iter_mut().zip(&batch.all) {
-            *seen += u32::from(all);
+        simd.store_counts(counts, &mut batch.totals);
+        for (seen, &total) in seen.iter_mut().zip(&batch.totals) {
+            *seen += u32::from(total);
         }
     }
 }
 
 #[inline(always)]
-fn locate_body<const W: usize, X: Simd>(
-    simd: X,
+fn locate_body<const W: usize, S: Simd>(
+    simd: S,
     weights: &[u8],
     buckets: &Buckets,
     mut overrides: &[Override],
@@ -314,7 +315,7 @@ fn locate_body<const W: usize, X: Simd>(
     first: &[usize; BUCKETS_MAX + 1],
     out: &mut Vec<(u32, u32)>,
 ) {
-    let table = Table::of(buckets);
+    let table = BucketTable::new(buckets);
     let mut cursors = *first;
     let blocks = Blocks::<W>::of(weights);
     let mut batch = Batch::default();
@@ -323,49 +324,47 @@ fn locate_body<const W: usize, X: Simd>(
     for begin in (0..blocks.count).step_by(BATCH) {
         let end = blocks.count.min(begin + BATCH);
         let mut counts = simd.no_counts();
-        for n in begin..end {
-            let (block, valid) = blocks.at(n);
-            let mut masks = simd.masks(block, &table);
-            let start = (n * BLOCK) as u32;
-            if valid != u64::MAX
-                || overrides
-                    .first()
-                    .is_some_and(|overrides| overrides.index < start + BLOCK as u32)
-            {
-                let mut numbers = [0; BUCKETS_MAX];
-                simd.store(masks, &mut numbers);
-                recount(&mut numbers, &mut overrides, start, valid);
-                masks = simd.load(&numbers);
+        for block in begin..end {
+            let (weights, valid) = blocks.at(block);
+            let mut masks = simd.masks(weights, &table);
+            let start = (block * BLOCK) as u32;
+            if valid != u64::MAX || overrides.first().is_some_and(|next| next.index < start + BLOCK as u32) {
+                let mut words = [0; BUCKETS_MAX];
+                simd.store(masks, &mut words);
+                apply_overrides(&mut words, &mut overrides, start, valid);
+                masks = simd.load(&words);
             }
-            simd.store(masks, &mut batch.masks[n - begin]);
-            simd.store_counts(counts, &mut batch.before[n - begin]);
+            simd.store(masks, &mut batch.masks[block - begin]);
+            simd.store_counts(counts, &mut batch.before[block - begin]);
             counts = simd.add_counts(counts, masks);
         }
         for before in &mut batch.before[end - begin..] {
             *before = [u16::MAX; BUCKETS_MAX];
         }
-        simd.store_counts(counts, &mut batch.all);
-        for c in 0..BUCKETS_MAX {
-            let until = seen[c] + u32::from(batch.all[c]);
-            let ranks = wanted.get(cursors[c]..first[c + 1]).unwrap_or_default();
+        simd.store_counts(counts, &mut batch.totals);
+        for bucket in 0..BUCKETS_MAX {
+            let end_rank = seen[bucket] + u32::from(batch.totals[bucket]);
+            let ranks = wanted.get(cursors[bucket]..first[bucket + 1]).unwrap_or_default();
             let mut found = 0;
             for &rank in ranks {
-                if rank >= until {
+                if rank >= end_rank {
                     break;
                 }
                 // branchless binary search for the last block that begins at or before the rank
-                let rank = (rank - seen[c]) as u16;
-                let mut n = 0;
+                let rank = (rank - seen[bucket]) as u16;
+                let mut block = 0;
                 for step in [16, 8, 4, 2, 1] {
-                    n += step * usize::from(batch.before[(n + step) % BATCH][c] <= rank);
+                    block += step * usize::from(batch.before[(block + step) % BATCH][bucket] <= rank);
                 }
-                let n = n % BATCH;
-                let bit = simd.select(batch.masks[n][c], u64::from(rank - batch.before[n][c]));
-                out.push((((begin + n) * BLOCK) as u32 + bit, (cursors[c] + found) as u32));
+                let block = block % BATCH;
+                let rank = u64::from(rank - batch.before[block][bucket]);
+                let bit = simd.select(batch.masks[block][bucket], rank);
+                let index = ((begin + block) * BLOCK) as u32 + bit;
+                out.push((index, (cursors[bucket] + found) as u32));
                 found += 1;
             }
-            cursors[c] += found;
-            seen[c] = until;
+            cursors[bucket] += found;
+            seen[bucket] = end_rank;
         }
     }
 }
@@ -374,7 +373,7 @@ const _: () = assert!(BATCH == 32, "the binary search takes five steps");
 
 /// Applies overrides to a block's masks, and keeps only `valid` weights.
 #[inline(always)]
-fn recount(masks: &mut Masks, overrides: &mut &[Override], start: u32, valid: u64) {
+fn apply_overrides(masks: &mut Masks, overrides: &mut &[Override], start: u32, valid: u64) {
     while let Some((&Override { index, bucket }, rest)) = overrides.split_first()
         && index < start + BLOCK as u32
     {
@@ -392,32 +391,32 @@ fn recount(masks: &mut Masks, overrides: &mut &[Override], start: u32, valid: u6
 
 /// The weights of a frame in blocks. The last one is padded.
 struct Blocks<'a, const W: usize> {
-    whole: &'a [[[u8; W]; BLOCK]],
+    full: &'a [[[u8; W]; BLOCK]],
     last: [[u8; W]; BLOCK],
     /// Weights in the last block. 0: there is no partial block.
-    rest: usize,
+    last_weights: usize,
     count: usize,
 }
 
 impl<'a, const W: usize> Blocks<'a, W> {
     fn of(weights: &'a [u8]) -> Self {
-        let (whole, rest) = weights.as_chunks::<W>().0.as_chunks::<BLOCK>();
+        let (full, rest) = weights.as_chunks::<W>().0.as_chunks::<BLOCK>();
         let mut last = [[0; W]; BLOCK];
         last[..rest.len()].copy_from_slice(rest);
         Blocks {
-            whole,
+            full,
             last,
-            rest: rest.len(),
-            count: whole.len() + usize::from(!rest.is_empty()),
+            last_weights: rest.len(),
+            count: full.len() + usize::from(!rest.is_empty()),
         }
     }
 
-    /// Block `n`, and the bits of its actual weights.
+    /// Block `index`, and the bits of its actual weights.
     #[inline(always)]
-    fn at(&self, n: usize) -> (&[[u8; W]; BLOCK], u64) {
-        match self.whole.get(n) {
+    fn at(&self, index: usize) -> (&[[u8; W]; BLOCK], u64) {
+        match self.full.get(index) {
             Some(block) => (block, u64::MAX),
-            None => (&self.last, (1 << self.rest) - 1),
+            None => (&self.last, (1 << self.last_weights) - 1),
         }
     }
 }

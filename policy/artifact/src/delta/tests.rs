@@ -8,24 +8,24 @@ use crate::tensor::TensorData;
 
 /// `sample` after a step that touches every kind of change.
 fn changed() -> Checkpoint {
-    let mut image = sample();
-    let weight = image.tensors.get_mut("a.weight").unwrap();
+    let mut checkpoint = sample();
+    let weight = checkpoint.tensors.get_mut("a.weight").unwrap();
     let mut bytes = weight.bytes.to_vec();
     bytes[4] ^= 0x80; // another NaN payload
     bytes[3] ^= 0x80; // −0.0 becomes 0.0
     weight.bytes = bytes.into();
-    image.tensors.remove("b.scalar");
-    let shape = image.tensors.get_mut("c.empty").unwrap();
+    checkpoint.tensors.remove("b.scalar");
+    let shape = checkpoint.tensors.get_mut("c.empty").unwrap();
     shape.shape = vec![7, 0];
     let noise: Vec<u8> = (0..600u32).map(|i| ((i * i * 7) >> 3) as u8).collect();
     let added = TensorData::new(Dtype::U8, vec![600], noise).unwrap();
-    image.tensors.insert("e.added".into(), added);
+    checkpoint.tensors.insert("e.added".into(), added);
     let zeros = TensorData::new(Dtype::F32, vec![10, 10], vec![0; 400]).unwrap();
-    image.tensors.insert("f.zeros".into(), zeros);
-    image.files.insert("config.json".into(), "{\"a\": 1}".into());
-    image.files.remove("empty.txt");
-    image.files.insert("new.txt".into(), vec![b'a'; 500].into());
-    image
+    checkpoint.tensors.insert("f.zeros".into(), zeros);
+    checkpoint.files.insert("config.json".into(), "{\"a\": 1}".into());
+    checkpoint.files.remove("empty.txt");
+    checkpoint.files.insert("new.txt".into(), vec![b'a'; 500].into());
+    checkpoint
 }
 
 /// Weights like a model's, before and after a step that moves about `share` of them by one ulp.
@@ -47,7 +47,7 @@ fn step(weights: usize, share: f64) -> (Checkpoint, Checkpoint) {
         };
         result.extend(bits.wrapping_add(step).to_le_bytes());
     }
-    let image = |bytes: Vec<u8>| Checkpoint {
+    let checkpoint = |bytes: Vec<u8>| Checkpoint {
         tensors: [(
             "w".to_string(),
             TensorData::new(Dtype::BF16, vec![weights], bytes).unwrap(),
@@ -55,7 +55,7 @@ fn step(weights: usize, share: f64) -> (Checkpoint, Checkpoint) {
         .into(),
         ..Checkpoint::default()
     };
-    (image(base), image(result))
+    (checkpoint(base), checkpoint(result))
 }
 
 mod any;
@@ -130,7 +130,7 @@ fn noise(seed: u8, bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_delta_of_one_percent_of_the_weights_is_a_hundred_and_fiftieth_of_the_image() {
+fn changing_one_percent_of_the_weights_gives_a_delta_of_a_150th_of_the_checkpoint() {
     let (base, result) = step(400_000, 0.01);
     let delta = encode(&base, &result).unwrap();
     assert_eq!(apply(&base, &delta).unwrap(), result);
@@ -142,7 +142,7 @@ fn a_delta_of_one_percent_of_the_weights_is_a_hundred_and_fiftieth_of_the_image(
 }
 
 #[test]
-fn a_dense_change_is_never_larger_than_the_image_by_more_than_the_index() {
+fn a_dense_change_is_never_larger_than_the_checkpoint_by_more_than_the_index() {
     for share in [0.1, 0.5, 1.0] {
         let (base, result) = step(50_000, share);
         let delta = encode(&base, &result).unwrap();
@@ -156,7 +156,7 @@ fn a_dense_change_is_never_larger_than_the_image_by_more_than_the_index() {
 }
 
 #[test]
-fn a_delta_of_weights_alone_runs_back_and_others_say_that_they_do_not() {
+fn only_deltas_that_change_weights_alone_are_reversible() {
     for share in [0.0, 0.001, 0.05, 0.9] {
         let (base, result) = step(70_001, share);
         let delta = encode(&base, &result).unwrap();
@@ -184,7 +184,7 @@ fn a_delta_of_weights_alone_runs_back_and_others_say_that_they_do_not() {
 }
 
 #[test]
-fn the_way_back_may_be_cut_off_and_nothing_else() {
+fn only_the_reverse_section_may_be_missing() {
     let (base, result) = lean(50_000);
     let delta = encode(&base, &result).unwrap();
     let reverse_bytes = u64::from_le_bytes(delta[96..104].try_into().unwrap()) as usize;
@@ -226,7 +226,7 @@ fn some_change<const W: usize>() -> (Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn every_kind_of_instruction_makes_the_same_frame_and_follows_it_both_ways() {
+fn every_instruction_set_encodes_and_decodes_the_same_frame() {
     fn all<const W: usize>() {
         let (old, new) = some_change::<W>();
         let mut first = None;
@@ -260,11 +260,11 @@ fn every_kind_of_instruction_makes_the_same_frame_and_follows_it_both_ways() {
 }
 
 #[test]
-fn a_patch_is_written_again_and_taken_back_from_wherever_a_write_stopped() {
+fn a_patch_is_repeated_and_reverted_after_an_interrupted_write() {
     let (base, result) = step(3000, 0.05);
     let delta = encode(&base, &result).unwrap();
     let (old, new) = (&base.tensors["w"].bytes, &result.tensors["w"].bytes);
-    let patch = Patch::of(&base, base.root(), &delta, &ONE).unwrap();
+    let patch = Patch::decode(&base, base.root(), &delta, &ONE).unwrap();
     assert_eq!(patch.weights(), stats(&base, &result).changed_weights);
     assert_eq!(patch.tensors().collect::<Vec<_>>(), ["w"]);
     for stopped in (0..=old.len()).step_by(50) {
@@ -280,15 +280,15 @@ fn a_patch_is_written_again_and_taken_back_from_wherever_a_write_stopped() {
         assert_eq!(patch.state("w", &reverse).unwrap(), PatchState::Base);
     }
     let torn = [&new[..3000], &old[3000..]].concat();
-    assert_eq!(patch.state("w", &torn).unwrap(), PatchState::Between);
+    assert_eq!(patch.state("w", &torn).unwrap(), PatchState::Neither);
     assert!(patch.write("w", &mut [0; 8]).is_err());
-    // a base with that root but other bytes
-    let wrong = Patch::of(&result, base.root(), &delta, &ONE).unwrap_err();
+    // a base with that content hash but other bytes
+    let wrong = Patch::decode(&result, base.root(), &delta, &ONE).unwrap_err();
     assert!(matches!(wrong, Error::Malformed(_)), "{wrong}");
 }
 
 #[test]
-fn a_slice_is_followed_alone_and_a_broken_frame_of_it_is_left_as_it_was() {
+fn a_slice_is_updated_alone_and_a_broken_frame_stays_unchanged() {
     let (base, result) = lean(2 * FRAME_WEIGHTS + 5000);
     let delta = encode(&base, &result).unwrap();
     let slices = FrameReader::open(&delta).unwrap();
@@ -321,12 +321,15 @@ fn every_wrong_base_of_a_chain_is_refused() {
     }
     for to in 1..chain.len() {
         let delta = encode(&chain[to - 1], &chain[to]).unwrap();
-        for (from, image) in chain.iter().enumerate() {
-            let refused = matches!(apply(image, &delta), Err(Error::WrongBase { .. }));
+        for (from, checkpoint) in chain.iter().enumerate() {
+            let refused = matches!(apply(checkpoint, &delta), Err(Error::WrongBase { .. }));
             assert_eq!(refused, from != to - 1);
-            let refused = matches!(super::apply_reverse(image, &delta, &ONE), Err(Error::WrongBase { .. }));
+            let refused = matches!(
+                super::apply_reverse(checkpoint, &delta, &ONE),
+                Err(Error::WrongBase { .. })
+            );
             assert_eq!(refused, from != to);
-            let refused = Patch::of(image, image.root(), &delta, &ONE).is_err();
+            let refused = Patch::decode(checkpoint, checkpoint.root(), &delta, &ONE).is_err();
             assert_eq!(refused, from != to - 1);
         }
     }
@@ -350,8 +353,8 @@ fn every_truncation_and_extension_is_refused() {
         let delta = encode(&base, &result).unwrap();
         let reverse_bytes = u64::from_le_bytes(delta[96..104].try_into().unwrap()) as usize;
         for length in 0..delta.len() {
-            let whole = reverse_bytes > 0 && length == delta.len() - reverse_bytes;
-            assert_eq!(apply(&base, &delta[..length]).is_ok(), whole, "{length}");
+            let complete = reverse_bytes > 0 && length == delta.len() - reverse_bytes;
+            assert_eq!(apply(&base, &delta[..length]).is_ok(), complete, "{length}");
         }
         assert!(apply(&base, &[&delta[..], &[0]].concat()).is_err());
     }
@@ -415,7 +418,7 @@ fn a_result_over_the_limit_is_refused_before_it_is_made() {
 }
 
 #[test]
-fn an_image_whose_bytes_do_not_fill_its_shapes_is_not_coded() {
+fn a_checkpoint_whose_bytes_do_not_fill_its_shapes_is_not_coded() {
     let mut short = sample();
     short.tensors.get_mut("a.weight").unwrap().bytes = vec![0; 7].into();
     for (from, to) in [(&short, &sample()), (&sample(), &short)] {
@@ -461,9 +464,9 @@ fn the_reader_in_python_makes_the_same_bytes_both_ways() {
             Dtype::F32 => other,
             _ => [&old[..3000], &other[3000..3200], &old[3200..]].concat(),
         };
-        for (image, bytes) in [(&mut base, old), (&mut result, new)] {
+        for (checkpoint, bytes) in [(&mut base, old), (&mut result, new)] {
             let tensor = single(dtype, bytes).tensors.remove("w").unwrap();
-            image.tensors.insert(name.into(), tensor);
+            checkpoint.tensors.insert(name.into(), tensor);
         }
     }
     let delta = encode(&base, &result).unwrap();

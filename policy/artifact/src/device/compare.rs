@@ -1,6 +1,6 @@
-//! Compare and compact: a bit for each weight that differs, counted in chunks, the counts summed up
-//! to where each chunk's weights go, then indices and values written there. Only these leave the
-//! device.
+//! Finds the changed weights of a tensor. Kernels set a bit for each weight that differs, count the
+//! bits of each chunk, and sum the counts to get each chunk's position in the output. Then they
+//! write indices and values there. Only these leave the device.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use super::kernels::{self, CHUNK, Found, NOWHERE, RUN};
 use super::memory::Memory;
 use crate::delta::{Change, FRAME_WEIGHTS, is_sparse};
 
-/// Frames at once: bounds what is taken on the device beside the tensors, to an eighth of a byte
-/// for each of these weights and what the changed ones are. Tests cross its border.
+/// Frames per batch. It limits the extra memory on the device: a bit per weight of the batch, plus
+/// the changed weights. Tests use more frames than one batch has.
 const FRAMES: usize = if cfg!(test) { 2 } else { 128 };
 
 const _: () = assert!(CHUNK * RUN * RUN == FRAME_WEIGHTS);
@@ -37,32 +37,32 @@ pub(super) fn changes(
     Ok(found)
 }
 
-/// The frames within a part of the tensors that begins with one.
+/// The changes in a byte range of the tensors that begins with a frame.
 fn batch(
     driver: &Arc<dyn Driver>,
     width: usize,
     old: &Memory,
     new: &Memory,
-    at: Range<usize>,
+    byte_range: Range<usize>,
 ) -> Result<Vec<Change>, Error> {
-    let room = |bytes: usize| Memory::new(driver, bytes);
-    let weights = at.len() / width;
+    let allocate = |bytes: usize| Memory::new(driver, bytes);
+    let weights = byte_range.len() / width;
     let chunks = weights.div_ceil(CHUNK);
     let groups = chunks.div_ceil(RUN);
     let frames = groups.div_ceil(RUN);
-    let bits = room(chunks * CHUNK / 8)?;
-    let (by_chunk, by_group, by_frame) = (room(chunks * 4)?, room(groups * 4)?, room(frames * 4)?);
-    kernels::compare(width, old, new, at.clone(), &bits)?;
+    let bits = allocate(chunks * CHUNK / 8)?;
+    let (by_chunk, by_group, by_frame) = (allocate(chunks * 4)?, allocate(groups * 4)?, allocate(frames * 4)?);
+    kernels::compare(width, old, new, byte_range.clone(), &bits)?;
     kernels::count(&bits, chunks, &by_chunk)?;
     kernels::sum(&by_chunk, chunks, &by_group)?;
     kernels::sum(&by_group, groups, &by_frame)?;
 
     let counts: Vec<usize> = numbers(&by_frame.read(0..frames * 4)?).map(|n| n as usize).collect();
-    let frame_at = |frame: usize| {
-        let start = at.start + frame * FRAME_WEIGHTS * width;
-        start..at.end.min(start + FRAME_WEIGHTS * width)
+    let frame_range = |frame: usize| {
+        let start = byte_range.start + frame * FRAME_WEIGHTS * width;
+        start..byte_range.end.min(start + FRAME_WEIGHTS * width)
     };
-    let sparse = |frame: usize| is_sparse(counts[frame], frame_at(frame).len() / width);
+    let sparse = |frame: usize| is_sparse(counts[frame], frame_range(frame).len() / width);
     let mut total = 0;
     let mut starts = vec![];
     for (frame, &count) in counts.iter().enumerate() {
@@ -75,17 +75,17 @@ fn batch(
     }
     let (mut indices, mut values) = (vec![], vec![]);
     if total > 0 {
-        let (indices_room, values_room) = (room(total * 4)?, room(total * width)?);
+        let (indices_out, values_out) = (allocate(total * 4)?, allocate(total * width)?);
         let found = Found {
             bits: &bits,
             chunks,
             before_chunk: &by_chunk,
             before_group: &by_group,
-            starts: &Memory::of(driver, &starts)?,
+            starts: &Memory::upload(driver, &starts)?,
         };
-        kernels::collect(width, new, at.clone(), &found, total, &indices_room, &values_room)?;
-        indices = indices_room.read(0..total * 4)?;
-        values = values_room.read(0..total * width)?;
+        kernels::collect(width, new, byte_range.clone(), &found, total, &indices_out, &values_out)?;
+        indices = indices_out.read(0..total * 4)?;
+        values = values_out.read(0..total * width)?;
     }
     let mut indices = numbers(&indices);
     let mut values = values.chunks_exact(width).map(|value| {
@@ -98,7 +98,7 @@ fn batch(
         count if sparse(frame) => Ok(Change::Some(
             indices.by_ref().zip(values.by_ref()).take(count).collect(),
         )),
-        _ => Ok(Change::All(new.read(frame_at(frame))?)),
+        _ => Ok(Change::All(new.read(frame_range(frame))?)),
     };
     (0..frames).map(change).collect()
 }

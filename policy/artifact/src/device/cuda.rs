@@ -1,5 +1,5 @@
-//! [`Driver`] by CUDA: NVIDIA's driver and NVRTC, both loaded when a device is opened, so that the
-//! same program runs without them.
+//! [`Driver`] with CUDA. NVIDIA's driver and NVRTC are loaded when a device is opened, so the
+//! program also runs without them.
 
 #![expect(unsafe_code, reason = "calls the driver's C functions")]
 
@@ -13,25 +13,25 @@ use cudarc::nvrtc::Ptx;
 use super::driver::{BLOCK_THREADS, Driver};
 use super::{Error, kernels, nvrtc};
 
-/// Of the driver, as it writes them: 12.0.
+/// Oldest CUDA version of the driver, in its own notation: 12.0.
 const VERSION_MIN: i32 = 12_000;
-/// The legacy one: what others have asked for there is done before, also by PyTorch's.
+/// The legacy default stream. Work that others queued there, such as PyTorch, runs first.
 const DEFAULT_STREAM: sys::CUstream = std::ptr::null_mut();
 
 #[derive(Debug)]
 pub(super) struct Cuda {
     context: Arc<CudaContext>,
     kernels: HashMap<&'static str, CudaFunction>,
-    /// Whether allocations go in order with other work.
+    /// Whether allocations are ordered with other work on the stream.
     ordered: bool,
 }
 
 impl Cuda {
     pub fn open(ordinal: usize) -> Result<Self, Error> {
-        look()?;
+        check_libraries()?;
         result::init().map_err(failed("start CUDA"))?;
         let mut version = 0;
-        // SAFETY: the driver is loaded, and writes to a number that is there.
+        // SAFETY: the driver is loaded and writes to a valid variable.
         unsafe { sys::cuDriverGetVersion(&raw mut version) }
             .result()
             .map_err(failed("ask for the driver's version"))?;
@@ -51,7 +51,7 @@ impl Cuda {
         let context = CudaContext::new(ordinal).map_err(failed("open the GPU"))?;
         let (major, minor) = context
             .compute_capability()
-            .map_err(failed("ask what the GPU can do"))?;
+            .map_err(failed("ask for the GPU's compute capability"))?;
         if major < 8 {
             let name = context.name().unwrap_or_default();
             return Err(Error::TooOld { name, major, minor });
@@ -72,22 +72,23 @@ impl Cuda {
         })
     }
 
-    /// Everything is asked for in this context, whichever thread asks.
-    fn bound(&self) -> Result<(), Error> {
+    /// Every operation needs this context on the calling thread.
+    fn bind(&self) -> Result<(), Error> {
         self.context.bind_to_thread().map_err(failed("use the GPU"))
     }
 }
 
-/// Names all that is missing at once.
-fn look() -> Result<(), Error> {
+/// Returns an error that names all missing libraries.
+fn check_libraries() -> Result<(), Error> {
     let mut missing = vec![];
-    // SAFETY: loads the driver's library by name and lets it go again, which does nothing until it is started.
+    // SAFETY: loads the driver's library by name and unloads it; it does nothing before it is
+    // started.
     if !unsafe { sys::is_culib_present() } {
         missing.push(
             "the NVIDIA driver (libcuda.so.1) is not found: install the driver of this machine's GPU, 525 or newer",
         );
     }
-    if !nvrtc::found() {
+    if !nvrtc::is_installed() {
         missing.push(
             "CUDA's compiler NVRTC (libnvrtc.so.12) is not found: install it (package cuda-nvrtc-12-9, or `make nvrtc` \
              fetches it into .nvrtc) and name its folder in LD_LIBRARY_PATH",
@@ -120,53 +121,54 @@ impl Driver for Cuda {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, Error> {
-        self.bound()?;
+        self.bind()?;
         let address = if self.ordered {
-            // SAFETY: the default stream is always there; all work with the memory is asked for on it.
+            // SAFETY: the default stream always exists, and all work with the memory runs on it.
             unsafe { result::malloc_async(DEFAULT_STREAM, bytes) }
         } else {
             // SAFETY: the context is bound to this thread.
             unsafe { result::malloc_sync(bytes) }
         };
-        address.map_err(failed("take memory of the GPU"))
+        address.map_err(failed("allocate memory on the GPU"))
     }
 
     unsafe fn free(&self, address: u64) {
-        let freed = self.bound().and_then(|()| {
+        let freed = self.bind().and_then(|()| {
             let freed = if self.ordered {
-                // SAFETY: `allocate` took it on the same stream; the caller gives it once.
+                // SAFETY: allocated on the same stream; the caller frees it once.
                 unsafe { result::free_async(address, DEFAULT_STREAM) }
             } else {
-                // SAFETY: `allocate` took it; the caller gives it once. It waits for what is still asked for.
+                // SAFETY: from `allocate`; the caller frees it once. This call waits for queued
+                // work.
                 unsafe { result::free_sync(address) }
             };
-            freed.map_err(failed("give memory of the GPU back"))
+            freed.map_err(failed("free memory on the GPU"))
         });
         if let Err(error) = freed {
-            tracing::warn!(%error, "memory of the GPU is lost");
+            tracing::warn!(%error, "memory on the GPU leaked");
         }
     }
 
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<(), Error> {
-        self.bound()?;
-        // SAFETY: the caller's. The copy has read `from` when it returns.
+        self.bind()?;
+        // SAFETY: as promised by the caller. The call returns after reading `from`.
         unsafe { result::memcpy_htod_sync(to, from) }.map_err(failed("copy to the GPU"))
     }
 
     unsafe fn read(&self, from: u64, to: &mut [u8]) -> Result<(), Error> {
-        self.bound()?;
-        // SAFETY: the caller's. The copy is done when it returns.
+        self.bind()?;
+        // SAFETY: as promised by the caller. The call returns after the copy.
         unsafe { result::memcpy_dtoh_sync(to, from) }.map_err(failed("copy from the GPU"))
     }
 
     unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
-        self.bound()?;
-        // SAFETY: the caller's.
+        self.bind()?;
+        // SAFETY: as promised by the caller.
         unsafe { result::memcpy_dtod_async(to, from, bytes, DEFAULT_STREAM) }.map_err(failed("copy within the GPU"))
     }
 
     unsafe fn launch(&self, kernel: &'static str, blocks: u32, arguments: &[u64]) -> Result<(), Error> {
-        self.bound()?;
+        self.bind()?;
         let function = self.kernels.get(kernel).ok_or_else(|| Error::Driver {
             action: "launch a kernel",
             reason: format!("`{kernel}` is not known"),
@@ -176,7 +178,8 @@ impl Driver for Cuda {
             .map(|argument| std::ptr::from_ref(argument).cast_mut().cast())
             .collect();
         let (grid, block) = ((blocks, 1, 1), (BLOCK_THREADS, 1, 1));
-        // SAFETY: the arguments are as many as the kernel's and are read before this returns; the rest is the caller's.
+        // SAFETY: the number of arguments is the kernel's, and they are read before this returns;
+        // the caller promises the rest.
         unsafe { result::launch_kernel(function.cu_function(), grid, block, 0, DEFAULT_STREAM, &mut arguments) }
             .map_err(|error| Error::Driver {
                 action: "launch a kernel",
@@ -185,8 +188,8 @@ impl Driver for Cuda {
     }
 
     fn finish(&self) -> Result<(), Error> {
-        self.bound()?;
-        // SAFETY: the default stream is always there.
+        self.bind()?;
+        // SAFETY: the default stream always exists.
         unsafe { result::stream::synchronize(DEFAULT_STREAM) }.map_err(failed("wait for the GPU"))
     }
 }
@@ -197,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_gpu_says_what_to_install() {
-        // SAFETY: as in `look`.
+        // SAFETY: as in `check_libraries`.
         let driver = unsafe { sys::is_culib_present() };
         match Cuda::open(0) {
             Ok(_) => assert!(driver),

@@ -1,9 +1,6 @@
-//! XXH3-128 of frames where they are: of eight threads each, and all frames at once.
+//! XXH3-128 of frames on the device: all frames in one launch, with eight threads per frame.
 
-#![expect(
-    unsafe_code,
-    reason = "frames are named by their addresses, which are asked for here"
-)]
+#![expect(unsafe_code, reason = "the kernel gets addresses of frames, which are checked here")]
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,107 +19,111 @@ pub(super) type Part<'a> = (&'a Arc<Memory>, Range<usize>);
 pub(super) struct Hashes {
     count: usize,
     long: Option<Long>,
-    /// Too short for the kernel: a few bytes, which are read. With their places among all.
+    /// Parts that are too short for the kernel, with their positions. The CPU hashes them.
     short: Vec<(usize, Arc<Memory>, Range<usize>)>,
 }
 
 #[derive(Debug)]
 struct Long {
-    /// Their places among all.
-    places: Vec<usize>,
+    /// Their positions among all parts.
+    positions: Vec<usize>,
     /// Addresses and lengths.
     frames: Memory,
-    lanes: Memory,
+    accumulators: Memory,
     digests: Memory,
-    /// Kept for as long as their addresses are used.
+    /// Keeps the memory allocated while its addresses are used.
     #[expect(dead_code, reason = "held, not read")]
     tensors: Vec<Arc<Memory>>,
 }
 
 impl Hashes {
-    pub fn of<'a>(driver: &Arc<dyn Driver>, parts: impl Iterator<Item = Part<'a>>) -> Result<Self, Error> {
-        let (mut frames, mut places, mut tensors, mut short) = (vec![], vec![], vec![], vec![]);
+    pub fn new<'a>(driver: &Arc<dyn Driver>, parts: impl Iterator<Item = Part<'a>>) -> Result<Self, Error> {
+        let (mut frames, mut positions, mut tensors, mut short) = (vec![], vec![], vec![], vec![]);
         let mut count = 0;
-        for (place, (tensor, at)) in parts.enumerate() {
-            count = place + 1;
-            if at.len() < HASHED_BYTES_MIN {
-                short.push((place, tensor.clone(), at));
+        for (position, (tensor, range)) in parts.enumerate() {
+            count = position + 1;
+            if range.len() < HASHED_BYTES_MIN {
+                short.push((position, tensor.clone(), range));
                 continue;
             }
-            for number in [tensor.address(at.clone())?, at.len() as u64] {
+            for number in [tensor.address(range.clone())?, range.len() as u64] {
                 frames.extend(number.to_le_bytes());
             }
-            places.push(place);
+            positions.push(position);
             tensors.push(tensor.clone());
         }
-        let long = if places.is_empty() {
+        let long = if positions.is_empty() {
             None
         } else {
             Some(Long {
-                frames: Memory::of(driver, &frames)?,
-                lanes: Memory::new(driver, places.len() * 64)?,
-                digests: Memory::new(driver, places.len() * 16)?,
-                places,
+                frames: Memory::upload(driver, &frames)?,
+                accumulators: Memory::new(driver, positions.len() * 64)?,
+                digests: Memory::new(driver, positions.len() * 16)?,
+                positions,
                 tensors,
             })
         };
         Ok(Hashes { count, long, short })
     }
 
-    /// Of the parts as they are now, in their order.
+    /// The digests of the parts as they are now, in order.
     pub fn digests(&self) -> Result<Vec<u128>, Error> {
-        let mut all = vec![0; self.count];
+        let mut result = vec![0; self.count];
         if let Some(Long {
-            places,
+            positions,
             frames,
-            lanes,
+            accumulators,
             digests,
             ..
         }) = &self.long
         {
-            // SAFETY: the addresses were asked for with their lengths, none of them short, and the tensors are held.
-            unsafe { kernels::hash(frames, places.len(), lanes, digests)? };
-            let bytes = digests.read(0..places.len() * 16)?;
-            for (&place, &digest) in places.iter().zip(bytes.as_chunks::<16>().0) {
-                all[place] = u128::from_le_bytes(digest);
+            // SAFETY: addresses and lengths were checked, no part is too short, and `tensors` keeps
+            // the memory.
+            unsafe { kernels::hash(frames, positions.len(), accumulators, digests)? };
+            let bytes = digests.read(0..positions.len() * 16)?;
+            for (&position, &digest) in positions.iter().zip(bytes.as_chunks::<16>().0) {
+                result[position] = u128::from_le_bytes(digest);
             }
         }
-        for (place, tensor, at) in &self.short {
-            all[*place] = digest(&tensor.read(at.clone())?);
+        for (position, tensor, range) in &self.short {
+            result[*position] = digest(&tensor.read(range.clone())?);
         }
-        Ok(all)
+        Ok(result)
     }
 }
 
-/// The frames that a patch touches, and what they are in base and result.
+/// The frames that a patch changes, with their digests in base and result.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(super) struct PatchFrames {
     hashes: Hashes,
-    ends: Vec<[u128; 2]>,
+    /// Digests in the base and in the result.
+    expected: Vec<[u128; 2]>,
 }
 
-impl Frames {
-    pub fn of(driver: &Arc<dyn Driver>, touched: &[(&Arc<Memory>, &Piece)]) -> Result<Self, Error> {
-        let parts = touched.iter().map(|&(tensor, piece)| (tensor, piece.at.clone()));
-        let ends = touched.iter().map(|(_, piece)| [piece.frame.base, piece.frame.result]);
-        Ok(Frames {
-            hashes: Hashes::of(driver, parts)?,
-            ends: ends.collect(),
+impl PatchFrames {
+    pub fn new(driver: &Arc<dyn Driver>, touched: &[(&Arc<Memory>, &Piece)]) -> Result<Self, Error> {
+        let parts = touched
+            .iter()
+            .map(|&(tensor, piece)| (tensor, piece.byte_range.clone()));
+        let expected = touched.iter().map(|(_, piece)| [piece.frame.base, piece.frame.result]);
+        Ok(PatchFrames {
+            hashes: Hashes::new(driver, parts)?,
+            expected: expected.collect(),
         })
     }
 
     pub fn state(&self) -> Result<PatchState, Error> {
         let digests = self.hashes.digests()?;
-        let is = |end: usize| {
+        let matches = |version: usize| {
             digests
                 .iter()
-                .zip(&self.ends)
-                .all(|(digest, ends)| *digest == ends[end])
+                .zip(&self.expected)
+                .all(|(digest, expected)| *digest == expected[version])
         };
-        Ok(match (is(0), is(1)) {
+        Ok(match (matches(0), matches(1)) {
             (true, _) => PatchState::Base,
             (_, true) => PatchState::Result,
-            _ => PatchState::Between,
+            _ => PatchState::Neither,
         })
     }
 }

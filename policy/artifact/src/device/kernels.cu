@@ -1,9 +1,10 @@
-// What a GPU does with deltas: finds which weights differ, writes new values into place, hashes frames. Compiled by NVRTC for the
-// GPU that is there (`cuda.rs`), and by a C++ compiler for tests, thread after thread (`tests/host.cpp`).
+// Kernels for deltas: find changed weights, write new values, hash frames. NVRTC compiles them for
+// the GPU (`cuda.rs`). Tests compile them as C++ and run one thread after the other
+// (`tests/host.cpp`).
 //
-// That is why a thread here works alone: no barrier, no shared memory, no call that speaks to other threads. What needs the
-// results of all threads is the next kernel. Every parameter takes eight bytes. Weights are their bits, as unsigned integers of
-// W bytes; addresses of weights are multiples of 16.
+// So threads do not communicate: no barriers, no shared memory, no warp functions. A step that needs
+// the results of all threads is another kernel. Every parameter has eight bytes. Weights are
+// unsigned integers of W bytes. Addresses of weights are multiples of 16.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -15,8 +16,8 @@ typedef unsigned long long u64;
 constexpr u64 FRAME = 1 << 20;       // weights
 constexpr u64 CHUNK = 1024;          // weights that a thread counts and collects
 constexpr u64 CHUNK_WORDS = CHUNK / 64;
-constexpr u64 RUN = 32;              // numbers that a thread sums up: chunks of a group, groups of a frame
-constexpr u64 NOWHERE = ~0ull;       // of a frame that is not collected
+constexpr u64 RUN = 32;              // numbers that a thread sums: chunks of a group, groups of a frame
+constexpr u64 NOWHERE = ~0ull;       // start of a frame that is not collected
 
 template <int W> struct Weight;
 template <> struct Weight<1> { typedef u8 type; };
@@ -24,10 +25,10 @@ template <> struct Weight<2> { typedef u16 type; };
 template <> struct Weight<4> { typedef u32 type; };
 template <> struct Weight<8> { typedef u64 type; };
 
-// Eight weights, read in pieces of 16 bytes where there are so many.
+// Eight weights, read 16 bytes at a time (8 if W is 1).
 template <int W> struct alignas(W == 1 ? 8 : 16) Eight { u64 words[W]; };
 
-// Bit i of byte `group` of `bits`: whether weight 8 · group + i differs. Groups beyond the last weight are zero.
+// Bit i of byte `group` of `bits`: weight 8 · group + i differs. Groups beyond the last weight are zero.
 template <int W>
 __device__ void compare(const u8 *__restrict__ old_bytes, const u8 *__restrict__ new_bytes, u64 weights, u64 groups, u8 *__restrict__ bits)
 {
@@ -53,7 +54,7 @@ __device__ void compare(const u8 *__restrict__ old_bytes, const u8 *__restrict__
     bits[group] = static_cast<u8>(differs);
 }
 
-// How many weights of each chunk differ.
+// Counts the differing weights of each chunk.
 extern "C" __global__ void count(const u64 *__restrict__ bits, u64 chunks, u32 *__restrict__ counts)
 {
     const u64 chunk = THREAD;
@@ -63,7 +64,7 @@ extern "C" __global__ void count(const u64 *__restrict__ bits, u64 chunks, u32 *
     counts[chunk] = differ;
 }
 
-// In runs of 32, each number becomes the sum of those before it in its run; the run's sum goes to `sums`.
+// In runs of 32, replaces each number by the sum of those before it in its run. The run's sum goes to `sums`.
 extern "C" __global__ void sum(u32 *__restrict__ numbers, u64 count, u32 *__restrict__ sums)
 {
     const u64 run = THREAD;
@@ -78,7 +79,7 @@ extern "C" __global__ void sum(u32 *__restrict__ numbers, u64 count, u32 *__rest
     sums[run] = before;
 }
 
-// Index in its frame and new value of each weight that differs, ascending. A frame's go to `starts[frame]` and on.
+// Writes index (in its frame) and new value of each differing weight, ascending, from `starts[frame]` on.
 template <int W>
 __device__ void collect(const u8 *__restrict__ new_bytes, const u64 *__restrict__ bits, const u32 *__restrict__ before_chunk,
                         const u32 *__restrict__ before_group, const u64 *__restrict__ starts, u64 chunks,
@@ -102,7 +103,7 @@ __device__ void collect(const u8 *__restrict__ new_bytes, const u64 *__restrict_
     }
 }
 
-// Writes values to their indices. A block does one run: the address of its frame, its first entry, how many it has.
+// Writes values to their indices. A block writes one run: address of its frame, first entry, number of entries.
 template <int W> __device__ void put(const u64 *__restrict__ runs, const u32 *__restrict__ indices, const u8 *__restrict__ values)
 {
     typedef typename Weight<W>::type T;
@@ -130,15 +131,15 @@ FOR_WIDTH(2)
 FOR_WIDTH(4)
 FOR_WIDTH(8)
 
-// XXH3-128 with seed 0 of inputs over 240 bytes (xxHash 0.8, doc/xxhash_spec.md). Its eight lanes read the same 64 bytes and
-// need nothing from each other until the end, so each is a thread.
+// XXH3-128 with seed 0 of inputs over 240 bytes (xxHash 0.8, doc/xxhash_spec.md). Its eight
+// accumulators are independent until the end, so each has a thread.
 
 constexpr u64 PRIME32_1 = 0x9E3779B1, PRIME32_2 = 0x85EBCA77, PRIME32_3 = 0xC2B2AE3D;
 constexpr u64 PRIME64_1 = 0x9E3779B185EBCA87, PRIME64_2 = 0xC2B2AE3D27D4EB4F, PRIME64_3 = 0x165667B19E3779F9;
 constexpr u64 PRIME64_4 = 0x85EBCA77C2B2AE63, PRIME64_5 = 0x27D4EB2F165667C5;
 constexpr u64 AVALANCHE = 0x165667919E3779F9;
 constexpr int STRIPE = 64;                  // bytes
-constexpr int BLOCK_STRIPES = 16;           // then the lanes are scrambled
+constexpr int BLOCK_STRIPES = 16;           // then the accumulators are scrambled
 constexpr int BLOCK = STRIPE * BLOCK_STRIPES;
 
 __constant__ u8 SECRET[192] = {
@@ -154,9 +155,9 @@ __constant__ u8 SECRET[192] = {
     0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 };
 
-__constant__ u64 LANES[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+__constant__ u64 INITIAL[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
 
-// Eight bytes from anywhere.
+// Eight bytes, little-endian, at any address.
 __device__ u64 read(const u8 *bytes)
 {
     u64 value = 0;
@@ -164,26 +165,26 @@ __device__ u64 read(const u8 *bytes)
     return value;
 }
 
-// What a stripe adds to a lane that reads `own`, and whose neighbour reads `other`.
+// What a stripe adds to an accumulator that reads `own` and whose neighbor reads `other`.
 __device__ u64 stripe(u64 own, u64 other, u64 key)
 {
     own ^= key;
     return other + (own & 0xffffffff) * (own >> 32);
 }
 
-// The lanes of each frame: (address, a multiple of 8; bytes, more than 240). Eight threads a frame.
-extern "C" __global__ void hash(const u64 *__restrict__ frames, u64 count, u64 *__restrict__ lanes)
+// The accumulators of each frame. `frames` has address (a multiple of 8) and bytes (over 240). Eight threads per frame.
+extern "C" __global__ void hash(const u64 *__restrict__ frames, u64 count, u64 *__restrict__ accumulators)
 {
     const u64 frame = THREAD / 8;
-    const int lane = static_cast<int>(THREAD % 8);
+    const int index = static_cast<int>(THREAD % 8);
     if (frame >= count) return;
     const u8 *bytes = reinterpret_cast<const u8 *>(frames[2 * frame]);
     const u64 length = frames[2 * frame + 1];
-    const u64 *own = reinterpret_cast<const u64 *>(bytes) + lane, *other = reinterpret_cast<const u64 *>(bytes) + (lane ^ 1);
+    const u64 *own = reinterpret_cast<const u64 *>(bytes) + index, *other = reinterpret_cast<const u64 *>(bytes) + (index ^ 1);
     u64 keys[BLOCK_STRIPES];
-    for (int i = 0; i < BLOCK_STRIPES; i++) keys[i] = read(SECRET + 8 * (i + lane));
-    const u64 scramble = read(SECRET + 192 - STRIPE + 8 * lane);
-    u64 value = LANES[lane];
+    for (int i = 0; i < BLOCK_STRIPES; i++) keys[i] = read(SECRET + 8 * (i + index));
+    const u64 scramble = read(SECRET + 192 - STRIPE + 8 * index);
+    u64 value = INITIAL[index];
     const u64 blocks = (length - 1) / BLOCK;
     for (u64 block = 0; block < blocks; block++) {
 #pragma unroll
@@ -197,28 +198,28 @@ extern "C" __global__ void hash(const u64 *__restrict__ frames, u64 count, u64 *
     for (int i = 0; i < BLOCK_STRIPES; i++) {
         if (i < rest) value += stripe(own[8 * i], other[8 * i], keys[i]);
     }
-    // the last 64 bytes, whatever was read of them
+    // the last 64 bytes, even if some were read before
     const u8 *last = bytes + length - STRIPE;
-    value += stripe(read(last + 8 * lane), read(last + 8 * (lane ^ 1)), read(SECRET + 192 - STRIPE - 7 + 8 * lane));
-    lanes[THREAD] = value;
+    value += stripe(read(last + 8 * index), read(last + 8 * (index ^ 1)), read(SECRET + 192 - STRIPE - 7 + 8 * index));
+    accumulators[THREAD] = value;
 }
 
-__device__ u64 merge(const u64 *lanes, const u8 *secret, u64 value)
+__device__ u64 merge(const u64 *accumulators, const u8 *secret, u64 value)
 {
     for (int i = 0; i < 4; i++) {
-        const u64 a = lanes[2 * i] ^ read(secret + 16 * i), b = lanes[2 * i + 1] ^ read(secret + 16 * i + 8);
+        const u64 a = accumulators[2 * i] ^ read(secret + 16 * i), b = accumulators[2 * i + 1] ^ read(secret + 16 * i + 8);
         value += (a * b) ^ __umul64hi(a, b);
     }
     value = (value ^ (value >> 37)) * AVALANCHE;
     return value ^ (value >> 32);
 }
 
-// Low and high half of each frame's digest.
-extern "C" __global__ void digest(const u64 *__restrict__ frames, u64 count, const u64 *__restrict__ lanes, u64 *__restrict__ digests)
+// Writes low and high half of each frame's digest.
+extern "C" __global__ void digest(const u64 *__restrict__ frames, u64 count, const u64 *__restrict__ accumulators, u64 *__restrict__ digests)
 {
     const u64 frame = THREAD;
     if (frame >= count) return;
     const u64 length = frames[2 * frame + 1];
-    digests[2 * frame] = merge(lanes + 8 * frame, SECRET + 11, length * PRIME64_1);
-    digests[2 * frame + 1] = merge(lanes + 8 * frame, SECRET + 192 - STRIPE - 11, ~(length * PRIME64_2));
+    digests[2 * frame] = merge(accumulators + 8 * frame, SECRET + 11, length * PRIME64_1);
+    digests[2 * frame + 1] = merge(accumulators + 8 * frame, SECRET + 192 - STRIPE - 11, ~(length * PRIME64_2));
 }

@@ -1,10 +1,7 @@
-//! The kernels of `kernels.cu` as functions: each asks for the addresses of all that it touches,
-//! and so is refused where that is not there.
+//! The kernels of `kernels.cu` as functions. Each function checks the bounds of all memory that its
+//! kernel uses, and returns an error if there is too little.
 
-#![expect(
-    unsafe_code,
-    reason = "launches kernels with addresses; what they touch of each is asked for first"
-)]
+#![expect(unsafe_code, reason = "launches kernels with addresses, after checking their bounds")]
 
 use std::ops::Range;
 
@@ -35,25 +32,31 @@ pub(super) const NAMES: [&str; 16] = [
 pub(super) const CHUNK: usize = 1024;
 /// Numbers that a thread sums up: chunks of a group, groups of a frame.
 pub(super) const RUN: usize = 32;
-/// Where a frame's weights start that are not collected.
+/// The start of a frame whose weights are not collected.
 pub(super) const NOWHERE: u64 = u64::MAX;
 /// Frames shorter than this are hashed in another way.
 pub(super) const HASHED_BYTES_MIN: usize = 241;
 
-/// Sets bit i of `bits` where weight i of `old` and `new` differ; both ranges have the same length,
-/// a multiple of `width`. `bits` is filled with zeros to its end.
-pub(super) fn compare(width: usize, old: &Memory, new: &Memory, at: Range<usize>, bits: &Memory) -> Result<(), Error> {
+/// Sets bit i of `bits` if weight i of `old` and `new` differs. Both ranges have the same length, a
+/// multiple of `width`. The rest of `bits` becomes zero.
+pub(super) fn compare(
+    width: usize,
+    old: &Memory,
+    new: &Memory,
+    byte_range: Range<usize>,
+    bits: &Memory,
+) -> Result<(), Error> {
     let name = by_width(width, ["compare_1", "compare_2", "compare_4", "compare_8"]);
-    let (weights, groups) = (at.len() / width, bits.len());
-    need(bits, weights.div_ceil(8))?;
+    let (weights, groups) = (byte_range.len() / width, bits.len());
+    check_len(bits, weights.div_ceil(8))?;
     let arguments = [
-        old.address(at.clone())?,
-        new.address(at)?,
+        old.address(byte_range.clone())?,
+        new.address(byte_range)?,
         weights as u64,
         groups as u64,
         bits.address(0..groups)?,
     ];
-    // SAFETY: it reads `weights` weights of both and writes `groups` bytes.
+    // SAFETY: the kernel reads `weights` weights of both and writes `groups` bytes.
     unsafe { launch(bits, name, groups, &arguments) }
 }
 
@@ -64,37 +67,38 @@ pub(super) fn count(bits: &Memory, chunks: usize, counts: &Memory) -> Result<(),
         chunks as u64,
         counts.address(0..chunks * 4)?,
     ];
-    // SAFETY: it reads a chunk's bits and writes a number for each of `chunks`.
+    // SAFETY: for each of `chunks`, the kernel reads its bits and writes a number.
     unsafe { launch(counts, "count", chunks, &arguments) }
 }
 
-/// In runs of [`RUN`], each of `count` numbers becomes the sum of those before it; the runs' sums
-/// go to `sums`.
+/// In runs of [`RUN`], replaces each of `count` numbers by the sum of those before it in its run.
+/// The sum of each run goes to `sums`.
 pub(super) fn sum(numbers: &Memory, count: usize, sums: &Memory) -> Result<(), Error> {
     let runs = count.div_ceil(RUN);
     let arguments = [numbers.address(0..count * 4)?, count as u64, sums.address(0..runs * 4)?];
-    // SAFETY: it reads and writes `count` numbers and writes one for each of `runs`.
+    // SAFETY: the kernel reads and writes `count` numbers and writes one for each of `runs`.
     unsafe { launch(sums, "sum", runs, &arguments) }
 }
 
-/// What [`compare`], [`count`] and [`sum`] found, for [`collect`].
+/// Results of [`compare`], [`count`] and [`sum`], for [`collect`].
 #[derive(Debug)]
 pub(super) struct Found<'a> {
     pub bits: &'a Memory,
     pub chunks: usize,
-    /// Weights that differ before each chunk in its group, before each group in its frame.
+    /// Number of differing weights before each chunk in its group, and before each group in its
+    /// frame.
     pub before_chunk: &'a Memory,
     pub before_group: &'a Memory,
-    /// Where each frame's begin in the output, as u64.
+    /// Where each frame begins in the output, as u64.
     pub starts: &'a Memory,
 }
 
-/// Writes index and new value of each weight that differs. `most` is how many there are at most, of
-/// all frames that are not [`NOWHERE`]: their starts and counts leave room for each other.
+/// Writes index and new value of each weight that differs, except in frames that start at
+/// [`NOWHERE`]. `most` is the largest number of them. The frames' outputs must not overlap.
 pub(super) fn collect(
     width: usize,
     new: &Memory,
-    at: Range<usize>,
+    byte_range: Range<usize>,
     found: &Found<'_>,
     most: usize,
     indices: &Memory,
@@ -110,7 +114,7 @@ pub(super) fn collect(
     } = *found;
     let groups = chunks.div_ceil(RUN);
     let arguments = [
-        new.address(at)?,
+        new.address(byte_range)?,
         bits.address(0..chunks * CHUNK / 8)?,
         before_chunk.address(0..chunks * 4)?,
         before_group.address(0..groups * 4)?,
@@ -119,16 +123,17 @@ pub(super) fn collect(
         indices.address(0..most * 4)?,
         values.address(0..most * width)?,
     ];
-    // SAFETY: bits are set for weights within `at` alone, and as many of them as the starts leave room for.
+    // SAFETY: bits are set only for weights in the byte range, and the starts leave room for all of
+    // them.
     unsafe { launch(indices, name, chunks, &arguments) }
 }
 
-/// Writes `values` to their `indices`. A run is the address of its frame, its first entry, and how
-/// many it has.
+/// Writes `values` to their `indices`. A run is the address of its frame, its first entry, and its
+/// number of entries.
 ///
 /// # Safety
-/// Each run's frame is memory of the same device, of weights of `width` bytes, and has all weights
-/// that its indices name; the runs' entries are among those of `indices`.
+/// Each run's frame is memory of the same device with weights of `width` bytes, and has all weights
+/// that the run's indices name. The runs' entries are within `indices`.
 pub(super) unsafe fn put(
     width: usize,
     runs: &Memory,
@@ -142,34 +147,41 @@ pub(super) unsafe fn put(
         indices.address(0..indices.len())?,
         values.address(0..indices.len() / 4 * width)?,
     ];
-    // SAFETY: a block reads one run; what the run leads to is the caller's to vouch for.
+    // SAFETY: a block reads one run; the caller guarantees the memory that the run names.
     unsafe { launch(runs, name, count * BLOCK_THREADS as usize, &arguments) }
 }
 
-/// XXH3-128 of each frame, whose addresses and lengths are in `frames`, as low and high halves;
-/// `lanes` is room for 64 bytes a frame.
+/// XXH3-128 of each frame, as low and high half. `frames` has addresses and lengths. `accumulators`
+/// has 64 bytes per frame.
 ///
 /// # Safety
-/// The frames are memory of the same device and have [`HASHED_BYTES_MIN`] bytes or more.
-pub(super) unsafe fn hash(frames: &Memory, count: usize, lanes: &Memory, digests: &Memory) -> Result<(), Error> {
-    let (frames_at, lanes_at) = (frames.address(0..count * 16)?, lanes.address(0..count * 64)?);
+/// The frames are memory of the same device and have at least [`HASHED_BYTES_MIN`] bytes.
+pub(super) unsafe fn hash(frames: &Memory, count: usize, accumulators: &Memory, digests: &Memory) -> Result<(), Error> {
+    let (frames_at, accumulators_at) = (frames.address(0..count * 16)?, accumulators.address(0..count * 64)?);
     let digests_at = digests.address(0..count * 16)?;
     let number = count as u64;
-    // SAFETY: eight threads a frame write a lane each; the frames are the caller's to vouch for.
-    unsafe { launch(lanes, "hash", count * 8, &[frames_at, number, lanes_at])? };
-    // SAFETY: it reads the lengths and lanes of `count` frames and writes their digests.
-    unsafe { launch(digests, "digest", count, &[frames_at, number, lanes_at, digests_at]) }
+    // SAFETY: eight threads per frame write one accumulator each; the caller guarantees the frames.
+    unsafe { launch(accumulators, "hash", count * 8, &[frames_at, number, accumulators_at])? };
+    // SAFETY: the kernel reads lengths and accumulators of `count` frames and writes their digests.
+    unsafe {
+        launch(
+            digests,
+            "digest",
+            count,
+            &[frames_at, number, accumulators_at, digests_at],
+        )
+    }
 }
 
 fn by_width(width: usize, names: [&'static str; 4]) -> &'static str {
     names[width.trailing_zeros().min(3) as usize]
 }
 
-fn need(memory: &Memory, bytes: usize) -> Result<(), Error> {
+fn check_len(memory: &Memory, bytes: usize) -> Result<(), Error> {
     memory.address(0..bytes).map(drop)
 }
 
-/// On as many threads, and those that fill up the last block.
+/// Launches `threads` threads, rounded up to full blocks.
 ///
 /// # Safety
 /// As [`Driver::launch`](super::driver::Driver::launch).
@@ -182,6 +194,6 @@ unsafe fn launch(on: &Memory, kernel: &'static str, threads: usize, arguments: &
         .ok()
         .filter(|&blocks| blocks <= i32::MAX as u32)
         .ok_or(Error::TooMany { kernel })?;
-    // SAFETY: the caller's.
+    // SAFETY: as promised by the caller.
     unsafe { on.driver().launch(kernel, blocks, arguments) }
 }

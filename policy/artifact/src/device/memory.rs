@@ -1,10 +1,7 @@
-//! Bytes on a device. Addresses are given out for ranges that lie within, and every transfer is
-//! bounded by them.
+//! Memory on a device. It gives out addresses only for ranges within its bounds, and checks every
+//! transfer.
 
-#![expect(
-    unsafe_code,
-    reason = "the device's memory is known by its addresses; they are checked here"
-)]
+#![expect(unsafe_code, reason = "works with device addresses, which are checked here")]
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,10 +9,10 @@ use std::sync::Arc;
 use super::driver::Driver;
 use super::{Device, Error, Tensor};
 
-/// What kernels read in one piece begins at multiples of this.
+/// Bytes that kernels read at once. Tensors begin at a multiple of it.
 const ALIGNMENT: u64 = 16;
 
-/// Freed when dropped, unless it is borrowed.
+/// Freed when dropped, unless borrowed.
 #[derive(Debug)]
 pub(super) struct Memory {
     driver: Arc<dyn Driver>,
@@ -25,12 +22,11 @@ pub(super) struct Memory {
 }
 
 impl Device {
-    /// Takes memory that somebody else allocated on this device, in its primary context, for a
-    /// tensor.
+    /// A tensor in memory that another library allocated on this device, in its primary context.
     ///
     /// # Safety
-    /// So many bytes lie at `address` until the last clone of the tensor is dropped, and may be
-    /// written. Who else works with them does it on the default stream, or not at the same time.
+    /// `address` has `bytes` writable bytes until the last clone of the tensor is dropped. Others
+    /// use them on the default stream, or not at the same time.
     pub unsafe fn borrow(&self, address: u64, bytes: usize) -> Result<Tensor, Error> {
         if !address.is_multiple_of(ALIGNMENT) {
             return Err(Error::Unaligned { address });
@@ -45,20 +41,21 @@ impl Device {
 }
 
 impl Memory {
-    /// Of any content.
+    /// Allocates memory with unspecified content.
     pub fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, Error> {
         Ok(Memory {
             driver: driver.clone(),
-            // a device refuses to allocate nothing
+            // devices refuse to allocate 0 bytes
             address: driver.allocate(bytes.max(1))?,
             bytes,
             owned: true,
         })
     }
 
-    pub fn of(driver: &Arc<dyn Driver>, bytes: &[u8]) -> Result<Self, Error> {
+    pub fn upload(driver: &Arc<dyn Driver>, bytes: &[u8]) -> Result<Self, Error> {
         let memory = Self::new(driver, bytes.len())?;
-        // SAFETY: the memory was just allocated for as many bytes, and is freed in order after this.
+        // SAFETY: the memory was just allocated with this length, and is freed after this
+        // operation.
         unsafe { driver.write(memory.address, bytes)? };
         Ok(memory)
     }
@@ -71,7 +68,7 @@ impl Memory {
         self.bytes
     }
 
-    /// Where a part of it begins; refused where it is not all within.
+    /// The address of a part. Returns an error if the part is not within the memory.
     pub fn address(&self, part: Range<usize>) -> Result<u64, Error> {
         if part.start > part.end || part.end > self.bytes {
             return Err(Error::Bounds {
@@ -85,16 +82,16 @@ impl Memory {
     pub fn read(&self, part: Range<usize>) -> Result<Vec<u8>, Error> {
         let from = self.address(part.clone())?;
         let mut bytes = vec![0; part.len()];
-        // SAFETY: `address` refuses what is not within, and `bytes` has the length of the part.
+        // SAFETY: `address` checked the part, and `bytes` has its length.
         unsafe { self.driver.read(from, &mut bytes)? };
         Ok(bytes)
     }
 
-    /// Copies a part from other memory, of the same device.
-    pub fn copy(&self, from: &Memory, at: Range<usize>, to: Range<usize>) -> Result<(), Error> {
-        let bytes = at.len().min(to.len());
-        let (from, to) = (from.address(at)?, self.address(to)?);
-        // SAFETY: both addresses are for at least so many bytes; two `Memory` do not overlap.
+    /// Copies a part of other memory on the same device.
+    pub fn copy(&self, from: &Memory, part: Range<usize>, to: Range<usize>) -> Result<(), Error> {
+        let bytes = part.len().min(to.len());
+        let (from, to) = (from.address(part)?, self.address(to)?);
+        // SAFETY: both parts have at least `bytes` bytes; two `Memory` do not overlap.
         unsafe { self.driver.copy(from, to, bytes) }
     }
 }
@@ -102,7 +99,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.owned {
-            // SAFETY: it was allocated in `new` and is freed once; work that was asked for before is done before.
+            // SAFETY: allocated in `new`, freed once; earlier operations run before this one.
             unsafe { self.driver.free(self.address) };
         }
     }

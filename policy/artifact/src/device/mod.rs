@@ -1,15 +1,14 @@
-//! Deltas where the weights are in a GPU's memory: which weights differ and their new values come
-//! from there for [`delta::encode_changes`], a [`delta::Patch`] is written into place there, and
-//! frames are hashed there. To the bit what `delta` does on the CPU.
+//! Deltas of weights in a GPU's memory. The GPU finds the changes for [`delta::encode_changes`],
+//! writes a [`delta::Patch`] in place, and hashes frames. All results equal those of `delta` on the
+//! CPU, bit for bit.
 //!
-//! Weights are bytes here. Coding stays with the CPU, which has the base; so does the decision what
-//! to follow. What is done here is done one after another on the context's default stream, after
-//! what others asked for there.
+//! Weights are bytes here. The CPU has the base and encodes the delta. All work runs in order on
+//! the context's default stream, after work that others queued there.
 //!
-//! - `driver`: what is asked of a device; `cuda`: CUDA's; `nvrtc`: its compiler. `memory`: bytes
-//!   there, and their bounds
-//! - `kernels.cu`, `kernels`: what runs there, and what each may touch
-//! - `compare`, `write`, `hash`: what those make together
+//! - `driver`: the operations of a device; `cuda`: the same with CUDA; `nvrtc`: CUDA's compiler
+//! - `memory`: memory on the device, with its bounds
+//! - `kernels.cu`: the kernels; `kernels`: checked calls of them
+//! - `compare`, `write`, `hash`: the operations built from the kernels
 
 mod compare;
 #[cfg(feature = "cuda")]
@@ -31,7 +30,7 @@ use crate::delta::{self, Change, Patch, PatchState};
 use driver::Driver;
 use memory::Memory;
 
-/// Why something was not done on a device.
+/// Why an operation on a device failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{0}")]
@@ -54,7 +53,7 @@ pub enum Error {
     NoTensor(String),
     #[error("`{name}` has {found} bytes on the device, where the patch needs {needed}")]
     Size { name: String, needed: usize, found: usize },
-    #[error("the patch did not make its result of what was on the device, which has its values of before again")]
+    #[error("the tensors on the device were not the patch's base: the patch was reverted")]
     NotResult,
     #[error(transparent)]
     Delta(#[from] delta::Error),
@@ -66,20 +65,20 @@ pub struct Device {
     driver: Arc<dyn Driver>,
 }
 
-/// The bytes of a tensor on a device. Clones are the same memory, which goes with the last of them.
+/// The bytes of a tensor on a device. Clones share the memory; dropping the last one frees it.
 #[derive(Debug, Clone)]
 pub struct Tensor(Arc<Memory>);
 
-/// A patch on the device, beside the tensors that it is for: writing it needs nothing from the
+/// A patch on the device, with the tensors that it changes. Writing it transfers nothing from the
 /// host.
 #[derive(Debug)]
 pub struct Staged {
-    written: write::Written,
-    frames: hash::Frames,
+    writes: write::PatchWrites,
+    frames: hash::PatchFrames,
 }
 
 impl Device {
-    /// The GPU of this number, by CUDA's order.
+    /// The GPU with this number in CUDA's order.
     #[cfg(feature = "cuda")]
     pub fn open(ordinal: usize) -> Result<Self, Error> {
         Ok(Device {
@@ -87,17 +86,16 @@ impl Device {
         })
     }
 
-    /// What the device is called.
     pub fn name(&self) -> Result<String, Error> {
         self.driver.name()
     }
 
     /// Copies bytes to the device.
     pub fn upload(&self, bytes: &[u8]) -> Result<Tensor, Error> {
-        Ok(Tensor(Arc::new(Memory::of(&self.driver, bytes)?)))
+        Ok(Tensor(Arc::new(Memory::upload(&self.driver, bytes)?)))
     }
 
-    /// What becomes of each frame of `old` in `new`, tensors of the same dtype and shape: an entry
+    /// The change of each frame from `old` to `new`, which have the same dtype and shape: an entry
     /// of [`delta::Changes`].
     pub fn changes(&self, dtype: Dtype, old: &Tensor, new: &Tensor) -> Result<Vec<Change>, Error> {
         self.check(old)?;
@@ -113,10 +111,10 @@ impl Device {
             delta::FRAME_WEIGHTS * crate::tensor::weight_bytes(dtype),
         );
         let frames = (0..bytes).step_by(frame).map(|start| start..bytes.min(start + frame));
-        hash::Hashes::of(&self.driver, frames.map(|at| (&tensor.0, at)))?.digests()
+        hash::Hashes::new(&self.driver, frames.map(|range| (&tensor.0, range)))?.digests()
     }
 
-    /// Brings a patch to the device, for `tensors` by name: all that it changes must be among them.
+    /// Uploads a patch for `tensors`, by name. They must include every tensor that it changes.
     pub fn stage(&self, patch: &Patch, tensors: &BTreeMap<String, Tensor>) -> Result<Staged, Error> {
         for tensor in tensors.values() {
             self.check(tensor)?;
@@ -125,10 +123,10 @@ impl Device {
         for name in patch.tensors() {
             let tensor = tensors.get(name).ok_or_else(|| Error::NoTensor(name.into()))?;
             for piece in patch.pieces(name) {
-                if piece.at.end > tensor.0.len() {
+                if piece.byte_range.end > tensor.0.len() {
                     return Err(Error::Size {
                         name: name.into(),
-                        needed: piece.at.end,
+                        needed: piece.byte_range.end,
                         found: tensor.0.len(),
                     });
                 }
@@ -136,12 +134,12 @@ impl Device {
             }
         }
         Ok(Staged {
-            written: write::Written::of(&self.driver, &touched)?,
-            frames: hash::Frames::of(&self.driver, &touched)?,
+            writes: write::PatchWrites::upload(&self.driver, &touched)?,
+            frames: hash::PatchFrames::new(&self.driver, &touched)?,
         })
     }
 
-    /// Waits until all that was asked for is done.
+    /// Waits until all queued work is done.
     pub fn finish(&self) -> Result<(), Error> {
         self.driver.finish()
     }
@@ -167,25 +165,24 @@ impl Tensor {
 }
 
 impl Staged {
-    /// Writes the result's values, from whatever a write or a [`revert`](Self::revert) before it
-    /// left. What computes with the tensors pauses for this; when it returns, it is done.
+    /// Writes the result's values and waits until they are written, also after a write or
+    /// [`revert`](Self::revert) that stopped halfway. Nothing else may use the tensors meanwhile.
     pub fn write(&self) -> Result<(), Error> {
-        self.written.write(true)
+        self.writes.write(true)
     }
 
     /// Writes the base's values back.
     pub fn revert(&self) -> Result<(), Error> {
-        self.written.write(false)
+        self.writes.write(false)
     }
 
-    /// Which end of the patch the tensors are at, by XXH3-128 of the frames that change, on the
-    /// device.
+    /// Which version the tensors are, by XXH3-128 of the changed frames, computed on the device.
     pub fn state(&self) -> Result<PatchState, Error> {
         self.frames.state()
     }
 
-    /// [`write`](Self::write), and then a look at the frames: where they are not the result's, the
-    /// base's values are written back.
+    /// [`write`](Self::write) that then checks the frames. If they are not the result's, it writes
+    /// the base's values back and returns an error.
     pub fn apply(&self) -> Result<(), Error> {
         self.write()?;
         if self.state()? != PatchState::Result {

@@ -1,6 +1,6 @@
-//! The same weights, patches and digests as on the CPU, to the bit. The kernels run as C++ on this
-//! machine's processor, threads in one order and in the opposite one; with
-//! `SPRINGTIDE_TEST_DEVICE=0` (`make test-cuda`) they run on that GPU, or the tests fail.
+//! The device gives the same weights, patches and digests as the CPU, bit for bit. The kernels run
+//! as C++ on this machine's processor, with the threads in ascending and in descending order. With
+//! `SPRINGTIDE_TEST_DEVICE=0` (`make test-cuda`) they run on that GPU.
 
 mod host;
 
@@ -54,11 +54,11 @@ fn noise(random: &mut StdRng, bytes: usize) -> Vec<u8> {
 enum Kind {
     None,
     All,
-    /// A share of them, in their lowest bit.
+    /// A fraction of them, in their lowest bit.
     Share(f64),
     /// The first and the last.
     Ends,
-    /// In one byte, any of them: NaN payloads and signs too.
+    /// Some, in any one byte, including NaN payloads and signs.
     Bytes,
     /// All of every second frame, and some of the others.
     DenseFrames,
@@ -75,7 +75,7 @@ const KINDS: [Kind; 8] = [
     Kind::DenseFrames,
 ];
 
-/// What `old` becomes.
+/// `old` with changes of this kind.
 fn changed(random: &mut StdRng, old: &[u8], width: usize, kind: Kind) -> Vec<u8> {
     let mut new = old.to_vec();
     let weights = old.len() / width;
@@ -92,7 +92,7 @@ fn changed(random: &mut StdRng, old: &[u8], width: usize, kind: Kind) -> Vec<u8>
     new
 }
 
-/// Weight by weight.
+/// The changes, found by comparing one weight after the other.
 fn expected(old: &[u8], new: &[u8], width: usize) -> Vec<Change> {
     let frames = old.chunks(FRAME_WEIGHTS * width).zip(new.chunks(FRAME_WEIGHTS * width));
     let value = |weight: &[u8]| weight.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
@@ -113,7 +113,7 @@ fn expected(old: &[u8], new: &[u8], width: usize) -> Vec<Change> {
 }
 
 #[test]
-fn weights_that_differ_are_found_whatever_their_number_width_and_place() {
+fn differing_weights_are_found_for_any_number_width_and_position() {
     let mut random = StdRng::seed_from_u64(1);
     for device in devices() {
         for (dtype, width) in WIDTHS {
@@ -133,7 +133,7 @@ fn weights_that_differ_are_found_whatever_their_number_width_and_place() {
 }
 
 #[test]
-fn frames_and_what_is_compared_at_once_end_anywhere() {
+fn partial_frames_and_batches_are_compared() {
     let mut random = StdRng::seed_from_u64(2);
     for device in devices() {
         for weights in [
@@ -153,17 +153,17 @@ fn frames_and_what_is_compared_at_once_end_anywhere() {
     }
 }
 
-/// Tensors of every width, and what each of them becomes.
-fn images(random: &mut StdRng, sizes: &[usize]) -> (Checkpoint, Checkpoint) {
+/// A base and a result with tensors of every width.
+fn pair(random: &mut StdRng, sizes: &[usize]) -> (Checkpoint, Checkpoint) {
     let (mut base, mut result) = (Checkpoint::default(), Checkpoint::default());
     for (n, &weights) in sizes.iter().enumerate() {
         let (dtype, width) = WIDTHS[n % WIDTHS.len()];
         let kind = KINDS[random.random_range(0..KINDS.len())];
         let old = noise(random, weights * width);
         let new = changed(random, &old, width, kind);
-        for (image, bytes) in [(&mut base, old), (&mut result, new)] {
+        for (checkpoint, bytes) in [(&mut base, old), (&mut result, new)] {
             let tensor = TensorData::new(dtype, vec![weights], bytes).unwrap();
-            image.tensors.insert(format!("t{n:02}"), tensor);
+            checkpoint.tensors.insert(format!("t{n:02}"), tensor);
         }
     }
     base.files.insert("config.json".into(), "{}".into());
@@ -171,52 +171,52 @@ fn images(random: &mut StdRng, sizes: &[usize]) -> (Checkpoint, Checkpoint) {
     (base, result)
 }
 
-/// A few tensors of each width, one of them of more than a frame.
-fn drawn(random: &mut StdRng) -> (Checkpoint, Checkpoint) {
+/// A few tensors of each width, one of them longer than a frame.
+fn random_pair(random: &mut StdRng) -> (Checkpoint, Checkpoint) {
     let mut sizes: Vec<usize> = (0..12).map(|_| random.random_range(0..3000)).collect();
     sizes[random.random_range(0..12)] = FRAME_WEIGHTS + random.random_range(0..1000);
-    images(random, &sizes)
+    pair(random, &sizes)
 }
 
-fn upload(device: &Device, image: &Checkpoint) -> BTreeMap<String, Tensor> {
-    let tensors = image.tensors.iter();
+fn upload(device: &Device, checkpoint: &Checkpoint) -> BTreeMap<String, Tensor> {
+    let tensors = checkpoint.tensors.iter();
     tensors
         .map(|(name, tensor)| (name.clone(), device.upload(&tensor.bytes).unwrap()))
         .collect()
 }
 
-fn assert_holds(tensors: &BTreeMap<String, Tensor>, image: &Checkpoint) {
+fn assert_holds(tensors: &BTreeMap<String, Tensor>, checkpoint: &Checkpoint) {
     for (name, tensor) in tensors {
-        assert!(tensor.download().unwrap() == **image.tensors[name].bytes, "{name}");
+        assert!(tensor.download().unwrap() == **checkpoint.tensors[name].bytes, "{name}");
     }
 }
 
 #[test]
-fn a_delta_of_what_the_device_found_is_the_same_bytes() {
+fn changes_found_on_the_device_give_the_same_delta() {
     let mut random = StdRng::seed_from_u64(3);
     for device in devices() {
         for _ in 0..12 {
-            let (base, result) = drawn(&mut random);
+            let (base, result) = random_pair(&mut random);
             let (old, new) = (upload(&device, &base), upload(&device, &result));
             let found = base.tensors.iter().map(|(name, tensor)| {
                 let found = device.changes(tensor.dtype, &old[name], &new[name]).unwrap();
                 (name.clone(), found)
             });
-            let (made, delta) = encode_changes(&base, &found.collect(), &ONE).unwrap();
-            assert!(made == result);
+            let (encoded, delta) = encode_changes(&base, &found.collect(), &ONE).unwrap();
+            assert!(encoded == result);
             assert!(delta == encode(&base, &result, &ONE).unwrap());
         }
     }
 }
 
 #[test]
-fn a_patch_is_written_again_and_taken_back_from_wherever_a_write_stopped() {
+fn a_patch_is_repeated_and_reverted_after_an_interrupted_write() {
     let mut random = StdRng::seed_from_u64(4);
     for device in devices() {
         for _ in 0..8 {
-            let (base, result) = drawn(&mut random);
+            let (base, result) = random_pair(&mut random);
             let delta = encode(&base, &result, &ONE).unwrap();
-            let patch = Patch::of(&base, base.root(), &delta, &ONE).unwrap();
+            let patch = Patch::decode(&base, base.root(), &delta, &ONE).unwrap();
             let tensors = upload(&device, &base);
             let staged = device.stage(&patch, &tensors).unwrap();
             assert_eq!(staged.state().unwrap(), PatchState::Base);
@@ -228,7 +228,7 @@ fn a_patch_is_written_again_and_taken_back_from_wherever_a_write_stopped() {
             assert_holds(&tensors, &base);
             assert_eq!(staged.state().unwrap(), PatchState::Base);
 
-            // one end's bytes up to somewhere, then the other's
+            // the result's bytes up to a random position, then the base's
             let mut torn = base.clone();
             for (name, tensor) in &mut torn.tensors {
                 let at = random.random_range(0..=tensor.bytes.len());
@@ -245,7 +245,7 @@ fn a_patch_is_written_again_and_taken_back_from_wherever_a_write_stopped() {
 }
 
 #[test]
-fn digests_are_those_of_xxh3_at_every_length() {
+fn digests_equal_xxh3_at_every_length() {
     let mut random = StdRng::seed_from_u64(5);
     for device in devices() {
         let mut lengths: Vec<usize> = (1..2300).collect();
@@ -261,7 +261,7 @@ fn digests_are_those_of_xxh3_at_every_length() {
             .collect();
         let expected: Vec<_> = ranges.iter().map(|at| delta::digest(&bytes[at.clone()])).collect();
         let parts = ranges.iter().map(|at| (&tensor.0, at.clone()));
-        let hashes = hash::Hashes::of(&device.driver, parts).unwrap();
+        let hashes = hash::Hashes::new(&device.driver, parts).unwrap();
         assert_eq!(hashes.digests().unwrap(), expected);
 
         for (dtype, width) in WIDTHS {
@@ -273,41 +273,41 @@ fn digests_are_those_of_xxh3_at_every_length() {
 }
 
 #[test]
-fn a_patch_on_other_bytes_is_refused_and_what_it_wrote_is_taken_back() {
+fn a_patch_on_other_bytes_is_refused_and_reverted() {
     let mut random = StdRng::seed_from_u64(6);
     for device in devices() {
-        let (base, _) = images(&mut random, &[500, 500, 500]);
+        let (base, _) = pair(&mut random, &[500, 500, 500]);
         let mut result = base.clone();
         let tensor = result.tensors.get_mut("t01").unwrap();
         tensor.bytes = changed(&mut random, &tensor.bytes, 2, Kind::Share(0.05)).into();
         let delta = encode(&base, &result, &ONE).unwrap();
-        let patch = Patch::of(&base, base.root(), &delta, &ONE).unwrap();
+        let patch = Patch::decode(&base, base.root(), &delta, &ONE).unwrap();
         let Change::Some(values) = &patch.pieces("t01")[0].new else {
             panic!("not sparse");
         };
-        // a weight that the patch leaves alone
-        let kept = (0..500).find(|i| values.iter().all(|&(index, _)| index != *i)).unwrap();
+        // a weight that the patch does not change
+        let unchanged = (0..500).find(|i| values.iter().all(|&(index, _)| index != *i)).unwrap();
         let mut wrong = base.clone();
         let tensor = wrong.tensors.get_mut("t01").unwrap();
         let mut bytes = tensor.bytes.to_vec();
-        bytes[2 * kept as usize] ^= 1;
+        bytes[2 * unchanged as usize] ^= 1;
         tensor.bytes = bytes.into();
         let tensors = upload(&device, &wrong);
         let staged = device.stage(&patch, &tensors).unwrap();
-        assert_eq!(staged.state().unwrap(), PatchState::Between);
+        assert_eq!(staged.state().unwrap(), PatchState::Neither);
         assert!(matches!(staged.apply(), Err(Error::NotResult)));
         assert_holds(&tensors, &wrong);
     }
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_anything_is_written() {
+fn tensors_that_do_not_fit_are_refused_before_a_write() {
     let mut random = StdRng::seed_from_u64(7);
     let devices = [devices(), devices()];
     for (device, other) in devices[0].iter().zip(&devices[1]) {
-        let (base, result) = images(&mut random, &[300, 300]);
+        let (base, result) = pair(&mut random, &[300, 300]);
         let delta = encode(&base, &result, &ONE).unwrap();
-        let patch = Patch::of(&base, base.root(), &delta, &ONE).unwrap();
+        let patch = Patch::decode(&base, base.root(), &delta, &ONE).unwrap();
         let Some(name) = patch.tensors().next() else { continue };
         let mut tensors = upload(device, &base);
         let bytes = tensors[name].bytes();

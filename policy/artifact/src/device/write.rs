@@ -1,10 +1,7 @@
-//! Writing a patch: all changed weights of one width in one launch, dense frames as copies. Values
-//! are absolute, so any write can be done again.
+//! Writes a patch: all changed weights of one width in one launch, dense frames as copies. Values
+//! are absolute, so a write can be repeated.
 
-#![expect(
-    unsafe_code,
-    reason = "runs of entries name frames by their addresses, which are asked for here"
-)]
+#![expect(unsafe_code, reason = "the kernel gets addresses of frames, which are checked here")]
 
 use std::sync::Arc;
 
@@ -14,20 +11,20 @@ use super::kernels;
 use super::memory::Memory;
 use crate::delta::{Change, Piece};
 
-/// Entries of a run: what a block writes.
+/// Most entries per run. A block writes one run.
 const RUN_ENTRIES: usize = 1024;
 
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct PatchWrites {
     driver: Arc<dyn Driver>,
     sparse: Vec<Sparse>,
     dense: Vec<Dense>,
-    /// What is written: kept for as long as its addresses are in runs.
+    /// Keeps the memory allocated while runs have its addresses.
     #[expect(dead_code, reason = "held, not read")]
     tensors: Vec<Arc<Memory>>,
 }
 
-/// Weights of one width.
+/// Changed weights of one width.
 #[derive(Debug)]
 struct Sparse {
     width: usize,
@@ -38,38 +35,38 @@ struct Sparse {
     old: Memory,
 }
 
-/// A frame of which most changes.
+/// A frame in which most weights change.
 #[derive(Debug)]
 struct Dense {
     tensor: Arc<Memory>,
-    at: std::ops::Range<usize>,
+    byte_range: std::ops::Range<usize>,
     new: Memory,
     old: Memory,
 }
 
-impl Written {
-    /// Each piece lies within the tensor beside it.
-    pub fn of(driver: &Arc<dyn Driver>, touched: &[(&Arc<Memory>, &Piece)]) -> Result<Self, Error> {
+impl PatchWrites {
+    /// Uploads the values. Each piece lies within its tensor.
+    pub fn upload(driver: &Arc<dyn Driver>, touched: &[(&Arc<Memory>, &Piece)]) -> Result<Self, Error> {
         let mut dense = vec![];
         let mut entries: Vec<Entries> = [1, 2, 4, 8].map(Entries::new).into();
         for &(tensor, piece) in touched {
             match (&piece.new, &piece.old) {
                 (Change::All(new), Change::All(old)) => dense.push(Dense {
                     tensor: tensor.clone(),
-                    at: piece.at.clone(),
-                    new: Memory::of(driver, new)?,
-                    old: Memory::of(driver, old)?,
+                    byte_range: piece.byte_range.clone(),
+                    new: Memory::upload(driver, new)?,
+                    old: Memory::upload(driver, old)?,
                 }),
                 (Change::Some(new), Change::Some(old)) => {
-                    let address = tensor.address(piece.at.clone())?;
+                    let address = tensor.address(piece.byte_range.clone())?;
                     entries[piece.width.trailing_zeros().min(3) as usize].push(address, new, old);
                 }
                 _ => {}
             }
         }
-        let some = entries.into_iter().filter(|entries| !entries.runs.is_empty());
-        let sparse = some.map(|entries| entries.upload(driver)).collect::<Result<_, _>>()?;
-        Ok(Written {
+        let used = entries.into_iter().filter(|entries| !entries.runs.is_empty());
+        let sparse = used.map(|entries| entries.upload(driver)).collect::<Result<_, _>>()?;
+        Ok(PatchWrites {
             driver: driver.clone(),
             sparse,
             dense,
@@ -77,7 +74,7 @@ impl Written {
         })
     }
 
-    /// The result's values, or the base's.
+    /// Writes the result's values, or the base's.
     pub fn write(&self, result: bool) -> Result<(), Error> {
         for Sparse {
             width,
@@ -89,21 +86,28 @@ impl Written {
         } in &self.sparse
         {
             let values = if result { new } else { old };
-            // SAFETY: the addresses are of pieces within tensors that are held; the patch's indices are of weights of its frames.
+            // SAFETY: the runs have addresses of pieces within `tensors`, and the indices are those
+            // of weights in their frames.
             unsafe { kernels::put(*width, runs, *count, indices, values)? };
         }
-        for Dense { tensor, at, new, old } in &self.dense {
+        for Dense {
+            tensor,
+            byte_range,
+            new,
+            old,
+        } in &self.dense
+        {
             let from = if result { new } else { old };
-            tensor.copy(from, 0..at.len(), at.clone())?;
+            tensor.copy(from, 0..byte_range.len(), byte_range.clone())?;
         }
         self.driver.finish()
     }
 }
 
-/// What becomes a [`Sparse`].
+/// A [`Sparse`] before it is uploaded.
 struct Entries {
     width: usize,
-    /// Three numbers each; see [`kernels::put`].
+    /// Three numbers per run; see [`kernels::put`].
     runs: Vec<u8>,
     indices: Vec<u8>,
     new: Vec<u8>,
@@ -121,7 +125,7 @@ impl Entries {
         }
     }
 
-    /// Both of the same weights.
+    /// Adds the changes of one frame. `new` and `old` name the same weights.
     fn push(&mut self, frame: u64, new: &[(u32, u64)], old: &[(u32, u64)]) {
         for (new, old) in new.chunks(RUN_ENTRIES).zip(old.chunks(RUN_ENTRIES)) {
             let first = self.indices.len() / 4;
@@ -142,10 +146,10 @@ impl Entries {
         Ok(Sparse {
             width: self.width,
             count: self.runs.len() / 24,
-            runs: Memory::of(driver, &self.runs)?,
-            indices: Memory::of(driver, &self.indices)?,
-            new: Memory::of(driver, &self.new)?,
-            old: Memory::of(driver, &self.old)?,
+            runs: Memory::upload(driver, &self.runs)?,
+            indices: Memory::upload(driver, &self.indices)?,
+            new: Memory::upload(driver, &self.new)?,
+            old: Memory::upload(driver, &self.old)?,
         })
     }
 }

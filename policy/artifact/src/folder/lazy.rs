@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_folder_are_those_of_the_whole() {
+    fn parts_of_a_folder_equal_those_of_the_full_checkpoint() {
         let checkpoint = super::super::tests::model();
         for shard_bytes_max in [u64::MAX, 13] {
             let folder = tempfile::tempdir().unwrap();
@@ -184,19 +184,19 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_whole_is_refused_in_words() {
+    fn an_incomplete_folder_is_refused_with_a_clear_message() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let refused = || LazyFolder::open(path).unwrap_err().to_string();
         assert!(refused().contains("comes last"), "{}", refused());
         super::super::tests::model().write_shards(path, 13).unwrap();
         let shard = path.join("model-00002-of-00002.safetensors");
-        let whole = fs::read(&shard).unwrap();
-        for cut in [0, 7, 20, whole.len() - 1] {
-            fs::write(&shard, &whole[..cut]).unwrap();
-            assert!(refused().contains("still being written"), "{cut}: {}", refused());
+        let bytes = fs::read(&shard).unwrap();
+        for length in [0, 7, 20, bytes.len() - 1] {
+            fs::write(&shard, &bytes[..length]).unwrap();
+            assert!(refused().contains("still being written"), "{length}: {}", refused());
         }
-        fs::write(&shard, &whole).unwrap();
+        fs::write(&shard, &bytes).unwrap();
         fs::write(
             path.join(INDEX),
             r#"{"weight_map": {"zzz": "model-00001-of-00002.safetensors"}}"#,

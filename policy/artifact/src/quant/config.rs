@@ -6,24 +6,24 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 /// `config.json` with the fields that vLLM and `transformers` read.
-pub(super) fn with_quantisation(config: &[u8], spec: Spec, untouched: &[String]) -> Result<Bytes, Error> {
+pub(super) fn with_quantization(config: &[u8], spec: Spec, untouched: &[String]) -> Result<Bytes, Error> {
     let fields: Map<String, Value> =
         serde_json::from_slice(config).map_err(|_| Error::Config("is not a JSON object"))?;
     if fields.contains_key("quantization_config") || fields.contains_key("compression_config") {
-        return Err(Error::Config("says that the weights are quantised already"));
+        return Err(Error::Config("says that the weights are quantized already"));
     }
     let brace = config.iter().position(|&byte| byte == b'{');
     let (head, rest) = brace
         .and_then(|at| config.split_at_checked(at + 1))
         .ok_or(Error::Config("is not a JSON object"))?;
     let comma = if fields.is_empty() { "" } else { "," };
-    let quantisation = quantisation(spec, untouched);
-    let put = format!("\n  \"quantization_config\": {quantisation}{comma}");
+    let quantization = quantization(spec, untouched);
+    let put = format!("\n  \"quantization_config\": {quantization}{comma}");
     Ok([head, put.as_bytes(), rest].concat().into())
 }
 
 /// The value, written by hand so that no formatter becomes part of a spec.
-fn quantisation(spec: Spec, untouched: &[String]) -> String {
+fn quantization(spec: Spec, untouched: &[String]) -> String {
     let names: Vec<String> = untouched
         .iter()
         .map(|name| Value::from(name.as_str()).to_string())

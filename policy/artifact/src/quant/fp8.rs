@@ -12,7 +12,7 @@ pub(super) const BLOCK: usize = 128;
 /// The largest number of E4M3.
 const MOST: f32 = 448.0;
 
-/// Quantises up to [`BLOCK`] rows. `scales` gets the blocks' scales from left to right.
+/// Quantizes up to [`BLOCK`] rows. `scales` gets the blocks' scales from left to right.
 pub(super) fn band<W: Weight>(
     columns: usize,
     weights: &[u8],
@@ -42,7 +42,7 @@ pub(super) fn band<W: Weight>(
 pub(super) fn e4m3(bits: u32, scale: f32) -> u8 {
     // 2^-6: below it, E4M3 numbers are multiples of 2^-9
     const NORMAL: f32 = 0.015625;
-    // 2^14: its neighbours are 2^-9 away, so adding it rounds to multiples of 2^-9
+    // 2^14: its neighbors are 2^-9 away, so adding it rounds to multiples of 2^-9
     const ROUNDER: f32 = 16384.0;
     let sign = (bits >> 24) as u8 & 0x80;
     let quotient = f32::from_bits(bits & 0x7fff_ffff) / scale;

@@ -13,7 +13,7 @@ const CODE_BYTES: usize = GROUP / 2;
 /// Half the width of −8 to 7: what compressed-tensors divides by.
 const MOST: f32 = 7.5;
 
-/// Quantises some rows of whole groups.
+/// Quantizes some rows of whole groups.
 pub(super) fn band<W: Weight>(weights: &[u8], codes: &mut [u8], scales: &mut [u8]) -> Result<(), NotFinite> {
     let codes = codes.as_chunks_mut::<CODE_BYTES>().0.iter_mut();
     let scales = scales.as_chunks_mut::<2>().0.iter_mut();
@@ -32,7 +32,7 @@ pub(super) fn band<W: Weight>(weights: &[u8], codes: &mut [u8], scales: &mut [u8
 /// The code of an f32 with these bits, 8 added.
 #[inline]
 pub(super) fn nibble(bits: u32, scale: f32) -> u8 {
-    // 1.5 · 2^23: its neighbours are 1 away, so adding it rounds to integers
+    // 1.5 · 2^23: its neighbors are 1 away, so adding it rounds to integers
     const ROUNDER: f32 = 12_582_912.0;
     let rounded = f32::from_bits(bits) / scale + ROUNDER;
     let code = (rounded.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);

@@ -17,7 +17,7 @@ const BAND: usize = fp8::BLOCK;
 pub(super) fn make(checkpoint: &Checkpoint, spec: Spec, threads: &Threads) -> Result<Checkpoint, Error> {
     let config = checkpoint.files.get("config.json");
     let config = config.ok_or(Error::Config("is not there"))?;
-    let config = config::with_quantisation(config, spec, &select::untouched(checkpoint, spec))?;
+    let config = config::with_quantization(config, spec, &select::untouched(checkpoint, spec))?;
     let mut copy = Checkpoint {
         files: checkpoint.files.clone(),
         ..Checkpoint::default()
@@ -35,12 +35,12 @@ pub(super) fn make(checkpoint: &Checkpoint, spec: Spec, threads: &Threads) -> Re
         return Err(Error::Nothing(spec));
     }
     let bands = outputs.iter_mut().flat_map(|output| output.bands(spec)).collect();
-    let quantised = threads.map(bands, |band| {
+    let quantized = threads.map(bands, |band| {
         let name = band.matrix;
-        band.quantise(spec)
+        band.quantize(spec)
             .map_err(|NotFinite| Error::NotFinite(name.to_owned()))
     });
-    quantised.into_iter().collect::<Result<(), Error>>()?;
+    quantized.into_iter().collect::<Result<(), Error>>()?;
     for Output { matrix, tensors } in outputs {
         for (place, bytes) in tensors {
             let tensor = TensorData::new(place.dtype, place.shape(), Bytes::from(bytes))?;
@@ -118,7 +118,7 @@ struct Band<'a> {
 }
 
 impl Band<'_> {
-    fn quantise(self, spec: Spec) -> Result<(), NotFinite> {
+    fn quantize(self, spec: Spec) -> Result<(), NotFinite> {
         let Band {
             columns,
             weights,

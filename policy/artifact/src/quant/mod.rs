@@ -1,4 +1,4 @@
-//! Quantised copies of a version: fewer bits for its matrices, computed from its bytes alone.
+//! Quantized copies of a version: fewer bits for its matrices, computed from its bytes alone.
 //!
 //! A copy is a [`Checkpoint`] that engines load. It has codes and scales in place of the matrices,
 //! a `quantization_config` in `config.json`, and everything else as in the version. A [`Spec`]
@@ -22,18 +22,18 @@ use crate::threads::Threads;
 
 pub use spec::{Spec, Unknown};
 
-/// Why there is no quantised copy.
+/// Why there is no quantized copy.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "`{0}` has a weight that is not finite, which has no code: repair the weights, or make no quantised copies"
+        "`{0}` has a weight that is not finite, which has no code: repair the weights, or make no quantized copies"
     )]
     NotFinite(String),
     #[error(
-        "{0} finds nothing to quantise: it takes matrices named `….NAME_proj.weight` in BF16 or F32 whose shape fits, and the model has none"
+        "{0} finds nothing to quantize: it takes matrices named `….NAME_proj.weight` in BF16 or F32 whose shape fits, and the model has none"
     )]
     Nothing(Spec),
-    #[error("the copy would have two tensors named `{0}`: these weights are quantised already")]
+    #[error("the copy would have two tensors named `{0}`: these weights are quantized already")]
     Taken(String),
     #[error("config.json {0}")]
     Config(&'static str),
@@ -52,15 +52,15 @@ pub enum Error {
 }
 
 /// The copy of `checkpoint`.
-pub fn quantise(checkpoint: &Checkpoint, spec: Spec, threads: &Threads) -> Result<Checkpoint, Error> {
+pub fn quantize(checkpoint: &Checkpoint, spec: Spec, threads: &Threads) -> Result<Checkpoint, Error> {
     make::make(checkpoint, spec, threads)
 }
 
 /// The content hash that the manifest names for the copy.
 pub fn named(manifest: &Manifest, spec: Spec) -> Result<Digest, Error> {
-    let named = manifest.quantised.iter().find(|named| named.spec == spec.name());
+    let named = manifest.quantized.iter().find(|named| named.spec == spec.name());
     named.map(|named| named.root).ok_or_else(|| {
-        let there: Vec<&str> = manifest.quantised.iter().map(|named| named.spec.as_str()).collect();
+        let there: Vec<&str> = manifest.quantized.iter().map(|named| named.spec.as_str()).collect();
         Error::NotNamed {
             version: manifest.version,
             spec,
@@ -82,7 +82,7 @@ pub fn verified(
     threads: &Threads,
 ) -> Result<Checkpoint, Error> {
     let expected = named(manifest, spec)?;
-    let copy = quantise(checkpoint, spec, threads)?;
+    let copy = quantize(checkpoint, spec, threads)?;
     match copy.root_on(threads) {
         found if found == expected => Ok(copy),
         found => Err(Error::WrongRoot { spec, expected, found }),

@@ -1,4 +1,4 @@
-//! Which tensors of a version are quantised, and what the copy's are called.
+//! Which tensors of a version are quantized, and what the copy's are called.
 
 use super::{Spec, fp8, int4};
 use crate::checkpoint::Checkpoint;
@@ -50,10 +50,10 @@ pub(super) fn matrix<'a>(name: &'a str, tensor: &'a TensorData, spec: Spec) -> O
     })
 }
 
-/// Modules that an engine must not treat as quantised: the head, even without weights of its own,
-/// and every matrix that is not quantised.
-pub(super) fn untouched(image: &Checkpoint, spec: Spec) -> Vec<String> {
-    let stays = image
+/// Modules that an engine must not treat as quantized: the head, even without weights of its own,
+/// and every matrix that is not quantized.
+pub(super) fn untouched(checkpoint: &Checkpoint, spec: Spec) -> Vec<String> {
+    let stays = checkpoint
         .tensors
         .iter()
         .filter(|(name, tensor)| tensor.shape.len() == 2 && matrix(name, tensor, spec).is_none());

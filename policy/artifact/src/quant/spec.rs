@@ -19,7 +19,7 @@ pub enum Spec {
 
 /// There is no spec of that name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown quantisation spec `{0}`; known are {known}", known = Spec::ALL.map(Spec::name).join(", "))]
+#[error("unknown quantization spec `{0}`; known are {known}", known = Spec::ALL.map(Spec::name).join(", "))]
 pub struct Unknown(String);
 
 impl Spec {

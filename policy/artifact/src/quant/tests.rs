@@ -1,9 +1,9 @@
-//! Quantised copies: exact codes and scales, which tensors are quantised, and the files they make.
+//! Quantized copies: exact codes and scales, which tensors are quantized, and the files they make.
 //! Over 500 lines, because all cases share the matrices at the top.
 
 use super::weight::Bf16;
 use super::*;
-use crate::manifest::{self, Quantised};
+use crate::manifest::{self, Quantized};
 use crate::tensor::TensorData;
 use half::bf16;
 use proptest::prelude::*;
@@ -26,17 +26,17 @@ fn model(tensors: impl IntoIterator<Item = (String, TensorData)>) -> Checkpoint 
 }
 
 /// One matrix of bf16 bits.
-fn one(rows: usize, columns: usize, weights: &[u16]) -> Checkpoint {
+fn matrix(rows: usize, columns: usize, weights: &[u16]) -> Checkpoint {
     let bytes = weights.iter().flat_map(|bits| bits.to_le_bytes()).collect();
     model([(UP.into(), tensor(Dtype::BF16, &[rows, columns], bytes))])
 }
 
-fn bits(values: &[f32]) -> Vec<u16> {
+fn bf16_bits(values: &[f32]) -> Vec<u16> {
     values.iter().map(|&value| bf16::from_f32(value).to_bits()).collect()
 }
 
-fn made(image: &Checkpoint, spec: Spec) -> Checkpoint {
-    quantise(image, spec, &Threads::ONE).unwrap()
+fn copy_of(checkpoint: &Checkpoint, spec: Spec) -> Checkpoint {
+    quantize(checkpoint, spec, &Threads::ONE).unwrap()
 }
 
 fn decoded(code: u8) -> f64 {
@@ -49,7 +49,7 @@ fn decoded(code: u8) -> f64 {
 }
 
 #[test]
-fn a_code_is_the_nearest_number_and_of_two_the_even_one() {
+fn fp8_codes_are_rounded_to_nearest_even() {
     // every bf16 that E4M3 reaches, over scales that are and are not powers of two, subnormal
     // quotients included
     for scale in [1.0f32, 0.037, 3.1e-5, 1e12] {
@@ -76,7 +76,7 @@ fn a_code_is_the_nearest_number_and_of_two_the_even_one() {
 }
 
 #[test]
-fn a_nibble_is_the_nearest_integer_and_of_two_the_even_one() {
+fn int4_codes_are_rounded_to_nearest_even() {
     for scale in [1.0f32, 0.0625, 3.3e-4, 7e20] {
         for weight in 0..=u16::MAX {
             let bits = u32::from(weight) << 16;
@@ -113,10 +113,10 @@ fn torch_and_compressed_tensors_make_the_same_codes_and_scales() {
     for golden in &recorded {
         let dtype = if golden.dtype == "F32" { Dtype::F32 } else { Dtype::BF16 };
         let weights = hex::decode(&golden.weights).unwrap();
-        let image = model([(UP.into(), tensor(dtype, &[golden.rows, golden.columns], weights))]);
+        let checkpoint = model([(UP.into(), tensor(dtype, &[golden.rows, golden.columns], weights))]);
         assert_eq!(golden.specs.len(), Spec::ALL.len());
         for (&spec, expected) in &golden.specs {
-            let copy = made(&image, spec);
+            let copy = copy_of(&checkpoint, spec);
             let bytes = |suffix: &str| hex::encode(&*copy.tensors[&format!("{UP}{suffix}")].bytes);
             let (codes, scales) = match spec {
                 Spec::Fp8 => (bytes(""), bytes("_scale_inv")),
@@ -129,7 +129,7 @@ fn torch_and_compressed_tensors_make_the_same_codes_and_scales() {
 }
 
 /// A model of all kinds of tensors, the same for ever.
-fn fixed() -> Checkpoint {
+fn sample() -> Checkpoint {
     let mut state = 1u64;
     let mut next = || {
         state = state
@@ -149,7 +149,7 @@ fn fixed() -> Checkpoint {
         });
         tensor(dtype, shape, bytes.collect())
     };
-    let mut image = model([]);
+    let mut checkpoint = model([]);
     for (name, dtype, shape) in [
         ("lm_head.weight", Dtype::BF16, &[40, 160][..]),
         ("model.embed_tokens.weight", Dtype::BF16, &[40, 160]),
@@ -170,15 +170,15 @@ fn fixed() -> Checkpoint {
         ("model.layers.0.self_attn.q_proj.weight", Dtype::BF16, &[129, 160]),
         ("model.layers.0.self_attn.v_proj.weight", Dtype::F16, &[8, 160]),
     ] {
-        image.tensors.insert(name.into(), weights(dtype, shape));
+        checkpoint.tensors.insert(name.into(), weights(dtype, shape));
     }
-    image
+    checkpoint
 }
 
 #[test]
-fn a_name_of_a_spec_is_the_same_bits_for_ever() {
+fn the_bits_of_a_spec_never_change() {
     // a change of these is another spec, with another name
-    let roots = Spec::ALL.map(|spec| (spec.name(), made(&fixed(), spec).root().to_string()));
+    let roots = Spec::ALL.map(|spec| (spec.name(), copy_of(&sample(), spec).root().to_string()));
     assert_eq!(
         roots.each_ref().map(|(name, root)| (*name, root.as_str())),
         GOLDEN_ROOTS
@@ -197,27 +197,36 @@ const GOLDEN_ROOTS: [(&str, &str); 2] = [
 ];
 
 #[test]
-fn projections_become_codes_and_all_else_stays() {
-    let image = fixed();
-    let form = |copy: &Checkpoint, name: &str| {
+fn projections_are_quantized_and_other_tensors_are_unchanged() {
+    let checkpoint = sample();
+    let dtype_and_shape = |copy: &Checkpoint, name: &str| {
         let tensor = &copy.tensors[name];
         (tensor.dtype, tensor.shape.clone())
     };
-    let fp8 = made(&image, Spec::Fp8);
-    let int4 = made(&image, Spec::Int4);
+    let fp8 = copy_of(&checkpoint, Spec::Fp8);
+    let int4 = copy_of(&checkpoint, Spec::Int4);
     let q = "model.layers.0.self_attn.q_proj.weight";
-    assert_eq!(form(&fp8, q), (Dtype::F8_E4M3, vec![129, 160]));
-    assert_eq!(form(&fp8, &format!("{q}_scale_inv")), (Dtype::F32, vec![2, 2]));
-    assert_eq!(form(&int4, &format!("{q}_packed")), (Dtype::I32, vec![129, 20]));
-    assert_eq!(form(&int4, &format!("{q}_scale")), (Dtype::BF16, vec![129, 5]));
-    assert_eq!(form(&int4, &format!("{q}_shape")), (Dtype::I64, vec![2]));
+    assert_eq!(dtype_and_shape(&fp8, q), (Dtype::F8_E4M3, vec![129, 160]));
+    assert_eq!(
+        dtype_and_shape(&fp8, &format!("{q}_scale_inv")),
+        (Dtype::F32, vec![2, 2])
+    );
+    assert_eq!(
+        dtype_and_shape(&int4, &format!("{q}_packed")),
+        (Dtype::I32, vec![129, 20])
+    );
+    assert_eq!(
+        dtype_and_shape(&int4, &format!("{q}_scale")),
+        (Dtype::BF16, vec![129, 5])
+    );
+    assert_eq!(dtype_and_shape(&int4, &format!("{q}_shape")), (Dtype::I64, vec![2]));
     assert_eq!(
         int4.tensors[&format!("{q}_shape")].bytes[..],
         [129, 0, 0, 0, 0, 0, 0, 0, 160, 0, 0, 0, 0, 0, 0, 0]
     );
     assert!(!int4.tensors.contains_key(q));
-    let stays = |copy: &Checkpoint| -> BTreeSet<String> {
-        let same = image
+    let unchanged = |copy: &Checkpoint| -> BTreeSet<String> {
+        let same = checkpoint
             .tensors
             .iter()
             .filter(|(name, tensor)| copy.tensors.get(*name) == Some(*tensor));
@@ -235,10 +244,10 @@ fn projections_become_codes_and_all_else_stays() {
         ]
         .map(str::to_owned),
     );
-    assert_eq!(stays(&fp8), expected);
-    // 300 columns are no whole groups
+    assert_eq!(unchanged(&fp8), expected);
+    // 300 columns are not a multiple of a group
     expected.insert("mlp.experts.0.down_proj.weight".into());
-    assert_eq!(stays(&int4), expected);
+    assert_eq!(unchanged(&int4), expected);
     assert_eq!(int4.tensors.len(), expected.len() + 3 * 3);
 
     let settings =
@@ -260,8 +269,8 @@ fn projections_become_codes_and_all_else_stays() {
 }
 
 #[test]
-fn config_json_keeps_every_byte_of_its_own() {
-    let copy = made(&one(1, 32, &[0x3f80; 32]), Spec::Fp8);
+fn config_json_keeps_its_own_bytes() {
+    let copy = copy_of(&matrix(1, 32, &[0x3f80; 32]), Spec::Fp8);
     let expected = CONFIG.replacen(
         '{',
         "{\n  \"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"activation_scheme\": \"dynamic\", \
@@ -270,9 +279,9 @@ fn config_json_keeps_every_byte_of_its_own() {
     );
     assert_eq!(copy.files["config.json"], expected);
     let with = |config: &'static str| {
-        let mut image = one(1, 32, &[0x3f80; 32]);
-        image.files.insert("config.json".into(), config.into());
-        quantise(&image, Spec::Int4, &Threads::ONE)
+        let mut checkpoint = matrix(1, 32, &[0x3f80; 32]);
+        checkpoint.files.insert("config.json".into(), config.into());
+        quantize(&checkpoint, Spec::Int4, &Threads::ONE)
     };
     let empty = with(" {}").unwrap();
     assert!(serde_json::from_slice::<serde_json::Value>(&empty.files["config.json"]).is_ok());
@@ -285,10 +294,10 @@ fn config_json_keeps_every_byte_of_its_own() {
     ] {
         assert!(matches!(with(bad), Err(Error::Config(_))), "{bad}");
     }
-    let mut image = one(1, 32, &[0x3f80; 32]);
-    image.files.clear();
+    let mut checkpoint = matrix(1, 32, &[0x3f80; 32]);
+    checkpoint.files.clear();
     assert!(matches!(
-        quantise(&image, Spec::Fp8, &Threads::ONE),
+        quantize(&checkpoint, Spec::Fp8, &Threads::ONE),
         Err(Error::Config("is not there"))
     ));
 }
@@ -307,7 +316,7 @@ fn zeros_subnormals_and_the_largest_numbers_have_codes() {
     ] {
         weights.extend(values.repeat(32));
     }
-    let copy = made(&one(1, 512, &bits(&weights)), Spec::Fp8);
+    let copy = copy_of(&matrix(1, 512, &bf16_bits(&weights)), Spec::Fp8);
     let codes = &copy.tensors[UP].bytes;
     let scales: Vec<f32> = copy.tensors[&format!("{UP}_scale_inv")]
         .bytes
@@ -322,7 +331,7 @@ fn zeros_subnormals_and_the_largest_numbers_have_codes() {
     assert_eq!(codes[256..260], [0x7e, 0xf6, 0, 0]);
     assert_eq!(codes[384..388], [0x7e, 0xfe, 0, 0x80]);
 
-    let copy = made(&one(1, 512, &bits(&weights)), Spec::Int4);
+    let copy = copy_of(&matrix(1, 512, &bf16_bits(&weights)), Spec::Int4);
     let scales: Vec<f32> = copy.tensors[&format!("{UP}_scale")]
         .bytes
         .as_chunks()
@@ -338,34 +347,35 @@ fn zeros_subnormals_and_the_largest_numbers_have_codes() {
 }
 
 #[test]
-fn what_is_not_finite_or_not_there_to_quantise_is_refused() {
+fn weights_that_are_not_finite_and_models_without_projections_are_refused() {
     for spec in Spec::ALL {
         for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            let before = one(2, 64, &bits(&[1.0; 128]));
+            let before = matrix(2, 64, &bf16_bits(&[1.0; 128]));
             let mut weights = [1.0; 128];
             weights[100] = bad;
-            let after = one(2, 64, &bits(&weights));
-            let refused = |made: Result<Checkpoint, Error>| matches!(made, Err(Error::NotFinite(name)) if name == UP);
-            assert!(refused(quantise(&after, spec, &Threads::ONE)), "{spec} {bad}");
-            let copy = made(&before, spec);
-            // a copy is no version to quantise
-            assert!(matches!(quantise(&copy, spec, &Threads::ONE), Err(Error::Config(_))));
+            let after = matrix(2, 64, &bf16_bits(&weights));
+            let refused =
+                |result: Result<Checkpoint, Error>| matches!(result, Err(Error::NotFinite(name)) if name == UP);
+            assert!(refused(quantize(&after, spec, &Threads::ONE)), "{spec} {bad}");
+            let copy = copy_of(&before, spec);
+            // a copy is no version to quantize
+            assert!(matches!(quantize(&copy, spec, &Threads::ONE), Err(Error::Config(_))));
         }
         let embedding = model([(
             "model.embed_tokens.weight".into(),
             tensor(Dtype::BF16, &[1, 32], vec![0; 64]),
         )]);
         assert!(matches!(
-            quantise(&embedding, spec, &Threads::ONE),
+            quantize(&embedding, spec, &Threads::ONE),
             Err(Error::Nothing(_))
         ));
     }
-    let mut taken = one(1, 32, &[0; 32]);
+    let mut taken = matrix(1, 32, &[0; 32]);
     taken
         .tensors
         .insert(format!("{UP}_scale_inv"), tensor(Dtype::F32, &[1], vec![0; 4]));
     assert!(matches!(
-        quantise(&taken, Spec::Fp8, &Threads::ONE),
+        quantize(&taken, Spec::Fp8, &Threads::ONE),
         Err(Error::Taken(_))
     ));
 }
@@ -429,7 +439,7 @@ proptest! {
     fn every_block_has_the_codes_and_the_scale_of_the_spec(version in matrices(), three in any::<bool>()) {
         let threads = if three { Threads::new(3).unwrap() } else { Threads::ONE };
         for spec in Spec::ALL {
-            let copy = quantise(&version, spec, &threads).unwrap();
+            let copy = quantize(&version, spec, &threads).unwrap();
             for (name, matrix) in &version.tensors {
                 let (rows, columns) = (matrix.shape[0], matrix.shape[1]);
                 let width = matrix.bytes.len() / rows / columns;
@@ -473,28 +483,28 @@ proptest! {
 }
 
 #[test]
-fn a_copy_is_given_out_under_the_manifests_root_alone() {
-    let image = fixed();
+fn a_copy_must_have_the_content_hash_of_the_manifest() {
+    let checkpoint = sample();
     let mut manifest = manifest::tests::sample();
-    let check = |manifest: &Manifest, spec| verified(&image, manifest, spec, &Threads::ONE);
+    let check = |manifest: &Manifest, spec| verified(&checkpoint, manifest, spec, &Threads::ONE);
     assert!(matches!(check(&manifest, Spec::Fp8), Err(Error::NotNamed { .. })));
-    let named = |spec: &str, root| Quantised {
+    let named = |spec: &str, root| Quantized {
         spec: spec.into(),
         root,
     };
-    manifest.quantised.push(named("mxfp4.7", image.root()));
+    manifest.quantized.push(named("mxfp4.7", checkpoint.root()));
     manifest
-        .quantised
-        .push(named(Spec::Fp8.name(), made(&image, Spec::Fp8).root()));
-    assert_eq!(check(&manifest, Spec::Fp8).unwrap(), made(&image, Spec::Fp8));
+        .quantized
+        .push(named(Spec::Fp8.name(), copy_of(&checkpoint, Spec::Fp8).root()));
+    assert_eq!(check(&manifest, Spec::Fp8).unwrap(), copy_of(&checkpoint, Spec::Fp8));
     let error = check(&manifest, Spec::Int4).unwrap_err().to_string();
     assert!(error.contains("mxfp4.7, fp8-e4m3-b128.1"), "{error}");
-    manifest.quantised.push(named(Spec::Int4.name(), image.root()));
+    manifest.quantized.push(named(Spec::Int4.name(), checkpoint.root()));
     assert!(matches!(check(&manifest, Spec::Int4), Err(Error::WrongRoot { .. })));
 }
 
 #[test]
-fn a_name_that_is_not_known_is_refused_with_those_that_are() {
+fn an_unknown_spec_is_refused_with_the_list_of_known_ones() {
     for spec in Spec::ALL {
         assert_eq!(spec.name().parse(), Ok(spec));
         assert_eq!(serde_json::from_value::<Spec>(spec.name().into()).unwrap(), spec);
@@ -507,8 +517,8 @@ fn a_name_that_is_not_known_is_refused_with_those_that_are() {
 }
 
 #[test]
-fn the_largest_magnitude_is_that_of_the_numbers() {
-    let weights = bits(&[0.5, -3.0, 2.0]);
+fn the_largest_magnitude_ignores_signs() {
+    let weights = bf16_bits(&[0.5, -3.0, 2.0]);
     let bytes: Vec<u8> = weights.iter().flat_map(|bits| bits.to_le_bytes()).collect();
     assert_eq!(weight::largest::<Bf16>(&bytes), 3f32.to_bits());
     assert_eq!(weight::largest::<Bf16>(&[]), 0);

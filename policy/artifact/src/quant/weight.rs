@@ -1,4 +1,4 @@
-//! Weights of the quantised dtypes as f32 bits.
+//! Weights of the quantized dtypes as f32 bits.
 
 /// One weight in little-endian bytes.
 pub(super) trait Weight: Copy + PartialEq {

@@ -153,8 +153,8 @@ impl Backend for TorchBackend<'_> {
             .lengths
             .iter()
             .map(|&length| {
-                let cut = |x: &Tensor| x.narrow(0, row, length);
-                let part = self.attend_equal(&cut(q), &cut(k), &cut(v), length, window);
+                let rows_of = |x: &Tensor| x.narrow(0, row, length);
+                let part = self.attend_equal(&rows_of(q), &rows_of(k), &rows_of(v), length, window);
                 row += length;
                 part
             })
@@ -174,8 +174,8 @@ impl Backend for TorchBackend<'_> {
         let rows = x.size()[0];
         let parts = x.view([rows, groups, -1]);
         let rest = parts.size()[2] - width;
-        let cut = |from, width| parts.narrow(2, from, width).reshape([rows, -1]);
-        (cut(0, width), cut(width, rest))
+        let columns = |from, width| parts.narrow(2, from, width).reshape([rows, -1]);
+        (columns(0, width), columns(width, rest))
     }
 
     fn join(&self, x: &Tensor, groups: i64, shared: &Tensor) -> Tensor {
@@ -220,7 +220,7 @@ impl Backend for TorchBackend<'_> {
         let ids: Vec<i64> = chosen.iter().map(|&expert| i64::from(expert)).collect();
         let ids = Tensor::from_slice(&ids).view([-1, experts.per_token]);
         let mut weights = scores.gather(1, &ids, false);
-        if experts.normalise {
+        if experts.normalize {
             weights = &weights / weights.sum_dim_intlist([-1i64].as_slice(), true, Kind::Float);
         }
         if let Scoring::Sigmoid { scale, .. } = experts.scoring {

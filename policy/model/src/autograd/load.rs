@@ -49,7 +49,7 @@ pub fn checkpoint_from_f32(template: &Checkpoint, parameters: &Parameters) -> Re
             why: "is not in the template".into(),
         })?;
         let values = Vec::<f32>::try_from(&tensor.detach().f_contiguous()?.f_view([-1i64])?)?;
-        let rounded = exact::rounded(name, old, &values)?;
+        let rounded = exact::to_dtype_of(name, old, &values)?;
         tensors.insert(name.clone(), rounded);
     }
     Ok(Checkpoint {

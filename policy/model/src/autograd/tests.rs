@@ -98,18 +98,18 @@ fn gradients_layer_by_layer_equal_those_of_one_graph() {
         loss(&logits).backward();
         stepwise.backward(&pass, hidden.grad());
 
-        let whole = learning(&checkpoint);
+        let one_graph = learning(&checkpoint);
         let rows = |ids: &[u32]| {
             let wide: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
-            whole.logits(&Tensor::from_slice(&wide).unsqueeze(0)).squeeze_dim(0)
+            one_graph.logits(&Tensor::from_slice(&wide).unsqueeze(0)).squeeze_dim(0)
         };
         let all = Tensor::cat(&[rows(&a), rows(&b)], 0);
         let logit_rows: Vec<i64> = logit_rows.iter().map(|&row| row as i64).collect();
         loss(&all.index_select(0, &Tensor::from_slice(&logit_rows))).backward();
 
-        let (stepwise, whole) = (gradients(&stepwise), gradients(&whole));
+        let (stepwise, one_graph) = (gradients(&stepwise), gradients(&one_graph));
         let zero = |values: &[f32]| values.iter().all(|v| *v == 0.0);
-        for (name, expected) in &whole {
+        for (name, expected) in &one_graph {
             match stepwise.get(name) {
                 Some(got) => {
                     let scale = expected.iter().fold(1e-3f32, |m, v| m.max(v.abs()));
@@ -121,7 +121,11 @@ fn gradients_layer_by_layer_equal_those_of_one_graph() {
         // DeepSeek's choice bias has no gradient. Every parameter that was used has one.
         assert!(stepwise.keys().all(|name| !name.ends_with("e_score_correction_bias")));
         let moved = stepwise.values().filter(|values| !zero(values)).count();
-        assert!(moved * 10 > whole.len() * 7, "{folder}: {moved} of {}", whole.len());
+        assert!(
+            moved * 10 > one_graph.len() * 7,
+            "{folder}: {moved} of {}",
+            one_graph.len()
+        );
     }
 }
 

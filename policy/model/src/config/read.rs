@@ -74,19 +74,16 @@ impl ModelConfig {
                 experts.per_token, experts.count
             ));
         }
-        if let Scoring::Sigmoid {
-            groups, groups_kept, ..
-        } = experts.scoring
-        {
-            if experts.count % groups != 0 || groups_kept > groups {
+        if let Scoring::Sigmoid { groups, top_groups, .. } = experts.scoring {
+            if experts.count % groups != 0 || top_groups > groups {
                 return refuse(format!(
-                    "`n_group` {groups} must divide `n_routed_experts` {} and be at least `topk_group` {groups_kept}",
+                    "`n_group` {groups} must divide `n_routed_experts` {} and be at least `topk_group` {top_groups}",
                     experts.count
                 ));
             }
-            if experts.count / groups * groups_kept < experts.per_token {
+            if experts.count / groups * top_groups < experts.per_token {
                 return refuse(format!(
-                    "`topk_group` {groups_kept} groups hold fewer experts than `num_experts_per_tok` {}",
+                    "`topk_group` {top_groups} groups hold fewer experts than `num_experts_per_tok` {}",
                     experts.per_token
                 ));
             }
@@ -159,7 +156,7 @@ fn qwen3_experts(json: &Value, layers: i64) -> Result<Experts, Error> {
         count: either(json, "num_experts", "num_local_experts")?,
         per_token: int(json, "num_experts_per_tok")?,
         intermediate_size: int(json, "moe_intermediate_size")?,
-        normalise: flag(json, "norm_topk_prob", false)?,
+        normalize: flag(json, "norm_topk_prob", false)?,
         shared: 0,
         scoring: Scoring::Softmax,
         layers: (0..layers)
@@ -177,11 +174,11 @@ fn deepseek_experts(json: &Value, layers: i64) -> Result<Experts, Error> {
         count: either(json, "n_routed_experts", "num_local_experts")?,
         per_token: int(json, "num_experts_per_tok")?,
         intermediate_size: int(json, "moe_intermediate_size")?,
-        normalise: flag(json, "norm_topk_prob", true)?,
+        normalize: flag(json, "norm_topk_prob", true)?,
         shared: json["n_shared_experts"].as_i64().unwrap_or(0),
         scoring: Scoring::Sigmoid {
             groups: int_or(json, "n_group", 1)?,
-            groups_kept: int_or(json, "topk_group", 1)?,
+            top_groups: int_or(json, "topk_group", 1)?,
             scale: json["routed_scaling_factor"].as_f64().unwrap_or(1.0),
         },
         layers: (0..layers).map(|layer| layer >= dense).collect(),

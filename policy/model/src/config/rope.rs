@@ -151,8 +151,8 @@ impl Rope {
                 .map(|pair| {
                     let freq = f64::from(plain(pair));
                     let turns = original_context * freq / std::f64::consts::TAU;
-                    let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-                    ((1.0 - kept) * freq / factor + kept * freq) as f32
+                    let unscaled = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                    ((1.0 - unscaled) * freq / factor + unscaled * freq) as f32
                 })
                 .collect(),
             Scaling::Yarn {

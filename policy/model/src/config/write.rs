@@ -103,7 +103,7 @@ impl ModelConfig {
         let Some(experts) = &self.experts else { return };
         json["num_experts_per_tok"] = json!(experts.per_token);
         json["moe_intermediate_size"] = json!(experts.intermediate_size);
-        json["norm_topk_prob"] = json!(experts.normalise);
+        json["norm_topk_prob"] = json!(experts.normalize);
         match experts.scoring {
             Scoring::Softmax => {
                 let dense = experts.layers.iter().enumerate().filter(|(_, has)| !**has);
@@ -113,14 +113,14 @@ impl ModelConfig {
             }
             Scoring::Sigmoid {
                 groups,
-                groups_kept,
+                top_groups,
                 scale,
             } => {
                 let dense = experts.layers.iter().take_while(|has| !**has).count();
                 json["n_routed_experts"] = json!(experts.count);
                 json["n_shared_experts"] = json!(experts.shared);
                 json["n_group"] = json!(groups);
-                json["topk_group"] = json!(groups_kept);
+                json["topk_group"] = json!(top_groups);
                 json["routed_scaling_factor"] = json!(scale);
                 json["first_k_dense_replace"] = json!(dense);
                 json["scoring_func"] = json!("sigmoid");

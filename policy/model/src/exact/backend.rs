@@ -127,14 +127,14 @@ pub(super) enum KvStorage<'a> {
 impl KvStorage<'_> {
     fn heads_mut(&mut self, segment: &Segment, layer: i64) -> &mut [KvHead] {
         match self {
-            KvStorage::Cache(cache) => cache.heads_mut(segment.slot, layer as usize),
+            KvStorage::Cache(cache) => cache.layer_heads_mut(segment.slot, layer as usize),
             KvStorage::Scratch(heads) => heads,
         }
     }
 
     fn heads(&self, segment: &Segment, layer: i64) -> &[KvHead] {
         match self {
-            KvStorage::Cache(cache) => cache.heads(segment.slot, layer as usize),
+            KvStorage::Cache(cache) => cache.layer_heads(segment.slot, layer as usize),
             KvStorage::Scratch(heads) => heads,
         }
     }
@@ -443,7 +443,7 @@ impl Backend for ExactBackend<'_> {
             for (weight, &expert) in weights.iter_mut().zip(chosen) {
                 *weight = scores.get(expert as usize).copied().unwrap_or(0.0);
             }
-            if experts.normalise {
+            if experts.normalize {
                 let sum: f32 = weights.iter().sum();
                 weights.iter_mut().for_each(|weight| *weight /= sum);
             }

@@ -1,4 +1,5 @@
-//! Keys and values of running sequences. A slot holds one sequence; slots in use come first.
+//! Keys and values of running sequences. A slot holds one sequence. [`ExactModel::decode`] uses the
+//! first slots, so its callers keep slots in use first.
 
 use super::{Error, ExactModel};
 use crate::config::ModelConfig;
@@ -23,8 +24,8 @@ impl KvCache {
     pub fn new(model: &ExactModel, slots: usize, context: usize) -> Self {
         let config = model.config();
         let context = context.min(config.max_position_embeddings as usize);
-        let heads = |_| heads(config, context, model.compute());
-        let layers = || (0..config.num_hidden_layers).map(heads).collect();
+        let layer_heads = |_| empty_heads(config, context, model.compute());
+        let layers = || (0..config.num_hidden_layers).map(layer_heads).collect();
         KvCache {
             buffers: (0..slots).map(|_| layers()).collect(),
             buffer_of: (0..slots).collect(),
@@ -53,10 +54,6 @@ impl KvCache {
         self.lengths[slot]
     }
 
-    pub fn is_empty(&self, slot: usize) -> bool {
-        self.lengths[slot] == 0
-    }
-
     pub fn clear(&mut self, slot: usize) {
         self.lengths[slot] = 0;
     }
@@ -66,7 +63,8 @@ impl KvCache {
         self.lengths[slot] = self.lengths[slot].min(tokens);
     }
 
-    /// Moves a sequence to another slot, whose sequence is dropped. `from` is empty afterwards.
+    /// Moves a sequence to another slot, whose sequence is dropped. `from` is empty afterwards. Does
+    /// nothing if both are the same.
     pub fn move_slot(&mut self, from: usize, to: usize) {
         if from != to {
             self.buffer_of.swap(from, to);
@@ -74,18 +72,18 @@ impl KvCache {
         }
     }
 
-    /// Copies a sequence to another slot, whose sequence is dropped. Two continuations of one
-    /// prompt need a single prefill.
+    /// Copies a sequence to another slot, whose sequence is dropped. So two continuations of one
+    /// prompt need only one prefill.
     pub fn copy_slot(&mut self, from: usize, to: usize) {
-        let positions = self.lengths[from];
-        let places = [self.buffer_of[from], self.buffer_of[to]];
-        let Ok([source, target]) = self.buffers.get_disjoint_mut(places) else {
+        let tokens = self.lengths[from];
+        let buffer_indices = [self.buffer_of[from], self.buffer_of[to]];
+        let Ok([source, target]) = self.buffers.get_disjoint_mut(buffer_indices) else {
             return;
         };
         for (source, target) in source.iter().flatten().zip(target.iter_mut().flatten()) {
-            target.copy_from(source, positions);
+            target.copy_from(source, tokens);
         }
-        self.lengths[to] = positions;
+        self.lengths[to] = tokens;
     }
 
     pub(super) fn check_room(&self, held: usize, more: usize) -> Result<(), Error> {
@@ -102,19 +100,19 @@ impl KvCache {
         self.lengths[slot] += tokens;
     }
 
-    pub(super) fn heads_mut(&mut self, slot: usize, layer: usize) -> &mut [KvHead] {
+    pub(super) fn layer_heads_mut(&mut self, slot: usize, layer: usize) -> &mut [KvHead] {
         &mut self.buffers[self.buffer_of[slot]][layer]
     }
 
-    pub(super) fn heads(&self, slot: usize, layer: usize) -> &[KvHead] {
+    pub(super) fn layer_heads(&self, slot: usize, layer: usize) -> &[KvHead] {
         &self.buffers[self.buffer_of[slot]][layer]
     }
 }
 
 /// Empty key-value heads of one layer for one sequence.
-pub(super) fn heads(config: &ModelConfig, positions: usize, compute: Compute) -> Vec<KvHead> {
+pub(super) fn empty_heads(config: &ModelConfig, tokens: usize, compute: Compute) -> Vec<KvHead> {
     let (key_width, value_width) = (config.head_dim as usize, config.value_dim() as usize);
     (0..config.cached_heads())
-        .map(|_| KvHead::new(positions, key_width, value_width, compute))
+        .map(|_| KvHead::new(tokens, key_width, value_width, compute))
         .collect()
 }

@@ -24,7 +24,7 @@ pub(crate) fn config_of(checkpoint: &Checkpoint) -> Result<ModelConfig, Error> {
 
 /// Packs every parameter of the config. A missing or unexpected tensor, or a wrong shape, is an
 /// error.
-pub(super) fn transformer(
+pub(super) fn pack_transformer(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
     compute: Compute,
@@ -34,6 +34,7 @@ pub(super) fn transformer(
     let transformer = Transformer::build::<Error>(config, &mut |name: &str, shape: &[i64]| {
         let data = tensor(checkpoint, name, shape)?;
         seen.insert(name.to_string());
+        // Routers stay f32: rounding could choose other experts.
         let compute = match is_router(name) {
             true => Compute::F32,
             false => compute,
@@ -41,7 +42,8 @@ pub(super) fn transformer(
         Ok(match shape {
             [outputs, inputs] => {
                 let pack = |values| Matrix::pack(values, *outputs as usize, *inputs as usize, compute, threads);
-                // bf16 stays bf16. Other dtypes become f32 of the same values.
+                // bf16 stays bf16; `TensorData::new` checked that its bytes fit the shape. Other
+                // dtypes become f32 of the same values.
                 Parameter::Matrix(match data.dtype {
                     Dtype::BF16 => pack(Element::Bf16(data.bytes.as_chunks().0)),
                     _ => pack(Element::F32(&to_f32(name, data)?)),
@@ -56,20 +58,20 @@ pub(super) fn transformer(
 
 /// A tensor of the checkpoint. It must have the given shape.
 pub(crate) fn tensor<'a>(checkpoint: &'a Checkpoint, name: &str, shape: &[i64]) -> Result<&'a TensorData, Error> {
-    let refuse = |why: String| Error::Tensor { name: name.into(), why };
+    let error = |why: String| Error::Tensor { name: name.into(), why };
     let data = checkpoint
         .tensors
         .get(name)
-        .ok_or_else(|| refuse("is missing from the checkpoint".into()))?;
+        .ok_or_else(|| error("is missing from the checkpoint".into()))?;
     let have: Vec<i64> = data.shape.iter().map(|&n| n as i64).collect();
     if have != shape {
-        return Err(refuse(format!("has shape {have:?}, config.json needs {shape:?}")));
+        return Err(error(format!("has shape {have:?}, config.json needs {shape:?}")));
     }
     Ok(data)
 }
 
-/// Refuses tensors that the model would silently leave out. [`ModelConfig::ignores`] has
-/// exceptions.
+/// Refuses tensors that the model would silently leave out. Tensors that [`ModelConfig::ignores`]
+/// names are allowed.
 pub(crate) fn refuse_unexpected(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
@@ -87,10 +89,10 @@ pub(crate) fn refuse_unexpected(
 
 /// The values of a bf16, f16 or f32 tensor as f32, without rounding.
 pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
-    let pairs = || data.bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+    let byte_pairs = || data.bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
     let values: Vec<f32> = match data.dtype {
-        Dtype::BF16 => pairs().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
-        Dtype::F16 => pairs().map(|b| f16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::BF16 => byte_pairs().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::F16 => byte_pairs().map(|b| f16::from_le_bytes(b).to_f32()).collect(),
         Dtype::F32 => data
             .bytes
             .chunks_exact(4)
@@ -106,28 +108,28 @@ pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
     if values.len() != data.shape.iter().product::<usize>() {
         return Err(Error::Tensor {
             name: name.into(),
-            why: "has fewer bytes than its shape needs".into(),
+            why: "has a number of bytes that does not fit its shape".into(),
         });
     }
     Ok(values)
 }
 
 /// `values` as a tensor with the shape and dtype of `like`, rounded to nearest, ties to even.
-pub(crate) fn rounded(name: &str, like: &TensorData, values: &[f32]) -> Result<TensorData, Error> {
-    let refuse = |why: String| Error::Tensor { name: name.into(), why };
+pub(crate) fn to_dtype_of(name: &str, like: &TensorData, values: &[f32]) -> Result<TensorData, Error> {
+    let error = |why: String| Error::Tensor { name: name.into(), why };
     let bytes = match like.dtype {
-        Dtype::BF16 => in_bytes(values, |v| bf16::from_f32(v).to_le_bytes()),
-        Dtype::F16 => in_bytes(values, |v| f16::from_f32(v).to_le_bytes()),
-        Dtype::F32 => in_bytes(values, f32::to_le_bytes),
-        other => return Err(refuse(format!("cannot be published as {other:?}"))),
+        Dtype::BF16 => to_bytes(values, |v| bf16::from_f32(v).to_le_bytes()),
+        Dtype::F16 => to_bytes(values, |v| f16::from_f32(v).to_le_bytes()),
+        Dtype::F32 => to_bytes(values, f32::to_le_bytes),
+        other => return Err(error(format!("cannot be published as {other:?}"))),
     };
-    TensorData::new(like.dtype, like.shape.clone(), bytes).map_err(|error| refuse(error.to_string()))
+    TensorData::new(like.dtype, like.shape.clone(), bytes).map_err(|wrong| error(wrong.to_string()))
 }
 
-fn in_bytes<const W: usize>(values: &[f32], one: impl Fn(f32) -> [u8; W]) -> Bytes {
+fn to_bytes<const W: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; W]) -> Bytes {
     let mut bytes = Buffer::unset(values.len() * W);
     for (bytes, &value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-        *bytes = one(value);
+        *bytes = convert(value);
     }
     Bytes::from_owner(bytes)
 }

@@ -102,13 +102,13 @@ fn bad_ids_full_contexts_and_wrong_tensors_are_errors_and_change_nothing() {
             context: 16
         })
     ));
-    assert!(cache.is_empty(0));
+    assert_eq!(cache.len(0), 0);
     model.prefill(&mut cache, 0, &ids(16, 96)).unwrap();
     assert!(matches!(model.decode(&mut cache, &[1]), Err(Error::ContextFull { .. })));
     // If one of two slots fails, the other is unchanged.
     cache.clear(1);
     assert!(model.decode(&mut cache, &[1, 2]).is_err());
-    assert!(cache.is_empty(1));
+    assert_eq!(cache.len(1), 0);
     assert!(model.score(&[&ids(300, 96)], &[0], None).is_err());
     assert!(model.score(&[&[1, 2]], &[2], None).is_err());
 

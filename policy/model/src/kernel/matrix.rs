@@ -259,7 +259,7 @@ fn product<W: Weight>(
         true => inputs.max(1),
         false => DEPTH / W::TERMS,
     };
-    let whole = outputs / PANEL;
+    let full_panels = outputs / PANEL;
     let mut last = [0f32; ROWS_MAX * PANEL];
     let mut from = 0;
     loop {
@@ -271,7 +271,7 @@ fn product<W: Weight>(
             let mut panel = 0;
             while panel * PANEL < outputs {
                 let mut row = block;
-                let at_once = side_by_side(block_rows, whole.saturating_sub(panel));
+                let at_once = side_by_side(block_rows, full_panels.saturating_sub(panel));
                 for share in 0..shares {
                     let count = (block_rows - (row - block)) / (shares - share);
                     let at = row * outputs + panel * PANEL;

@@ -29,10 +29,12 @@ macro_rules! for_each_isa {
             fn avx2($($arg: $type),*) $(-> $result)? { body($($arg),*) }
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: `isa` comes from `Isa::available`, which lists these only if the CPU has AVX-512F.
+                // SAFETY: `isa` comes from `Isa::available`, which lists these only if the CPU has
+                // AVX-512F.
                 Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: `isa` comes from `Isa::available`, which lists it only if the CPU has AVX2 and FMA.
+                // SAFETY: `isa` comes from `Isa::available`, which lists it only if the CPU has
+                // AVX2 and FMA.
                 Isa::Avx2 => unsafe { avx2($($arg),*) },
                 _ => body($($arg),*),
             }

@@ -292,7 +292,7 @@ fn attention_follows_the_formula_and_chunks_do_not_change_its_bits() {
         let scale = 1.0 / (kw as f32).sqrt();
         let truth = attention_in_f64(&q, &k, &v, (kw, vw), window, f64::from(scale));
         for (compute, tolerance) in [(Compute::F32, 1e-6), (Compute::Bf16, 1e-2)] {
-            let run = |isa: Isa, cuts: &[usize]| {
+            let run = |isa: Isa, lengths: &[usize]| {
                 // An earlier sequence left its keys and values.
                 let mut kv = KvHead::new(n, kw, vw, compute);
                 for i in 0..n {
@@ -300,7 +300,7 @@ fn attention_follows_the_formula_and_chunks_do_not_change_its_bits() {
                 }
                 let mut out = vec![f32::NAN; n * vw];
                 let mut from = 0;
-                for &count in cuts {
+                for &count in lengths {
                     for i in from..from + count {
                         kv.write(i, &k[i * kw..][..kw], &v[i * vw..][..vw]);
                     }
@@ -318,16 +318,16 @@ fn attention_follows_the_formula_and_chunks_do_not_change_its_bits() {
                 }
                 out
             };
-            let whole = run(Isa::Portable, &[n]);
-            for (a, b) in whole.iter().zip(&truth) {
+            let unsplit = run(Isa::Portable, &[n]);
+            for (a, b) in unsplit.iter().zip(&truth) {
                 assert!((f64::from(*a) - b).abs() < tolerance, "{compute:?}: {a} against {b}");
             }
             for isa in Isa::available() {
-                for cuts in [vec![n], vec![1; n], vec![32, 43], vec![7, 1, 1, 30, 36], vec![74, 1]] {
+                for lengths in [vec![n], vec![1; n], vec![32, 43], vec![7, 1, 1, 30, 36], vec![74, 1]] {
                     assert_eq!(
-                        bits(&run(isa, &cuts)),
-                        bits(&whole),
-                        "{compute:?} {kw}/{vw} window {window} {cuts:?} on {isa:?}"
+                        bits(&run(isa, &lengths)),
+                        bits(&unsplit),
+                        "{compute:?} {kw}/{vw} window {window} {lengths:?} on {isa:?}"
                     );
                 }
             }

@@ -178,7 +178,8 @@ macro_rules! weight {
             const TERMS: usize = $terms;
 
             unsafe fn run(isa: Isa, tile: &Pointers<Self>) {
-                // SAFETY: the caller promised that the CPU has `isa` and that the pointers are valid.
+                // SAFETY: the caller promised that the CPU has `isa` and that the pointers are
+                // valid.
                 unsafe {
                     match isa {
                         #[cfg(target_arch = "x86_64")]

@@ -38,7 +38,7 @@ const IGNORED_FIELDS: &[&str] = &[
     "runtime_config",
     "task_type",
 ];
-/// Initialisations that leave the base weights unchanged. Others, such as `pissa`, change them.
+/// Initializations that leave the base weights unchanged. Others, such as `pissa`, change them.
 const INIT_METHODS: &[&str] = &["eva", "gaussian", "orthogonal"];
 
 pub(super) fn read(folder: &Path) -> Result<Adapter, Error> {
@@ -61,10 +61,10 @@ fn read_config(json: &[u8]) -> Result<Config, String> {
             kind.unwrap_or_default()
         ));
     }
-    let standard = Config::default();
+    let defaults = Config::default();
     let config = Config {
-        r: take(&mut fields, "r")?.unwrap_or(standard.r),
-        lora_alpha: take(&mut fields, "lora_alpha")?.unwrap_or(standard.lora_alpha),
+        r: take(&mut fields, "r")?.unwrap_or(defaults.r),
+        lora_alpha: take(&mut fields, "lora_alpha")?.unwrap_or(defaults.lora_alpha),
         use_rslora: take(&mut fields, "use_rslora")?.unwrap_or_default(),
         target_modules: take(&mut fields, "target_modules")?.ok_or("there is no `target_modules`")?,
         rank_pattern: take(&mut fields, "rank_pattern")?.unwrap_or_default(),

@@ -90,8 +90,10 @@ fn every_value_is_the_base_plus_its_sum_rounded_to_the_bases_dtype() {
     let mut values: Vec<f32> = (0..64 * 64).map(|i| (i as f32 * 0.37).sin()).collect();
     values[0] = -0.0;
     let old = base.tensors[&weight].clone();
-    base.tensors
-        .insert(weight.clone(), crate::exact::rounded(&weight, &old, &values).unwrap());
+    base.tensors.insert(
+        weight.clone(),
+        crate::exact::to_dtype_of(&weight, &old, &values).unwrap(),
+    );
     let mut adapter = Adapter::fresh(named(&[name]), &golden::checkpoint("llama"), 3).unwrap();
     assert_eq!(
         adapter.merge(&base).unwrap().root(),

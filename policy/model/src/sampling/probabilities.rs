@@ -12,7 +12,7 @@ pub enum Probabilities<'a> {
         best: usize,
     },
     Weights {
-        /// By id, not normalised. An id with weight 0 cannot be drawn.
+        /// By id, not normalized. An id with weight 0 cannot be drawn.
         weights: Vec<f64>,
         /// Their sum, in the order of ids.
         total: f64,
@@ -136,21 +136,21 @@ fn weights(z: &[f32], best: usize, params: &Params) -> Vec<f64> {
         let enough = f64::from(params.top_p) * weights.iter().sum::<f64>();
         let left = z.iter().copied().enumerate().filter(|&(id, _)| weights[id] > 0.0);
         let mut order = Order::new(left);
-        let mut kept = vec![0.0; z.len()];
+        let mut nucleus = vec![0.0; z.len()];
         let mut reached = 0.0;
         let mut next = 64;
         'reach: while !order.is_empty() {
             // Usually a few ids suffice, so they are sorted in growing batches.
             for id in order.take(next) {
                 reached += weights[id];
-                kept[id] = weights[id];
+                nucleus[id] = weights[id];
                 if reached >= enough {
                     break 'reach;
                 }
             }
             next *= 4;
         }
-        weights = kept;
+        weights = nucleus;
     }
     weights
 }
@@ -204,7 +204,7 @@ impl Order {
 /// eˣ for x ≤ 0, within 2 units in the last place; 0 below −708.
 ///
 /// It uses only additions and multiplications that are never fused, without branches or tables.
-/// Compilers can vectorise it, and it gives the same bits on every machine.
+/// Compilers can vectorize it, and it gives the same bits on every machine.
 pub fn exp(x: f64) -> f64 {
     // x = k ln 2 + r with |r| ≤ ln 2 / 2. ln 2 has two parts; k times the first is exact.
     const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;

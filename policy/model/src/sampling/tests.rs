@@ -39,7 +39,7 @@ fn frequencies_follow_the_softmax() {
 }
 
 #[test]
-fn top_p_keeps_the_nucleus_and_renormalises() {
+fn top_p_keeps_the_nucleus_and_renormalizes() {
     // probabilities 0.5, 0.3, 0.2: 0.6 needs the first two
     let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
     let params = Params {
@@ -138,8 +138,13 @@ fn the_distribution_is_that_of_transformers() {
         };
         let previous = PreviousTokens::new(&case.before);
         let theirs = (0u32..).zip(&case.log_probs).filter(|(_, log_prob)| log_prob.is_some());
-        let kept: Vec<u32> = theirs.map(|(id, _)| id).collect();
-        assert_eq!(candidates(&case.logits, &params, &previous), kept, "{:?}", case.params);
+        let remaining: Vec<u32> = theirs.map(|(id, _)| id).collect();
+        assert_eq!(
+            candidates(&case.logits, &params, &previous),
+            remaining,
+            "{:?}",
+            case.params
+        );
         for (id, log_prob) in (0u32..).zip(case.log_probs) {
             let ours = f64::from(log_prob_of(&case.logits, &params, &previous, id));
             match log_prob {
@@ -194,7 +199,7 @@ fn bias_and_penalties_are_computed_in_the_documented_order() {
 #[test]
 fn lower_ids_win_ties() {
     let logits = [0.0f32, 2.0, -0.0, 2.0, 2.0, 0.0];
-    let kept = |top_k, top_p| {
+    let remaining = |top_k, top_p| {
         let params = Params {
             top_k,
             top_p,
@@ -202,18 +207,18 @@ fn lower_ids_win_ties() {
         };
         candidates(&logits, &params, &PreviousTokens::default())
     };
-    assert_eq!(kept(2, 1.0), [1, 3]);
-    assert_eq!(kept(4, 1.0), [0, 1, 3, 4]);
-    assert_eq!(kept(5, 1.0), [0, 1, 2, 3, 4]);
-    assert_eq!(kept(0, 0.3), [1, 3]);
-    assert_eq!(kept(0, 0.9), [0, 1, 3, 4]);
+    assert_eq!(remaining(2, 1.0), [1, 3]);
+    assert_eq!(remaining(4, 1.0), [0, 1, 3, 4]);
+    assert_eq!(remaining(5, 1.0), [0, 1, 2, 3, 4]);
+    assert_eq!(remaining(0, 0.3), [1, 3]);
+    assert_eq!(remaining(0, 0.9), [0, 1, 3, 4]);
 }
 
 #[test]
 fn filters_apply_one_after_the_other() {
     // probabilities 0.4, 0.3, 0.2, 0.06, 0.04
     let logits = [0.4f32, 0.3, 0.2, 0.06, 0.04].map(f32::ln);
-    let kept = |min_p, top_k, top_p| {
+    let remaining = |min_p, top_k, top_p| {
         let params = Params {
             min_p,
             top_k,
@@ -222,14 +227,14 @@ fn filters_apply_one_after_the_other() {
         };
         candidates(&logits, &params, &PreviousTokens::default())
     };
-    assert_eq!(kept(0.0, 0, 0.75), [0, 1, 2]);
+    assert_eq!(remaining(0.0, 0, 0.75), [0, 1, 2]);
     // Of the best two, 0.4 / 0.7 is below 0.75, so both stay. Of the best three, 0.7 / 0.9 is
     // enough.
-    assert_eq!(kept(0.0, 2, 0.75), [0, 1]);
-    assert_eq!(kept(0.0, 3, 0.75), [0, 1]);
-    assert_eq!(kept(0.45, 0, 0.75), [0, 1]);
-    assert_eq!(kept(0.45, 1, 0.75), [0]);
-    assert_eq!(kept(1.0, 0, 1.0), [0]);
+    assert_eq!(remaining(0.0, 2, 0.75), [0, 1]);
+    assert_eq!(remaining(0.0, 3, 0.75), [0, 1]);
+    assert_eq!(remaining(0.45, 0, 0.75), [0, 1]);
+    assert_eq!(remaining(0.45, 1, 0.75), [0]);
+    assert_eq!(remaining(1.0, 0, 1.0), [0]);
 }
 
 #[test]
@@ -357,15 +362,15 @@ proptest! {
     #[test]
     fn logged_log_probabilities_can_be_recomputed(logits in logits(), params in params(), previous in previous(), seed in any::<u64>()) {
         let drawn = draw(&logits, &params, &previous, &mut Source::new(seed));
-        let kept = candidates(&logits, &params, &previous);
-        prop_assert!(kept.contains(&drawn.id));
-        prop_assert_eq!(drawn.candidates as usize, kept.len());
+        let remaining = candidates(&logits, &params, &previous);
+        prop_assert!(remaining.contains(&drawn.id));
+        prop_assert_eq!(drawn.candidates as usize, remaining.len());
         let again = log_prob_of(&logits, &params, &previous, drawn.id);
         prop_assert_eq!(drawn.log_prob.to_bits(), again.to_bits());
-        let sum: f64 = kept.iter().map(|&id| f64::from(log_prob_of(&logits, &params, &previous, id)).exp()).sum();
+        let sum: f64 = remaining.iter().map(|&id| f64::from(log_prob_of(&logits, &params, &previous, id)).exp()).sum();
         prop_assert!((sum - 1.0).abs() < 1e-5, "{}", sum);
         // No other id can be drawn.
-        let other = (0..logits.len() as u32).find(|id| !kept.contains(id));
+        let other = (0..logits.len() as u32).find(|id| !remaining.contains(id));
         prop_assert!(other.is_none_or(|id| log_prob_of(&logits, &params, &previous, id) == f32::NEG_INFINITY));
     }
 
@@ -396,13 +401,13 @@ proptest! {
     fn the_candidates_follow_from_their_number(logits in logits(), params in params()) {
         // Without bias and penalties, the candidates are a prefix of the logits' own order.
         let params = Params { logit_bias: BTreeMap::new(), ..params };
-        let kept = candidates(&logits, &params, &PreviousTokens::default());
+        let remaining = candidates(&logits, &params, &PreviousTokens::default());
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
         order.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap().then(a.cmp(&b)));
-        order.truncate(kept.len());
+        order.truncate(remaining.len());
         order.sort_unstable();
-        prop_assert!(!kept.is_empty() && (params.top_k == 0 || kept.len() <= params.top_k as usize));
-        prop_assert_eq!(kept, order);
+        prop_assert!(!remaining.is_empty() && (params.top_k == 0 || remaining.len() <= params.top_k as usize));
+        prop_assert_eq!(remaining, order);
     }
 }
 

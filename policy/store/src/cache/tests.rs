@@ -165,8 +165,8 @@ async fn an_object_is_downloaded_once_for_all_readers() {
     let (object, bytes) = fixture.put(1, 3 * PART + 5).await;
     let before = fixture.read();
     let (one, other) = (fixture.cache(1 << 30), fixture.cache(1 << 30));
-    let asks = [&one, &one, &other, &other].map(|cache| cache.read(&fixture.store, POLICY, &object));
-    for got in futures::future::join_all(asks).await {
+    let reads = [&one, &one, &other, &other].map(|cache| cache.read(&fixture.store, POLICY, &object));
+    for got in futures::future::join_all(reads).await {
         assert_eq!(got.unwrap(), bytes);
     }
     assert_eq!(fixture.read() - before, object.size_bytes);

@@ -126,7 +126,7 @@ fn restorable(history: &History, spoiled: &BTreeSet<Path>, held: &[(i64, bool)])
                 && object(Some(squashed.delta))
                 && !spoiled.contains(&Path::from(place))
         });
-        if own && (object(manifest.image) || held.contains(&(serial, true)) || by_delta || by_squashed) {
+        if own && (object(manifest.checkpoint) || held.contains(&(serial, true)) || by_delta || by_squashed) {
             restorable.insert(serial);
         }
     }
@@ -165,11 +165,11 @@ async fn a_damaged_store_returns_the_right_version_or_an_error() {
         let serial = random.random_range(1..=VERSIONS);
         let store = Store::over(Arc::new(backend));
         let must = restorable(&history, &spoiled, &held).contains(&serial);
-        match store.materialise(POLICY, serial, &history.keys, &have).await {
-            Ok(made) => {
+        match store.materialize(POLICY, serial, &history.keys, &have).await {
+            Ok(rebuilt) => {
                 let (manifest, checkpoint) = &history.versions[serial as usize - 1];
-                assert_eq!(made.checkpoint, *checkpoint, "trial {trial}");
-                assert_eq!(rehashed(&made.checkpoint), manifest.root, "trial {trial}");
+                assert_eq!(rebuilt.checkpoint, *checkpoint, "trial {trial}");
+                assert_eq!(rehashed(&rebuilt.checkpoint), manifest.root, "trial {trial}");
                 match spoiled.is_empty() {
                     true => right += 1,
                     false => healed += 1,
@@ -181,7 +181,9 @@ async fn a_damaged_store_returns_the_right_version_or_an_error() {
             }
         }
     }
-    println!("{count} trials: {right} of a sound store, {healed} made from a spoiled one, {refused} refused, 0 wrong");
+    println!(
+        "{count} trials: {right} of a sound store, {healed} rebuilt from a spoiled one, {refused} refused, 0 wrong"
+    );
     assert!(healed > 0 && refused > 0);
 }
 
@@ -197,16 +199,19 @@ async fn a_chain_with_missing_deltas_recovers_at_the_next_checkpoint() {
         }
         // Some deltas between a follower and the checkpoint of version 21 are missing.
         let at = random.random_range(1..=19);
-        let gone = random.random_range(1..=21 - at);
-        for _ in 0..gone {
+        let missing = random.random_range(1..=21 - at);
+        for _ in 0..missing {
             let lost = history.versions[random.random_range(at..21) as usize].0.delta.unwrap();
             let _ = backend.delete(&object_key(POLICY, &lost.digest).unwrap()).await;
         }
         let store = Store::over(Arc::new(backend));
         let have = [(at, history.versions[at as usize - 1].1.clone())];
         for serial in 21..=VERSIONS {
-            let made = store.materialise(POLICY, serial, &history.keys, &have).await.unwrap();
-            assert_eq!(rehashed(&made.checkpoint), history.versions[serial as usize - 1].0.root);
+            let rebuilt = store.materialize(POLICY, serial, &history.keys, &have).await.unwrap();
+            assert_eq!(
+                rehashed(&rebuilt.checkpoint),
+                history.versions[serial as usize - 1].0.root
+            );
         }
     }
     println!("{count} broken chains: {count} healed");

@@ -33,7 +33,7 @@ async fn a_healthy_store_has_no_findings_and_each_fault_is_reported() {
     std::fs::remove_file(f.object_path(&orphan)).unwrap();
 
     // The checkpoint that the newest version needs: a path from the older one is left.
-    let checkpoint = f.object_path(&versions[7].0.image.unwrap());
+    let checkpoint = f.object_path(&versions[7].0.checkpoint.unwrap());
     let intact = std::fs::read(&checkpoint).unwrap();
     let mut flipped = intact.clone();
     flipped[intact.len() - 1] ^= 1;

@@ -191,9 +191,9 @@ impl Fixture {
         serials: impl IntoIterator<Item = i64>,
     ) {
         for serial in serials {
-            let made = self.materialise(serial, &[]).await;
-            let made = made.unwrap_or_else(|error| panic!("version {serial}: {error}"));
-            assert_eq!(made.checkpoint, versions[serial as usize - 1].1, "{serial}");
+            let rebuilt = self.materialize(serial, &[]).await;
+            let rebuilt = rebuilt.unwrap_or_else(|error| panic!("version {serial}: {error}"));
+            assert_eq!(rebuilt.checkpoint, versions[serial as usize - 1].1, "{serial}");
         }
     }
 
@@ -276,11 +276,11 @@ pub(super) async fn gc_keeps_live_versions(f: Fixture) {
     assert!(f.objects() == done.kept_objects);
     f.assert_restorable(&versions, [4, 13, 30]).await;
     for &serial in &done.unreachable {
-        let error = f.materialise(serial, &[]).await.unwrap_err();
+        let error = f.materialize(serial, &[]).await.unwrap_err();
         assert!(matches!(error, Error::NoPath { .. }), "{serial}: {error}");
     }
     // One checkpoint may be damaged.
-    let checkpoint = |serial: usize| f.object_path(&versions[serial - 1].0.image.unwrap());
+    let checkpoint = |serial: usize| f.object_path(&versions[serial - 1].0.checkpoint.unwrap());
     let sound = std::fs::read(checkpoint(24)).unwrap();
     std::fs::write(checkpoint(24), "damaged").unwrap();
     f.assert_restorable(&versions, [30]).await;
@@ -330,8 +330,8 @@ async fn gc_killed_at_any_step_loses_nothing_and_the_next_run_finishes() {
     let mut killed = 0;
     for moves in [Moves::AtOnce, Moves::ByCopy, Moves::SmallByCopy] {
         // The scene is created once and copied for every kill.
-        let (made, versions) = scene().await;
-        let from = made.folder.path().join("new/store");
+        let (original, versions) = scene().await;
+        let from = original.folder.path().join("new/store");
         for operations in 1.. {
             let f = fixture();
             copy(&from, &f.folder.path().join("new/store"));
@@ -435,7 +435,7 @@ async fn gc_beside_publishers_never_loses_live_versions() {
                     version: versions[base].0.version,
                     root: versions[base].0.root,
                 }),
-                image: Some(full.object()),
+                checkpoint: Some(full.object()),
                 delta: Some(delta.object()),
                 created_at: time::OffsetDateTime::now_utc(),
                 ..versions[0].0.clone()

@@ -95,14 +95,14 @@ impl Fixture {
                     root: m.root,
                 }),
                 branch: 0,
-                image: None,
+                checkpoint: None,
                 delta: None,
                 tensor_bytes: checkpoint.tensor_bytes(),
                 run: None,
                 fence: 1,
                 line: "realtime".into(),
                 created_at: time::OffsetDateTime::now_utc() - time::Duration::days(2),
-                quantised: vec![],
+                quantized: vec![],
                 delta_shards: vec![],
             };
             if let Some((_, base)) = last {
@@ -111,7 +111,7 @@ impl Fixture {
             }
             if version == 1 || version % checkpoint_every == 0 {
                 let object = checkpoint.to_bytes().unwrap();
-                manifest.image = Some(self.store.put_object(POLICY, &object).await.unwrap());
+                manifest.checkpoint = Some(self.store.put_object(POLICY, &object).await.unwrap());
             }
             let outcome = self.store.put_manifest(&manifest, &self.key).await.unwrap();
             assert_eq!(outcome, PutOutcome::Created);
@@ -137,8 +137,8 @@ impl Fixture {
         }
     }
 
-    async fn materialise(&self, serial: i64, have: &[(i64, Arc<Checkpoint>)]) -> Result<Materialised, Error> {
-        self.store.materialise(POLICY, serial, &self.trusted(), have).await
+    async fn materialize(&self, serial: i64, have: &[(i64, Arc<Checkpoint>)]) -> Result<Materialized, Error> {
+        self.store.materialize(POLICY, serial, &self.trusted(), have).await
     }
 }
 
@@ -194,7 +194,7 @@ async fn a_damaged_object_is_refused_and_putting_it_again_repairs_it() {
 }
 
 #[tokio::test]
-async fn putting_an_existing_object_again_makes_it_young() {
+async fn putting_an_existing_object_again_renews_its_time() {
     let f = fixture();
     let bytes = Bytes::from_static(b"some bytes");
     let object = f.store.put_object(POLICY, &bytes).await.unwrap();
@@ -214,15 +214,15 @@ async fn a_large_object_is_uploaded_in_parts() {
 async fn uploads_in_parts(f: Fixture) {
     let piece = |seed: u8, len: usize| Bytes::from((0..len).map(|i| (i % 251) as u8 ^ seed).collect::<Vec<_>>());
     let pieces = vec![piece(1, 40 << 20), Bytes::new(), piece(2, 3), piece(3, 25 << 20)];
-    let whole: Vec<u8> = pieces.concat();
+    let bytes: Vec<u8> = pieces.concat();
     let parts = Pieces::new(pieces);
     let object = f.store.put_pieces(POLICY, &parts).await.unwrap();
-    assert_eq!(object, ObjectRef::of(&whole));
-    assert!(std::fs::read(f.object_path(&object)).unwrap() == whole);
+    assert_eq!(object, ObjectRef::of(&bytes));
+    assert!(std::fs::read(f.object_path(&object)).unwrap() == bytes);
     f.store.check_object(POLICY, &object).await.unwrap();
-    assert!(f.store.get_object(POLICY, &object).await.unwrap() == whole);
+    assert!(f.store.get_object(POLICY, &object).await.unwrap() == bytes);
     // Damaged, then put again.
-    std::fs::write(f.object_path(&object), &whole[1..]).unwrap();
+    std::fs::write(f.object_path(&object), &bytes[1..]).unwrap();
     assert!(matches!(
         f.store.check_object(POLICY, &object).await,
         Err(Error::Corrupt { .. })
@@ -364,14 +364,14 @@ async fn a_chain_is_followed_from_the_nearest_checkpoint() {
         (5, vec![1, 2, 3, 4, 5]),
         (7, vec![5, 6, 7]),
     ] {
-        let made = f.materialise(serial, &[]).await.unwrap();
+        let rebuilt = f.materialize(serial, &[]).await.unwrap();
         let (manifest, checkpoint) = &versions[serial as usize - 1];
-        assert_eq!(&*made.checkpoint, &**checkpoint);
-        assert_eq!(made.checkpoint.root(), manifest.root);
+        assert_eq!(&*rebuilt.checkpoint, &**checkpoint);
+        assert_eq!(rebuilt.checkpoint.root(), manifest.root);
         // 5 has a checkpoint. A path over deltas would also start with one and cost more.
         let expected = if serial == 5 { vec![5] } else { path };
-        assert_eq!(made.path, expected);
-        assert!(made.bytes_fetched > 0);
+        assert_eq!(rebuilt.path, expected);
+        assert!(rebuilt.bytes_fetched > 0);
     }
 }
 
@@ -380,13 +380,13 @@ async fn a_held_version_saves_the_checkpoint_download() {
     let f = fixture();
     let versions = f.chain(6, 5).await;
     let held = |serial: i64| (serial, versions[serial as usize - 1].1.clone());
-    let made = f.materialise(6, &[held(4), held(1)]).await.unwrap();
-    assert_eq!(made.path, [4, 5, 6]);
-    assert_eq!(made.checkpoint, versions[5].1);
+    let rebuilt = f.materialize(6, &[held(4), held(1)]).await.unwrap();
+    assert_eq!(rebuilt.path, [4, 5, 6]);
+    assert_eq!(rebuilt.checkpoint, versions[5].1);
     let sizes = |i: usize| versions[i].0.delta.unwrap().size_bytes;
-    assert_eq!(made.bytes_fetched, sizes(4) + sizes(5));
-    let made = f.materialise(6, &[held(6)]).await.unwrap();
-    assert_eq!((made.path, made.bytes_fetched), (vec![6], 0));
+    assert_eq!(rebuilt.bytes_fetched, sizes(4) + sizes(5));
+    let rebuilt = f.materialize(6, &[held(6)]).await.unwrap();
+    assert_eq!((rebuilt.path, rebuilt.bytes_fetched), (vec![6], 0));
 }
 
 #[tokio::test]
@@ -395,9 +395,9 @@ async fn a_held_version_with_another_content_hash_is_not_used() {
     let versions = f.chain(3, 10).await;
     let wrong = versions[0].1.clone();
     for serial in [2, 3] {
-        let made = f.materialise(3, &[(serial, wrong.clone())]).await.unwrap();
-        assert_eq!(made.checkpoint, versions[2].1);
-        assert_eq!(made.path, [1, 2, 3]);
+        let rebuilt = f.materialize(3, &[(serial, wrong.clone())]).await.unwrap();
+        assert_eq!(rebuilt.checkpoint, versions[2].1);
+        assert_eq!(rebuilt.path, [1, 2, 3]);
     }
 }
 
@@ -406,7 +406,7 @@ async fn a_missing_or_damaged_delta_is_bypassed_through_a_checkpoint() {
     let f = fixture();
     let versions = f.chain(6, 4).await;
     let held = [(2, versions[1].1.clone())];
-    assert_eq!(f.materialise(6, &held).await.unwrap().path, [2, 3, 4, 5, 6]);
+    assert_eq!(f.materialize(6, &held).await.unwrap().path, [2, 3, 4, 5, 6]);
     // Delta 3 is between the held version and the checkpoint of 4.
     let object = versions[2].0.delta.unwrap();
     let good = std::fs::read(f.object_path(&object)).unwrap();
@@ -417,9 +417,9 @@ async fn a_missing_or_damaged_delta_is_bypassed_through_a_checkpoint() {
             None => std::fs::remove_file(f.object_path(&object)).unwrap(),
             Some(bytes) => std::fs::write(f.object_path(&object), bytes).unwrap(),
         }
-        let made = f.materialise(6, &held).await.unwrap();
-        assert_eq!(made.path, [4, 5, 6]);
-        assert_eq!(made.checkpoint, versions[5].1);
+        let rebuilt = f.materialize(6, &held).await.unwrap();
+        assert_eq!(rebuilt.path, [4, 5, 6]);
+        assert_eq!(rebuilt.checkpoint, versions[5].1);
     }
 }
 
@@ -427,13 +427,13 @@ async fn a_missing_or_damaged_delta_is_bypassed_through_a_checkpoint() {
 async fn a_damaged_checkpoint_is_bypassed_through_an_older_one() {
     let f = fixture();
     let versions = f.chain(5, 4).await;
-    let object = versions[3].0.image.unwrap();
+    let object = versions[3].0.checkpoint.unwrap();
     let mut damaged = std::fs::read(f.object_path(&object)).unwrap();
     damaged[5_000] ^= 1;
     std::fs::write(f.object_path(&object), damaged).unwrap();
-    let made = f.materialise(5, &[]).await.unwrap();
-    assert_eq!(made.path, [1, 2, 3, 4, 5]);
-    assert_eq!(made.checkpoint, versions[4].1);
+    let rebuilt = f.materialize(5, &[]).await.unwrap();
+    assert_eq!(rebuilt.path, [1, 2, 3, 4, 5]);
+    assert_eq!(rebuilt.checkpoint, versions[4].1);
 }
 
 #[tokio::test]
@@ -441,12 +441,12 @@ async fn without_a_path_the_error_lists_what_was_wrong() {
     let f = fixture();
     let versions = f.chain(4, 10).await;
     std::fs::remove_file(f.object_path(&versions[2].0.delta.unwrap())).unwrap();
-    let error = f.materialise(4, &[]).await.unwrap_err();
+    let error = f.materialize(4, &[]).await.unwrap_err();
     assert!(matches!(error, Error::NoPath { version: 4, .. }), "{error}");
     assert!(error.to_string().contains("is not there"), "{error}");
     // A held version after the gap still leads there.
-    let made = f.materialise(4, &[(3, versions[2].1.clone())]).await.unwrap();
-    assert_eq!(made.path, [3, 4]);
+    let rebuilt = f.materialize(4, &[(3, versions[2].1.clone())]).await.unwrap();
+    assert_eq!(rebuilt.path, [3, 4]);
 }
 
 #[tokio::test]
@@ -457,6 +457,6 @@ async fn a_valid_delta_under_a_manifest_with_another_content_hash_is_refused() {
     manifest.version = 3;
     manifest.root = Digest::of(b"another");
     f.store.put_manifest(&manifest, &f.key).await.unwrap();
-    let error = f.materialise(3, &[]).await.unwrap_err();
+    let error = f.materialize(3, &[]).await.unwrap_err();
     assert!(matches!(error, Error::NoPath { .. }), "{error}");
 }

@@ -7,7 +7,7 @@ async fn a_holder_of_a_newer_version_applies_deltas_in_reverse() {
     let f = fixture();
     let versions = f.chain(12, 100).await;
     let held = [(12, versions[11].1.clone())];
-    let back = f.materialise(9, &held).await.unwrap();
+    let back = f.materialize(9, &held).await.unwrap();
     assert_eq!(back.path, [12, 11, 10, 9]);
     assert_eq!(back.checkpoint, versions[8].1);
     assert_eq!(rehashed(&back.checkpoint), versions[8].0.root);
@@ -20,7 +20,7 @@ async fn a_holder_of_a_newer_version_applies_deltas_in_reverse() {
     let near = fixture();
     let versions = near.chain(60, 2).await;
     let held = [(60, versions[59].1.clone())];
-    assert_eq!(near.materialise(2, &held).await.unwrap().path, [2]);
+    assert_eq!(near.materialize(2, &held).await.unwrap().path, [2]);
 }
 
 #[tokio::test]
@@ -42,27 +42,27 @@ async fn broken_or_irreversible_deltas_are_bypassed() {
             root: parent.root,
         }),
         delta: Some(f.store.put_object(POLICY, &delta.into()).await.unwrap()),
-        image: None,
+        checkpoint: None,
         ..parent
     };
     f.store.put_manifest(&manifest, &f.key).await.unwrap();
     versions.push((manifest, Arc::new(checkpoint)));
     let held = [(7, versions[6].1.clone())];
-    assert_eq!(f.materialise(5, &held).await.unwrap().path, [1, 2, 3, 4, 5]);
+    assert_eq!(f.materialize(5, &held).await.unwrap().path, [1, 2, 3, 4, 5]);
     // Forwards, it is still used.
-    assert_eq!(f.materialise(7, &[]).await.unwrap().checkpoint, versions[6].1);
+    assert_eq!(f.materialize(7, &[]).await.unwrap().checkpoint, versions[6].1);
 
     // First a delta on the path is damaged, then the held version is not the claimed one.
     let held = [(6, versions[5].1.clone())];
-    assert_eq!(f.materialise(4, &held).await.unwrap().path, [6, 5, 4]);
+    assert_eq!(f.materialize(4, &held).await.unwrap().path, [6, 5, 4]);
     std::fs::write(f.object_path(&versions[4].0.delta.unwrap()), b"damaged").unwrap();
-    let around = f.materialise(4, &held).await.unwrap();
+    let around = f.materialize(4, &held).await.unwrap();
     assert_eq!(
         (around.path, around.checkpoint),
         (vec![1, 2, 3, 4], versions[3].1.clone())
     );
     let wrong = [(6, versions[2].1.clone())];
-    let around = f.materialise(4, &wrong).await.unwrap();
+    let around = f.materialize(4, &wrong).await.unwrap();
     assert_eq!(
         (around.path, around.checkpoint),
         (vec![1, 2, 3, 4], versions[3].1.clone())
@@ -88,12 +88,12 @@ async fn another_branch_is_reached_through_the_common_ancestor() {
             root: parent.root,
         }),
         delta: Some(f.store.put_object(POLICY, &delta.into()).await.unwrap()),
-        image: None,
+        checkpoint: None,
         ..parent.clone()
     };
     f.store.put_manifest(&branch, &f.key).await.unwrap();
     // From the branch in reverse to the line.
     let held = [(6, Arc::new(checkpoint))];
-    let back = f.materialise(5, &held).await.unwrap();
+    let back = f.materialize(5, &held).await.unwrap();
     assert_eq!((back.path, back.checkpoint), (vec![6, 3, 4, 5], versions[4].1.clone()));
 }

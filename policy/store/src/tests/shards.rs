@@ -9,7 +9,7 @@ use artifact::merkle::ChunkHash;
 use artifact::sign::Envelope;
 
 /// TensorSlice along dimension 0, along dimension 1, by expert, and not at all.
-const CUTS: [(&str, Option<usize>); 4] = [
+const SLICES: [(&str, Option<usize>); 4] = [
     ("embed.weight", Some(0)),
     ("mlp.down.weight", Some(1)),
     ("mlp.experts", Some(0)),
@@ -45,32 +45,33 @@ fn version(step: u32) -> Checkpoint {
 
 /// A rank's parts of all tensors. The first rank has the tensors that are not sliced.
 struct Rank {
-    cuts: BTreeMap<&'static str, TensorSlice>,
+    slices: BTreeMap<&'static str, TensorSlice>,
     parts: BTreeMap<&'static str, Vec<u8>>,
 }
 
 fn ranks(checkpoint: &Checkpoint, of: usize) -> Vec<Rank> {
     let rank = |rank: usize| {
-        let cut = |(name, dim): (&'static str, Option<usize>)| {
+        let slice = |(name, dim): (&'static str, Option<usize>)| {
             let tensor = &checkpoint.tensors[name];
-            let cut = match dim {
+            let slice = match dim {
                 Some(dim) => TensorSlice::even(tensor.dtype, &tensor.shape, dim, rank, of),
                 None => TensorSlice::even(tensor.dtype, &tensor.shape, 0, 0, 1),
             };
-            (name, cut.unwrap())
+            (name, slice.unwrap())
         };
-        let cuts: BTreeMap<_, _> = CUTS.map(cut).into();
-        let part =
-            |(&name, cut): (&&'static str, &TensorSlice)| (name, cut.take(&checkpoint.tensors[name].bytes).unwrap());
+        let slices: BTreeMap<_, _> = SLICES.map(slice).into();
+        let part = |(&name, slice): (&&'static str, &TensorSlice)| {
+            (name, slice.take(&checkpoint.tensors[name].bytes).unwrap())
+        };
         Rank {
-            parts: cuts.iter().map(part).collect(),
-            cuts,
+            parts: slices.iter().map(part).collect(),
+            slices,
         }
     };
     (0..of).map(rank).collect()
 }
 
-fn runs(checkpoint: &Checkpoint, rank: usize, of: usize) -> Vec<FrameRange<'_>> {
+fn ranges(checkpoint: &Checkpoint, rank: usize, of: usize) -> Vec<FrameRange<'_>> {
     let forms = checkpoint.tensors.iter();
     let forms = forms.map(|(name, tensor)| (name.as_str(), tensor.dtype, tensor.shape.as_slice()));
     delta::partition(forms, rank, of).unwrap()
@@ -82,64 +83,64 @@ async fn publish(f: &Fixture, base: (&Manifest, &Checkpoint), next: &Checkpoint,
     let (parent, base) = base;
     let mut changes: BTreeMap<(String, usize), Vec<(u32, u64)>> = BTreeMap::new();
     for (rank, (old, new)) in ranks(base, of).iter().zip(ranks(next, of)).enumerate() {
-        for (name, cut) in &old.cuts {
-            if rank > 0 && CUTS.contains(&(name, None)) {
+        for (name, slice) in &old.slices {
+            if rank > 0 && SLICES.contains(&(name, None)) {
                 continue;
             }
-            let changed = cut.compare(&old.parts[name], &new.parts[name]).unwrap();
-            for (frame, weights) in cut.in_frames(&changed) {
+            let changed = slice.compare(&old.parts[name], &new.parts[name]).unwrap();
+            for (frame, weights) in slice.in_frames(&changed) {
                 changes.entry((name.to_string(), frame)).or_default().extend(weights);
             }
         }
     }
     let (mut reports, mut delta_shards) = (vec![], vec![]);
     for rank in 0..of {
-        let mut made = vec![];
-        for run in runs(base, rank, of) {
+        let mut encoded = vec![];
+        for range in ranges(base, rank, of) {
             let (old, width) = (
-                &base.tensors[run.name].bytes[run.bytes.clone()],
-                artifact::tensor::weight_bytes(run.dtype),
+                &base.tensors[range.name].bytes[range.bytes.clone()],
+                artifact::tensor::weight_bytes(range.dtype),
             );
             let mut new = old.to_vec();
             let mut known = vec![];
-            for (frame, bytes) in run.frames.clone().zip(new.chunks_mut(FRAME_WEIGHTS * width)) {
-                let mut weights = changes.remove(&(run.name.into(), frame)).unwrap_or_default();
+            for (frame, bytes) in range.frames.clone().zip(new.chunks_mut(FRAME_WEIGHTS * width)) {
+                let mut weights = changes.remove(&(range.name.into(), frame)).unwrap_or_default();
                 weights.sort_unstable();
                 for &(index, value) in &weights {
                     bytes[index as usize * width..][..width].copy_from_slice(&value.to_le_bytes()[..width]);
                 }
                 known.push(Change::Some(weights));
             }
-            made.push((run, old, new, known));
+            encoded.push((range, old, new, known));
         }
-        let stretches = made.iter().map(|(run, old, new, known)| FrameSpan {
-            name: run.name,
-            dtype: run.dtype,
-            shape: run.shape,
-            first_frame: run.frames.start,
+        let spans = encoded.iter().map(|(range, old, new, known)| FrameSpan {
+            name: range.name,
+            dtype: range.dtype,
+            shape: range.shape,
+            first_frame: range.frames.start,
             old,
             new,
             known: Some(known),
         });
-        let share = delta::encode_shard(&stretches.collect::<Vec<_>>(), &Threads::ONE).unwrap();
-        let object = f.store.put_object(POLICY, &share.object).await.unwrap();
-        assert_eq!(share.report.shard().object, object);
-        delta_shards.push(share.report.shard());
-        reports.push(share.report);
+        let shard = delta::encode_shard(&spans.collect::<Vec<_>>(), &Threads::ONE).unwrap();
+        let object = f.store.put_object(POLICY, &shard.object).await.unwrap();
+        assert_eq!(shard.report.shard().object, object);
+        delta_shards.push(shard.report.shard());
+        reports.push(shard.report);
     }
-    let joined = delta::merge_shards(&reports, &base.files, &next.files).unwrap();
-    assert_eq!(joined.header.base, parent.root);
+    let merged = delta::merge_shards(&reports, &base.files, &next.files).unwrap();
+    assert_eq!(merged.header.base, parent.root);
     let manifest = Manifest {
         version: parent.version + 1,
-        root: joined.header.result,
+        root: merged.header.result,
         parent: Some(Parent {
             version: parent.version,
             root: parent.root,
         }),
-        image: None,
-        delta: Some(f.store.put_object(POLICY, &joined.head.into()).await.unwrap()),
+        checkpoint: None,
+        delta: Some(f.store.put_object(POLICY, &merged.head.into()).await.unwrap()),
         delta_shards,
-        tensor_bytes: joined.tensor_bytes,
+        tensor_bytes: merged.tensor_bytes,
         ..parent.clone()
     };
     let outcome = f.store.put_manifest(&manifest, &f.key).await.unwrap();
@@ -157,27 +158,27 @@ async fn follow(f: &Fixture, base: &Checkpoint, manifest: &Manifest, of: usize) 
     let mut subtrees: BTreeMap<&str, Vec<ChunkHash>> = BTreeMap::new();
     for rank in 0..of {
         let mut bytes_fetched = 0;
-        for run in runs(base, rank, of) {
-            let tensor = &base.tensors[run.name];
-            let mut bytes = tensor.bytes[run.bytes.clone()].to_vec();
-            let payload = delta.payload(&f.store, run.name, run.frames.clone()).await.unwrap();
+        for range in ranges(base, rank, of) {
+            let tensor = &base.tensors[range.name];
+            let mut bytes = tensor.bytes[range.bytes.clone()].to_vec();
+            let payload = delta.payload(&f.store, range.name, range.frames.clone()).await.unwrap();
             bytes_fetched += payload.len();
             let changes = delta
                 .slices
-                .changes(run.name, run.frames.start, &payload, &mut bytes)
+                .changes(range.name, range.frames.start, &payload, &mut bytes)
                 .unwrap();
-            for (frame, change) in run.frames.clone().zip(&changes) {
+            for (frame, change) in range.frames.clone().zip(&changes) {
                 for rank in &mut ranks {
-                    let own = rank.cuts[run.name].own(frame, change);
-                    rank.cuts[run.name]
-                        .write(&own, rank.parts.get_mut(run.name).unwrap())
+                    let own = rank.slices[range.name].own(frame, change);
+                    rank.slices[range.name]
+                        .write(&own, rank.parts.get_mut(range.name).unwrap())
                         .unwrap();
                 }
             }
-            let frame = FRAME_WEIGHTS * artifact::tensor::weight_bytes(run.dtype);
+            let frame = FRAME_WEIGHTS * artifact::tensor::weight_bytes(range.dtype);
             for (n, bytes) in bytes.chunks(frame).enumerate() {
-                let subtree = delta::frame_hash(bytes, run.bytes.start + n * frame, tensor.bytes.len());
-                subtrees.entry(run.name).or_default().push(subtree);
+                let subtree = delta::frame_hash(bytes, range.bytes.start + n * frame, tensor.bytes.len());
+                subtrees.entry(range.name).or_default().push(subtree);
             }
         }
         fetched.push(bytes_fetched);
@@ -213,10 +214,10 @@ async fn trainers_and_engines_of_any_number_of_ranks_have_the_same_bytes() {
             assert!(*most <= payloads / receivers + payloads / 3, "{fetched:?}");
         }
         // The merged delta equals one that a single rank would encode.
-        let made = f.materialise(2, &[(1, Arc::new(base.clone()))]).await.unwrap();
-        assert_eq!(rehashed(&made.checkpoint), manifest.root);
-        assert_eq!(made.bytes_fetched, alone.len() as u64);
-        let back = f.materialise(1, &[(2, made.checkpoint.clone())]).await.unwrap();
+        let rebuilt = f.materialize(2, &[(1, Arc::new(base.clone()))]).await.unwrap();
+        assert_eq!(rehashed(&rebuilt.checkpoint), manifest.root);
+        assert_eq!(rebuilt.bytes_fetched, alone.len() as u64);
+        let back = f.materialize(1, &[(2, rebuilt.checkpoint.clone())]).await.unwrap();
         assert_eq!((back.path, rehashed(&back.checkpoint)), (vec![2, 1], first.root));
     }
 }
@@ -224,10 +225,10 @@ async fn trainers_and_engines_of_any_number_of_ranks_have_the_same_bytes() {
 async fn first(f: &Fixture, base: &Checkpoint) -> Manifest {
     let mut manifest = f.chain(1, 1).await.remove(0).0;
     std::fs::remove_file(f.path(&format!("policy/{POLICY}/version/{:010}.json", 1))).unwrap();
-    std::fs::remove_file(f.object_path(&manifest.image.unwrap())).unwrap();
+    std::fs::remove_file(f.object_path(&manifest.checkpoint.unwrap())).unwrap();
     manifest.root = base.root();
     manifest.tensor_bytes = base.tensor_bytes();
-    manifest.image = Some(f.store.put_object(POLICY, &base.to_bytes().unwrap()).await.unwrap());
+    manifest.checkpoint = Some(f.store.put_object(POLICY, &base.to_bytes().unwrap()).await.unwrap());
     f.store.put_manifest(&manifest, &f.key).await.unwrap();
     manifest
 }
@@ -249,7 +250,7 @@ async fn a_missing_or_damaged_shard_makes_the_delta_unusable() {
             Some(bytes) => std::fs::write(&shard, bytes).unwrap(),
             None => std::fs::remove_file(&shard).unwrap(),
         }
-        let error = f.materialise(2, &held).await.unwrap_err();
+        let error = f.materialize(2, &held).await.unwrap_err();
         assert!(matches!(error, Error::NoPath { .. }), "{error}");
         let catalog = f.store.catalog(POLICY, &f.trusted()).await.unwrap();
         let lengths_differ = spoiled.is_none_or(|bytes| bytes.len() != sound.len());
@@ -260,12 +261,15 @@ async fn a_missing_or_damaged_shard_makes_the_delta_unusable() {
         );
     }
     // A checkpoint bypasses it.
-    let mut whole = manifest.clone();
-    whole.image = Some(f.store.put_object(POLICY, &next.to_bytes().unwrap()).await.unwrap());
+    let mut with_checkpoint = manifest.clone();
+    with_checkpoint.checkpoint = Some(f.store.put_object(POLICY, &next.to_bytes().unwrap()).await.unwrap());
     std::fs::remove_file(f.path(&format!("policy/{POLICY}/version/{:010}.json", 2))).unwrap();
-    f.store.put_manifest(&whole, &f.key).await.unwrap();
-    let made = f.materialise(2, &held).await.unwrap();
-    assert_eq!((made.path, rehashed(&made.checkpoint)), (vec![2], whole.root));
+    f.store.put_manifest(&with_checkpoint, &f.key).await.unwrap();
+    let rebuilt = f.materialize(2, &held).await.unwrap();
+    assert_eq!(
+        (rebuilt.path, rehashed(&rebuilt.checkpoint)),
+        (vec![2], with_checkpoint.root)
+    );
 }
 
 #[tokio::test]
@@ -295,22 +299,22 @@ async fn a_reader_without_shard_support_refuses_a_sharded_manifest() {
     let first = first(&f, &base).await;
     let manifest = publish(&f, (&first, &base), &next, 2).await;
     let path = f.path(&format!("policy/{POLICY}/version/{:010}.json", 2));
-    let says = |kind| {
+    let verify_as = |kind| {
         Envelope::from_bytes(&std::fs::read(&path).unwrap())
             .unwrap()
             .verify(kind, &f.trusted())
     };
-    assert!(says("manifest").is_err() && says("sharded-manifest").is_ok());
+    assert!(verify_as("manifest").is_err() && verify_as("sharded-manifest").is_ok());
     // Another signature does not change the kind, and neither kind verifies as the other.
     let other = SigningKey::from_seed(&[9; 32]);
     assert_eq!(f.store.resign(POLICY, &f.trusted(), &other).await.unwrap(), 2);
     let trusted = other.trusted();
     assert_eq!(f.store.get_manifest(POLICY, 2, &trusted).await.unwrap(), manifest);
-    let whole = Manifest {
+    let unsharded = Manifest {
         version: 2,
         ..first.clone()
     };
-    for (kind, manifest) in [("manifest", &manifest), ("sharded-manifest", &whole)] {
+    for (kind, manifest) in [("manifest", &manifest), ("sharded-manifest", &unsharded)] {
         let payload = serde_json::to_vec(manifest).unwrap();
         let envelope = Envelope::sign(kind, &payload, &f.key).to_bytes().unwrap();
         std::fs::write(&path, envelope).unwrap();
@@ -345,8 +349,8 @@ async fn gc_keeps_the_shards_of_a_needed_delta() {
     let f = fixture();
     let mut manifests = vec![first(&f, &checkpoints[0]).await];
     for n in 1..4 {
-        let made = publish(&f, (&manifests[n - 1], &checkpoints[n - 1]), &checkpoints[n], 2).await;
-        manifests.push(made);
+        let manifest = publish(&f, (&manifests[n - 1], &checkpoints[n - 1]), &checkpoints[n], 2).await;
+        manifests.push(manifest);
     }
     let orphan = f.store.put_object(POLICY, &"nobody's".into()).await.unwrap();
     f.age();
@@ -354,6 +358,6 @@ async fn gc_keeps_the_shards_of_a_needed_delta() {
     let collected = f.collect(&f.store, false).await.unwrap();
     assert_eq!(collected.live, [4].into());
     assert_eq!(collected.deleted.into_keys().collect::<Vec<_>>(), [orphan.digest]);
-    let made = f.materialise(4, &[]).await.unwrap();
-    assert_eq!(rehashed(&made.checkpoint), checkpoints[3].root());
+    let rebuilt = f.materialize(4, &[]).await.unwrap();
+    assert_eq!(rehashed(&rebuilt.checkpoint), checkpoints[3].root());
 }

@@ -24,18 +24,18 @@ async fn a_follower_far_behind_uses_squashed_deltas_that_save_bytes() {
     let f = fixture();
     let versions = f.chain(40, 100).await;
     let held = [(2, versions[1].1.clone())];
-    let before = f.materialise(40, &held).await.unwrap();
+    let before = f.materialize(40, &held).await.unwrap();
     assert_eq!(before.path.len(), 39);
     for from in [1, 9, 17, 25] {
         f.squash(&versions, from, from + 8).await;
     }
     f.squash(&versions, 9, 33).await;
-    let after = f.materialise(40, &held).await.unwrap();
+    let after = f.materialize(40, &held).await.unwrap();
     assert_eq!(after.path, [2, 3, 4, 5, 6, 7, 8, 9, 33, 34, 35, 36, 37, 38, 39, 40]);
     assert_eq!(after.checkpoint, versions[39].1);
     assert!(after.bytes_fetched < before.bytes_fetched / 2);
     // Without a held version: the first checkpoint and a squashed delta from there.
-    let cold = f.materialise(40, &[]).await.unwrap();
+    let cold = f.materialize(40, &[]).await.unwrap();
     assert_eq!(cold.path[..3], [1, 9, 33]);
     let path = f.store.path(POLICY, 40, &f.trusted()).await.unwrap();
     assert_eq!((path.start, path.steps.len(), path.bytes), (1, 9, cold.bytes_fetched));
@@ -46,15 +46,15 @@ async fn a_missing_broken_or_false_squashed_delta_is_bypassed() {
     let f = fixture();
     let versions = f.chain(20, 100).await;
     let squashed = f.squash(&versions, 3, 19).await;
-    assert_eq!(f.materialise(20, &[]).await.unwrap().path, [1, 2, 3, 19, 20]);
+    assert_eq!(f.materialize(20, &[]).await.unwrap().path, [1, 2, 3, 19, 20]);
     let object = f.object_path(&squashed.delta);
     let good = std::fs::read(&object).unwrap();
     std::fs::write(&object, [&good[..good.len() - 1], &[!good[good.len() - 1]]].concat()).unwrap();
     // Single steps from where the squashed delta would have started.
     let around: Vec<i64> = (3..=20).collect();
-    assert_eq!(f.materialise(20, &[]).await.unwrap().path, around);
+    assert_eq!(f.materialize(20, &[]).await.unwrap().path, around);
     std::fs::remove_file(&object).unwrap();
-    assert_eq!(f.materialise(20, &[]).await.unwrap().path, around);
+    assert_eq!(f.materialize(20, &[]).await.unwrap().path, around);
     std::fs::write(&object, &good).unwrap();
     // A valid delta whose document names another result.
     for (from, to) in [(3, 18), (4, 19)] {
@@ -67,7 +67,7 @@ async fn a_missing_broken_or_false_squashed_delta_is_bypassed() {
         false_squash.steps = (to - from) as u32;
         f.store.create_or_get(&false_squash, &f.key).await.unwrap();
     }
-    let target = f.materialise(18, &[(3, versions[2].1.clone())]).await.unwrap();
+    let target = f.materialize(18, &[(3, versions[2].1.clone())]).await.unwrap();
     assert_eq!(target.checkpoint, versions[17].1);
     // With another content hash than the version.
     let mut other = squashed.clone();
@@ -77,7 +77,7 @@ async fn a_missing_broken_or_false_squashed_delta_is_bypassed() {
     };
     other.steps = 17;
     f.store.create_or_get(&other, &f.key).await.unwrap();
-    assert_eq!(f.materialise(20, &[]).await.unwrap().checkpoint, versions[19].1);
+    assert_eq!(f.materialize(20, &[]).await.unwrap().checkpoint, versions[19].1);
     // Signed by an unknown key.
     let place = f.path(&format!("policy/{POLICY}/fold/{:010}-{:010}.json", 19, 3));
     std::fs::remove_file(&place).unwrap();
@@ -85,11 +85,11 @@ async fn a_missing_broken_or_false_squashed_delta_is_bypassed() {
         .create_or_get(&squashed, &SigningKey::from_seed(&[9; 32]))
         .await
         .unwrap();
-    let made = f.materialise(20, &[]).await.unwrap();
+    let rebuilt = f.materialize(20, &[]).await.unwrap();
     assert!(
-        made.checkpoint == versions[19].1 && !made.path.windows(2).any(|step| step == [3, 19]),
+        rebuilt.checkpoint == versions[19].1 && !rebuilt.path.windows(2).any(|step| step == [3, 19]),
         "{:?}",
-        made.path
+        rebuilt.path
     );
 }
 
@@ -120,13 +120,13 @@ async fn squashed_deltas_lie_end_to_end_and_useless_ones_are_not_written() {
         "{squashed:?}"
     );
     assert!(f.store.list_squashed_deltas(POLICY).await.unwrap().is_empty());
-    let made = f.squash(&versions, 1, 9).await;
+    let squashed = f.squash(&versions, 1, 9).await;
     let again = f
         .store
         .squash(POLICY, (from, to), 8, 10, &f.key, &f.trusted())
         .await
         .unwrap();
-    assert_eq!(again, SquashOutcome::Exists(made));
+    assert_eq!(again, SquashOutcome::Exists(squashed));
 }
 
 /// SPRINGTIDE_FOLD_VERSIONS for how far behind.
@@ -137,7 +137,7 @@ async fn a_follower_very_far_behind_needs_few_steps_and_a_fraction_of_the_bytes(
     let versions = f.chain(count, i64::MAX).await;
     let held = [(1, versions[0].1.clone())];
     let began = std::time::Instant::now();
-    let plain = f.materialise(count, &held).await.unwrap();
+    let plain = f.materialize(count, &held).await.unwrap();
     let plain_seconds = began.elapsed().as_secs_f64();
     let path = f.store.ancestry(POLICY, count, usize::MAX, &f.trusted()).await.unwrap();
     for span in SQUASH_SPANS {
@@ -148,7 +148,7 @@ async fn a_follower_very_far_behind_needs_few_steps_and_a_fraction_of_the_bytes(
         }
     }
     let began = std::time::Instant::now();
-    let squashed = f.materialise(count, &held).await.unwrap();
+    let squashed = f.materialize(count, &held).await.unwrap();
     println!(
         "{} behind: {} bytes in {} steps and {plain_seconds:.2} s, with squashed deltas {} bytes in {} steps and {:.2} s",
         count - 1,

@@ -1,4 +1,4 @@
-//! Python behaviour that templates rely on: `tojson`, `strftime`, the format of floats, and string
+//! Python behavior that templates rely on: `tojson`, `strftime`, the format of floats, and string
 //! methods that `minijinja_contrib` lacks.
 
 use std::fmt::Write;

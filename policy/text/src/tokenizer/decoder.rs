@@ -201,8 +201,8 @@ mod tests {
         #[test]
         fn valid_ids_with_byte_fallback_are_returned_as_if_decoded_at_once(ids in prop::collection::vec(0u32..400, 0..200)) {
             let tokenizer = tokenizer("byte_fallback.json");
-            let (pieces, whole) = (pieces(&tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
-            prop_assert!(whole.contains(REPLACEMENT) || pieces == whole, "{pieces:?} {whole:?}");
+            let (pieces, at_once) = (pieces(&tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
+            prop_assert!(at_once.contains(REPLACEMENT) || pieces == at_once, "{pieces:?} {at_once:?}");
         }
     }
 

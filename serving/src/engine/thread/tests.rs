@@ -250,15 +250,15 @@ async fn a_caller_that_disconnects_frees_its_slot() {
 #[tokio::test]
 async fn a_version_serves_until_its_last_request_ends_and_then_retires() {
     let handle = engine(64);
-    let old = version(1);
-    let installed = handle.install(old.clone(), backend(2, 20)).await.unwrap();
-    let (slow, events) = request(&old, &[1, 2, 3], 60);
+    let first_version = version(1);
+    let installed = handle.install(first_version.clone(), backend(2, 20)).await.unwrap();
+    let (slow, events) = request(&first_version, &[1, 2, 3], 60);
     handle.submit(vec![slow]).unwrap();
-    let new = version(2);
-    let second = handle.install(new.clone(), backend(2, 0)).await.unwrap();
-    let weak = Arc::downgrade(&old);
-    drop(old);
-    let (quick, answered) = request(&new, &[9], 5);
+    let second_version = version(2);
+    let second = handle.install(second_version.clone(), backend(2, 0)).await.unwrap();
+    let weak = Arc::downgrade(&first_version);
+    drop(first_version);
+    let (quick, answered) = request(&second_version, &[9], 5);
     handle.submit(vec![quick]).unwrap();
     assert_eq!(finish(answered).await.0, continuation(&[9], 5));
     assert!(weak.upgrade().is_some(), "a request still runs on it");

@@ -75,13 +75,13 @@ impl Scene {
                 parent,
                 line: "realtime".into(),
                 branch: 0,
-                image: None,
+                checkpoint: None,
                 delta: None,
                 tensor_bytes: checkpoint.tensor_bytes(),
                 run: None,
                 fence: 0,
                 created_at: OffsetDateTime::now_utc(),
-                quantised: vec![],
+                quantized: vec![],
                 delta_shards: vec![],
             };
             if let Some(base) = &last {
@@ -90,7 +90,7 @@ impl Scene {
             }
             if version < 4 {
                 let bytes = checkpoint.to_bytes().unwrap();
-                manifest.image = Some(store.put_object("demo", &bytes).await.unwrap());
+                manifest.checkpoint = Some(store.put_object("demo", &bytes).await.unwrap());
             }
             store.put_manifest(&manifest, &scene.trainer).await.unwrap();
             scene.manifests.push(manifest);
@@ -198,7 +198,11 @@ impl Scene {
     /// Path of the delta or checkpoint of a version.
     fn object(&self, version: i64, checkpoint: bool) -> String {
         let manifest = &self.manifests[version as usize - 1];
-        let object = if checkpoint { manifest.image } else { manifest.delta };
+        let object = if checkpoint {
+            manifest.checkpoint
+        } else {
+            manifest.delta
+        };
         format!("object/{}", object.unwrap().digest)
     }
 
@@ -242,14 +246,14 @@ async fn newest_version(trust: &mut Trust, in_force: i64) -> anyhow::Result<Opti
         "the manifest has the content hash {}",
         manifest.root
     );
-    let made = trust.store.materialise("demo", target.version, &keys, &[]).await?;
+    let materialized = trust.store.materialize("demo", target.version, &keys, &[]).await?;
     assert_eq!(
-        made.checkpoint.root(),
+        materialized.checkpoint.root(),
         target.root,
         "the loaded version has the content hash that the assignment names"
     );
     assert_eq!(
-        *made.checkpoint,
+        *materialized.checkpoint,
         weights(target.version),
         "the loaded version has the published weights"
     );

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::learn::batch::MicroBatch;
-use crate::learn::behaviour::log_behaviour;
+use crate::learn::behavior::log_behavior;
 use crate::learn::loss::reinforce_is;
 use model::exact::Rows;
 use model::sampling::{self, Params, Source};
@@ -21,7 +21,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 /// One row of logits for each target, at a temperature.
-fn behaviour(logits: &[f32], targets: &[u32], suppressed: &[i64], temperature: f32, decline: Option<u32>) -> Vec<f32> {
+fn behavior(logits: &[f32], targets: &[u32], suppressed: &[i64], temperature: f32, decline: Option<u32>) -> Vec<f32> {
     let batch = MicroBatch {
         targets: targets.iter().map(|&id| i64::from(id)).collect(),
         temperature: vec![temperature; targets.len()],
@@ -29,24 +29,24 @@ fn behaviour(logits: &[f32], targets: &[u32], suppressed: &[i64], temperature: f
         ..MicroBatch::default()
     };
     let rows = Rows::from_values(logits.len(), logits.repeat(targets.len()));
-    log_behaviour(&rows, &batch, decline)
+    log_behavior(&rows, &batch, decline)
 }
 
 #[test]
-fn a_masked_log_probability_is_renormalised_over_the_rest() {
+fn a_masked_log_probability_is_renormalized_over_the_rest() {
     // π = 0.5, 0.3, 0.2; without the last 0.625, 0.375
     let row = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
-    let masked = behaviour(&row, &[1, 1, DECLINE], &[1], 1.0, Some(DECLINE));
+    let masked = behavior(&row, &[1, 1, DECLINE], &[1], 1.0, Some(DECLINE));
     for (got, want) in masked.iter().zip([0.3f32, 0.375, 0.2]) {
         assert!((got - want.ln()).abs() < 1e-6, "{got} against ln {want}");
     }
     assert_eq!(
-        behaviour(&row, &[DECLINE], &[0], 1.0, Some(DECLINE)),
+        behavior(&row, &[DECLINE], &[0], 1.0, Some(DECLINE)),
         [f32::NEG_INFINITY]
     );
     // without a decline token nothing is masked
-    let all = behaviour(&row, &[1, 1, DECLINE], &[], 1.0, Some(DECLINE));
-    assert_eq!(behaviour(&row, &[1, 1, DECLINE], &[1], 1.0, None), all);
+    let all = behavior(&row, &[1, 1, DECLINE], &[], 1.0, Some(DECLINE));
+    assert_eq!(behavior(&row, &[1, 1, DECLINE], &[1], 1.0, None), all);
 }
 
 #[test]
@@ -62,9 +62,9 @@ fn sampler_and_trainer_have_the_same_bits_even_if_declining_is_almost_certain() 
     sampling::suppress(&mut masked, DECLINE);
     for _ in 0..50 {
         let (token, logged) = sampling::sample(&masked, &params, &mut source);
-        assert_eq!(behaviour(&logits, &[token], &[0], 0.8, Some(DECLINE)), [logged]);
+        assert_eq!(behavior(&logits, &[token], &[0], 0.8, Some(DECLINE)), [logged]);
         let (token, logged) = sampling::sample(&logits, &params, &mut source);
-        assert_eq!(behaviour(&logits, &[token], &[], 0.8, Some(DECLINE)), [logged]);
+        assert_eq!(behavior(&logits, &[token], &[], 0.8, Some(DECLINE)), [logged]);
     }
 }
 
@@ -110,7 +110,7 @@ fn the_weighted_sample_mean_is_the_gradient_of_the_policy() {
     terms.per_token.mean(Kind::Float).backward();
     assert_eq!(terms.clipped.sum(Kind::Float).double_value(&[]), 0.0);
     for (got, want) in values(&theta.grad()).iter().zip(&analytic) {
-        // the loss is minimised; a mean of 400 000 has a standard deviation below 0.001
+        // the loss is minimized; a mean of 400 000 has a standard deviation below 0.001
         assert!((f64::from(-got) - want).abs() < 0.004, "{got} against −{want}");
     }
 }

@@ -5,7 +5,7 @@ use super::{Metrics, at_targets, to_vec};
 use crate::learn::batch::{Counts, MicroBatch};
 use crate::learn::loss::Terms;
 use crate::learn::sample::Sample;
-use crate::learn::{advantage, behaviour, mismatch};
+use crate::learn::{advantage, behavior, mismatch};
 use model::exact::Rows;
 use tch::{Kind, Tensor};
 
@@ -17,7 +17,7 @@ const KL_ONE_IN: usize = 4;
 #[derive(Debug)]
 pub(super) struct KlBatch {
     pub batch: MicroBatch,
-    /// From [`behaviour::logit_transform`].
+    /// From [`behavior::logit_transform`].
     pub transform: Option<[Tensor; 2]>,
     /// Log-softmax at each trained position before the update, `[n, V]`, without gradient.
     pub before: Tensor,
@@ -71,10 +71,9 @@ impl Accumulator {
         self.loss += terms.per_token.sum(Kind::Double).double_value(&[]);
         self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
         self.entropy += distribution.exp().special_entr().sum(Kind::Double).double_value(&[]);
-        self.recomputed
-            .extend(behaviour::log_behaviour(logits, &batch, decline));
+        self.recomputed.extend(behavior::log_behavior(logits, &batch, decline));
         self.policy.extend(to_vec(&at_targets(&distribution, &batch)));
-        self.logged.extend_from_slice(&batch.behaviour);
+        self.logged.extend_from_slice(&batch.behavior);
         self.sequences += batch.sequences.len();
         if self.kl_sequences * KL_ONE_IN < self.sequences {
             self.kl_sequences += batch.sequences.len();

@@ -4,7 +4,7 @@
 use super::*;
 use crate::learn::loss::Loss;
 use crate::learn::optimizer::OptimizerSettings;
-use crate::learn::sample::Behaviour;
+use crate::learn::sample::Behavior;
 use crate::publish::run_state::{RunState, StepRecord};
 use model::autograd::random_checkpoint;
 use model::config::{Family, ModelConfig};
@@ -52,7 +52,7 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
                 mask: vec![true; tokens.len()],
                 tokens,
                 temperature: 0.8,
-                behaviour: None,
+                behavior: None,
                 experts: None,
                 reward: if i % 3 == 0 { 0.75 } else { -0.25 },
                 suppressed: false,
@@ -64,7 +64,7 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
     for sample in &mut samples {
         let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1).unwrap();
         let logits = score(&learner.state.model, &single[0]).unwrap().logits;
-        sample.logprobs = behaviour::log_behaviour(&logits, &single[0], None);
+        sample.logprobs = behavior::log_behavior(&logits, &single[0], None);
     }
     samples
 }
@@ -139,11 +139,11 @@ fn drawn(learner: &Learner, params: &Params, n: u64) -> Vec<Sample> {
         let mut cache = KvCache::new(&learner.state.model, 1, 64);
         let mut logits = learner.state.model.prefill(&mut cache, 0, &sample.prompt).unwrap();
         let (mut history, mut source) = (PreviousTokens::new(&sample.prompt), Source::new(seed));
-        let mut kept = Vec::new();
+        let mut candidates = Vec::new();
         for at in 0..sample.tokens.len() {
             let drawn = sampling::draw(&logits, params, &history, &mut source);
             (sample.tokens[at], sample.logprobs[at]) = (drawn.id, drawn.log_prob);
-            kept.push(drawn.candidates);
+            candidates.push(drawn.candidates);
             history.push(drawn.id);
             logits = learner
                 .state
@@ -153,10 +153,10 @@ fn drawn(learner: &Learner, params: &Params, n: u64) -> Vec<Sample> {
                 .swap_remove(0);
         }
         sample.temperature = params.temperature;
-        let kept = (seed % 2 == 0).then_some(kept); // some requests log it, some do not
-        sample.behaviour = Some(Arc::new(Behaviour {
+        let candidates = (seed % 2 == 0).then_some(candidates); // some requests log it, some do not
+        sample.behavior = Some(Arc::new(Behavior {
             params: params.clone(),
-            kept,
+            candidates,
         }));
     }
     samples
@@ -201,7 +201,7 @@ fn sampling_parameters_are_applied_before_log_probabilities_are_taken() {
         .iter()
         .cloned()
         .map(|sample| Sample {
-            behaviour: None,
+            behavior: None,
             ..sample
         })
         .collect();
@@ -294,10 +294,10 @@ fn the_size_of_micro_batches_does_not_change_the_step() {
         micro_batch_tokens: tokens,
         ..StepSettings::default()
     };
-    let (mut whole, mut cut) = (learner(2), learner(2));
-    let samples = samples(&whole, 9);
-    let a = propose(&mut whole, &samples, &settings(4096)).metrics;
-    let b = propose(&mut cut, &samples, &settings(16)).metrics;
+    let (mut large, mut small) = (learner(2), learner(2));
+    let samples = samples(&large, 9);
+    let a = propose(&mut large, &samples, &settings(4096)).metrics;
+    let b = propose(&mut small, &samples, &settings(16)).metrics;
     assert!((a.loss - b.loss).abs() < 1e-5 * a.loss.abs().max(1.0));
     assert!((a.gradient_norm - b.gradient_norm).abs() < 1e-4 * a.gradient_norm);
     assert!((a.entropy - b.entropy).abs() < 1e-5);
@@ -342,16 +342,16 @@ fn master(learner: &Learner) -> Vec<f32> {
 
 #[test]
 fn accumulating_the_same_micro_batches_makes_the_same_bits() {
-    let (mut whole, mut parts) = (learner(10), learner(10));
-    let alone = StepSettings {
+    let (mut at_once, mut in_parts) = (learner(10), learner(10));
+    let one_sample_each = StepSettings {
         micro_batch_tokens: 1,
         ..StepSettings::default()
     };
     for _ in 0..2 {
-        let mut cohort = samples(&whole, 9);
+        let mut cohort = samples(&at_once, 9);
         cohort.sort_by_key(|s| std::cmp::Reverse(s.input_len())); // the order of packing a whole cohort
-        let a = propose(&mut whole, &cohort, &alone);
-        let b = accumulate(&mut parts, &cohort.chunks(1).collect::<Vec<_>>(), &alone);
+        let a = propose(&mut at_once, &cohort, &one_sample_each);
+        let b = accumulate(&mut in_parts, &cohort.chunks(1).collect::<Vec<_>>(), &one_sample_each);
         assert_eq!(a.checkpoint.root(), b.checkpoint.root());
         let timeless = |metrics| Metrics {
             seconds: 0.0,
@@ -359,9 +359,9 @@ fn accumulating_the_same_micro_batches_makes_the_same_bits() {
             ..metrics
         };
         assert_eq!(timeless(a.metrics), timeless(b.metrics));
-        assert!(whole.run_state(record(), 0) == parts.run_state(record(), 0));
-        whole.accept();
-        parts.accept();
+        assert!(at_once.run_state(record(), 0) == in_parts.run_state(record(), 0));
+        at_once.accept();
+        in_parts.accept();
     }
 }
 
@@ -374,16 +374,16 @@ fn accumulating_in_any_order_makes_the_same_step_up_to_rounding() {
         },
         ..StepSettings::default()
     };
-    let (mut whole, mut parts) = (learner(11), learner(11));
-    let mut cohort = samples(&whole, 9);
-    let a = propose(&mut whole, &cohort, &settings).metrics;
+    let (mut at_once, mut in_parts) = (learner(11), learner(11));
+    let mut cohort = samples(&at_once, 9);
+    let a = propose(&mut at_once, &cohort, &settings).metrics;
     cohort.reverse();
-    let b = accumulate(&mut parts, &[&cohort[..2], &cohort[2..3], &cohort[3..]], &settings).metrics;
+    let b = accumulate(&mut in_parts, &[&cohort[..2], &cohort[2..3], &cohort[3..]], &settings).metrics;
     assert!((a.gradient_norm - b.gradient_norm).abs() < 1e-6 * a.gradient_norm);
     assert!((a.loss - b.loss).abs() < 1e-6);
-    let difference = master(&whole)
+    let difference = master(&at_once)
         .into_iter()
-        .zip(master(&parts))
+        .zip(master(&in_parts))
         .map(|(a, b)| (a - b).abs());
     assert!(difference.fold(0.0, f32::max) < 1e-6);
 }

@@ -24,13 +24,8 @@ pub(super) async fn score(executor: &Executor<'_>, samples: Vec<Sample>) -> anyh
         samples: Vec::new(),
         advantages: Vec::new(),
         reward_mean,
-        dropped: BTreeMap::new(),
+        dropped: executor.drop_generations(&dropped).await?,
     };
-    for (code, ids) in dropped {
-        scored
-            .dropped
-            .insert(code, executor.drop_generations(&ids, code).await?);
-    }
     for group in groups {
         scored.advantages.extend(advantage::dr_grpo(&rewards(&group)));
         scored.samples.extend(group);
@@ -66,20 +61,20 @@ fn split(samples: Vec<Sample>, head: i64, context: i64) -> (Vec<Vec<Sample>>, BT
             None => groups.entry(sample.group.clone()).or_default().push(sample),
         }
     }
-    let mut kept = Vec::new();
+    let mut trainable = Vec::new();
     for group in groups.into_values() {
         let code = match group.len() {
             1 => "incomplete_group",
             _ if advantage::has_no_variance(&rewards(&group)) => "zero_variance_group",
             _ => {
-                kept.push(group);
+                trainable.push(group);
                 continue;
             }
         };
         let ids = group.iter().map(|sample| sample.generation);
         dropped.entry(code).or_default().extend(ids);
     }
-    (kept, dropped)
+    (trainable, dropped)
 }
 
 #[cfg(test)]
@@ -106,21 +101,24 @@ mod tests {
             sample("c", 5, 1.0),
         ];
         let total = samples.len();
-        let (kept, dropped) = split(samples, 5, 64);
-        assert_eq!(kept.len(), 1);
-        assert_eq!(kept[0].len(), 2);
+        let (trainable, dropped) = split(samples, 5, 64);
+        assert_eq!(trainable.len(), 1);
+        assert_eq!(trainable[0].len(), 2);
         let count = |code| dropped.get(code).map_or(0, Vec::len);
         assert_eq!(
             (count("stale"), count("zero_variance_group"), count("incomplete_group")),
             (1, 2, 1)
         );
-        assert_eq!(kept[0].len() + dropped.values().map(Vec::len).sum::<usize>(), total);
+        assert_eq!(
+            trainable[0].len() + dropped.values().map(Vec::len).sum::<usize>(),
+            total
+        );
     }
 
     #[test]
     fn a_rollout_longer_than_the_context_is_dropped() {
-        let (kept, dropped) = split(vec![sample("a", 5, 1.0), sample("a", 5, 0.0)], 5, 2);
-        assert!(kept.is_empty());
+        let (trainable, dropped) = split(vec![sample("a", 5, 1.0), sample("a", 5, 0.0)], 5, 2);
+        assert!(trainable.is_empty());
         assert_eq!(dropped["longer_than_context"].len(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! Rollouts through the public completions API, at low priority and labelled with run, task and
+//! Rollouts through the public completions API, at low priority and labeled with run, task and
 //! group.
 
 use crate::api::Config;

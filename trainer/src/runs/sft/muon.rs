@@ -11,7 +11,7 @@ const MOMENTUM: f64 = 0.95;
 const WEIGHT_DECAY: f64 = 0.01;
 
 pub(super) struct Optimizer {
-    /// Names of the matrices that Muon trains, grouped by shape: each group is orthogonalised in
+    /// Names of the matrices that Muon trains, grouped by shape: each group is orthogonalized in
     /// one batch.
     groups: Vec<Vec<String>>,
     momentum: BTreeMap<String, Tensor>,
@@ -56,7 +56,7 @@ impl Optimizer {
                     Some(grad + &*m * MOMENTUM)
                 })
                 .collect();
-            let directions = orthogonalise(&Tensor::stack(&nesterov, 0));
+            let directions = orthogonalize(&Tensor::stack(&nesterov, 0));
             for (i, name) in group.iter().enumerate() {
                 let mut w = parameters[name].detach();
                 let (rows, columns) = (w.size()[0] as f64, w.size()[1] as f64);
@@ -89,7 +89,7 @@ impl Optimizer {
 
 /// The orthogonal factor of each matrix of `[N, rows, columns]`: five quintic Newton-Schulz steps
 /// in bf16.
-fn orthogonalise(g: &Tensor) -> Tensor {
+fn orthogonalize(g: &Tensor) -> Tensor {
     let (a, b, c) = (3.4445, -4.7750, 2.0315);
     let tall = g.size()[1] > g.size()[2];
     let mut x = g.to_kind(Kind::BFloat16);
@@ -118,10 +118,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_orthogonalised_matrix_has_singular_values_near_one() {
+    fn an_orthogonalized_matrix_has_singular_values_near_one() {
         tch::manual_seed(1);
         for shape in [[2, 48, 16], [2, 16, 48]] {
-            let x = orthogonalise(&Tensor::randn(shape, (Kind::Float, tch::Device::Cpu)));
+            let x = orthogonalize(&Tensor::randn(shape, (Kind::Float, tch::Device::Cpu)));
             let (_, s, _) = x.get(0).svd(true, true);
             let (low, high) = (s.min().double_value(&[]), s.max().double_value(&[]));
             assert!(low > 0.5 && high < 1.4, "singular values in [{low}, {high}]");

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::super::folder::{Folder, Storage, Tail};
-use super::super::segment::Header;
+use super::super::segment::SegmentHeader;
 
 /// How the next operation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ fn no_space() -> io::Error {
 }
 
 impl Storage for Disk {
-    fn create(&mut self, number: u64) -> io::Result<(Header, Box<dyn Tail>)> {
+    fn create(&mut self, number: u64) -> io::Result<(SegmentHeader, Box<dyn Tail>)> {
         if *self.fault.lock().unwrap() == Fault::Create {
             return Err(no_space());
         }

@@ -1,6 +1,6 @@
 //! The operations of `simd` in plain Rust.
 
-use super::{BLOCK, BUCKETS_MAX, Counts, Masks, Simd, Table, key};
+use super::{BLOCK, BUCKETS_MAX, BucketTable, Counts, Masks, Simd, key};
 
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
@@ -27,10 +27,10 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], buckets: &Table) -> Masks {
+    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], table: &BucketTable) -> Masks {
         let mut masks = [0; BUCKETS_MAX];
         for (i, weight) in block.iter().enumerate() {
-            masks[usize::from(buckets.bucket[usize::from(key(weight))]) % BUCKETS_MAX] |= 1 << i;
+            masks[usize::from(table.bucket_of[usize::from(key(weight))]) % BUCKETS_MAX] |= 1 << i;
         }
         masks
     }
@@ -52,8 +52,8 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn add_counts(self, mut counts: Counts, masks: Masks) -> Counts {
-        for c in 0..BUCKETS_MAX {
-            counts[c] += masks[c].count_ones() as u16;
+        for bucket in 0..BUCKETS_MAX {
+            counts[bucket] += masks[bucket].count_ones() as u16;
         }
         counts
     }

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "calls functions compiled for instructions that were detected")]
 
-use super::{BLOCK, BUCKETS_MAX, Counts, Masks, Simd, Table, keys, value};
+use super::{BLOCK, BUCKETS_MAX, BucketTable, Counts, Masks, Simd, keys, value};
 use std::arch::x86_64::*;
 
 /// Proof that AVX2, BMI1, BMI2 and POPCNT are available.
@@ -36,7 +36,8 @@ macro_rules! methods {
         $(
             #[inline(always)]
             fn $name(self, $($arg: $type),*) $(-> $result)? {
-                // SAFETY: `self` is only made in a function that is compiled for these instructions.
+                // SAFETY: `self` is only made in a function that is compiled for these
+                // instructions.
                 unsafe { $to($($arg),*) }
             }
         )*
@@ -49,7 +50,7 @@ impl Simd for Avx2 {
 
     methods! {
         fn select(word: u64, rank: u64) -> u32 = select;
-        fn add_counts(counts: Counts, masks: Masks) -> Counts = counted_256;
+        fn add_counts(counts: Counts, masks: Masks) -> Counts = add_counts_256;
     }
 
     #[inline(always)]
@@ -79,9 +80,9 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], buckets: &Table) -> Masks {
+    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], table: &BucketTable) -> Masks {
         // SAFETY: `self` is only made in a function that is compiled for these instructions.
-        unsafe { masks_256(block, buckets) }
+        unsafe { masks_256(block, table) }
     }
 }
 
@@ -93,8 +94,8 @@ impl Simd for Avx512 {
         fn select(word: u64, rank: u64) -> u32 = select;
         fn store(masks: [__m512i; 2], to: &mut Masks) = store_512;
         fn load(masks: &Masks) -> [__m512i; 2] = load_512;
-        fn no_counts() -> __m256i = nothing_512;
-        fn add_counts(counts: __m256i, masks: [__m512i; 2]) -> __m256i = counted_512;
+        fn no_counts() -> __m256i = no_counts_512;
+        fn add_counts(counts: __m256i, masks: [__m512i; 2]) -> __m256i = add_counts_512;
         fn store_counts(counts: __m256i, to: &mut Counts) = store_counts_512;
     }
 
@@ -105,9 +106,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], buckets: &Table) -> [__m512i; 2] {
+    fn masks<const W: usize>(self, block: &[[u8; W]; BLOCK], table: &BucketTable) -> [__m512i; 2] {
         // SAFETY: `self` is only made in a function that is compiled for these instructions.
-        unsafe { masks_512(block, buckets) }
+        unsafe { masks_512(block, table) }
     }
 }
 
@@ -133,7 +134,7 @@ fn halves(bytes: &[u8; BLOCK]) -> [__m256i; 2] {
 /// The highest bit of each byte.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn tops([low, high]: [__m256i; 2]) -> u64 {
+fn top_bits([low, high]: [__m256i; 2]) -> u64 {
     u64::from(_mm256_movemask_epi8(low) as u32) | u64::from(_mm256_movemask_epi8(high) as u32) << 32
 }
 
@@ -144,22 +145,22 @@ fn differs_256<const W: usize>(old: &[[u8; W]; BLOCK], new: &[[u8; W]; BLOCK]) -
     for i in 0..BLOCK {
         same[i] = u8::from(value(&old[i]) == value(&new[i])) << 7;
     }
-    !tops(halves(&same))
+    !top_bits(halves(&same))
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn masks_256<const W: usize>(block: &[[u8; W]; BLOCK], buckets: &Table) -> Masks {
+fn masks_256<const W: usize>(block: &[[u8; W]; BLOCK], table: &BucketTable) -> Masks {
     let [low, high] = halves(&keys(block, |i| i));
     let mut masks = [0; BUCKETS_MAX];
     let mut above = u64::MAX;
-    for (c, mask) in masks.iter_mut().enumerate().take(buckets.count) {
-        let limit = buckets.limits.get(c).copied().unwrap_or(u8::MAX);
+    for (bucket, mask) in masks.iter_mut().enumerate().take(table.count) {
+        let limit = table.limits.get(bucket).copied().unwrap_or(u8::MAX);
         let limit = _mm256_set1_epi8(limit as i8);
         // the maximum of both is the limit if the key is not above it
         let low = _mm256_cmpeq_epi8(_mm256_max_epu8(low, limit), limit);
         let high = _mm256_cmpeq_epi8(_mm256_max_epu8(high, limit), limit);
-        let within = tops([low, high]);
+        let within = top_bits([low, high]);
         *mask = above & within;
         above = !within;
     }
@@ -168,9 +169,9 @@ fn masks_256<const W: usize>(block: &[[u8; W]; BLOCK], buckets: &Table) -> Masks
 
 #[inline]
 #[target_feature(enable = "popcnt")]
-fn counted_256(mut counts: Counts, masks: Masks) -> Counts {
-    for c in 0..BUCKETS_MAX {
-        counts[c] += masks[c].count_ones() as u16;
+fn add_counts_256(mut counts: Counts, masks: Masks) -> Counts {
+    for bucket in 0..BUCKETS_MAX {
+        counts[bucket] += masks[bucket].count_ones() as u16;
     }
     counts
 }
@@ -229,8 +230,8 @@ const PICKS: [[u8; BLOCK]; 3] = {
     let mut picks = [[0; BLOCK]; 3];
     let mut at = 0;
     while at < 3 * BLOCK {
-        let (bit, lane, byte) = (at / BLOCK, at % BLOCK / 8, at % 8);
-        let inverted = lane >> bit & 1 == 0;
+        let (bit, bucket, byte) = (at / BLOCK, at % BLOCK / 8, at % 8);
+        let inverted = bucket >> bit & 1 == 0;
         picks[bit][at % BLOCK] = (byte * 8 + bit + if inverted { 4 } else { 0 }) as u8;
         at += 1;
     }
@@ -249,9 +250,9 @@ const HIGH: [u8; BLOCK] = {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-fn masks_512<const W: usize>(block: &[[u8; W]; BLOCK], buckets: &Table) -> [__m512i; 2] {
+fn masks_512<const W: usize>(block: &[[u8; W]; BLOCK], table: &BucketTable) -> [__m512i; 2] {
     let keys = keys_512(block);
-    let (quarters, _) = buckets.planes.as_chunks::<BLOCK>();
+    let (quarters, _) = table.planes.as_chunks::<BLOCK>();
     // each lookup uses the lowest seven bits of the key, in two quarters of the table
     let low = _mm512_permutex2var_epi8(load(&quarters[0]), keys, load(&quarters[1]));
     let high = _mm512_permutex2var_epi8(load(&quarters[2]), keys, load(&quarters[3]));
@@ -260,9 +261,12 @@ fn masks_512<const W: usize>(block: &[[u8; W]; BLOCK], buckets: &Table) -> [__m5
     let unit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
     let planes = _mm512_gf2p8affine_epi64_epi8::<0>(unit, planes);
     let pick = |places| _mm512_permutexvar_epi8(load(places), planes);
-    let all = _mm512_and_si512(pick(&PICKS[0]), pick(&PICKS[1]));
-    let (all, high) = (_mm512_and_si512(all, pick(&PICKS[2])), pick(&HIGH));
-    [_mm512_andnot_si512(high, all), _mm512_and_si512(high, all)]
+    let two_bits = _mm512_and_si512(pick(&PICKS[0]), pick(&PICKS[1]));
+    let (three_bits, high) = (_mm512_and_si512(two_bits, pick(&PICKS[2])), pick(&HIGH));
+    [
+        _mm512_andnot_si512(high, three_bits),
+        _mm512_and_si512(high, three_bits),
+    ]
 }
 
 #[inline]
@@ -291,14 +295,14 @@ fn store_512([low, high]: [__m512i; 2], to: &mut Masks) {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn nothing_512() -> __m256i {
+fn no_counts_512() -> __m256i {
     _mm256_setzero_si256()
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vpopcntdq")]
-fn counted_512(counts: __m256i, [low, high]: [__m512i; 2]) -> __m256i {
-    // the lowest 16 bits of each lane of the first, then of the second
+fn add_counts_512(counts: __m256i, [low, high]: [__m512i; 2]) -> __m256i {
+    // the lowest 16 bits of each 64-bit word of the first, then of the second
     let lowest = _mm512_set_epi16(
         0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 60, 56, 52, 48, 44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0,
     );

@@ -10,7 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::delta::{Patch, apply_reverse};
 use crate::tensor::TensorData;
 
-fn any_image() -> impl Strategy<Value = Checkpoint> {
+fn any_checkpoint() -> impl Strategy<Value = Checkpoint> {
     let dtype = prop_oneof![
         Just(Dtype::BF16),
         Just(Dtype::F32),
@@ -79,26 +79,26 @@ fn any_step() -> impl Strategy<Value = (Dtype, Vec<u8>, Vec<u8>)> {
 
 /// Number of cases.
 fn cases() -> ProptestConfig {
-    let asked = std::env::var("SPRINGTIDE_DELTA_TENSORS");
-    ProptestConfig::with_cases(asked.ok().and_then(|cases| cases.parse().ok()).unwrap_or(256))
+    let cases = std::env::var("SPRINGTIDE_DELTA_TENSORS");
+    ProptestConfig::with_cases(cases.ok().and_then(|text| text.parse().ok()).unwrap_or(256))
 }
 
 proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn any_two_images_are_joined_losslessly(from in any_image(), to in any_image()) {
+    fn a_delta_between_any_two_checkpoints_is_lossless(from in any_checkpoint(), to in any_checkpoint()) {
         let delta = encode(&from, &to).unwrap();
         prop_assert_eq!(apply(&from, &delta).unwrap(), to);
     }
 
     #[test]
-    fn any_step_of_a_tensor_arrives_and_returns_bit_for_bit((dtype, old, new) in any_step()) {
+    fn any_step_of_a_tensor_is_applied_and_reversed_bit_for_bit((dtype, old, new) in any_step()) {
         let (old, new) = (single(dtype, old), single(dtype, new));
         let delta = encode(&old, &new).unwrap();
         prop_assert_eq!(&apply(&old, &delta).unwrap(), &new);
         prop_assert_eq!(&apply_reverse(&new, &delta, &ONE).unwrap(), &old);
-        let patch = Patch::of(&old, old.root(), &delta, &ONE).unwrap();
+        let patch = Patch::decode(&old, old.root(), &delta, &ONE).unwrap();
         let mut bytes = old.tensors["w"].bytes.to_vec();
         patch.write("w", &mut bytes).unwrap();
         prop_assert_eq!(&bytes[..], &new.tensors["w"].bytes[..]);

@@ -17,7 +17,7 @@ fn of(changes: Vec<Change>) -> Changes {
 }
 
 #[test]
-fn changes_make_the_bytes_that_comparing_makes() {
+fn known_changes_give_the_same_delta_as_a_comparison() {
     let (base, result, values) = parts();
     let expected = (result.clone(), encode(&base, &result).unwrap());
     let new = result.tensors["w"].bytes.to_vec();

@@ -11,8 +11,8 @@ use crate::manifest::ObjectRef;
 /// file that changes.
 fn pair() -> (Checkpoint, Checkpoint) {
     let (base, result) = lean(2 * FRAME_WEIGHTS + 4321);
-    let several = |image: &Checkpoint, config: &'static str| {
-        let w = &image.tensors["w"];
+    let several = |checkpoint: &Checkpoint, config: &'static str| {
+        let w = &checkpoint.tensors["w"];
         let part = |from: usize, weights: usize, dtype: Dtype, shape: Vec<usize>| {
             let bytes = weights * dtype.bitsize() / 8;
             TensorData::new(dtype, shape, w.bytes.slice(from..from + bytes)).unwrap()
@@ -37,22 +37,22 @@ fn pair() -> (Checkpoint, Checkpoint) {
 fn spans<'a>(base: &'a Checkpoint, result: &'a Checkpoint, shard: usize, of: usize) -> Vec<FrameSpan<'a>> {
     let forms = base.tensors.iter();
     let forms = forms.map(|(name, tensor)| (name.as_str(), tensor.dtype, tensor.shape.as_slice()));
-    let runs = partition(forms, shard, of).unwrap();
-    let span = |run: &FrameRange<'a>| FrameSpan {
-        name: run.name,
-        dtype: run.dtype,
-        shape: run.shape,
-        first_frame: run.frames.start,
-        old: &base.tensors[run.name].bytes[run.bytes.clone()],
-        new: &result.tensors[run.name].bytes[run.bytes.clone()],
+    let ranges = partition(forms, shard, of).unwrap();
+    let span = |range: &FrameRange<'a>| FrameSpan {
+        name: range.name,
+        dtype: range.dtype,
+        shape: range.shape,
+        first_frame: range.frames.start,
+        old: &base.tensors[range.name].bytes[range.bytes.clone()],
+        new: &result.tensors[range.name].bytes[range.bytes.clone()],
         known: None,
     };
-    runs.iter().map(span).collect()
+    ranges.iter().map(span).collect()
 }
 
-fn shares(base: &Checkpoint, result: &Checkpoint, of: usize) -> Vec<EncodedShard> {
-    let share = |shard| super::super::encode_shard(&spans(base, result, shard, of), &ONE).unwrap();
-    (0..of).map(share).collect()
+fn shards(base: &Checkpoint, result: &Checkpoint, of: usize) -> Vec<EncodedShard> {
+    let shard = |shard| super::super::encode_shard(&spans(base, result, shard, of), &ONE).unwrap();
+    (0..of).map(shard).collect()
 }
 
 #[test]
@@ -61,20 +61,20 @@ fn any_number_of_shards_makes_the_same_bytes() {
     for (base, result) in [(&base, &result), (&result, &base), (&base, &base)] {
         let alone = encode(base, result).unwrap();
         for of in [1, 2, 3, 4, 7, 40] {
-            let shares = shares(base, result, of);
-            let reports: Vec<ShardReport> = shares.iter().map(|share| share.report.clone()).collect();
-            for (share, report) in shares.iter().zip(&reports) {
-                assert_eq!(report.shard().object, ObjectRef::of(&share.object));
+            let shards = shards(base, result, of);
+            let reports: Vec<ShardReport> = shards.iter().map(|shard| shard.report.clone()).collect();
+            for (shard, report) in shards.iter().zip(&reports) {
+                assert_eq!(report.shard().object, ObjectRef::of(&shard.object));
                 assert_eq!(&ShardReport::from_bytes(&report.to_bytes()).unwrap(), report);
             }
-            let joined = merge_shards(&reports, &base.files, &result.files).unwrap();
-            assert_eq!(joined.header.base, base.root_anew());
-            assert_eq!(joined.header.result, result.root_anew());
-            assert_eq!(joined.tensor_bytes, result.tensor_bytes());
-            let part = |share: &EncodedShard| (share.object.clone(), share.report.shard().reverse_bytes);
-            let mut parts: Vec<_> = shares.iter().map(part).collect();
-            parts.push((joined.files.into(), 0));
-            assert!(concat(&joined.head, &parts).unwrap() == alone, "{of} shards");
+            let merged = merge_shards(&reports, &base.files, &result.files).unwrap();
+            assert_eq!(merged.header.base, base.root_anew());
+            assert_eq!(merged.header.result, result.root_anew());
+            assert_eq!(merged.tensor_bytes, result.tensor_bytes());
+            let part = |shard: &EncodedShard| (shard.object.clone(), shard.report.shard().reverse_bytes);
+            let mut parts: Vec<_> = shards.iter().map(part).collect();
+            parts.push((merged.files.into(), 0));
+            assert!(concat(&merged.head, &parts).unwrap() == alone, "{of} shards");
         }
     }
 }
@@ -101,11 +101,11 @@ fn every_frame_has_one_shard_and_shards_about_the_same_work() {
 }
 
 #[test]
-fn reports_that_do_not_make_a_whole_are_refused() {
+fn incomplete_shard_reports_are_refused() {
     let (base, result) = pair();
-    let reports: Vec<ShardReport> = shares(&base, &result, 3)
+    let reports: Vec<ShardReport> = shards(&base, &result, 3)
         .into_iter()
-        .map(|share| share.report)
+        .map(|shard| shard.report)
         .collect();
     let refused = |reports: &[ShardReport], what: &str| {
         let error = merge_shards(reports, &base.files, &result.files).unwrap_err();
@@ -170,9 +170,9 @@ fn changes_that_are_not_all_are_refused() {
 }
 
 #[test]
-fn stretches_that_are_not_whole_frames_are_refused() {
+fn spans_that_are_not_complete_frames_are_refused() {
     let (base, result) = pair();
-    let whole = spans(&base, &result, 0, 1);
+    let all = spans(&base, &result, 0, 1);
     let is_sparse = [Change::Same];
     let beyond = [Change::Same, Change::Same, Change::Some(vec![(5000, 0)])];
     fn changed<'a>(mut span: FrameSpan<'a>, change: impl FnOnce(&mut FrameSpan<'a>)) -> Error {
@@ -180,25 +180,25 @@ fn stretches_that_are_not_whole_frames_are_refused() {
         encode_shard(&[span], &ONE).unwrap_err()
     }
     let errors = [
-        changed(whole[3], |span| {
+        changed(all[3], |span| {
             span.old = &span.old[2..];
         }),
-        changed(whole[3], |span| {
+        changed(all[3], |span| {
             (span.old, span.new) = (&span.old[2..], &span.new[2..]);
         }),
-        changed(whole[3], |span| {
+        changed(all[3], |span| {
             (span.old, span.new) = (&span.old[..2], &span.new[..2]);
         }),
-        changed(whole[3], |span| {
+        changed(all[3], |span| {
             span.first_frame = 1;
         }),
-        changed(whole[3], |span| {
+        changed(all[3], |span| {
             span.first_frame = usize::MAX;
         }),
-        changed(whole[3], |span| {
+        changed(all[3], |span| {
             span.known = Some(&is_sparse);
         }),
-        changed(whole[3], |span| {
+        changed(all[3], |span| {
             span.known = Some(&beyond);
         }),
     ];
@@ -208,19 +208,19 @@ fn stretches_that_are_not_whole_frames_are_refused() {
 }
 
 #[test]
-fn a_shard_that_there_is_not_takes_nothing() {
+fn a_shard_number_out_of_range_is_refused_and_a_spare_shard_is_empty() {
     assert!(partition([], 0, 0).is_err() && partition([], 2, 2).is_err());
     assert_eq!(partition([], 1, 2).unwrap(), []);
 }
 
 #[test]
-fn a_shard_is_never_longer_than_it_says() {
+fn a_shard_shorter_than_its_reverse_data_is_refused() {
     let parts = [(bytes::Bytes::from_static(b"abc"), 4)];
     assert!(matches!(concat(b"", &parts), Err(Error::Malformed(_))));
 }
 
 /// A tensor's shape, the divided dimension, and a range of it.
-fn any_cut() -> impl Strategy<Value = (Vec<usize>, usize, std::ops::Range<usize>)> {
+fn any_slice() -> impl Strategy<Value = (Vec<usize>, usize, std::ops::Range<usize>)> {
     prop::collection::vec(1usize..7, 1..4).prop_flat_map(|shape| {
         let dims = 0..shape.len();
         (Just(shape), dims).prop_flat_map(|(shape, dim)| {
@@ -233,7 +233,7 @@ fn any_cut() -> impl Strategy<Value = (Vec<usize>, usize, std::ops::Range<usize>
 
 proptest! {
     #[test]
-    fn what_falls_into_a_cut_goes_there_and_back((shape, dim, range) in any_cut(), seed in any::<u8>()) {
+    fn a_slice_is_taken_compared_and_written_back((shape, dim, range) in any_slice(), seed in any::<u8>()) {
         let weights: usize = shape.iter().product();
         let (old, chance) = (noise(seed, weights * 2), noise(seed.wrapping_add(1), weights * 2));
         let mut new = old.clone();
@@ -242,33 +242,33 @@ proptest! {
                 new.copy_from_slice(chance);
             }
         }
-        let cut = TensorSlice::new(Dtype::BF16, &shape, dim, range.clone()).unwrap();
-        let (mine, next) = (cut.take(&old).unwrap(), cut.take(&new).unwrap());
-        prop_assert_eq!(mine.len(), cut.weights() * 2);
+        let slice = TensorSlice::new(Dtype::BF16, &shape, dim, range.clone()).unwrap();
+        let (part, next) = (slice.take(&old).unwrap(), slice.take(&new).unwrap());
+        prop_assert_eq!(part.len(), slice.weights() * 2);
         // the owner of each weight, by walking over all indices
         let inner: usize = shape[dim + 1..].iter().product();
         let expected = (0..weights).filter(|at| range.contains(&(at / inner % shape[dim])));
         let expected: Vec<u8> = expected.flat_map(|at| [old[at * 2], old[at * 2 + 1]]).collect();
-        prop_assert_eq!(&mine, &expected);
+        prop_assert_eq!(&part, &expected);
 
-        let changed = cut.compare(&mine, &next).unwrap();
+        let changed = slice.compare(&part, &next).unwrap();
         let mut differing = vec![];
         frame::differing(2, &old, &new, &mut differing);
-        let all = Change::Some(differing.iter().map(|&at| (at, simd::value::<2>(simd::at(&new, at)))).collect());
-        prop_assert_eq!(&cut.own(0, &all), &changed);
-        prop_assert_eq!(&cut.own(0, &Change::Same), &vec![]);
+        let every_change = Change::Some(differing.iter().map(|&at| (at, simd::value::<2>(simd::at(&new, at)))).collect());
+        prop_assert_eq!(&slice.own(0, &every_change), &changed);
+        prop_assert_eq!(&slice.own(0, &Change::Same), &vec![]);
 
-        for weights in [changed.clone(), cut.own(0, &Change::All(new.clone()))] {
-            let mut arrived = mine.clone();
-            cut.write(&weights, &mut arrived).unwrap();
+        for weights in [changed.clone(), slice.own(0, &Change::All(new.clone()))] {
+            let mut arrived = part.clone();
+            slice.write(&weights, &mut arrived).unwrap();
             prop_assert_eq!(&arrived, &next);
         }
-        let mut whole = old.clone();
-        for (frame, values) in cut.in_frames(&changed) {
+        let mut rebuilt = old.clone();
+        for (frame, values) in slice.in_frames(&changed) {
             prop_assert_eq!(frame, 0);
-            Change::Some(values).write(2, &mut whole);
+            Change::Some(values).write(2, &mut rebuilt);
         }
-        prop_assert_eq!(cut.take(&whole).unwrap(), next);
+        prop_assert_eq!(slice.take(&rebuilt).unwrap(), next);
     }
 }
 
@@ -291,7 +291,7 @@ fn a_row_split_touches_few_frames_and_a_column_split_all() {
 }
 
 #[test]
-fn cuts_that_there_are_not_are_refused() {
+fn slices_out_of_range_are_refused() {
     let even = |shape: &[usize], dim, rank, of| TensorSlice::even(Dtype::BF16, shape, dim, rank, of);
     assert!(even(&[4, 4], 1, 3, 4).is_ok());
     assert!(even(&[4, 4], 2, 0, 1).is_err());
@@ -300,9 +300,9 @@ fn cuts_that_there_are_not_are_refused() {
     assert!(even(&[4, 4], 1, 0, 0).is_err());
     assert!(TensorSlice::new(Dtype::BF16, &[4, 4], 0, 3..5).is_err());
     assert!(TensorSlice::new(Dtype::F4, &[4, 4], 0, 0..1).is_err());
-    let cut = even(&[4, 4], 1, 3, 4).unwrap();
-    assert!(cut.take(&[0; 31]).is_err());
-    assert!(cut.compare(&[0; 8], &[0; 7]).is_err());
-    assert!(cut.write(&[(4, 0)], &mut [0; 8]).is_err());
-    assert!(cut.write(&[(u64::MAX, 0)], &mut [0; 8]).is_err());
+    let slice = even(&[4, 4], 1, 3, 4).unwrap();
+    assert!(slice.take(&[0; 31]).is_err());
+    assert!(slice.compare(&[0; 8], &[0; 7]).is_err());
+    assert!(slice.write(&[(4, 0)], &mut [0; 8]).is_err());
+    assert!(slice.write(&[(u64::MAX, 0)], &mut [0; 8]).is_err());
 }

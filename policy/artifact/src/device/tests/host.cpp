@@ -1,4 +1,4 @@
-// The kernels as C++: what CUDA brings, as far as they use it, for one thread at a time. Built by tests (`host.rs`).
+// The kernels as C++, with the parts of CUDA that they use, for one thread at a time. Tests build it (`host.rs`).
 
 struct Place {
     unsigned int x;
@@ -21,7 +21,7 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
 
 #include "kernels.cu"
 
-// Which thread runs next.
+// Sets the thread that runs next.
 extern "C" void place(unsigned int block, unsigned int thread, unsigned int threads)
 {
     blockIdx.x = block;

@@ -1,6 +1,6 @@
-//! [`Driver`] by this machine's processor: `kernels.cu` through a C++ compiler, each launch a loop
-//! over its threads. Memory has guards on both sides, and what is undefined in C++ (a misaligned
-//! read, say) stops the process.
+//! [`Driver`] on this machine's processor. A C++ compiler compiles `kernels.cu`, and a launch is a
+//! loop over its threads. Memory has guards on both sides, and undefined behavior in C++, such as a
+//! misaligned read, stops the process.
 
 #![expect(unsafe_code, reason = "calls the kernels as C functions")]
 
@@ -15,14 +15,14 @@ use libloading::Library;
 use crate::device::driver::{BLOCK_THREADS, Driver};
 use crate::device::{Error, kernels};
 
-/// Bytes before and after what is allocated.
+/// Guard bytes before and after each allocation.
 const GUARD: usize = 256;
 const GUARD_BYTE: u8 = 0xa5;
 
 #[derive(Debug)]
 pub struct Host {
     library: Library,
-    /// Whether threads run in the opposite order: what comes of them may not depend on it.
+    /// Whether threads run in descending order. Results must not depend on the order.
     backwards: bool,
     allocated: Mutex<HashMap<u64, usize>>,
 }
@@ -36,10 +36,10 @@ impl Host {
     pub fn new(backwards: bool) -> Self {
         static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
         let (_, path) = BUILT.get_or_init(build);
-        // SAFETY: a library of functions without anything that runs when it is loaded.
+        // SAFETY: the library runs no code when it is loaded.
         let library = unsafe { Library::new(path) }.unwrap();
         for name in kernels::NAMES {
-            // SAFETY: only looked for, not called.
+            // SAFETY: the function is looked up, not called.
             unsafe { library.get::<Three>(name) }.unwrap();
         }
         Host {
@@ -84,7 +84,7 @@ impl Driver for Host {
         // SAFETY: the layout has a size above 0.
         let start = unsafe { std::alloc::alloc(layout(bytes)) };
         assert!(!start.is_null());
-        // SAFETY: as many bytes were just allocated.
+        // SAFETY: this number of bytes was just allocated.
         unsafe { start.write_bytes(GUARD_BYTE, bytes + 2 * GUARD) };
         let address = start as u64 + GUARD as u64;
         self.allocated.lock().unwrap().insert(address, bytes);
@@ -94,50 +94,51 @@ impl Driver for Host {
     unsafe fn free(&self, address: u64) {
         let bytes = self.allocated.lock().unwrap().remove(&address).unwrap();
         let start = (address - GUARD as u64) as *mut u8;
-        // SAFETY: `allocate` took as many bytes there.
-        let all = unsafe { std::slice::from_raw_parts(start, bytes + 2 * GUARD) };
+        // SAFETY: `allocate` allocated this number of bytes there.
+        let guarded = unsafe { std::slice::from_raw_parts(start, bytes + 2 * GUARD) };
         let intact = |guard: &[u8]| guard.iter().all(|&byte| byte == GUARD_BYTE);
         assert!(
-            intact(&all[..GUARD]) && intact(&all[GUARD + bytes..]),
-            "a kernel wrote beside what it was given"
+            intact(&guarded[..GUARD]) && intact(&guarded[GUARD + bytes..]),
+            "a kernel wrote outside its memory"
         );
-        // SAFETY: the same layout as when it was taken, once.
+        // SAFETY: allocated with the same layout, and freed once.
         unsafe { std::alloc::dealloc(start, layout(bytes)) };
     }
 
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<(), Error> {
-        // SAFETY: the caller's.
+        // SAFETY: as promised by the caller.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
         Ok(())
     }
 
     unsafe fn read(&self, from: u64, to: &mut [u8]) -> Result<(), Error> {
-        // SAFETY: the caller's.
+        // SAFETY: as promised by the caller.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
     unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
-        // SAFETY: the caller's.
+        // SAFETY: as promised by the caller.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
 
     unsafe fn launch(&self, kernel: &'static str, blocks: u32, arguments: &[u64]) -> Result<(), Error> {
         type Place = unsafe extern "C" fn(u32, u32, u32);
-        // SAFETY: `host.cpp` has it with these parameters.
+        // SAFETY: `host.cpp` defines it with these parameters.
         let place = unsafe { self.library.get::<Place>("place") }.unwrap();
         let threads = u64::from(blocks) * u64::from(BLOCK_THREADS);
         let each = |run: &dyn Fn()| {
             for n in 0..threads {
                 let n = if self.backwards { threads - 1 - n } else { n };
                 let (block, thread) = (n / u64::from(BLOCK_THREADS), n % u64::from(BLOCK_THREADS));
-                // SAFETY: sets numbers of this thread.
+                // SAFETY: it sets variables of this thread.
                 unsafe { place(block as u32, thread as u32, BLOCK_THREADS) };
                 run();
             }
         };
-        // SAFETY of all calls: the kernel has as many parameters of eight bytes; the rest is the caller's.
+        // SAFETY of all calls: the kernel has this number of parameters of eight bytes; the caller
+        // promises the rest.
         match *arguments {
             [a, b, c] => {
                 // SAFETY: above.

@@ -8,7 +8,7 @@ use store::Store;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shards_of_several_machines_become_one_version_and_are_served() {
-    let (stack, publisher, base_image, base) = world("shares").await;
+    let (stack, publisher, base_checkpoint, base) = world("shards").await;
     let releases = serving::releases(&stack);
     releases.round().await.unwrap();
     let replica = serving::serve(&stack, None, stack.dir.path().join("serve")).await;
@@ -17,15 +17,15 @@ async fn shards_of_several_machines_become_one_version_and_are_served() {
     let (parent, before) = (base.to_string(), stack.dir.path().join("before"));
     json(&stack, &["pull", &parent, name(&before), "--json"], false).await;
     // Ranks write weights and one file, which differs.
-    let mut image = trained(&base_image, 1);
-    image.files.retain(|file, _| file == "generation_config.json");
-    image
+    let mut checkpoint = trained(&base_checkpoint, 1);
+    checkpoint.files.retain(|file, _| file == "generation_config.json");
+    checkpoint
         .files
         .insert("generation_config.json".into(), "{\"do_sample\": true}".into());
     let after = stack.dir.path().join("after");
-    image.write_shards(&after, 4_096).unwrap();
+    checkpoint.write_shards(&after, 4_096).unwrap();
 
-    let share = async |shard: &str| {
+    let upload = async |shard: &str| {
         let arguments = [
             "shard",
             name(&after),
@@ -57,7 +57,7 @@ async fn shards_of_several_machines_become_one_version_and_are_served() {
         ];
         policy(&stack, &arguments, true).await
     };
-    tokio::join!(share("1/4"), share("2/4"), share("4/4"));
+    tokio::join!(upload("1/4"), upload("2/4"), upload("4/4"));
     let (success, _, stderr) = publish(&parent, name(&before)).await;
     assert!(!success && stderr.contains("shard 3 of 4 of `step-1`"), "{stderr}");
     // A writer of the store can neither swap nor forge shards.
@@ -75,8 +75,8 @@ async fn shards_of_several_machines_become_one_version_and_are_served() {
         );
     }
     // Uploading twice is harmless.
-    share("3/4").await;
-    share("3/4").await;
+    upload("3/4").await;
+    upload("3/4").await;
     // Another folder is another base.
     let (success, _, stderr) = publish(&parent, name(&after)).await;
     assert!(!success && stderr.contains("policy pull"), "{stderr}");
@@ -91,8 +91,8 @@ async fn shards_of_several_machines_become_one_version_and_are_served() {
     serving::wait_for(&replica.url, "demo@champion", version).await;
 
     // A pull fetches only the delta, and gets the same content.
-    let mut expected = image.clone();
-    for (file, bytes) in &base_image.files {
+    let mut expected = checkpoint.clone();
+    for (file, bytes) in &base_checkpoint.files {
         expected.files.entry(file.clone()).or_insert_with(|| bytes.clone());
     }
     let pulled = json(&stack, &["pull", "champion", name(&before), "--json"], false).await;
@@ -136,15 +136,15 @@ async fn shards_of_several_machines_become_one_version_and_are_served() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shards_that_do_not_fit_are_refused() {
-    let (stack, _publisher, image, base) = world("unfit-shares").await;
+    let (stack, _publisher, checkpoint, base) = world("unfit-shards").await;
     let folder = |name: &str| stack.dir.path().join(name);
-    image.write_dir(&folder("before")).unwrap();
-    let mut other = trained(&image, 1);
+    checkpoint.write_dir(&folder("before")).unwrap();
+    let mut other = trained(&checkpoint, 1);
     let (first, tensor) = other.tensors.pop_first().unwrap();
     other.tensors.insert(format!("{first}.other"), tensor);
     other.write_dir(&folder("other")).unwrap();
-    trained(&image, 1).write_dir(&folder("after")).unwrap();
-    let share = async |after: &str, shard: &str, under: &str| {
+    trained(&checkpoint, 1).write_dir(&folder("after")).unwrap();
+    let upload = async |after: &str, shard: &str, under: &str| {
         let (after, before) = (folder(after), folder("before"));
         let arguments = [
             "shard",
@@ -164,15 +164,15 @@ async fn shards_that_do_not_fit_are_refused() {
         ("after", "0/4", "step", "the first of four"),
         ("after", "1/1", "../step", "is not a valid name"),
     ] {
-        let (success, _, stderr) = share(after, shard, under).await;
+        let (success, _, stderr) = upload(after, shard, under).await;
         assert!(!success && stderr.contains(reason), "{reason}: {stderr}");
     }
     // Shards of two attempts do not mix.
-    assert!(share("after", "1/2", "twice").await.0);
-    let (success, _, stderr) = share("before", "1/2", "twice").await;
+    assert!(upload("after", "1/2", "twice").await.0);
+    let (success, _, stderr) = upload("before", "1/2", "twice").await;
     assert!(!success && stderr.contains("a name of its own"), "{stderr}");
     // Unchanged weights are refused.
-    let (success, _, stderr) = share("before", "1/1", "same").await;
+    let (success, _, stderr) = upload("before", "1/1", "same").await;
     assert!(success, "{stderr}");
     let (before, parent) = (folder("before"), base.to_string());
     let arguments = [

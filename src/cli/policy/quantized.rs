@@ -1,4 +1,4 @@
-//! Quantised copies of versions: made here, and checked against the manifest before use.
+//! Quantized copies of versions: made here, and checked against the manifest before use.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use artifact::manifest::Manifest;
 use artifact::quant::{self, Spec};
 use artifact::threads::Threads;
 
-/// Quantises a rebuilt version.
+/// Quantizes a rebuilt version.
 pub(super) async fn copy(manifest: &Manifest, checkpoint: Arc<Checkpoint>, spec: Spec) -> anyhow::Result<Checkpoint> {
     let manifest = manifest.clone();
     let version = manifest.version;
     let copy = tokio::task::spawn_blocking(move || -> anyhow::Result<Checkpoint> {
         Ok(quant::verified(&checkpoint, &manifest, spec, &threads()?)?)
     });
-    copy.await?.with_context(|| format!("quantise version {version}"))
+    copy.await?.with_context(|| format!("quantize version {version}"))
 }
 
 /// The content hash of a copy that was read from a folder.

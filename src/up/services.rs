@@ -1,4 +1,5 @@
-//! The services of a stack in the order of their starts: commands, ports, readiness probes.
+//! The services of a stack: commands, ports, readiness probes. They stop in the reverse of the order
+//! listed here.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
@@ -24,12 +25,12 @@ pub async fn servers(config: &Config) -> anyhow::Result<Vec<Service>> {
         return Ok(services);
     }
     let cache = config.stack.cache.clone();
-    let parts = tokio::task::spawn_blocking(move || fetch::all(&cache))
+    let installations = tokio::task::spawn_blocking(move || fetch::fetch(&cache))
         .await
         .context("download the stack")??;
     if config.postgres.url.is_none() {
         services.push(postgres_service(Postgres {
-            installation: parts.postgres,
+            installation: installations.postgres,
             data: config.state_dir.join("postgres"),
             port: config.postgres.port,
             durable: true,
@@ -37,8 +38,8 @@ pub async fn servers(config: &Config) -> anyhow::Result<Vec<Service>> {
     }
     if config.kafka.brokers.is_none() {
         services.push(kafka_service(Kafka {
-            java: parts.java,
-            jars: parts.kafka,
+            java: installations.java,
+            jars: installations.kafka,
             data: config.state_dir.join("kafka"),
             port: config.kafka.port,
             controller_port: config.kafka.controller_port,
@@ -80,7 +81,7 @@ fn kafka_service(node: Kafka) -> Service {
     }
 }
 
-/// Control is first: the others ask it which version serves. Serve is last: users see it.
+/// All start at the same time and stop in reverse order: serve first, control last.
 pub fn roles(config: &Config, file: Option<&Path>) -> anyhow::Result<Vec<Service>> {
     let listen = &config.listen;
     let http = reqwest::Client::builder().build().context("make an HTTP client")?;
@@ -117,7 +118,7 @@ fn health(client: reqwest::Client, address: SocketAddr) -> Probe {
 
 /// Fails if a port is in use, naming the field to change.
 pub fn check_ports(config: &Config) -> anyhow::Result<()> {
-    for (field, address) in config.own_addresses() {
+    for (field, address) in config.listen_addresses() {
         if let Err(error) = TcpListener::bind(address) {
             bail!("{field}: cannot listen on {address} ({error}): stop what uses it or change the field");
         }

@@ -1,4 +1,4 @@
-//! Quantised copies of the same pairs: how much of a copy a step changes, and how fast it is made.
+//! Quantized copies of the same pairs: how much of a copy a step changes, and how fast it is made.
 
 use crate::pairs::{self, Pair};
 use crate::{ROUNDS, alone, best};
@@ -8,7 +8,7 @@ use artifact::tensor::TensorData;
 use artifact::threads::Threads;
 use serde_json::{Value, json};
 
-/// Of the matrix that a made pair becomes.
+/// Columns of the matrix that a synthetic pair becomes.
 const COLUMNS: usize = 4096;
 
 pub fn rows(pair: &Pair, cores: usize) -> Result<Vec<Value>, Box<dyn std::error::Error>> {
@@ -18,15 +18,15 @@ pub fn rows(pair: &Pair, cores: usize) -> Result<Vec<Value>, Box<dyn std::error:
     let changed = pairs::bounds(pair).changed;
     let mut rows = vec![];
     for spec in Spec::ALL {
-        let previous = quant::quantise(&base, spec, &all)?;
-        let copy = quant::quantise(&result, spec, &all)?;
-        let quantise = |threads: &Threads| drop(quant::quantise(&result, spec, threads));
+        let previous = quant::quantize(&base, spec, &all)?;
+        let copy = quant::quantize(&result, spec, &all)?;
+        let quantize = |threads: &Threads| drop(quant::quantize(&result, spec, threads));
         let row = json!({
             "pair": pair.name, "spec": spec, "model_bytes": bytes, "copy_bytes": copy.tensor_bytes(),
             "weights_changed_share": changed,
             "codes_changed_share": codes_changed(&previous, &copy),
-            "quantise_gb_per_second": alone(bytes, ROUNDS, || (), |()| quantise(&Threads::ONE)),
-            "quantise_gb_per_second_all_cores": best(bytes, ROUNDS, || (), |()| quantise(&all)),
+            "quantise_gb_per_second": alone(bytes, ROUNDS, || (), |()| quantize(&Threads::ONE)),
+            "quantise_gb_per_second_all_cores": best(bytes, ROUNDS, || (), |()| quantize(&all)),
             "root_gb_per_second": alone(bytes, ROUNDS, || copy_without_digests(&copy), |copy| {
                 std::hint::black_box(copy.root());
             }),
@@ -46,7 +46,7 @@ fn copy_without_digests(copy: &Checkpoint) -> Checkpoint {
     copy
 }
 
-pub const HEAD: &str = "| pair | spec | weights changed | codes changed | quantise, GB/s | quantise, all cores |\n|---|---|---|---|---|---|";
+pub const HEAD: &str = "| pair | spec | weights changed | codes changed | quantize, GB/s | quantize, all cores |\n|---|---|---|---|---|---|";
 
 fn line(row: &Value) -> String {
     let share = |name: &str| format!("{:.4}%", 100.0 * row[name].as_f64().unwrap_or_default());
@@ -62,9 +62,9 @@ fn line(row: &Value) -> String {
     )
 }
 
-/// A made pair's weights as a matrix that is quantised; a folder's as they are.
-fn model(image: &Checkpoint) -> Checkpoint {
-    let mut model = image.clone();
+/// Makes a synthetic pair's weights a matrix that is quantized. A folder's weights stay unchanged.
+fn model(checkpoint: &Checkpoint) -> Checkpoint {
+    let mut model = checkpoint.clone();
     if let Some(weights) = model.tensors.remove("w") {
         let rows = weights.bytes.len() / 2 / COLUMNS;
         let matrix = TensorData {

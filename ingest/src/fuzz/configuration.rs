@@ -1,4 +1,4 @@
-//! Configuration: reward expressions and `[ingest]` as a whole.
+//! The configuration: reward expressions, and all of `[ingest]`.
 
 use std::collections::BTreeSet;
 
@@ -55,7 +55,7 @@ fn signals() -> Vec<Signal> {
 }
 
 /// `[ingest]`, as JSON.
-pub(super) fn options(input: &[u8]) -> bool {
+pub(super) fn ingest_options(input: &[u8]) -> bool {
     let Ok(options) = serde_json::from_slice::<Options>(input) else {
         return false;
     };

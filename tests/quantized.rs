@@ -1,34 +1,34 @@
-//! Quantised copies: publishers name their roots in the manifest; `springtide policy` makes the
+//! Quantized copies: publishers name their roots in the manifest; `springtide policy` makes the
 //! copies from the version's bytes and refuses a copy with another root.
 
 use crate::store::{json, name, policy, trained, world};
 use artifact::checkpoint::Checkpoint;
-use artifact::manifest::{Manifest, Quantised};
+use artifact::manifest::{Manifest, Quantized};
 use artifact::quant::{self, Spec};
 use artifact::threads::Threads;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use trainer::publish::{External, Publisher, QuantisedCopies, publish_external};
+use trainer::publish::{External, Publisher, QuantizedCopies, publish_external};
 
-async fn publish(publisher: &Publisher, parent: i64, image: &Checkpoint) -> Manifest {
+async fn publish(publisher: &Publisher, parent: i64, checkpoint: &Checkpoint) -> Manifest {
     let external = External {
         line: "realtime".into(),
         parent,
-        checkpoint: image.clone(),
+        checkpoint: checkpoint.clone(),
         with_checkpoint: false,
     };
     publish_external(publisher, external).await.unwrap().manifest
 }
 
-fn copy(image: &Checkpoint, spec: Spec) -> Checkpoint {
-    quant::quantise(image, spec, &Threads::ONE).unwrap()
+fn copy(checkpoint: &Checkpoint, spec: Spec) -> Checkpoint {
+    quant::quantize(checkpoint, spec, &Threads::ONE).unwrap()
 }
 
-fn roots(image: &Checkpoint) -> Vec<Quantised> {
-    let named = Spec::ALL.map(|spec| Quantised {
+fn roots(checkpoint: &Checkpoint) -> Vec<Quantized> {
+    let named = Spec::ALL.map(|spec| Quantized {
         spec: spec.name().into(),
-        root: copy(image, spec).root(),
+        root: copy(checkpoint, spec).root(),
     });
     named.into()
 }
@@ -47,25 +47,25 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exported_copy_is_the_one_that_its_manifest_names() {
-    let (stack, mut publisher, image, base) = world("quantised").await;
-    publisher.quantised = QuantisedCopies::new(&Spec::ALL);
-    // the base has no copies; the first version is quantised from scratch, the second from the
+    let (stack, mut publisher, checkpoint, base) = world("quantised").await;
+    publisher.quantized = QuantizedCopies::new(&Spec::ALL);
+    // the base has no copies; the first version is quantized from scratch, the second from the
     // copies of the first
-    let images = [trained(&image, 1), trained(&trained(&image, 1), 2)];
-    let first = publish(&publisher, base, &images[0]).await;
-    let second = publish(&publisher, first.version, &images[1]).await;
+    let checkpoints = [trained(&checkpoint, 1), trained(&trained(&checkpoint, 1), 2)];
+    let first = publish(&publisher, base, &checkpoints[0]).await;
+    let second = publish(&publisher, first.version, &checkpoints[1]).await;
     assert_eq!(
-        (&first.quantised, &second.quantised),
-        (&roots(&images[0]), &roots(&images[1]))
+        (&first.quantized, &second.quantized),
+        (&roots(&checkpoints[0]), &roots(&checkpoints[1]))
     );
     let serial = second.version.to_string();
 
     let at = |folder: &str| stack.dir.path().join(folder);
     for spec in Spec::ALL {
-        let expected = copy(&images[1], spec);
+        let expected = copy(&checkpoints[1], spec);
         let (one, other) = (at(&format!("one-{spec}")), at(&format!("other-{spec}")));
         for folder in [&one, &other] {
-            let export = ["export", &serial, "--quantised", spec.name(), "--out", name(folder)];
+            let export = ["export", &serial, "--quantized", spec.name(), "--out", name(folder)];
             let (success, stdout, stderr) = policy(&stack, &export, false).await;
             assert!(success, "{stdout}{stderr}");
         }
@@ -74,10 +74,10 @@ async fn an_exported_copy_is_the_one_that_its_manifest_names() {
 
         // pull the copy beside the version itself, then update both
         let (plain, pulled) = (at(&format!("plain-{spec}")), at(&format!("pulled-{spec}")));
-        for (manifest, image) in [(&first, &images[0]), (&second, &images[1])] {
+        for (manifest, checkpoint) in [(&first, &checkpoints[0]), (&second, &checkpoints[1])] {
             let serial = manifest.version.to_string();
             let base = ["--base", name(&plain)];
-            let pull = ["pull", &serial, name(&pulled), "--quantised", spec.name(), "--json"];
+            let pull = ["pull", &serial, name(&pulled), "--quantized", spec.name(), "--json"];
             let arguments: Vec<&str> = match plain.exists() {
                 true => pull.iter().chain(&base).copied().collect(),
                 false => pull.into(),
@@ -85,9 +85,9 @@ async fn an_exported_copy_is_the_one_that_its_manifest_names() {
             let report = json(&stack, &arguments, false).await;
             assert_eq!(
                 report["quantised"]["root"].as_str().unwrap(),
-                copy(image, spec).root().to_string()
+                copy(checkpoint, spec).root().to_string()
             );
-            assert_eq!(Checkpoint::read_dir(&pulled).unwrap(), copy(image, spec));
+            assert_eq!(Checkpoint::read_dir(&pulled).unwrap(), copy(checkpoint, spec));
             if plain.exists() {
                 // only the delta was fetched
                 let delta = manifest.delta.unwrap().size_bytes;
@@ -100,7 +100,7 @@ async fn an_exported_copy_is_the_one_that_its_manifest_names() {
         let new = at("new");
         let wrong = ["pull", &serial, name(&new), "--base", name(&pulled)];
         let (success, _, stderr) = policy(&stack, &wrong, false).await;
-        assert!(!success && stderr.contains("is a quantised copy"), "{stderr}");
+        assert!(!success && stderr.contains("is a quantized copy"), "{stderr}");
     }
 
     let known: Value = json(&stack, &["inspect", &serial, "--json"], false).await;
@@ -110,18 +110,18 @@ async fn an_exported_copy_is_the_one_that_its_manifest_names() {
         success && stdout.contains("int4-sym-g32.1, content hash "),
         "{stdout}{stderr}"
     );
-    let (success, stdout, stderr) = policy(&stack, &["verify", &serial, "--quantised"], false).await;
+    let (success, stdout, stderr) = policy(&stack, &["verify", &serial, "--quantized"], false).await;
     assert!(
         success && stdout.matches("of the manifest").count() == 2,
         "{stdout}{stderr}"
     );
-    let (success, stdout, stderr) = policy(&stack, &["verify", &base.to_string(), "--quantised"], false).await;
+    let (success, stdout, stderr) = policy(&stack, &["verify", &base.to_string(), "--quantized"], false).await;
     assert!(
-        success && stdout.contains("names no quantised copies"),
+        success && stdout.contains("names no quantized copies"),
         "{stdout}{stderr}"
     );
     let (serial, none) = (base.to_string(), at("none"));
-    let export = ["export", &serial, "--quantised", "int4-sym-g32.1", "--out", name(&none)];
+    let export = ["export", &serial, "--quantized", "int4-sym-g32.1", "--out", name(&none)];
     let (success, _, stderr) = policy(&stack, &export, false).await;
     assert!(
         !success && stderr.contains("policy.quantised") && !none.exists(),
@@ -131,21 +131,21 @@ async fn an_exported_copy_is_the_one_that_its_manifest_names() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_with_another_root_is_refused_and_an_unknown_spec_is_ignored() {
-    let (stack, publisher, image, base) = world("quantised-wrong").await;
-    let next = trained(&image, 1);
+    let (stack, publisher, checkpoint, base) = world("quantised-wrong").await;
+    let next = trained(&checkpoint, 1);
     let stderr = publish(&publisher, base, &next).await;
-    assert!(stderr.quantised.is_empty());
-    // a manifest of a newer program that quantises differently
+    assert!(stderr.quantized.is_empty());
+    // a manifest of a newer program that quantizes differently
     let later = Manifest {
         version: stderr.version + 1,
-        quantised: vec![
-            Quantised {
+        quantized: vec![
+            Quantized {
                 spec: "mxfp4-b32.1".into(),
                 root: next.root(),
             },
-            Quantised {
+            Quantized {
                 spec: Spec::Fp8.name().into(),
-                root: copy(&image, Spec::Fp8).root(),
+                root: copy(&checkpoint, Spec::Fp8).root(),
             },
         ],
         ..stderr
@@ -162,23 +162,23 @@ async fn a_copy_with_another_root_is_refused_and_an_unknown_spec_is_ignored() {
     };
     let base = ["--base", name(&pulled)];
     let fp8 = Spec::Fp8.name();
-    refused(&["pull", &serial, name(&copied), "--quantised", fp8], "do not use it").await;
+    refused(&["pull", &serial, name(&copied), "--quantized", fp8], "do not use it").await;
     refused(
-        &["pull", &serial, name(&copied), "--quantised", fp8, base[0], base[1]],
+        &["pull", &serial, name(&copied), "--quantized", fp8, base[0], base[1]],
         "do not use it",
     )
     .await;
     refused(
-        &["export", &serial, "--quantised", fp8, "--out", name(&copied)],
+        &["export", &serial, "--quantized", fp8, "--out", name(&copied)],
         "do not use it",
     )
     .await;
     refused(
-        &["pull", &serial, name(&copied), "--quantised", "mxfp4-b32.1"],
+        &["pull", &serial, name(&copied), "--quantized", "mxfp4-b32.1"],
         "known are fp8-e4m3-b128.1",
     )
     .await;
-    refused(&["verify", &serial, "--quantised"], "do not use it").await;
+    refused(&["verify", &serial, "--quantized"], "do not use it").await;
     let (success, stdout, stderr) = policy(&stack, &["fsck"], false).await;
     assert!(success && stdout.contains("copies by mxfp4-b32.1"), "{stdout}{stderr}");
 }

@@ -23,7 +23,7 @@ const FILES_BYTES_MAX: u64 = 1 << 30;
 
 /// A verified version, and what restoring it took.
 #[derive(Debug, Clone)]
-pub struct Materialised {
+pub struct Materialized {
     pub checkpoint: Arc<Checkpoint>,
     /// Time spent waiting for documents and objects.
     pub fetch: Duration,
@@ -39,13 +39,13 @@ pub struct Materialised {
 impl Store {
     /// Restores version `serial`. `held` are versions in memory, by serial. They are used where
     /// they save bytes, and only if their content hash is the one in their manifest.
-    pub async fn materialise(
+    pub async fn materialize(
         &self,
         policy: &str,
         serial: i64,
         keys: &TrustedKeys,
         held: &[(i64, Arc<Checkpoint>)],
-    ) -> Result<Materialised, Error> {
+    ) -> Result<Materialized, Error> {
         let mut restore = Restore {
             search: Search::new(self, policy, serial, keys),
             held: held.iter().cloned().collect(),
@@ -61,7 +61,7 @@ impl Store {
             // A failure excludes an object or a held version, so the loop ends.
             if let Some(checkpoint) = restore.follow(&path).await? {
                 let versions = path.steps.iter().map(|step| step.to);
-                return Ok(Materialised {
+                return Ok(Materialized {
                     checkpoint,
                     fetch: restore.fetch + restore.search.waited,
                     verify: restore.verify,

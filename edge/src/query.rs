@@ -2,11 +2,13 @@
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use edge::problem::Problem;
 use serde::de::DeserializeOwned;
 
+use crate::problem::Problem;
+
 /// Replaces [`axum::extract::Query`].
-pub(super) struct Query<T>(pub T);
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Query<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Problem;

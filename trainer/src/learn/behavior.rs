@@ -1,4 +1,4 @@
-//! The behaviour policy μ: the distribution that tokens were sampled from, recomputed from the
+//! The behavior policy μ: the distribution that tokens were sampled from, recomputed from the
 //! model's logits.
 //!
 //! Top-p, top-k, min-p, penalties and logit bias change the model's distribution, and so does a
@@ -10,7 +10,7 @@
 //! penalties are constants of the update; gradients flow through the logits.
 
 use crate::learn::batch::{MicroBatch, ReshapedToken};
-use crate::learn::sample::Behaviour;
+use crate::learn::sample::Behavior;
 use model::exact::Rows;
 use model::sampling::{self, Distribution, Params, PreviousTokens};
 use std::borrow::Cow;
@@ -36,7 +36,7 @@ pub fn logit_transform(batch: &MicroBatch, logits: &Rows) -> Option<[Vec<f32>; 2
 /// log μ of every trained token, by the sampler's own arithmetic. Parity is measured with it.
 /// `decline`: the version's decline token. A token that μ cannot produce, such as a decline of a
 /// suppressed completion, gets −∞; the parity guard refuses it.
-pub fn log_behaviour(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) -> Vec<f32> {
+pub fn log_behavior(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) -> Vec<f32> {
     let mut suppressed = batch.suppressed.iter().peekable();
     let mut reshaped = batch.reshaped.iter().peekable();
     let row = |(i, logits): (usize, &[f32])| {
@@ -65,7 +65,7 @@ pub fn log_behaviour(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) ->
 
 /// The ids before the token, for penalties.
 fn history(batch: &MicroBatch, token: &ReshapedToken) -> PreviousTokens {
-    match token.behaviour.params.has_penalties() {
+    match token.behavior.params.has_penalties() {
         true => {
             let (prompt, sampled) = batch.sequences[token.sequence].split_at(token.prompt_len);
             PreviousTokens::of(prompt, &sampled[..token.position])
@@ -75,25 +75,26 @@ fn history(batch: &MicroBatch, token: &ReshapedToken) -> PreviousTokens {
 }
 
 /// The distribution from which `target` was sampled. Another engine's logits are not bit-equal to
-/// ours, so our set of kept ids may miss the target. It is then extended until it contains the
-/// target.
+/// ours, so our candidate tokens may lack the target. They are then extended until they contain it.
 fn distribution<'a>(
     token: &'a ReshapedToken,
     logits: &'a [f32],
     history: &'a PreviousTokens,
     target: u32,
 ) -> Distribution<'a> {
-    let Behaviour { params, kept } = &*token.behaviour;
-    let kept = kept.as_ref().and_then(|kept| kept.get(token.position).copied());
-    let keeping = |kept| Distribution::new(logits, params, history, kept);
-    let sampled = keeping(kept);
+    let Behavior { params, candidates } = &*token.behavior;
+    let logged = candidates
+        .as_ref()
+        .and_then(|counts| counts.get(token.position).copied());
+    let with_candidates = |count| Distribution::new(logits, params, history, count);
+    let sampled = with_candidates(logged);
     if sampled.log_prob(target) > f32::NEG_INFINITY {
         return sampled;
     }
-    let all = keeping(Some(u32::MAX));
-    let of_target = all.log_prob(target);
+    let untruncated = with_candidates(Some(u32::MAX));
+    let of_target = untruncated.log_prob(target);
     let rank = (0..logits.len() as u32)
-        .filter(|&id| all.log_prob(id) >= of_target)
+        .filter(|&id| untruncated.log_prob(id) >= of_target)
         .count();
-    keeping(Some(rank as u32))
+    with_candidates(Some(rank as u32))
 }
