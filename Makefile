@@ -2,7 +2,7 @@
 # work again when run twice. The other targets are parts of them, benchmarks and long runs.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-build check-tree setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
+.PHONY: help up test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
 	bench-policy bench-delta bench-link bench-sync bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
@@ -36,6 +36,7 @@ test: ## what CI runs: format, lints, floor plan, all tests, with a real Postgre
 	@$(TIMED) "distribution packages, libtorch, NVRTC" $(MAKE) --no-print-directory libtorch nvrtc
 	@$(TIMED) "download crates" cargo fetch --locked
 	@$(TIMED) "format, floor plan, links in the docs" $(MAKE) --no-print-directory check-tree
+	@$(TIMED) "licenses and sources of crates" $(MAKE) --no-print-directory deny
 	@$(TIMED) "build the binary without libtorch" $(MAKE) --no-print-directory torch-free
 	@$(TIMED) "build everything, with lints" env $(LINTED) $(MAKE) --no-print-directory test-build
 	@$(TIMED) "download Postgres and Kafka" $(SPRINGTIDE) stack fetch
@@ -76,6 +77,13 @@ check-tree:
 	cargo fmt --all --check
 	@scripts/floor-plan.sh
 	@python3 scripts/check_docs.py
+
+deny: setup ## check every crate against deny.toml: bans, licenses, sources (needs the crates, but no network)
+	@scripts/deny.sh bans licenses sources
+
+advisories: setup ## check every crate for known vulnerabilities and yanked versions (needs the network: RustSec's database on GitHub)
+	@cargo fetch --locked --quiet
+	@scripts/deny.sh advisories
 
 lint: libtorch ## format, floor plan, links in the docs, clippy
 	@cargo fetch --locked --quiet # the floor plan asks cargo without the network

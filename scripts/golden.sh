@@ -8,6 +8,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 "$python" scripts/golden/models.py policy/model/tests/golden "$scratch"
+"$python" scripts/golden/defaults.py policy/model/tests/golden/defaults.json
 "$python" scripts/golden/lora.py policy/model/tests/golden
 "$python" scripts/golden/chat.py policy/text/tests/golden/chat
 "$python" scripts/golden/sampling.py policy/model/tests/golden/sampling.json

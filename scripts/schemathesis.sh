@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
 # Tests `springtide ingest` with Schemathesis, with requests that its OpenAPI document allows and
 # requests that it forbids. Fails on a 5xx, on an answer that the document does not declare, and if
-# a forbidden request is accepted. Installs Schemathesis into target/. Needs python3 with venv, and
-# an empty Postgres and Kafka. This starts them:
+# a forbidden request is accepted. Installs Schemathesis into target/, pinned by hash. Needs Python
+# 3.11 or newer with venv, and an empty Postgres and Kafka. This starts them:
 # springtide stack test-env -- scripts/schemathesis.sh …
 # Usage: scripts/schemathesis.sh SPRINGTIDE [EXAMPLES [SEED]]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-version=4.32.5
+requirements=stack/schemathesis/requirements.txt # pins everything by hash
 springtide=$(realpath "$1") examples=${2:-200} seed=${3:-1}
 target=$(realpath "${CARGO_TARGET_DIR:-target}")
 venv=$target/schemathesis config=$PWD/scripts/schemathesis.toml
 
-if [ "$("$venv/bin/python" -m pip show schemathesis 2>/dev/null | sed -n 's/^Version: //p')" != "$version" ]; then
+if ! cmp --silent "$requirements" "$venv/requirements.txt"; then
   rm -rf "$venv"
   python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "schemathesis==$version"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary=:all: --require-hashes \
+    --requirement "$requirements"
+  cp "$requirements" "$venv/requirements.txt"
 fi
 
 : "${SPRINGTIDE_TEST_POSTGRES:?run this as: $springtide stack test-env -- $0 $springtide}" "${SPRINGTIDE_TEST_KAFKA:?}"
@@ -32,6 +34,7 @@ trap stop EXIT
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 url=http://127.0.0.1:$port
 export SPRINGTIDE__LISTEN__INGEST=127.0.0.1:$port SPRINGTIDE__POSTGRES__URL=$SPRINGTIDE_TEST_POSTGRES
+export SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE=$SPRINGTIDE_TEST_KAFKA_FILE
 export SPRINGTIDE__KAFKA__BROKERS=$SPRINGTIDE_TEST_KAFKA SPRINGTIDE__KAFKA__TOPIC_PREFIX=schemathesis-$$
 export SPRINGTIDE__STATE_DIR=$work/state
 cd "$work" # no springtide.toml there

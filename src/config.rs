@@ -5,6 +5,7 @@
 mod check;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +17,8 @@ use figment::providers::{Env, Format};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::stack::postgres;
+use crate::stack::{kafka, postgres};
+pub use tls::Tls;
 
 /// TOML for figment, parsed by the same `toml` crate as everywhere else.
 struct Toml;
@@ -46,6 +48,7 @@ pub struct Config {
     pub listen: Listen,
     pub client: Client,
     pub auth: edge::auth::AuthOptions,
+    pub tls: Tls,
     pub telemetry: Telemetry,
     pub postgres: Postgres,
     pub kafka: Kafka,
@@ -104,6 +107,37 @@ pub struct Listen {
     pub control: SocketAddr,
     /// The trainer's health and metrics. Default: `127.0.0.1:8003`.
     pub train: SocketAddr,
+    /// Host names under which roles without required keys are called, beside `localhost`,
+    /// `*.localhost` and loopback addresses. Default: none.
+    pub hosts: Vec<String>,
+    pub connections_max: ConnectionsMax,
+}
+
+/// `[listen.connections_max]`: how many connections each role keeps open. When all are taken, the one
+/// that has waited longest for a request is closed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConnectionsMax {
+    /// Default: 4096.
+    pub serve: usize,
+    /// Also of a collector. Default: 4096.
+    pub ingest: usize,
+    /// Default: 1024.
+    pub control: usize,
+    /// Default: 128.
+    pub train: usize,
+    /// Default: 1024.
+    pub relay: usize,
+}
+
+/// A role that listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Serve,
+    Ingest,
+    Control,
+    Train,
+    Relay,
 }
 
 /// `[client]`: the URLs under which roles and commands reach the other roles.
@@ -150,7 +184,8 @@ pub struct Postgres {
     /// Default: none, `springtide up` runs a private one.
     #[serde(skip_serializing)]
     pub url: Option<String>,
-    /// Loopback port of the private Postgres. Default: 15432.
+    /// Number in the name of the private Postgres' socket, `postgres/.s.PGSQL.<port>` in the state
+    /// folder. It has no TCP port. Default: 15432.
     pub port: u16,
     /// Largest number of connections per role, at least 4. Default: 16.
     pub connections_max: u32,
@@ -175,6 +210,10 @@ pub struct Kafka {
     /// printed. Default: none.
     #[serde(skip_serializing)]
     pub librdkafka: BTreeMap<String, String>,
+    /// File of further librdkafka settings, lines `name=value`: a place for passwords. `librdkafka`
+    /// overrides them. Default: none, or `kafka.properties` in the state folder for the private
+    /// node, which writes it.
+    pub librdkafka_file: Option<PathBuf>,
     /// Loopback port of the private node. Default: 19192.
     pub port: u16,
     /// Loopback port between the private node's broker and controller. Default: 19193.
@@ -199,6 +238,7 @@ impl Default for Config {
             listen: Listen::default(),
             client: Client::default(),
             auth: edge::auth::AuthOptions::default(),
+            tls: Tls::default(),
             telemetry: Telemetry::default(),
             postgres: Postgres::default(),
             kafka: Kafka::default(),
@@ -237,6 +277,32 @@ impl Default for Listen {
             ingest: loopback(8001),
             control: loopback(8002),
             train: loopback(8003),
+            hosts: Vec::new(),
+            connections_max: ConnectionsMax::default(),
+        }
+    }
+}
+
+impl Default for ConnectionsMax {
+    fn default() -> Self {
+        Self {
+            serve: 4096,
+            ingest: 4096,
+            control: 1024,
+            train: 128,
+            relay: 1024,
+        }
+    }
+}
+
+impl ConnectionsMax {
+    pub fn of(&self, part: Part) -> usize {
+        match part {
+            Part::Serve => self.serve,
+            Part::Ingest => self.ingest,
+            Part::Control => self.control,
+            Part::Train => self.train,
+            Part::Relay => self.relay,
         }
     }
 }
@@ -270,6 +336,7 @@ impl Default for Kafka {
             log_bytes_max: 0,
             dead_letter_retention_days: 90,
             librdkafka: BTreeMap::new(),
+            librdkafka_file: None,
             port: 19192,
             controller_port: 19193,
             heap_mib: 384,
@@ -333,7 +400,10 @@ impl Config {
         ] {
             *path = config_dir.join(&*path);
         }
-        self.policy.keys = self.policy.keys.take().map(|keys| config_dir.join(keys));
+        for path in [&mut self.policy.keys, &mut self.kafka.librdkafka_file] {
+            *path = path.take().map(|path| config_dir.join(path));
+        }
+        self.tls.resolve(config_dir);
         let default_url = || format!("file://{}", self.state_dir.join("payloads").display());
         self.ingest.payload_store.get_or_insert_with(default_url);
     }
@@ -353,33 +423,74 @@ impl Config {
         self.state_dir.join("log")
     }
 
+    /// Data folder of the private Postgres.
+    pub fn postgres_dir(&self) -> PathBuf {
+        self.state_dir.join("postgres")
+    }
+
     pub fn postgres_url(&self) -> String {
-        let default_url = || postgres::url(self.postgres.port, postgres::DATABASE);
+        let default_url = || postgres::url(&self.postgres_dir(), self.postgres.port, postgres::DATABASE);
         self.postgres.url.clone().unwrap_or_else(default_url)
     }
 
-    pub fn kafka_client(&self) -> ingest::log::ClientOptions {
+    /// The private node's file of settings for clients.
+    pub fn kafka_client_file(&self) -> PathBuf {
+        self.state_dir.join(kafka::CLIENT_FILE)
+    }
+
+    /// How to reach the log. Reads the file of librdkafka settings.
+    pub fn kafka_client(&self) -> anyhow::Result<ingest::log::ClientOptions> {
+        let private_file = || self.kafka.brokers.is_none().then(|| self.kafka_client_file());
+        let mut librdkafka = match self.kafka.librdkafka_file.clone().or_else(private_file) {
+            Some(file) => kafka::read_settings(&file)
+                .context("read the settings of Kafka clients (`springtide up` writes those of its private node)")?,
+            None => BTreeMap::new(),
+        };
+        librdkafka.extend(self.kafka.librdkafka.clone());
+        self.check_kafka(&librdkafka)?;
         let default_broker = || format!("127.0.0.1:{}", self.kafka.port);
-        ingest::log::ClientOptions {
+        Ok(ingest::log::ClientOptions {
             brokers: self.kafka.brokers.clone().unwrap_or_else(default_broker),
             topic_prefix: self.kafka.topic_prefix.clone(),
             log_retention_hours: self.kafka.log_retention_hours,
             log_bytes_max: self.kafka.log_bytes_max,
             dead_letter_retention_days: self.kafka.dead_letter_retention_days,
-            librdkafka: self.kafka.librdkafka.clone(),
-        }
+            librdkafka,
+        })
     }
 
     pub fn serve_url(&self) -> String {
-        client_url(self.client.serve.as_ref(), self.listen.serve)
+        client_url(self.client.serve.as_ref(), || self.local_url(Part::Serve))
     }
 
     pub fn ingest_url(&self) -> String {
-        client_url(self.client.ingest.as_ref(), self.listen.ingest)
+        client_url(self.client.ingest.as_ref(), || self.local_url(Part::Ingest))
     }
 
     pub fn control_url(&self) -> String {
-        client_url(self.client.control.as_ref(), self.listen.control)
+        client_url(self.client.control.as_ref(), || self.local_url(Part::Control))
+    }
+
+    /// Where `part` listens.
+    pub fn address(&self, part: Part) -> SocketAddr {
+        match part {
+            Part::Serve => self.listen.serve,
+            Part::Ingest => self.listen.ingest,
+            Part::Control => self.listen.control,
+            Part::Train => self.listen.train,
+            Part::Relay => self.relay.listen,
+        }
+    }
+
+    /// The URL of a role from this machine. If the role listens on all interfaces, the URL has the
+    /// loopback address.
+    pub fn local_url(&self, part: Part) -> String {
+        let mut address = self.address(part);
+        if address.ip().is_unspecified() {
+            address = loopback(address.port());
+        }
+        let scheme = self.tls.of(part).map_or("http", |_| "https");
+        format!("{scheme}://{address}")
     }
 
     /// (field, address) of everything that `springtide up` starts on this machine.
@@ -391,9 +502,6 @@ impl Config {
             ("listen.control", listen.control),
             ("listen.train", listen.train),
         ];
-        if self.postgres.url.is_none() {
-            addresses.push(("postgres.port", loopback(self.postgres.port)));
-        }
         if self.kafka.brokers.is_none() {
             addresses.push(("kafka.port", loopback(self.kafka.port)));
             addresses.push(("kafka.controller_port", loopback(self.kafka.controller_port)));
@@ -402,19 +510,10 @@ impl Config {
     }
 }
 
-fn client_url(configured: Option<&String>, listen_address: SocketAddr) -> String {
+fn client_url(configured: Option<&String>, local: impl FnOnce() -> String) -> String {
     match configured {
         Some(url) => url.trim_end_matches('/').to_owned(),
-        None => local_url(listen_address),
-    }
-}
-
-/// The URL of a role from this machine. If the role listens on all interfaces, the URL has the
-/// loopback address.
-pub fn local_url(listen_address: SocketAddr) -> String {
-    match listen_address.ip().is_unspecified() {
-        true => format!("http://{}", loopback(listen_address.port())),
-        false => format!("http://{listen_address}"),
+        None => local(),
     }
 }
 

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use sqlx::PgPool;
+use sqlx::error::DatabaseError;
 use sqlx::migrate::Migrator;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 
 use crate::config::Config;
 
@@ -16,10 +17,13 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const ATTEMPTS_MAX: u32 = 60;
 const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
 
-/// Connects. Waits a minute for a server that does not answer yet.
+/// Connects. Waits a minute for a server that does not answer yet. Fails at once if TLS fails.
 pub async fn connect(config: &Config) -> anyhow::Result<PgPool> {
     let options: PgConnectOptions = config.postgres_url().parse().context("parse postgres.url")?;
-    let options = options.application_name("springtide");
+    let mut options = options.application_name("springtide");
+    if config.postgres.url.is_none() {
+        options = options.ssl_mode(PgSslMode::Disable); // the private server has none
+    }
     let pool = PgPoolOptions::new()
         .max_connections(config.postgres.connections_max)
         .acquire_timeout(ACQUIRE_TIMEOUT);
@@ -27,6 +31,14 @@ pub async fn connect(config: &Config) -> anyhow::Result<PgPool> {
     loop {
         match pool.clone().connect_with(options.clone()).await {
             Ok(pool) => return Ok(pool),
+            Err(error @ (sqlx::Error::Tls(_) | sqlx::Error::Configuration(_))) => {
+                return Err(error)
+                    .context("connect to Postgres over TLS; are sslmode and sslrootcert in postgres.url right?");
+            }
+            // An external server knows who may connect, and does not change its mind.
+            Err(sqlx::Error::Database(error)) if config.postgres.url.is_some() && is_refusal(&*error) => {
+                return Err(error).context("log in to Postgres");
+            }
             Err(error) if attempts >= ATTEMPTS_MAX => {
                 return Err(error).context("connect to Postgres; is it running, and is postgres.url right?");
             }
@@ -44,6 +56,11 @@ pub async fn connect(config: &Config) -> anyhow::Result<PgPool> {
 /// Brings the schema up to date.
 pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
     MIGRATIONS.run(pool).await.context("migrate the database")
+}
+
+/// Whether the server refuses this user, host or password (SQLSTATE class 28).
+fn is_refusal(error: &dyn DatabaseError) -> bool {
+    error.code().is_some_and(|code| code.starts_with("28"))
 }
 
 /// Whether the server is unreachable, starting or stopping (SQLSTATE class 57P).

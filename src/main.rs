@@ -6,6 +6,7 @@ mod console;
 mod control_api;
 mod database;
 mod policy_store;
+mod private;
 mod role;
 mod stack;
 mod telemetry;

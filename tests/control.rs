@@ -16,23 +16,22 @@ const HISTORY: &str = include_str!("control/history.sql");
 const TRAINED: &str = "01980000-0000-7000-8000-000000000001";
 const OPEN: &str = "01980000-0000-7000-8000-000000000002";
 
-struct Control {
+pub struct Control {
     process: Option<Child>,
-    port: u16,
+    pub port: u16,
     variables: Vec<(&'static str, String)>,
 }
 
 impl Control {
-    async fn start(stack: &Stack, more: &[(&'static str, &str)]) -> Self {
+    pub async fn start(stack: &Stack, more: &[(&'static str, &str)]) -> Self {
         let [port] = free_ports().unwrap();
         let mut variables = vec![
             ("SPRINGTIDE__LISTEN__CONTROL", format!("127.0.0.1:{port}")),
             ("SPRINGTIDE__POSTGRES__URL", stack.database_url.clone()),
-            ("SPRINGTIDE__KAFKA__BROKERS", stack.kafka.brokers.clone()),
-            ("SPRINGTIDE__KAFKA__TOPIC_PREFIX", stack.kafka.topic_prefix.clone()),
             ("SPRINGTIDE__STATE_DIR", stack.dir.path().display().to_string()),
             ("SPRINGTIDE__TELEMETRY__FILTER", "warn".to_owned()),
         ];
+        variables.extend(stack.kafka_environment());
         variables.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
         let mut control = Self {
             process: None,

@@ -145,8 +145,8 @@ async fn a_full_disk_of_postgres_delays_the_sink_without_losing_events() {
     let stack = Stack::start("disk_postgres").await;
     let folder = disk.path().join("tablespace");
     std::fs::create_dir(&folder).unwrap();
-    // Started by root, Postgres runs as `nobody`.
-    std::os::unix::fs::chown(&folder, Some(65534), Some(65534)).unwrap();
+    // Started by root, Postgres runs as this user.
+    std::os::unix::fs::chown(&folder, Some(65530), Some(65530)).unwrap();
     let tablespace = format!("small_{}", Uuid::now_v7().simple());
     let make = format!("create tablespace {tablespace} location '{}'", folder.display());
     stack.pool.execute(AssertSqlSafe(make)).await.unwrap();
@@ -190,11 +190,10 @@ async fn a_full_disk_of_postgres_delays_the_sink_without_losing_events() {
 async fn a_full_disk_of_the_broker_is_a_503_without_losing_events() {
     let Some(disk) = Disk::mount(96) else { return };
     let mut stack = Stack::start("disk_broker").await;
-    let shared = stack.kafka.brokers.clone();
     let state = disk.path().join("state");
     std::fs::create_dir(&state).unwrap();
     let broker = Broker::start(&stack, &state).await;
-    stack.kafka.brokers = broker.address.clone();
+    let shared = stack.use_broker(&broker);
     let service = Service::start_with(&stack, options()).await;
     let url = format!("http://{}", service.address);
     let mut acknowledged = BTreeSet::new();
@@ -216,5 +215,5 @@ async fn a_full_disk_of_the_broker_is_a_503_without_losing_events() {
         "{fills} fills of the broker's disk: {} acknowledged, 0 lost",
         acknowledged.len()
     );
-    stack.kafka.brokers = shared;
+    (stack.kafka, stack.kafka_file) = shared;
 }

@@ -8,7 +8,6 @@ use edge::auth::{Auth, AuthOptions};
 use ingest::event::{self, Event, Feedback, Target, Value};
 use ingest::log::Producer;
 use ingest::reward::{Definition, MetricType};
-use rdkafka::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::json;
@@ -44,7 +43,7 @@ impl Service {
             stack.kafka.clone(),
             stack.pool.clone(),
             Auth::new(AuthOptions::default(), stack.pool.clone()),
-            listener,
+            listener.into(),
             axum::Router::new(),
             stop.clone(),
         ));
@@ -72,10 +71,7 @@ fn feedback(metric: &str, value: Value) -> Event {
 }
 
 async fn send_raw(stack: &Stack, content_type: &str, value: &[u8]) {
-    let producer: FutureProducer = ClientConfig::new()
-        .set("bootstrap.servers", &stack.kafka.brokers)
-        .create()
-        .unwrap();
+    let producer: FutureProducer = stack.kafka.config(&[]).create().unwrap();
     let headers = OwnedHeaders::new().insert(Header {
         key: "content-type",
         value: Some(content_type),
@@ -90,8 +86,7 @@ async fn dlq(stack: &Stack, words: &[&str]) -> Output {
         .arg("dlq")
         .args(words)
         .current_dir(stack.dir.path())
-        .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
-        .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+        .envs(stack.kafka_environment())
         .stdin(Stdio::null())
         .output()
         .await

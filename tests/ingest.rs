@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use edge::auth::{Auth, AuthOptions, Role, create_key};
-use ingest::event::{self, Event, Feedback, FinishReason, Generation, Purpose, Sampling, Target, Value, VersionSpan};
+use ingest::event::{
+    self, Event, Feedback, FinishReason, Generation, Proof, Purpose, Sampling, Target, Value, VersionSpan,
+};
 use ingest::log::Producer;
 use ingest::reward::Definition;
 use opentelemetry::trace::TracerProvider;
@@ -17,7 +19,7 @@ use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
-use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use rdkafka::{Offset, TopicPartitionList};
 use serde_json::json;
 use sqlx::PgPool;
 use sqlx::types::Json;
@@ -60,7 +62,7 @@ impl Service {
             stack.kafka.clone(),
             stack.pool.clone(),
             Auth::new(auth, stack.pool.clone()),
-            listener,
+            listener.into(),
             axum::Router::new(),
             stop.clone(),
         );
@@ -170,6 +172,10 @@ pub fn generation() -> Generation {
             kept: Some(vec![40, 3, 12]),
             ..Sampling::default()
         }),
+        proof: Some(Proof {
+            sampler: "a".repeat(64),
+            signature: [7; 64],
+        }),
     }
 }
 
@@ -197,10 +203,7 @@ pub async fn send(stack: &Stack, events: &[Event]) {
 
 /// Sends any bytes, like a foreign producer.
 pub async fn send_raw(stack: &Stack, topic: &str, content_type: &str, value: &[u8]) -> (i32, i64) {
-    let producer: FutureProducer = ClientConfig::new()
-        .set("bootstrap.servers", &stack.kafka.brokers)
-        .create()
-        .unwrap();
+    let producer: FutureProducer = stack.kafka.config(&[]).create().unwrap();
     let headers = OwnedHeaders::new().insert(Header {
         key: "content-type",
         value: Some(content_type),
@@ -219,8 +222,8 @@ pub struct DeadLetter {
 pub async fn dead_letters(stack: &Stack, count: usize) -> Vec<DeadLetter> {
     let kafka = stack.kafka.clone();
     let read = move || {
-        let consumer: BaseConsumer = ClientConfig::new()
-            .set("bootstrap.servers", &kafka.brokers)
+        let consumer: BaseConsumer = kafka
+            .config(&[])
             .set("group.id", "tests")
             .set("enable.auto.commit", "false")
             .create()
@@ -255,10 +258,7 @@ pub async fn no_dead_letters(stack: &Stack) {
 }
 
 fn number_of_dead_letters(stack: &Stack) -> i64 {
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", &stack.kafka.brokers)
-        .create()
-        .unwrap();
+    let consumer: BaseConsumer = stack.kafka.config(&[]).create().unwrap();
     let topic = stack.kafka.topics().dlq;
     let (low, high) = consumer.fetch_watermarks(&topic, 0, SOON).unwrap();
     high - low

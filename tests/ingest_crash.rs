@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use ingest::event::Event;
-use rdkafka::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use sqlx::Executor;
 use uuid::Uuid;
@@ -94,10 +93,7 @@ async fn an_orphan_in_a_very_long_transaction_still_becomes_a_dead_letter() {
 
 /// Sends events to one partition.
 async fn send_to(stack: &Stack, partition: i32, events: &[Event]) {
-    let producer: FutureProducer = ClientConfig::new()
-        .set("bootstrap.servers", &stack.kafka.brokers)
-        .create()
-        .unwrap();
+    let producer: FutureProducer = stack.kafka.config(&[]).create().unwrap();
     let topic = stack.kafka.topics().generation;
     for event in events {
         let value = event.encode();

@@ -93,8 +93,7 @@ async fn an_event_of_an_unknown_kind_becomes_a_dead_letter_and_can_be_replayed_u
     let replay = Command::new(SPRINGTIDE)
         .args(["dlq", "replay", "0/0", "--yes"])
         .current_dir(stack.dir.path())
-        .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
-        .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+        .envs(stack.kafka_environment())
         .output();
     let replay = tokio::time::timeout(Duration::from_secs(60), replay)
         .await

@@ -187,6 +187,7 @@ impl StoryCopy {
                     decline_suppressed: false,
                     exploration_share: None,
                     sampling: None,
+                    proof: None,
                     ..generation()
                 };
                 let mut event = generation.into_event("default", SOURCE);

@@ -78,8 +78,7 @@ async fn springtide(stack: &Stack, config: &Path, args: &[&str]) -> Output {
         .args(["--config", config.to_str().unwrap(), "reward"])
         .args(args)
         .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
-        .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
-        .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+        .envs(stack.kafka_environment())
         .stdin(Stdio::null())
         .output()
         .await

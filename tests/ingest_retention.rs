@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use edge::auth::{AuthOptions, Role, create_key};
 use ingest::event::Event;
 use serde_json::json;
 use sqlx::PgPool;
@@ -132,9 +133,12 @@ async fn an_expired_week_is_deleted_with_everything_about_it_but_its_totals_stay
             .unwrap();
     let total = |disposition: &str, code: &str| (disposition.to_owned(), code.to_owned(), 1);
     assert_eq!(totals, [total("censored", "no_feedback"), total("dropped", "stale")]);
-    assert_eq!(count(pool, "select count(*) from feedback").await, 2);
-    assert_eq!(count(pool, "select count(*) from trajectory").await, 2);
-    assert_eq!(count(pool, "select count(*) from event_key").await, 7);
+    eventually("everything about it is deleted", SOON, async || {
+        let kept = "select (select count(*) from feedback) * 100 + (select count(*) from trajectory) * 10 \
+                    + (select count(*) from event_key)";
+        (count(pool, kept).await == 227).then_some(())
+    })
+    .await;
 
     // Feedback about a deleted generation is refused over HTTP and becomes a dead letter from
     // Kafka.
@@ -272,5 +276,309 @@ async fn an_unreferenced_payload_is_deleted() {
     }
     store.check_exists("default", &named).await.unwrap();
     store.check_exists("default", &young).await.unwrap();
+    service.stop().await;
+}
+
+/// Keeps generations open, and deletes those that are older than a month.
+fn kept_for_a_month() -> ::ingest::Options {
+    ::ingest::Options {
+        retention_days: 30,
+        surface: vec![::ingest::reward::Definition {
+            horizon_seconds: 3600.0,
+            ..::ingest::reward::Definition::completion()
+        }],
+        ..options()
+    }
+}
+
+/// Stores a generation of `days_ago`, which is closed and has no feedback.
+async fn closed(stack: &Stack, days_ago: i64, number: u64) -> Uuid {
+    let id = id_of(days_ago, number);
+    let kept = ::ingest::Options {
+        retention_days: 0,
+        ..kept_for_a_month()
+    };
+    let service = Service::start_with(stack, kept).await;
+    store(stack, id).await;
+    eventually("it is stored", SOON, async || {
+        let sql = "select count(*) from generation where id = $1";
+        let rows: i64 = sqlx::query_scalar(sql).bind(id).fetch_one(&stack.pool).await.unwrap();
+        (rows == 1).then_some(())
+    })
+    .await;
+    service.stop().await;
+    execute(&stack.pool, CLOSE, id).await;
+    execute(&stack.pool, CENSOR, id).await;
+    id
+}
+
+/// The first id after the week of a partition.
+async fn end_of(pool: &PgPool, days_ago: i32) -> Uuid {
+    let sql = "select first_generation_id((date_trunc('week', now() at time zone 'utc' - make_interval(days => $1)) \
+               + interval '7 days') at time zone 'utc')";
+    sqlx::query_scalar(sql).bind(days_ago).fetch_one(pool).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_generation_that_is_backfilled_into_an_expiring_week_is_refused_and_leaves_no_open_row() {
+    let stack = Stack::start("backfill").await;
+    let pool = &stack.pool;
+    let old = partition(pool, 90).await;
+    let first = closed(&stack, 90, 1).await;
+    // One is still open, so the week stays.
+    sqlx::query("insert into open_generation values ($1, 'completion', now() + interval '1 hour')")
+        .bind(first)
+        .execute(pool)
+        .await
+        .unwrap();
+    let service = Service::start_with(&stack, kept_for_a_month()).await;
+    let refused = "select count(*) from pg_constraint where conname = 'generation_refused'";
+    eventually("the week refuses generations", SOON, async || {
+        (count(pool, refused).await == 2).then_some(())
+    })
+    .await;
+    // One of the week, and one from before any partition.
+    store(&stack, id_of(90, 2)).await;
+    store(&stack, id_of(120, 3)).await;
+    for letter in dead_letters(&stack, 2).await {
+        assert!(letter.headers["detail"].contains("refused"), "{:?}", letter.headers);
+    }
+    assert!(exists(pool, &old).await);
+    assert_eq!(count(pool, "select count(*) from open_generation").await, 1);
+    service.stop().await;
+
+    execute(pool, CLOSE, first).await;
+    let service = Service::start_with(&stack, kept_for_a_month()).await;
+    eventually("the week is deleted", SOON, async || {
+        (!exists(pool, &old).await).then_some(())
+    })
+    .await;
+    assert_eq!(ledger(pool).await, (0, 1));
+    assert_eq!(count(pool, "select count(*) from open_generation").await, 0);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_generation_without_a_partition_expires_with_the_weeks() {
+    let stack = Stack::start("unpartitioned").await;
+    let pool = &stack.pool;
+    closed(&stack, 90, 1).await;
+    assert_eq!(count(pool, "select count(*) from generation_default").await, 1);
+    let service = Service::start_with(&stack, kept_for_a_month()).await;
+    eventually("it is deleted", SOON, async || {
+        (ledger(pool).await == (0, 1)).then_some(())
+    })
+    .await;
+    eventually("its trajectory is deleted", SOON, async || {
+        (count(pool, "select count(*) from trajectory").await == 0).then_some(())
+    })
+    .await;
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_reader_delays_a_drop_but_loses_no_work_and_stops_nobody() {
+    let stack = Stack::start("reader").await;
+    let pool = &stack.pool;
+    let old = partition(pool, 90).await;
+    closed(&stack, 90, 1).await;
+    let until = end_of(pool, 90).await;
+    // An earlier round got as far as this.
+    sqlx::query("select refuse_generations($1, $2)")
+        .bind(&old)
+        .bind(until)
+        .execute(pool)
+        .await
+        .unwrap();
+    // The reader also prevents that a restart creates partitions. The service starts anyway.
+    let next = sqlx::query_scalar::<_, String>(
+        "select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid \
+         where i.inhparent = 'trajectory'::regclass and c.relname like 'trajectory_2%' order by 1 desc limit 1",
+    );
+    let next = next.fetch_one(pool).await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("drop table {next}")))
+        .execute(pool)
+        .await
+        .unwrap();
+    let mut reader = pool.begin().await.unwrap();
+    sqlx::query("select (select count(*) from generation) + (select count(*) from trajectory)")
+        .execute(&mut *reader)
+        .await
+        .unwrap();
+    let service = Service::start_with(&stack, kept_for_a_month()).await;
+    eventually("the week is counted", SOON, async || {
+        (count(pool, "select count(*) from expiring_generation").await == 1).then_some(())
+    })
+    .await;
+    // The sink goes on, and the week is there as a whole.
+    store(&stack, id_of(0, 2)).await;
+    eventually("a generation is stored", SOON, async || {
+        (ledger(pool).await == (2, 0)).then_some(())
+    })
+    .await;
+    assert!(exists(pool, &old).await);
+    service.stop().await;
+
+    reader.rollback().await.unwrap();
+    let service = Service::start_with(&stack, kept_for_a_month()).await;
+    eventually("the week is deleted", SOON, async || {
+        (!exists(pool, &old).await).then_some(())
+    })
+    .await;
+    assert_eq!(ledger(pool).await, (1, 1));
+    assert!(exists(pool, &next).await);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_users_wrote_about_unknown_generations_expires_by_its_age() {
+    let stack = Stack::start("unattached").await;
+    let pool = &stack.pool;
+    let known = closed(&stack, 10, 1).await;
+    // One of each kind: about a stored generation, about an unknown one, and a recent one.
+    let statement = "with target (feedback, stored, episode) as (values \
+                         ('019a0000-0000-7000-8000-000000000001'::uuid, now() - interval '40 days', $1::uuid), \
+                         ('019a0000-0000-7000-8000-000000000002', now() - interval '40 days', gen_random_uuid()), \
+                         ('019a0000-0000-7000-8000-000000000003', now() - interval '20 days', gen_random_uuid())), \
+                     told as (insert into feedback (id, tenant_id, episode_id, metric_name, value_text, given_at, stored_at) \
+                              select feedback, 'default', episode, 'comment', 'text', stored, stored from target), \
+                     taken as (insert into retraction (id, tenant_id, feedback_id, reason, given_at, stored_at) \
+                               select gen_random_uuid(), 'default', feedback, 'text', stored, stored from target), \
+                     stray as (insert into retraction (id, tenant_id, feedback_id, reason, given_at, stored_at) \
+                               select gen_random_uuid(), 'default', gen_random_uuid(), 'text', stored, stored \
+                               from target where episode <> $1) \
+                     insert into episode_end (tenant_id, episode_id, ended_at, stored_at) \
+                     select 'default', episode, stored, stored from target";
+    sqlx::query(statement).bind(known).execute(pool).await.unwrap();
+    let service = Service::start_with(&stack, kept_for_a_month()).await;
+    eventually("the old ones are deleted", SOON, async || {
+        let ends = count(pool, "select count(*) from episode_end").await;
+        (ends == 2).then_some(())
+    })
+    .await;
+    let left: Vec<String> = sqlx::query_scalar("select right(id::text, 1) from feedback order by 1")
+        .fetch_all(pool)
+        .await
+        .unwrap();
+    assert_eq!(left, ["1", "3"]);
+    let left: Vec<Option<String>> = sqlx::query_scalar(
+        "select right(f.id::text, 1) from retraction r left join feedback f on f.id = r.feedback_id order by 1",
+    )
+    .fetch_all(pool)
+    .await
+    .unwrap();
+    assert_eq!(left, [Some("1".to_owned()), Some("3".to_owned()), None]);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_keeps_the_contexts_above_it_but_not_for_ever() {
+    let stack = Stack::start("lineage").await;
+    let pool = &stack.pool;
+    for days_ago in [90, 60] {
+        partition(pool, days_ago).await;
+    }
+    let until = end_of(pool, 90).await;
+    let (first, second, third) = (
+        closed(&stack, 90, 1).await,
+        closed(&stack, 60, 2).await,
+        closed(&stack, 0, 3).await,
+    );
+    let continues = "update generation set parent_id = $1, prompt_prefix_len = 4 where id = $2";
+    for (parent, child) in [(first, second), (second, third)] {
+        sqlx::query(continues)
+            .bind(parent)
+            .bind(child)
+            .execute(pool)
+            .await
+            .unwrap();
+    }
+    let needed = async || -> Option<String> {
+        let needed = sqlx::query_scalar("select generations_needed($1)");
+        needed.bind(until).fetch_one(pool).await.unwrap()
+    };
+    assert_eq!(needed().await, None, "everything is closed");
+    execute(pool, "delete from trajectory where generation_id = $1", third).await;
+    sqlx::query("insert into open_generation values ($1, 'completion', now())")
+        .bind(third)
+        .execute(pool)
+        .await
+        .unwrap();
+    assert_eq!(needed().await.as_deref(), Some("parent"), "two turns above");
+    // A parent of another tenant counts as missing for readers, and holds nothing.
+    execute(pool, "update generation set tenant_id = 'other' where id = $1", second).await;
+    assert_eq!(needed().await, None);
+    execute(
+        pool,
+        "update generation set tenant_id = 'default' where id = $1",
+        second,
+    )
+    .await;
+    // A turn that came after the week began to be refused cannot keep it.
+    sqlx::query("insert into generation_expiry (until_id) values ($1)")
+        .bind(until)
+        .execute(pool)
+        .await
+        .unwrap();
+    assert_eq!(needed().await.as_deref(), Some("parent"));
+    execute(
+        pool,
+        "update generation set stored_at = now() + interval '1 minute' where id = $1",
+        third,
+    )
+    .await;
+    assert_eq!(needed().await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_that_would_cost_others_their_history_is_refused_and_they_are_not() {
+    let stack = Stack::start("tenants").await;
+    let pool = &stack.pool;
+    let old = partition(pool, 30).await;
+    let recent = closed(&stack, 0, 1).await;
+    // "quiet" has the old week. "busy" has most of everything.
+    let fill = "insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, \
+                    purpose, surface, episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, \
+                    temperature, top_p, finish_reason, declined, sampled_at) \
+                select (left(first_generation_id(at)::text, 14) || '7' || substr(md5(random()::text), 1, 3) || '-8' \
+                        || substr(md5(random()::text), 1, 3) || '-' || substr(md5(random()::text), 1, 12))::uuid, \
+                       tenant, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface, episode_id, \
+                       user_key, arm, arm_probability, array(select (random() * 1e9)::int + n + i from generate_series(1, 400) i), \
+                       token_ids, logprobs, temperature, top_p, finish_reason, declined, at \
+                from generation, generate_series(1, $2) n, \
+                     lateral (select $3 as tenant, now() - make_interval(days => $4) as at) made where id = $1";
+    for (tenant, rows, days_ago) in [("quiet", 2_000, 30), ("busy", 5_000, 0)] {
+        let filled = sqlx::query(fill).bind(recent).bind(rows).bind(tenant).bind(days_ago);
+        filled.execute(pool).await.unwrap();
+    }
+    let bytes: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(format!(
+        "select sum(\"bytes!\")::bigint from ({}) sizes",
+        include_str!("../ingest/src/upkeep/sizes.sql")
+    )))
+    .fetch_one(pool)
+    .await
+    .unwrap();
+    let tight = ::ingest::Options {
+        disk_bytes_max: bytes.unsigned_abs() * 107 / 100,
+        ..kept_for_a_month()
+    };
+    let required = AuthOptions { required: true };
+    let service = Service::start_behind(&stack, tight, required).await;
+    let mut keys = Vec::new();
+    for tenant in ["quiet", "busy"] {
+        keys.push(create_key(pool, tenant, Role::Serving, "test").await.unwrap());
+    }
+    let send = async |key: &str| {
+        let event = json!({"generation_id": Uuid::now_v7(), "metric_name": "accept", "value": true});
+        let bearer = format!("Bearer {key}");
+        let headers = [crate::ingest::JSON, ("authorization", bearer.as_str())];
+        service.post_with("/v1/feedback", &headers, event.to_string()).await.0
+    };
+    eventually("the busy tenant is refused", SOON, async || {
+        (send(&keys[1]).await == 507).then_some(())
+    })
+    .await;
+    assert_eq!(send(&keys[0]).await, 200);
+    assert!(exists(pool, &old).await, "the quiet tenant keeps its history");
     service.stop().await;
 }

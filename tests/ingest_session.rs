@@ -8,7 +8,7 @@ use ingest::event::{Event, Generation, PayloadRef, Prefix, VersionSpan};
 use ingest::payload::{self, Experts, Store};
 use rand::{Rng, SeedableRng};
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use uuid::Uuid;
@@ -68,6 +68,7 @@ fn turn(parent: Option<&Generation>, shared: &[u32], prompt_ids: Vec<u32>, token
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        proof: None,
         ..generation()
     }
 }
@@ -95,8 +96,8 @@ fn hex(bytes: &[u8]) -> String {
 async fn bytes_on_the_topic(stack: &Stack, records: usize) -> usize {
     let kafka = stack.kafka.clone();
     let read = move || {
-        let consumer: BaseConsumer = ClientConfig::new()
-            .set("bootstrap.servers", &kafka.brokers)
+        let consumer: BaseConsumer = kafka
+            .config(&[])
             .set("group.id", "tests")
             .set("enable.auto.commit", "false")
             .create()

@@ -17,7 +17,6 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
-use rdkafka::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::{Value, json};
@@ -114,8 +113,7 @@ impl Process {
             .current_dir(stack.dir.path())
             .env("SPRINGTIDE__LISTEN__INGEST", address.to_string())
             .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
-            .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
-            .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+            .envs(stack.kafka_environment())
             .env("SPRINGTIDE__AUTH__REQUIRED", key_required.to_string())
             .env("SPRINGTIDE__SERVE__API_KEY", format!("spring_{CANARY}-serve"))
             .env("SPRINGTIDE__TRAINER__API_KEY", format!("spring_{CANARY}-trainer"))
@@ -187,10 +185,7 @@ impl Process {
 }
 
 async fn send_record(stack: &Stack, topic: &str, headers: &[(&str, &str)], key: &[u8], value: &[u8]) {
-    let producer: FutureProducer = ClientConfig::new()
-        .set("bootstrap.servers", &stack.kafka.brokers)
-        .create()
-        .unwrap();
+    let producer: FutureProducer = stack.kafka.config(&[]).create().unwrap();
     let mut owned = OwnedHeaders::new();
     for (key, value) in headers {
         owned = owned.insert(Header {

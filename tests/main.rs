@@ -8,23 +8,31 @@ mod control;
 mod disk;
 mod dlq;
 mod ingest;
+mod ingest_clock;
 mod ingest_crash;
 mod ingest_evolution;
 mod ingest_http;
 mod ingest_identity;
+mod ingest_memory;
 mod ingest_order;
+mod ingest_partitions;
+mod ingest_poison;
 mod ingest_rescore;
 mod ingest_retention;
 mod ingest_revoke;
 mod ingest_reward;
 mod ingest_session;
 mod ingest_telemetry;
+mod keys;
 mod overload;
 mod plans;
+mod private;
 #[cfg(feature = "torch")]
 mod quantized;
 mod relay;
 mod relay_link;
+#[cfg(feature = "torch")]
+mod scopes;
 #[cfg(feature = "torch")]
 mod serving;
 #[cfg(feature = "torch")]
@@ -33,12 +41,15 @@ mod shards;
 mod spine;
 mod spool;
 #[cfg(feature = "torch")]
+mod stolen_keys;
+#[cfg(feature = "torch")]
 mod store;
 mod support;
 #[cfg(feature = "torch")]
 mod sync;
 #[cfg(feature = "torch")]
 mod sync_kills;
+mod tls;
 #[cfg(feature = "torch")]
 mod trainer;
 mod up;

@@ -166,11 +166,10 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_without_losing_event
     let part = Duration::from_secs(number("SPRINGTIDE_OVERLOAD_SECONDS", 3));
     let times = usize::try_from(number("SPRINGTIDE_OVERLOAD_TIMES", 10)).unwrap();
     let mut stack = Stack::start("overload").await;
-    let shared = stack.kafka.brokers.clone();
     let state = stack.dir.path().join("broker");
     std::fs::create_dir(&state).unwrap();
     let broker = Broker::start(&stack, &state).await;
-    stack.kafka.brokers = broker.address.clone();
+    let shared = stack.use_broker(&broker);
     let limit = Limit::new("overload", MEMORY_MIB << 20);
     let [port] = edge::bind::free_ports().unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], port));
@@ -184,8 +183,7 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_without_losing_event
         .env("SPRINGTIDE__SERVE__API_KEY", "spring_unused")
         .env("SPRINGTIDE__TRAINER__API_KEY", "spring_unused")
         .env("SPRINGTIDE__INGEST__ORPHAN_TTL_SECONDS", "86400")
-        .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
-        .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+        .envs(stack.kafka_environment())
         .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url);
     let log = stack.dir.path().join("ingest.log");
     let mut ingest = process::start(limit.hold(&command), address, &log).await;
@@ -313,6 +311,6 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_without_losing_event
         started.elapsed()
     );
     ingest.kill().await.unwrap();
-    stack.kafka.brokers = shared;
+    (stack.kafka, stack.kafka_file) = shared;
     drop((limit, broker));
 }

@@ -10,7 +10,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, PgPool, Postgres, Row, Transaction};
 use uuid::Uuid;
 
-use crate::support::Stack;
+use crate::support::{Stack, eventually};
 
 const ROWS: i64 = 100_000;
 /// Rows that a sequential scan may read. For small tables it is the right plan.
@@ -38,7 +38,13 @@ async fn fill(pool: &PgPool, rows: i64) {
         "create function nth(n bigint) returns uuid language sql immutable as
          $$ select (left(first_generation_id(at(n))::text, 14) || '7' || substr(md5(n::text), 1, 3) || '-8' || substr(md5(n::text), 4, 3)
                     || '-' || substr(md5(n::text), 7, 12))::uuid $$",
+        // As after a year: every week has a partition, and none is left of the time before the partitions.
+        "do $do$ begin
+             execute (select format('drop table %I', relname) from pg_class where relname like 'trajectory_before_%' and relkind = 'r');
+         end $do$",
         "select create_generation_partition('generation_' || to_char(monday, 'IYYY\"w\"IW'), first_generation_id(monday),
+                                            first_generation_id(monday + interval '7 days')),
+                create_trajectory_partition('trajectory_' || to_char(monday, 'IYYY\"w\"IW'), first_generation_id(monday),
                                             first_generation_id(monday + interval '7 days'))
          from generate_series(date_trunc('week', timestamptz '{now}' at time zone 'utc') - interval '9 weeks',
                               date_trunc('week', timestamptz '{now}' at time zone 'utc'), interval '1 week') as week (local),
@@ -46,10 +52,11 @@ async fn fill(pool: &PgPool, rows: i64) {
         "insert into run (id, kind, policy, line, status, config) values ('{run}', 'realtime', 'demo', 'realtime', 'running', '{}')",
         "insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
                                  episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
-                                 finish_reason, declined, sampled_at)
+                                 finish_reason, declined, sampled_at, parent_id, prompt_prefix_len)
          select nth(n), 'default', 'demo', v, v, '[]', '\\x00', 'realtime', 'replica-1', 'production', 'completion',
                 nth(n / 4 * 4), 'user-' || n % 1000, case when n % 5 < 3 or n > {rows} - {head} then 'champion' else 'base' end, 0.6,
-                array[1, 2, 3, 4, 5, 6, 7, 8], array[9, 10, 11, 2], array[-0.5, -0.25, -1, -2], 1, 1, 'stop', false, at(n)
+                array[1, 2, 3, 4, 5, 6, 7, 8], array[9, 10, 11, 2], array[-0.5, -0.25, -1, -2], 1, 1, 'stop', false, at(n),
+                case when n % 4 > 0 then nth(n - 1) end, case when n % 4 > 0 then 4 else 0 end
          from generate_series(1::bigint, {rows}) n, lateral (select least(n, {rows} - {head}) / {cohort} + 1 as v) version",
         "insert into trajectory (generation_id, surface, reward_definition, reward, censor_code, signal, feedback_at, closed_at)
          select nth(n), 'completion', 1, case when n % 5 < 3 then 0.75 end, case when n % 5 >= 3 then 'no_feedback' end, 'accept',
@@ -178,6 +185,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     let names: Vec<String> = ids.iter().map(Uuid::to_string).collect();
     let sources = vec!["springtide/serve/replica-1".to_owned(); ids.len()];
     let none: Vec<Uuid> = Vec::new();
+    let no_names: Vec<String> = Vec::new();
     let now = time::OffsetDateTime::now_utc();
     let lately = now - time::Duration::minutes(8);
     let recent: Uuid = sqlx::query_scalar("select first_generation_id(now() - interval '15 minutes')")
@@ -202,7 +210,23 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         head,
         32_i64,
         none,
-        60.0_f64
+        60.0_f64,
+        vec!["completion".to_owned()],
+        vec![0.05_f64]
+    );
+    ask!(
+        "trainer: how long answers take",
+        "../trainer/src/select/answer_time.sql",
+        "demo",
+        "champion",
+        recent,
+        2000_i64
+    );
+    ask!(
+        "trainer: whom it trained on",
+        "../trainer/src/select/trained.sql",
+        RUN,
+        2000_i64
     );
     ask!(
         "trainer: set aside, 15 minutes",
@@ -215,7 +239,12 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         recent,
         5000_i64,
         50_000_i32,
-        true
+        true,
+        no_names,
+        no_names,
+        no_names,
+        no_names,
+        none
     );
     ask!(
         "trainer: set aside, a day",
@@ -228,7 +257,12 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         today,
         5000_i64,
         50_000_i32,
-        true
+        true,
+        no_names,
+        no_names,
+        no_names,
+        no_names,
+        none
     );
     ask!(
         "trainer: show rate",
@@ -255,7 +289,12 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     ask!(
         "closer: feedback of what is due",
         "../ingest/src/rows/feedback.sql",
-        ids
+        ids,
+        vec!["completion".to_owned()],
+        vec!["accept".to_owned()],
+        vec![1_000_i64],
+        vec![false],
+        50_001_i64
     );
     ask!(
         "rescore: a page",
@@ -264,6 +303,92 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         Uuid::nil(),
         Uuid::max(),
         None::<String>,
+        500_i64
+    );
+    let (week, week_name): (Uuid, String) = sqlx::query_as(
+        "select first_generation_id((monday + interval '7 days') at time zone 'utc'), to_char(monday, '\"generation_\"IYYY\"w\"IW') \
+         from date_trunc('week', at($1) at time zone 'utc') monday",
+    )
+    .bind(rows / 20)
+    .fetch_one(pool)
+    .await
+    .unwrap();
+    let (epoch, week_at) = (time::OffsetDateTime::UNIX_EPOCH, now - time::Duration::days(49));
+    let middle: Uuid = sqlx::query_scalar("select nth($1)")
+        .bind(rows / 20)
+        .fetch_one(pool)
+        .await
+        .unwrap();
+    let slice_end: Uuid = sqlx::query_scalar("select nth($1)")
+        .bind(rows / 20 + 500)
+        .fetch_one(pool)
+        .await
+        .unwrap();
+    plans.push((
+        "retention: what needs a week",
+        explain(pool, "select generations_needed($1)", |query| query.bind(week)).await,
+    ));
+    ask!(
+        "retention: count a slice",
+        "../ingest/src/upkeep/retention/count.sql",
+        middle,
+        slice_end,
+        week_name
+    );
+    ask!(
+        "retention: a slice without a week",
+        "../ingest/src/upkeep/retention/default.sql",
+        middle,
+        slice_end,
+        week
+    );
+    ask!(
+        "retention: trajectories",
+        "../ingest/src/upkeep/retention/trajectories.sql",
+        Uuid::nil(),
+        week,
+        500_i64
+    );
+    ask!(
+        "retention: payloads",
+        "../ingest/src/upkeep/retention/payloads.sql",
+        Uuid::nil(),
+        week,
+        500_i64
+    );
+    ask!(
+        "retention: feedback",
+        "../ingest/src/upkeep/retention/feedback.sql",
+        Uuid::nil(),
+        week,
+        500_i64
+    );
+    ask!(
+        "retention: unattached feedback",
+        "../ingest/src/upkeep/retention/unattached_feedback.sql",
+        epoch,
+        week_at,
+        500_i64
+    );
+    ask!(
+        "retention: unattached retractions",
+        "../ingest/src/upkeep/retention/unattached_retractions.sql",
+        epoch,
+        week_at,
+        500_i64
+    );
+    ask!(
+        "retention: unattached ends",
+        "../ingest/src/upkeep/retention/unattached_ends.sql",
+        epoch,
+        week_at,
+        500_i64
+    );
+    ask!(
+        "retention: identities",
+        "../ingest/src/upkeep/retention/event_keys.sql",
+        epoch,
+        week_at,
         500_i64
     );
     ask!(
@@ -363,10 +488,53 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
             "{name} reads {} from end to end",
             plan.scanned.join(", ")
         );
-        // One occasional query reads a day of traffic, because it must check every row for a
-        // decision.
-        let day = if name.ends_with("a day") { rows / 56 } else { 0 };
-        let pages_max = PAGES_MAX + 8 * day.unsigned_abs();
+        // Two occasional queries read a day or a week of traffic, because they must check every row
+        // for a decision.
+        let checked = match *name {
+            name if name.ends_with("a day") => rows / 56,
+            name if name.ends_with("a week") => rows / 8,
+            _ => 0,
+        };
+        let pages_max = PAGES_MAX + 8 * checked.unsigned_abs();
         assert!(plan.pages <= pages_max, "{name} touches {} pages", plan.pages);
     }
+    if std::env::var("SPRINGTIDE_PLANS_DATABASE").is_err() {
+        expire(&stack, rows).await;
+    }
+}
+
+/// Lets a service delete the oldest week, and prints how long that took.
+async fn expire(stack: &Stack, rows: i64) {
+    let pool = &stack.pool;
+    let options = ::ingest::Options {
+        retention_days: 49,
+        ..crate::ingest::options()
+    };
+    let started = std::time::Instant::now();
+    let service = crate::ingest::Service::start_with(stack, options).await;
+    let hour = std::time::Duration::from_secs(3600);
+    let cleaned = "select count(*) from generation_horizon where cleaned_id = until_id";
+    eventually("the oldest weeks are deleted", hour, async || {
+        (crate::ingest::count(pool, cleaned).await == 1).then_some(())
+    })
+    .await;
+    let expired = "select sum(generations)::bigint from expired_generation";
+    let expired = crate::ingest::count(pool, expired).await;
+    println!("{expired} generations expired in {:.1?}", started.elapsed());
+    let kept = crate::ingest::count(pool, "select count(*) from generation").await;
+    assert_eq!(kept + expired, rows);
+    // At most a week and a day are left of what is too old, and nothing is about expired rows.
+    let until: Uuid = sqlx::query_scalar("select until_id from generation_horizon")
+        .fetch_one(pool)
+        .await
+        .unwrap();
+    for left in [
+        "select count(*) from generation where id < $1",
+        "select count(*) from trajectory where generation_id < $1",
+        "select count(*) from feedback where generation_id < $1",
+    ] {
+        let left: i64 = sqlx::query_scalar(left).bind(until).fetch_one(pool).await.unwrap();
+        assert_eq!(left, 0);
+    }
+    service.stop().await;
 }

@@ -8,6 +8,7 @@ use artifact::manifest::{Manifest, Parent};
 use artifact::sign::SigningKey;
 use axum::Router;
 use edge::auth::{Auth, AuthOptions};
+use edge::sampler::SamplerKey;
 use model::autograd::random_checkpoint;
 use model::config::{Family, ModelConfig};
 use model::exact::Compute;
@@ -46,15 +47,15 @@ pub fn tiny() -> ModelConfig {
 }
 
 /// Publishes versions of a policy as the trainer would.
-struct Publisher<'a> {
+pub struct Publisher<'a> {
     stack: &'a Stack,
     store: Store,
     key: SigningKey,
-    checkpoints: BTreeMap<i64, Checkpoint>,
+    pub checkpoints: BTreeMap<i64, Checkpoint>,
 }
 
 impl<'a> Publisher<'a> {
-    fn new(stack: &'a Stack) -> Self {
+    pub fn new(stack: &'a Stack) -> Self {
         Publisher {
             stack,
             store: Store::open(&stack.store_url).unwrap(),
@@ -65,7 +66,7 @@ impl<'a> Publisher<'a> {
 
     /// Makes version `serial` the head of the realtime line: as a checkpoint without a parent, else
     /// as a delta.
-    async fn publish(&mut self, serial: i64, parent: Option<i64>, branch: i32) {
+    pub async fn publish(&mut self, serial: i64, parent: Option<i64>, branch: i32) {
         let checkpoint = random_checkpoint(&tiny(), serial as u64);
         let (mut full, mut delta) = (None, None);
         match parent {
@@ -159,8 +160,10 @@ pub async fn control(stack: &Stack, releases: &ReleaseService) -> Role {
     let url = format!("http://{}", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
     let auth = Auth::new(AuthOptions::default(), stack.pool.clone());
-    let router = auth.protect(release::router(releases.clone()).merge(serving::fleet::router(stack.pool.clone())));
-    let task = tokio::spawn(edge::server::run(listener, router, stop.clone()));
+    let router = release::routes(releases.clone())
+        .merge(serving::fleet::routes(stack.pool.clone()))
+        .protected_by(&auth, "control");
+    let task = tokio::spawn(edge::server::run(listener.into(), router, stop.clone()));
     Role { url, stop, task }
 }
 
@@ -182,16 +185,19 @@ pub async fn serve(stack: &Stack, control_url: Option<String>, state_dir: PathBu
         store: Store::open(&stack.store_url).unwrap(),
         payloads: None,
         keys_dir: stack.keys_dir.clone(),
+        sampler: SamplerKey::from_seed(&[1; 32]),
         auth: Auth::new(AuthOptions::default(), stack.pool.clone()),
         control_url,
         extra_routes: Router::new(),
     };
-    let task = tokio::spawn(replica.run(listener, stop.clone()));
+    let task = tokio::spawn(replica.run(listener.into(), stop.clone()));
     Role { url, stop, task }
 }
 
 async fn complete(url: &str, model: &str) -> (u16, Value) {
-    let body = json!({"model": model, "prompt": [5, 6, 7], "max_tokens": 6, "seed": 3, "return_token_ids": true});
+    let body = json!({"model": model, "prompt": [5, 6, 7], "max_tokens": 6, "seed": 3, "return_token_ids": true,
+                      // the seed decides only answers that are never trained on
+                      "metadata": {"consent": false}});
     let response = reqwest::Client::new()
         .post(format!("{url}/v1/completions"))
         .json(&body)
@@ -290,6 +296,15 @@ async fn a_new_version_reaches_users_without_an_error_and_a_rollback_needs_no_up
     assert_eq!(
         (done["from_version"].as_i64(), done["to_version"].as_i64()),
         (Some(4), Some(3))
+    );
+    let (action, subject, reason): (String, String, String) =
+        sqlx::query_as("select action, subject, reason from audit order by id desc limit 1")
+            .fetch_one(&stack.pool)
+            .await
+            .unwrap();
+    assert_eq!(
+        (&*action, &*subject, &*reason),
+        ("release.rollback", "demo@champion", "worse")
     );
     wait_for(&replica.url, "demo@champion", 3).await;
     assert_eq!(

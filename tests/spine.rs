@@ -51,6 +51,7 @@ impl Fleet {
             connections_max = 6
             [kafka]
             brokers = {brokers:?}
+            librdkafka_file = {kafka_file:?}
             topic_prefix = {prefix:?}
             [ingest]
             partitions = 2
@@ -67,6 +68,7 @@ impl Fleet {
             keys = stack.keys_dir,
             database = stack.database_url,
             brokers = stack.kafka.brokers,
+            kafka_file = stack.kafka_file,
             prefix = stack.kafka.topic_prefix,
         );
         std::fs::write(&config, text).unwrap();
@@ -81,10 +83,25 @@ impl Fleet {
                 .build()
                 .unwrap(),
         };
+        fleet.register_replica();
         for role in ["ingest", "control", "train", "serve"] {
             fleet.spawn(role);
         }
         fleet
+    }
+
+    /// What the replica samples may be trained on.
+    fn register_replica(&self) {
+        let key = self.config.with_file_name(".springtide/serve/sampler.key");
+        let added = Command::new(SPRINGTIDE)
+            .arg("--config")
+            .arg(&self.config)
+            .args(["sampler", "add", "--name", "replica-1", "--key"])
+            .arg(key)
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&added.stderr);
+        assert!(added.status.success(), "{errors}");
     }
 
     fn spawn(&mut self, role: &'static str) {

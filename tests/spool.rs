@@ -25,7 +25,7 @@ pub fn ingest(stack: &Stack, listener: TcpListener) -> DropGuard {
         stack.kafka.clone(),
         stack.pool.clone(),
         Auth::new(AuthOptions::default(), stack.pool.clone()),
-        listener,
+        listener.into(),
         axum::Router::new(),
         stop.clone(),
     ));

@@ -4,7 +4,7 @@
 use crate::serving;
 use crate::support::{SPRINGTIDE, Stack};
 use artifact::checkpoint::Checkpoint;
-use artifact::sign::{SigningKey, TrustedKeys};
+use artifact::sign::{Role, SigningKey, TrustedKeys};
 use artifact::tensor::TensorData;
 use model::autograd::random_checkpoint;
 use serde_json::Value;
@@ -329,9 +329,10 @@ async fn commands_list_check_keep_and_collect_the_store() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_move_trust_from_one_key_to_the_next() {
     let (stack, publisher, checkpoint, base) = world("keys").await;
-    for name in ["next", "release"] {
+    for name in ["trainer-next", "release"] {
         SigningKey::load_or_create(&stack.keys_dir, name).unwrap();
     }
+    SigningKey::create(&stack.keys_dir, "root", Role::Root).unwrap();
     let run = async |arguments: &[&str]| {
         let (success, stdout, stderr) = policy(&stack, arguments, false).await;
         assert!(success, "{arguments:?}: {stdout}{stderr}");
@@ -340,11 +341,19 @@ async fn commands_move_trust_from_one_key_to_the_next() {
     let keys = run(&["keys"]).await;
     assert_eq!(
         (keys.lines().count(), keys.matches("trusted").count()),
-        (4, 3),
+        (5, 4),
         "{keys}"
     );
-    assert!(run(&["resign", "--by", "next"]).await.starts_with("1 documents"));
-    assert!(run(&["resign", "--by", "next"]).await.starts_with("0 documents"));
+    assert!(
+        run(&["resign", "--by", "trainer-next"])
+            .await
+            .starts_with("1 documents")
+    );
+    assert!(
+        run(&["resign", "--by", "trainer-next"])
+            .await
+            .starts_with("0 documents")
+    );
     // Only the old key signs this one.
     let external = External {
         line: "ext".into(),
@@ -359,6 +368,9 @@ async fn commands_move_trust_from_one_key_to_the_next() {
         .version
         .to_string();
     run(&["verify", &late]).await;
+    let by_another = ["revoke", "trainer", "--by", "release", "--reason", "theft", "--yes"];
+    let (success, _, stderr) = policy(&stack, &by_another, false).await;
+    assert!(!success && stderr.contains("only a root key"), "{stderr}");
     let revoke = ["revoke", "trainer", "--reason", "the machine was lost"];
     let (success, _, stderr) = policy(&stack, &revoke, false).await;
     assert!(!success && stderr.contains("--yes"), "{stderr}");

@@ -139,11 +139,12 @@ async fn follower(stack: &Stack, number: usize, mib: u64, threads: usize, contro
         store: store.with_threads(Threads::new(threads).unwrap()),
         payloads: None,
         keys_dir: stack.keys_dir.clone(),
+        sampler: edge::sampler::SamplerKey::from_seed(&[number as u8; 32]),
         auth: Auth::new(AuthOptions::default(), stack.pool.clone()),
         control_url: Some(control_url.into()),
         extra_routes: Router::new(),
     };
-    let task = tokio::spawn(replica.run(listener, stop.clone()));
+    let task = tokio::spawn(replica.run(listener.into(), stop.clone()));
     Role { url, stop, task }
 }
 

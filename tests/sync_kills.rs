@@ -63,8 +63,7 @@ async fn start(stack: &Stack, address: SocketAddr) -> Child {
         .env("SPRINGTIDE__POLICY__STORE", &stack.store_url)
         .env("SPRINGTIDE__POLICY__KEYS", &stack.keys_dir)
         .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
-        .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
-        .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+        .envs(stack.kafka_environment())
         .env("SPRINGTIDE__TELEMETRY__FILTER", "warn");
     process::start(command, address, &stack.dir.path().join("serve.log")).await
 }

@@ -1,11 +1,13 @@
 //! The realtime run against a real database, log and store: trajectories become versions.
 //! Trajectories are inserted as the sink would write them, sampled by the model that is trained.
 
+mod bounds;
 mod context;
 mod experts;
 mod fleet;
 mod lora;
 mod offline;
+mod provenance;
 mod show_rate;
 mod world;
 
@@ -315,11 +317,16 @@ async fn a_pinned_champion_pauses_the_run_until_it_follows_again() {
 async fn a_broken_guard_publishes_nothing_and_records_the_reason() {
     let world = World::start("guard").await;
     world.follow(1, world.base, 0).await;
-    let cohort = world.sample(world.base, 8).await;
-    world.insert_all(&cohort, "champion").await;
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
     let mut options = world.options();
     options.realtime.guards.kl_max = 1e-12;
     let running = world.run(options);
+    eventually("the first cohort is dropped", SOON, async || {
+        (world.dispositions().await.len() == 8).then_some(())
+    })
+    .await;
+    assert_eq!(world.status().await.unwrap().0, "running", "one cohort pauses nothing");
+    world.insert_all(&world.sample(world.base, 16).await, "champion").await;
     let reason = eventually("the run pauses", SOON, async || {
         let (status, reason) = world.status().await?;
         (status == "paused").then_some(reason)
@@ -331,7 +338,7 @@ async fn a_broken_guard_publishes_nothing_and_records_the_reason() {
     running.stop().await;
     assert_eq!((world.line().await, world.steps().await), ((world.base, 0), 0));
     let dispositions = world.dispositions().await;
-    assert_eq!(dispositions.len(), 8);
+    assert_eq!(dispositions.len(), 24);
     assert!(dispositions.iter().all(|d| d.code.as_deref() == Some("guard_kl")));
     assert_eq!(world.status().await.unwrap().0, "paused", "it waits for a person");
 }

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use sqlx::{Connection, Executor, PgConnection};
 use tempfile::TempDir;
 
-use crate::support::{SPRINGTIDE, Stack, eventually};
+use crate::support::{SPRINGTIDE, Stack, eventually, socket_url};
 
 const START: Duration = Duration::from_secs(120);
 const RETURN: Duration = Duration::from_secs(60);
@@ -20,17 +20,20 @@ const END: Duration = Duration::from_secs(30);
 const ROLES: [&str; 4] = ["control", "train", "ingest", "serve"];
 
 /// A folder with its own configuration.
-struct Place {
-    dir: TempDir,
-    ports: [u16; 7],
+pub struct Place {
+    pub dir: TempDir,
+    pub ports: [u16; 7],
 }
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let place = Self {
             dir: tempfile::tempdir().unwrap(),
             ports: free_ports().unwrap(),
         };
+        // Started by root, the servers run as another user, who must pass through.
+        let pass = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+        fs::set_permissions(place.dir.path(), pass).unwrap();
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let [serve, ingest, control, train, postgres, kafka, controller] = place.ports;
         let config = format!(
@@ -49,16 +52,30 @@ impl Place {
         place
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(SPRINGTIDE);
         command.current_dir(self.dir.path()).args(args);
         command
     }
 
-    fn start(&self, args: &[&str]) -> Supervisor<'_> {
+    pub fn start(&self, args: &[&str]) -> Supervisor<'_> {
+        self.start_command(self.command(args))
+    }
+
+    /// With this umask, such as `022`.
+    pub fn start_with_umask(&self, umask: &str, args: &[&str]) -> Supervisor<'_> {
+        let mut command = Command::new("sh");
+        let script = format!("umask {umask} && exec \"$0\" \"$@\"");
+        command
+            .current_dir(self.dir.path())
+            .args(["-c", &script, SPRINGTIDE])
+            .args(args);
+        self.start_command(command)
+    }
+
+    fn start_command(&self, mut command: Command) -> Supervisor<'_> {
         let log = fs::File::create(self.dir.path().join("terminal.log")).unwrap();
-        let process = self
-            .command(args)
+        let process = command
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -67,12 +84,12 @@ impl Place {
         Supervisor { process, place: self }
     }
 
-    fn state(&self, name: &str) -> PathBuf {
+    pub fn state(&self, name: &str) -> PathBuf {
         self.dir.path().join(".springtide").join(name)
     }
 
     /// The terminal output of the supervisor, and the end of every log file.
-    fn story(&self) -> String {
+    pub fn story(&self) -> String {
         let mut story = fs::read_to_string(self.dir.path().join("terminal.log")).unwrap();
         for entry in fs::read_dir(self.state("log")).into_iter().flatten() {
             let path = entry.unwrap().path();
@@ -84,24 +101,24 @@ impl Place {
         story
     }
 
-    fn database_url(&self) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/springtide", self.ports[4])
+    pub fn database_url(&self) -> String {
+        socket_url(&self.state("postgres"), self.ports[4], "springtide")
     }
 }
 
 /// A running `springtide up` or `springtide stack start`.
-struct Supervisor<'a> {
-    process: Child,
+pub struct Supervisor<'a> {
+    pub process: Child,
     place: &'a Place,
 }
 
 impl Supervisor<'_> {
-    fn pid(&self) -> Pid {
+    pub fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.process.id()).unwrap())
     }
 
     /// Waits until every line of `lines` was printed.
-    async fn says(&mut self, lines: &[&str], limit: Duration) {
+    pub async fn says(&mut self, lines: &[&str], limit: Duration) {
         let started = std::time::Instant::now();
         loop {
             let output = fs::read_to_string(self.place.dir.path().join("terminal.log")).unwrap();
@@ -129,7 +146,7 @@ impl Supervisor<'_> {
     }
 
     /// The supervisor and all its descendants.
-    fn family(&self) -> BTreeSet<i32> {
+    pub fn family(&self) -> BTreeSet<i32> {
         let mut parents = BTreeMap::new();
         for entry in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
             let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
@@ -170,7 +187,7 @@ fn runs(pid: i32) -> bool {
         .is_some_and(|(_, fields)| !fields.starts_with('Z'))
 }
 
-async fn all_gone(family: &BTreeSet<i32>, place: &Place) {
+pub async fn all_gone(family: &BTreeSet<i32>, place: &Place) {
     let started = std::time::Instant::now();
     loop {
         let left: Vec<_> = family.iter().filter(|pid| runs(**pid)).collect();
@@ -315,8 +332,7 @@ async fn the_binary_without_libtorch_accepts_events() {
         .current_dir(stack.dir.path())
         .env("SPRINGTIDE__LISTEN__INGEST", format!("127.0.0.1:{port}"))
         .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
-        .env("SPRINGTIDE__KAFKA__BROKERS", &stack.kafka.brokers)
-        .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &stack.kafka.topic_prefix)
+        .envs(stack.kafka_environment())
         .spawn()
         .unwrap();
     eventually("its ingest answers /health", START, async || {
@@ -355,7 +371,7 @@ fn the_environment_overrides_the_file_and_secrets_are_not_printed() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(
         dir.path().join("springtide.toml"),
-        "policy.name = 'a'\n[postgres]\nurl = 'postgres://u:secret@h/d'",
+        "policy.name = 'a'\n[postgres]\nurl = 'postgres://u:secret@h/d?sslmode=disable'",
     )
     .unwrap();
     let shown = Command::new(SPRINGTIDE)

@@ -8,7 +8,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use base64::Engine;
-use rdkafka::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde::Deserialize;
@@ -142,10 +141,7 @@ async fn an_old_topic_is_read_to_the_same_rows() {
     let records: Vec<ArchivedRecord> = serde_json::from_value(json(&folder.join("topics.json"))).unwrap();
     let bytes = |text: &str| base64::engine::general_purpose::STANDARD.decode(text).unwrap();
     let topics = stack.kafka.topics();
-    let producer: FutureProducer = ClientConfig::new()
-        .set("bootstrap.servers", &stack.kafka.brokers)
-        .create()
-        .unwrap();
+    let producer: FutureProducer = stack.kafka.config(&[]).create().unwrap();
     for record in records.iter().filter(|record| record.topic != "dlq") {
         let topic = match record.topic.as_str() {
             "generation" => &topics.generation,

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use reqwest::{Response, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
@@ -121,7 +121,7 @@ pub struct Client {
 impl Client {
     pub fn new(settings: Settings, temperature: f32) -> anyhow::Result<Self> {
         Ok(Self {
-            http: reqwest::Client::builder().build().context("set up the HTTP client")?,
+            http: settings.http.clone(),
             settings,
             temperature,
         })

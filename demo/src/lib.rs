@@ -72,6 +72,8 @@ pub struct Settings {
     pub ingest_url: String,
     pub control_url: String,
     pub api_key: Option<String>,
+    /// Trusts the certificates of the roles.
+    pub http: reqwest::Client,
     pub policy: String,
     /// Hugging Face folder of the base model.
     pub base: PathBuf,
@@ -353,6 +355,7 @@ mod tests {
                 ingest_url: String::new(),
                 control_url: String::new(),
                 api_key: None,
+                http: reqwest::Client::new(),
                 policy: "demo".to_owned(),
                 base: PathBuf::new(),
                 surface: surface(0.75, -0.25, Some(0.0)),

@@ -1,60 +1,30 @@
-//! Authenticates callers by an API key in `Authorization: Bearer`, looked up in `api_key` by its
-//! BLAKE3 digest.
+//! Authenticates callers by an API key in `Authorization: Bearer`, found in `api_key` by its BLAKE3
+//! digest.
 //!
-//! A key belongs to a service or a tool and has one role. There are no sessions, users or
-//! passwords.
+//! A key belongs to a service or a tool and has scopes. There are no sessions, users or passwords.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+pub mod key;
+mod known;
+mod scope;
 
-use anyhow::Context;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
 use axum::Router;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::{HeaderMap, header, request::Parts};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use rand::TryRngCore;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
+use uuid::Uuid;
 
+pub use scope::{Role, Scope, Scopes};
+
+use crate::audit::Actor;
 use crate::problem::Problem;
-
-/// How long a lookup is cached. A revoked key may work for this much longer.
-const CACHE_FOR: Duration = Duration::from_secs(30);
-/// Cached keys, valid and invalid ones together.
-const CACHE_ENTRIES_MAX: usize = 10_000;
-const SECRET_PREFIX: &str = "spring_";
-
-/// What a key may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Request completions, log generations, send feedback.
-    Serving,
-    /// Schedule and read training runs.
-    Research,
-    /// Move versions to users.
-    Release,
-    /// Everything.
-    Admin,
-}
-
-impl Role {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Serving => "serving",
-            Self::Research => "research",
-            Self::Release => "release",
-            Self::Admin => "admin",
-        }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let roles = [Self::Serving, Self::Research, Self::Release, Self::Admin];
-        roles.into_iter().find(|role| role.as_str() == text)
-    }
-}
+use key::{Grant, NewKey};
+use known::{KnownKeys, Unavailable};
 
 /// `[auth]` of the configuration file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,40 +39,71 @@ pub struct AuthOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
     pub tenant: String,
-    pub role: Role,
-    /// Who holds the key, for people and audit logs.
+    pub scopes: Scopes,
+    /// Who holds the key, for people.
     pub label: String,
+    /// `None`: not a key of the table.
+    pub key: Option<KeyId>,
+    /// The only replica that the key may report for.
+    pub replica: Option<String>,
+}
+
+/// Identifies a key. Its secret is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyId {
+    pub id: Uuid,
+    /// Shared with the keys that it replaces and that replace it.
+    pub lineage: Uuid,
 }
 
 impl Principal {
-    fn operator() -> Self {
+    /// Whether feedback from this key must prove that it comes from who was answered. The keys of back
+    /// ends, which may also request or log generations, are trusted.
+    pub fn needs_feedback_token(&self) -> bool {
+        let trusted = [Scope::Completions, Scope::Generations, Scope::Research];
+        !trusted.into_iter().any(|scope| self.scopes.allow(scope))
+    }
+
+    /// A caller with the scopes of `role` and without a key of the table.
+    pub fn with_role(tenant: &str, role: Role, label: &str) -> Self {
         Self {
-            tenant: "default".to_owned(),
-            role: Role::Admin,
-            label: "operator".to_owned(),
+            tenant: tenant.to_owned(),
+            scopes: role.scopes(),
+            label: label.to_owned(),
+            key: None,
+            replica: None,
         }
+    }
+
+    /// Everybody, where no key is needed.
+    fn operator() -> Self {
+        Self::with_role("default", Role::Admin, "operator")
     }
 
     /// The holder of the key given to [`Auth::fixed`].
     fn caller() -> Self {
-        Self {
-            role: Role::Serving,
-            label: "caller".to_owned(),
-            ..Self::operator()
-        }
+        Self::with_role("default", Role::Serving, "caller")
     }
 
-    /// Fails unless the caller has one of the roles `allowed` or is an admin.
-    pub fn require(&self, allowed: &[Role]) -> Result<(), Problem> {
-        if self.role == Role::Admin || allowed.contains(&self.role) {
+    /// Fails unless the key has the scope.
+    pub fn require(&self, scope: Scope) -> Result<(), Problem> {
+        if self.scopes.allow(scope) {
             return Ok(());
         }
-        let allowed: Vec<_> = allowed.iter().map(|role| role.as_str()).collect();
+        let scope = scope.as_str();
         Err(Problem::forbidden(format!(
-            "this needs one of the roles {}, but the key has the role {}",
-            allowed.join(", "),
-            self.role.as_str()
+            "this needs a key with the scope {scope}, but the key has only {}; \
+             `springtide key create --scope {scope}` makes one",
+            self.scopes
         )))
+    }
+
+    /// For the audit.
+    pub fn actor(&self) -> Actor<'_> {
+        Actor {
+            key: self.key.map(|key| key.id),
+            name: &self.label,
+        }
     }
 }
 
@@ -127,25 +128,15 @@ enum Keys {
     /// database.
     Fixed([u8; 32]),
     /// The table `api_key`.
-    Table { pool: PgPool, cache: Arc<Cache> },
-}
-
-#[derive(Debug, Clone)]
-struct Lookup {
-    at: Instant,
-    /// `None`: the key is unknown or revoked.
-    principal: Option<Principal>,
+    Table(Arc<KnownKeys>),
 }
 
 impl Auth {
     pub fn new(options: AuthOptions, pool: PgPool) -> Self {
-        if !options.required {
-            return Self(Keys::Open);
+        match options.required {
+            true => Self(Keys::Table(KnownKeys::new(pool))),
+            false => Self(Keys::Open),
         }
-        Self(Keys::Table {
-            pool,
-            cache: Arc::default(),
-        })
     }
 
     /// Accepts only `key`. With `None` no key is needed.
@@ -157,10 +148,30 @@ impl Auth {
         !matches!(self.0, Keys::Open)
     }
 
-    /// Requires a valid key on every route of `router`. Handlers take a [`Principal`] and call
-    /// [`Principal::require`].
+    /// How often the keys in memory were compared with the database.
+    pub fn comparisons(&self) -> u64 {
+        match &self.0 {
+            Keys::Table(keys) => keys.comparisons(),
+            Keys::Open | Keys::Fixed(_) => 0,
+        }
+    }
+
+    /// Requires a valid key on every route of `router`. What the key may do is up to the route: see
+    /// [`crate::routes`] and [`Principal::require`].
     pub fn protect(&self, router: Router) -> Router {
         router.layer(middleware::from_fn_with_state(self.clone(), check))
+    }
+
+    /// `router`, which needs a key with the scope `read` if other machines reach `address`.
+    pub fn protect_beyond_loopback(&self, router: Router, address: SocketAddr) -> Router {
+        if address.ip().to_canonical().is_loopback() {
+            return router;
+        }
+        let reads = async |principal: Principal, request: Request, next: Next| {
+            principal.require(Scope::Read)?;
+            Ok::<Response, Problem>(next.run(request).await)
+        };
+        self.protect(router.layer(middleware::from_fn(reads)))
     }
 
     /// The caller that these headers authenticate.
@@ -176,39 +187,12 @@ impl Auth {
             // No constant-time comparison needed: the length of a common digest prefix says nothing
             // about the key.
             Keys::Fixed(only) => (digest == *only).then(Principal::caller),
-            Keys::Table { pool, cache } => match cached(cache, &digest) {
-                Some(principal) => principal,
-                None => {
-                    let found = look_up(pool, &digest).await.map_err(|error| {
-                        tracing::warn!(error = %format!("{error:#}"), "cannot look up API key");
-                        Problem::unavailable("API keys cannot be checked right now", 2)
-                    })?;
-                    store(cache, digest, found.clone());
-                    found
-                }
-            },
+            Keys::Table(keys) => {
+                let found = keys.find(&digest).await;
+                found.map_err(|Unavailable| Problem::unavailable("API keys cannot be checked right now", 2))?
+            }
         };
-        principal.ok_or_else(|| Problem::unauthorized("the key is unknown or revoked"))
-    }
-}
-
-type Cache = Mutex<HashMap<[u8; 32], Lookup>>;
-
-/// The outer `None` means not cached. The inner `None` means that the key is unknown or revoked.
-fn cached(cache: &Cache, digest: &[u8; 32]) -> Option<Option<Principal>> {
-    let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-    let lookup = cache.get(digest)?;
-    (lookup.at.elapsed() < CACHE_FOR).then(|| lookup.principal.clone())
-}
-
-fn store(cache: &Cache, digest: [u8; 32], principal: Option<Principal>) {
-    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-    if cache.len() >= CACHE_ENTRIES_MAX {
-        cache.retain(|_, lookup| lookup.at.elapsed() < CACHE_FOR);
-    }
-    if cache.len() < CACHE_ENTRIES_MAX {
-        let at = Instant::now();
-        cache.insert(digest, Lookup { at, principal });
+        principal.ok_or_else(|| Problem::unauthorized("the key is unknown, expired or revoked"))
     }
 }
 
@@ -216,57 +200,26 @@ fn digest(key: &str) -> [u8; 32] {
     *blake3::hash(key.as_bytes()).as_bytes()
 }
 
-/// Creates a key and returns its secret. Only the secret's digest is stored. Creates the tenant if
-/// it is new.
+/// Creates a key that never expires and returns its secret. Creates the tenant if it is new.
 pub async fn create_key(pool: &PgPool, tenant: &str, role: Role, label: &str) -> anyhow::Result<String> {
-    let mut random = [0_u8; 32];
-    rand::rngs::OsRng
-        .try_fill_bytes(&mut random)
-        .context("draw random bytes")?;
-    let secret = format!("{SECRET_PREFIX}{}", hex::encode(random));
-    let digest = digest(&secret);
-    let mut transaction = pool.begin().await.context("begin")?;
-    sqlx::query!("insert into tenant (id) values ($1) on conflict do nothing", tenant)
-        .execute(&mut *transaction)
-        .await
-        .context("create tenant")?;
-    sqlx::query!(
-        "insert into api_key (tenant_id, role, digest, label) values ($1, $2, $3, $4)",
+    let key = NewKey {
         tenant,
-        role.as_str(),
-        digest.as_slice(),
-        label
-    )
-    .execute(&mut *transaction)
-    .await
-    .context("store key")?;
-    transaction.commit().await.context("commit")?;
-    Ok(secret)
+        grant: Grant::Role(role),
+        label,
+        expires_at: None,
+        replica: None,
+    };
+    let actor = Actor {
+        key: None,
+        name: "create_key",
+    };
+    Ok(key::create(pool, &key, actor, "").await?.secret)
 }
 
 async fn check(State(auth): State<Auth>, mut request: Request, next: Next) -> Result<Response, Problem> {
     let principal = auth.principal(request.headers()).await?;
     request.extensions_mut().insert(principal);
     Ok(next.run(request).await)
-}
-
-async fn look_up(pool: &PgPool, digest: &[u8; 32]) -> anyhow::Result<Option<Principal>> {
-    let row = sqlx::query!(
-        "select tenant_id, role, label from api_key where digest = $1 and revoked_at is null",
-        digest.as_slice()
-    )
-    .fetch_optional(pool)
-    .await
-    .context("look up key")?;
-    row.map(|row| {
-        let role = Role::parse(&row.role).with_context(|| format!("unknown role {:?} in table api_key", row.role))?;
-        Ok(Principal {
-            tenant: row.tenant_id,
-            role,
-            label: row.label,
-        })
-    })
-    .transpose()
 }
 
 fn secret(headers: &HeaderMap) -> Option<&str> {
@@ -278,6 +231,10 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::body::Body;
+    use axum::http::StatusCode;
+    use axum::routing::get;
+    use tower::ServiceExt;
 
     #[test]
     fn the_key_is_a_bearer_token_and_the_scheme_is_case_insensitive() {
@@ -295,17 +252,18 @@ mod tests {
     }
 
     #[test]
-    fn a_role_may_do_only_its_own_work_and_an_admin_everything() {
-        let research = Principal {
-            role: Role::Research,
-            ..Principal::operator()
-        };
-        assert!(research.require(&[Role::Research, Role::Release]).is_ok());
-        assert_eq!(
-            research.require(&[Role::Release]).unwrap_err().status,
-            axum::http::StatusCode::FORBIDDEN
-        );
-        assert!(Principal::operator().require(&[Role::Release]).is_ok());
+    fn a_refusal_names_the_least_scope_that_would_do() {
+        let caller = Principal::with_role("default", Role::Release, "ops");
+        assert!(caller.require(Scope::Release).is_ok());
+        for scope in [Scope::Feedback, Scope::Generations, Scope::Research] {
+            let problem = caller.require(scope).unwrap_err();
+            assert_eq!(problem.status, StatusCode::FORBIDDEN);
+            let why = problem.detail.unwrap();
+            assert!(why.contains(&format!("key create --scope {}", scope.as_str())), "{why}");
+            assert!(why.contains("has only read, release"), "{why}");
+            assert!(!why.contains("admin"), "{why}");
+        }
+        assert!(Principal::operator().require(Scope::Release).is_ok());
     }
 
     #[tokio::test]
@@ -313,25 +271,38 @@ mod tests {
         let auth = Auth::fixed(Some("spring_right"));
         assert!(auth.required());
         let mut headers = HeaderMap::new();
-        for (sent, role) in [
+        for (sent, scopes) in [
             (None, None),
             (Some("Bearer spring_wrong"), None),
-            (Some("Bearer spring_right"), Some(Role::Serving)),
+            (Some("Bearer spring_right"), Some(Role::Serving.scopes())),
         ] {
             if let Some(sent) = sent {
                 headers.insert(header::AUTHORIZATION, sent.parse().unwrap());
             }
             let principal = auth.principal(&headers).await.ok();
-            assert_eq!(principal.map(|principal| principal.role), role);
+            assert_eq!(principal.map(|principal| principal.scopes), scopes);
         }
         assert!(!Auth::fixed(None).required());
     }
 
-    #[test]
-    fn every_role_round_trips_through_its_name() {
-        for role in [Role::Serving, Role::Research, Role::Release, Role::Admin] {
-            assert_eq!(Role::parse(role.as_str()), Some(role));
+    #[tokio::test]
+    async fn metrics_need_a_key_beyond_loopback() {
+        let auth = Auth::fixed(Some("spring_right"));
+        for (address, key, status) in [
+            ("127.0.0.1:1", None, StatusCode::OK),
+            ("[::1]:1", None, StatusCode::OK),
+            ("10.0.0.1:1", None, StatusCode::UNAUTHORIZED),
+            ("0.0.0.0:1", Some("spring_wrong"), StatusCode::UNAUTHORIZED),
+            ("0.0.0.0:1", Some("spring_right"), StatusCode::OK),
+        ] {
+            let metrics = Router::new().route("/metrics", get(|| async { "" }));
+            let router = auth.protect_beyond_loopback(metrics, address.parse().unwrap());
+            let mut request = Request::builder().uri("/metrics");
+            if let Some(key) = key {
+                request = request.header("authorization", format!("Bearer {key}"));
+            }
+            let response = router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+            assert_eq!(response.status(), status, "{address} {key:?}");
         }
-        assert_eq!(Role::parse("root"), None);
     }
 }

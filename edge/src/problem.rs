@@ -46,9 +46,9 @@ impl Problem {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "A valid API key is needed").detail(detail)
     }
 
-    /// 403: the key is valid, but its role does not allow this.
+    /// 403: the key is valid, but its scopes do not allow this.
     pub fn forbidden(detail: impl Display) -> Self {
-        let title = "The API key's role does not allow this";
+        let title = "The API key's scopes do not allow this";
         Self::new(StatusCode::FORBIDDEN, "forbidden", title).detail(detail)
     }
 

@@ -9,11 +9,8 @@ use anyhow::Context;
 
 use crate::event::Purpose;
 
-/// The number of sampled tokens. Counting the token ids would load the large column that stores
-/// them.
-fn tokens(version_spans: &serde_json::Value) -> u32 {
-    let spans = version_spans.as_array().into_iter().flatten();
-    let tokens: u64 = spans.filter_map(|span| span.get(1)?.as_u64()).sum();
+/// The number of sampled tokens, as the queries count them from `generation.version_spans`.
+fn tokens(tokens: i64) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use axum::{Router, middleware};
 use edge::auth::Auth;
-use tokio::net::TcpListener;
+use edge::server::Listener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,7 @@ pub async fn run(
     spool: spool::Options,
     folder: &Path,
     upstream: &str,
-    listener: TcpListener,
+    listener: Listener,
     extra: Router,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {

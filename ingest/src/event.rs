@@ -6,6 +6,7 @@
 
 mod check;
 mod json;
+mod proof;
 pub mod proto;
 mod protobuf;
 #[cfg(test)]
@@ -23,6 +24,7 @@ pub use check::{
     SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX,
 };
 pub(crate) use json::{FeedbackFields, one_body, one_target};
+pub use proof::{Proof, signed_bytes};
 pub use protobuf::Undecodable;
 
 /// One event. `(tenant, source, id)` identifies it, as in CloudEvents.
@@ -230,6 +232,9 @@ pub struct Generation {
     /// Further sampling parameters. Absent: none applied.
     #[serde(default)]
     pub sampling: Option<Sampling>,
+    /// Who sampled it. Absent: unproven, stored but never trained on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proof: Option<Proof>,
 }
 
 /// Sampling parameters besides temperature and `top_p`.

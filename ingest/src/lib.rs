@@ -21,14 +21,16 @@
 //! Modules import only from those to their left, so there are no circles:
 //!
 //! ```text
-//!  event ◄ payload, reward ◄ options, validator ◄ log ◄ rows
+//!  event ◄ payload, reward ◄ options, clock ◄ validator ◄ log ◄ rows
 //!        ◄ close, upkeep ◄ entry ◄ service ◄ collector
 //! ```
 
+mod clock;
 mod close;
 pub mod collector;
 mod entry;
 pub mod event;
+pub mod feedback_token;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod log;

@@ -8,7 +8,7 @@ pub(crate) mod kafka;
 mod producer;
 
 pub use dlq::reader::{DlqReader, Scan};
-pub use dlq::record::{DlqEntry, DlqPosition, DlqRecord, Identity, ReplayNote};
+pub use dlq::record::{DlqEntry, DlqPosition, DlqRecord, Identity, Original, ReplayNote};
 pub use dlq::{DeadLetter, Reason, replay};
 pub use kafka::{ClientOptions, Topics, ensure_topics};
 pub use producer::{PRODUCER_SETTINGS, Producer};
@@ -34,6 +34,9 @@ pub enum Error {
     /// The broker does not accept records of this size.
     #[error("the record is too large: {size_bytes} bytes")]
     TooLarge { size_bytes: usize },
+    /// The broker refuses this record whenever it is sent, whatever its size.
+    #[error("the log refuses the record")]
+    Refused(#[source] rdkafka::error::KafkaError),
     /// Too many records are unacknowledged.
     #[error("too many records wait for the log")]
     Full,

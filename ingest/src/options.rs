@@ -32,7 +32,8 @@ pub struct Options {
     /// The alarm is on if a larger share of a surface's latest trajectories has no usable signal.
     /// Default: 0.9.
     pub unscored_share_max: f64,
-    /// How far an event's time may be ahead of this machine's clock, seconds. Default: 300.
+    /// How far an event's time may be ahead of the database's clock, and how far this host's clock may
+    /// differ from it, seconds. Default: 300.
     pub clock_skew_seconds_max: f64,
     /// Maximum records of a batch, which the writers share. Default: 500.
     pub batch_records_max: usize,
@@ -56,6 +57,10 @@ pub struct Options {
     /// Maximum disk space of ingest's tables, bytes. Above it the oldest weeks are deleted. If none
     /// can be deleted, events get 507. 0: unlimited. Default: 0.
     pub disk_bytes_max: u64,
+    /// Maximum share of `disk_bytes_max` that one tenant may take at the expense of others. When
+    /// the space runs out, a tenant that holds more, and less of the oldest week, gets 507. 1: never.
+    /// Default: 0.5.
+    pub disk_tenant_share_max: f64,
     /// Maximum body of an HTTP request, before and after decompression, bytes. Default: 8 MiB.
     pub request_bytes_max: usize,
     /// How long a body may take to arrive, seconds. Default: 30.
@@ -95,6 +100,7 @@ impl Default for Options {
             payload_unnamed_hours: 168,
             retention_days: 365,
             disk_bytes_max: 0,
+            disk_tenant_share_max: 0.5,
             request_bytes_max: 8 * 1024 * 1024,
             request_read_seconds_max: 30.0,
             request_events_max: 500,
@@ -184,6 +190,10 @@ impl Options {
         within("writers", self.writers, 1..=64)?;
         within("retention_days", self.retention_days, 0..=36_500)?;
         within("payload_unnamed_hours", self.payload_unnamed_hours, 0..=876_000)?;
+        anyhow::ensure!(
+            self.disk_tenant_share_max > 0.0 && self.disk_tenant_share_max <= 1.0,
+            "ingest.disk_tenant_share_max must be above 0 and at most 1"
+        );
         self.check_requests()?;
         let surfaces = self.surfaces();
         for (index, surface) in surfaces.iter().enumerate() {

@@ -16,6 +16,7 @@ mod experts;
 #[cfg(test)]
 mod tests;
 
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -106,7 +107,9 @@ impl Store {
         let backend: Arc<dyn ObjectStore> = match url.split_once("://") {
             Some(("file", path)) if !path.is_empty() => {
                 let path = PathBuf::from(path);
-                std::fs::create_dir_all(&path).map_err(|error| refuse(error.to_string()))?;
+                // Payloads contain prompts. Other users cannot enter the folder.
+                let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+                created.map_err(|error| refuse(error.to_string()))?;
                 let folder = LocalFileSystem::new_with_prefix(&path).map_err(|error| refuse(error.to_string()))?;
                 Arc::new(folder.with_fsync(true))
             }

@@ -5,6 +5,8 @@ mod expression;
 mod metric;
 pub mod stored;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
@@ -39,6 +41,19 @@ pub struct Definition {
     /// Reward of a declined generation. Absent: feedback decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decline: Option<f64>,
+    /// Smallest reward that is trained on. A trajectory whose reward is smaller keeps it and is
+    /// quarantined by the trainer. Default: −1, or the smallest of `accept`, `reject` and `decline`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward_min: Option<f64>,
+    /// Largest reward that is trained on. Default: 1, or the largest of `accept`, `reject` and
+    /// `decline`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward_max: Option<f64>,
+    /// `rollout`: production generations of this surface are quarantined by the trainer, because
+    /// its feedback is a grader's. The surface named `rollout` is always of this kind. Default:
+    /// generations of every purpose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purpose: Option<Purpose>,
     /// A CEL expression over all metrics ([`Expression`]) that replaces `accept`, `reject` and
     /// `decline`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,6 +92,9 @@ impl Definition {
             accept: 0.75,
             reject: -0.25,
             decline: Some(0.0),
+            reward_min: None,
+            reward_max: None,
+            purpose: None,
             reward: None,
             close_on_episode_end: false,
             close_on_feedback: false,
@@ -117,6 +135,37 @@ impl Definition {
         for value in [self.accept, self.reject, self.decline.unwrap_or(0.0)] {
             anyhow::ensure!(value.is_finite(), "ingest.surface {name:?}: a reward is not finite");
         }
+        anyhow::ensure!(
+            self.purpose.is_none_or(|purpose| purpose == Purpose::Rollout),
+            "ingest.surface {name:?}: purpose may only be rollout"
+        );
+        self.check_bounds()
+    }
+
+    fn check_bounds(&self) -> anyhow::Result<()> {
+        let name = &self.name;
+        let given = [self.reward_min, self.reward_max];
+        anyhow::ensure!(
+            given.into_iter().flatten().all(f64::is_finite),
+            "ingest.surface {name:?}: reward_min or reward_max is not finite"
+        );
+        let (min, max) = (
+            self.reward_min.unwrap_or(f64::NEG_INFINITY),
+            self.reward_max.unwrap_or(f64::INFINITY),
+        );
+        anyhow::ensure!(
+            min < max,
+            "ingest.surface {name:?}: reward_min must be below reward_max"
+        );
+        // an expression replaces them
+        let own = [Some(self.accept), Some(self.reject), self.decline];
+        let used = self.reward.is_none() && self.metric_type == MetricType::Boolean;
+        for value in own.into_iter().flatten().filter(|_| used) {
+            anyhow::ensure!(
+                (min..=max).contains(&value),
+                "ingest.surface {name:?}: the reward {value} lies outside reward_min and reward_max"
+            );
+        }
         Ok(())
     }
 
@@ -146,6 +195,20 @@ impl Rule {
         let expression = expression.map(|text| Expression::new(text, metrics)).transpose();
         let expression = expression.with_context(|| format!("ingest.surface {:?}: reward", definition.name))?;
         Ok(Self { definition, expression })
+    }
+
+    /// The metrics whose feedback can change the reward or when it is given, each with whether the
+    /// text of its feedback can.
+    pub(crate) fn metrics(&self) -> BTreeMap<&str, bool> {
+        let mut metrics = BTreeMap::new();
+        // Without an expression, it decides; with one, it may still end the horizon.
+        if self.expression.is_none() || self.definition.close_on_feedback {
+            metrics.insert(self.definition.metric.as_str(), false);
+        }
+        if let Some(expression) = &self.expression {
+            metrics.extend(expression.metrics());
+        }
+        metrics
     }
 
     /// Whether feedback about this metric can change the reward.

@@ -7,10 +7,9 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::Router;
 use edge::auth::Auth;
+use edge::server::Listener;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use sqlx::PgPool;
-use time::OffsetDateTime;
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -39,14 +38,14 @@ pub async fn run(
     kafka: ClientOptions,
     pool: PgPool,
     auth: Auth,
-    listener: TcpListener,
+    listener: Listener,
     extra: Router,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     options.check()?;
     kafka::ensure_topics(&kafka, options.partitions).await?;
     let log = register_log(&options, &kafka, &pool).await?;
-    partition::ensure(&pool, OffsetDateTime::now_utc()).await?;
+    partition::ensure(&pool).await?;
     let surfaces = Arc::new(stored::store(&pool, options.rules()?).await?);
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
     let validator = Arc::new(Validator::new(options.metrics()?, skew));
@@ -118,6 +117,8 @@ pub async fn run(
         pool,
         age_max: Some(age_max).filter(|age_max| !age_max.is_zero()),
         disk_bytes_max: Some(options.disk_bytes_max).filter(|max| *max > 0),
+        disk_tenant_share_max: options.disk_tenant_share_max,
+        clock_skew_max: skew,
         payloads,
         log,
         validator,

@@ -6,6 +6,7 @@ use std::sync::{PoisonError, RwLock};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
+use crate::clock::Clock;
 use crate::event::{Body, Event, Invalid, Target, time_of};
 use crate::reward::Metric;
 
@@ -14,6 +15,8 @@ use crate::reward::Metric;
 pub struct Validator {
     metrics: BTreeMap<String, Metric>,
     clock_skew_max: Duration,
+    /// Observed by the sink. A collector has no database, so it uses its own.
+    pub(crate) clock: Clock,
     /// Generations with smaller ids have been deleted by retention. Only rises.
     oldest_kept: RwLock<Uuid>,
 }
@@ -27,6 +30,7 @@ impl Validator {
         Self {
             metrics,
             clock_skew_max,
+            clock: Clock::default(),
             oldest_kept: RwLock::default(),
         }
     }
@@ -47,6 +51,19 @@ impl Validator {
             field,
             format!("is from before {from}; older generations have been deleted"),
         ))
+    }
+
+    /// Fails if this host's clock and the database's disagree by so much that one of them would
+    /// refuse what the other allows.
+    pub(crate) fn check_clock(&self) -> anyhow::Result<()> {
+        let ahead = self.clock.ahead();
+        anyhow::ensure!(
+            ahead.abs() <= self.clock_skew_max,
+            "the database's clock is {:.1} s ahead of this host's (behind, if negative), and one of them is wrong: \
+             nothing is read until they agree to within ingest.clock_skew_seconds_max",
+            ahead.as_seconds_f64()
+        );
+        Ok(())
     }
 
     /// Declared metrics accept values of one type, other names accept any value. Times must not lie

@@ -402,6 +402,9 @@ features of real ones; `cases.json` with the results of `apply_chat_template` (t
 the mask of assistant tokens); and two tokenizers of common kinds, `byte_level.json` and
 `byte_fallback.json`.
 
+`defaults.json` (`scripts/golden/defaults.py`): the defaults of the configuration class of every
+supported `model_type`.
+
 `sampling.json` (`scripts/golden/sampling.py`): the results of the logits processors for temperature,
 top-k, top-p, min-p and the repetition penalty on random logits.
 

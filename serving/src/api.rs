@@ -21,12 +21,12 @@ mod stop;
 use crate::engine::{Handle, LoadedVersion};
 use crate::options::Options;
 use crate::routing::{RouteError, RouteTable};
-use axum::Router;
 use axum::extract::State;
-use axum::routing::{get, post};
 use edge::Problem;
-use edge::auth::Principal;
+use edge::auth::Scope;
 use edge::json::Json;
+use edge::routes::{Routes, get, post};
+use edge::sampler::SamplerKey;
 use futures::future::BoxFuture;
 use ingest::event::Event;
 use ingest::log::{self, Producer};
@@ -59,6 +59,8 @@ pub struct Api {
     pub payloads: Option<Payloads>,
     /// The previous turns of sessions.
     pub sessions: Sessions,
+    /// Signs every generation.
+    pub sampler: SamplerKey,
     /// Running choices. A choice outlives its caller until it is logged.
     pub choices: TaskTracker,
 }
@@ -70,23 +72,34 @@ impl Api {
     }
 }
 
-/// The routes that need authentication; put them behind `edge::auth`.
-pub fn router(api: Arc<Api>) -> Router {
-    Router::new()
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/chat/completions", post(completions::chat_completions))
-        .route("/v1/models", get(models))
+/// All routes. `/health` is open to anyone: 200 once a version serves, 503 before.
+pub fn routes(api: Arc<Api>) -> Routes {
+    Routes::new()
+        .route(
+            Scope::Completions,
+            "/v1/completions",
+            "Complete a prompt",
+            post(completions::completions),
+        )
+        .route(
+            Scope::Completions,
+            "/v1/chat/completions",
+            "Answer a conversation",
+            post(completions::chat_completions),
+        )
+        .route(
+            Scope::Read,
+            "/v1/models",
+            "List the policy and its loaded versions",
+            get(models),
+        )
+        .open_route("/health", "Whether a version serves", get(get_health))
         .with_state(api)
-}
-
-/// `GET /health`, open to anyone: 200 once a version serves, 503 before.
-pub fn health(api: Arc<Api>) -> Router {
-    Router::new().route("/health", get(get_health)).with_state(api)
 }
 
 /// The policy itself, for which the experiment decides per user, then each loaded version by its
 /// aliases and its serial.
-async fn models(State(api): State<Arc<Api>>, _principal: Principal) -> Json<Value> {
+async fn models(State(api): State<Arc<Api>>) -> Json<Value> {
     let model = |id: String, version: Option<&LoadedVersion>| {
         json!({
             "id": id,

@@ -1,20 +1,23 @@
 //! The fleet: the latest report of each replica, and how long each part of a swap took. This API
 //! stores and shows them; it neither routes requests nor restarts replicas. The replica's side is in
 //! `reporter`.
+//!
+//! A replica belongs to the key that reports for it first, and to those that replace this key by
+//! rotation, until all of them are revoked or expired. A key that was made for the replica
+//! (`api_key.replica`) takes it over. Admins may report for every replica.
 
 mod reporter;
 
 pub use reporter::Reporter;
 
 use crate::database::{page_limit, unavailable};
-use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::routing::{get, post};
 use edge::Problem;
-use edge::auth::{Principal, Role};
+use edge::auth::{Principal, Scope};
 use edge::json::Json;
 use edge::query::Query;
+use edge::routes::{Routes, get, post};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use time::OffsetDateTime;
@@ -70,13 +73,50 @@ pub struct Swap {
     pub at: OffsetDateTime,
 }
 
-/// The routes; put them behind `edge::auth`.
-pub fn router(pool: PgPool) -> Router {
-    Router::new()
-        .route("/v1/replicas", get(list_replicas))
-        .route("/v1/replicas/{id}", post(post_report))
-        .route("/v1/swaps", get(list_swaps).post(post_swap))
+pub fn routes(pool: PgPool) -> Routes {
+    Routes::new()
+        .route(Scope::Read, "/v1/replicas", "List replicas", get(list_replicas))
+        .route(
+            Scope::Replica,
+            "/v1/replicas/{id}",
+            "Report as a replica",
+            post(post_report),
+        )
+        .route(Scope::Read, "/v1/swaps", "List swaps", get(list_swaps))
+        .route(Scope::Replica, "/v1/swaps", "Report a swap", post(post_swap))
         .with_state(pool)
+}
+
+fn not_owned(id: &str) -> Problem {
+    Problem::forbidden(format!(
+        "another key reports for the replica {id}: set serve.replica to a name of its own, or make a key for it with \
+         `springtide key create --scope replica --replica {id}`"
+    ))
+}
+
+/// What `replica.owner` holds. Admins own nothing.
+fn owner(principal: &Principal) -> Option<Uuid> {
+    let key = principal.key.filter(|_| !is_admin(principal));
+    key.map(|key| key.lineage)
+}
+
+fn is_admin(principal: &Principal) -> bool {
+    principal.scopes.allow(Scope::Admin)
+}
+
+/// From whoever reported for it before.
+fn may_take_over(principal: &Principal) -> bool {
+    is_admin(principal) || principal.replica.is_some()
+}
+
+/// Fails if the key is for another replica.
+fn check_replica(principal: &Principal, id: &str) -> Result<(), Problem> {
+    match &principal.replica {
+        Some(only) if only != id => Err(Problem::forbidden(format!(
+            "the key may report for the replica {only} only, not for {id}"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 async fn post_report(
@@ -85,25 +125,35 @@ async fn post_report(
     Path(id): Path<String>,
     Json(report): Json<Report>,
 ) -> Result<StatusCode, Problem> {
-    principal.require(&[Role::Serving])?;
+    check_replica(&principal, &id)?;
     let resident = serde_json::to_value(&report.resident).map_err(Problem::internal)?;
-    sqlx::query!(
-        "insert into replica (id, cluster, policy, address, epoch, resident, ready, reported_at)
-         values ($1, $2, $3, $4, $5, $6, $7, now())
+    let stored = sqlx::query!(
+        "insert into replica (id, cluster, policy, address, epoch, resident, ready, reported_at, owner)
+         values ($1, $2, $3, $4, $5, $6, $7, now(), $8)
          on conflict (id) do update set cluster = excluded.cluster, policy = excluded.policy,
              address = excluded.address, epoch = excluded.epoch, resident = excluded.resident,
-             ready = excluded.ready, reported_at = excluded.reported_at",
+             ready = excluded.ready, reported_at = excluded.reported_at,
+             owner = coalesce(excluded.owner, replica.owner)
+         where $9 or replica.owner is null or replica.owner = excluded.owner
+            or not exists (select from api_key k
+                           where coalesce(k.lineage, k.id) = replica.owner and k.revoked_at is null
+                             and (k.expires_at is null or k.expires_at > now()))",
         id,
         report.cluster,
         report.policy,
         report.address,
         report.epoch,
         resident,
-        report.ready
+        report.ready,
+        owner(&principal),
+        may_take_over(&principal)
     )
     .execute(&pool)
     .await
     .map_err(unavailable)?;
+    if stored.rows_affected() == 0 {
+        return Err(not_owned(&id));
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -128,8 +178,7 @@ struct ReplicaView {
     silent: bool,
 }
 
-async fn list_replicas(State(pool): State<PgPool>, principal: Principal) -> Result<Json<Replicas>, Problem> {
-    principal.require(&[Role::Serving, Role::Research, Role::Release])?;
+async fn list_replicas(State(pool): State<PgPool>) -> Result<Json<Replicas>, Problem> {
     let replicas = sqlx::query_as!(
         ReplicaView,
         r#"select id, cluster, policy, address, epoch, resident, ready, reported_at,
@@ -148,10 +197,11 @@ async fn post_swap(
     principal: Principal,
     Json(swap): Json<Swap>,
 ) -> Result<StatusCode, Problem> {
-    principal.require(&[Role::Serving])?;
-    sqlx::query!(
+    check_replica(&principal, &swap.replica)?;
+    let stored = sqlx::query!(
         "insert into swap (replica, policy, version, epoch, fetch_ms, verify_ms, stage_ms, pause_ms, at)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+         select $1, $2, $3, $4, $5, $6, $7, $8, $9
+         where $11 or exists (select from replica r where r.id = $1 and r.owner = $10)",
         swap.replica,
         swap.policy,
         swap.version,
@@ -160,11 +210,16 @@ async fn post_swap(
         swap.verify_ms,
         swap.stage_ms,
         swap.pause_ms,
-        swap.at
+        swap.at,
+        owner(&principal),
+        is_admin(&principal)
     )
     .execute(&pool)
     .await
     .map_err(unavailable)?;
+    if stored.rows_affected() == 0 {
+        return Err(not_owned(&swap.replica));
+    }
     Ok(StatusCode::CREATED)
 }
 
@@ -180,12 +235,7 @@ struct Swaps {
     swaps: Vec<Swap>,
 }
 
-async fn list_swaps(
-    State(pool): State<PgPool>,
-    principal: Principal,
-    Query(query): Query<SwapQuery>,
-) -> Result<Json<Swaps>, Problem> {
-    principal.require(&[Role::Serving, Role::Research, Role::Release])?;
+async fn list_swaps(State(pool): State<PgPool>, Query(query): Query<SwapQuery>) -> Result<Json<Swaps>, Problem> {
     let limit = page_limit(query.limit, 100, PAGE_MAX)?;
     let swaps = sqlx::query_as!(
         Swap,

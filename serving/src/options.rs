@@ -76,6 +76,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// The file of the replica's sampler key, which signs its generations.
+    pub fn sampler_key_path(&self) -> PathBuf {
+        self.state_dir.join("sampler.key")
+    }
+
     /// Checks all values. The error names the first invalid one.
     pub fn check(&self) -> anyhow::Result<()> {
         ensure!(

@@ -21,8 +21,8 @@ use std::path::Path;
 
 use anyhow::Context;
 use edge::auth::Auth;
+use edge::server::Listener;
 use store::{Cache, Limits, Store};
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use client::open;
@@ -33,7 +33,7 @@ pub async fn run(
     options: &Options,
     folder: &Path,
     upstream: Store,
-    listener: TcpListener,
+    listener: Listener,
     metrics: axum::Router,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {

@@ -13,7 +13,7 @@ mod publish;
 mod tables;
 
 pub use artifact::assignment::CHAMPION;
-pub use http::router;
+pub use http::routes;
 pub use leader::{Round, run};
 pub use options::{ArmOptions, Options};
 

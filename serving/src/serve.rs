@@ -10,6 +10,8 @@ use crate::routing::RouteTable;
 use anyhow::Context;
 use axum::Router;
 use edge::auth::Auth;
+use edge::sampler::SamplerKey;
+use edge::server::Listener;
 use ingest::log::{ClientOptions, Producer};
 use ingest::payload::Store as Payloads;
 use model::exact::{Arithmetic, Compute};
@@ -17,7 +19,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use store::Store;
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,6 +38,8 @@ pub struct Replica {
     /// Where the experts of mixture models are logged; `None`: not logged.
     pub payloads: Option<Payloads>,
     pub keys_dir: PathBuf,
+    /// Signs every generation.
+    pub sampler: SamplerKey,
     pub auth: Auth,
     /// Where it reports to, if anywhere.
     pub control_url: Option<String>,
@@ -46,10 +49,11 @@ pub struct Replica {
 
 impl Replica {
     /// Serves until `shutdown`. Fails if the engine dies; the process must then restart.
-    pub async fn run(self, listener: TcpListener, shutdown: CancellationToken) -> anyhow::Result<()> {
+    pub async fn run(self, listener: Listener, shutdown: CancellationToken) -> anyhow::Result<()> {
         let options = self.options;
         options.check()?;
         let address = listener.local_addr().context("read the listening address")?;
+        let url = listener.url().context("read the listening address")?;
         edge::bind::check(address, self.auth.required())?;
         let log = Producer::new(&self.kafka).context("start the log's producer")?;
         let routes = Arc::new(RouteTable::default());
@@ -93,7 +97,7 @@ impl Replica {
                 template: Report {
                     cluster: options.cluster.clone(),
                     policy: self.policy.clone(),
-                    address: options.address.clone().unwrap_or_else(|| format!("http://{address}")),
+                    address: options.address.clone().unwrap_or_else(|| url.clone()),
                     ..Report::default()
                 },
                 control_url,
@@ -115,12 +119,11 @@ impl Replica {
             log: Arc::new(log.clone()),
             payloads: self.payloads,
             sessions: api::Sessions::default(),
+            sampler: self.sampler,
             choices: choices.clone(),
         });
-        let router = self
-            .auth
-            .protect(api::router(api.clone()))
-            .merge(api::health(api))
+        let router = api::routes(api)
+            .protected_by(&self.auth, "Springtide serve")
             .merge(self.extra_routes);
         let serving = CancellationToken::new();
         let served = edge::server::run(listener, router, serving.clone());

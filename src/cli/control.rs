@@ -2,11 +2,11 @@
 //! leads.
 
 use anyhow::Context;
-use axum::routing::get;
 use ingest::log::Producer;
 use serving::release::{self, ReleaseService};
 
 use super::App;
+use crate::config::Part;
 use crate::role::Role;
 use crate::{control_api, policy_store};
 
@@ -17,22 +17,19 @@ impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
         let role = Role::start(app).await?;
         let config = &app.config;
-        let listener = role.listen(config.listen.control).await?;
+        let listener = role.listen(config, Part::Control).await?;
         let releases = ReleaseService::new(
             config.release.clone(),
             config.policy.name.clone(),
             role.pool.clone(),
             policy_store::open(config)?,
             &config.keys_dir(),
-            Some(Producer::new(&config.kafka_client()).context("connect to the log")?),
+            Some(Producer::new(&config.kafka_client()?).context("connect to the log")?),
         )?;
         let report = config.state_dir.join("report.html");
-        let api = control_api::router(&role.pool, &config.policy.name, releases.clone(), report);
-        let router = role
-            .auth
-            .protect(api)
-            .merge(role.metrics)
-            .route("/health", get(|| async { "ok" }));
+        let router = control_api::routes(&role.pool, &config.policy.name, releases.clone(), report)
+            .protected_by(&role.auth, "Springtide control")
+            .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());
         tokio::try_join!(server, release::run(releases, role.shutdown)).map(drop)
     }

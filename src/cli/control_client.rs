@@ -21,7 +21,7 @@ pub struct ControlClient {
 
 impl ControlClient {
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        let http = reqwest::Client::builder()
+        let http = edge::tls::client()
             .timeout(TIMEOUT)
             .build()
             .context("set up HTTP client")?;

@@ -58,6 +58,7 @@ fn settings(app: &App) -> anyhow::Result<demo::Settings> {
         ingest_url: url(config.ingest_url()),
         control_url: url(config.control_url()),
         api_key: config.client.api_key.clone(),
+        http: edge::tls::client().build().context("set up the HTTP client")?,
         policy: config.policy.name.clone(),
         base: config.policy.base.clone(),
         surface: demo::Surface {

@@ -4,8 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use edge::auth::Auth;
 
 use super::App;
+use crate::config::Part;
 use crate::role::{Role, listen_with_key, shutdown};
 
 #[derive(Debug, Clone, clap::Args)]
@@ -28,11 +30,11 @@ impl Args {
         let config = &app.config;
         ingest::run(
             config.ingest.clone(),
-            config.kafka_client(),
+            config.kafka_client()?,
             role.pool.clone(),
             role.auth.clone(),
-            role.listen(config.listen.ingest).await?,
-            role.metrics,
+            role.listen(config, Part::Ingest).await?,
+            role.metrics(config, Part::Ingest),
             role.shutdown,
         )
         .await
@@ -44,13 +46,15 @@ impl Args {
         let upstream = self.upstream.as_ref().or(config.spool.upstream.as_ref());
         let upstream = upstream.context("the collector has no upstream: give --upstream URL or set spool.upstream")?;
         let key = config.spool.caller_key.as_ref();
+        let auth = Auth::fixed(key.map(String::as_str));
+        let metrics = auth.protect_beyond_loopback(app.metrics.clone(), config.address(Part::Ingest));
         ingest::collector::run(
             config.ingest.clone(),
             config.spool.clone(),
             folder,
             upstream,
-            listen_with_key(config.listen.ingest, key, "spool.caller_key").await?,
-            app.metrics.clone(),
+            listen_with_key(config, Part::Ingest, key, "spool.caller_key").await?,
+            metrics,
             shutdown,
         )
         .await

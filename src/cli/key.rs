@@ -1,36 +1,111 @@
 //! `springtide key`: API keys. It uses the database, because the first key cannot be made with a
 //! key.
 
+use std::time::Duration;
+
+use anyhow::Context;
 use clap::ValueEnum;
-use edge::auth;
+use edge::auth::key::{self, Created, Grant, Listed, NewKey};
+use edge::auth::{self, Scopes};
+use time::OffsetDateTime;
+use uuid::Uuid;
 
 use super::App;
+use super::audit::CommandLine;
+use super::output::{Output, rfc3339, table};
+use super::values;
 use crate::database;
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum Command {
     /// Make a key and print its secret. The secret is not stored anywhere.
     ///
-    /// Example: springtide key create --role release --label "night shift"
-    Create {
-        /// What the key may do.
-        #[arg(long, value_enum)]
-        role: Role,
-        /// Tenant whose data the key reads and writes.
-        #[arg(long, default_value = "default")]
-        tenant: String,
-        /// Who holds the key; shown in audits.
+    /// Example: springtide key create --scope feedback --label "web shop" --expires 90d
+    Create(Create),
+    /// List keys and what they may do. Secrets are not shown; nobody has them but their holders.
+    List {
+        /// Revoked and expired ones too.
+        #[arg(long)]
+        all: bool,
+        /// Only of this tenant.
+        #[arg(long)]
+        tenant: Option<String>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Make a key that may do the same, and let the old one expire. Prints the new secret.
+    ///
+    /// Example: springtide key rotate 019aa5e6-2f40-7abc-8def-0123456789ab --overlap 2d
+    Rotate {
+        /// The key's id, as `list` prints it.
+        id: Uuid,
+        /// How long the old key still works.
+        #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = values::age)]
+        overlap: Duration,
+        /// When the new key expires, for example 90d [default: after as long as the old one].
+        #[arg(long, value_name = "DURATION", value_parser = values::age)]
+        expires: Option<Duration>,
+        /// Why; kept in the audit.
         #[arg(long, default_value = "")]
-        label: String,
+        reason: String,
+    },
+    /// End a key at once. Roles that reach the database refuse it within 5 seconds.
+    ///
+    /// Example: springtide key revoke 019aa5e6-2f40-7abc-8def-0123456789ab --reason "laptop stolen"
+    Revoke {
+        /// The key's id, as `list` prints it.
+        id: Uuid,
+        /// Why; kept in the audit.
+        #[arg(long)]
+        reason: String,
     },
 }
 
-/// What a key may do.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Create {
+    /// What the key may do; several, separated by commas.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        required_unless_present = "role",
+        conflicts_with = "role"
+    )]
+    scope: Vec<Scope>,
+    /// A set of scopes that belong together.
+    #[arg(long, value_enum)]
+    role: Option<Role>,
+    /// The only replica that the key may report for: its serve.replica.
+    #[arg(long, value_name = "NAME")]
+    replica: Option<String>,
+    /// Tenant whose data the key reads and writes.
+    #[arg(long, default_value = "default")]
+    tenant: String,
+    /// Who holds the key; shown in audits.
+    #[arg(long, default_value = "")]
+    label: String,
+    /// When it expires, for example 90d [default: never].
+    #[arg(long, value_name = "DURATION", value_parser = values::age)]
+    expires: Option<Duration>,
+    /// Why; kept in the audit.
+    #[arg(long, default_value = "")]
+    reason: String,
+}
+
+/// One kind of work.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Role {
-    /// Ask for completions, log generations, send feedback.
-    Serving,
-    /// Schedule and read training runs.
+pub enum Scope {
+    /// Send feedback, retractions and ends of episodes.
+    Feedback,
+    /// Log generations and upload their payloads.
+    Generations,
+    /// Request completions.
+    Completions,
+    /// Report to `control` as a replica.
+    Replica,
+    /// Read models, runs, versions, releases, the fleet, the ledger and metrics.
+    Read,
+    /// Schedule, pause and cancel runs.
     Research,
     /// Move versions to users.
     Release,
@@ -38,17 +113,133 @@ pub enum Role {
     Admin,
 }
 
+/// A set of scopes.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Role {
+    /// completions, generations, feedback, replica, read.
+    Serving,
+    /// research, completions, feedback, read.
+    Research,
+    /// release, read.
+    Release,
+    /// Everything.
+    Admin,
+}
+
+impl From<Scope> for auth::Scope {
+    fn from(scope: Scope) -> Self {
+        match scope {
+            Scope::Feedback => Self::Feedback,
+            Scope::Generations => Self::Generations,
+            Scope::Completions => Self::Completions,
+            Scope::Replica => Self::Replica,
+            Scope::Read => Self::Read,
+            Scope::Research => Self::Research,
+            Scope::Release => Self::Release,
+            Scope::Admin => Self::Admin,
+        }
+    }
+}
+
+impl From<Role> for auth::Role {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Serving => Self::Serving,
+            Role::Research => Self::Research,
+            Role::Release => Self::Release,
+            Role::Admin => Self::Admin,
+        }
+    }
+}
+
 impl Command {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
-        let Self::Create { role, tenant, label } = self;
-        let role = match role {
-            Role::Serving => auth::Role::Serving,
-            Role::Research => auth::Role::Research,
-            Role::Release => auth::Role::Release,
-            Role::Admin => auth::Role::Admin,
-        };
         let pool = database::connect(&app.config).await?;
-        println!("{}", auth::create_key(&pool, &tenant, role, &label).await?);
+        database::check_schema(&pool).await?;
+        let person = CommandLine::new();
+        match self {
+            Self::Create(create) => {
+                let grant = match create.role {
+                    Some(role) => Grant::Role(role.into()),
+                    None => {
+                        let scopes: Vec<auth::Scope> = create.scope.into_iter().map(Into::into).collect();
+                        Grant::Scopes(Scopes::of(&scopes))
+                    }
+                };
+                let new = NewKey {
+                    tenant: &create.tenant,
+                    grant,
+                    label: &create.label,
+                    expires_at: create.expires.map(from_now).transpose()?,
+                    replica: create.replica.as_deref(),
+                };
+                print(&key::create(&pool, &new, person.actor(), &create.reason).await?);
+            }
+            Self::List { all, tenant, output } => {
+                let now = OffsetDateTime::now_utc();
+                let mut keys = key::list(&pool, tenant.as_deref()).await?;
+                keys.retain(|key| all || key.status(now) == "valid");
+                output.print(&keys, || page(&keys, now))?;
+            }
+            Self::Rotate {
+                id,
+                overlap,
+                expires,
+                reason,
+            } => {
+                let overlap = overlap.try_into().context("--overlap is too long")?;
+                let expires_at = expires.map(from_now).transpose()?;
+                let created = key::rotate(&pool, id, overlap, expires_at, person.actor(), &reason).await?;
+                print(&created);
+            }
+            Self::Revoke { id, reason } => {
+                key::revoke(&pool, id, person.actor(), &reason).await?;
+                println!("key {id} is revoked; roles that reach the database refuse it within 5 seconds");
+            }
+        }
         Ok(())
     }
+}
+
+/// The secret alone on standard output, so that scripts can read it.
+fn print(created: &Created) {
+    let until = created
+        .expires_at
+        .map_or("never expires".to_owned(), |at| format!("expires {}", rfc3339(at)));
+    eprintln!("key {}, {until}", created.id);
+    println!("{}", created.secret);
+}
+
+fn from_now(duration: Duration) -> anyhow::Result<OffsetDateTime> {
+    let duration: time::Duration = duration.try_into().context("--expires is too far away")?;
+    OffsetDateTime::now_utc()
+        .checked_add(duration)
+        .context("--expires is too far away")
+}
+
+fn page(keys: &[Listed], now: OffsetDateTime) -> String {
+    let time = |at: Option<OffsetDateTime>| at.map_or_else(String::new, rfc3339);
+    let row = |key: &Listed| {
+        let may = match &*key.role {
+            "custom" => key.scopes.join(","),
+            role => format!("role {role}"),
+        };
+        let may = match &key.replica {
+            Some(replica) => format!("{may} ({replica})"),
+            None => may,
+        };
+        [
+            key.id.to_string(),
+            key.tenant.clone(),
+            may,
+            key.label.clone(),
+            key.status(now).to_owned(),
+            time(key.expires_at),
+            time(key.last_used),
+        ]
+    };
+    table(
+        ["id", "tenant", "may", "label", "status", "expires", "last used"],
+        keys.iter().map(row),
+    )
 }

@@ -1,5 +1,6 @@
 //! The command line. One file or folder per command; each is a clap type with `run(self, &App)`.
 
+mod audit;
 mod config;
 mod control;
 mod control_client;
@@ -16,6 +17,7 @@ mod relay;
 mod release;
 mod reward;
 mod run;
+mod sampler;
 #[cfg(feature = "torch")]
 mod serve;
 mod stack;
@@ -34,7 +36,7 @@ use nix::sys::signal::Signal;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::config::{Config, LogFormat};
-use crate::{stack as parts, telemetry};
+use crate::{private, stack as parts, telemetry};
 
 /// How long blocking work may take after a role has ended, before the process exits.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -101,9 +103,15 @@ enum Command {
     /// Show reward definitions, and score stored trajectories by another one.
     #[command(subcommand)]
     Reward(reward::Command),
-    /// Make API keys.
+    /// Make, list, rotate and revoke API keys.
     #[command(subcommand)]
     Key(key::Command),
+    /// Show who changed what, and check that nobody changed the record of it.
+    #[command(subcommand)]
+    Audit(audit::Command),
+    /// Register and revoke samplers: the processes whose generations may be trained on.
+    #[command(subcommand)]
+    Sampler(sampler::Command),
     /// Check and print the configuration.
     #[command(subcommand)]
     Config(config::Command),
@@ -147,6 +155,9 @@ impl Cli {
         if let Command::Stack(stack::Command::Exec(args)) = &self.command {
             match parts::exec::run(args)? {}
         }
+        if self.command.keeps_state() {
+            private::set_umask();
+        }
         let load = match self.command.needs_keys() {
             true => Config::load,
             false => Config::load_skipping_auth_check,
@@ -155,6 +166,7 @@ impl Cli {
         if let Some(format) = self.log {
             config.telemetry.format = format;
         }
+        edge::tls::trust(&config.tls.client()).context("set up tls.ca and tls.client_cert")?;
         let mut app = App {
             config,
             config_file: self.config,
@@ -165,6 +177,7 @@ impl Cli {
             Process::Role(name) => {
                 // Set up before the runtime and dropped after it: the trace exporter blocks.
                 let telemetry = telemetry::init(name, &app.config.telemetry)?;
+                private::close_state(&app.config)?;
                 app.metrics = telemetry.router();
                 let runtime = Runtime::new().context("start threads")?;
                 let outcome = runtime.block_on(Box::pin(command.run(&app)));
@@ -196,11 +209,20 @@ impl Command {
     fn needs_keys(&self) -> bool {
         match self {
             // They make the keys, or come before them.
-            Self::Key(_) | Self::Migrate(_) => false,
+            Self::Key(_) | Self::Audit(_) | Self::Sampler(_) | Self::Migrate(_) => false,
             // They call no role of this configuration.
             Self::Relay(_) => false,
             Self::Ingest(args) => args.spool.is_none(),
             _ => true,
+        }
+    }
+
+    /// Whether the process keeps files that no other user may read. What tools write is for their
+    /// caller, whose umask holds; so it does for the command that `stack test-env` runs.
+    fn keeps_state(&self) -> bool {
+        match self {
+            Self::Stack(command) => matches!(command, stack::Command::Start),
+            command => !matches!(command.process(), Process::Tool),
         }
     }
 
@@ -239,6 +261,8 @@ impl Command {
             Self::Dlq(command) => command.run(app).await?,
             Self::Reward(command) => command.run(app).await?,
             Self::Key(command) => command.run(app).await?,
+            Self::Audit(command) => command.run(app).await?,
+            Self::Sampler(command) => command.run(app).await?,
             Self::Config(command) => command.run(app)?,
             Self::Migrate(args) => args.run(app).await?,
         }

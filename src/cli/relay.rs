@@ -1,6 +1,9 @@
 //! `springtide relay`: caches the objects of a remote policy store for nearby replicas.
 
+use edge::auth::Auth;
+
 use super::App;
+use crate::config::Part;
 use crate::policy_store;
 use crate::role::{listen_with_key, shutdown};
 
@@ -19,9 +22,11 @@ impl Args {
         let upstream = self.upstream.or_else(|| options.upstream.clone());
         let upstream = upstream.unwrap_or_else(|| config.store_url());
         let store = policy_store::open_url(&upstream, options.api_key.as_deref())?;
-        let listener = listen_with_key(options.listen, options.caller_key.as_ref(), "relay.caller_key").await?;
+        let listener = listen_with_key(config, Part::Relay, options.caller_key.as_ref(), "relay.caller_key").await?;
         tracing::info!(address = %options.listen, %upstream, "relay");
         let folder = config.state_dir.join("relay");
-        serving::relay::run(options, &folder, store, listener, app.metrics.clone(), shutdown).await
+        let auth = Auth::fixed(options.caller_key.as_deref());
+        let metrics = auth.protect_beyond_loopback(app.metrics.clone(), options.listen);
+        serving::relay::run(options, &folder, store, listener, metrics, shutdown).await
     }
 }

@@ -23,8 +23,9 @@ pub enum Command {
     Start,
     /// Run both on free ports with temporary data: for one command, or until standard input closes.
     ///
-    /// The command finds SPRINGTIDE_TEST_POSTGRES and SPRINGTIDE_TEST_KAFKA in its environment.
-    /// Without a command, one line of JSON with both addresses is printed when they answer.
+    /// The command finds SPRINGTIDE_TEST_POSTGRES, SPRINGTIDE_TEST_KAFKA and
+    /// SPRINGTIDE_TEST_KAFKA_FILE (librdkafka settings, with the password) in its environment.
+    /// Without a command, one line of JSON with the same is printed when both answer.
     ///
     /// Example: springtide stack test-env -- cargo test
     TestEnv {
@@ -89,6 +90,7 @@ async fn use_stack(stack: &Ephemeral, command: &[OsString]) -> anyhow::Result<Ex
         .args(args)
         .env("SPRINGTIDE_TEST_POSTGRES", &stack.addresses.postgres)
         .env("SPRINGTIDE_TEST_KAFKA", &stack.addresses.kafka)
+        .env("SPRINGTIDE_TEST_KAFKA_FILE", &stack.addresses.kafka_file)
         .kill_on_drop(true)
         .spawn()
         .with_context(|| format!("run {}", program.display()))?;

@@ -19,6 +19,9 @@ impl Config {
         self.check_ports()?;
         self.check_store()?;
         self.check_learning()?;
+        self.check_connections()?;
+        self.tls.check()?;
+        self.check_remote_servers()?;
         ensure!(
             self.postgres.connections_max >= 4,
             "postgres.connections_max is {}: give at least 4",
@@ -57,14 +60,16 @@ impl Config {
             edge::bind::check(address, self.auth.required)?;
         }
         if self.auth.required {
-            for (field, key) in [
-                ("serve.api_key", &self.serve.api_key),
-                ("trainer.api_key", &self.trainer.api_key),
+            let replica = format!("replica --replica {}", self.serve.replica);
+            // The least that each needs: serve reports to control, the trainer requests rollouts.
+            for (field, key, scope) in [
+                ("serve.api_key", &self.serve.api_key, replica.as_str()),
+                ("trainer.api_key", &self.trainer.api_key, "completions"),
             ] {
                 ensure!(
                     key.is_some(),
                     "auth.required is true but {field} is not set, so that role could not call the others: \
-                     make a key with `springtide key create --role admin` while Postgres runs, and set it"
+                     make a key with `springtide key create --scope {scope}` while Postgres runs, and set it"
                 );
             }
         }
@@ -90,6 +95,23 @@ impl Config {
             "policy.sync_threads is {}: give 1 to 256",
             self.policy.sync_threads
         );
+        Ok(())
+    }
+
+    fn check_connections(&self) -> anyhow::Result<()> {
+        let max = &self.listen.connections_max;
+        for (field, max) in [
+            ("serve", max.serve),
+            ("ingest", max.ingest),
+            ("control", max.control),
+            ("train", max.train),
+            ("relay", max.relay),
+        ] {
+            ensure!(
+                (8..=1_000_000).contains(&max),
+                "listen.connections_max.{field} is {max}: give 8 to 1000000"
+            );
+        }
         Ok(())
     }
 
@@ -143,7 +165,7 @@ mod tests {
     fn private_ports_are_not_checked_where_external_servers_are_used() {
         let mut config = Config::default();
         config.kafka.port = config.listen.train.port();
-        config.kafka.brokers = Some("broker:9092".to_owned());
+        config.kafka.brokers = Some("localhost:9092".to_owned());
         config.check().unwrap();
     }
 
@@ -151,8 +173,31 @@ mod tests {
     fn listening_beyond_loopback_needs_keys() {
         let why = refusal(|config| config.listen.serve = "0.0.0.0:8000".parse().unwrap());
         assert!(why.contains("auth.required"), "{why}");
+    }
+
+    #[test]
+    fn a_missing_key_is_asked_for_with_the_least_scope() {
         let why = refusal(|config| config.auth.required = true);
-        assert!(why.contains("serve.api_key"), "{why}");
+        assert!(
+            why.contains("serve.api_key") && why.contains("--scope replica --replica"),
+            "{why}"
+        );
+        assert!(!why.contains("admin"), "{why}");
+        let why = refusal(|config| {
+            config.auth.required = true;
+            config.serve.api_key = Some("spring_1".to_owned());
+        });
+        assert!(
+            why.contains("trainer.api_key") && why.contains("--scope completions"),
+            "{why}"
+        );
+        assert!(!why.contains("admin"), "{why}");
+    }
+
+    #[test]
+    fn a_listener_without_connections_is_refused() {
+        let why = refusal(|config| config.listen.connections_max.relay = 0);
+        assert!(why.contains("listen.connections_max.relay"), "{why}");
     }
 
     #[test]

@@ -8,20 +8,35 @@ mod report;
 
 use std::path::PathBuf;
 
-use axum::Router;
-use axum::routing::get;
+use edge::auth::Scope;
+use edge::routes::{Routes, get};
 use serving::release::ReleaseService;
 use sqlx::PgPool;
 
-/// All routes that need a key. `report`: the path of the demo's report.
-pub fn router(pool: &PgPool, policy: &str, releases: ReleaseService, report: PathBuf) -> Router {
-    let queries = Router::new()
-        .route("/v1/ledger", get(ledger::ledger))
-        .route("/v1/generations/{id}/origin", get(origin::origin))
+/// All routes. `report`: the path of the demo's report.
+pub fn routes(pool: &PgPool, policy: &str, releases: ReleaseService, report: PathBuf) -> Routes {
+    let read = Scope::Read;
+    let queries = Routes::new()
+        .route(
+            read,
+            "/v1/ledger",
+            "What became of every generation",
+            get(ledger::ledger),
+        )
+        .route(
+            read,
+            "/v1/generations/{id}/origin",
+            "Where a generation comes from",
+            get(origin::origin),
+        )
         .with_state(pool.clone());
+    let report = Routes::new()
+        .route(read, "/report", "The demo's report", get(report::page))
+        .with_state(report);
     queries
-        .merge(Router::new().route("/report", get(report::page)).with_state(report))
-        .merge(trainer::api::router(pool.clone(), policy))
-        .merge(serving::release::router(releases))
-        .merge(serving::fleet::router(pool.clone()))
+        .merge(report)
+        .merge(trainer::api::routes(pool.clone(), policy))
+        .merge(serving::release::routes(releases))
+        .merge(serving::fleet::routes(pool.clone()))
+        .open_route("/health", "Whether the process responds", get(async || "ok"))
 }

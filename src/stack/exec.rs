@@ -1,5 +1,5 @@
-//! `springtide stack exec`: replaces itself with Postgres or the JVM. Before that it drops root
-//! where the program refuses root, and asks the kernel for a signal when the parent dies, so that
+//! `springtide stack exec`: replaces itself with Postgres or the JVM. Before that it becomes an
+//! unprivileged user if root has started it, and asks the kernel for a signal when the parent dies, so that
 //! even `kill -9` of a supervisor leaves no child behind. A process of its own does this between
 //! fork and exec without unsafe code.
 //!
@@ -17,8 +17,12 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::{Gid, Pid, Uid, getppid, setgid, setgroups, setuid};
 
-/// User and group of Postgres when root starts Springtide: `nobody` on every distribution.
-pub const NOBODY: u32 = 65534;
+/// User and group of Postgres and Kafka when root starts Springtide. No convention assigns this id
+/// (systemd reserves 65520 to 65533), so nothing else on the machine runs as it. As `nobody`, they
+/// would share their files with every other program that runs as `nobody`.
+pub const SERVER_USER: u32 = 65_530;
+/// `nobody` on every distribution: for a program that must find its user's name.
+pub const NOBODY: u32 = 65_534;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -28,9 +32,9 @@ pub struct Args {
     /// Signal to get when the parent dies, e.g. SIGTERM.
     #[arg(long)]
     signal: Signal,
-    /// Run as the unprivileged user `nobody`.
+    /// Drop root and run as this user and group.
     #[arg(long)]
-    drop_root: bool,
+    user: Option<u32>,
     program: PathBuf,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
@@ -41,7 +45,13 @@ pub struct Args {
 pub struct Tie {
     /// Signal for the child when this process dies.
     pub signal: Signal,
-    pub drop_root: bool,
+    /// User and group to run as. `None`: the same as this process.
+    pub user: Option<u32>,
+}
+
+/// Who Postgres and Kafka run as. `None`: the same user as this process.
+pub fn server_user() -> Option<u32> {
+    Uid::effective().is_root().then_some(SERVER_USER)
 }
 
 /// A command that runs `program` tied to this process; arguments may still be added.
@@ -50,8 +60,8 @@ pub fn tied(program: &Path, tie: Tie) -> anyhow::Result<Command> {
     command.args(["stack", "exec", "--parent"]);
     command.arg(std::process::id().to_string());
     command.args(["--signal", tie.signal.as_str()]);
-    if tie.drop_root {
-        command.arg("--drop-root");
+    if let Some(user) = tie.user {
+        command.arg("--user").arg(user.to_string());
     }
     command.arg("--").arg(program);
     // In a group of its own, Ctrl-C reaches only the supervisor, which then stops things in order.
@@ -108,10 +118,10 @@ pub fn die_with(parent: i32, signal: Signal) -> anyhow::Result<()> {
 
 /// Replaces this process with the program; returns only errors.
 pub fn run(args: &Args) -> anyhow::Result<Infallible> {
-    if args.drop_root {
+    if let Some(user) = args.user {
         setgroups(&[]).context("drop supplementary groups")?;
-        setgid(Gid::from_raw(NOBODY)).context("drop the group root")?;
-        setuid(Uid::from_raw(NOBODY)).context("drop the user root")?;
+        setgid(Gid::from_raw(user)).context("drop the group root")?;
+        setuid(Uid::from_raw(user)).context("drop the user root")?;
     }
     die_with(args.parent, args.signal)?; // after setuid, which clears it
     let error = Command::new(&args.program).args(&args.args).exec();

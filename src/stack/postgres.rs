@@ -1,20 +1,23 @@
-//! A private Postgres 18 on loopback TCP: its data folder, its command, its readiness. Does not
-//! supervise it.
+//! A private Postgres 18: its data folder, its command, its readiness. Does not supervise it.
+//!
+//! It listens on a Unix socket in its data folder and nowhere else. Only the user who runs Postgres
+//! may enter that folder; Postgres checks this itself at every start. On top of that the server asks
+//! the kernel who connects (peer authentication). So there is no password to leak, and no port that
+//! another user could take while Postgres is down.
 
-use std::ffi::OsStr;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use nix::sys::signal::Signal;
-use nix::unistd::Uid;
+use nix::unistd::{Uid, User};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 
 use super::exec::{self, NOBODY, Tie};
 use super::reach;
+use crate::private;
 
 /// The database that the roles use.
 pub const DATABASE: &str = "springtide";
@@ -22,6 +25,12 @@ pub const DATABASE: &str = "springtide";
 pub const SUPERUSER: &str = "postgres";
 const CONNECTIONS_MAX: u16 = 200;
 const CONNECT_SECONDS_MAX: u64 = 3;
+/// Longest name of a Unix socket on Linux, bytes.
+const SOCKET_BYTES_MAX: usize = 107;
+
+/// Who may connect. Replaces the file of the data folder at every start: earlier versions let every
+/// local user in.
+const HBA: &str = "# Written by Springtide at every start.\nlocal all all peer map=springtide\n";
 
 /// A fast shutdown: aborts transactions and stops. A smart one (SIGTERM) would wait for clients.
 pub const STOP: Signal = Signal::SIGINT;
@@ -30,30 +39,32 @@ pub const STOP: Signal = Signal::SIGINT;
 pub struct Postgres {
     /// Has `bin/postgres`.
     pub installation: PathBuf,
-    /// The cluster's files, or a link to them; [`Postgres::prepare`] creates it.
+    /// The cluster's files and its socket, or a link to them; [`Postgres::prepare`] creates it.
     pub data: PathBuf,
+    /// Part of the socket's name.
     pub port: u16,
     /// False: no fsync, for data that may be lost.
     pub durable: bool,
 }
 
 impl Postgres {
-    /// Creates the data folder if it does not exist. Postgres refuses root, so for root it belongs
-    /// to `nobody`.
+    /// Creates the data folder if it does not exist, and writes who may connect. Postgres refuses
+    /// root, so for root the folder belongs to another user.
     pub fn prepare(&self) -> anyhow::Result<()> {
-        if self.data.join("PG_VERSION").exists() {
-            return Ok(());
+        let bytes = socket(&self.data, self.port).as_os_str().len();
+        ensure!(
+            bytes <= SOCKET_BYTES_MAX,
+            "the name of Postgres' socket in {} would be {} bytes too long: use a shorter state_dir",
+            self.data.display(),
+            bytes - SOCKET_BYTES_MAX
+        );
+        let place = reach::data_folder(&self.data)?;
+        if !place.join("PG_VERSION").exists() {
+            self.initialize(&place)?;
         }
-        let place = self.create_data_folder()?;
-        let mut initdb = tied_to_self(&self.installation.join("bin/initdb"))?;
-        initdb
-            .args(["--username", SUPERUSER, "--auth=trust", "--encoding=UTF8"])
-            .args(["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"])
-            .args(["--no-sync", "--pgdata"])
-            .arg(&place)
-            .current_dir("/");
-        exec::output(&mut initdb, "the downloads of `springtide stack fetch`")?;
-        Ok(())
+        let user = exec::server_user();
+        private::replace(&place.join("pg_hba.conf"), HBA, user)?;
+        private::replace(&place.join("pg_ident.conf"), &identities()?, user)
     }
 
     /// The server in the foreground, logging to its standard error.
@@ -62,14 +73,16 @@ impl Postgres {
             .data
             .canonicalize()
             .with_context(|| format!("resolve {}", self.data.display()))?;
-        let mut command = tied_to_self(&self.installation.join("bin/postgres"))?;
-        command.arg("-D").arg(data).current_dir("/");
+        let mut command = tied(&self.installation.join("bin/postgres"), exec::server_user())?;
+        command.arg("-D").arg(&data).current_dir("/");
         let mut set = |name: &str, value: &dyn std::fmt::Display| {
             command.arg("-c").arg(format!("{name}={value}"));
         };
         set("port", &self.port);
-        set("listen_addresses", &"127.0.0.1");
-        set("unix_socket_directories", &"");
+        set("listen_addresses", &"");
+        // Relative to the data folder.
+        set("unix_socket_directories", &".");
+        set("unix_socket_permissions", &"0700");
         set("max_connections", &CONNECTIONS_MAX);
         // On solid-state disks a random page costs about as much as the next one.
         set("random_page_cost", &"1.1");
@@ -82,49 +95,81 @@ impl Postgres {
         Ok(command)
     }
 
+    pub fn url(&self, database: &str) -> String {
+        url(&self.data, self.port, database)
+    }
+
     /// Whether it accepts connections.
     pub async fn ready(&self) -> bool {
-        connect(&url(self.port, SUPERUSER)).await.is_ok()
+        connect(&self.url(SUPERUSER)).await.is_ok()
     }
 
-    /// Creates a folder for the cluster, owned by the user that will run it. Where `nobody` cannot
-    /// reach the wanted place, the folder is elsewhere, with a link in its place.
-    fn create_data_folder(&self) -> anyhow::Result<PathBuf> {
-        let mut place = reach::folder(&self.data)?;
-        if place.file_name() != self.data.file_name() {
-            // A new name each time: whoever removed an earlier link wanted its state gone.
-            let mut name = place.into_os_string();
-            name.push(OsStr::new(&format!("-{}", uuid::Uuid::now_v7().simple())));
-            place = name.into();
-            fs::create_dir(&place).with_context(|| format!("create {}", place.display()))?;
-            if self.data.is_symlink() {
-                fs::remove_file(&self.data).context("remove a broken link")?;
-            }
-            symlink(&place, &self.data).with_context(|| format!("link {}", self.data.display()))?;
-            tracing::info!(place = %place.display(), "Postgres keeps its data in another place, which it can reach without root");
-        } else if place.exists() {
-            // An interrupted initdb.
-            fs::remove_dir_all(&place).with_context(|| format!("remove unfinished {}", place.display()))?;
-            fs::create_dir(&place).with_context(|| format!("create {}", place.display()))?;
-        } else {
-            fs::create_dir(&place).with_context(|| format!("create {}", place.display()))?;
+    /// Makes a new cluster in `place`.
+    fn initialize(&self, place: &Path) -> anyhow::Result<()> {
+        // An interrupted initdb may have left files.
+        for entry in fs::read_dir(place).context("list the data folder")? {
+            let path = entry.context("list the data folder")?.path();
+            let removed = if path.is_dir() && !path.is_symlink() {
+                fs::remove_dir_all(&path)
+            } else {
+                fs::remove_file(&path)
+            };
+            removed.with_context(|| format!("remove unfinished {}", path.display()))?;
         }
-        fs::set_permissions(&place, Permissions::from_mode(0o700)).context("make the data folder private")?;
-        if Uid::effective().is_root() {
-            chown(&place, Some(NOBODY), Some(NOBODY)).context("change the owner of the data folder")?;
+        let user = exec::server_user();
+        // Unlike the server, initdb must find its user's name.
+        let temporary = user.map(|_| NOBODY);
+        if let Some(user) = temporary {
+            reach::give(place, user)?;
         }
-        Ok(place)
+        let mut initdb = tied(&self.installation.join("bin/initdb"), temporary)?;
+        initdb
+            .args(["--username", SUPERUSER, "--auth=reject", "--encoding=UTF8"])
+            .args(["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"])
+            .args(["--no-sync", "--pgdata"])
+            .arg(place)
+            .current_dir("/");
+        exec::output(&mut initdb, "the downloads of `springtide stack fetch`")?;
+        user.map_or(Ok(()), |user| reach::give(place, user))
     }
 }
 
-/// The URL of a private server's database.
-pub fn url(port: u16, database: &str) -> String {
-    format!("postgres://{SUPERUSER}@127.0.0.1:{port}/{database}")
+/// `pg_ident.conf`: this process's user may connect as any database user.
+fn identities() -> anyhow::Result<String> {
+    let id = Uid::effective();
+    let user = User::from_uid(id).context("look up own user")?;
+    let user = user.with_context(|| format!("user {id} has no name; Postgres needs one"))?;
+    ensure!(
+        !user.name.contains(['"', '\n']),
+        "the name of user {id} has a quote or a line break"
+    );
+    Ok(format!(
+        "# Written by Springtide at every start.\nspringtide \"{}\" all\n",
+        user.name
+    ))
 }
 
-/// Creates [`DATABASE`] on the private server at `port` unless it exists.
-pub async fn ensure_database(port: u16) -> anyhow::Result<()> {
-    let mut connection = connect(&url(port, SUPERUSER)).await?;
+fn socket(data: &Path, port: u16) -> PathBuf {
+    data.join(format!(".s.PGSQL.{port}"))
+}
+
+/// The URL of a database of the private server with this data folder. Holds no secret.
+pub fn url(data: &Path, port: u16, database: &str) -> String {
+    use std::fmt::Write;
+    let mut host = String::new();
+    for byte in data.as_os_str().as_encoded_bytes() {
+        // Writing to a string cannot fail.
+        let _ = match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => write!(host, "{}", char::from(*byte)),
+            _ => write!(host, "%{byte:02X}"),
+        };
+    }
+    format!("postgres://{SUPERUSER}@{host}:{port}/{database}")
+}
+
+/// Creates [`DATABASE`] unless it exists. `url`: of any database of the server.
+pub async fn ensure_database(url: &str) -> anyhow::Result<()> {
+    let mut connection = connect(url).await?;
     let known = sqlx::query_scalar::<_, bool>("select exists (select from pg_database where datname = $1)")
         .bind(DATABASE)
         .fetch_one(&mut connection)
@@ -149,12 +194,35 @@ async fn connect(url: &str) -> anyhow::Result<PgConnection> {
         .context("connect")
 }
 
-fn tied_to_self(program: &Path) -> anyhow::Result<Command> {
-    exec::tied(
-        program,
-        Tie {
-            signal: STOP,
-            drop_root: Uid::effective().is_root(),
-        },
-    )
+fn tied(program: &Path, user: Option<u32>) -> anyhow::Result<Command> {
+    exec::tied(program, Tie { signal: STOP, user })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_names_the_socket_in_the_data_folder() {
+        let url = url(Path::new("/srv/my state/postgres"), 15432, "springtide");
+        assert_eq!(
+            url,
+            "postgres://postgres@%2Fsrv%2Fmy%20state%2Fpostgres:15432/springtide"
+        );
+        let options: PgConnectOptions = url.parse().unwrap();
+        let socket = options.get_socket().unwrap();
+        assert_eq!(socket, Path::new("/srv/my state/postgres"));
+    }
+
+    #[test]
+    fn a_state_folder_that_is_too_deep_for_a_socket_is_refused_with_advice() {
+        let server = Postgres {
+            installation: "/none".into(),
+            data: Path::new("/tmp").join("x".repeat(100)),
+            port: 15432,
+            durable: true,
+        };
+        let refused = server.prepare().unwrap_err().to_string();
+        assert!(refused.contains("use a shorter state_dir"), "{refused}");
+    }
 }

@@ -22,6 +22,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::LocalSet;
 
 use crate::config::Config;
+use crate::private;
 use crate::stack::child::Child;
 use crate::stack::exec;
 use lent::TerminalGuard;
@@ -65,7 +66,14 @@ pub async fn run_servers(config: &Config) -> anyhow::Result<ExitCode> {
     let work = async {
         supervisor.start_servers().await?;
         eprintln!("Postgres: {}", services::shown_postgres(config));
-        eprintln!("Kafka:    {}", config.kafka_client().brokers);
+        let client = config.kafka_client()?;
+        eprintln!("Kafka:    {}", client.brokers);
+        if config.kafka.brokers.is_none() {
+            eprintln!(
+                "          its clients need the settings in {}",
+                config.kafka_client_file().display()
+            );
+        }
         std::future::pending().await
     };
     LocalSet::new().run_until(supervisor.until_stopped(work)).await
@@ -81,6 +89,7 @@ struct Supervisor<'a> {
 
 impl<'a> Supervisor<'a> {
     fn new(config: &'a Config, config_file: Option<PathBuf>) -> anyhow::Result<Self> {
+        private::state_folder(config)?;
         Ok(Self {
             config,
             config_file,

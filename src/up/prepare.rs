@@ -2,7 +2,9 @@
 //! keys.
 
 use anyhow::Context;
-use artifact::sign::SigningKey;
+use artifact::sign::{Role, SigningKey};
+use edge::sampler::{self, SamplerKey};
+use sqlx::PgPool;
 
 use crate::config::Config;
 use crate::database;
@@ -14,17 +16,38 @@ const KEYS: [&str; 2] = ["trainer", "release"];
 /// Creates what is missing and keeps the rest, so it can run at every start.
 pub async fn prepare(config: &Config) -> anyhow::Result<()> {
     if config.postgres.url.is_none() {
-        postgres::ensure_database(config.postgres.port).await?;
+        postgres::ensure_database(&postgres::url(
+            &config.postgres_dir(),
+            config.postgres.port,
+            postgres::SUPERUSER,
+        ))
+        .await?;
     }
     let pool = database::connect(config).await?;
     database::migrate(&pool).await?;
+    register_sampler(config, &pool).await?;
     pool.close().await;
-    ingest::log::ensure_topics(&config.kafka_client(), config.ingest.partitions)
+    ingest::log::ensure_topics(&config.kafka_client()?, config.ingest.partitions)
         .await
         .context("create topics")?;
     let keys = config.keys_dir();
+    // Keys that exist already may be from before there were root keys. Then a person makes one with
+    // `springtide policy new-key`, which also signs the revocations that count so far.
+    if !KEYS.iter().any(|name| keys.join(format!("{name}.pub")).exists()) {
+        SigningKey::create(&keys, Role::Root.name(), Role::Root).context("create the root key")?;
+    }
     for name in KEYS {
         SigningKey::load_or_create(&keys, name).with_context(|| format!("create the key {name}"))?;
+    }
+    Ok(())
+}
+
+/// Registers the key of this machine's replica. A revoked key stays revoked.
+async fn register_sampler(config: &Config, pool: &PgPool) -> anyhow::Result<()> {
+    let key = SamplerKey::load_or_create(&config.serve.sampler_key_path()).context("create the sampler key")?;
+    if sampler::find(pool, key.id()).await?.is_none() {
+        let name = &config.serve.replica;
+        sampler::register(pool, &key.public_key(), name, Some(&config.policy.name), None).await?;
     }
     Ok(())
 }

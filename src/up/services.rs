@@ -1,7 +1,7 @@
 //! The services of a stack: commands, ports, readiness probes. They stop in the reverse of the order
 //! listed here.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use nix::sys::signal::Signal;
 
 use super::service::{Probe, Service};
-use crate::config::{Config, local_url};
+use crate::config::{Config, Part};
 use crate::stack::kafka::{self, Kafka};
 use crate::stack::postgres::{self, Postgres};
 use crate::stack::{exec, fetch};
@@ -31,7 +31,7 @@ pub async fn servers(config: &Config) -> anyhow::Result<Vec<Service>> {
     if config.postgres.url.is_none() {
         services.push(postgres_service(Postgres {
             installation: installations.postgres,
-            data: config.state_dir.join("postgres"),
+            data: config.postgres_dir(),
             port: config.postgres.port,
             durable: true,
         }));
@@ -41,6 +41,7 @@ pub async fn servers(config: &Config) -> anyhow::Result<Vec<Service>> {
             java: installations.java,
             jars: installations.kafka,
             data: config.state_dir.join("kafka"),
+            client_file: config.kafka_client_file(),
             port: config.kafka.port,
             controller_port: config.kafka.controller_port,
             heap_mib: config.kafka.heap_mib,
@@ -83,20 +84,23 @@ fn kafka_service(node: Kafka) -> Service {
 
 /// All start at the same time and stop in reverse order: serve first, control last.
 pub fn roles(config: &Config, file: Option<&Path>) -> anyhow::Result<Vec<Service>> {
-    let listen = &config.listen;
-    let http = reqwest::Client::builder().build().context("make an HTTP client")?;
+    let http = edge::tls::client()
+        // The role's own process on this machine. Its certificate may name only where others reach it.
+        .tls_danger_accept_invalid_hostnames(true)
+        .build()
+        .context("make an HTTP client")?;
     let roles = [
-        ("control", listen.control),
-        ("train", listen.train),
-        ("ingest", listen.ingest),
-        ("serve", listen.serve),
+        ("control", Part::Control),
+        ("train", Part::Train),
+        ("ingest", Part::Ingest),
+        ("serve", Part::Serve),
     ]
-    .map(|(name, address)| {
+    .map(|(name, part)| {
         let file = file.map(Path::to_owned);
         Service {
             name,
             stop: Signal::SIGTERM,
-            probe: health(http.clone(), address),
+            probe: health(http.clone(), &config.local_url(part)),
             command: Box::new(move || {
                 let mut command = exec::own_subcommand(file.as_deref(), name)?;
                 command.process_group(0); // Ctrl-C must reach only the supervisor
@@ -108,8 +112,8 @@ pub fn roles(config: &Config, file: Option<&Path>) -> anyhow::Result<Vec<Service
 }
 
 /// Probes `GET /health`.
-fn health(client: reqwest::Client, address: SocketAddr) -> Probe {
-    let url = format!("{}/health", local_url(address));
+fn health(client: reqwest::Client, role_url: &str) -> Probe {
+    let url = format!("{role_url}/health");
     Rc::new(move || {
         let request = client.get(&url).timeout(HEALTH_TIMEOUT).send();
         Box::pin(async move { request.await.is_ok_and(|response| response.status().is_success()) })

@@ -7,7 +7,6 @@ use futures::TryStreamExt;
 use ingest::event::Event;
 use ingest::log::ClientOptions;
 use ingest::log::{DlqEntry, DlqReader};
-use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use sqlx::PgPool;
 use uuid::Uuid;
@@ -239,9 +238,9 @@ pub async fn behind(pool: &PgPool, kafka: &ClientOptions) -> i64 {
             .fetch_all(pool)
             .await
             .unwrap();
-    let brokers = kafka.brokers.clone();
+    let client = kafka.config(&[]);
     let look = move || {
-        let consumer: BaseConsumer = ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
+        let consumer: BaseConsumer = client.create().unwrap();
         let behind = rows.iter().map(|(topic, partition, next)| {
             let (_, end) = consumer
                 .fetch_watermarks(topic, *partition, std::time::Duration::from_secs(10))

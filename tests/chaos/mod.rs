@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use rdkafka::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use tokio_util::sync::CancellationToken;
 
@@ -153,8 +152,8 @@ async fn load(size: &Size, ledger: &Ledger, client: &Client, over: &Cancellation
 /// Sends one undecodable record per second. Returns those that the log has acknowledged.
 async fn poison(size: &Size, servers: &Servers, over: &CancellationToken) -> Vec<Vec<u8>> {
     let kafka = servers.client();
-    let producer: FutureProducer = ClientConfig::new()
-        .set("bootstrap.servers", &kafka.brokers)
+    let producer: FutureProducer = kafka
+        .config(&[])
         .set("enable.idempotence", "true")
         .set("message.timeout.ms", "5000")
         .create()

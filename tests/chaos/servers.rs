@@ -22,12 +22,14 @@ use sqlx::postgres::PgPoolOptions;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{SPRINGTIDE, eventually};
+use crate::support::{SPRINGTIDE, eventually, settings, socket_url};
 
 /// Like the folders of `springtide stack test-env`, whose next run removes ours if this process is
 /// killed.
 const PREFIX: &str = "springtide-stack-";
 const START: Duration = Duration::from_secs(120);
+/// Who the servers run as when root runs the tests.
+const SERVER_USER: u32 = 65_530;
 const KILLED_WITHIN: Duration = Duration::from_secs(5);
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
@@ -195,14 +197,8 @@ impl Servers {
             postgres_command.extend(["-c".to_owned(), (*setting).to_owned()]);
         }
         let servers = Self {
-            postgres: server(
-                "postgres",
-                dir.path(),
-                "SIGINT",
-                Uid::effective().is_root(),
-                postgres_command,
-            ),
-            kafka: server("kafka", dir.path(), "SIGTERM", false, kafka_command.clone()),
+            postgres: server("postgres", dir.path(), "SIGINT", postgres_command),
+            kafka: server("kafka", dir.path(), "SIGTERM", kafka_command.clone()),
             postgres_port,
             kafka_port,
             kafka_command,
@@ -216,13 +212,15 @@ impl Servers {
     pub fn client(&self) -> ClientOptions {
         ClientOptions {
             brokers: format!("127.0.0.1:{}", self.kafka_port),
+            librdkafka: settings(&self.dir.path().join(".springtide/kafka.properties")),
             ..ClientOptions::default()
         }
     }
 
     /// Connects lazily, because the server may be down.
     pub fn pool(&self) -> PgPool {
-        let url = format!("postgres://postgres@127.0.0.1:{}/springtide", self.postgres_port);
+        let folder = self.dir.path().join(".springtide/postgres");
+        let url = socket_url(&folder, self.postgres_port, "springtide");
         let options = PgPoolOptions::new()
             .max_connections(4)
             .acquire_timeout(Duration::from_secs(5));
@@ -277,7 +275,8 @@ impl Servers {
         let main = command.iter().position(|argument| argument == "kafka.Kafka").unwrap();
         let class_path = command[..main].iter().position(|argument| argument == "-cp").unwrap();
         let tool = |arguments: &[&str]| {
-            let output = Command::new(&command[0])
+            let output = tied("SIGTERM")
+                .arg(&command[0])
                 .args([
                     "-Dlog4j2.level=ERROR",
                     "-cp",
@@ -291,8 +290,19 @@ impl Servers {
             String::from_utf8(output.stdout).unwrap()
         };
         let id = tool(&["random-uuid"]);
-        tool(&["format", "--cluster-id", id.trim(), "--config", command.last().unwrap()]);
-        self.kafka = server("kafka", self.dir.path(), "SIGTERM", false, command);
+        let password = &self.client().librdkafka["sasl.password"];
+        let user = format!("SCRAM-SHA-256=[name=springtide,password={password}]");
+        let config = command.last().unwrap();
+        tool(&[
+            "format",
+            "--cluster-id",
+            id.trim(),
+            "--config",
+            config,
+            "--add-scram",
+            &user,
+        ]);
+        self.kafka = server("kafka", self.dir.path(), "SIGTERM", command);
         self.answer().await;
         self
     }
@@ -353,22 +363,23 @@ async fn create_stack(dir: &Path) -> [Vec<String>; 2] {
 }
 
 /// A server that ends with this process, run like the stack does.
-fn server(name: &str, dir: &Path, signal: &'static str, drop_root: bool, words: Vec<String>) -> Supervised {
+fn server(name: &str, dir: &Path, signal: &'static str, words: Vec<String>) -> Supervised {
     let command = move || {
-        let mut command = Command::new(SPRINGTIDE);
-        command.args([
-            "stack",
-            "exec",
-            "--parent",
-            &std::process::id().to_string(),
-            "--signal",
-            signal,
-        ]);
-        if drop_root {
-            command.arg("--drop-root");
-        }
-        command.arg("--").args(&words).current_dir("/").process_group(0);
+        let mut command = tied(signal);
+        command.args(&words).current_dir("/").process_group(0);
         command
     };
     Supervised::start(name, dir.join(format!("{name}.log")), command)
+}
+
+/// `springtide stack exec` as the user of the servers; the program comes next.
+fn tied(signal: &str) -> Command {
+    let mut command = Command::new(SPRINGTIDE);
+    let parent = std::process::id().to_string();
+    command.args(["stack", "exec", "--parent", &parent, "--signal", signal]);
+    if Uid::effective().is_root() {
+        command.args(["--user", &SERVER_USER.to_string()]);
+    }
+    command.arg("--");
+    command
 }

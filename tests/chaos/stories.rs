@@ -59,6 +59,7 @@ fn story(rng: &mut StdRng) -> Vec<Event> {
             logprobs: (0..length).map(|_| -rng.random::<f32>()).collect(),
             train_mask: None,
             sampling: None,
+            proof: None,
             ..generation()
         };
         let about = Target::Generation(generation.id);

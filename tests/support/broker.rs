@@ -1,7 +1,7 @@
 //! A broker that one test may pause, or give its own disk. `springtide stack start` supervises it;
 //! Postgres is the one that all tests share.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -16,6 +16,8 @@ const DEADLINE: Duration = Duration::from_secs(600);
 pub struct Broker {
     process: std::process::Child,
     pub address: String,
+    /// librdkafka settings, with its password.
+    pub client_file: PathBuf,
 }
 
 impl Broker {
@@ -42,6 +44,7 @@ impl Broker {
         let mut broker = Self {
             process,
             address: format!("127.0.0.1:{port}"),
+            client_file: state.join("kafka.properties"),
         };
         let log = stack.dir.path().join("stack.log");
         eventually("the broker answers", DEADLINE, async || {

@@ -2,21 +2,23 @@
 //! for one test, and removes them at its end.
 //!
 //! All tests share one Postgres and one broker: those in SPRINGTIDE_TEST_POSTGRES and
-//! SPRINGTIDE_TEST_KAFKA, or else `springtide stack test-env` starts them when they are first
+//! SPRINGTIDE_TEST_KAFKA (with the settings in SPRINGTIDE_TEST_KAFKA_FILE), or else `springtide stack test-env` starts them when they are first
 //! needed and stops them when this process ends.
 
 pub mod broker;
+pub mod ca;
 pub mod disk;
 pub mod memory;
 pub mod process;
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use ingest::log::ClientOptions;
-use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use serde::Deserialize;
@@ -38,6 +40,8 @@ pub struct Stack {
     pub database_url: String,
     /// With a unique topic prefix; the topics exist.
     pub kafka: ClientOptions,
+    /// The broker's settings for clients, for a process under test.
+    pub kafka_file: PathBuf,
     /// The `file://` URL of a policy store.
     pub store_url: String,
     pub keys_dir: std::path::PathBuf,
@@ -67,6 +71,7 @@ impl Stack {
         let kafka = ClientOptions {
             brokers: servers.kafka.clone(),
             topic_prefix: unique,
+            librdkafka: settings(&servers.kafka_file),
             ..ClientOptions::default()
         };
         ingest::log::ensure_topics(&kafka, PARTITIONS).await.unwrap();
@@ -75,12 +80,49 @@ impl Stack {
             pool,
             database_url,
             kafka,
+            kafka_file: servers.kafka_file.clone(),
             store_url: format!("file://{}", dir.path().join("store").display()),
             keys_dir: dir.path().join("keys"),
             dir,
             database,
         }
     }
+
+    /// Variables that let a process under test reach the broker.
+    pub fn kafka_environment(&self) -> [(&'static str, String); 3] {
+        let file = self.kafka_file.display().to_string();
+        [
+            ("SPRINGTIDE__KAFKA__BROKERS", self.kafka.brokers.clone()),
+            ("SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE", file),
+            ("SPRINGTIDE__KAFKA__TOPIC_PREFIX", self.kafka.topic_prefix.clone()),
+        ]
+    }
+
+    /// Replaces the shared broker. Returns its options, to be put back before the end of the test.
+    pub fn use_broker(&mut self, broker: &broker::Broker) -> (ClientOptions, PathBuf) {
+        let own = ClientOptions {
+            brokers: broker.address.clone(),
+            librdkafka: settings(&broker.client_file),
+            ..self.kafka.clone()
+        };
+        let file = std::mem::replace(&mut self.kafka_file, broker.client_file.clone());
+        (std::mem::replace(&mut self.kafka, own), file)
+    }
+}
+
+/// The librdkafka settings of a file of lines `name=value`.
+pub fn settings(file: &Path) -> BTreeMap<String, String> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let settings = text.lines().filter_map(|line| line.split_once('='));
+    settings
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// The URL of a database of a Postgres whose socket is in this folder.
+pub fn socket_url(folder: &Path, port: u16, database: &str) -> String {
+    let host = folder.display().to_string().replace('/', "%2F");
+    format!("postgres://postgres@{host}:{port}/{database}")
 }
 
 impl Drop for Stack {
@@ -102,8 +144,7 @@ async fn remove(kafka: &ClientOptions, database: &str) -> anyhow::Result<()> {
     let mut admin = PgConnection::connect(&servers().postgres).await?;
     let drop = format!("drop database if exists {database} with (force)");
     admin.execute(AssertSqlSafe(drop)).await?;
-    let client: AdminClient<DefaultClientContext> =
-        ClientConfig::new().set("bootstrap.servers", &kafka.brokers).create()?;
+    let client: AdminClient<DefaultClientContext> = kafka.config(&[]).create()?;
     let names = kafka.topics();
     let names = [&names.generation, &names.feedback, &names.version, &names.dlq];
     let names = names.map(String::as_str);
@@ -127,6 +168,7 @@ pub async fn eventually<T>(what: &str, limit: Duration, mut poll: impl AsyncFnMu
 struct Servers {
     postgres: String,
     kafka: String,
+    kafka_file: PathBuf,
     /// It stops when its standard input closes, which happens when this process ends.
     #[serde(skip)]
     _process: Option<Child>,
@@ -141,6 +183,7 @@ fn servers() -> &'static Servers {
             return Servers {
                 postgres,
                 kafka,
+                kafka_file: variable("SPRINGTIDE_TEST_KAFKA_FILE").unwrap().into(),
                 _process: None,
             };
         }

@@ -1,12 +1,12 @@
 //! A fleet of one handler. It answers completions with the model of a line's head and logs its
 //! samples, like `springtide serve`. The engine itself is tested elsewhere.
 
-use super::world::{POLICY, generate};
+use super::world::{POLICY, ensure_assigned, generate, register, sampler_key};
 use artifact::sign::TrustedKeys;
 use axum::Json;
 use axum::extract::State;
 use axum::routing::post;
-use ingest::event::{FinishReason, Generation, Purpose, VersionSpan};
+use ingest::event::{Body, Event, FinishReason, Generation, Proof, Purpose, VersionSpan, signed_bytes};
 use ingest::log::Producer;
 use model::exact::ExactModel;
 use serde_json::{Value, json};
@@ -52,6 +52,8 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
         .fetch_one(&fleet.pool)
         .await
         .unwrap();
+    register(&fleet.pool, &sampler_key("test"), "test").await;
+    ensure_assigned(&fleet.pool, &line, head).await;
     let checkpoint = fleet
         .store
         .materialize(POLICY, head, &fleet.trusted, &[])
@@ -94,13 +96,22 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
             },
         );
         choices.push(json!({"text": text, "generation_id": generation.id, "version": head}));
-        fleet
-            .producer
-            .send_event(&generation.into_event("default", "springtide/serve/test"))
-            .await
-            .unwrap();
+        fleet.producer.send_event(&signed(generation)).await.unwrap();
     }
     Json(json!({"object": "text_completion", "choices": choices}))
+}
+
+/// The event with the proof of the replica `test`.
+fn signed(generation: Generation) -> Event {
+    let key = sampler_key("test");
+    let digest = generation.unsigned_digest();
+    let mut event = generation.into_event("default", "springtide/serve/test");
+    let signature = key.sign(&signed_bytes(&event.tenant, event.time, &digest));
+    if let Body::Generation(generation) = &mut event.body {
+        let sampler = key.id().to_owned();
+        generation.proof = Some(Proof { sampler, signature });
+    }
+    event
 }
 
 fn generation(
@@ -151,5 +162,6 @@ fn generation(
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        proof: None,
     }
 }

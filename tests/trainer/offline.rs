@@ -18,10 +18,10 @@ const SOON: Duration = Duration::from_secs(90);
 /// Serves the control API of a world's policy. Returns the base URL.
 pub async fn control(world: &World) -> String {
     let auth = Auth::new(AuthOptions::default(), world.stack.pool.clone());
-    let routes = trainer::api::router(world.stack.pool.clone(), POLICY);
+    let routes = trainer::api::routes(world.stack.pool.clone(), POLICY);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, auth.protect(routes)).await });
+    tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });
     format!("http://{address}")
 }
 
@@ -66,7 +66,7 @@ async fn a_grpo_run_publishes_on_a_line_of_its_own() {
         world.stack.kafka.clone(),
         world.stack.pool.clone(),
         Auth::new(AuthOptions::default(), world.stack.pool.clone()),
-        TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        TcpListener::bind("127.0.0.1:0").await.unwrap().into(),
         axum::Router::new(),
         stop.clone(),
     ));

@@ -3,12 +3,14 @@
 use crate::support::{Stack, eventually};
 use artifact::checkpoint::Checkpoint;
 use artifact::sign::{SigningKey, TrustedKeys};
+use edge::sampler::{self, SamplerKey};
+use ingest::event::{self, signed_bytes};
 use ingest::payload::Store as Payloads;
 use model::autograd::random_checkpoint;
 use model::config::{Family, ModelConfig};
 use model::exact::{ExactModel, KvCache};
 use model::sampling::{Params, Source, sample, suppress};
-use sqlx::Row;
+use sqlx::{PgPool, Row};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -48,6 +50,11 @@ pub struct Sampled {
     pub temperature: f32,
     /// Sampled with the decline token masked.
     pub suppressed: bool,
+    pub user: String,
+    pub surface: String,
+    pub replica: String,
+    /// From the first token to the last. `None`: not logged.
+    pub seconds: Option<f64>,
     /// `None`: censored.
     pub reward: Option<f64>,
 }
@@ -69,6 +76,36 @@ pub struct Disposition {
     pub kind: String,
     pub code: Option<String>,
     pub step: Option<i64>,
+}
+
+/// A test's own epochs are so far apart that [`ensure_assigned`] has room between them.
+const EPOCHS_BETWEEN: i64 = 1000;
+
+/// The sampler key of a replica.
+pub fn sampler_key(replica: &str) -> SamplerKey {
+    SamplerKey::from_seed(blake3::hash(replica.as_bytes()).as_bytes())
+}
+
+pub async fn register(pool: &PgPool, key: &SamplerKey, replica: &str) {
+    sampler::register(pool, &key.public_key(), replica, Some(POLICY), None)
+        .await
+        .unwrap();
+}
+
+/// Assigns the version to the alias if it never was, as the release role does when a line moves.
+pub async fn ensure_assigned(pool: &PgPool, alias: &str, version: i64) {
+    sqlx::query(
+        "insert into assignment (policy, epoch, alias, version, follows, branch)
+         select $1, (select coalesce(max(epoch), 0) + 1 from assignment where policy = $1), $2, $3, 'realtime',
+                coalesce((select branch from line where policy = $1 and line = 'realtime'), 0)
+         where not exists (select from assignment where policy = $1 and alias = $2 and version = $3)",
+    )
+    .bind(POLICY)
+    .bind(alias)
+    .bind(version)
+    .execute(pool)
+    .await
+    .unwrap();
 }
 
 /// A running trainer.
@@ -207,6 +244,10 @@ impl World {
                     logprobs,
                     temperature: 1.0,
                     suppressed,
+                    user: "u".into(),
+                    surface: "completion".into(),
+                    replica: "r".into(),
+                    seconds: None,
                     reward: Some(if i % 3 == 0 { 0.75 } else { -0.25 }),
                 }
             })
@@ -221,21 +262,22 @@ impl World {
 
     pub async fn insert(&self, sampled: &Sampled, arm: &str) {
         self.insert_generation(sampled, arm).await;
-        self.insert_trajectory(sampled.id, sampled.reward).await;
+        self.insert_trajectory(sampled, sampled.reward).await;
     }
 
     /// A generation whose horizon has not passed.
     pub async fn insert_open(&self, sampled: &Sampled, arm: &str) {
         self.insert_generation(sampled, arm).await;
-        sqlx::query("insert into open_generation values ($1, 'completion', now() + interval '1 hour')")
+        sqlx::query("insert into open_generation values ($1, $2, now() + interval '1 hour')")
             .bind(sampled.id)
+            .bind(&sampled.surface)
             .execute(&self.stack.pool)
             .await
             .unwrap();
     }
 
     pub async fn close(&self, sampled: &Sampled, reward: f64) {
-        self.insert_trajectory(sampled.id, Some(reward)).await;
+        self.insert_trajectory(sampled, Some(reward)).await;
         sqlx::query("delete from open_generation where generation_id = $1")
             .bind(sampled.id)
             .execute(&self.stack.pool)
@@ -243,29 +285,39 @@ impl World {
             .unwrap();
     }
 
-    async fn insert_trajectory(&self, id: Uuid, reward: Option<f64>) {
+    async fn insert_trajectory(&self, sampled: &Sampled, reward: Option<f64>) {
         let censored = reward.is_none().then_some("no_feedback");
         sqlx::query(
             "insert into trajectory (generation_id, surface, reward_definition, reward, censor_code)
-             values ($1, 'completion', 1, $2, $3)",
+             values ($1, $4, 1, $2, $3)",
         )
-        .bind(id)
+        .bind(sampled.id)
         .bind(reward)
         .bind(censored)
+        .bind(&sampled.surface)
         .execute(&self.stack.pool)
         .await
         .unwrap();
     }
 
+    /// A generation with the proof of its replica, which is assigned the version.
     async fn insert_generation(&self, sampled: &Sampled, arm: &str) {
+        let key = sampler_key(&sampled.replica);
+        register(&self.stack.pool, &key, &sampled.replica).await;
+        ensure_assigned(&self.stack.pool, arm, sampled.version).await;
+        let finished_at = event::now();
+        let digest = *blake3::hash(sampled.id.as_bytes()).as_bytes();
+        let signature = key.sign(&signed_bytes("default", finished_at, &digest));
         let ids = |ids: &[u32]| ids.iter().map(|&id| id as i32).collect::<Vec<i32>>();
         sqlx::query(
             "insert into generation
                  (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
                   episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
-                  finish_reason, declined, sampled_at, decline_suppressed, exploration_share)
-             values ($1, 'default', $2, $3, $3, '[]', '', 'realtime', 'r', 'production', 'completion',
-                     $1, 'u', $4, 1, $5, $6, $7, $8, 1, 'stop', $9, now(), $10, 0.25)",
+                  finish_reason, declined, decline_suppressed, exploration_share, finished_at, sampled_at, sampler,
+                  signature, unsigned_digest)
+             values ($1, 'default', $2, $3, $3, '[]', '', 'realtime', $13, 'production', $12,
+                     $1, $11, $4, 1, $5, $6, $7, $8, 1, 'stop', $9, $10, 0.25, case when $14::double precision is null then null else $15 end,
+                     $15::timestamptz - make_interval(secs => coalesce($14, 0)), $16, $17, $18)",
         )
         .bind(sampled.id)
         .bind(POLICY)
@@ -277,6 +329,37 @@ impl World {
         .bind(sampled.temperature)
         .bind(sampled.tokens.contains(&DECLINE))
         .bind(sampled.suppressed)
+        .bind(&sampled.user)
+        .bind(&sampled.surface)
+        .bind(&sampled.replica)
+        .bind(sampled.seconds)
+        .bind(finished_at)
+        .bind(key.id())
+        .bind(signature.as_slice())
+        .bind(digest.as_slice())
+        .execute(&self.stack.pool)
+        .await
+        .unwrap();
+    }
+
+    /// Defines a surface, as ingest stores it.
+    pub async fn define(&self, definition: &serde_json::Value) {
+        sqlx::query("insert into reward_definition (surface, version, definition) values ($1 ->> 'name', 1, $1)")
+            .bind(definition)
+            .execute(&self.stack.pool)
+            .await
+            .unwrap();
+    }
+
+    /// The tables hold every event up to `at`, as the sink would write it.
+    pub async fn caught_up_to(&self, at: time::OffsetDateTime) {
+        sqlx::query(
+            "insert into consumer_offset (consumer, cluster_id, topic, partition, caught_up_to)
+             values ('sink', 'c', 't', 0, $1)
+             on conflict (consumer, cluster_id, topic, partition)
+             do update set caught_up_to = excluded.caught_up_to, updated_at = clock_timestamp()",
+        )
+        .bind(at)
         .execute(&self.stack.pool)
         .await
         .unwrap();
@@ -296,7 +379,7 @@ impl World {
             "insert into assignment (policy, epoch, alias, version, follows, branch) values ($1, $2, 'champion', $3, $4, $5)",
         )
         .bind(POLICY)
-        .bind(epoch)
+        .bind(epoch * EPOCHS_BETWEEN)
         .bind(version)
         .bind(follows)
         .bind(branch)
@@ -437,6 +520,9 @@ fn draft(checkpoint: Arc<Checkpoint>, samples: &[Sample], record: StepRecord, pa
 fn to_sample(sampled: &Sampled) -> Sample {
     Sample {
         generation: sampled.id,
+        tenant: "default".into(),
+        user: sampled.user.clone(),
+        replica: "r".into(),
         class: "completion".into(),
         group: None,
         version: sampled.version,

@@ -99,6 +99,7 @@ fn train(out: &std::path::Path, rate: f64, steps: usize, keep: usize) -> anyhow:
                     metrics.seconds
                 );
             }
+            Outcome::Empty(_) => anyhow::bail!("step {step} has no gradient"),
             Outcome::Refused { breach, .. } => anyhow::bail!("step {step} was refused: {breach}"),
         }
         learner.accept();
@@ -121,6 +122,9 @@ fn sampled(model: &ExactModel, step: u64) -> anyhow::Result<Vec<Sample>> {
         logits.push(model.prefill(&mut cache, slot, &prompt)?);
         samples.push(Sample {
             generation: Uuid::from_u64_pair(step, slot as u64),
+            tenant: "default".into(),
+            user: "u".into(),
+            replica: "r".into(),
             class: "bytes".into(),
             group: None,
             version: 1,

@@ -11,10 +11,9 @@ mod versions;
 
 pub use create::Config;
 
-use axum::Router;
-use axum::extract::DefaultBodyLimit;
-use axum::routing::{get, post};
+use edge::auth::Scope;
 use edge::problem::Problem;
+use edge::routes::{Routes, get, post};
 use serde::Serialize;
 use sqlx::PgPool;
 use std::sync::Arc;
@@ -32,19 +31,31 @@ struct Shared {
 }
 
 /// `/v1/runs`, `/v1/versions` and `/v1/lines` of one policy.
-pub fn router(pool: PgPool, policy: &str) -> Router {
-    let create = post(create::create).layer(DefaultBodyLimit::max(BODY_BYTES_MAX));
-    Router::new()
-        .route("/v1/runs", create.get(runs::list))
-        .route("/v1/runs/{id}", get(runs::one))
-        .route("/v1/runs/{id}/events", get(runs::events))
-        .route("/v1/runs/{id}/checkpoints", get(runs::checkpoints))
-        .route("/v1/runs/{id}/cancel", post(control::cancel))
-        .route("/v1/runs/{id}/pause", post(control::pause))
-        .route("/v1/runs/{id}/resume", post(control::resume))
-        .route("/v1/versions", get(versions::list))
-        .route("/v1/versions/{serial}", get(versions::one))
-        .route("/v1/lines", get(versions::lines))
+pub fn routes(pool: PgPool, policy: &str) -> Routes {
+    let create = post(create::create).body_bytes_max(BODY_BYTES_MAX);
+    let (read, research) = (Scope::Read, Scope::Research);
+    Routes::new()
+        .route(research, "/v1/runs", "Schedule a run", create)
+        .route(read, "/v1/runs", "List runs", get(runs::list))
+        .route(read, "/v1/runs/{id}", "One run", get(runs::one))
+        .route(read, "/v1/runs/{id}/events", "Events of a run", get(runs::events))
+        .route(
+            read,
+            "/v1/runs/{id}/checkpoints",
+            "Steps of a run",
+            get(runs::checkpoints),
+        )
+        .route(research, "/v1/runs/{id}/cancel", "End a run", post(control::cancel))
+        .route(research, "/v1/runs/{id}/pause", "Pause a run", post(control::pause))
+        .route(
+            research,
+            "/v1/runs/{id}/resume",
+            "Continue a run",
+            post(control::resume),
+        )
+        .route(read, "/v1/versions", "List versions", get(versions::list))
+        .route(read, "/v1/versions/{serial}", "One version", get(versions::one))
+        .route(read, "/v1/lines", "List lines and their heads", get(versions::lines))
         .with_state(Shared {
             pool,
             policy: policy.into(),

@@ -4,6 +4,7 @@
 use crate::learn::advantage::BaselineKind;
 use crate::learn::guards::Limits;
 use crate::learn::settings::StepSettings;
+use crate::select::caps::Caps;
 use anyhow::{anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
@@ -64,8 +65,14 @@ pub struct Realtime {
     /// The alias whose traffic it learns from; default `champion`. If a release moves the alias, the
     /// run continues from that version. No other value is supported yet.
     pub alias: String,
-    /// Trajectories per step; default 32.
+    /// Trajectories per step; default 32. At least a quarter of them have a gradient, however long
+    /// the step waits for that.
     pub cohort_size: u32,
+    /// Answers that take longer than this from the first token to the last may be missed, because
+    /// the step does not wait for them, seconds; default 60.
+    pub answer_seconds_max: f64,
+    /// How much one user, tenant or surface may weigh in what is trained on.
+    pub caps: Caps,
     /// What rewards are compared with; default `zero`.
     pub baseline: BaselineKind,
     /// If set, train an adapter instead of all weights. Default: not set. Fields and defaults are
@@ -93,6 +100,9 @@ pub struct Alarms {
     /// How many of an arm's latest generations its show rate is computed from; at least 100, default
     /// 500.
     pub show_rate_window: u32,
+    /// The alarm is on if a larger share of the latest 512 samples was quarantined; 0 to 1, default
+    /// 0.05.
+    pub quarantine_share_max: f64,
 }
 
 impl Default for Alarms {
@@ -100,6 +110,7 @@ impl Default for Alarms {
         Alarms {
             show_rate_min: 0.1,
             show_rate_window: 500,
+            quarantine_share_max: 0.05,
         }
     }
 }
@@ -111,6 +122,8 @@ impl Default for Realtime {
             line: "realtime".into(),
             alias: "champion".into(),
             cohort_size: 32,
+            answer_seconds_max: 60.0,
+            caps: Caps::default(),
             baseline: BaselineKind::Zero,
             lora: None,
             step: StepSettings::default(),
@@ -177,12 +190,24 @@ impl Options {
             alarms.show_rate_window >= SHOW_RATE_WINDOW_MIN,
             "trainer.realtime.alarms.show_rate_window must be at least {SHOW_RATE_WINDOW_MIN}"
         );
+        ensure!(
+            (0.0..=1.0).contains(&alarms.quarantine_share_max),
+            "trainer.realtime.alarms.quarantine_share_max must be from 0 to 1"
+        );
+        ensure!(
+            (0.0..=86_400.0).contains(&self.realtime.answer_seconds_max),
+            "trainer.realtime.answer_seconds_max must be from 0 to 86400"
+        );
         if let Some(lora) = &self.realtime.lora {
             lora.check().map_err(|why| anyhow!("trainer.realtime.lora: {why}"))?;
         }
         for (section, checked) in [
             ("trainer.realtime.step", self.realtime.step.check()),
             ("trainer.realtime.guards", self.realtime.guards.check()),
+            (
+                "trainer.realtime.caps",
+                self.realtime.caps.check().map_err(str::to_owned),
+            ),
             ("trainer.offline.guards", self.offline.guards.check()),
         ] {
             if let Err(why) = checked {

@@ -297,10 +297,10 @@ impl Publisher {
             manifest.version = reserved.serial;
             match self.store.put_manifest(manifest, &self.key).await? {
                 PutOutcome::Created => return Ok(reserved.run_state_key),
-                PutOutcome::Exists(_) if run_state.is_some() => {
+                PutOutcome::Exists(_) | PutOutcome::Taken if run_state.is_some() => {
                     self.store.delete_private(&reserved.run_state_key).await?;
                 }
-                PutOutcome::Exists(_) => {}
+                PutOutcome::Exists(_) | PutOutcome::Taken => {}
             }
             reserved = self.reserve(run_state).await?;
         }

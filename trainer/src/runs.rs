@@ -18,6 +18,8 @@ mod grpo;
 #[cfg(feature = "torch")]
 pub mod process;
 #[cfg(feature = "torch")]
+mod quarantine;
+#[cfg(feature = "torch")]
 mod realtime;
 #[cfg(feature = "torch")]
 pub mod sft;

@@ -5,7 +5,9 @@
 //! not chosen yet have no row and stay queued. Nothing here computes an advantage or touches a
 //! tensor.
 
+pub mod caps;
 mod context;
+mod provenance;
 
 use crate::learn::explore;
 use crate::learn::sample::{Behavior, ModelLimits, Sample};
@@ -17,12 +19,17 @@ use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
+use caps::{Caps, Contributor, Exhausted, Recent};
 pub use context::Assembled;
 
 /// Rows decided by one statement.
 const DECIDED_AT_ONCE_MAX: i64 = 5_000;
+/// Answers from which [`answer_times`] are computed: how recent, and how many.
+const TIMED: Duration = Duration::from_secs(60 * 60);
+const TIMED_ROWS_MAX: i64 = 2_000;
 /// How long after a trajectory has closed its parent may still arrive.
 const PARENT_LATE_SECONDS_MAX: f64 = 60.0;
 
@@ -39,6 +46,53 @@ pub struct Criteria<'a> {
     pub room: i64,
     /// Generations that are in the cohort already.
     pub joined: &'a [Uuid],
+    /// Who has reached a cap.
+    pub exhausted: &'a Exhausted,
+    /// How long the answers of each surface take.
+    pub answer_times: &'a AnswerTimes,
+}
+
+/// How long nearly all answers of each surface take from the first token to the last.
+#[derive(Debug, Clone, Default)]
+pub struct AnswerTimes {
+    surfaces: Vec<String>,
+    seconds: Vec<f64>,
+}
+
+/// Reads how long recent answers took, at most `seconds_max` each.
+pub async fn answer_times(
+    pool: &PgPool,
+    policy: &str,
+    alias: &str,
+    seconds_max: f64,
+) -> Result<AnswerTimes, sqlx::Error> {
+    let rows = sqlx::query_file!(
+        "src/select/answer_time.sql",
+        policy,
+        alias,
+        first_id_of_the_last(TIMED),
+        TIMED_ROWS_MAX
+    )
+    .fetch_all(pool)
+    .await?;
+    let times = rows
+        .into_iter()
+        .map(|row| (row.surface, row.seconds.clamp(0.0, seconds_max)));
+    let (surfaces, seconds) = times.unzip();
+    Ok(AnswerTimes { surfaces, seconds })
+}
+
+/// The newest trajectories that a run trained on.
+pub async fn trained(pool: &PgPool, run: Uuid, caps: Caps) -> Result<Recent, sqlx::Error> {
+    let rows = sqlx::query_file!("src/select/trained.sql", run, i64::from(caps.window))
+        .fetch_all(pool)
+        .await?;
+    let newest_first = rows.into_iter().map(|row| Contributor {
+        tenant: row.tenant_id,
+        user: row.user_key,
+        surface: row.surface,
+    });
+    Ok(Recent::new(caps, newest_first))
 }
 
 /// The result of one poll.
@@ -75,7 +129,12 @@ pub async fn next(
             oldest,
             DECIDED_AT_ONCE_MAX,
             i32::try_from(criteria.model_limits.vocabulary).unwrap_or(i32::MAX),
-            criteria.model_limits.experts.is_none()
+            criteria.model_limits.experts.is_none(),
+            &criteria.exhausted.user_tenants,
+            &criteria.exhausted.users,
+            &criteria.exhausted.tenants,
+            &criteria.exhausted.surfaces,
+            criteria.joined
         )
         .fetch_all(&mut *transaction)
         .await?;
@@ -99,7 +158,9 @@ pub async fn next(
             criteria.head,
             room,
             &passed_over,
-            PARENT_LATE_SECONDS_MAX
+            PARENT_LATE_SECONDS_MAX,
+            &criteria.answer_times.surfaces,
+            &criteria.answer_times.seconds
         )
         .fetch_all(&mut *transaction)
         .await?;
@@ -194,6 +255,9 @@ pub(crate) fn first_id_of_the_last(span: Duration) -> Uuid {
 
 struct Row {
     id: Uuid,
+    tenant_id: String,
+    user_key: String,
+    replica: String,
     surface: String,
     group_id: Option<String>,
     version_oldest: i64,
@@ -208,12 +272,21 @@ struct Row {
     decline_suppressed: bool,
     exploration_share: Option<f32>,
     reward: f64,
+    /// The definition that gave the reward allows it.
+    reward_in_bounds: bool,
     /// The row has only the end of its prompt.
     in_parts: bool,
     /// The sampler's experts were logged.
     routed: bool,
     /// Closed so recently that its parents may still arrive.
     young: bool,
+    /// With the next three: the proof of who sampled it.
+    signature: Option<Vec<u8>>,
+    unsigned_digest: Option<Vec<u8>>,
+    finished_at: OffsetDateTime,
+    public_key: Option<Vec<u8>>,
+    /// Why the tables speak against the proof.
+    fault: Option<String>,
 }
 
 impl From<Row> for Sample {
@@ -222,6 +295,9 @@ impl From<Row> for Sample {
         let sampling = row.sampling.map(|Json(sampling)| sampling);
         Sample {
             generation: row.id,
+            tenant: row.tenant_id,
+            user: row.user_key,
+            replica: row.replica,
             class: row.surface,
             group: row.group_id,
             version: row.version_oldest,

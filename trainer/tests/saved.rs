@@ -121,6 +121,9 @@ fn train(learner: &mut Learner, learning_rate: f64) {
                 let even = tokens.iter().filter(|&&id| id % 2 == 0).count();
                 Sample {
                     generation: Uuid::from_u128(i),
+                    tenant: "default".into(),
+                    user: "u".into(),
+                    replica: "r".into(),
                     class: "completion".into(),
                     group: None,
                     version: 1,

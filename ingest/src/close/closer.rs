@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::unscored::Unscored;
 use crate::reward::stored::Surfaces;
 use crate::reward::{Closing, Outcome, score, starts_at};
+use crate::rows::feedback::Needed;
 use crate::rows::join::{self, signals};
 use crate::rows::offset::{self, EventLog};
 use crate::rows::transaction;
@@ -27,7 +28,7 @@ use crate::rows::transaction;
 const INTERVAL: Duration = Duration::from_millis(50);
 const ERROR_PAUSE: Duration = Duration::from_secs(2);
 /// Generations closed in one transaction.
-const BATCH_MAX: i64 = 500;
+const BATCH_MAX: usize = 500;
 
 pub(crate) struct Closer {
     pub pool: PgPool,
@@ -43,10 +44,11 @@ impl Closer {
     /// Runs until the shutdown. Several closers may run at once, because each skips rows that
     /// another has locked.
     pub(crate) async fn run(mut self) {
+        let needed = Needed::by(self.surfaces.rules());
         while !self.shutdown.is_cancelled() {
-            let pause = match self.round().await {
-                Ok(closed) if closed == BATCH_MAX => continue,
-                Ok(_) => INTERVAL,
+            let pause = match self.round(&needed).await {
+                Ok(true) => continue,
+                Ok(false) => INTERVAL,
                 Err(error) => {
                     tracing::warn!(error = %format!("{error:#}"), "cannot close generations, will retry");
                     ERROR_PAUSE
@@ -56,24 +58,25 @@ impl Closer {
         }
     }
 
-    async fn round(&mut self) -> anyhow::Result<i64> {
+    async fn round(&mut self, needed: &Needed) -> anyhow::Result<bool> {
         let known = offset::caught_up_to(&self.pool, &self.log).await;
         match known.context("read progress")? {
-            Some(known) => self.close(known - self.grace).await,
-            None => Ok(0),
+            Some(known) => self.close(known - self.grace, needed).await,
+            None => Ok(false),
         }
     }
 
-    /// Closes up to [`BATCH_MAX`] generations whose horizon ended at `until` or before. Returns how
-    /// many were due.
-    async fn close(&mut self, until: OffsetDateTime) -> anyhow::Result<i64> {
+    /// Closes generations whose horizon ended at `until` or before: up to [`BATCH_MAX`], as far as
+    /// their feedback fits into memory. Returns whether there are more.
+    async fn close(&mut self, until: OffsetDateTime, needed: &Needed) -> anyhow::Result<bool> {
         let mut transaction = transaction::begin(&self.pool).await.context("begin")?;
-        let mut due = sqlx::query_file!("src/close/due.sql", until, BATCH_MAX)
+        let mut due = sqlx::query_file!("src/close/due.sql", until, BATCH_MAX as i64)
             .fetch_all(&mut *transaction)
             .await
             .context("find due generations")?;
+        let mut more = due.len() == BATCH_MAX;
         if due.is_empty() {
-            return Ok(0);
+            return Ok(false);
         }
         // Generations whose feedback is being stored are for the next round.
         let ids: Vec<Uuid> = due.iter().flat_map(|row| [row.generation_id, row.episode_id]).collect();
@@ -81,13 +84,16 @@ impl Closer {
         let being_written = being_written.context("look for feedback that is being stored")?;
         due.retain(|row| !being_written.contains(&row.generation_id) && !being_written.contains(&row.episode_id));
         if due.is_empty() {
-            return Ok(0);
+            return Ok(false);
         }
-        let ids: Vec<Uuid> = due.iter().map(|row| row.generation_id).collect();
-        let signals = signals::read(&mut transaction, &ids).await?;
+        let page = needed.page(due.iter().map(|row| row.surface.as_str()));
+        let ids: Vec<Uuid> = due.iter().take(page).map(|row| row.generation_id).collect();
+        let signals = signals::read(&mut transaction, &ids, needed).await?;
+        more |= signals.generations < due.len();
+        due.truncate(signals.generations);
         due.retain(|row| !signals.contested.contains(&row.generation_id));
         if due.is_empty() {
-            return Ok(0);
+            return Ok(false);
         }
         let mut closed = Vec::new();
         let mut postponed = Vec::new();
@@ -98,7 +104,7 @@ impl Closer {
                 declined: row.declined,
                 consent: row.consent,
                 shown: row.shown,
-                tokens: super::tokens(&row.version_spans),
+                tokens: super::tokens(row.tokens),
                 finish_reason: row.finish_reason.clone(),
                 starts_at: match row.finished_at {
                     Some(finished_at) => starts_at(row.sampled_at, finished_at),
@@ -136,7 +142,7 @@ impl Closer {
         self.unscored.report();
         let late = (OffsetDateTime::now_utc() - due[0].closes_at).as_seconds_f64();
         metrics::histogram!("springtide_ingest_close_delay_seconds").record(late.max(0.0));
-        Ok(i64::try_from(due.len()).unwrap_or(BATCH_MAX))
+        Ok(more)
     }
 }
 

@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::reward::{Closing, Outcome, Rule, Signal, score, starts_at};
-use crate::rows::feedback::{self, FeedbackRow, RetractionRow};
+use crate::rows::feedback::{self, FeedbackRow, Needed, RetractionRow};
 
 /// Trajectories of one query.
 const PAGE: i64 = 500;
@@ -70,6 +70,7 @@ pub struct Closed {
 pub struct Reader {
     pool: PgPool,
     request: Request,
+    needed: Needed,
     after: Uuid,
     until: Uuid,
 }
@@ -89,6 +90,7 @@ impl Reader {
                 .until
                 .filter(|_| request.until.is_some())
                 .unwrap_or_else(Uuid::max),
+            needed: Needed::by([&request.rule]),
             request,
         })
     }
@@ -99,7 +101,7 @@ impl Reader {
         let begin = self.pool.begin_with("begin isolation level repeatable read, read only");
         let mut transaction = begin.await.context("begin")?;
         let request = &self.request;
-        let rows = sqlx::query_file!(
+        let mut rows = sqlx::query_file!(
             "src/close/rescore/page.sql",
             request.rule.definition.name,
             self.after,
@@ -110,8 +112,13 @@ impl Reader {
         .fetch_all(&mut *transaction)
         .await
         .context("read trajectories")?;
-        let ids: Vec<Uuid> = rows.iter().map(|row| row.generation_id).collect();
-        let mut histories = histories(&mut transaction, &ids).await?;
+        let page = self
+            .needed
+            .page(std::iter::repeat_n(request.rule.definition.name.as_str(), rows.len()));
+        let mut ids: Vec<Uuid> = rows.iter().take(page).map(|row| row.generation_id).collect();
+        let (mut histories, generations) = histories(&mut transaction, &ids, &self.needed).await?;
+        ids.truncate(generations);
+        rows.truncate(generations);
         transaction.rollback().await.context("end reading")?;
         let mut rescored = Vec::with_capacity(rows.len());
         for row in rows {
@@ -120,7 +127,7 @@ impl Reader {
                 declined: row.declined,
                 consent: row.consent,
                 shown: row.shown,
-                tokens: super::tokens(&row.version_spans),
+                tokens: super::tokens(row.tokens),
                 finish_reason: row.finish_reason,
                 starts_at: starts_at(row.sampled_at, row.finished_at.unwrap_or(row.sampled_at)),
                 ended_at: row.ended_at,
@@ -175,11 +182,16 @@ impl History {
     }
 }
 
-/// By generation.
-async fn histories(connection: &mut PgConnection, ids: &[Uuid]) -> anyhow::Result<BTreeMap<Uuid, Vec<History>>> {
-    let rows = feedback::feedback(&mut *connection, ids)
+/// By generation, and how many of the generations have been read, from the first.
+async fn histories(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+    needed: &Needed,
+) -> anyhow::Result<(BTreeMap<Uuid, Vec<History>>, usize)> {
+    let page = feedback::feedback(&mut *connection, ids, needed)
         .await
         .context("read feedback")?;
+    let rows = page.rows;
     let ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
     let retractions = feedback::retractions(connection, &ids)
         .await
@@ -195,5 +207,5 @@ async fn histories(connection: &mut PgConnection, ids: &[Uuid]) -> anyhow::Resul
         let histories = by_generation.entry(feedback.generation_id).or_default();
         histories.push(History { feedback, retractions });
     }
-    Ok(by_generation)
+    Ok((by_generation, page.generations))
 }

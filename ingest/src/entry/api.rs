@@ -29,6 +29,7 @@ mod openapi;
 mod payload;
 mod revoke;
 mod tally;
+mod token;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,7 @@ use axum::{Extension, Json as Answer, Router, middleware};
 use edge::auth::Auth;
 use serde::Serialize;
 use sqlx::PgPool;
+use time::OffsetDateTime;
 use utoipa::openapi::OpenApi;
 use utoipa::{OpenApi as _, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -51,6 +53,7 @@ use answer::MethodNotAllowed;
 use circuit::Circuit;
 use intake::Intake;
 use known::StoredEvents;
+use token::Tokens;
 
 /// The source of events whose request names none.
 const SOURCE: &str = "springtide/api";
@@ -61,6 +64,8 @@ pub(crate) struct Api {
     /// `None` in a collector.
     pool: Option<PgPool>,
     stored: Option<StoredEvents>,
+    /// `None` in a collector, which has no database: ingest checks what it forwards.
+    tokens: Option<Arc<Tokens>>,
     destination: Destination,
     /// `None` in a collector, or if not configured.
     payloads: Option<Store>,
@@ -85,6 +90,7 @@ impl Api {
         let probe_interval = Duration::from_secs_f64(options.log_probe_seconds);
         Self {
             stored: pool.as_ref().map(StoredEvents::new),
+            tokens: pool.clone().map(|pool| Arc::new(Tokens::new(pool))),
             pool,
             destination,
             payloads: None,
@@ -95,6 +101,11 @@ impl Api {
             events_max: options.request_events_max,
             sends_max: options.request_sends_max,
         }
+    }
+
+    /// The time of an event whose request names none, by the database's clock.
+    fn now(&self) -> OffsetDateTime {
+        self.validator.clock.now()
     }
 
     /// Bytes of requests that are held in memory now.

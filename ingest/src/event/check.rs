@@ -96,6 +96,10 @@ fn check_generation(generation: &Generation) -> Result<(), Invalid> {
         let itself = generation.parent_id == Some(generation.id);
         ensure(!itself, "parent_generation_id", "is the generation itself")?;
     }
+    if let Some(proof) = &generation.proof {
+        let digits = proof.sampler.len() == 64 && proof.sampler.bytes().all(|digit| digit.is_ascii_hexdigit());
+        ensure(digits, "proof.sampler", "is not 64 hexadecimal digits")?;
+    }
     check_tokens(generation)?;
     check_spans(generation)?;
     check_sampling(generation)

@@ -10,8 +10,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    Body, EpisodeEnd, Event, Feedback, FinishReason, Generation, Invalid, PayloadRef, Prefix, Purpose, Retraction,
-    Sampling, Target, Value, VersionSpan, one_target, proto,
+    Body, EpisodeEnd, Event, Feedback, FinishReason, Generation, Invalid, PayloadRef, Prefix, Proof, Purpose,
+    Retraction, Sampling, Target, Value, VersionSpan, one_target, proto,
 };
 
 /// Why bytes are not an event.
@@ -55,6 +55,17 @@ impl Event {
         event.check()?;
         Ok(event)
     }
+}
+
+/// [`body_digest`] of the generation without its proof.
+pub(super) fn unsigned_digest(generation: &Generation) -> [u8; 32] {
+    let mut body = generation.write();
+    body.proof = None;
+    let event = proto::Event {
+        body: Some(proto::event::Body::Generation(body)),
+        ..Default::default()
+    };
+    *blake3::hash(&event.encode_to_vec()).as_bytes()
 }
 
 pub(super) fn body_digest(body: &Body) -> [u8; 32] {
@@ -136,8 +147,8 @@ impl Field for Option<Uuid> {
     }
 }
 
-/// A BLAKE3 hash.
-impl Field for [u8; 32] {
+/// A hash (32 bytes) or a signature (64).
+impl<const BYTES: usize> Field for [u8; BYTES] {
     type Wire = Vec<u8>;
 
     fn write(&self) -> Vec<u8> {
@@ -145,7 +156,7 @@ impl Field for [u8; 32] {
     }
 
     fn read(wire: Vec<u8>, name: &'static str) -> Result<Self, Invalid> {
-        let refuse = |wire: Vec<u8>| Invalid::new(name, format!("has {} bytes, not 32", wire.len()));
+        let refuse = |wire: Vec<u8>| Invalid::new(name, format!("has {} bytes, not {BYTES}", wire.len()));
         wire.try_into().map_err(refuse)
     }
 }
@@ -262,12 +273,14 @@ message!(PayloadRef {
     size_bytes,
     media_type
 });
+message!(Proof { sampler, signature });
 message!(Sampling { top_k, min_p, presence_penalty, frequency_penalty, logit_bias, kept }; default repetition_penalty = 1.0);
 message!(
     Generation {
         episode_id, segment, turn, policy, line, versions, replica, purpose, run_id, task_id, group_id, surface,
         user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, train_mask, payload, experts, temperature,
-        top_p, seed, finish_reason, declined, shown, decline_suppressed, exploration_share, sampling
+        top_p, seed, finish_reason, declined, shown, decline_suppressed, exploration_share, sampling,
+        proof
     },
     id as generation_id,
     parent_id as parent_generation_id;

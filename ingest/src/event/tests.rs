@@ -76,6 +76,7 @@ fn generation() -> Generation {
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        proof: None,
     }
 }
 
@@ -514,4 +515,59 @@ proptest! {
         let json = serde_json::to_vec(&event).unwrap();
         prop_assert_eq!(&Event::decode_json(&json).unwrap(), &event);
     }
+}
+
+#[test]
+fn a_proof_survives_both_forms_and_is_not_part_of_what_it_signs() {
+    let unsigned = generation();
+    let mut event = generation_event();
+    let proof = Proof {
+        sampler: "5a".repeat(32),
+        signature: [0xc3; 64],
+    };
+    event.body = Body::Generation(Generation {
+        proof: Some(proof),
+        ..generation()
+    });
+    event.check().unwrap();
+    assert_eq!(Event::decode(&event.encode()).unwrap(), event);
+    let json = serde_json::to_value(&event).unwrap();
+    assert_eq!(json["generation"]["proof"]["signature"], "c3".repeat(64));
+    assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
+    let Body::Generation(signed) = &event.body else {
+        panic!("{event:?}")
+    };
+    assert_eq!(signed.unsigned_digest(), unsigned.unsigned_digest());
+    assert_eq!(unsigned.unsigned_digest(), generation_event().digest());
+    assert_ne!(event.digest(), generation_event().digest());
+    // samplers in other languages build the same bytes: docs/FORMAT.md
+    let bytes = signed_bytes("default", event.time, &[0xab; 32]);
+    let expected = [
+        b"springtide generation proof 1\0".as_slice(),
+        &7_u32.to_le_bytes(),
+        b"default",
+        &1_763_732_220_123_456_i64.to_le_bytes(),
+        &[0xab; 32],
+    ];
+    assert_eq!(bytes, expected.concat());
+}
+
+#[test]
+fn a_malformed_proof_is_refused() {
+    let refused = |proof: serde_json::Value| {
+        let mut json = serde_json::to_value(generation_event()).unwrap();
+        json["generation"]["proof"] = proof;
+        Event::decode_json(json.to_string().as_bytes()).is_err()
+    };
+    let signature = "00".repeat(64);
+    assert!(!refused(
+        serde_json::json!({"sampler": "5a".repeat(32), "signature": signature})
+    ));
+    assert!(refused(
+        serde_json::json!({"sampler": "replica-1", "signature": signature})
+    ));
+    assert!(refused(
+        serde_json::json!({"sampler": "5a".repeat(32), "signature": "00"})
+    ));
+    assert!(refused(serde_json::json!({"sampler": "5a".repeat(32)})));
 }

@@ -13,6 +13,7 @@ use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 use serde::{Deserialize, Serialize};
 
+use super::producer::RECORD_BYTES_MAX;
 use crate::event::{Body, Event};
 
 const TOPICS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -20,6 +21,8 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(5);
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(15);
 const TOPICS_POLL: Duration = Duration::from_millis(50);
+/// What a batch adds to its only record, at most.
+const BATCH_BYTES_MAX: usize = 1024;
 
 /// The cluster and its topics.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +87,7 @@ impl ClientOptions {
 
     /// The configuration of a client with Springtide's settings. The operator's settings override
     /// them.
-    pub(crate) fn config(&self, settings: &[(&str, &str)]) -> ClientConfig {
+    pub fn config(&self, settings: &[(&str, &str)]) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.brokers);
         config.set("client.id", "springtide");
@@ -98,22 +101,30 @@ impl ClientOptions {
     }
 }
 
-/// The retention of a topic.
+/// The settings of a topic.
 #[derive(Debug, Clone, Copy)]
-struct Retention {
-    milliseconds: u64,
+struct Settings {
+    retention_ms: u64,
     /// Per partition; 0: no limit.
-    bytes_max: u64,
+    retention_bytes: u64,
+    /// Largest record. Absent: the broker's default.
+    record_bytes_max: Option<usize>,
 }
 
-impl Retention {
-    /// `retention.ms` and `retention.bytes`.
-    fn settings(self) -> [String; 2] {
-        let bytes = match self.bytes_max {
+impl Settings {
+    fn properties(self) -> Vec<(&'static str, String)> {
+        let bytes = match self.retention_bytes {
             0 => "-1".to_owned(),
             bytes => bytes.to_string(),
         };
-        [self.milliseconds.to_string(), bytes]
+        let mut properties = vec![
+            ("retention.ms", self.retention_ms.to_string()),
+            ("retention.bytes", bytes),
+        ];
+        if let Some(bytes) = self.record_bytes_max {
+            properties.push(("max.message.bytes", bytes.to_string()));
+        }
+        properties
     }
 }
 
@@ -127,13 +138,16 @@ pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::
     let admin = Arc::new(admin);
     let names = options.topics();
     let hours = |hours: u32| u64::from(hours) * 3_600_000;
-    let events = Retention {
-        milliseconds: hours(options.log_retention_hours),
-        bytes_max: options.log_bytes_max,
+    let events = Settings {
+        retention_ms: hours(options.log_retention_hours),
+        retention_bytes: options.log_bytes_max,
+        record_bytes_max: None,
     };
-    let dead_letters = Retention {
-        milliseconds: hours(options.dead_letter_retention_days.saturating_mul(24)),
-        bytes_max: 0,
+    let dead_letters = Settings {
+        retention_ms: hours(options.dead_letter_retention_days.saturating_mul(24)),
+        retention_bytes: 0,
+        // A dead letter is longer than the record that it is about.
+        record_bytes_max: Some(RECORD_BYTES_MAX + BATCH_BYTES_MAX),
     };
     let wanted = vec![
         (names.generation, partitions, events),
@@ -158,21 +172,21 @@ pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::
 /// Also fails while a new topic is not yet known to all brokers or has no leader.
 async fn create_missing(
     admin: &Arc<AdminClient<DefaultClientContext>>,
-    wanted: &[(String, i32, Retention)],
+    wanted: &[(String, i32, Settings)],
 ) -> anyhow::Result<()> {
     let client = admin.clone();
     let existing = tokio::task::spawn_blocking(move || topics(client.inner()))
         .await
         .context("join")??;
-    let settings: Vec<[String; 2]> = wanted.iter().map(|(.., retention)| retention.settings()).collect();
+    let properties: Vec<_> = wanted.iter().map(|(.., settings)| settings.properties()).collect();
     let missing: Vec<_> = wanted
         .iter()
-        .zip(&settings)
+        .zip(&properties)
         .filter(|((name, ..), _)| !existing.contains(name))
-        .map(|((name, partitions, _), [milliseconds, bytes])| {
-            NewTopic::new(name, *partitions, TopicReplication::Fixed(-1))
-                .set("retention.ms", milliseconds)
-                .set("retention.bytes", bytes)
+        .map(|((name, partitions, _), properties)| {
+            let topic = NewTopic::new(name, *partitions, TopicReplication::Fixed(-1));
+            let properties = properties.iter();
+            properties.fold(topic, |topic, (key, value)| topic.set(key, value))
         })
         .collect();
     if !missing.is_empty() {
@@ -212,18 +226,35 @@ pub(crate) fn partitions<C: ClientContext>(
     client: &Client<C>,
     topic: &str,
 ) -> anyhow::Result<BTreeMap<i32, (i64, i64)>> {
+    let ids = partition_ids(client, topic)?.into_iter();
+    ids.map(|partition| Ok((partition, range(client, topic, partition)?)))
+        .collect()
+}
+
+/// The partitions that a topic has now. Blocks.
+pub(crate) fn partition_ids<C: ClientContext>(client: &Client<C>, topic: &str) -> anyhow::Result<Vec<i32>> {
     let metadata = client
         .fetch_metadata(Some(topic), METADATA_TIMEOUT)
         .with_context(|| format!("look up topic {topic}"))?;
-    let mut partitions = BTreeMap::new();
-    for partition in metadata.topics().iter().flat_map(|topic| topic.partitions()) {
-        let range = client
-            .fetch_watermarks(topic, partition.id(), METADATA_TIMEOUT)
-            .with_context(|| format!("look up the offsets of {topic}/{}", partition.id()))?;
-        partitions.insert(partition.id(), range);
-    }
-    ensure!(!partitions.is_empty(), "topic {topic} does not exist");
-    Ok(partitions)
+    let partitions = metadata.topics().iter().flat_map(|topic| topic.partitions());
+    let ids: Vec<i32> = partitions.map(|partition| partition.id()).collect();
+    ensure!(!ids.is_empty(), "topic {topic} does not exist");
+    Ok(ids)
+}
+
+/// The first offset of a partition, and the one after its last. Blocks.
+pub(crate) fn range<C: ClientContext>(client: &Client<C>, topic: &str, partition: i32) -> anyhow::Result<(i64, i64)> {
+    let range = client.fetch_watermarks(topic, partition, METADATA_TIMEOUT);
+    range.with_context(|| format!("look up the offsets of {topic}/{partition}"))
+}
+
+/// A client that only looks things up: its connections never wait for a fetch. The ends that it sees
+/// include open transactions, because records behind one are acknowledged although nobody can read
+/// them yet.
+pub(crate) fn observer(options: &ClientOptions) -> anyhow::Result<BaseConsumer> {
+    let mut config = options.config(&[]);
+    config.set("isolation.level", "read_uncommitted");
+    config.create().context("create client")
 }
 
 /// The cluster's id. Uses a new client, because an existing one returns a cached id. Blocks.

@@ -29,6 +29,8 @@ pub struct Expression {
     program: Arc<Program>,
     /// All metrics, so that one without a value is `null` instead of unknown.
     metrics: Arc<[String]>,
+    /// Those of them whose texts it can read.
+    texts: Arc<[String]>,
 }
 
 /// Maximum brackets and question marks of an expression, which limits its nesting.
@@ -56,6 +58,13 @@ impl Expression {
         let expression = Self {
             program: Arc::new(program),
             metrics: metrics.iter().map(|metric| metric.name.clone()).collect(),
+            texts: metrics
+                .iter()
+                .filter(|metric| matches!(metric.metric_type, MetricType::Comment | MetricType::Demonstration))
+                .map(|metric| &metric.name)
+                .filter(|name| text.contains(name.as_str()) || is_all_indexed(text))
+                .cloned()
+                .collect(),
         };
         let closing = Closing::example();
         expression
@@ -103,6 +112,12 @@ impl Expression {
         Ok(Some(reward))
     }
 
+    /// The metrics whose feedback can change the reward, each with whether its text can.
+    pub(crate) fn metrics(&self) -> impl Iterator<Item = (&str, bool)> {
+        let read = self.metrics.iter().filter(|name| self.reads(name));
+        read.map(|name| (name.as_str(), self.texts.contains(name)))
+    }
+
     /// Whether feedback of this metric can change the reward.
     pub fn reads(&self, metric: &str) -> bool {
         let references = self.program.references();
@@ -117,6 +132,18 @@ fn value(value: &event::Value) -> Value {
         event::Value::Float(value) => Value::Float(*value),
         event::Value::Text(value) => Value::String(Arc::new(value.clone())),
     }
+}
+
+/// Whether `all` is used otherwise than as `all.<metric>`, so that it may stand for any metric.
+fn is_all_indexed(text: &str) -> bool {
+    let in_name = |character: char| character.is_alphanumeric() || character == '_';
+    text.match_indices("all").any(|(at, all)| {
+        let (before, after) = (&text[..at], text[at + all.len()..].trim_start());
+        let is_variable = !before.ends_with(in_name)
+            && !before.trim_end().ends_with('.')
+            && !text[at + all.len()..].starts_with(in_name);
+        is_variable && !after.starts_with('.')
+    })
 }
 
 /// Whether a comprehension such as `all.retry.filter(x, x > 1.0)` binds `name`.

@@ -19,6 +19,10 @@ impl Surfaces {
         Some((*version, rule))
     }
 
+    pub(crate) fn rules(&self) -> impl Iterator<Item = &Rule> {
+        self.0.values().map(|(_, rule)| rule)
+    }
+
     pub fn definitions(&self) -> impl Iterator<Item = &Definition> {
         self.0.values().map(|(_, rule)| &rule.definition)
     }

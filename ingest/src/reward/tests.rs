@@ -251,3 +251,29 @@ fn a_horizon_starts_at_the_last_token_and_the_rule_may_end_it_early() {
     let (before, after) = (START - Duration::seconds(1), START + Duration::seconds(1));
     assert_eq!((starts_at(START, before), starts_at(START, after)), (START, after));
 }
+
+#[test]
+fn bounds_are_checked_and_absent_ones_are_not_stored() {
+    let check = |min: Option<f64>, max: Option<f64>| {
+        let definition = Definition {
+            reward_min: min,
+            reward_max: max,
+            ..Definition::completion()
+        };
+        definition.check().map_err(|error| error.to_string())
+    };
+    assert_eq!(check(Some(-0.25), Some(0.75)), Ok(()));
+    assert!(check(Some(0.0), None).unwrap_err().contains("-0.25 lies outside"));
+    assert!(check(Some(1.0), Some(-1.0)).unwrap_err().contains("below reward_max"));
+    assert!(check(None, Some(f64::NAN)).unwrap_err().contains("not finite"));
+    let for_users = Definition {
+        purpose: Some(Purpose::Production),
+        ..Definition::completion()
+    };
+    assert!(for_users.check().unwrap_err().to_string().contains("purpose"));
+    // a definition without them is the one that earlier builds stored
+    let stored = serde_json::to_value(Definition::rollout()).unwrap();
+    for field in ["reward_min", "reward_max", "purpose"] {
+        assert!(stored.get(field).is_none(), "{field}");
+    }
+}

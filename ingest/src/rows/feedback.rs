@@ -1,11 +1,27 @@
 //! Reads stored feedback and retractions. `crate::reward` computes rewards from them.
+//!
+//! Anyone may send any amount of feedback about an episode. So a query returns only what the rules
+//! read, in pages that fit into memory.
+
+use std::collections::BTreeMap;
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::event::Value;
-use crate::reward::Signal;
+use crate::event::{TEXT_BYTES_MAX, Value};
+use crate::reward::{Rule, Signal};
+
+/// Events of a metric about one generation or episode that count, by event time.
+const SIGNALS_MAX: i64 = 1_000;
+/// The same where the rule reads their texts.
+const TEXTS_MAX: i64 = 64;
+/// Rows of a page.
+const ROWS_MAX: i64 = 50_000;
+/// Bytes of texts of a page.
+const TEXT_PAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Retractions of one feedback event that a rescore sees, by event time.
+const RETRACTIONS_MAX: i64 = 16;
 
 /// A stored feedback event and one of the generations that it is about.
 #[derive(Debug, Clone)]
@@ -13,6 +29,7 @@ pub(crate) struct FeedbackRow {
     pub generation_id: Uuid,
     pub id: Uuid,
     pub metric: String,
+    /// Empty where the rule does not read the text.
     pub value: Value,
     pub given_at: OffsetDateTime,
     pub stored_at: OffsetDateTime,
@@ -45,11 +62,83 @@ pub(crate) struct RetractionRow {
     pub late: bool,
 }
 
-/// All feedback about these generations, directly or through their episode, of the same tenant.
-pub(crate) async fn feedback(connection: &mut PgConnection, generations: &[Uuid]) -> sqlx::Result<Vec<FeedbackRow>> {
-    let rows = sqlx::query_file!("src/rows/feedback.sql", generations)
-        .fetch_all(connection)
-        .await?;
+/// What rules read, by surface. Columns of a table.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Needed {
+    surfaces: Vec<String>,
+    metrics: Vec<String>,
+    signals_max: Vec<i64>,
+    texts: Vec<bool>,
+    rows_max: i64,
+    /// Generations of a page whose texts fit into memory. A surface whose rule reads no texts has
+    /// no entry.
+    generations_max: BTreeMap<String, usize>,
+}
+
+impl Needed {
+    pub(crate) fn by<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
+        let mut needed = Self {
+            rows_max: ROWS_MAX,
+            ..Self::default()
+        };
+        for rule in rules {
+            let surface = &rule.definition.name;
+            let (mut rows, mut texts) = (0, 0);
+            for (metric, reads_text) in rule.metrics() {
+                let signals_max = if reads_text { TEXTS_MAX } else { SIGNALS_MAX };
+                needed.surfaces.push(surface.clone());
+                needed.metrics.push(metric.to_owned());
+                needed.signals_max.push(signals_max);
+                needed.texts.push(reads_text);
+                // About the generation, and about its episode.
+                rows += 2 * signals_max;
+                texts += if reads_text { 2 * TEXTS_MAX } else { 0 };
+            }
+            needed.rows_max = needed.rows_max.max(rows);
+            let text_bytes = usize::try_from(texts).unwrap_or(0) * TEXT_BYTES_MAX;
+            if let Some(generations) = TEXT_PAGE_BYTES_MAX.checked_div(text_bytes) {
+                needed.generations_max.insert(surface.clone(), generations.max(1));
+            }
+        }
+        needed
+    }
+
+    /// How many of these generations, given by their surfaces, are read at once.
+    pub(crate) fn page<'a>(&self, surfaces: impl IntoIterator<Item = &'a str>) -> usize {
+        let mut filled = 0.0;
+        let fits = surfaces.into_iter().take_while(|surface| {
+            filled += self.generations_max.get(*surface).map_or(0.0, |max| 1.0 / *max as f64);
+            filled <= 1.0
+        });
+        fits.count().max(1)
+    }
+}
+
+/// The feedback about the first of the given generations.
+pub(crate) struct Page {
+    pub rows: Vec<FeedbackRow>,
+    /// How many of the generations this covers, at least 1.
+    pub generations: usize,
+}
+
+/// The feedback about these generations that is needed, directly or through their episode, of the
+/// same tenant.
+pub(crate) async fn feedback(
+    connection: &mut PgConnection,
+    generations: &[Uuid],
+    needed: &Needed,
+) -> sqlx::Result<Page> {
+    let rows = sqlx::query_file!(
+        "src/rows/feedback.sql",
+        generations,
+        &needed.surfaces,
+        &needed.metrics,
+        &needed.signals_max,
+        &needed.texts,
+        needed.rows_max + 1
+    )
+    .fetch_all(connection)
+    .await?;
     let rows = rows.into_iter().map(|row| FeedbackRow {
         generation_id: row.generation_id,
         id: row.id,
@@ -60,7 +149,20 @@ pub(crate) async fn feedback(connection: &mut PgConnection, generations: &[Uuid]
         late: row.late,
         after_seconds: row.after_seconds,
     });
-    Ok(rows.collect())
+    let mut page = Page {
+        rows: rows.collect(),
+        generations: generations.len(),
+    };
+    // The last generation of a full page may be incomplete. It is not the first one, whose rows
+    // `rows_max` covers.
+    let is_full = i64::try_from(page.rows.len()).is_ok_and(|rows| rows > needed.rows_max);
+    let last = page.rows.last().map(|row| row.generation_id).filter(|_| is_full);
+    let before_last = last.and_then(|last| generations.iter().position(|id| *id == last));
+    if let Some(before_last) = before_last.filter(|before_last| *before_last > 0) {
+        page.rows.retain(|row| Some(row.generation_id) != last);
+        page.generations = before_last;
+    }
+    Ok(page)
 }
 
 /// The value in the three columns of `feedback`, of which one is set.
@@ -72,7 +174,26 @@ pub(crate) fn value(bool: Option<bool>, float: Option<f64>, text: Option<String>
     }
 }
 
-/// All retractions of these feedback events, of the same tenant.
+/// When each of these feedback events was first retracted by its tenant, by event time.
+pub(crate) async fn first_retractions(
+    connection: &mut PgConnection,
+    feedback: &[Uuid],
+) -> sqlx::Result<BTreeMap<Uuid, OffsetDateTime>> {
+    if feedback.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let rows = sqlx::query!(
+        "select r.feedback_id, min(r.given_at) as \"given_at!\" \
+         from retraction r join feedback f on f.id = r.feedback_id and f.tenant_id = r.tenant_id \
+         where r.feedback_id = any($1) group by r.feedback_id",
+        feedback
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.feedback_id, row.given_at)).collect())
+}
+
+/// The first retractions of each of these feedback events, of the same tenant.
 pub(crate) async fn retractions(connection: &mut PgConnection, feedback: &[Uuid]) -> sqlx::Result<Vec<RetractionRow>> {
     if feedback.is_empty() {
         return Ok(Vec::new());
@@ -80,10 +201,73 @@ pub(crate) async fn retractions(connection: &mut PgConnection, feedback: &[Uuid]
     sqlx::query_as!(
         RetractionRow,
         "select r.feedback_id, r.given_at, r.stored_at, r.late \
-         from retraction r join feedback f on f.id = r.feedback_id and f.tenant_id = r.tenant_id \
-         where r.feedback_id = any($1)",
-        feedback
+         from feedback f cross join lateral ( \
+             select feedback_id, given_at, stored_at, late from retraction \
+             where feedback_id = f.id and tenant_id = f.tenant_id order by given_at, id limit $2) r \
+         where f.id = any($1)",
+        feedback,
+        RETRACTIONS_MAX
     )
     .fetch_all(connection)
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reward::{Definition, Metric, MetricType};
+
+    fn rule(reward: Option<&str>) -> Rule {
+        let definition = Definition {
+            reward: reward.map(str::to_owned),
+            ..Definition::completion()
+        };
+        let metrics = [
+            Metric::new("accept", MetricType::Boolean),
+            Metric::new("retry", MetricType::Float),
+            Metric::new("comment", MetricType::Comment),
+            Metric::new("demonstration", MetricType::Demonstration),
+        ];
+        Rule::new(definition, &metrics).unwrap()
+    }
+
+    /// Each needed metric, and whether its text is.
+    fn read(reward: Option<&str>) -> Vec<(String, bool)> {
+        let needed = Needed::by([&rule(reward)]);
+        needed.metrics.into_iter().zip(needed.texts).collect()
+    }
+
+    #[test]
+    fn only_what_a_rule_reads_is_needed() {
+        let metric = |name: &str, text| (name.to_owned(), text);
+        assert_eq!(read(None), [metric("accept", false)]);
+        assert_eq!(read(Some("accept == null ? null : 1.0")), [metric("accept", false)]);
+        assert_eq!(
+            read(Some("comment == null ? null : double(comment.size())")),
+            [metric("comment", true)]
+        );
+        // It may read any metric, but no text.
+        assert_eq!(
+            read(Some("-0.5 * double(all.retry.size())")),
+            [
+                metric("accept", false),
+                metric("comment", false),
+                metric("demonstration", false),
+                metric("retry", false)
+            ]
+        );
+        assert!(read(Some("double(all.comment.size())")).contains(&metric("comment", true)));
+        assert!(read(Some("double(all['com' + 'ment'].size())")).contains(&metric("comment", true)));
+    }
+
+    #[test]
+    fn a_page_has_few_generations_where_texts_are_read() {
+        let plain = Needed::by([&rule(None)]);
+        assert_eq!(plain.page(["completion"; 500]), 500);
+        let texts = Needed::by([&rule(Some("comment == null ? null : 1.0"))]);
+        let generations = texts.page(["completion"; 500]);
+        let bytes = generations * 2 * TEXTS_MAX as usize * TEXT_BYTES_MAX;
+        assert!(generations >= 1 && bytes <= TEXT_PAGE_BYTES_MAX, "{generations}");
+        assert_eq!(texts.page([]), 1);
+    }
 }

@@ -168,6 +168,9 @@ pub(super) async fn generations(
         &tokens.values,
         &logprobs.values,
         &masks.values,
+        column!(rows, row => row.body.proof.as_ref().map(|proof| proof.sampler.clone())) as _,
+        column!(rows, row => row.body.proof.as_ref().map(|proof| proof.signature.to_vec())) as _,
+        column!(rows, row => row.body.proof.is_some().then(|| row.body.unsigned_digest().to_vec())) as _,
     )
     .fetch_all(connection)
     .await?;
@@ -185,7 +188,8 @@ fn sampling(sampling: &Sampling) -> serde_json::Value {
     serde_json::to_value(sampling).unwrap_or_default()
 }
 
-/// Stores when the horizon of each generation ends. Unknown surfaces have no horizon.
+/// Stores when to close each generation: once its horizon has passed both by its own times and since
+/// it was stored, because its producer's clock may be behind. Unknown surfaces have no horizon.
 pub(super) async fn open_generations(
     connection: &mut PgConnection,
     rows: &[Row<'_, Generation>],
@@ -194,19 +198,24 @@ pub(super) async fn open_generations(
     if rows.is_empty() {
         return Ok(());
     }
-    let closes_at = |row: &Row<'_, Generation>| -> OffsetDateTime {
+    let starts_at = |row: &Row<'_, Generation>| -> OffsetDateTime {
         let sampled_at = time_of(row.body.id).unwrap_or(row.event.time);
-        let horizon = surfaces
-            .get(&row.body.surface)
-            .map_or(time::Duration::ZERO, |(_, rule)| rule.definition.horizon());
-        starts_at(sampled_at, row.event.time) + horizon
+        starts_at(sampled_at, row.event.time)
     };
+    let horizon_seconds = |row: &Row<'_, Generation>| -> f64 {
+        let surface = surfaces.get(&row.body.surface);
+        surface.map_or(0.0, |(_, rule)| rule.definition.horizon_seconds)
+    };
+    // `now()` is also the `stored_at` of this transaction's generations.
     sqlx::query!(
         "insert into open_generation (generation_id, surface, closes_at) \
-         select * from unnest($1::uuid[], $2::text[], $3::timestamptz[])",
+         select id, surface, greatest(starts_at, now()) + make_interval(secs => horizon_seconds) \
+         from unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::double precision[]) \
+              as g (id, surface, starts_at, horizon_seconds)",
         column!(rows, id),
         column!(rows, surface),
-        column!(rows, row => closes_at(row))
+        column!(rows, row => starts_at(row)),
+        column!(rows, row => horizon_seconds(row))
     )
     .execute(connection)
     .await?;

@@ -21,6 +21,12 @@ pub(crate) type Claims = BTreeMap<Slot, Claim>;
 /// The first offset of each partition that the tables do not have yet.
 pub(crate) type Next = BTreeMap<Slot, i64>;
 
+/// The database's time.
+pub(crate) async fn now(pool: &PgPool) -> sqlx::Result<OffsetDateTime> {
+    let now = sqlx::query_scalar!("select clock_timestamp() as \"now!\"");
+    now.fetch_one(pool).await
+}
+
 /// The right to move a partition's offset, until another sink claims it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
@@ -176,11 +182,14 @@ pub(crate) async fn advance(connection: &mut PgConnection, cluster_id: &str, nex
     Ok(())
 }
 
-/// Once the tables reach the claim's offset under its fence, they hold all events up to
+/// If the tables reach the claim's offset under its fence, they hold all events from before
 /// `caught_up_to`.
 pub(crate) struct Progress {
     pub slot: Slot,
     pub claim: Claim,
+    /// The log has no events between the claim's offset and this one, only markers of transactions.
+    pub reached: i64,
+    /// By the database's clock.
     pub caught_up_to: OffsetDateTime,
 }
 
@@ -190,12 +199,14 @@ pub(crate) async fn store_progress(pool: &PgPool, cluster_id: &str, progress: &[
     let (topics, numbers) = columns(progress.iter().map(|progress| &progress.slot));
     let fences: Vec<i64> = progress.iter().map(|progress| progress.claim.fence).collect();
     let offsets: Vec<i64> = progress.iter().map(|progress| progress.claim.next_offset).collect();
+    let reached: Vec<i64> = progress.iter().map(|progress| progress.reached).collect();
     let times: Vec<_> = progress.iter().map(|progress| progress.caught_up_to).collect();
+    // An earlier time replaces a later one, because that was of a clock that ran ahead.
     let stored = sqlx::query!(
         "update consumer_offset o \
-         set caught_up_to = greatest(o.caught_up_to, p.caught_up_to), updated_at = now() \
-         from unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::timestamptz[]) \
-              as p (topic, partition, fence, next_offset, caught_up_to) \
+         set caught_up_to = p.caught_up_to, next_offset = greatest(o.next_offset, p.reached), updated_at = now() \
+         from unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[]) \
+              as p (topic, partition, fence, next_offset, reached, caught_up_to) \
          where o.consumer = 'sink' and o.cluster_id = $1 \
            and o.topic = p.topic and o.partition = p.partition and o.fence = p.fence and o.next_offset >= p.next_offset",
         cluster_id,
@@ -203,6 +214,7 @@ pub(crate) async fn store_progress(pool: &PgPool, cluster_id: &str, progress: &[
         &numbers,
         &fences,
         &offsets,
+        &reached,
         &times
     )
     .execute(pool)
@@ -210,11 +222,12 @@ pub(crate) async fn store_progress(pool: &PgPool, cluster_id: &str, progress: &[
     Ok(stored.rows_affected())
 }
 
-/// Up to when the tables hold all events of all partitions. `None` if that is unknown for a
-/// partition.
+/// Up to when the tables hold all events of all partitions, by the database's clock. `None` if that
+/// is unknown for a partition, because nobody has read it yet or because its time lies ahead.
 pub(crate) async fn caught_up_to(pool: &PgPool, log: &EventLog) -> sqlx::Result<Option<OffsetDateTime>> {
     sqlx::query_scalar!(
-        "select case when bool_and(caught_up_to is not null) then min(caught_up_to) end \
+        "select case when bool_and(caught_up_to is not null and caught_up_to <= clock_timestamp()) \
+                     then min(caught_up_to) end \
          from consumer_offset where consumer = 'sink' and cluster_id = $1 and topic = any($2)",
         log.cluster_id,
         &log.topics
@@ -226,7 +239,8 @@ pub(crate) async fn caught_up_to(pool: &PgPool, log: &EventLog) -> sqlx::Result<
 /// Like [`caught_up_to`], for the cluster that was read last.
 pub async fn last_caught_up_to(pool: &PgPool, topics: &[String]) -> sqlx::Result<Option<OffsetDateTime>> {
     sqlx::query_scalar!(
-        "select case when bool_and(caught_up_to is not null) then min(caught_up_to) end \
+        "select case when bool_and(caught_up_to is not null and caught_up_to <= clock_timestamp()) \
+                     then min(caught_up_to) end \
          from consumer_offset where consumer = 'sink' and topic = any($1) and cluster_id = ( \
              select cluster_id from consumer_offset where consumer = 'sink' and topic = any($1) \
              order by updated_at desc limit 1)",

@@ -2,9 +2,11 @@
 
 use edge::trace;
 use rdkafka::message::{BorrowedMessage, Headers, Message};
+use time::OffsetDateTime;
 use tracing::Span;
 
-use crate::event::{self, Event, Undecodable};
+use crate::clock::Times;
+use crate::event::{Event, Undecodable};
 use crate::log::{DeadLetter, Position, Reason};
 use crate::validator::Validator;
 
@@ -68,6 +70,18 @@ impl Record {
     /// The topic and partition.
     pub(crate) fn slot(&self) -> (String, i32) {
         (self.from.topic.clone(), self.from.partition)
+    }
+
+    /// `written_after`: a time of the database before this record was written, if known.
+    pub(crate) fn times(&self, message: &BorrowedMessage<'_>, written_after: Option<OffsetDateTime>) -> Times {
+        let stamped_at = message.timestamp().to_millis().and_then(|milliseconds| {
+            OffsetDateTime::from_unix_timestamp_nanos(i128::from(milliseconds) * 1_000_000).ok()
+        });
+        Times {
+            stamped_at,
+            event_at: self.event.as_ref().ok().map(|event| event.time),
+            written_after,
+        }
     }
 
     /// Marks it as refused by the database.
@@ -152,7 +166,7 @@ fn decode(content_type: &str, value: &[u8], validator: &Validator) -> Result<Eve
         },
         detail: describe(&error),
     })?;
-    match validator.check(&event, event::now()) {
+    match validator.check(&event, validator.clock.now()) {
         Ok(()) => Ok(event),
         Err(error) => Err(Unusable {
             reason: Reason::Invalid,

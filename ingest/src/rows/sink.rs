@@ -16,18 +16,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rdkafka::Message as _;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use sqlx::PgPool;
+use time::OffsetDateTime;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
+use crate::event;
 use crate::log::Producer;
 use crate::log::kafka::ClientOptions;
 use crate::reward::stored::Surfaces;
+use crate::rows::offset;
 use crate::rows::record::Record;
 use crate::validator::Validator;
-use consumer::{Assigner, Failure};
+use consumer::{Assigner, Failure, Observer};
 use round::Round;
 
 /// How often the ends of the partitions are looked up. The closer waits for this.
@@ -51,6 +55,8 @@ pub const CONSUMER_SETTINGS: &[(&str, &str)] = &[
     // Fetched records in memory.
     ("queued.max.messages.kbytes", "32768"),
     ("fetch.wait.max.ms", "50"),
+    // How soon added partitions are assigned. Nothing closes before.
+    ("topic.metadata.refresh.interval.ms", "2000"),
 ];
 
 pub struct Sink {
@@ -97,7 +103,12 @@ impl Sink {
     fn consume(self: &Arc<Self>, runtime: &Handle) -> Result<(), Failure> {
         let group = format!("{}.sink", self.kafka.topic_prefix);
         let topics = self.kafka.topics();
+        self.read_clock(runtime)
+            .context("read the database's clock")
+            .map_err(Failure::Lost)?;
+        self.validator.check_clock().map_err(Failure::Lost)?;
         consumer::same_cluster(&self.kafka, &self.cluster_id)?;
+        let mut observer = Observer::new(&self.kafka).map_err(Failure::Lost)?;
         let assigner = Assigner::new(self.clone(), runtime.clone());
         let consumer: BaseConsumer<Assigner> = self
             .kafka
@@ -124,7 +135,7 @@ impl Sink {
             if progress_at.elapsed() >= PROGRESS_INTERVAL {
                 progress_at = Instant::now();
                 consumer.context().check_membership()?;
-                consumer::observe_progress(&consumer)?;
+                consumer::observe_progress(&consumer, &mut observer)?;
             }
         }
         round.end().map(drop)
@@ -154,14 +165,20 @@ impl Sink {
             discard_if_rebalanced(&mut records);
             match polled {
                 Some(Ok(message)) => {
-                    let Some(follows) = context.note_read(&message) else {
+                    let Some((follows, written_after)) = context.note_read(&message) else {
                         continue;
                     };
                     if records.is_empty() {
                         deadline = Instant::now() + self.batch_wait;
                     }
                     bytes += message.payload_len();
-                    records.push(Record::read(&message, follows, &self.validator));
+                    let record = Record::read(&message, follows, &self.validator);
+                    self.validator.clock.check(
+                        record.times(&message, written_after),
+                        message.topic(),
+                        message.partition(),
+                    );
+                    records.push(record);
                 }
                 Some(Err(error)) => self.handle_error(consumer, error)?,
                 None if busy => {}
@@ -193,6 +210,14 @@ impl Sink {
         }
         tracing::warn!(%error, "cannot read the log, will retry");
         Ok(())
+    }
+
+    /// The database's time. Compares it with this host's. Blocks.
+    fn read_clock(&self, runtime: &Handle) -> sqlx::Result<OffsetDateTime> {
+        let asked_at = event::now();
+        let now = runtime.block_on(offset::now(&self.pool))?;
+        self.validator.clock.observe(now, asked_at, event::now());
+        Ok(now)
     }
 
     fn pause(&self, runtime: &Handle, pause: Duration) {

@@ -13,6 +13,9 @@ use crate::digest::Digest;
 
 /// The kind in the envelope's payload type.
 pub const KIND: &str = "assignment";
+/// Epochs rise one by one, or by fewer than this. A larger jump is an attempt to block all later
+/// epochs.
+pub const EPOCH_JUMP_MAX: i64 = 1_000_000;
 
 /// The alias that serves everyone if there is no experiment.
 pub const CHAMPION: &str = "champion";

@@ -79,6 +79,19 @@ impl Parts {
         Self { object, hashes }
     }
 
+    /// Bytes of the list of an object of this size.
+    pub fn list_bytes(size_bytes: u64) -> u64 {
+        match count(size_bytes) {
+            1 => 0,
+            parts => parts * HASH_BYTES as u64,
+        }
+    }
+
+    /// The hash of one part of an object of this size.
+    pub fn hash_part(size_bytes: u64, index: u64, part: &[u8]) -> [u8; 32] {
+        hash(size_bytes, index, &[part])
+    }
+
     /// The parts of an object that is one part; None if it is larger.
     pub fn single(object: ObjectRef) -> Option<Self> {
         let hashes = Vec::new();

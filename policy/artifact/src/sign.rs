@@ -1,19 +1,35 @@
-//! Signatures: Ed25519 over a DSSE envelope, and the trusted keys.
+//! Signatures: Ed25519 over a DSSE envelope, and the trusted keys with their roles.
 //!
 //! An envelope binds its payload to a type, so a signed assignment never passes for a manifest.
-//! Callers check the payload's content. Envelope:
-//! <https://github.com/secure-systems-lab/dsse/blob/v1.0.2/envelope.md>.
+//! A key has a role, so a stolen trainer key never signs an assignment. Callers check the payload's
+//! content. Envelope: <https://github.com/secure-systems-lab/dsse/blob/v1.0.2/envelope.md>.
+//!
+//! The roles are those of TUF, without thresholds:
+//!
+//! | role | TUF | signs |
+//! |---|---|---|
+//! | `root` | root | revocations of any key. Kept offline |
+//! | `release` | snapshot, timestamp | assignments and timestamps |
+//! | `trainer` | targets | everything else: manifests, squashed deltas, reports of shards |
+//!
+//! Every key may also revoke itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use ed25519_dalek::{Signature, Signer, VerifyingKey};
 use serde::{Deserialize, Serialize};
 
+use crate::assignment;
 use crate::atomic;
 use crate::digest::Digest;
+
+/// Kind of the signed timestamp. The name is that of older versions.
+pub const TIMESTAMP_KIND: &str = "statement";
+/// Kind of the revocation of a key.
+pub const REVOCATION_KIND: &str = "revocation";
 
 /// Why a key or an envelope was refused.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +50,15 @@ pub enum Error {
     PayloadType { expected: String, found: String },
     #[error("no trusted key made any of the envelope's signatures")]
     Untrusted,
+    #[error("key {key} signed it and has {has}, but a {kind} needs the role `{needed}`: see `springtide policy keys`")]
+    Role {
+        key: String,
+        has: String,
+        kind: String,
+        needed: Role,
+    },
+    #[error("`{0}` is not a role: use root, release or trainer")]
+    UnknownRole(String),
     #[error(
         "key {0} signed it and is revoked: publish it again, or let a trusted key sign it (`springtide policy resign`)"
     )]
@@ -46,11 +71,74 @@ pub struct SigningKey {
     key_id: String,
 }
 
-/// Public keys by id. A document is trusted if a key that is not revoked signed it.
+/// What a key may sign.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    Root,
+    Release,
+    Trainer,
+}
+
+impl Role {
+    pub const ALL: [Role; 3] = [Role::Root, Role::Release, Role::Trainer];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Root => "root",
+            Role::Release => "release",
+            Role::Trainer => "trainer",
+        }
+    }
+
+    /// The role that signs documents of `kind`.
+    pub fn of_kind(kind: &str) -> Self {
+        match kind {
+            assignment::KIND | TIMESTAMP_KIND => Role::Release,
+            REVOCATION_KIND => Role::Root,
+            _ => Role::Trainer,
+        }
+    }
+
+    /// The role of a key whose file names none, as older versions wrote it: `trainer.pub` and
+    /// `trainer-….pub` are of the trainer, likewise `release`. Nobody becomes root by a name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        [Role::Release, Role::Trainer].into_iter().find(|role| {
+            let rest = name.strip_prefix(role.name());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        })
+    }
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Role {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let role = Role::ALL.into_iter().find(|role| role.name() == text);
+        role.ok_or_else(|| Error::UnknownRole(text.into()))
+    }
+}
+
+/// The signers of each revoked key, both by id. See [`TrustedKeys::revoke_by`].
+pub type Revocations = BTreeMap<String, BTreeSet<String>>;
+
+/// Public keys by id. A document is trusted if a key of its role that is not revoked signed it.
 #[derive(Debug, Clone, Default)]
 pub struct TrustedKeys {
-    keys: BTreeMap<String, VerifyingKey>,
+    keys: BTreeMap<String, PublicKey>,
     revoked: BTreeSet<String>,
+}
+
+#[derive(Debug, Clone)]
+struct PublicKey {
+    key: VerifyingKey,
+    /// Empty: it signs nothing but its own revocation.
+    roles: BTreeSet<Role>,
 }
 
 /// A DSSE envelope in its JSON form.
@@ -76,11 +164,22 @@ pub struct EnvelopeSignature {
 
 impl SigningKey {
     /// Reads `<name>.key` in `folder`, or creates it from the system's randomness, and creates
-    /// `<name>.pub` if it is missing. Processes that start at the same time get the same key.
+    /// `<name>.pub` if it is missing, with the role of its name ([`Role::of_name`]). Processes that
+    /// start at the same time get the same key.
     pub fn load_or_create(folder: &Path, name: &str) -> Result<Self, Error> {
-        let path = folder.join(format!("{name}.key"));
-        if name.is_empty() || Path::new(name).file_name() != Some(name.as_ref()) {
-            return Err(key_error(&path, "a key's name must be a plain file name"));
+        Self::load_or_create_as(folder, name, Role::of_name(name))
+    }
+
+    /// [`load_or_create`](Self::load_or_create) with a role. A key that exists must have it.
+    pub fn create(folder: &Path, name: &str, role: Role) -> Result<Self, Error> {
+        Self::load_or_create_as(folder, name, Some(role))
+    }
+
+    fn load_or_create_as(folder: &Path, name: &str, role: Option<Role>) -> Result<Self, Error> {
+        let path = key_path(folder, name, "key")?;
+        if role.is_none() && !path.exists() {
+            let reason = "a new key needs a role: name it after its role, or use `springtide policy new-key`";
+            return Err(key_error(&path, reason));
         }
         fs::create_dir_all(folder).map_err(io("create", folder))?;
         if !path.exists() {
@@ -94,17 +193,23 @@ impl SigningKey {
             }
         }
         let key = Self::load(&path)?;
-        let public_path = folder.join(format!("{name}.pub"));
+        let public_path = key_path(folder, name, "pub")?;
         if public_path.exists() {
-            if read_hex(&public_path)? != key.key.verifying_key().to_bytes() {
+            let (bytes, found) = read_public(&public_path)?;
+            if bytes != key.key.verifying_key().to_bytes() {
                 return Err(key_error(
                     &public_path,
                     "it does not belong to the private key beside it",
                 ));
             }
+            if role.is_some() && found != role {
+                return Err(key_error(&public_path, "the key has another role, or none"));
+            }
         } else {
             let public = hex::encode(key.key.verifying_key().to_bytes());
-            atomic::replace(&public_path, &[public.as_bytes()]).map_err(io("write", &public_path))?;
+            let role = role.map(|role| format!(" {role}")).unwrap_or_default();
+            let text = format!("{public}{role}\n");
+            atomic::replace(&public_path, &[text.as_bytes()]).map_err(io("write", &public_path))?;
         }
         Ok(key)
     }
@@ -118,7 +223,8 @@ impl SigningKey {
                 return Err(key_error(path, "others can read it: set its mode to 0600"));
             }
         }
-        Ok(Self::from_seed(&read_hex(path)?))
+        let text = fs::read_to_string(path).map_err(io("read", path))?;
+        Ok(Self::from_seed(&read_hex(path, &text)?))
     }
 
     /// The key of a 32-byte seed.
@@ -133,10 +239,10 @@ impl SigningKey {
         &self.key_id
     }
 
-    /// Trusts this key alone.
+    /// Trusts this key alone, for everything.
     pub fn trusted(&self) -> TrustedKeys {
         let mut keys = TrustedKeys::default();
-        keys.insert(self);
+        Role::ALL.into_iter().for_each(|role| keys.insert(self, role));
         keys
     }
 }
@@ -148,8 +254,8 @@ impl std::fmt::Debug for SigningKey {
 }
 
 impl TrustedKeys {
-    /// Every `*.pub` in `folder`. A key that is also in a `*.revoked` file is revoked. Returns an
-    /// error if there is no key, because nothing could be verified.
+    /// Every `*.pub` in `folder`, with its role. A key that is also in a `*.revoked` file is
+    /// revoked. Returns an error if there is no key, because nothing could be verified.
     pub fn load(folder: &Path) -> Result<Self, Error> {
         let mut keys = TrustedKeys::default();
         for entry in fs::read_dir(folder).map_err(io("read", folder))? {
@@ -158,12 +264,13 @@ impl TrustedKeys {
             let Some(kind @ ("pub" | "revoked")) = extension else {
                 continue;
             };
-            let key = VerifyingKey::from_bytes(&read_hex(&path)?)
+            let (bytes, role) = read_public(&path)?;
+            let key = VerifyingKey::from_bytes(&bytes)
                 .ok()
                 .filter(|key| !key.is_weak())
                 .ok_or_else(|| key_error(&path, "it is not a usable Ed25519 public key"))?;
             if kind == "pub" {
-                keys.keys.insert(key_id(&key), key);
+                keys.add(key, role);
             } else {
                 keys.revoked.insert(key_id(&key));
             }
@@ -176,12 +283,20 @@ impl TrustedKeys {
 
     /// The id of the public key in a file.
     pub fn id_of(path: &Path) -> Result<String, Error> {
-        Ok(Digest::of(&read_hex(path)?).to_string())
+        Ok(Digest::of(&read_public(path)?.0).to_string())
     }
 
-    /// Trusts `key` too.
-    pub fn insert(&mut self, key: &SigningKey) {
-        self.keys.insert(key.key_id.clone(), key.key.verifying_key());
+    /// Trusts `key` too, in this role beside those that it has.
+    pub fn insert(&mut self, key: &SigningKey, role: Role) {
+        self.add(key.key.verifying_key(), Some(role));
+    }
+
+    fn add(&mut self, key: VerifyingKey, role: Option<Role>) {
+        let entry = self.keys.entry(key_id(&key)).or_insert_with(|| PublicKey {
+            key,
+            roles: BTreeSet::new(),
+        });
+        entry.roles.extend(role);
     }
 
     /// Revokes the key with this id.
@@ -189,7 +304,74 @@ impl TrustedKeys {
         self.revoked.insert(key_id.into());
     }
 
-    /// Whether the key with this id is trusted.
+    /// Revokes the keys that `revocations` revoke. A revocation counts if the key itself signed it,
+    /// or a root key that is not revoked.
+    ///
+    /// The order of revocations does not matter: a revocation by a key that is certainly revoked
+    /// never counts, and keys that revoke each other are all revoked. Keys without a root key among
+    /// them are from before there were roles: any of them may revoke any other.
+    pub fn revoke_by(&mut self, revocations: &Revocations) {
+        let is_root = |key: &PublicKey| key.roles.contains(&Role::Root);
+        let has_root = self.keys.values().any(is_root);
+        let may_revoke = |signer: &str| match self.keys.get(signer) {
+            Some(key) => !has_root || is_root(key),
+            None => false,
+        };
+        let mut revoked = self.revoked.clone();
+        revoked.extend(
+            revocations
+                .iter()
+                .filter(|(key, signers)| signers.contains(*key))
+                .map(|(key, _)| key.clone()),
+        );
+        // Whether a key that is not known to be revoked revokes `key`.
+        let disputed = |key: &str, revoked: &BTreeSet<String>| {
+            let mut signers = revocations.get(key).into_iter().flatten();
+            signers.any(|by| may_revoke(by) && !revoked.contains(by))
+        };
+        loop {
+            let certain = |(key, signers): &(&String, &BTreeSet<String>)| {
+                !revoked.contains(*key)
+                    && signers
+                        .iter()
+                        .any(|by| may_revoke(by) && !revoked.contains(by) && !disputed(by, &revoked))
+            };
+            let more: Vec<String> = revocations.iter().filter(certain).map(|(key, _)| key.clone()).collect();
+            if more.is_empty() {
+                break;
+            }
+            revoked.extend(more);
+        }
+        let each_other = revocations
+            .keys()
+            .filter(|key| may_revoke(key) && disputed(key, &revoked));
+        let each_other: Vec<String> = each_other.cloned().collect();
+        revoked.extend(each_other);
+        self.revoked = revoked;
+    }
+
+    /// The same keys as if none were revoked.
+    pub fn without_revocations(&self) -> Self {
+        TrustedKeys {
+            keys: self.keys.clone(),
+            revoked: BTreeSet::new(),
+        }
+    }
+
+    /// Whether the key with this id may sign documents of `kind`.
+    pub fn may_sign(&self, key_id: &str, kind: &str) -> bool {
+        self.contains(key_id) && self.roles(key_id).any(|role| role == Role::of_kind(kind))
+    }
+
+    /// The roles of a key.
+    pub fn roles(&self, key_id: &str) -> impl Iterator<Item = Role> {
+        self.keys
+            .get(key_id)
+            .into_iter()
+            .flat_map(|key| key.roles.iter().copied())
+    }
+
+    /// Whether the key with this id is trusted, in any role.
     pub fn contains(&self, key_id: &str) -> bool {
         self.keys.contains_key(key_id) && !self.revoked.contains(key_id)
     }
@@ -242,6 +424,31 @@ impl Envelope {
 
     /// [`verify`](Self::verify) that also returns the id of the first trusted key that signed.
     pub fn verify_signer(&self, kind: &str, keys: &TrustedKeys) -> Result<(Vec<u8>, String), Error> {
+        let (payload, signers) = self.verify_signatures(kind, keys)?;
+        if let Some(signer) = signers.iter().find(|signer| keys.may_sign(signer, kind)) {
+            return Ok((payload, (*signer).to_owned()));
+        }
+        if let Some(revoked) = signers.iter().find(|signer| keys.is_revoked(signer)) {
+            return Err(Error::Revoked((*revoked).to_owned()));
+        }
+        let Some(signer) = signers.first() else {
+            return Err(Error::Untrusted);
+        };
+        let roles: Vec<&str> = keys.roles(signer).map(Role::name).collect();
+        Err(Error::Role {
+            key: (*signer).to_owned(),
+            has: match roles.is_empty() {
+                true => "no role".into(),
+                false => format!("the role `{}`", roles.join("`, `")),
+            },
+            kind: kind.into(),
+            needed: Role::of_kind(kind),
+        })
+    }
+
+    /// The payload, if the envelope is of `kind`, and the keys of `keys` whose signatures are
+    /// correct, whatever their roles and revoked ones too.
+    pub fn verify_signatures(&self, kind: &str, keys: &TrustedKeys) -> Result<(Vec<u8>, Vec<&str>), Error> {
         let expected = payload_type(kind);
         if self.payload_type != expected {
             return Err(Error::PayloadType {
@@ -253,21 +460,16 @@ impl Envelope {
             .decode(&self.payload)
             .map_err(|error| Error::Malformed(error.to_string()))?;
         let signed = pre_authentication_encoding(&expected, &payload);
-        let mut revoked = None;
-        for signature in &self.signatures {
+        let correct = |signature: &&EnvelopeSignature| {
             let bytes = BASE64.decode(&signature.sig).unwrap_or_default();
-            let verified = match (keys.keys.get(&signature.keyid), Signature::from_slice(&bytes)) {
-                (Some(key), Ok(signature)) => key.verify_strict(&signed, &signature).is_ok(),
+            match (keys.keys.get(&signature.keyid), Signature::from_slice(&bytes)) {
+                (Some(key), Ok(signature)) => key.key.verify_strict(&signed, &signature).is_ok(),
                 _ => false,
-            };
-            if verified && keys.contains(&signature.keyid) {
-                return Ok((payload, signature.keyid.clone()));
             }
-            if verified {
-                revoked.get_or_insert(&signature.keyid);
-            }
-        }
-        Err(revoked.map_or(Error::Untrusted, |key| Error::Revoked(key.clone())))
+        };
+        let correct = self.signatures.iter().filter(correct);
+        let signers = correct.map(|signature| signature.keyid.as_str()).collect();
+        Ok((payload, signers))
     }
 
     /// Adds a signature. Returns false if the key has signed before. Callers verify the content
@@ -309,8 +511,33 @@ fn key_id(key: &VerifyingKey) -> String {
     Digest::of(key.as_bytes()).to_string()
 }
 
-fn read_hex(path: &Path) -> Result<[u8; 32], Error> {
+fn key_path(folder: &Path, name: &str, extension: &str) -> Result<PathBuf, Error> {
+    let path = folder.join(format!("{name}.{extension}"));
+    if name.is_empty() || Path::new(name).file_name() != Some(name.as_ref()) {
+        return Err(key_error(&path, "a key's name must be a plain file name"));
+    }
+    Ok(path)
+}
+
+/// A public key and its role: the one in the file, or that of the file's name.
+fn read_public(path: &Path) -> Result<([u8; 32], Option<Role>), Error> {
     let text = fs::read_to_string(path).map_err(io("read", path))?;
+    let mut words = text.split_whitespace();
+    let key = read_hex(path, words.next().unwrap_or_default())?;
+    let role = match words.next() {
+        Some(word) => {
+            let unknown = "the word behind the key is not a role (root, release or trainer)";
+            Some(word.parse().map_err(|_| key_error(path, unknown))?)
+        }
+        None => path.file_stem().and_then(|name| name.to_str()).and_then(Role::of_name),
+    };
+    if words.next().is_some() {
+        return Err(key_error(path, "it has more than a key and its role"));
+    }
+    Ok((key, role))
+}
+
+fn read_hex(path: &Path, text: &str) -> Result<[u8; 32], Error> {
     let mut bytes = [0; 32];
     hex::decode_to_slice(text.trim(), &mut bytes).map_err(|_| key_error(path, "it is not 64 hexadecimal digits"))?;
     Ok(bytes)
@@ -399,8 +626,8 @@ mod tests {
     fn a_revoked_key_counts_for_nothing_and_a_second_signature_takes_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
-        let old = SigningKey::load_or_create(path, "old").unwrap();
-        let new = SigningKey::load_or_create(path, "new").unwrap();
+        let old = SigningKey::create(path, "old", Role::Trainer).unwrap();
+        let new = SigningKey::create(path, "new", Role::Trainer).unwrap();
         let mut envelope = Envelope::sign("manifest", b"{}", &old);
         assert!(envelope.verify("manifest", &TrustedKeys::load(path).unwrap()).is_ok());
         fs::copy(path.join("old.pub"), path.join("old.revoked")).unwrap();
@@ -425,8 +652,8 @@ mod tests {
         let path = folder.path();
         assert!(TrustedKeys::load(path).is_err());
         assert!(SigningKey::load_or_create(path, "../x").is_err());
-        SigningKey::load_or_create(path, "a").unwrap();
-        SigningKey::load_or_create(path, "b").unwrap();
+        SigningKey::create(path, "a", Role::Trainer).unwrap();
+        SigningKey::create(path, "b", Role::Trainer).unwrap();
         fs::copy(path.join("a.pub"), path.join("b.pub")).unwrap();
         let error = SigningKey::load_or_create(path, "b").unwrap_err();
         assert!(error.to_string().contains("belong"), "{error}");
@@ -438,6 +665,139 @@ mod tests {
             fs::set_permissions(path.join("a.key"), fs::Permissions::from_mode(0o644)).unwrap();
             let error = SigningKey::load_or_create(path, "a").unwrap_err();
             assert!(error.to_string().contains("0600"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_key_signs_only_documents_of_its_role() {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = Role::ALL.map(|role| SigningKey::create(folder.path(), role.name(), role).unwrap());
+        let trusted = TrustedKeys::load(folder.path()).unwrap();
+        let kinds = [
+            ("manifest", Role::Trainer),
+            ("sharded-manifest", Role::Trainer),
+            ("fold", Role::Trainer),
+            ("share", Role::Trainer),
+            ("assignment", Role::Release),
+            ("statement", Role::Release),
+            ("revocation", Role::Root),
+        ];
+        for (kind, needed) in kinds {
+            for (role, key) in Role::ALL.iter().zip(&keys) {
+                let verified = Envelope::sign(kind, b"{}", key).verify(kind, &trusted);
+                match *role == needed {
+                    true => assert_eq!(verified.unwrap(), b"{}", "{role} {kind}"),
+                    false => assert!(
+                        matches!(verified, Err(Error::Role { .. })),
+                        "{role} {kind}: {verified:?}"
+                    ),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_file_without_a_role_has_that_of_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        for (number, name) in ["trainer", "trainer-old", "release", "root", "cluster1"]
+            .iter()
+            .enumerate()
+        {
+            let key = SigningKey::from_seed(&[number as u8 + 1; 32]);
+            let public = hex::encode(key.key.verifying_key().to_bytes());
+            fs::write(folder.path().join(format!("{name}.pub")), public).unwrap();
+        }
+        let keys = TrustedKeys::load(folder.path()).unwrap();
+        let role = |seed: u8| keys.roles(SigningKey::from_seed(&[seed; 32]).key_id()).next();
+        let roles: Vec<Option<Role>> = (1..=5).map(role).collect();
+        assert_eq!(
+            roles,
+            [
+                Some(Role::Trainer),
+                Some(Role::Trainer),
+                Some(Role::Release),
+                None,
+                None
+            ]
+        );
+        let without = Envelope::sign("manifest", b"{}", &SigningKey::from_seed(&[5; 32]));
+        let error = without.verify("manifest", &keys).unwrap_err().to_string();
+        assert!(error.contains("no role") && error.contains("`trainer`"), "{error}");
+        for wrong in [" trainer release", " king"] {
+            let public = fs::read_to_string(folder.path().join("trainer.pub")).unwrap() + wrong;
+            fs::write(folder.path().join("trainer.pub"), public).unwrap();
+            assert!(TrustedKeys::load(folder.path()).is_err(), "{wrong}");
+        }
+        assert!(SigningKey::load_or_create(folder.path(), "new").is_err());
+    }
+
+    /// The keys that are revoked, of the keys of `folder` with revocations as `key<signer`.
+    fn revoked(folder: &[(&str, Role)], given: &str) -> String {
+        let mut keys = TrustedKeys::default();
+        let mut names = BTreeMap::new();
+        for (number, (name, role)) in folder.iter().enumerate() {
+            let key = SigningKey::from_seed(&[number as u8 + 1; 32]);
+            keys.insert(&key, *role);
+            names.insert(*name, key.key_id().to_owned());
+        }
+        let mut revocations = Revocations::new();
+        for one in given.split_whitespace() {
+            let (key, signer) = one.split_once('<').unwrap();
+            revocations
+                .entry(names[key].clone())
+                .or_default()
+                .insert(names[signer].clone());
+        }
+        keys.revoke_by(&revocations);
+        let revoked = names.into_iter().filter(|(_, id)| keys.is_revoked(id));
+        revoked.map(|(name, _)| name).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn only_a_root_key_revokes_others_and_a_revoked_one_no_longer() {
+        let folder = [
+            ("root", Role::Root),
+            ("spare", Role::Root),
+            ("release", Role::Release),
+            ("trainer", Role::Trainer),
+        ];
+        for (given, expected) in [
+            ("", ""),
+            ("trainer<root", "trainer"),
+            ("trainer<trainer", "trainer"),
+            // a thief of a trainer's or a release key takes nothing but that key away
+            ("release<trainer", ""),
+            ("trainer<release root<release", ""),
+            ("trainer<root release<trainer", "trainer"),
+            // a thief of the root key, which then revokes itself or is revoked by the spare
+            ("release<root trainer<root", "release trainer"),
+            ("release<root trainer<root root<root", "root"),
+            ("release<root root<spare", "root"),
+            ("release<root release<spare root<spare", "release root"),
+            ("release<root spare<root root<root", "root"),
+            // nobody can tell which of the two is the thief
+            ("spare<root root<spare release<root", "root spare"),
+        ] {
+            assert_eq!(revoked(&folder, given), expected, "{given}");
+        }
+    }
+
+    #[test]
+    fn without_a_root_key_any_key_revokes_and_the_order_does_not_matter() {
+        let folder = [
+            ("release", Role::Release),
+            ("trainer", Role::Trainer),
+            ("trainer-old", Role::Trainer),
+        ];
+        for (given, expected) in [
+            ("trainer-old<trainer", "trainer-old"),
+            ("trainer<release", "trainer"),
+            // a replica that knows the first revocation and a new one agree
+            ("trainer-old<trainer release<trainer-old", "trainer-old"),
+            ("trainer<trainer release<trainer", "trainer"),
+            ("trainer<release release<trainer", "release trainer"),
+        ] {
+            assert_eq!(revoked(&folder, given), expected, "{given}");
         }
     }
 }

@@ -16,10 +16,10 @@ pub use load::{checkpoint_from_f32, random_checkpoint, require_grad, require_gra
 
 pub use crate::kernel::Compute;
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, Rotations};
 use crate::exact::{Pass, Rows};
 use crate::transformer::{Backend, Transformer};
-use backend::TorchBackend;
+use backend::{Rotary, TorchBackend};
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
@@ -50,7 +50,7 @@ pub struct TrainModel {
     parameters: Parameters,
     /// The same tensors, arranged for the forward pass.
     transformer: Transformer<Tensor>,
-    rotary: backend::Rotary,
+    rotations: Rotations,
     compute: Compute,
 }
 
@@ -73,7 +73,7 @@ impl TrainModel {
     pub fn from_parameters(config: ModelConfig, parameters: Parameters) -> Result<Self, Error> {
         let transformer = load::transformer(&config, &parameters)?;
         Ok(TrainModel {
-            rotary: backend::Rotary::new(&config),
+            rotations: config.rope.rotations(config.rotary_dim()),
             config,
             parameters,
             transformer,
@@ -114,7 +114,8 @@ impl TrainModel {
     pub fn logits(&self, ids: &Tensor) -> Tensor {
         let (rows, length) = ids.size2().unwrap_or((0, 0));
         let lengths = vec![length; rows as usize];
-        let mut torch = TorchBackend::new(self, &lengths, None, None);
+        let rotary = Rotary::new(&self.rotations, &lengths);
+        let mut torch = TorchBackend::new(self, &lengths, &rotary, None, None);
         let mut x = self.embed(&ids.flatten(0, -1));
         for (layer, block) in (0..).zip(&self.transformer.layers) {
             x = block.forward(&mut torch, &self.config, layer, x);
@@ -124,7 +125,8 @@ impl TrainModel {
 
     /// The final norm and the output projection: `[n, D]` gives logits `[n, V]`, f32.
     pub fn project(&self, hidden: &Tensor) -> Tensor {
-        let torch = TorchBackend::new(self, &[], None, None);
+        let rotary = Rotary::new(&self.rotations, &[]);
+        let torch = TorchBackend::new(self, &[], &rotary, None, None);
         let normed = torch.rms_norm(hidden, &self.transformer.norm, self.config.rms_norm_eps);
         torch.product(&normed, self.transformer.projection(), None)
     }
@@ -137,10 +139,11 @@ impl TrainModel {
         let lengths: Vec<i64> = pass.lengths.iter().map(|&n| n as i64).collect();
         let logit_rows: Vec<i64> = pass.logit_rows.iter().map(|&row| row as i64).collect();
         let logit_rows = Tensor::from_slice(&logit_rows);
+        let rotary = Rotary::new(&self.rotations, &lengths);
         let mut gradient = gradient;
         for (layer, (block, input)) in self.transformer.layers.iter().zip(&pass.inputs).enumerate().rev() {
             let x = leaf(input);
-            let mut torch = TorchBackend::new(self, &lengths, Some(&logit_rows), Some(&pass.routing));
+            let mut torch = TorchBackend::new(self, &lengths, &rotary, Some(&logit_rows), Some(&pass.routing));
             let y = block.forward(&mut torch, &self.config, layer as i64, x.shallow_clone());
             (y * gradient).sum(Kind::Float).backward();
             gradient = x.grad();

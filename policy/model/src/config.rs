@@ -6,12 +6,13 @@
 //! [`Family`]; CONTRIBUTING.md says how to add one.
 
 mod family;
+mod field;
 mod read;
 mod rope;
 mod write;
 
 pub use family::Family;
-pub use rope::Rope;
+pub use rope::{Rope, Rotations};
 
 use std::borrow::Cow;
 

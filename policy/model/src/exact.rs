@@ -21,7 +21,7 @@ pub use cache::KvCache;
 pub(crate) use load::refuse_unexpected;
 pub(crate) use load::{config_of, tensor, to_dtype_of, to_f32};
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, Rotations};
 pub use crate::kernel::Compute;
 use crate::kernel::{Matrix, Vector};
 use crate::router::{Mismatch, Routing};
@@ -88,7 +88,7 @@ pub enum Parameter {
 pub struct ExactModel {
     config: ModelConfig,
     transformer: Transformer<Parameter>,
-    rotary: backend::Rotary,
+    rotations: Rotations,
     isa: Isa,
     arithmetic: Arithmetic,
     /// Multiply-adds of one row, about the number of weights.
@@ -136,7 +136,7 @@ impl ExactModel {
         let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();
         Ok(ExactModel {
             transformer: load::pack_transformer(checkpoint, &config, arithmetic.compute, packing)?,
-            rotary: backend::Rotary::new(&config),
+            rotations: config.rope.rotations(config.rotary_dim()),
             isa: Isa::best(),
             arithmetic: arithmetic.clone(),
             work: weights as usize,

@@ -14,7 +14,8 @@ pub use config::{Config, Targets};
 use crate::config::ModelConfig;
 use crate::exact;
 use artifact::checkpoint::Checkpoint;
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha12Rng;
 use std::collections::BTreeMap;
 
 /// Why an adapter cannot be read, written or merged.
@@ -66,7 +67,7 @@ impl Adapter {
         config.check().map_err(Error::Config)?;
         let model = &exact::config_of(base)?;
         let targets = config.target_modules.matcher().map_err(Error::Config)?;
-        let mut rng = StdRng::seed_from_u64(seed);
+        let mut rng = ChaCha12Rng::seed_from_u64(seed);
         let mut pairs = BTreeMap::new();
         for (module, [outputs, inputs]) in trainable(model) {
             if !targets.matches(&module) {

@@ -32,7 +32,8 @@ mod probabilities;
 use std::collections::BTreeMap;
 
 use probabilities::{Order, Probabilities};
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::{RngCore, SeedableRng};
+use rand_chacha::ChaCha12Rng;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -216,18 +217,19 @@ impl PreviousTokens {
 }
 
 /// The random numbers of one request. They depend only on its seed, not on other requests in a
-/// batch.
+/// batch. The generator is named, because `StdRng` may be another one in the next version of `rand`.
 #[derive(Debug, Clone)]
-pub struct Source(StdRng);
+pub struct Source(ChaCha12Rng);
 
 impl Source {
     pub fn new(seed: u64) -> Self {
-        Source(StdRng::seed_from_u64(seed))
+        Source(ChaCha12Rng::seed_from_u64(seed))
     }
 
     /// Uniform in [0, 1).
     pub fn uniform(&mut self) -> f64 {
-        self.0.random::<f64>()
+        const ULP: f64 = 1.0 / (1u64 << 53) as f64;
+        (self.0.next_u64() >> 11) as f64 * ULP
     }
 }
 

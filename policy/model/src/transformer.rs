@@ -113,6 +113,9 @@ pub trait Backend {
 
     /// x Wᵀ + b.
     fn linear(&self, x: &Self::Rows, linear: &Linear<Self::Parameter>) -> Self::Rows;
+    /// x Wᵀ of a router, in f32 whatever the precision of other products: rounding must not decide
+    /// between two experts with close scores.
+    fn router_logits(&self, x: &Self::Rows, router: &Linear<Self::Parameter>) -> Self::Rows;
     /// x / √(mean(x²) + eps) · w over groups as wide as `w` (Zhang & Sennrich 2019).
     fn rms_norm(&self, x: &Self::Rows, w: &Self::Parameter, eps: f64) -> Self::Rows;
     /// Applies rotary positions to every head of `head` values, from value `from` of the head on.
@@ -275,7 +278,7 @@ impl<T> Mlp<T> {
             Mlp::Dense(dense) => return dense.forward(b, h),
             Mlp::Experts(mixture) => mixture,
         };
-        let logits = b.linear(h, &mixture.router);
+        let logits = b.router_logits(h, &mixture.router);
         let route = b.route(layer, &logits, &mixture.settings, mixture.choice_bias.as_ref());
         let mut sum = b.zeros_like(h);
         for (expert, swiglu) in (0..).zip(&mixture.experts) {
@@ -396,8 +399,7 @@ fn mixture<T, E>(
     })
 }
 
-/// Whether a parameter is a router's weight. Routers are computed in f32: the rounding of their
-/// input must not decide between two experts with close scores.
+/// Whether a parameter is a router's weight, which [`Backend::router_logits`] multiplies in f32.
 pub fn is_router(name: &str) -> bool {
     name.strip_suffix(".weight").is_some_and(|name| name.ends_with(ROUTER))
 }

@@ -255,7 +255,7 @@ fn every_way_to_compute_a_token_gives_the_same_bits() {
                     .unwrap()
                     .with_isa(isa)
             };
-            let reference = WAYS[0].1(&model(Isa::Portable, &Threads::ONE), &sequences);
+            let reference = WAYS[0].1(&model(Isa::PORTABLE, &Threads::ONE), &sequences);
             for &(isa, threads) in &machines {
                 let model = model(isa, threads);
                 let differences: Vec<String> = WAYS

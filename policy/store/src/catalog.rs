@@ -12,6 +12,7 @@ use super::{Error, Pin, Store, backend};
 use artifact::assignment::Assignment;
 use artifact::digest::Digest;
 use artifact::manifest::{Manifest, ObjectRef};
+use artifact::parts::Parts;
 use artifact::sign::TrustedKeys;
 use artifact::squash::SquashedDelta;
 
@@ -34,8 +35,12 @@ pub struct Catalog {
     /// By (to, from).
     pub squashed_deltas: BTreeMap<(i64, i64), Result<SquashedDelta, String>>,
     pub assignments: BTreeMap<i64, Result<Assignment, String>>,
+    /// Those that only a revoked key signed. Nobody follows them any longer.
+    pub revoked_assignments: BTreeMap<i64, Assignment>,
     pub pins: BTreeMap<i64, Option<Pin>>,
     pub objects: BTreeMap<Digest, StoredObject>,
+    /// Objects with a list of parts.
+    pub parts: BTreeSet<Digest>,
     /// Objects that an interrupted garbage collection left in the trash.
     pub trash: BTreeMap<Digest, StoredObject>,
     /// Entries among the objects whose names are not digests.
@@ -69,12 +74,23 @@ impl Store {
         let squashed_deltas = read_all(squashed, |(to, from)| self.get_squashed_delta(policy, from, to, keys)).await?;
         let epochs = self.list_numbers(policy, "assignment").await?;
         let assignments = read_all(epochs, |epoch| self.get_assignment(policy, epoch, keys)).await?;
+        let unreadable = assignments.iter().filter(|(_, assignment)| assignment.is_err());
+        let before = keys.without_revocations();
+        let unreadable: Vec<i64> = unreadable.map(|(epoch, _)| *epoch).collect();
+        let revoked = read_all(unreadable, |epoch| self.get_assignment(policy, epoch, &before)).await?;
+        let revoked = revoked
+            .into_iter()
+            .filter_map(|(epoch, read)| Some((epoch, read.ok()?)));
+        // After the objects: a list of parts is written before its object.
+        let parts = self.list_objects(policy, "parts", &mut foreign).await?;
         Ok(Catalog {
             versions,
             squashed_deltas,
             assignments,
+            revoked_assignments: revoked.collect(),
             pins: self.pins(policy).await?,
             objects,
+            parts: parts.into_keys().collect(),
             trash,
             foreign,
         })
@@ -142,6 +158,11 @@ impl Catalog {
     pub fn has(&self, object: &ObjectRef) -> bool {
         let stored = self.objects.get(&object.digest);
         stored.is_some_and(|stored| stored.size_bytes == object.size_bytes)
+    }
+
+    /// Whether an object lacks the list of parts that its size asks for.
+    pub fn lacks_parts(&self, object: &ObjectRef) -> bool {
+        Parts::list_bytes(object.size_bytes) > 0 && !self.parts.contains(&object.digest)
     }
 
     /// The newest assignment that verifies.

@@ -16,6 +16,9 @@ use artifact::sign::{self, Envelope, SigningKey, TrustedKeys};
 
 /// Signed documents have some kilobytes.
 pub(super) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
+/// Assignments by revoked keys that are read to find one by another key, if no timestamp says where
+/// it is.
+const EPOCHS_WALKED_MAX: usize = 1_000;
 
 /// A verified document.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +26,7 @@ pub struct Signed<T> {
     pub document: T,
     /// BLAKE3 of the document's exact bytes.
     pub digest: Digest,
-    /// Id of the first trusted key that signed it.
+    /// Id of the first trusted key of the document's role that signed it.
     pub signer: String,
 }
 
@@ -84,10 +87,12 @@ impl Document for Assignment {
 }
 
 impl Store {
-    /// Signs and writes a manifest unless its version has one, which must be signed by the same
-    /// key.
+    /// Signs and writes a manifest unless its version has one.
     pub async fn put_manifest(&self, manifest: &Manifest, key: &SigningKey) -> Result<PutOutcome<Manifest>, Error> {
-        self.create_or_get(manifest, key).await
+        match self.create_or_get(manifest, key).await {
+            Err(Error::Signature { .. } | Error::Document { .. } | Error::Corrupt { .. }) => Ok(PutOutcome::Taken),
+            outcome => outcome,
+        }
     }
 
     /// Reads and verifies the manifest of a version.
@@ -96,14 +101,10 @@ impl Store {
         Ok(signed.document)
     }
 
-    /// Signs and writes an assignment unless its epoch has one, which must be signed by the same
-    /// key.
-    pub async fn put_assignment(
-        &self,
-        assignment: &Assignment,
-        key: &SigningKey,
-    ) -> Result<PutOutcome<Assignment>, Error> {
-        self.create_or_get(assignment, key).await
+    /// Signs and writes an assignment unless its epoch has one. Returns false if it has, whatever
+    /// that is.
+    pub async fn put_assignment(&self, assignment: &Assignment, key: &SigningKey) -> Result<bool, Error> {
+        self.create(assignment, key).await
     }
 
     /// Reads and verifies the assignment of an epoch.
@@ -125,7 +126,8 @@ impl Store {
 
     /// The newest assignment after `after_epoch`, if there is one.
     ///
-    /// With `after_epoch` 0 it lists the store. Otherwise it probes the epochs that follow, across
+    /// With `after_epoch` 0 it starts at the epoch that the store's timestamp names, and lists the
+    /// store if there is no timestamp that verifies. Then it probes the epochs that follow, across
     /// a gap of one, which a crash between reserving and writing an epoch leaves. An epoch that
     /// does not verify is an error unless a later one does. An assignment that only a revoked key
     /// signed is skipped.
@@ -136,7 +138,7 @@ impl Store {
         keys: &TrustedKeys,
     ) -> Result<Option<Signed<Assignment>>, Error> {
         let mut epoch = match after_epoch {
-            ..=0 => match self.newest_epoch(policy, keys).await? {
+            ..=0 => match self.start_epoch(policy, keys).await? {
                 0 => return Ok(None),
                 newest => newest - 1,
             },
@@ -172,9 +174,16 @@ impl Store {
         newest
     }
 
-    /// The highest epoch whose assignment is signed by a key that is not revoked; 0 without one.
-    async fn newest_epoch(&self, policy: &str, keys: &TrustedKeys) -> Result<i64, Error> {
-        for epoch in self.list_numbers(policy, "assignment").await?.into_iter().rev() {
+    /// The newest epoch that the timestamp names; without one, the highest epoch whose assignment is
+    /// not signed by a revoked key. 0 if there is none.
+    async fn start_epoch(&self, policy: &str, keys: &TrustedKeys) -> Result<i64, Error> {
+        match self.get_timestamp(policy, keys).await {
+            Ok(Some(signed)) if signed.document.epoch > 0 => return Ok(signed.document.epoch),
+            Err(error @ Error::Backend { .. }) => return Err(error),
+            _ => {}
+        }
+        let epochs = self.list_numbers(policy, "assignment").await?.into_iter().rev();
+        for epoch in epochs.take(EPOCHS_WALKED_MAX) {
             match self.get_assignment(policy, epoch, keys).await {
                 Err(Error::Signature {
                     source: sign::Error::Revoked(_),
@@ -186,14 +195,24 @@ impl Store {
         Ok(0)
     }
 
+    /// The epochs from `first` on that have an assignment, ascending. Nothing is read or verified.
+    pub async fn assignment_epochs(&self, policy: &str, first: i64) -> Result<Vec<i64>, Error> {
+        let folder = policy_key(policy, "assignment")?;
+        let entries = match assignment_key(policy, first - 1) {
+            Ok(offset) => self.backend.list_with_offset(Some(&folder), &offset),
+            Err(_) => self.backend.list(Some(&folder)),
+        };
+        let entries: Vec<_> = entries.try_collect().await.map_err(backend("list", &folder))?;
+        let names = entries.iter().filter_map(|entry| entry.location.filename());
+        let mut epochs: Vec<i64> = names.filter_map(number).filter(|&epoch| epoch >= first).collect();
+        epochs.sort_unstable();
+        Ok(epochs)
+    }
+
     /// The numbers in the names of a folder's documents, ascending.
     pub(super) async fn list_numbers(&self, policy: &str, folder: &str) -> Result<Vec<i64>, Error> {
         let names = self.list_names(policy, folder).await?;
-        let mut numbers: Vec<i64> = names
-            .iter()
-            .filter_map(|name| name.strip_suffix(".json")?.parse().ok())
-            .filter(|number| NUMBERS.contains(number))
-            .collect();
+        let mut numbers: Vec<i64> = names.iter().filter_map(|name| number(name)).collect();
         numbers.sort_unstable();
         Ok(numbers)
     }
@@ -261,6 +280,12 @@ impl Store {
             signer,
         })
     }
+}
+
+/// The number in a document's name.
+fn number(name: &str) -> Option<i64> {
+    let number = name.strip_suffix(".json")?.parse().ok()?;
+    NUMBERS.contains(&number).then_some(number)
 }
 
 pub(super) fn sign_document<T: Document>(key: &Path, document: &T, signer: &SigningKey) -> Result<Vec<u8>, Error> {

@@ -28,16 +28,21 @@ pub(super) enum Failure {
 impl Failure {
     /// Whether another try may succeed. Damage may have happened in transit.
     fn is_transient(&self) -> bool {
-        !matches!(
-            self,
-            Self::Store(
-                Error::NotFound { .. }
-                    | Error::Unauthenticated { .. }
-                    | Error::PermissionDenied { .. }
-                    | Error::NotSupported { .. }
-            )
-        )
+        match self {
+            Self::Store(error) => is_transient(error),
+            Self::Stalled | Self::Length { .. } | Self::Damaged => true,
+        }
     }
+}
+
+pub(super) fn is_transient(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::NotFound { .. }
+            | Error::Unauthenticated { .. }
+            | Error::PermissionDenied { .. }
+            | Error::NotSupported { .. }
+    )
 }
 
 /// The bytes of `range`, if `verify` accepts them.

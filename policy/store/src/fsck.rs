@@ -28,7 +28,7 @@ pub enum Severity {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
-    /// For programs: `manifest`, `root`, `no-path`, `spare`, `object`, `digest`, `fold`,
+    /// For programs: `manifest`, `root`, `no-path`, `spare`, `object`, `parts`, `digest`, `fold`,
     /// `assignment`, `pin`, `fence`, `quantised`, `orphans`, `trash`, `gone`, `name`.
     pub kind: &'static str,
     /// The version, squashed delta, epoch or object.
@@ -105,6 +105,17 @@ impl Store {
         let named = if deep { named_objects(&catalog) } else { BTreeMap::new() };
         for (object, name) in named.into_iter().filter(|(object, _)| catalog.has(object)) {
             report.objects_read += 1;
+            // `check_parts` reports a list that is missing.
+            if !catalog.lacks_parts(&object) {
+                match self.get_parts(policy, &object).await {
+                    Ok(_) | Err(Error::NotFound(_)) => {}
+                    Err(error @ Error::Corrupt { .. }) => {
+                        let message = format!("{error}: delete it, and `springtide policy gc` makes it again");
+                        report.error("parts", name.clone(), message);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
             match self.check_object(policy, &object).await {
                 Ok(()) => {}
                 Err(error @ (Error::Corrupt { .. } | Error::NotFound(_))) => {
@@ -117,6 +128,7 @@ impl Store {
         check_manifests(&mut report, &catalog);
         check_quantized(&mut report, &catalog);
         check_squashed_deltas(&mut report, &catalog);
+        check_parts(&mut report, &catalog, retention);
         check_paths(&mut report, &catalog, retention, &damaged);
         check_assignments(&mut report, &catalog);
         check_pins(&mut report, &catalog);
@@ -229,6 +241,21 @@ fn check_squashed_deltas(report: &mut Report, catalog: &Catalog) {
     }
 }
 
+/// Without its list of parts, a large object reaches no replica through a relay.
+fn check_parts(report: &mut Report, catalog: &Catalog, retention: &Retention) {
+    let live = live_versions(catalog, retention);
+    for manifest in catalog.manifests().filter(|manifest| live.contains(&manifest.version)) {
+        let objects = manifest.checkpoint.into_iter().chain(manifest.delta_objects());
+        for object in objects.filter(|object| catalog.has(object) && catalog.lacks_parts(object)) {
+            let message = format!(
+                "the list of parts of its object {} is not there, and relays answer 404: `springtide policy gc` makes it again",
+                object.digest
+            );
+            report.error("parts", format!("version {}", manifest.version), message);
+        }
+    }
+}
+
 fn check_paths(report: &mut Report, catalog: &Catalog, retention: &Retention, damaged: &BTreeSet<Digest>) {
     let live = live_versions(catalog, retention);
     let costs = catalog.costs(damaged);
@@ -293,12 +320,17 @@ fn check_paths(report: &mut Report, catalog: &Catalog, retention: &Retention, da
 }
 
 fn check_assignments(report: &mut Report, catalog: &Catalog) {
-    let newest = catalog.assignments.keys().next_back();
+    let revoked = &catalog.revoked_assignments;
+    let newest = catalog.assignments.keys().rfind(|epoch| !revoked.contains_key(*epoch));
     for (epoch, assignment) in &catalog.assignments {
         let at = format!("assignment {epoch}");
         let in_force = Some(epoch) == newest;
         let assignment = match assignment {
             Ok(assignment) => assignment,
+            Err(_) if revoked.contains_key(epoch) => {
+                report.note("assignment", at, "only a revoked key signed it, so nobody follows it");
+                continue;
+            }
             Err(reason) => {
                 let severity = if in_force { Severity::Error } else { Severity::Warning };
                 report.add(severity, "assignment", at, reason);

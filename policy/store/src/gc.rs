@@ -7,8 +7,11 @@
 //!   manifest that names them.
 //!
 //! A version is live if a recent assignment names it, if it is pinned, if it is the newest of its
-//! line, if it is younger than the grace period, or if the caller lists it. Manifests are never
-//! deleted: they are small, and serials are not reused.
+//! line, if it is younger than the grace period, or if the caller lists it. An assignment that only
+//! a revoked key signed counts too, because it can only keep more. Manifests are never deleted:
+//! they are small, and serials are not reused.
+//!
+//! Nothing is deleted while a manifest or another assignment does not verify, however old it is.
 //!
 //! Deletion has three phases: move to trash, read all documents again and restore what they need,
 //! then empty the trash. Publishers call [`Store::reupload_missing`] after writing a manifest, and
@@ -49,6 +52,8 @@ pub struct GcReport {
     pub squashed_deltas: BTreeSet<(i64, i64)>,
     /// Objects that turned out to be needed.
     pub restored: BTreeSet<Digest>,
+    /// Needed objects whose lists of parts were missing and were made again.
+    pub rebuilt_parts: BTreeSet<Digest>,
     pub kept_objects: usize,
     pub kept_bytes: u64,
 }
@@ -96,6 +101,7 @@ impl Store {
             // A garbage collection that was killed left it.
             restored.extend(self.empty_trash(policy, &catalog, retention).await?);
             catalog = self.catalog(policy, keys).await?;
+            refuse_unreadable(policy, &catalog)?;
         }
         let plan = plan(&catalog, retention);
         let before = catalog.costs(&BTreeSet::new());
@@ -108,6 +114,7 @@ impl Store {
             deleted: garbage.map(|(digest, stored)| (*digest, stored.size_bytes)).collect(),
             squashed_deltas: plan.squashed_deltas,
             restored,
+            rebuilt_parts: BTreeSet::new(),
             kept_objects: 0,
             kept_bytes: 0,
         };
@@ -131,6 +138,7 @@ impl Store {
                 ..retention.clone()
             };
             let catalog = self.catalog(policy, keys).await?;
+            refuse_unreadable(policy, &catalog)?;
             report
                 .restored
                 .extend(self.empty_trash(policy, &catalog, &retention).await?);
@@ -140,6 +148,20 @@ impl Store {
             .deleted
             .retain(|digest, _| moved.contains(digest) && !restored.contains(digest));
         report.set_kept(&catalog);
+        for digest in plan.needed {
+            let Some(stored) = catalog.objects.get(&digest) else {
+                continue;
+            };
+            let object = object_ref(&digest, stored);
+            if !catalog.lacks_parts(&object) {
+                continue;
+            }
+            match self.rebuild_parts(policy, &object).await {
+                Ok(()) => drop(report.rebuilt_parts.insert(digest)),
+                Err(error @ Error::Backend { .. }) => return Err(error),
+                Err(error) => tracing::warn!(policy, %error, "a list of parts was not made again"),
+            }
+        }
         Ok(report)
     }
 
@@ -178,8 +200,10 @@ impl Store {
                 }
             } else {
                 // The list of parts goes first. If we are killed here, the next run still finds the
-                // object.
-                self.delete(&parts_key(policy, digest)?).await?;
+                // object. An object that was written again meanwhile keeps its list.
+                if self.head(&object_key(policy, digest)?).await?.is_none() {
+                    self.delete(&parts_key(policy, digest)?).await?;
+                }
                 self.delete(&trash).await?;
             }
         }
@@ -198,9 +222,12 @@ fn object_ref(digest: &Digest, stored: &StoredObject) -> ObjectRef {
 fn refuse_unreadable(policy: &str, catalog: &Catalog) -> Result<(), Error> {
     let mut versions = catalog.versions.iter();
     let version = versions.find_map(|(serial, manifest)| Some((format!("version {serial}"), manifest.as_ref().err()?)));
-    let newest = catalog.assignments.iter().next_back();
-    let assignment =
-        newest.and_then(|(epoch, assignment)| Some((format!("assignment {epoch}"), assignment.as_ref().err()?)));
+    let mut assignments = catalog.assignments.iter();
+    let assignment = assignments.find_map(|(epoch, assignment)| {
+        let reason = assignment.as_ref().err()?;
+        let revoked = catalog.revoked_assignments.contains_key(epoch);
+        (!revoked).then(|| (format!("assignment {epoch}"), reason))
+    });
     match version.or(assignment) {
         None => Ok(()),
         Some((document, reason)) => Err(Error::Document {
@@ -267,8 +294,9 @@ fn plan(catalog: &Catalog, retention: &Retention) -> Plan {
 pub(super) fn live_versions(catalog: &Catalog, retention: &Retention) -> BTreeSet<i64> {
     let oldest_young = OffsetDateTime::now_utc() - retention.grace;
     let mut live = retention.versions.clone();
-    let assignments = catalog.assignments.values().rev().flatten();
-    for (nth, assignment) in assignments.enumerate() {
+    let assignments = catalog.assignments.values().rev().flatten().enumerate();
+    let revoked = catalog.revoked_assignments.values().rev().enumerate();
+    for (nth, assignment) in assignments.chain(revoked) {
         if nth < retention.assignments.max(1) || assignment.created_at >= oldest_young {
             live.extend(assignment.aliases.values().map(|target| target.version));
         }

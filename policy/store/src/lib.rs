@@ -38,10 +38,12 @@ mod revocations;
 mod squash;
 mod timestamp;
 
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use futures::TryStreamExt as _;
 use object_store::{
     ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, local::LocalFileSystem, path::Path,
 };
@@ -105,12 +107,25 @@ pub enum Error {
     Task(#[from] tokio::task::JoinError),
 }
 
+impl Error {
+    /// Whether the same request may succeed a moment later.
+    fn is_transient(&self) -> bool {
+        match self {
+            Error::Backend { cause, .. } => download::is_transient(cause),
+            Error::Download { .. } => true,
+            _ => false,
+        }
+    }
+}
+
 /// The result of writing an entry unless it exists.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PutOutcome<T> {
     Created,
     /// It existed already; nothing was changed.
     Exists(T),
+    /// Something that the caller's key did not sign has its place; nothing was changed.
+    Taken,
 }
 
 /// A policy store. Cheap to clone.
@@ -132,7 +147,9 @@ impl Store {
         match url.split_once("://") {
             Some(("file", path)) if !path.is_empty() => {
                 let path = PathBuf::from(path);
-                std::fs::create_dir_all(&path).map_err(|error| refuse(error.to_string()))?;
+                // The training state names users' generations. An existing folder keeps its mode.
+                let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+                created.map_err(|error| refuse(error.to_string()))?;
                 let backend = LocalFileSystem::new_with_prefix(&path)
                     .map_err(|error| refuse(error.to_string()))?
                     .with_fsync(true);
@@ -239,13 +256,23 @@ impl Store {
     /// Reads an entry of at most `bytes_max` bytes.
     async fn get(&self, key: &Path, bytes_max: u64) -> Result<Bytes, Error> {
         let found = self.backend.get(key).await.map_err(backend("read", key))?;
+        let too_large = |size: u64| Error::Corrupt {
+            key: key.to_string(),
+            reason: format!("it has {size} bytes; at most {bytes_max} are allowed"),
+        };
         if found.meta.size > bytes_max {
-            return Err(Error::Corrupt {
-                key: key.to_string(),
-                reason: format!("it has {} bytes; at most {bytes_max} are allowed", found.meta.size),
-            });
+            return Err(too_large(found.meta.size));
         }
-        found.bytes().await.map_err(backend("read", key))
+        // A server may send more than it announced.
+        let mut chunks = found.into_stream();
+        let mut bytes = BytesMut::new();
+        while let Some(chunk) = chunks.try_next().await.map_err(backend("read", key))? {
+            bytes.extend_from_slice(&chunk);
+            if bytes.len() as u64 > bytes_max {
+                return Err(too_large(bytes.len() as u64));
+            }
+        }
+        Ok(bytes.freeze())
     }
 
     async fn head(&self, key: &Path) -> Result<Option<ObjectMeta>, Error> {

@@ -1,7 +1,9 @@
 //! Restores a version from a held version or a checkpoint, through deltas, along the path with the
 //! smallest download (`path`). Every object and every content hash on the path is verified.
 //!
-//! A broken or missing object is an error only if no other path leads to the version.
+//! A broken or missing object is an error only if no other path leads to the version. If the store
+//! does not answer, the request is repeated. A path may be far more expensive than another, so it
+//! is not left because of a dropped connection.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +22,12 @@ use artifact::{delta, merkle};
 
 /// The maximum size of a checkpoint's files other than tensors.
 const FILES_BYTES_MAX: u64 = 1 << 30;
+
+/// How often an object is requested from a store that does not answer.
+const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 200 });
+/// After so many objects in a row without an answer, the store is unreachable.
+const UNANSWERED_MAX: u32 = 2;
 
 /// A verified version, and what restoring it took.
 #[derive(Debug, Clone)]
@@ -53,6 +61,7 @@ impl Store {
             fetch: Duration::ZERO,
             verify: Duration::ZERO,
             bytes_fetched: 0,
+            unanswered: 0,
         };
         loop {
             let progress = restore.progress.iter().map(|(serial, _)| *serial);
@@ -81,6 +90,8 @@ struct Restore<'a> {
     fetch: Duration,
     verify: Duration,
     bytes_fetched: u64,
+    /// Objects in a row that the store did not answer for.
+    unanswered: u32,
 }
 
 impl Restore<'_> {
@@ -130,7 +141,7 @@ impl Restore<'_> {
 
     async fn read_checkpoint(&mut self, serial: i64, object: ObjectRef) -> Result<Option<Arc<Checkpoint>>, Error> {
         let manifest = self.search.manifest(serial).await?;
-        let Some(bytes) = self.fetch(&object).await else {
+        let Some(bytes) = self.fetch(&object).await? else {
             return Ok(None);
         };
         let threads = self.search.store.threads.clone();
@@ -159,12 +170,12 @@ impl Restore<'_> {
             bytes: _,
         } = *step;
         let manifest = self.search.manifest(to).await?;
-        let Some(head) = self.fetch(&delta).await else {
+        let Some(head) = self.fetch(&delta).await? else {
             return Ok(None);
         };
         let mut shards = vec![];
         for shard in self.search.shards(step) {
-            let Some(bytes) = self.fetch(&shard.object).await else {
+            let Some(bytes) = self.fetch(&shard.object).await? else {
                 let reason = format!("a shard of the delta of version {to} cannot be read");
                 self.search.exclude(&delta, reason);
                 return Ok(None);
@@ -207,20 +218,39 @@ impl Restore<'_> {
         Ok(None)
     }
 
-    async fn fetch(&mut self, object: &ObjectRef) -> Option<Bytes> {
+    /// None after excluding an object that is missing, broken, or alone without an answer.
+    async fn fetch(&mut self, object: &ObjectRef) -> Result<Option<Bytes>, Error> {
         let began = Instant::now();
-        let read = self.search.store.fetch_object(self.search.policy, object).await;
+        let mut tries = 1;
+        let read = loop {
+            let read = self.search.store.fetch_object(self.search.policy, object).await;
+            match &read {
+                Err(error) if error.is_transient() && tries < TRIES => {
+                    tracing::debug!(object = %object.digest.short(), %error, "requesting an object again");
+                    tokio::time::sleep(PAUSE * tries).await;
+                    tries += 1;
+                }
+                _ => break read,
+            }
+        };
         self.fetch += began.elapsed();
-        match read {
+        let error = match read {
             Ok(bytes) => {
+                self.unanswered = 0;
                 self.bytes_fetched += bytes.len() as u64;
-                Some(bytes)
+                return Ok(Some(bytes));
             }
-            Err(error) => {
-                self.search.exclude(object, error.to_string());
-                None
-            }
+            Err(error) => error,
+        };
+        match error.is_transient() {
+            true => self.unanswered += 1,
+            false => self.unanswered = 0,
         }
+        if self.unanswered >= UNANSWERED_MAX {
+            return Err(error);
+        }
+        self.search.exclude(object, error.to_string());
+        Ok(None)
     }
 
     async fn timed<T: Send + 'static>(&mut self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {

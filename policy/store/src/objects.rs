@@ -103,13 +103,14 @@ impl Store {
     }
 
     /// Publishers call this after writing the manifest that names the objects. A garbage collection
-    /// that began earlier may have deleted an object that existed when it was put. Returns how many
-    /// it uploaded.
+    /// that began earlier may have deleted an object, or its list of parts, that existed when it was
+    /// put. Returns how many it uploaded.
     pub async fn reupload_missing(&self, policy: &str, objects: &[&Pieces]) -> Result<usize, Error> {
         let mut missing = 0;
         for pieces in objects {
             let object = pieces.object();
-            if self.object_size(policy, &object.digest).await? != Some(object.size_bytes) {
+            let exists = self.object_size(policy, &object.digest).await? == Some(object.size_bytes);
+            if !exists || !self.has_parts(policy, &object).await? {
                 self.put_pieces(policy, pieces).await?;
                 missing += 1;
             }
@@ -218,8 +219,35 @@ impl Store {
             return Ok(parts);
         }
         let key = parts_key(policy, &object.digest)?;
-        let bytes = self.get(&key, u64::MAX).await?;
+        let bytes = self.get(&key, Parts::list_bytes(object.size_bytes)).await?;
         Parts::from_bytes(*object, &bytes).map_err(|error| corrupt(&key, error.to_string()))
+    }
+
+    /// Whether an object's list of parts exists with its size. An object of one part needs none.
+    async fn has_parts(&self, policy: &str, object: &ObjectRef) -> Result<bool, Error> {
+        let bytes = match Parts::list_bytes(object.size_bytes) {
+            0 => return Ok(true),
+            bytes => bytes,
+        };
+        let meta = self.head(&parts_key(policy, &object.digest)?).await?;
+        Ok(meta.is_some_and(|meta| meta.size == bytes))
+    }
+
+    /// Writes an object's list of parts anew, from its bytes.
+    pub(super) async fn rebuild_parts(&self, policy: &str, object: &ObjectRef) -> Result<(), Error> {
+        let key = object_key(policy, &object.digest)?;
+        let size_bytes = object.size_bytes;
+        let mut downloads = self.parts_at(&key, object, size_bytes);
+        let mut list = vec![];
+        for index in 0.. {
+            let Some(part) = downloads.try_next().await? else { break };
+            list.extend(blocking(move || Parts::hash_part(size_bytes, index, &part)).await?);
+        }
+        let parts = Parts::from_bytes(*object, &list).map_err(|error| corrupt(&key, error.to_string()))?;
+        let list = parts.to_bytes();
+        self.put(&parts_key(policy, &object.digest)?, list, PutMode::Overwrite)
+            .await?;
+        Ok(())
     }
 
     /// Opens an object of the right size, possibly in the trash.

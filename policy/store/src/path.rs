@@ -192,7 +192,7 @@ impl<'a> Search<'a> {
             }
             let manifest = match self.manifest(at).await {
                 Ok(manifest) => manifest,
-                Err(error) if at == self.serial => return Err(error),
+                Err(error) if at == self.serial || error.is_transient() => return Err(error),
                 Err(error) => {
                     self.add_reason(error.to_string());
                     continue;
@@ -209,9 +209,9 @@ impl<'a> Search<'a> {
                 }
             }
             let mut steps = self.steps_to(&manifest).await?;
-            steps.extend(self.reverse_steps_to(&manifest).await);
+            steps.extend(self.reverse_steps_to(&manifest).await?);
             for (step, root) in steps {
-                if !self.has_root(step.from, root).await {
+                if !self.has_root(step.from, root).await? {
                     continue;
                 }
                 let cost = cost.saturating_add(step.bytes);
@@ -270,9 +270,9 @@ impl<'a> Search<'a> {
     }
 
     /// The reverse steps to a version, each with the content hash of the version it starts from.
-    async fn reverse_steps_to(&mut self, manifest: &Manifest) -> Vec<(Step, Digest)> {
+    async fn reverse_steps_to(&mut self, manifest: &Manifest) -> Result<Vec<(Step, Digest)>, Error> {
         if self.reverse.is_none() {
-            self.reverse = Some(self.read_reverse_steps().await);
+            self.reverse = Some(self.read_reverse_steps().await?);
         }
         let steps = self.reverse.iter().filter_map(|steps| steps.get(&manifest.version));
         let usable = steps.flatten().filter_map(|step| {
@@ -282,18 +282,20 @@ impl<'a> Search<'a> {
             let reversible = self.is_usable(&step.delta) && !self.irreversible.contains(&step.delta.digest);
             (leads_here && reversible).then_some((*step, from.root))
         });
-        usable.collect()
+        Ok(usable.collect())
     }
 
     /// From the newest held version along its parents, to the requested version or just past it: an
     /// older version may be a common ancestor.
-    async fn read_reverse_steps(&mut self) -> BTreeMap<i64, Vec<Step>> {
+    async fn read_reverse_steps(&mut self) -> Result<BTreeMap<i64, Vec<Step>>, Error> {
         let mut steps: BTreeMap<i64, Vec<Step>> = BTreeMap::new();
         let mut at = self.held.last().copied().filter(|&newest| newest > self.serial);
         for _ in 0..REVERSE_STEPS_MAX {
             let Some(from) = at else { break };
-            let Ok(manifest) = self.manifest(from).await else {
-                break;
+            let manifest = match self.manifest(from).await {
+                Ok(manifest) => manifest,
+                Err(error) if error.is_transient() => return Err(error),
+                Err(_) => break,
             };
             let Some((step, _)) = Step::of_manifest(&manifest) else {
                 break;
@@ -308,7 +310,7 @@ impl<'a> Search<'a> {
             steps.entry(parent).or_default().push(step);
             at = Some(parent).filter(|&parent| parent > self.serial);
         }
-        steps
+        Ok(steps)
     }
 
     /// The squashed delta from `from` to a version, if it is usable.
@@ -332,9 +334,10 @@ impl<'a> Search<'a> {
     }
 
     /// Whether a version has the content hash that a later document names.
-    async fn has_root(&mut self, serial: i64, root: Digest) -> bool {
+    async fn has_root(&mut self, serial: i64, root: Digest) -> Result<bool, Error> {
         let reason = match self.manifest(serial).await {
-            Ok(manifest) if manifest.root == root => return true,
+            Ok(manifest) if manifest.root == root => return Ok(true),
+            Err(error) if error.is_transient() => return Err(error),
             Ok(manifest) => format!(
                 "version {serial}: its content hash is {}, but its descendant names {root}",
                 manifest.root
@@ -342,7 +345,7 @@ impl<'a> Search<'a> {
             Err(error) => error.to_string(),
         };
         self.add_reason(reason);
-        false
+        Ok(false)
     }
 
     /// The verified manifest of a version; read once.

@@ -1,25 +1,21 @@
 //! Revoked keys, and adding signatures to the documents they had signed.
 //!
-//! A revocation is signed by any key that its reader trusts, including the revoked one. A stolen
-//! key can therefore remove trust but not grant any. Revocations count regardless of their order:
-//! two keys that revoke each other are both revoked, and nothing loads until a person has looked.
-//! They are permanent; create a new key instead.
+//! A root key signs a revocation, or the key that is revoked. [`TrustedKeys::revoke_by`] says which
+//! revocations count, whatever their order. Revocations are permanent; create a new key instead.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use object_store::{PutMode, path::Path};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use super::documents::{Document, signature};
+use super::documents::{Document, contradiction, sign_document, signature};
 use super::keys::{assignment_key, manifest_key, revocation_key, squashed_delta_key};
 use super::{Error, Store};
 use artifact::assignment::Assignment;
 use artifact::manifest::Manifest;
-use artifact::sign::{Envelope, SigningKey, TrustedKeys};
+use artifact::sign::{Envelope, REVOCATION_KIND, Revocations, Role, SigningKey, TrustedKeys};
 use artifact::squash::SquashedDelta;
-
-const KIND: &str = "revocation";
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Revocation {
@@ -33,11 +29,11 @@ pub struct Revocation {
 
 impl Document for Revocation {
     fn kind_of(_: &Envelope) -> &'static str {
-        KIND
+        REVOCATION_KIND
     }
 
     fn kind(&self) -> &'static str {
-        KIND
+        REVOCATION_KIND
     }
 
     fn key(&self) -> Result<Path, Error> {
@@ -46,37 +42,74 @@ impl Document for Revocation {
 }
 
 impl Store {
-    /// Revokes a key for all readers of this policy. False if it was revoked already.
-    pub async fn revoke(&self, revocation: &Revocation, signer: &SigningKey) -> Result<bool, Error> {
-        self.create(revocation, signer).await
+    /// Revokes a key for all readers of this policy. Returns false if it was revoked already; then
+    /// `signer` signs the revocation too. `keys` are those of the folder, without revocations.
+    pub async fn revoke(
+        &self,
+        revocation: &Revocation,
+        signer: &SigningKey,
+        keys: &TrustedKeys,
+    ) -> Result<bool, Error> {
+        if self.create(revocation, signer).await? {
+            return Ok(true);
+        }
+        let key = revocation.key()?;
+        let counts = self
+            .trusted(&revocation.policy, keys.clone())
+            .await?
+            .is_revoked(&revocation.key);
+        if counts && !self.revocation_signers(&key, keys).await?.is_empty() {
+            let mut envelope = self.get_envelope(&key).await?;
+            if envelope.countersign(REVOCATION_KIND, signer).map_err(signature(&key))? {
+                let bytes = envelope.to_bytes().map_err(signature(&key))?;
+                self.put(&key, bytes, PutMode::Overwrite).await?;
+            }
+            return Ok(false);
+        }
+        // Somebody without the right to revoke took the place.
+        let bytes = sign_document(&key, revocation, signer)?;
+        self.put(&key, bytes, PutMode::Overwrite).await?;
+        Ok(true)
     }
 
-    /// The keys that keys of `keys` have revoked, each with the signer. Ignores revocations that do
-    /// not verify.
-    pub async fn revocations(&self, policy: &str, keys: &TrustedKeys) -> Result<BTreeMap<String, String>, Error> {
-        let mut revoked = BTreeMap::new();
+    /// The signers of every revocation, whether it counts or not. `keys` are those of the folder.
+    /// Ignores revocations that do not verify.
+    pub async fn revocations(&self, policy: &str, keys: &TrustedKeys) -> Result<Revocations, Error> {
+        let mut revocations = Revocations::new();
         for name in self.list_names(policy, "revocation").await? {
             let Some(id) = name.strip_suffix(".json") else { continue };
             let Ok(key) = revocation_key(policy, id) else { continue };
-            match self.get_signed::<Revocation>(&key, keys).await {
-                Ok(signed) => drop(revoked.insert(id.to_owned(), signed.signer)),
+            match self.revocation_signers(&key, keys).await {
+                Ok(signers) => drop(revocations.insert(id.to_owned(), signers)),
                 Err(error @ Error::Backend { .. }) => return Err(error),
                 Err(error) => tracing::warn!(policy, %error, "ignored an invalid revocation"),
             }
         }
-        Ok(revoked)
+        Ok(revocations)
+    }
+
+    /// The keys of the folder that signed the revocation at `key`.
+    async fn revocation_signers(&self, key: &Path, keys: &TrustedKeys) -> Result<BTreeSet<String>, Error> {
+        let envelope = self.get_envelope(key).await?;
+        let signers = envelope.verify_signatures(REVOCATION_KIND, keys);
+        let (payload, signers) = signers.map_err(signature(key))?;
+        let revocation: Revocation = serde_json::from_slice(&payload).map_err(contradiction(key))?;
+        if revocation.key().ok().as_ref() != Some(key) {
+            return Err(contradiction(key)("it was signed for another place"));
+        }
+        Ok(signers.into_iter().map(str::to_owned).collect())
     }
 
     /// `keys` without those that the store says are revoked.
     pub async fn trusted(&self, policy: &str, mut keys: TrustedKeys) -> Result<TrustedKeys, Error> {
-        for revoked in self.revocations(policy, &keys).await?.into_keys() {
-            keys.revoke(&revoked);
-        }
+        let revocations = self.revocations(policy, &keys).await?;
+        keys.revoke_by(&revocations);
         Ok(keys)
     }
 
-    /// Adds a signature by `signer` to every manifest, assignment and squashed delta that `keys`
-    /// verify and `signer` has not signed. Only the envelopes change. Returns the number of new
+    /// Adds a signature by `signer` to every document of its role that `keys` verify and it has not
+    /// signed: of a trainer's key manifests and squashed deltas, of a release key assignments, of a
+    /// root key the revocations that count. Only the envelopes change. Returns the number of new
     /// signatures.
     pub async fn resign(&self, policy: &str, keys: &TrustedKeys, signer: &SigningKey) -> Result<usize, Error> {
         type KindOf = fn(&Envelope) -> &'static str;
@@ -99,11 +132,39 @@ impl Store {
                 read => read?,
             };
             let kind = kind_of(&envelope);
+            if !keys.may_sign(signer.key_id(), kind) {
+                continue;
+            }
             if let Err(error) = envelope.verify(kind, keys) {
                 tracing::warn!(%key, %error, "not signed again");
                 continue;
             }
             if envelope.countersign(kind, signer).map_err(signature(&key))? {
+                let bytes = envelope.to_bytes().map_err(signature(&key))?;
+                self.put(&key, bytes, PutMode::Overwrite).await?;
+                count += 1;
+            }
+        }
+        if keys.roles(signer.key_id()).any(|role| role == Role::Root) {
+            count += self.sign_revocations(policy, keys, keys, signer).await?;
+        }
+        Ok(count)
+    }
+
+    /// Adds a signature by `signer` to the revocation of every key that `keys` hold for revoked.
+    /// `folder` verifies the documents. Returns the number of new signatures.
+    pub async fn sign_revocations(
+        &self,
+        policy: &str,
+        keys: &TrustedKeys,
+        folder: &TrustedKeys,
+        signer: &SigningKey,
+    ) -> Result<usize, Error> {
+        let mut count = 0;
+        for id in self.revocations(policy, folder).await?.into_keys() {
+            let key = revocation_key(policy, &id)?;
+            let mut envelope = self.get_envelope(&key).await?;
+            if keys.is_revoked(&id) && envelope.countersign(REVOCATION_KIND, signer).map_err(signature(&key))? {
                 let bytes = envelope.to_bytes().map_err(signature(&key))?;
                 self.put(&key, bytes, PutMode::Overwrite).await?;
                 count += 1;

@@ -13,9 +13,7 @@ use time::OffsetDateTime;
 use super::documents::{Document, sign_document};
 use super::keys::timestamp_key;
 use super::{Error, Signed, Store};
-use artifact::sign::{Envelope, SigningKey, TrustedKeys};
-
-const KIND: &str = "statement";
+use artifact::sign::{Envelope, SigningKey, TIMESTAMP_KIND as KIND, TrustedKeys};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Timestamp {

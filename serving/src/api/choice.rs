@@ -12,17 +12,21 @@ use super::{Api, experts};
 use crate::engine::{Finish, SampleEvent};
 use crate::routing::Route;
 use edge::Problem;
-use ingest::event::{Body, FinishReason, PayloadRef};
-use ingest::{log, payload};
+use ingest::event::{Body, Event, FinishReason, Generation, PayloadRef, Proof, signed_bytes};
+use ingest::{feedback_token, log, payload};
 use model::router::Routing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// How long an answer waits for the payload store.
 const EXPERTS_WAIT: Duration = Duration::from_secs(2);
+
+/// How long feedback may be given with a token. Later feedback of trusted keys is still stored.
+const FEEDBACK_TOKEN_VALID_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What a streaming caller receives of a choice.
 pub type Frame = Result<Chunk, Problem>;
@@ -191,6 +195,7 @@ impl ChoiceTask {
                 version: route.version.serial,
                 root: route.version.root.to_string(),
                 arm: route.arm.clone(),
+                feedback_token: self.feedback_token(generation_id),
                 declined: tokens.iter().any(|token| Some(token.id) == route.version.decline_id),
             },
             tokens,
@@ -205,7 +210,7 @@ impl ChoiceTask {
         if let Some(parent) = &self.parent {
             parent.split_prefix(&mut generation, self.api.options.shared_prefix_tokens_min);
         }
-        let event = generation.into_event(self.tenant.as_str(), self.api.source());
+        let event = self.sign(generation);
         metrics::counter!(
             "springtide_choices_total",
             "finish" => finished.reason.as_str(),
@@ -221,7 +226,9 @@ impl ChoiceTask {
             tracing::warn!(generation = %finished.outcome.generation_id, %error, "generation not logged");
             metrics::counter!("springtide_choices_unlogged_total").increment(1);
             match error {
-                log::Error::Invalid(_) | log::Error::TooLarge { .. } => Problem::internal(error),
+                log::Error::Invalid(_) | log::Error::TooLarge { .. } | log::Error::Refused(_) => {
+                    Problem::internal(error)
+                }
                 log::Error::Full | log::Error::Unavailable(_) => Problem::unavailable(
                     "the completion could not be logged, so it is withheld; try again shortly",
                     2,
@@ -235,6 +242,26 @@ impl ChoiceTask {
         }
         metrics::histogram!("springtide_choice_seconds").record(self.submitted.elapsed().as_secs_f64());
         Ok(())
+    }
+
+    fn feedback_token(&self, generation_id: Uuid) -> String {
+        let episode_id = self.request.episode_id.unwrap_or(generation_id);
+        let expires_at = OffsetDateTime::now_utc() + FEEDBACK_TOKEN_VALID_FOR;
+        feedback_token::issue(&self.api.sampler, &self.tenant, generation_id, episode_id, expires_at)
+    }
+
+    /// The event of a generation, with the proof that this replica sampled it.
+    fn sign(&self, generation: Generation) -> Event {
+        let digest = generation.unsigned_digest();
+        let mut event = generation.into_event(self.tenant.as_str(), self.api.source());
+        let message = signed_bytes(&event.tenant, event.time, &digest);
+        if let Body::Generation(generation) = &mut event.body {
+            generation.proof = Some(Proof {
+                sampler: self.api.sampler.id().to_owned(),
+                signature: self.api.sampler.sign(&message),
+            });
+        }
+        event
     }
 
     /// Stores the experts that the model used. If the store fails, the answer is still given: our

@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Response};
 use edge::Problem;
-use edge::auth::{Principal, Role};
+use edge::auth::Principal;
 use edge::json::Json;
 use futures::Stream;
 use std::collections::VecDeque;
@@ -31,7 +31,6 @@ pub async fn completions(
     principal: Principal,
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, Problem> {
-    principal.require(&[Role::Serving, Role::Research])?;
     let request = GenerationRequest::completion(body, &api.options, &principal.tenant)?;
     answer(&api, request, &principal.tenant).await
 }
@@ -41,7 +40,6 @@ pub async fn chat_completions(
     principal: Principal,
     Json(body): Json<ChatRequest>,
 ) -> Result<Response, Problem> {
-    principal.require(&[Role::Serving, Role::Research])?;
     let request = GenerationRequest::chat(body, &api.options, &principal.tenant)?;
     answer(&api, request, &principal.tenant).await
 }
@@ -89,7 +87,7 @@ impl QueuedRequest {
             .map_err(|error| super::no_route(&error))?;
         let prompt_ids = request.prompt_ids(&route.version)?;
         let max_tokens = request.tokens_to_sample(prompt_ids.len(), &route.version, api.options.max_tokens_default)?;
-        let request_seed = request.seed.unwrap_or_else(|| rand::random::<u64>() >> 1);
+        let request_seed = request.first_seed();
         let submitted = Instant::now();
         let parent = request
             .episode_id

@@ -7,7 +7,6 @@
 
 use super::request::GenerationRequest;
 use crate::routing::Route;
-use ingest::event::Purpose;
 use model::sampling;
 
 /// Whether one choice must not decline, and how likely that was.
@@ -19,17 +18,17 @@ pub struct Exploration {
     pub suppressed: Option<u32>,
 }
 
-/// Decides for one choice, by its seed alone. `None`: the choice cannot explore, because
+/// Decides for one choice, by its seed alone, which is the server's. `None`: the choice cannot explore, because
 /// - its arm does not explore,
 /// - its version has no decline token,
-/// - it is not for a user, or
+/// - it is not for a user, or is never trained on, or
 /// - its sampling parameters change the model's own distribution, for which the correction does not
 ///   hold.
 pub fn explore(request: &GenerationRequest, route: &Route, seed: u64) -> Option<Exploration> {
     let decline = route.version.decline_id?;
     // exactly the number that is logged
     let share = route.explore as f32;
-    if share <= 0.0 || request.purpose != Purpose::Production || !request.params.is_plain() {
+    if share <= 0.0 || !request.is_trainable() || !request.params.is_plain() {
         return None;
     }
     Some(Exploration {
@@ -87,6 +86,7 @@ mod tests {
         assert!(!explored(&json!({"top_p": 0.9}), &route(0.02)));
         assert!(!explored(&json!({"top_k": 40}), &route(0.02)));
         assert!(!explored(&json!({"metadata": {"purpose": "evaluation"}}), &route(0.02)));
+        assert!(!explored(&json!({"metadata": {"consent": false}}), &route(0.02)));
         let mut silent = route(0.02);
         if let Some(version) = std::sync::Arc::get_mut(&mut silent.version) {
             version.decline_id = None;

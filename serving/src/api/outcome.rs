@@ -44,6 +44,8 @@ pub struct ChoiceOutcome {
     pub arm: String,
     /// The policy chose to show nothing.
     pub declined: bool,
+    /// Proves to ingest that feedback comes from who was answered.
+    pub feedback_token: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -18,6 +18,8 @@ const STOPS_MAX: usize = 4;
 const LOGPROBS_MAX: i64 = 5;
 /// Longest stop string, in bytes.
 const STOP_BYTES_MAX: usize = 256;
+/// The surface of rollouts.
+const ROLLOUTS: &str = "rollout";
 /// The keys that `metadata` may have.
 const METADATA: &[&str] = &["purpose", "run_id", "task_id", "group_id", "consent"];
 
@@ -125,9 +127,14 @@ impl GenerationRequest {
         let user = optional_name("user", common.user)?;
         let surface = match optional_name("surface", common.surface)? {
             Some(surface) => surface,
-            None if purpose == Purpose::Rollout => "rollout".into(),
+            None if purpose == Purpose::Rollout => ROLLOUTS.into(),
             None => "completion".into(),
         };
+        if purpose == Purpose::Production && surface == ROLLOUTS {
+            return Err(bad(
+                "surface \"rollout\" is for rollouts, whose reward is a grader's; name the surface of your product",
+            ));
+        }
         let max_tokens = match max_tokens {
             Some(n) if n < 1 => return Err(bad(format!("max_tokens is {n}; give at least 1"))),
             n => n.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
@@ -166,6 +173,19 @@ impl GenerationRequest {
             group_id,
             consent,
         })
+    }
+
+    /// Whether the answer may be trained on as a draw from the policy.
+    pub fn is_trainable(&self) -> bool {
+        self.purpose == Purpose::Production && self.consent
+    }
+
+    /// The seed of the first choice. A caller's seed holds if the answer is never trained on. With
+    /// seeds that callers choose, tokens are no independent draws from the policy, and callers
+    /// would decide who explores; so the server draws all others.
+    pub fn first_seed(&self) -> u64 {
+        let given = self.seed.filter(|_| !self.is_trainable());
+        given.unwrap_or_else(|| rand::random::<u64>() >> 1)
     }
 
     pub fn class(&self) -> TrafficClass {

@@ -7,12 +7,13 @@ use crate::engine::{self, LoadedVersion};
 use crate::routing::tests::assignment;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
+use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
-use edge::auth::Role;
-use ingest::event::{Body as EventBody, FinishReason, Generation, Purpose};
+use ingest::event::{Body as EventBody, FinishReason, Generation, Purpose, signed_bytes};
+use ingest::feedback_token::FeedbackToken;
 use ingest::payload::{Experts, Store as Payloads};
 use model::router;
 use serde_json::{Value, json};
@@ -23,6 +24,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use text::chat::Templates;
 use text::tokenizer::Tokenizer;
+use time::OffsetDateTime;
 use tower::ServiceExt;
 
 /// Characters 0..=25 are a..=z, then these.
@@ -218,17 +220,11 @@ async fn server_with(pace_ms: u64, options: Options) -> Server {
         log: log.clone(),
         payloads: Some(payloads.clone()),
         sessions: super::Sessions::default(),
+        sampler: edge::sampler::SamplerKey::from_seed(&[1; 32]),
         choices: TaskTracker::new(),
     });
-    let principal = Principal {
-        tenant: "default".into(),
-        role: Role::Admin,
-        label: "test".into(),
-    };
     Server {
-        router: router(api.clone())
-            .layer(axum::Extension(principal))
-            .merge(health(api.clone())),
+        router: super::routes(api.clone()).protected_by(&edge::auth::Auth::fixed(None), "test"),
         log,
         api,
         payloads,
@@ -309,6 +305,33 @@ async fn the_experts_are_stored_before_the_generation_is_logged() {
 }
 
 #[tokio::test]
+async fn a_generation_is_signed_and_its_choice_has_a_feedback_token() {
+    let server = server().await;
+    let body = json!({"model": "demo", "prompt": "ab", "max_tokens": 2, "n": 2});
+    let (_, answer) = server.complete(body).await;
+    let key = edge::sampler::SamplerKey::from_seed(&[1; 32]).public_key();
+    let events = server.log.events.lock().unwrap();
+    assert_eq!(events.len(), 2);
+    for event in events.iter() {
+        let EventBody::Generation(generation) = &event.body else {
+            panic!("{event:?}")
+        };
+        let signed = |digest: &[u8; 32]| signed_bytes(&event.tenant, event.time, digest);
+        let proof = generation.proof.clone().unwrap();
+        let verify = |message: &[u8]| edge::sampler::verify(&key, message, &proof.signature);
+        assert!(verify(&signed(&generation.unsigned_digest())));
+        let mut forged = generation.clone();
+        forged.token_ids[0] += 1;
+        assert!(!verify(&signed(&forged.unsigned_digest())));
+    }
+    for choice in answer["choices"].as_array().unwrap() {
+        let token = FeedbackToken::read(choice["feedback_token"].as_str().unwrap()).unwrap();
+        assert_eq!(choice["generation_id"], json!(token.generation));
+        token.verify("default", &key, OffsetDateTime::now_utc()).unwrap();
+    }
+}
+
+#[tokio::test]
 async fn sampling_parameters_are_logged_with_the_number_of_kept_ids() {
     let server = server().await;
     let body = json!({"model": "demo", "prompt": "ab", "max_tokens": 2, "top_k": 3, "logit_bias": {"4": 100}});
@@ -375,7 +398,7 @@ async fn a_completion_names_its_version_and_is_in_the_log() {
     let (status, answer) = server
         .complete(
             json!({"model": "demo", "prompt": "ab", "max_tokens": 3, "temperature": 0.7, "seed": 11, "user": "u-1",
-                    "return_token_ids": true, "logprobs": 1}),
+                    "metadata": {"consent": false}, "return_token_ids": true, "logprobs": 1}),
         )
         .await;
     assert_eq!(status, 200, "{answer}");
@@ -466,19 +489,28 @@ async fn an_explored_completion_shows_text_that_the_policy_would_have_declined()
     let mut exploring = assignment(6, &[("champion", 7), ("base", 1)], &[("champion", 1.0)]);
     exploring.arms[0].explore = 0.5;
     server.api.routes.apply(exploring, versions.collect());
-    // a seed for each outcome
-    let seed = |explored| {
-        (0..)
-            .find(|&seed| model::sampling::explores(seed, 0.5) == explored)
-            .unwrap()
-    };
-    for explored in [true, false] {
+    // the caller's seed is the same for both outcomes: it does not decide
+    for _ in 0..64 {
         let (_, answer) = server
-            .complete(json!({"model": "demo", "prompt": "xa", "max_tokens": 4, "seed": seed(explored)}))
+            .complete(json!({"model": "demo", "prompt": "xa", "max_tokens": 4, "seed": 5}))
             .await;
-        assert_eq!(answer["choices"][0]["declined"], !explored);
+        let logged = server.log.generations();
+        assert_eq!(
+            answer["choices"][0]["declined"],
+            !logged[logged.len() - 1].decline_suppressed
+        );
     }
     let logged = server.log.generations();
+    let seeds: std::collections::BTreeSet<_> = logged.iter().map(|one| one.seed).collect();
+    assert_eq!(seeds.len(), 64);
+    let with = |explored: bool| {
+        logged
+            .iter()
+            .find(|one| one.decline_suppressed == explored)
+            .unwrap()
+            .clone()
+    };
+    let logged = [with(true), with(false)];
     assert_eq!((logged[0].declined, logged[0].decline_suppressed), (false, true));
     assert_eq!(logged[0].token_ids.len(), 4);
     assert!(!logged[0].token_ids.contains(&DECLINE));
@@ -547,6 +579,7 @@ pub(super) fn generation(prompt_ids: Vec<u32>) -> Generation {
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        proof: None,
     }
 }
 

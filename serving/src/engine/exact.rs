@@ -1,8 +1,10 @@
 //! The engine's backend for our exact kernels: a version's weights and its KV cache.
 
 use super::backend::{Backend, Step};
+use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
 use artifact::threads::Threads;
+use model::config::ModelConfig;
 use model::exact::{Arithmetic, ExactModel, KvCache};
 use model::router::Routing;
 
@@ -51,9 +53,12 @@ impl ExactBackend {
         self.cache.context()
     }
 
-    /// Keys and values of every slot.
-    pub fn cache_bytes(&self) -> u64 {
-        self.cache.bytes()
+    /// Keys and values of every slot of a version, before it is staged.
+    pub fn cache_bytes_for(checkpoint: &Checkpoint, staging: &Staging) -> anyhow::Result<u64> {
+        let json = checkpoint.files.get("config.json").context("config.json is missing")?;
+        let config = ModelConfig::from_json(json)?;
+        let compute = staging.arithmetic.compute;
+        Ok(KvCache::bytes_for(&config, staging.slots, staging.context, compute))
     }
 
     /// Experts per layer of a mixture-of-experts model.

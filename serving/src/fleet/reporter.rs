@@ -29,7 +29,7 @@ pub struct Reporter {
 impl Reporter {
     /// A client for the control role.
     pub fn client() -> reqwest::Result<reqwest::Client> {
-        reqwest::Client::builder().timeout(ANSWER_TIMEOUT).build()
+        edge::tls::client().timeout(ANSWER_TIMEOUT).build()
     }
 
     /// Reports until `shutdown`, and then once more as not ready.

@@ -113,10 +113,15 @@ impl Loader {
             .context("materialize")?;
         drop(bases);
         let checkpoint = materialized.checkpoint;
+        // Only now is the model's shape known. A cache that does not fit must not be allocated.
+        self.cache_bytes = ExactBackend::cache_bytes_for(&checkpoint, &self.staging).context("stage")?;
+        if self.used().saturating_add(weights).saturating_add(self.cache_bytes) > self.bytes_max {
+            self.make_room(weights.saturating_add(self.cache_bytes), required)
+                .await?;
+        }
         let started = Instant::now();
         let (backend, (tokenizer, templates)) = self.stage(checkpoint.clone()).await.context("stage")?;
         let stage = started.elapsed();
-        self.cache_bytes = backend.cache_bytes();
         let version = Arc::new(LoadedVersion {
             serial: target.version,
             root: target.root,
@@ -143,7 +148,7 @@ impl Loader {
             Loaded {
                 version: Arc::downgrade(&version),
                 checkpoint,
-                bytes: weights + self.cache_bytes,
+                bytes: weights.saturating_add(self.cache_bytes),
             },
         );
         self.tensor_bytes = manifest.tensor_bytes;
@@ -260,4 +265,85 @@ fn check_content_hash(hash: Digest, target: Target) -> anyhow::Result<()> {
 
 fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine;
+    use artifact::manifest::Manifest;
+    use artifact::sign::SigningKey;
+    use model::exact::Arithmetic;
+    use std::path::Path;
+
+    /// A loader with this much memory beside the weights, and the only version of its store.
+    async fn loader(folder: &Path, cache_bytes_max: u64) -> (Loader, TrustedKeys, Target) {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../policy/model/tests/golden/qwen3");
+        let checkpoint = Checkpoint::read_dir(Path::new(golden)).unwrap();
+        let key = SigningKey::from_seed(&[1; 32]);
+        let store = Store::open(&format!("file://{}", folder.display())).unwrap();
+        let object = store.put_object("demo", &checkpoint.to_bytes().unwrap()).await.unwrap();
+        let manifest = Manifest {
+            policy: "demo".into(),
+            version: 1,
+            root: checkpoint.root(),
+            parent: None,
+            line: "realtime".into(),
+            branch: 0,
+            checkpoint: Some(object),
+            delta: None,
+            tensor_bytes: checkpoint.tensor_bytes(),
+            run: None,
+            fence: 0,
+            created_at: OffsetDateTime::now_utc(),
+            quantized: vec![],
+            delta_shards: vec![],
+        };
+        store.put_manifest(&manifest, &key).await.unwrap();
+        let engine = engine::spawn(engine::Config {
+            queue_choices_max: 1,
+            prefills_per_step_max: 1,
+            slots_reserved_for_production: 0,
+        });
+        let staging = Staging {
+            arithmetic: Arithmetic::default(),
+            packing: store.threads().clone(),
+            slots: 2,
+            context: 64,
+        };
+        let options = Options {
+            policy: "demo".into(),
+            replica: "test".into(),
+            store,
+            keys_dir: folder.into(),
+            state_dir: folder.into(),
+            poll_interval: Duration::ZERO,
+            resident_bytes_max: checkpoint.tensor_bytes() * BYTES_PER_CHECKPOINT_BYTE + cache_bytes_max,
+        };
+        let target = Target {
+            version: 1,
+            root: checkpoint.root(),
+        };
+        (
+            Loader::new(&options, engine.unwrap().handle, staging),
+            key.trusted(),
+            target,
+        )
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_cache_of_a_replicas_first_version_must_fit_too() {
+        // Two slots of 64 positions; 3 layers of 2 heads, with keys and values padded to 32.
+        let cache_bytes = 2 * 64 * 3 * 2 * (16 + 32) * 4;
+        let folder = tempfile::tempdir().unwrap();
+        let (mut loader, keys, target) = loader(folder.path(), cache_bytes - 1).await;
+        let refused = loader.load(&keys, 1, target, false).await.unwrap_err();
+        assert!(
+            format!("{refused:#}").contains("raise serve.resident_bytes_max"),
+            "{refused:#}"
+        );
+        loader.bytes_max += 1;
+        loader.load(&keys, 1, target, false).await.unwrap();
+        assert_eq!(loader.used(), loader.bytes_max);
+    }
 }

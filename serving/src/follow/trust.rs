@@ -1,7 +1,8 @@
 //! Decides which assignment a follower accepts. It must be
-//! - signed by a trusted key that is not revoked,
+//! - signed by a trusted release key that is not revoked,
 //! - not older than the last accepted assignment, and not in contradiction to it,
-//! - from a store whose timestamp shows that nothing newer exists.
+//! - from a store whose timestamp shows that nothing newer exists. Without a timestamp only an
+//!   assignment that was accepted here before is applied again.
 //!
 //! The object store itself is not trusted. In TUF's terms, this refuses *rollback* (an older epoch,
 //! a second document for an epoch, another content hash for a version), *freeze* (the timestamp is
@@ -12,9 +13,9 @@
 mod state;
 
 use anyhow::Context;
-use artifact::assignment::Assignment;
+use artifact::assignment::{self, Assignment, EPOCH_JUMP_MAX};
 use artifact::sign::{self, TrustedKeys};
-use state::{EPOCH_JUMP_MAX, TrustState};
+use state::TrustState;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use store::{Signed, Store, Timestamp};
@@ -36,6 +37,8 @@ pub struct Trust {
     state: TrustState,
     /// When revocations and the timestamp were last read.
     checked: Option<Instant>,
+    /// The newest epoch according to that timestamp; 0: none.
+    announced: i64,
 }
 
 impl Trust {
@@ -48,6 +51,7 @@ impl Trust {
             policy: policy.into(),
             keys_dir: keys_dir.into(),
             checked: None,
+            announced: 0,
         })
     }
 
@@ -61,12 +65,19 @@ impl Trust {
             true => in_force,
             false => (known - 1).max(0),
         };
-        let newest = self.store.newest_assignment(&self.policy, after, &keys).await;
+        // The timestamp leads past epochs that revoked keys signed, and past gaps.
+        let start = after.max(self.announced - 1);
+        let newest = self.store.newest_assignment(&self.policy, start, &keys).await;
         let Some(assignment) = newest.context("look for an assignment")? else {
             anyhow::ensure!(
                 in_force > 0 || known == 0,
                 "the store has no assignment at or above epoch {known}, the highest one verified here before; \
                  an older one is refused"
+            );
+            anyhow::ensure!(
+                self.announced <= in_force,
+                "the store shows no newer assignment, and its timestamp says that {} exists",
+                self.announced
             );
             return Ok(None);
         };
@@ -77,9 +88,9 @@ impl Trust {
             self.policy
         );
         assignment.document.check().context("check the assignment")?;
-        keys = self.check_revocations(keys).await.context("look for revoked keys")?;
+        keys = self.check_revocations().await.context("look for revoked keys")?;
         anyhow::ensure!(
-            keys.contains(&assignment.signer),
+            keys.may_sign(&assignment.signer, assignment::KIND),
             "assignment {epoch} is signed by key {}, which is revoked",
             assignment.signer
         );
@@ -94,44 +105,47 @@ impl Trust {
 
     /// The trusted keys. Reads new revocations every [`CHECK_INTERVAL`].
     async fn keys(&mut self) -> anyhow::Result<TrustedKeys> {
-        let keys = self.keys_of_folder()?;
         if self.checked.is_some_and(|checked| checked.elapsed() < CHECK_INTERVAL) {
-            return Ok(keys);
+            return self.keys_of_folder();
         }
-        self.check_revocations(keys).await
+        self.check_revocations().await
     }
 
     /// The keys of the folder without those known to be revoked.
     fn keys_of_folder(&self) -> anyhow::Result<TrustedKeys> {
         let mut keys = TrustedKeys::load(&self.keys_dir).context("load the trusted keys")?;
-        let revoked: Vec<String> = self.state.revoked(&keys).cloned().collect();
-        revoked.iter().for_each(|key| keys.revoke(key));
+        keys.revoke_by(self.state.revocations());
         Ok(keys)
     }
 
-    /// Records the revocations in the store and those that its timestamp names.
-    async fn check_revocations(&mut self, keys: TrustedKeys) -> anyhow::Result<TrustedKeys> {
-        let mut revoked = self.store.revocations(&self.policy, &keys).await?;
-        if let Ok(Some(timestamp)) = self.store.get_timestamp(&self.policy, &keys).await {
-            let Signed { document, signer, .. } = timestamp;
-            revoked.extend(document.revoked.into_iter().map(|key| (key, signer.clone())));
-            let age = OffsetDateTime::now_utc() - document.created_at;
-            metrics::gauge!("springtide_store_statement_age_seconds").set(age.as_seconds_f64());
-        }
-        for key in revoked.keys().filter(|key| keys.contains(key)) {
+    /// Records the revocations in the store, and reads what its timestamp says is newest.
+    async fn check_revocations(&mut self) -> anyhow::Result<TrustedKeys> {
+        let before = self.keys_of_folder()?;
+        let revocations = self.store.revocations(&self.policy, &before).await?;
+        self.state
+            .record_revocations(revocations)
+            .context("record revocations")?;
+        let keys = self.keys_of_folder()?;
+        for key in keys.ids().filter(|key| before.contains(key) && !keys.contains(key)) {
             tracing::warn!(
                 policy = self.policy,
                 key,
                 "key revoked; its signatures are refused from now on"
             );
         }
-        self.state.record_revocations(revoked).context("record revocations")?;
+        self.announced = 0;
+        if let Ok(Some(Signed { document, .. })) = self.store.get_timestamp(&self.policy, &keys).await {
+            self.announced = document.epoch;
+            let age = OffsetDateTime::now_utc() - document.created_at;
+            metrics::gauge!("springtide_store_statement_age_seconds").set(age.as_seconds_f64());
+        }
         self.checked = Some(Instant::now());
-        self.keys_of_folder()
+        Ok(keys)
     }
 
-    /// Refuses an assignment unless the store's timestamp shows that it is the newest. A store
-    /// without a timestamp is accepted if this follower has never seen one.
+    /// Refuses an assignment unless the store's timestamp shows that it is the newest. Without a
+    /// timestamp only an assignment that was verified here before is accepted, because a new
+    /// follower cannot know how old the store is.
     async fn check_timestamp(&mut self, assignment: &Signed<Assignment>, keys: &TrustedKeys) -> anyhow::Result<()> {
         let timestamp = match self.store.get_timestamp(&self.policy, keys).await {
             // the next release leader signs a new one
@@ -142,13 +156,24 @@ impl Trust {
             read => read?,
         };
         let seen_before = self.state.timestamp_at();
-        let Some(Timestamp { epoch, created_at, .. }) = timestamp.map(|signed| signed.document) else {
+        let Some(timestamp) = timestamp.map(|signed| signed.document) else {
             anyhow::ensure!(
-                seen_before.is_none() || self.state.has_verified(assignment),
-                "the store withholds its timestamp, which it had before"
+                self.state.has_verified(assignment),
+                match seen_before {
+                    Some(_) => "the store withholds its timestamp, which it had before",
+                    None => "the store shows no timestamp, so it may be old; is `springtide control` running?",
+                }
             );
             return Ok(());
         };
+        let Timestamp { epoch, created_at, .. } = timestamp;
+        let hidden = timestamp.revoked.iter().find(|key| !keys.is_revoked(key));
+        if let Some(key) = hidden {
+            anyhow::bail!(
+                "the timestamp says that key {key} is revoked, and the store shows no revocation that counts here; \
+                 is the root key's .pub in the keys folder?"
+            );
+        }
         let now = OffsetDateTime::now_utc();
         anyhow::ensure!(
             seen_before.is_none_or(|before| created_at >= before),

@@ -28,7 +28,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 pub fn open(url: &str, api_key: Option<&str>) -> anyhow::Result<Store> {
     let http = url.starts_with("http://") || url.starts_with("https://");
     ensure!(http, "{url:?} is not the URL of a relay; give http://host:port");
-    let client = reqwest::Client::builder()
+    let client = edge::tls::client()
         .connect_timeout(CONNECT_TIMEOUT)
         .read_timeout(READ_TIMEOUT)
         .build()

@@ -9,11 +9,11 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use axum::{Json, Router};
-use edge::auth::Auth;
+use edge::auth::{Auth, Scope};
 use edge::problem::Problem;
 use edge::query::Query;
+use edge::routes::{Routes, get};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path as Key;
 use object_store::{GetResultPayload, ObjectStoreExt as _};
@@ -29,11 +29,17 @@ struct Relay {
 
 pub(super) fn router(upstream: Store, cache: Cache, auth: &Auth) -> Router {
     let relay = Relay { upstream, cache };
-    let store = Router::new()
-        .route("/v1/store", get(list))
-        .route("/v1/store/{*key}", get(pass_on))
-        .with_state(relay);
-    auth.protect(store).route("/health", get(async || "ok"))
+    Routes::new()
+        .route(Scope::Read, "/v1/store", "List objects under a prefix", get(list))
+        .route(
+            Scope::Read,
+            "/v1/store/{*key}",
+            "Read an object or a document",
+            get(pass_on),
+        )
+        .open_route("/health", "Whether the process responds", get(async || "ok"))
+        .with_state(relay)
+        .protected_by(auth, "Springtide relay")
 }
 
 #[derive(Deserialize)]

@@ -1,18 +1,18 @@
-//! The release API: `GET /v1/aliases`, `GET /v1/releases`, `POST /v1/releases`. The label of the
-//! caller's key goes into the audit.
+//! The release API: `GET /v1/aliases`, `GET /v1/releases`, `POST /v1/releases`. The caller's
+//! key goes into the audit.
 
 use super::decide::manual::{self, ReleaseRequest, RequestError};
 use super::{ReleaseService, tables};
 use crate::database::{page_limit, unavailable};
 use artifact::digest::Digest;
-use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::routing::get;
 use edge::Problem;
-use edge::auth::{Principal, Role};
+use edge::audit;
+use edge::auth::{Principal, Scope};
 use edge::json::Json;
 use edge::query::Query;
+use edge::routes::{Routes, get, post};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -20,11 +20,16 @@ use uuid::Uuid;
 /// Largest page of `GET /v1/releases`.
 const PAGE_MAX: i64 = 500;
 
-/// The routes; put them behind `edge::auth`.
-pub fn router(service: ReleaseService) -> Router {
-    Router::new()
-        .route("/v1/aliases", get(aliases))
-        .route("/v1/releases", get(releases).post(request_release))
+pub fn routes(service: ReleaseService) -> Routes {
+    Routes::new()
+        .route(
+            Scope::Read,
+            "/v1/aliases",
+            "Which version each alias serves",
+            get(aliases),
+        )
+        .route(Scope::Read, "/v1/releases", "List releases", get(releases))
+        .route(Scope::Release, "/v1/releases", "Move an alias", post(request_release))
         .with_state(service)
 }
 
@@ -49,8 +54,7 @@ struct AliasView {
     since: OffsetDateTime,
 }
 
-async fn aliases(State(service): State<ReleaseService>, principal: Principal) -> Result<Json<Aliases>, Problem> {
-    principal.require(&[Role::Serving, Role::Research, Role::Release])?;
+async fn aliases(State(service): State<ReleaseService>) -> Result<Json<Aliases>, Problem> {
     let inner = &service.0;
     let rows = sqlx::query!(
         r#"select a.alias as "alias!", a.version as "version!", a.follows, a.branch as "branch!", a.epoch as "epoch!",
@@ -120,10 +124,8 @@ struct ReleaseView {
 
 async fn releases(
     State(service): State<ReleaseService>,
-    principal: Principal,
     Query(query): Query<ReleaseQuery>,
 ) -> Result<Json<Releases>, Problem> {
-    principal.require(&[Role::Serving, Role::Research, Role::Release])?;
     let limit = page_limit(query.limit, 50, PAGE_MAX)?;
     let inner = &service.0;
     let releases = sqlx::query_as!(
@@ -183,7 +185,6 @@ async fn request_release(
     principal: Principal,
     Json(request): Json<ReleaseRequest>,
 ) -> Result<(StatusCode, Json<Released>), Problem> {
-    principal.require(&[Role::Release])?;
     let (inner, kind, actor) = (&service.0, request.kind.name(), &principal.label);
     let policy = &inner.policy;
     let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
@@ -213,7 +214,17 @@ async fn request_release(
         transaction.commit().await.map_err(unavailable)?;
         return Err(problem.with("release_id", release.to_string()));
     }
-    let (epoch, releases) = tables::write(&mut transaction, policy, kind, actor, std::slice::from_ref(&change))
+    let (epoch, releases) = tables::write(&mut transaction, policy, 0, kind, actor, std::slice::from_ref(&change))
+        .await
+        .map_err(unavailable)?;
+    let change_of_alias = audit::Change {
+        tenant: &principal.tenant,
+        action: &format!("release.{kind}"),
+        subject: &format!("{policy}@{}", change.alias),
+        detail: &format!("version {}, epoch {epoch}", change.to),
+        reason: &request.reason,
+    };
+    audit::append(&mut transaction, principal.actor(), change_of_alias)
         .await
         .map_err(unavailable)?;
     transaction.commit().await.map_err(unavailable)?;

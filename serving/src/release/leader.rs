@@ -9,6 +9,7 @@ use super::{CHAMPION, ReleaseService, tables};
 use anyhow::Context;
 use sqlx::PgConnection;
 use sqlx::postgres::PgListener;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -65,10 +66,7 @@ async fn lead(service: &ReleaseService) -> anyhow::Result<()> {
         return Ok(());
     }
     tracing::info!(policy = inner.policy, "leading releases");
-    if service.arms_changed().await? && write_changes(service, &mut connection, restate_arms).await?.is_some() {
-        tracing::info!("experiment arms changed");
-        service.publish_missing().await?;
-    }
+    catch_up(service, &mut connection).await?;
     let mut moved = PgListener::connect_with(&inner.pool).await.context("listen")?;
     moved.listen(LINE_MOVED).await.context("listen")?;
     let mut ticks = tokio::time::interval(Duration::from_millis(inner.options.poll_interval_ms));
@@ -87,6 +85,25 @@ async fn lead(service: &ReleaseService) -> anyhow::Result<()> {
     }
 }
 
+/// Goes on from the tables' newest epoch, or states all aliases again under an epoch that is free in
+/// the store (see [`ReleaseService::taken_epoch`]).
+async fn catch_up(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<()> {
+    service.check_key().await?;
+    if let Some(taken) = service.taken_epoch().await?
+        && let Some((epoch, _)) = write_changes(service, connection, taken, restate).await?
+    {
+        tracing::warn!(
+            taken,
+            epoch,
+            "the store's newest assignment is not this configuration's: aliases stated again"
+        );
+        // Earlier epochs that are missing are not needed any longer, and may be taken.
+        service.0.published.store(epoch - 1, Ordering::Relaxed);
+    }
+    service.publish_missing().await?;
+    Ok(())
+}
+
 /// Publishes, plans, writes, publishes.
 async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<Round> {
     let epoch = service.publish_missing().await?;
@@ -95,7 +112,7 @@ async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyho
     if automatic::plan(&state.context("read the release state")?).is_empty() {
         return Ok(Round { epoch, changes: 0 });
     }
-    let Some((epoch, changes)) = write_changes(service, connection, automatic::plan).await? else {
+    let Some((epoch, changes)) = write_changes(service, connection, 0, automatic::plan).await? else {
         return Ok(Round { epoch, changes: 0 });
     };
     for change in &changes {
@@ -115,10 +132,11 @@ async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyho
     })
 }
 
-/// Decides under the lock and writes the changes as one epoch. `None`: there were none.
+/// Decides under the lock and writes the changes as one epoch above `taken`. `None`: there were none.
 async fn write_changes(
     service: &ReleaseService,
     connection: &mut PgConnection,
+    taken: i64,
     decide: fn(&ReleaseState) -> Vec<Change>,
 ) -> anyhow::Result<Option<(i64, Vec<Change>)>> {
     let policy = &service.0.policy;
@@ -128,26 +146,35 @@ async fn write_changes(
     if changes.is_empty() {
         return Ok(None);
     }
-    let (epoch, _) = tables::write(&mut transaction, policy, "follow", "follow", &changes)
+    let (epoch, _) = tables::write(&mut transaction, policy, taken, "follow", "follow", &changes)
         .await
         .context("write assignment")?;
     transaction.commit().await.context("commit assignment")?;
     Ok(Some((epoch, changes)))
 }
 
-/// Assignments contain the arms of the experiment, so changed arms need a new epoch.
-fn restate_arms(state: &ReleaseState) -> Vec<Change> {
-    let champion = state.alias(CHAMPION).map(|champion| Change {
-        follows: champion.follows.clone(),
-        ..state.pin(CHAMPION, champion.version, "the experiment's arms changed")
+/// One alias as it is. The document of its epoch has all aliases and arms.
+fn restate(state: &ReleaseState) -> Vec<Change> {
+    let alias = state.alias(CHAMPION).or(state.aliases.first());
+    let change = alias.map(|alias| Change {
+        follows: alias.follows.clone(),
+        withdrawn: alias.withdrawn,
+        ..state.pin(
+            &alias.alias,
+            alias.version,
+            "stated again: the arms changed, or the store's newest assignment was not ours",
+        )
     });
-    champion.into_iter().collect()
+    change.into_iter().collect()
 }
 
 impl ReleaseService {
-    /// One round of the loop, for tests.
+    /// What a new leader does first, then one round of the loop and a timestamp; for tests.
     pub async fn round(&self) -> anyhow::Result<Round> {
         let mut connection = self.0.pool.acquire().await.context("connect")?;
-        round(self, &mut connection).await
+        catch_up(self, &mut connection).await?;
+        let done = round(self, &mut connection).await?;
+        self.publish_timestamp().await?;
+        Ok(done)
     }
 }

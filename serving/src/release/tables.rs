@@ -77,17 +77,20 @@ pub async fn served_before(connection: &mut PgConnection, policy: &str, alias: &
     .await
 }
 
-/// Writes `changes` as one new epoch; returns it with the release id of each change.
+/// Writes `changes` as one new epoch, above `taken` and all earlier ones. Returns it with the release
+/// id of each change.
 pub async fn write(
     transaction: &mut Transaction<'_, Postgres>,
     policy: &str,
+    taken: i64,
     kind: &str,
     actor: &str,
     changes: &[Change],
 ) -> sqlx::Result<(i64, Vec<Uuid>)> {
     let epoch = sqlx::query_scalar!(
-        r#"select coalesce(max(epoch), 0) + 1 as "epoch!" from assignment where policy = $1"#,
-        policy
+        r#"select greatest(coalesce(max(epoch), 0), $2) + 1 as "epoch!" from assignment where policy = $1"#,
+        policy,
+        taken
     )
     .fetch_one(&mut **transaction)
     .await?;

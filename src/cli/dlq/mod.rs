@@ -84,7 +84,7 @@ pub struct Filter {
 impl Command {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
         let config = &app.config;
-        let queue = DlqReader::open(&config.kafka_client()).await?;
+        let queue = DlqReader::open(&config.kafka_client()?).await?;
         match self {
             Self::List(args) => args.run(&queue, config).await,
             Self::Show(args) => args.run(&queue).await,
@@ -200,6 +200,7 @@ mod tests {
             trace: Vec::new(),
             key: Vec::new(),
             value: Vec::new(),
+            shortened: None,
         }
     }
 

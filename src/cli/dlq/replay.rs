@@ -52,7 +52,7 @@ impl Args {
             self.positions.is_empty() || self.filter.since.is_none() && self.filter.topic.is_none(),
             "--since and --topic narrow down --cause; leave them out where records are named"
         );
-        let client = config.kafka_client();
+        let client = config.kafka_client()?;
         let plan = plan(queue, &self, config, &client.topics()).await?;
         for (why, count) in &plan.left {
             eprintln!("{count} cannot be put back: {why}");
@@ -176,7 +176,7 @@ async fn send_repaired(
             file.display()
         )
     })?;
-    let client = config.kafka_client();
+    let client = config.kafka_client()?;
     for warning in renamed(&record, &event) {
         eprintln!("{warning}");
     }

@@ -28,6 +28,7 @@ pub fn row(record: &DlqRecord, replayed: Option<&ReplayNote>) -> Value {
         "source": identity.as_ref().map(|identity| short(&identity.source)),
         "id": identity.as_ref().map(|identity| short(&identity.id)),
         "detail": plain(&without_quotes(&record.detail)),
+        "shortened_from_bytes": record.shortened.as_ref().map(|original| original.value_bytes),
         "replayed": replayed.map(|replayed| {
             let to = replayed.to.as_ref();
             json!({
@@ -58,7 +59,12 @@ pub fn page(rows: &[Value]) -> String {
             Some(false) => "  [replayed]",
             None => "",
         };
-        let detail = text("detail") + replayed;
+        let shortened = if row["shortened_from_bytes"].is_null() {
+            ""
+        } else {
+            "  [shortened]"
+        };
+        let detail = text("detail") + shortened + replayed;
         [text("letter"), text("time"), text("reason"), from, event, detail]
     };
     table(
@@ -83,6 +89,13 @@ pub fn heading(record: &DlqRecord) -> String {
     }
     line("content-type", &record.content_type);
     line("key", &hex(&record.key));
+    if let Some(original) = &record.shortened {
+        let (bytes, kept, digest) = (original.value_bytes, record.value.len(), &original.value_digest);
+        line(
+            "shortened",
+            &format!("{bytes} bytes of BLAKE3 {digest}; the first {kept} follow, the rest is where it is from"),
+        );
+    }
     for (name, value) in &record.trace {
         line(name, value);
     }
@@ -175,6 +188,7 @@ mod tests {
             trace: Vec::new(),
             key: b"k".to_vec(),
             value: value.as_bytes().to_vec(),
+            shortened: None,
         }
     }
 

@@ -49,6 +49,10 @@ pub enum Command {
     Squash(upkeep::Squash),
     /// List the signing keys that are trusted here, and the revoked ones.
     Keys(keys::Keys),
+    /// Make a signing key with a role: root, release or trainer.
+    ///
+    /// Example: springtide policy new-key root --role root
+    NewKey(keys::NewKey),
     /// Stop trusting a key. Nothing that only it signed is loaded anywhere from then on.
     Revoke(keys::Revoke),
     /// Sign the trusted documents with another key as well, before the old key is revoked.
@@ -87,6 +91,7 @@ impl Command {
             Self::Unkeep(args) => args.run(config).await,
             Self::Squash(args) => args.run(config).await,
             Self::Keys(args) => args.run(config).await,
+            Self::NewKey(args) => args.run(config).await,
             Self::Revoke(args) => args.run(config).await,
             Self::Resign(args) => args.run(config).await,
             Self::Shard(args) => args.run(config).await,
@@ -121,6 +126,10 @@ struct OpenStore {
 }
 
 impl StoreArgs {
+    fn keys_dir(&self, config: &Config) -> PathBuf {
+        self.keys.clone().unwrap_or_else(|| config.keys_dir())
+    }
+
     async fn open(&self, config: &Config) -> anyhow::Result<OpenStore> {
         let store = match &self.store {
             Some(url) => {
@@ -129,7 +138,7 @@ impl StoreArgs {
             }
             None => policy_store::open(config)?,
         };
-        let keys_dir = self.keys.clone().unwrap_or_else(|| config.keys_dir());
+        let keys_dir = self.keys_dir(config);
         let policy = self.policy.clone().unwrap_or_else(|| config.policy.name.clone());
         let keys = TrustedKeys::load(&keys_dir)
             .with_context(|| format!("load the trusted keys from {}", keys_dir.display()))?;

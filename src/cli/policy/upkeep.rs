@@ -137,6 +137,7 @@ impl Gc {
             "given_up": done.unreachable,
             "needed": done.live,
             "put_back": done.restored,
+            "rebuilt_parts": done.rebuilt_parts,
             "kept_objects": done.kept_objects,
             "kept_bytes": done.kept_bytes,
         });
@@ -166,6 +167,12 @@ fn text(done: &GcReport, dry_run: bool) -> String {
         text += &format!(
             "{} objects turned out to be needed and were restored\n",
             done.restored.len()
+        );
+    }
+    if !done.rebuilt_parts.is_empty() {
+        text += &format!(
+            "{} lists of parts were missing and were made again\n",
+            done.rebuilt_parts.len()
         );
     }
     text

@@ -119,7 +119,7 @@ impl Rescore {
     async fn run(self, app: &App, pool: PgPool) -> anyhow::Result<()> {
         let config = &app.config;
         let rule = self.definition.rule(&pool, config, &self.surface).await?;
-        let names = config.kafka_client().topics();
+        let names = config.kafka_client()?.topics();
         let known = last_caught_up_to(&pool, &[names.generation, names.feedback]).await;
         let known = known.context("read how far the database is")?.with_context(|| {
             let prefix = &config.kafka.topic_prefix;

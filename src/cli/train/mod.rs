@@ -7,6 +7,7 @@ use axum::routing::get;
 use trainer::Environment;
 
 use super::App;
+use crate::config::Part;
 use crate::policy_store;
 use crate::role::{self, Role};
 
@@ -36,20 +37,21 @@ impl Args {
 async fn execute_runs(app: &App) -> anyhow::Result<()> {
     let role = Role::start(app).await?;
     let config = &app.config;
-    let listener = role.listen(config.listen.train).await?;
+    let listener = role.listen(config, Part::Train).await?;
+    let metrics = role.metrics(config, Part::Train);
     let environment = Environment {
         policy: config.policy.name.clone(),
         compute: config.policy.compute,
         quantized: config.policy.quantized.clone(),
         base_dir: Some(config.policy.base.clone()),
-        kafka: config.kafka_client(),
+        kafka: config.kafka_client()?,
         store: policy_store::open(config)?,
         payloads: role::payloads(app)?,
         keys_dir: config.keys_dir(),
         serve_url: config.serve_url(),
         pool: role.pool,
     };
-    let router = role.metrics.route("/health", get(|| async { "ok" }));
+    let router = metrics.route("/health", get(|| async { "ok" }));
     // The server stops when the work ends, for whatever reason.
     let done = role.shutdown.child_token();
     let server = tokio::spawn(edge::server::run(listener, router, done.clone()));

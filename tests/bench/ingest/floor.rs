@@ -13,7 +13,7 @@ use ingest::event::{Body, Event, Target, Value, time_of};
 use ingest::log::ClientOptions;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Message;
-use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use rdkafka::{Offset, TopicPartitionList};
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use tokio_postgres::{NoTls, Transaction};
@@ -57,12 +57,8 @@ fn consume(
     stop: &CancellationToken,
     runtime: &tokio::runtime::Handle,
 ) -> anyhow::Result<()> {
-    let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", &options.brokers);
+    let mut config = options.config(ingest::sink::CONSUMER_SETTINGS);
     config.set("group.id", "floor");
-    for (key, value) in ingest::sink::CONSUMER_SETTINGS {
-        config.set(*key, *value);
-    }
     let consumer: BaseConsumer = config.create().context("create consumer")?;
     let topics = options.topics();
     let mut assignment = TopicPartitionList::new();

@@ -22,14 +22,15 @@ const CONNECTIONS_MAX: u32 = 8;
 /// Postgres and the broker, until dropped.
 pub struct Stack {
     process: Child,
-    postgres: String,
-    kafka: String,
+    addresses: Addresses,
 }
 
 #[derive(Deserialize)]
 struct Addresses {
     postgres: String,
     kafka: String,
+    /// librdkafka settings, lines `name=value`.
+    kafka_file: PathBuf,
 }
 
 /// A separate database and topics.
@@ -37,6 +38,7 @@ pub struct Room {
     pub pool: PgPool,
     pub database_url: String,
     pub kafka: ClientOptions,
+    kafka_file: PathBuf,
 }
 
 impl Stack {
@@ -53,25 +55,28 @@ impl Stack {
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line).await?;
         let addresses: Addresses = serde_json::from_str(&line).context("the stack did not start")?;
-        Ok(Self {
-            process,
-            postgres: addresses.postgres,
-            kafka: addresses.kafka,
-        })
+        Ok(Self { process, addresses })
     }
 
     /// A migrated database and empty topics.
     pub async fn room(&self, name: &str, partitions: i32) -> anyhow::Result<Room> {
-        let mut admin = PgConnection::connect(&self.postgres).await?;
+        let mut admin = PgConnection::connect(&self.addresses.postgres).await?;
         admin.execute(AssertSqlSafe(format!("create database {name}"))).await?;
-        let slash = self.postgres.rfind('/').context("a database URL")?;
-        let database_url = format!("{}/{name}", &self.postgres[..slash]);
+        let postgres = &self.addresses.postgres;
+        let slash = postgres.rfind('/').context("a database URL")?;
+        let database_url = format!("{}/{name}", &postgres[..slash]);
         let options = PgPoolOptions::new().max_connections(CONNECTIONS_MAX);
         let pool = options.connect(&database_url).await?;
         sqlx::migrate!("../../migrations").run(&pool).await?;
+        let kafka_file = self.addresses.kafka_file.clone();
+        let settings = fs::read_to_string(&kafka_file).context("read the settings of Kafka clients")?;
+        let settings = settings.lines().filter_map(|line| line.split_once('='));
         let kafka = ClientOptions {
-            brokers: self.kafka.clone(),
+            brokers: self.addresses.kafka.clone(),
             topic_prefix: name.to_owned(),
+            librdkafka: settings
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect(),
             ..ClientOptions::default()
         };
         ingest::log::ensure_topics(&kafka, partitions).await?;
@@ -79,6 +84,7 @@ impl Stack {
             pool,
             database_url,
             kafka,
+            kafka_file,
         })
     }
 
@@ -111,6 +117,7 @@ impl Ingest {
             .env("SPRINGTIDE__LISTEN__INGEST", address.to_string())
             .env("SPRINGTIDE__POSTGRES__URL", &room.database_url)
             .env("SPRINGTIDE__KAFKA__BROKERS", &room.kafka.brokers)
+            .env("SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE", &room.kafka_file)
             .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &room.kafka.topic_prefix)
             .env("SPRINGTIDE__INGEST__PARTITIONS", partitions.to_string())
             .stdin(Stdio::null())

@@ -8,7 +8,6 @@ use futures::future::try_join_all;
 use ingest::event::PayloadRef;
 use ingest::log::ClientOptions;
 use ingest::payload::TOKEN_IDS;
-use rdkafka::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use uuid::Uuid;
 
@@ -82,11 +81,7 @@ pub struct Bare {
 
 impl Bare {
     pub fn new(options: &ClientOptions) -> anyhow::Result<Self> {
-        let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", &options.brokers);
-        for (key, value) in ingest::log::PRODUCER_SETTINGS {
-            config.set(*key, *value);
-        }
+        let config = options.config(ingest::log::PRODUCER_SETTINGS);
         Ok(Self {
             producer: config.create().context("create producer")?,
             topics: Arc::new(options.topics()),

@@ -2,7 +2,6 @@
 
 use super::{List, Shared, database, limit};
 use axum::extract::{Path, State};
-use edge::auth::Principal;
 use edge::json::Json;
 use edge::problem::Problem;
 use edge::query::Query;
@@ -22,7 +21,7 @@ pub(super) struct Run {
     pub status: String,
     /// Why it is paused, failed or cancelled.
     pub reason: Option<String>,
-    /// The alarm that has begun and not ended.
+    /// The alarms that have begun and not ended.
     pub alarm: Option<String>,
     pub config: serde_json::Value,
     pub base_version: Option<i64>,
@@ -59,11 +58,12 @@ pub(super) async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Pr
         r#"
         select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
                r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at,
-               (select case e.data ->> 'state' when 'began' then e.message end
-                from run_event e
-                where e.run_id = r.id and e.data ? 'alarm'
-                order by e.id desc
-                limit 1) as alarm
+               (select string_agg(e.message, '; ')
+                from (select distinct on (data ->> 'alarm') message, data ->> 'state' as state
+                      from run_event
+                      where run_id = r.id and data ? 'alarm'
+                      order by data ->> 'alarm', id desc) e
+                where e.state = 'began') as alarm
         from run r
         left join line l on l.policy = r.policy and l.line = r.line
         where r.policy = $1 and r.id = $2
@@ -77,30 +77,23 @@ pub(super) async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Pr
     row.ok_or_else(|| Problem::not_found(format!("policy `{policy}` has no run {id}")))
 }
 
-pub(super) async fn one(
-    State(shared): State<Shared>,
-    _: Principal,
-    Path(id): Path<Uuid>,
-) -> Result<Json<Run>, Problem> {
+pub(super) async fn one(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Json<Run>, Problem> {
     Ok(Json(get(&shared.pool, &shared.policy, id).await?))
 }
 
-pub(super) async fn list(
-    State(shared): State<Shared>,
-    _: Principal,
-    Query(page): Query<Page>,
-) -> Result<Json<List<Run>>, Problem> {
+pub(super) async fn list(State(shared): State<Shared>, Query(page): Query<Page>) -> Result<Json<List<Run>>, Problem> {
     let limit = limit(page.limit)?;
     let rows = sqlx::query_as!(
         Run,
         r#"
         select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
                r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at,
-               (select case e.data ->> 'state' when 'began' then e.message end
-                from run_event e
-                where e.run_id = r.id and e.data ? 'alarm'
-                order by e.id desc
-                limit 1) as alarm
+               (select string_agg(e.message, '; ')
+                from (select distinct on (data ->> 'alarm') message, data ->> 'state' as state
+                      from run_event
+                      where run_id = r.id and data ? 'alarm'
+                      order by data ->> 'alarm', id desc) e
+                where e.state = 'began') as alarm
         from run r
         left join line l on l.policy = r.policy and l.line = r.line
         where r.policy = $1
@@ -135,7 +128,6 @@ pub(super) struct Event {
 
 pub(super) async fn events(
     State(shared): State<Shared>,
-    _: Principal,
     Path(id): Path<Uuid>,
     Query(page): Query<Page>,
 ) -> Result<Json<List<Event>>, Problem> {
@@ -181,7 +173,6 @@ pub(super) struct StepPage {
 
 pub(super) async fn checkpoints(
     State(shared): State<Shared>,
-    _: Principal,
     Path(id): Path<Uuid>,
     Query(page): Query<StepPage>,
 ) -> Result<Json<List<CommittedStep>>, Problem> {

@@ -14,6 +14,8 @@ use std::sync::Arc;
 pub struct MicroBatch {
     /// The input ids of each sequence: all but its last token.
     pub sequences: Vec<Vec<u32>>,
+    /// Index of each sequence's sample, and how many of its tokens are trained on.
+    pub samples: Vec<(usize, usize)>,
     /// Row, counted through all sequences, whose logits predict the trained token.
     pub positions: Vec<usize>,
     /// The trained token itself.
@@ -48,6 +50,20 @@ impl MicroBatch {
     /// Whether any token has a gradient. NaN counts, so that a guard finds it.
     pub fn has_gradient(&self) -> bool {
         self.advantage.iter().any(|&a| a != 0.0)
+    }
+
+    /// The largest |logged − `recomputed`| log-probability of each sample's trained tokens, by the
+    /// sample's index. Not a number if one of them is not.
+    pub fn differences(&self, recomputed: &[f32]) -> Vec<(usize, f64)> {
+        let mut tokens = self.behavior.iter().zip(recomputed);
+        let largest = |&(sample, count): &(usize, usize)| {
+            let differences = tokens.by_ref().take(count);
+            let differences = differences.map(|(&logged, &again)| (f64::from(again) - f64::from(logged)).abs());
+            // `f64::max` would ignore NaN
+            let largest = differences.fold(0.0, |a: f64, b| if a.is_nan() || a > b { a } else { b });
+            (sample, largest)
+        };
+        self.samples.iter().map(largest).collect()
     }
 }
 
@@ -94,6 +110,7 @@ fn micro_batch(chosen: &[usize], samples: &[Sample], advantages: &[f64]) -> Resu
         let sample = &samples[i];
         let inputs = sample.prompt.iter().chain(&sample.tokens).take(sample.input_len());
         batch.sequences.push(inputs.copied().collect());
+        batch.samples.push((i, sample.trained_tokens()));
         if let Some(experts) = &sample.experts {
             batch.routing.get_or_insert_default().append(experts)?;
         }
@@ -150,6 +167,22 @@ mod tests {
         assert_eq!(b.behavior, [-8.0, -9.0, -2.0]);
         assert_eq!(b.advantage, [0.5, 0.5, -1.0]);
         assert_eq!(samples.iter().map(Sample::trained_tokens).sum::<usize>(), 3);
+    }
+
+    #[test]
+    fn differences_are_those_of_each_sample() {
+        let samples = [
+            sample(&[1], &[2, 3], &[true, true]),
+            sample(&[1, 4, 5], &[6, 7], &[true, false]),
+            sample(&[1], &[2], &[false]),
+        ];
+        let batch = &pack(&samples, &[1.0; 3], 100).unwrap()[0];
+        assert_eq!(batch.behavior, [-6.0, -2.0, -3.0]); // the longest first
+        let differences = batch.differences(&[-6.5, -2.0, -2.75]);
+        assert_eq!(differences, [(1, 0.5), (0, 0.25), (2, 0.0)]);
+        let differences = batch.differences(&[f32::NAN, f32::NEG_INFINITY, -3.0]);
+        assert!(differences[0].1.is_nan());
+        assert_eq!(differences[1], (0, f64::INFINITY));
     }
 
     #[test]

@@ -7,8 +7,10 @@
 //!
 //! A step has three parts:
 //! 1. [`Learner::accumulate`] adds gradients while the cohort fills. A trajectory's gradient does
-//!    not depend on the others, and the denominator is applied at the end.
-//! 2. [`Learner::finish`] computes the update, checks the guards and proposes a step.
+//!    not depend on the others, and the denominator is applied at the end. A trajectory whose logged
+//!    log-probabilities are not those of the model adds nothing.
+//! 2. [`Learner::finish`] computes the update, checks the guards and proposes a step. A cohort
+//!    without any gradient makes none: momentum alone would move the weights.
 //! 3. The caller makes the step durable and calls [`Learner::accept`], or [`Learner::discard`],
 //!    which undoes everything.
 //!
@@ -59,6 +61,8 @@ pub struct Metrics {
     pub explored: usize,
     /// Sequences computed with their logged experts.
     pub replayed: usize,
+    /// Samples that were refused because of their log-probabilities; in none of the other figures.
+    pub quarantined: usize,
     pub tokens: usize,
     /// Sequences whose advantage is exactly 0. They count in every mean and get no backward pass.
     pub without_gradient: usize,
@@ -88,11 +92,22 @@ pub struct Proposal {
 #[derive(Debug, Clone)]
 pub enum Outcome {
     Proposed(Proposal),
+    /// The gradient is exactly 0, so there is nothing to learn. Nothing has changed.
+    Empty(Metrics),
     /// Nothing has changed.
     Refused {
         breach: Breach,
         metrics: Metrics,
     },
+}
+
+/// A sample that was not added: its log-probabilities are not those of the model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rejected {
+    /// Its index among the given samples.
+    pub index: usize,
+    /// Its largest |logged − recomputed| log-probability, nats.
+    pub difference: f64,
 }
 
 /// Holds the weights of one line's head.
@@ -207,18 +222,22 @@ impl Learner {
         limits: &Limits,
     ) -> anyhow::Result<Outcome> {
         self.discard()?;
-        self.accumulate(samples, advantages, settings)?;
+        self.accumulate(samples, advantages, settings, limits.difference_max)?;
         self.finish(settings, limits)
     }
 
     /// Adds the gradients of samples to the next step and changes nothing else. An advantage must
     /// not depend on samples that come later. After an error the caller must discard.
+    ///
+    /// Samples with a token whose logged log-probability differs from the recomputed one by more
+    /// than `difference_max` are not added, but returned, in the order given.
     pub fn accumulate(
         &mut self,
         samples: &[Sample],
         advantages: &[f64],
         settings: &StepSettings,
-    ) -> anyhow::Result<()> {
+        difference_max: f64,
+    ) -> anyhow::Result<Vec<Rejected>> {
         let started = Instant::now();
         self.ensure_nothing_pending()?;
         ensure!(samples.len() == advantages.len(), "one advantage per sample");
@@ -231,12 +250,46 @@ impl Learner {
                 sample.generation
             );
         }
-        self.accumulator.add_samples(samples, advantages);
+        let mut rejected = Vec::new();
         for batch in batch::pack(samples, advantages, settings.micro_batch_tokens)? {
-            self.forward_backward(batch, settings)?;
+            if batch.targets.is_empty() {
+                continue;
+            }
+            let scored = self.score(&batch)?;
+            let (mut good, mut bad) = (Vec::new(), Vec::new());
+            for (index, difference) in batch.differences(&scored.recomputed) {
+                match difference <= difference_max {
+                    true => good.push(index),
+                    false => bad.push(Rejected { index, difference }), // also if it is not a number
+                }
+            }
+            if bad.is_empty() {
+                self.backward(batch, scored, settings)?;
+                continue;
+            }
+            rejected.extend(bad);
+            // the others alone: their values do not depend on their neighbors
+            let (kept, weights): (Vec<Sample>, Vec<f64>) =
+                good.iter().map(|&i| (samples[i].clone(), advantages[i])).unzip();
+            for batch in batch::pack(&kept, &weights, settings.micro_batch_tokens)? {
+                if !batch.targets.is_empty() {
+                    let scored = self.score(&batch)?;
+                    self.backward(batch, scored, settings)?;
+                }
+            }
         }
+        rejected.sort_by_key(|rejected| rejected.index);
+        for (index, (sample, &advantage)) in samples.iter().zip(advantages).enumerate() {
+            if rejected
+                .binary_search_by_key(&index, |rejected| rejected.index)
+                .is_err()
+            {
+                self.accumulator.add_sample(sample, advantage);
+            }
+        }
+        self.accumulator.quarantined += rejected.len();
         self.accumulator.seconds += started.elapsed().as_secs_f64();
-        Ok(())
+        Ok(rejected)
     }
 
     /// Ends the step with what was accumulated: division, clipping, update, guards.
@@ -246,7 +299,13 @@ impl Learner {
         let accumulated = std::mem::take(&mut self.accumulator);
         let denominator = settings.aggregation.denominator(accumulated.counts);
         let mut metrics = accumulated.metrics(denominator);
-        let proposed = self.update(&accumulated, denominator, &mut metrics, settings, limits)?;
+        let gradients = self.take_gradients(denominator);
+        metrics.gradient_norm = optimizer::norm(&gradients);
+        if metrics.gradient_norm == 0.0 && metrics.loss.is_finite() {
+            metrics.seconds = accumulated.seconds + started.elapsed().as_secs_f64();
+            return Ok(Outcome::Empty(metrics));
+        }
+        let proposed = self.update(&accumulated, gradients, &mut metrics, settings, limits)?;
         metrics.seconds = accumulated.seconds + started.elapsed().as_secs_f64();
         let pending = match proposed {
             Ok(pending) => pending,
@@ -265,14 +324,12 @@ impl Learner {
     fn update(
         &mut self,
         accumulated: &Accumulator,
-        denominator: f64,
+        mut gradients: Parameters,
         metrics: &mut Metrics,
         settings: &StepSettings,
         limits: &Limits,
     ) -> anyhow::Result<Result<State, Breach>> {
-        let mut gradients = self.take_gradients(denominator);
-        metrics.gradient_norm = optimizer::norm(&gradients);
-        let checked = limits.before_update(metrics.loss, metrics.gradient_norm, metrics.mismatch.difference_max);
+        let checked = limits.before_update(metrics.loss, metrics.gradient_norm);
         if let Err(breach) = checked {
             return Ok(Err(breach));
         }
@@ -336,13 +393,17 @@ impl Learner {
         Ok(())
     }
 
+    /// The forward pass of a micro-batch, and log μ of its trained tokens.
+    fn score(&self, batch: &MicroBatch) -> anyhow::Result<Scored> {
+        let pass = score(&self.state.model, batch)?;
+        let recomputed = behavior::log_behavior(&pass.logits, batch, self.decline);
+        Ok(Scored { pass, recomputed })
+    }
+
     /// Adds the gradients of the micro-batch's summed loss to the leaves. If every advantage is 0,
-    /// only the forward pass runs, so that parity is checked for every token.
-    fn forward_backward(&mut self, batch: MicroBatch, settings: &StepSettings) -> anyhow::Result<()> {
-        if batch.targets.is_empty() {
-            return Ok(());
-        }
-        let pass = score(&self.state.model, &batch)?;
+    /// there is no backward pass.
+    fn backward(&mut self, batch: MicroBatch, scored: Scored, settings: &StepSettings) -> anyhow::Result<()> {
+        let Scored { pass, recomputed } = scored;
         let backward = batch.has_gradient();
         let _no_grad = (!backward).then(tch::no_grad_guard);
         let hidden = autograd::leaf(&pass.hidden);
@@ -363,7 +424,7 @@ impl Learner {
             self.train_model.backward(&pass, hidden.grad());
         }
         self.accumulator
-            .add_batch(batch, transform, &pass.logits, &distribution, &terms, self.decline);
+            .add_batch(batch, transform, &recomputed, &distribution, &terms);
         Ok(())
     }
 
@@ -398,6 +459,13 @@ impl Learner {
             Some(lora) => lora.published(master),
         }
     }
+}
+
+/// A micro-batch after its forward pass.
+struct Scored {
+    pass: Pass,
+    /// log μ of each trained token.
+    recomputed: Vec<f32>,
 }
 
 /// The model's pass over a micro-batch, with logits at its trained positions and its logged

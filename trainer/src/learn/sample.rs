@@ -12,6 +12,11 @@ use uuid::Uuid;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     pub generation: Uuid,
+    /// Whose request it answers: a user is a pair of tenant and key.
+    pub tenant: String,
+    pub user: String,
+    /// Who sampled it.
+    pub replica: String,
     /// The class of request that a baseline belongs to: its surface.
     pub class: String,
     /// The rollouts of one task; `None` in production.
@@ -55,6 +60,9 @@ impl Sample {
     pub fn example() -> Self {
         Sample {
             generation: Uuid::now_v7(),
+            tenant: "default".into(),
+            user: "u".into(),
+            replica: "r".into(),
             class: "completion".into(),
             group: None,
             version: 1,

@@ -136,6 +136,23 @@ pub async fn append_event(
     Ok(())
 }
 
+/// Whether the alarm of this name has begun and not ended, by the run's events.
+pub async fn alarm_is_on(pool: &PgPool, run: Uuid, alarm: &str) -> Result<bool, sqlx::Error> {
+    let state = sqlx::query_scalar!(
+        r#"
+        select data ->> 'state' as "state!" from run_event
+        where run_id = $1 and data ->> 'alarm' = $2
+        order by id desc
+        limit 1
+        "#,
+        run,
+        alarm
+    )
+    .fetch_optional(pool)
+    .await?;
+    Ok(state.as_deref() == Some("began"))
+}
+
 /// The lease of the one process that executes a policy's runs: an advisory lock on a connection of
 /// its own, released when the process ends. Keep the returned connection while working. `None`:
 /// another process has the lease.

@@ -33,6 +33,13 @@ struct Member {
     generation: Uuid,
     class: String,
     reward: f64,
+    informative: bool,
+}
+
+/// Whether a sample has a gradient. One whose advantage is not a number counts, so that a guard
+/// finds it.
+pub(crate) fn is_informative(sample: &Sample, advantage: f64) -> bool {
+    advantage != 0.0 && sample.trained_tokens() > 0
 }
 
 impl Cohort {
@@ -50,16 +57,35 @@ impl Cohort {
         self.members.len()
     }
 
-    /// Adds samples. Members are sorted by generation, whenever they joined.
-    pub fn join(&mut self, samples: &[Sample]) {
+    /// How many members have a gradient.
+    pub fn informative(&self) -> usize {
+        self.members.iter().filter(|member| member.informative).count()
+    }
+
+    /// How many more may join a cohort of `size`. 0: it is full.
+    ///
+    /// A full cohort has at least a quarter of informative members: a step on fewer would follow
+    /// one or two samples, or momentum alone, as far as it follows a whole cohort.
+    pub fn room(&self, size: usize) -> usize {
+        match size.saturating_sub(self.len()) {
+            0 => size.div_ceil(4).saturating_sub(self.informative()),
+            room => room,
+        }
+    }
+
+    /// Adds samples, each with its advantage. Members are sorted by generation, whenever they
+    /// joined.
+    pub fn join<'a>(&mut self, samples: impl IntoIterator<Item = (&'a Sample, f64)>) {
         let now = Instant::now();
         self.first_joined.get_or_insert(now);
         self.last_joined = Some(now);
-        self.members.extend(samples.iter().map(|sample| Member {
-            generation: sample.generation,
-            class: sample.class.clone(),
-            reward: sample.reward,
-        }));
+        self.members
+            .extend(samples.into_iter().map(|(sample, advantage)| Member {
+                generation: sample.generation,
+                class: sample.class.clone(),
+                reward: sample.reward,
+                informative: is_informative(sample, advantage),
+            }));
         self.members.sort_by_key(|member| member.generation);
     }
 
@@ -101,17 +127,41 @@ mod tests {
     #[test]
     fn members_are_sorted_by_generation() {
         let mut cohort = Cohort::new();
-        cohort.join(&[sample(2, 0.75), sample(5, -0.25)]);
-        cohort.join(&[sample(3, 0.0)]);
+        cohort.join([(&sample(2, 0.75), 0.75), (&sample(5, -0.25), -0.25)]);
+        cohort.join([(&sample(3, 0.0), 0.0)]);
         assert_eq!(cohort.generations(), [2, 3, 5].map(Uuid::from_u128));
         assert_eq!(cohort.classes_and_rewards().1, [0.75, 0.0, -0.25]);
         assert_eq!(cohort.len(), 3);
     }
 
     #[test]
+    fn a_cohort_is_full_when_a_quarter_of_its_size_is_informative() {
+        let mut cohort = Cohort::new();
+        let join = |cohort: &mut Cohort, ids: std::ops::Range<u128>, reward: f64| {
+            for id in ids {
+                cohort.join([(&sample(id, reward), reward)]);
+            }
+        };
+        join(&mut cohort, 0..7, 0.0);
+        assert_eq!(cohort.room(8), 1);
+        join(&mut cohort, 7..8, -0.25);
+        assert_eq!((cohort.informative(), cohort.room(8)), (1, 1), "one of two");
+        let masked = Sample {
+            mask: vec![false],
+            ..sample(9, 0.75)
+        };
+        cohort.join([(&masked, 0.75)]);
+        assert_eq!(cohort.room(8), 1, "no token of it is trained on");
+        join(&mut cohort, 10..11, 0.75);
+        assert_eq!((cohort.len(), cohort.room(8)), (10, 0));
+        join(&mut cohort, 20..21, f64::NAN);
+        assert_eq!(cohort.informative(), 3);
+    }
+
+    #[test]
     fn the_compute_tail_excludes_the_guard() {
         let mut cohort = Cohort::new();
-        cohort.join(&[sample(1, 0.0)]);
+        cohort.join([(&sample(1, 0.0), 0.0)]);
         let timings = cohort.timings(1e6);
         assert_eq!((timings.collect, timings.compute_tail, timings.guard), (0.0, 0.0, 1e6));
     }

@@ -13,6 +13,7 @@ use crate::publish::run_state::{RunState, StepRecord};
 use crate::publish::{self, Draft};
 use crate::runs::claim::{self, Claim};
 use crate::runs::cohort::{Cohort, Timings};
+use crate::runs::quarantine::{self, Change, Quarantine};
 use crate::runs::trainer::Trainer;
 use crate::select;
 use anyhow::{Context, anyhow};
@@ -39,6 +40,10 @@ pub(crate) struct Executor<'a> {
     pub baselines: Baselines,
     /// The cohort of the next step.
     pub cohort: Cohort,
+    /// How many of the latest samples were quarantined.
+    pub quarantine: Quarantine,
+    /// Cohorts that a guard refused since the last published step.
+    refused: u32,
     /// The run's random state, if it was restored.
     pub random: Option<u64>,
     /// Limits of the head's model.
@@ -66,9 +71,19 @@ pub(crate) struct StepInputs {
 
 pub(crate) enum StepOutcome {
     Published,
-    /// A guard refused: the cohort is dropped and the run is paused.
+    /// The cohort has no gradient at all and is dropped. The run continues.
+    Empty,
+    /// A guard refused: the cohort is dropped. The run continues.
     Refused,
+    /// A guard refused once too often: the cohort is dropped and the run is paused.
+    Paused,
 }
+
+/// After this many refused cohorts in a row the run waits for a person. One alone may be the fault
+/// of one sample.
+const REFUSED_IN_A_ROW_MAX: u32 = 3;
+/// The alarm's name in `run_event.data`.
+const ALARM: &str = "quarantine";
 
 impl<'a> Executor<'a> {
     /// Claims `run` and loads the head of `line`. `None`: the run is paused or has ended, or the
@@ -99,6 +114,8 @@ impl<'a> Executor<'a> {
             steps_done,
             baselines: Baselines::new(),
             cohort: Cohort::new(),
+            quarantine: Quarantine::new(claim::alarm_is_on(&trainer.pool, run, ALARM).await?),
+            refused: 0,
             random: None,
             model_limits: ModelLimits::default(),
             adapter,
@@ -221,16 +238,83 @@ impl<'a> Executor<'a> {
     }
 
     /// Adds samples to the cohort of the next step, and their gradients to the learner's sums.
+    /// Quarantines those whose logged log-probabilities differ by more than `difference_max` from
+    /// the recomputed ones. Returns how many.
     pub async fn accumulate(
         &mut self,
         samples: Vec<Sample>,
         advantages: Vec<f64>,
         settings: StepSettings,
-    ) -> anyhow::Result<()> {
-        self.cohort.join(&samples);
-        self.learner
-            .with(move |learner| learner.accumulate(&samples, &advantages, &settings))
-            .await
+        difference_max: f64,
+    ) -> anyhow::Result<usize> {
+        let (samples, advantages, rejected) = self
+            .learner
+            .with(move |learner| {
+                let rejected = learner.accumulate(&samples, &advantages, &settings, difference_max)?;
+                Ok((samples, advantages, rejected))
+            })
+            .await?;
+        let mut bad = vec![false; samples.len()];
+        rejected.iter().for_each(|one| bad[one.index] = true);
+        if let Some(first) = rejected.first() {
+            let Sample {
+                generation, replica, ..
+            } = &samples[first.index];
+            tracing::warn!(
+                %generation, replica, difference = first.difference, samples = rejected.len(),
+                "quarantined samples: their logged log-probabilities are not those of their version"
+            );
+        }
+        let (quarantined, kept): (Vec<_>, Vec<_>) =
+            samples.iter().zip(&advantages).zip(&bad).partition(|(_, bad)| **bad);
+        let quarantined: Vec<&Sample> = quarantined.into_iter().map(|((sample, _), _)| sample).collect();
+        let kept: Vec<(&Sample, f64)> = kept
+            .into_iter()
+            .map(|((sample, &advantage), _)| (sample, advantage))
+            .collect();
+        self.quarantine.record(quarantined.iter().copied(), true);
+        self.quarantine.record(kept.iter().map(|(sample, _)| *sample), false);
+        if !kept.is_empty() {
+            self.cohort.join(kept);
+        }
+        if !quarantined.is_empty() {
+            let ids = quarantined.iter().map(|sample| sample.generation).collect();
+            self.drop_generations(&BTreeMap::from([(quarantine::LOGPROB, ids)]))
+                .await?;
+        }
+        Ok(quarantined.len())
+    }
+
+    /// Begins or ends the alarm on the rate of quarantined samples.
+    pub async fn watch_quarantine(&mut self, share_max: f64) -> anyhow::Result<()> {
+        let share = self.quarantine.share();
+        let change = self.quarantine.change(share_max);
+        let active = f64::from(u8::from(self.quarantine.is_active()));
+        metrics::gauge!("springtide_train_quarantine_share", "line" => self.line.clone()).set(share);
+        metrics::gauge!("springtide_train_quarantine_alarm", "line" => self.line.clone()).set(active);
+        let Some(change) = change else { return Ok(()) };
+        let (level, state, message) = match change {
+            Change::Begins { share } => (
+                "warn",
+                "began",
+                format!(
+                    "{:.0}% of the latest samples were quarantined, more than {:.0}%: `select code, count(*) from disposition \
+                     where code like 'quarantined%' group by code` says why",
+                    100.0 * share,
+                    100.0 * share_max
+                ),
+            ),
+            Change::Ends { share } => (
+                "info",
+                "ended",
+                format!("{:.0}% of the latest samples were quarantined", 100.0 * share),
+            ),
+        };
+        tracing::warn!(run = %self.claim.run, line = self.line, state, "{message}");
+        let data = json!({"alarm": ALARM, "state": state, "share": share, "share_max": share_max});
+        let mut connection = self.trainer.pool.acquire().await?;
+        claim::append_event(&mut connection, self.claim.run, level, &message, &data).await?;
+        Ok(())
     }
 
     /// Computes the step of the cohort and publishes it.
@@ -250,10 +334,17 @@ impl<'a> Executor<'a> {
         let generations = cohort.generations();
         let proposal = match outcome {
             Outcome::Proposed(proposal) => proposal,
-            Outcome::Refused { breach, metrics } => {
-                self.refuse(&generations, breach.code(), &breach.to_string(), &metrics)
+            Outcome::Empty(_) => {
+                tracing::info!(run = %self.claim.run, cohort = generations.len(), "dropped a cohort without a gradient");
+                self.drop_generations(&BTreeMap::from([("no_gradient", generations)]))
                     .await?;
-                return Ok(StepOutcome::Refused);
+                return Ok(StepOutcome::Empty);
+            }
+            Outcome::Refused { breach, metrics } => {
+                self.refused += 1;
+                return self
+                    .refuse(&generations, breach.code(), &breach.to_string(), &metrics)
+                    .await;
             }
         };
         let timings = cohort.timings(proposal.metrics.guard_seconds);
@@ -292,6 +383,7 @@ impl<'a> Executor<'a> {
             })
             .await?;
         self.steps_done += 1;
+        self.refused = 0;
         self.head = published.version;
         self.baselines = baselines;
         self.random = Some(random);
@@ -307,8 +399,15 @@ impl<'a> Executor<'a> {
         Ok(StepOutcome::Published)
     }
 
-    /// Drops the cohort with the guard's code and pauses the run, in one transaction.
-    async fn refuse(&self, cohort: &[Uuid], code: &str, reason: &str, metrics: &Metrics) -> anyhow::Result<()> {
+    /// Drops the cohort with the guard's code and, after too many in a row, pauses the run, in one
+    /// transaction.
+    async fn refuse(
+        &self,
+        cohort: &[Uuid],
+        code: &str,
+        reason: &str,
+        metrics: &Metrics,
+    ) -> anyhow::Result<StepOutcome> {
         let step = self.steps_done + 1;
         let reason = format!("step {step} was not published: {reason}");
         tracing::error!(run = %self.claim.run, step, code, "{reason}");
@@ -320,9 +419,16 @@ impl<'a> Executor<'a> {
         let metrics = serde_json::to_value(metrics).unwrap_or(Value::Null);
         let data = json!({"code": code, "step": step, "cohort": cohort.len(), "metrics": metrics});
         claim::append_event(&mut transaction, self.claim.run, "error", &reason, &data).await?;
-        self.claim.release(&mut transaction, "paused", Some(&reason)).await?;
+        let paused = self.refused >= REFUSED_IN_A_ROW_MAX;
+        if paused {
+            let reason = format!("{} cohorts in a row were refused; the last: {reason}", self.refused);
+            self.claim.release(&mut transaction, "paused", Some(&reason)).await?;
+        }
         transaction.commit().await?;
-        Ok(())
+        Ok(match paused {
+            true => StepOutcome::Paused,
+            false => StepOutcome::Refused,
+        })
     }
 
     /// Ends this execution of the run; see [`Claim::release`].

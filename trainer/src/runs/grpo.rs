@@ -168,15 +168,10 @@ async fn execute(trainer: &Trainer, learner: &Handle, id: Uuid, shutdown: &Cance
         if groups.samples.is_empty() {
             executor.random = Some(random.0);
             empty_draws += 1;
-            if empty_draws >= trainer.options.offline.empty_draws_max {
-                let why = format!(
-                    "no group of the last {empty_draws} draws had rollouts with different rewards: there is nothing to learn from"
-                );
-                return Err(Failed(why).into());
-            }
+            fail_if_too_many(empty_draws, trainer.options.offline.empty_draws_max)?;
             continue;
         }
-        empty_draws = 0;
+        let (drawn, next) = (groups.samples.len(), random.0);
         let inputs = StepInputs {
             settings: config.step_settings(),
             limits: trainer.options.offline.guards,
@@ -189,15 +184,41 @@ async fn execute(trainer: &Trainer, learner: &Handle, id: Uuid, shutdown: &Cance
                 "rollout_seconds": started.elapsed().as_secs_f64(),
             }),
         };
-        executor
-            .accumulate(groups.samples, groups.advantages, inputs.settings)
+        let difference_max = inputs.limits.difference_max;
+        let quarantined = executor
+            .accumulate(groups.samples, groups.advantages, inputs.settings, difference_max)
             .await?;
-        if let StepOutcome::Refused = executor.step(inputs).await? {
-            return Ok(());
+        if 2 * quarantined > drawn {
+            let reason = format!(
+                "{quarantined} of {drawn} rollouts have log-probabilities that are not those of version {}: samplers and \
+                 trainer do not hold the same weights",
+                executor.head
+            );
+            return executor.release("paused", &reason).await;
+        }
+        match executor.step(inputs).await? {
+            StepOutcome::Published => empty_draws = 0,
+            StepOutcome::Paused => return Ok(()),
+            StepOutcome::Refused => executor.random = Some(next),
+            StepOutcome::Empty => {
+                executor.random = Some(next);
+                empty_draws += 1;
+                fail_if_too_many(empty_draws, trainer.options.offline.empty_draws_max)?;
+            }
         }
     }
     let done = format!("{} steps; head is version {}", executor.steps_done, executor.head);
     executor.release("succeeded", &done).await
+}
+
+/// Fails the run after too many draws in a row without a gradient.
+fn fail_if_too_many(empty_draws: u32, empty_draws_max: u32) -> Result<(), Failed> {
+    match empty_draws < empty_draws_max {
+        true => Ok(()),
+        false => Err(Failed(format!(
+            "no group of the last {empty_draws} draws had rollouts with different rewards: there is nothing to learn from"
+        ))),
+    }
 }
 
 /// Waits until the fleet serves the run's head. False: the run or the process is to stop.

@@ -5,20 +5,24 @@
 //!   a fresh optimizer.
 //! - A pinned alias makes training off-policy, so the run pauses, and continues by itself when the
 //!   alias follows again.
-//! - A broken guard or a person also pauses the run. It then waits for a person.
+//! - Several refused cohorts in a row, a fault of all samplers, or a person also pause the run. It
+//!   then waits for a person. One bad sample never does: it is quarantined, and the others go on.
 //!
 //! Most of a step is computed while its cohort fills. Baselines are known before the cohort is, so
 //! the gradient of each trajectory is added as soon as it joins. A pause, a re-base or an error
 //! drops the sums; the rows are unchanged.
 
+mod admission;
 mod alias;
 
 use crate::learn::learner::thread::Handle;
 use crate::learn::sample::Sample;
 use crate::runs::claim::{Fenced, append_event};
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
+use crate::runs::quarantine;
 use crate::runs::trainer::{Trainer, pause};
-use crate::select::{self, Criteria};
+use crate::select::caps::Recent;
+use crate::select::{self, AnswerTimes, Criteria};
 use alias::AliasState;
 use futures::FutureExt;
 use serde_json::json;
@@ -39,6 +43,8 @@ const BACKOFF_MIN: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
 /// How often a run that cannot continue is checked.
 const IDLE: Duration = Duration::from_millis(500);
+/// How often the time that answers take is read again.
+const TIMED_EVERY: Duration = Duration::from_secs(5);
 /// The channel on which the database announces closed trajectories.
 const CLOSED_CHANNEL: &str = "springtide_trajectory";
 
@@ -103,6 +109,9 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
     let mut closed = PgListener::connect_with(&trainer.pool).await?;
     closed.listen(CLOSED_CHANNEL).await?;
     let mut set_aside: BTreeMap<String, u64> = BTreeMap::new();
+    let mut recent = trained(trainer, &executor).await?;
+    let mut answer_times = AnswerTimes::default();
+    let mut timed: Option<Instant> = None;
     let mut scanned: [Option<Instant>; SCANS.len()] = Default::default();
     loop {
         if shutdown.is_cancelled() {
@@ -121,6 +130,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             }
             AliasState::Rebase { branch, version } => {
                 rebase(&mut executor, branch, version).await?;
+                recent = trained(trainer, &executor).await?;
                 scanned = Default::default();
                 continue;
             }
@@ -130,24 +140,34 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         while let Some(notification) = closed.recv().now_or_never() {
             notification?; // the poll below sees its row
         }
+        if timed.is_none_or(|at| at.elapsed() >= TIMED_EVERY) {
+            let (policy, alias) = (&trainer.policy, &options.alias);
+            answer_times = select::answer_times(&trainer.pool, policy, alias, options.answer_seconds_max).await?;
+            timed = Some(Instant::now());
+        }
         let joined = executor.cohort.generations();
         let criteria = Criteria {
             policy: &trainer.policy,
             alias: &options.alias,
             head: executor.head,
             model_limits: &executor.model_limits,
-            room: size.saturating_sub(joined.len()) as i64,
+            room: executor.cohort.room(size) as i64,
             joined: &joined,
+            exhausted: &recent.exhausted(),
+            answer_times: &answer_times,
         };
         let (since, _) = SCANS[scan];
         let selection = select::next(&trainer.pool, &trainer.payloads, &executor.claim, &criteria, since).await?;
         scanned[scan..].fill(Some(Instant::now())); // a scan covers the shorter ones
-        for (code, count) in selection.set_aside {
-            metrics::counter!("springtide_train_set_aside_total", "code" => code.clone()).increment(count);
-            *set_aside.entry(code).or_default() += count;
-        }
+        let quarantined = selection.set_aside.iter();
+        let quarantined = quarantined.filter(|(code, _)| code.starts_with(quarantine::PREFIX));
+        executor
+            .quarantine
+            .record_excluded(quarantined.map(|(_, count)| count).sum());
+        count(&mut set_aside, selection.set_aside);
         metrics::gauge!("springtide_train_ready_trajectories").set((joined.len() + selection.ready.len()) as f64);
         if selection.ready.is_empty() {
+            executor.watch_quarantine(options.alarms.quarantine_share_max).await?;
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(End::Shutdown),
                 () = tokio::time::sleep(poll) => {}
@@ -155,23 +175,65 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             }
             continue;
         }
-        accumulate(&mut executor, selection.ready).await?;
-        if executor.cohort.len() < size {
+        let dropped = join(&mut executor, selection.ready, &mut recent).await?;
+        count(&mut set_aside, dropped);
+        executor.watch_quarantine(options.alarms.quarantine_share_max).await?;
+        if let Some(reason) = executor.quarantine.systemic(2 * size) {
+            executor.release("paused", &reason).await?;
+            return Ok(End::Idle);
+        }
+        if executor.cohort.room(size) > 0 {
             continue;
         }
+        metrics::gauge!("springtide_train_user_share_max").set(recent.largest_user_share());
+        metrics::gauge!("springtide_train_users").set(recent.users() as f64);
         let set_aside = std::mem::take(&mut set_aside);
-        if let StepOutcome::Refused = step(&mut executor, &set_aside).await? {
-            return Ok(End::Idle);
+        match step(&mut executor, &set_aside).await? {
+            StepOutcome::Published | StepOutcome::Empty => recent = trained(trainer, &executor).await?,
+            // who was in a refused cohort has used up that part of the cap
+            StepOutcome::Refused => {}
+            StepOutcome::Paused => return Ok(End::Idle),
         }
     }
 }
 
-async fn accumulate(executor: &mut Executor<'_>, samples: Vec<Sample>) -> anyhow::Result<()> {
+/// What the run has trained on lately.
+async fn trained(trainer: &Trainer, executor: &Executor<'_>) -> Result<Recent, sqlx::Error> {
+    select::trained(&trainer.pool, executor.claim.run, trainer.options.realtime.caps).await
+}
+
+/// Counts trajectories that were set aside, by code.
+fn count<K: Into<String>>(set_aside: &mut BTreeMap<String, u64>, by_code: BTreeMap<K, u64>) {
+    for (code, count) in by_code {
+        let code = code.into();
+        metrics::counter!("springtide_train_set_aside_total", "code" => code.clone()).increment(count);
+        *set_aside.entry(code).or_default() += count;
+    }
+}
+
+/// Adds samples to the cohort. Returns how many were dropped instead, by code.
+async fn join(
+    executor: &mut Executor<'_>,
+    samples: Vec<Sample>,
+    recent: &mut Recent,
+) -> anyhow::Result<BTreeMap<&'static str, u64>> {
     let options = &executor.trainer.options.realtime;
     let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
     let classes: Vec<&str> = samples.iter().map(|s| s.class.as_str()).collect();
     let advantages = options.baseline.advantages(&executor.baselines, &classes, &rewards);
-    executor.accumulate(samples, advantages, options.step).await
+    let size = options.cohort_size as usize;
+    let admission = admission::admit(samples, advantages, &executor.cohort, size, recent);
+    let mut dropped = executor.drop_generations(&admission.dropped).await?;
+    if !admission.samples.is_empty() {
+        let difference_max = options.guards.difference_max;
+        let quarantined = executor
+            .accumulate(admission.samples, admission.advantages, options.step, difference_max)
+            .await?;
+        if quarantined > 0 {
+            dropped.insert(quarantine::LOGPROB, quarantined as u64);
+        }
+    }
+    Ok(dropped)
 }
 
 async fn step(executor: &mut Executor<'_>, set_aside: &BTreeMap<String, u64>) -> anyhow::Result<StepOutcome> {

@@ -83,7 +83,7 @@ impl<'a> ShowRateAlarm<'a> {
         let Some(run) = self.run().await? else { return Ok(()) };
         let was_active = match self.active {
             Some(active) => active,
-            None => self.last_state(run.id).await?,
+            None => claim::alarm_is_on(&self.pool, run.id, ALARM).await?,
         };
         let arms = self.recent_arms().await?;
         arms.iter().for_each(Arm::record_metrics);
@@ -116,23 +116,6 @@ impl<'a> ShowRateAlarm<'a> {
         )
         .fetch_optional(&self.pool)
         .await
-    }
-
-    /// The state that the previous process left.
-    async fn last_state(&self, run: Uuid) -> Result<bool, sqlx::Error> {
-        let state = sqlx::query_scalar!(
-            r#"
-            select data ->> 'state' as "state!" from run_event
-            where run_id = $1 and data ->> 'alarm' = $2
-            order by id desc
-            limit 1
-            "#,
-            run,
-            ALARM
-        )
-        .fetch_optional(&self.pool)
-        .await?;
-        Ok(state.as_deref() == Some("began"))
     }
 
     async fn recent_arms(&self) -> Result<Vec<Arm>, sqlx::Error> {

@@ -61,8 +61,9 @@ impl Trainer {
         let trusted = environment.store.trusted(&environment.policy, trusted).await;
         let trusted = trusted.context("read the revoked keys")?;
         anyhow::ensure!(
-            trusted.contains(key.key_id()),
-            "the trainer's signing key is revoked: move {KEY_NAME}.key and {KEY_NAME}.pub away, and a new one is made"
+            trusted.may_sign(key.key_id(), artifact::manifest::KIND),
+            "the trainer's signing key is revoked or has another role: move {KEY_NAME}.key and {KEY_NAME}.pub away, \
+             and a new one is made"
         );
         let producer = Producer::new(&environment.kafka).context("connect to the log")?;
         let publisher = Publisher {

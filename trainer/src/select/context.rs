@@ -11,7 +11,7 @@ use model::router::Routing;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::Row;
+use super::{Row, provenance};
 use crate::learn::sample::{ModelLimits, Sample};
 
 /// Rows that became samples, and rows that never will. Other rows wait.
@@ -45,6 +45,14 @@ pub(super) async fn assemble(
     let mut assembled = Assembled::default();
     for row in rows {
         let (id, young, in_parts, routed) = (row.id, row.young, row.in_parts, row.routed);
+        if let Err(code) = provenance::check(&row) {
+            assembled.broken.entry(code).or_default().push(id);
+            continue;
+        }
+        if !row.reward_in_bounds {
+            assembled.broken.entry("quarantined_reward").or_default().push(id);
+            continue;
+        }
         let mut sample = Sample::from(row);
         let mut broken = None;
         if in_parts {

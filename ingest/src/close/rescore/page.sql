@@ -2,7 +2,10 @@
 -- (null: all), at most $5. Both tables have the bounds, so that Postgres uses their indexes and
 -- skips partitions.
 select t.generation_id, t.reward_definition, t.reward, t.censor_code, t.signal, t.feedback_at, t.closes_at, t.closed_at,
-       g.tenant_id, g.purpose, g.declined, g.consent, g.shown, g.version_spans, g.finish_reason, g.sampled_at, g.finished_at,
+       g.tenant_id, g.purpose, g.declined, g.consent, g.shown,
+       (select coalesce(sum(case when jsonb_typeof(span -> 1) = 'number' then (span ->> 1)::numeric end), 0)::bigint
+        from jsonb_path_query(g.version_spans, '$[*]') span) as "tokens!",
+       g.finish_reason, g.sampled_at, g.finished_at,
        e.ended_at as "ended_at?", e.stored_at as "end_stored_at?"
 from trajectory t
 join generation g on g.id = t.generation_id

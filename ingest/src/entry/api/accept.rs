@@ -12,7 +12,7 @@ use super::answer::invalid;
 use super::known::{Digests, Key};
 use super::{Api, payload, tally};
 use crate::entry::{destination, spool};
-use crate::event::{self, Event};
+use crate::event::Event;
 use crate::log;
 
 /// A valid event.
@@ -32,7 +32,10 @@ impl Api {
         let refuse: Option<fn() -> Problem> = if !self.circuit.allows(Instant::now()) {
             Some(log_unavailable)
         } else {
-            self.room.is_full().then_some(disk_full)
+            let tenant = events.iter().flatten().next().map(|event| event.tenant.as_str());
+            tenant
+                .filter(|tenant| self.room.is_full_for(tenant))
+                .map(|_| disk_full as fn() -> Problem)
         };
         if let Some(refuse) = refuse {
             let refused = events.into_iter().map(|event| event.and_then(|_| Err(refuse())));
@@ -71,7 +74,8 @@ impl Api {
 
     /// Checks events of one tenant and compares them with each other and with the tables.
     pub(super) async fn check(&self, events: Vec<Result<Event, Problem>>) -> Vec<Result<Checked, Problem>> {
-        let now = event::now();
+        // An event that only one of both clocks refuses is left to the sink.
+        let now = self.validator.clock.latest();
         let checked = events
             .into_iter()
             .map(|event| {
@@ -145,6 +149,7 @@ fn send_problem(error: destination::Error) -> Problem {
     match error {
         Error::Invalid(error) | Error::Log(log::Error::Invalid(error)) => invalid(&error),
         Error::Log(error @ log::Error::TooLarge { .. }) => Problem::too_large(error),
+        Error::Log(error @ log::Error::Refused(_)) => Problem::bad_request(error),
         Error::Log(error @ log::Error::Full) => Problem::too_many(error, 1),
         Error::Log(log::Error::Unavailable(cause)) => {
             tracing::warn!(error = %cause, "event not acknowledged");
@@ -158,7 +163,7 @@ fn send_problem(error: destination::Error) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Feedback, Target, Value};
+    use crate::event::{self, Feedback, Target, Value};
     use uuid::Uuid;
 
     fn event(id: &str, value: bool) -> Event {

@@ -133,7 +133,7 @@ pub(super) enum Refusal {
     /// No API key, or an unknown one.
     #[response(status = 401, content_type = "application/problem+json")]
     Unauthorized(ProblemDocument),
-    /// The key's role does not allow this.
+    /// The key's scopes do not allow this.
     #[response(status = 403, content_type = "application/problem+json")]
     Forbidden(ProblemDocument),
     /// The path does not support this method.

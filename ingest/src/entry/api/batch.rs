@@ -10,7 +10,7 @@ use axum::Json as Answer;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use edge::auth::{Principal, Role};
+use edge::auth::{Principal, Scope};
 use edge::problem::{Kind, Problem};
 use edge::query::Query;
 use serde::Deserialize;
@@ -102,6 +102,7 @@ fn read_events(text: &[u8], count_max: usize, tenant: &str) -> Result<Vec<Result
     post,
     path = "/v1/events:batch",
     tag = "events",
+    security(("bearer" = ["feedback"]), ("bearer" = ["generations"]), ()),
     params(dryrun::Options),
     request_body = Vec<Item>,
     responses(
@@ -150,13 +151,12 @@ pub(super) async fn take(
     Ok(response)
 }
 
-/// Checks the caller's role, as the endpoints for single events do.
+/// Checks the scope of the caller's key, as the endpoints for single events do.
 pub(super) fn allowed(principal: &Principal, event: Event) -> Result<Event, Problem> {
-    let roles: &[Role] = match event.body {
-        Body::Generation(_) => &[Role::Serving],
-        Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => &[Role::Serving, Role::Research],
-    };
-    principal.require(roles)?;
+    principal.require(match event.body {
+        Body::Generation(_) => Scope::Generations,
+        Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => Scope::Feedback,
+    })?;
     Ok(event)
 }
 

@@ -9,6 +9,7 @@ use edge::auth::Principal;
 use edge::problem::Problem;
 use edge::query::Query;
 use serde_json::value::RawValue;
+use time::OffsetDateTime;
 
 use super::answer::{AcceptedEvent, AcceptedEvents, Outcomes, Refusal, invalid};
 use super::{Api, batch, body, dryrun};
@@ -26,6 +27,7 @@ const BATCHED: &str = "application/cloudevents-batch+json";
     post,
     path = "/v1/events",
     tag = "events",
+    security(("bearer" = ["feedback"]), ("bearer" = ["generations"]), ()),
     params(
         dryrun::Options,
         ("ce-specversion" = Option<String>, Header, description = "binary mode: 1.0; the other modes ignore `ce-` headers"),
@@ -56,14 +58,16 @@ pub(super) async fn events(
     let event = match body::media_type(&headers).as_deref() {
         Some(BATCHED) => {
             let items: Vec<&RawValue> = body::read_items(&text, api.events_max)?;
-            let events = items.iter().map(|item| structured(item.get().as_bytes(), tenant));
+            let events = items
+                .iter()
+                .map(|item| structured(item.get().as_bytes(), tenant, api.now()));
             return batch::take(&api, &principal, options, &text, events.collect()).await;
         }
-        Some(STRUCTURED) => structured(&text, tenant)?,
+        Some(STRUCTURED) => structured(&text, tenant, api.now())?,
         _ if headers.contains_key("ce-specversion") => {
             let header = |name: &str| headers.get(name).map(|value| value.as_bytes());
             let envelope = cloudevents::binary(header, &text).map_err(|error| invalid(&error))?;
-            canonical(envelope, tenant)?
+            canonical(envelope, tenant, api.now())?
         }
         _ => {
             return Err(Problem::unsupported_media_type(format!(
@@ -78,13 +82,13 @@ pub(super) async fn events(
     Ok(Answer(AcceptedEvent { source, id, dryrun }).into_response())
 }
 
-fn structured(text: &[u8], tenant: &str) -> Result<Event, Problem> {
+fn structured(text: &[u8], tenant: &str, now: OffsetDateTime) -> Result<Event, Problem> {
     let event: Structured<'_> = body::read(text)?;
     let envelope = Envelope::try_from(event).map_err(|error| invalid(&error))?;
-    canonical(envelope, tenant)
+    canonical(envelope, tenant, now)
 }
 
-fn canonical(envelope: Envelope<'_>, tenant: &str) -> Result<Event, Problem> {
+fn canonical(envelope: Envelope<'_>, tenant: &str, now: OffsetDateTime) -> Result<Event, Problem> {
     let body = match envelope.kind {
         Kind::Generation => Body::Generation(body::read(envelope.data)?),
         Kind::Feedback => Body::Feedback(body::read_short(envelope.data)?),
@@ -95,7 +99,7 @@ fn canonical(envelope: Envelope<'_>, tenant: &str) -> Result<Event, Problem> {
         tenant: tenant.to_owned(),
         source: envelope.source,
         id: envelope.id,
-        time: envelope.time.map_or_else(event::now, event::to_microseconds),
+        time: event::to_microseconds(envelope.time.unwrap_or(now)),
         body,
     })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::Json as Answer;
 use axum::extract::State;
-use edge::auth::{Principal, Role};
+use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,7 @@ use super::{Api, SOURCE};
 // utoipa treats any type named `Value` as arbitrary JSON.
 use crate::event::Value as FeedbackValue;
 use crate::event::{self, Event, Feedback};
+use crate::feedback_token::FeedbackToken;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -28,7 +29,10 @@ pub(super) struct Request {
     /// UUIDv7. Resending the same id and body is a no-op. Absent: derived from the Idempotency-Key,
     /// or new.
     id: Option<Uuid>,
-    /// The target: either this or `episode_id`.
+    /// The completion's `feedback_token`. Keys that may only give feedback need it.
+    #[schema(max_length = 256)]
+    token: Option<String>,
+    /// The target: either this or `episode_id`. Absent with a token: its generation.
     generation_id: Option<Uuid>,
     episode_id: Option<Uuid>,
     #[schema(max_length = 256)]
@@ -63,6 +67,7 @@ pub(super) struct Accepted {
     post,
     path = "/v1/feedback",
     tag = "events",
+    security(("bearer" = ["feedback"]), ()),
     params(
         dryrun::Options,
         (
@@ -83,15 +88,43 @@ pub(super) async fn feedback(
     IdempotencyKey(key): IdempotencyKey,
     JsonText(text): JsonText,
 ) -> Result<Answer<Accepted>, Problem> {
-    principal.require(&[Role::Serving, Role::Research])?;
-    let request: Request = body::read_short(&text)?;
+    principal.require(Scope::Feedback)?;
+    let mut request: Request = body::read_short(&text)?;
+    api.check_token(&mut request, &principal).await?;
     let dryrun = options.dryrun || request.dryrun;
-    let (event, feedback_id) = event(request, key.as_deref(), &principal.tenant)?;
+    let (event, feedback_id) = event(request, key.as_deref(), &principal.tenant, api.now())?;
     let (_, dryrun) = api.take_one(event, dryrun).await?;
     Ok(Answer(Accepted { feedback_id, dryrun }))
 }
 
-fn event(request: Request, key: Option<&str>, tenant: &str) -> Result<(Event, Uuid), Problem> {
+impl Api {
+    /// Verifies the token, and that the feedback is about its generation or episode. Fills in a
+    /// missing target.
+    async fn check_token(&self, request: &mut Request, principal: &Principal) -> Result<(), Problem> {
+        let Some(token) = &request.token else {
+            return match principal.needs_feedback_token() {
+                true => Err(Problem::forbidden(
+                    "this key may only give feedback with a token: send the completion's `feedback_token` as `token`",
+                )),
+                false => Ok(()),
+            };
+        };
+        let token = FeedbackToken::read(token).map_err(|error| invalid(&error))?;
+        if let Some(tokens) = &self.tokens {
+            tokens.verify(&token, &principal.tenant).await?;
+        }
+        if (request.generation_id, request.episode_id) == (None, None) {
+            request.generation_id = Some(token.generation);
+        }
+        let target = event::one_target(request.generation_id, request.episode_id).map_err(Problem::bad_request)?;
+        match token.covers(target) {
+            true => Ok(()),
+            false => Err(Problem::forbidden("the token is of another generation and episode")),
+        }
+    }
+}
+
+fn event(request: Request, key: Option<&str>, tenant: &str, now: OffsetDateTime) -> Result<(Event, Uuid), Problem> {
     let target = event::one_target(request.generation_id, request.episode_id).map_err(Problem::bad_request)?;
     let source = request.source.unwrap_or_else(|| SOURCE.to_owned());
     // An id in the body takes precedence over the key.
@@ -112,7 +145,7 @@ fn event(request: Request, key: Option<&str>, tenant: &str) -> Result<(Event, Uu
         value: request.value,
         tags: request.tags,
     };
-    let time = request.time.unwrap_or_else(event::now);
+    let time = request.time.unwrap_or(now);
     let mut event = feedback.into_event(tenant, source, time);
     if let Some(identity) = identity {
         event.id = identity.event_id();
@@ -134,7 +167,7 @@ mod tests {
 
     fn read(body: &Json, key: Option<&str>) -> (Event, Uuid) {
         let request = body::read(body.to_string().as_bytes()).unwrap();
-        event(request, key, "default").unwrap()
+        event(request, key, "default", event::now()).unwrap()
     }
 
     #[test]

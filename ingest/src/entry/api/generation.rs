@@ -2,7 +2,7 @@
 
 use axum::Json as Answer;
 use axum::extract::State;
-use edge::auth::{Principal, Role};
+use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};
@@ -58,6 +58,7 @@ pub(super) struct Accepted {
     post,
     path = "/v1/generations",
     tag = "events",
+    security(("bearer" = ["generations"]), ()),
     params(
         dryrun::Options,
         (
@@ -78,15 +79,18 @@ pub(super) async fn generation(
     _: IdempotencyKey,
     JsonText(text): JsonText,
 ) -> Result<Answer<Accepted>, Problem> {
-    principal.require(&[Role::Serving])?;
+    principal.require(Scope::Generations)?;
     let generation: Generation = body::read(&text)?;
     let envelope: Envelope = body::read(&text)?;
     let generation_id = generation.id;
+    if generation.proof.is_some() && envelope.time.is_none() {
+        return Err(Problem::bad_request(
+            "a proof covers the event's time: send the signed `time` too",
+        ));
+    }
     let source = envelope.source.unwrap_or_else(|| SOURCE.to_owned());
     let mut event = generation.into_event(principal.tenant, source);
-    if let Some(time) = envelope.time {
-        event.time = event::to_microseconds(time);
-    }
+    event.time = event::to_microseconds(envelope.time.unwrap_or(api.now()));
     let (_, dryrun) = api.take_one(event, options.dryrun || envelope.dryrun).await?;
     Ok(Answer(Accepted { generation_id, dryrun }))
 }

@@ -9,7 +9,8 @@ use utoipa::openapi::{Components, OpenApi, RefOr};
 
 use super::answer::{MethodNotAllowed, NoSuchPath, ProblemDocument};
 
-/// What no single route declares. Requests without a key are allowed if `auth.required` is false.
+/// What no single route declares. Each names the scope that a key needs. Requests without a key are
+/// allowed if `auth.required` is false.
 #[derive(utoipa::OpenApi)]
 #[openapi(
     info(

@@ -9,7 +9,7 @@ use axum::Json as Answer;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
-use edge::auth::{Principal, Role};
+use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use futures::StreamExt;
 use futures::stream;
@@ -43,6 +43,7 @@ pub(super) struct Stored {
     put,
     path = "/v1/payloads/{digest}",
     tag = "events",
+    security(("bearer" = ["generations"]), ()),
     params(("digest" = String, Path, description = "BLAKE3 of the bytes, 64 hexadecimal digits", pattern = "^[0-9a-f]{64}$")),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses(
@@ -58,7 +59,7 @@ pub(super) async fn payload(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Result<Answer<Stored>, Problem> {
-    principal.require(&[Role::Serving])?;
+    principal.require(Scope::Generations)?;
     if body::media_type(&headers).as_deref() != Some("application/octet-stream") {
         let detail = "send content-type: application/octet-stream; the event names the payload's media type";
         return Err(Problem::unsupported_media_type(detail));

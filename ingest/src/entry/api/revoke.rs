@@ -3,7 +3,7 @@
 
 use axum::Json as Answer;
 use axum::extract::State;
-use edge::auth::{Principal, Role};
+use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use super::answer::{Preview, Refusal};
 use super::body::{self, JsonText};
 use super::dryrun;
 use super::{Api, SOURCE};
-use crate::event::{self, EpisodeEnd, Retraction};
+use crate::event::{EpisodeEnd, Retraction};
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -50,6 +50,7 @@ pub(super) struct AcceptedRetraction {
     post,
     path = "/v1/retractions",
     tag = "events",
+    security(("bearer" = ["feedback"]), ()),
     params(dryrun::Options),
     request_body = RetractionRequest,
     responses((status = 200, description = "acknowledged by the log", body = AcceptedRetraction), Refusal)
@@ -60,7 +61,7 @@ pub(super) async fn retraction(
     Query(options): Query<dryrun::Options>,
     JsonText(text): JsonText,
 ) -> Result<Answer<AcceptedRetraction>, Problem> {
-    principal.require(&[Role::Serving, Role::Research])?;
+    principal.require(Scope::Feedback)?;
     let request: RetractionRequest = body::read_short(&text)?;
     let retraction_id = request.id.unwrap_or_else(Uuid::now_v7);
     let retraction = Retraction {
@@ -69,7 +70,7 @@ pub(super) async fn retraction(
         reason: request.reason,
     };
     let source = request.source.unwrap_or_else(|| SOURCE.to_owned());
-    let event = retraction.into_event(principal.tenant, source, request.time.unwrap_or_else(event::now));
+    let event = retraction.into_event(principal.tenant, source, request.time.unwrap_or(api.now()));
     let (_, dryrun) = api.take_one(event, options.dryrun).await?;
     Ok(Answer(AcceptedRetraction { retraction_id, dryrun }))
 }
@@ -102,6 +103,7 @@ pub(super) struct AcceptedEpisodeEnd {
     post,
     path = "/v1/episode-ends",
     tag = "events",
+    security(("bearer" = ["feedback"]), ()),
     params(dryrun::Options),
     request_body = EpisodeEndRequest,
     responses((status = 200, description = "acknowledged by the log", body = AcceptedEpisodeEnd), Refusal)
@@ -112,11 +114,11 @@ pub(super) async fn episode_end(
     Query(options): Query<dryrun::Options>,
     JsonText(text): JsonText,
 ) -> Result<Answer<AcceptedEpisodeEnd>, Problem> {
-    principal.require(&[Role::Serving, Role::Research])?;
+    principal.require(Scope::Feedback)?;
     let request: EpisodeEndRequest = body::read_short(&text)?;
     let episode_id = request.episode_id;
     let source = request.source.unwrap_or_else(|| SOURCE.to_owned());
-    let time = request.time.unwrap_or_else(event::now);
+    let time = request.time.unwrap_or(api.now());
     let event = EpisodeEnd { episode_id }.into_event(principal.tenant, source, time);
     let (_, dryrun) = api.take_one(event, options.dryrun).await?;
     Ok(Answer(AcceptedEpisodeEnd { episode_id, dryrun }))

@@ -20,7 +20,7 @@ pub(super) struct Refused {
     /// The upstream's status. `None` if it was not asked, because this version cannot read the
     /// event.
     pub status: Option<u16>,
-    /// The upstream's problem document, or its answer as text.
+    /// The upstream's problem document, or why it was not asked.
     pub problem: Value,
     /// Canonical JSON. If the event cannot be read, its Protobuf bytes in hexadecimal.
     pub event: Value,

@@ -21,7 +21,7 @@ use super::segment::{HEADER_BYTES, SegmentHeader};
 use super::*;
 use crate::event::{self, Feedback, Target};
 use disk::{Disk, Fault};
-use upstream::{Reply, Upstream};
+use upstream::{ProxyBody, Reply, Upstream};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -224,6 +224,27 @@ async fn permanently_refused_events_are_kept_with_the_answer_and_the_others_are_
     assert_eq!(lines[0]["problem"]["detail"], "another body before");
     let refused = Event::decode_json(lines[0]["event"].to_string().as_bytes()).unwrap();
     assert_eq!(refused, events[0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxys_refusal_is_not_final() {
+    let dir = tempfile::tempdir().unwrap();
+    let upstream = Upstream::default();
+    let url = upstream.start().await;
+    let opened = open_at(dir.path(), &url, &options());
+    let event = feedback(Uuid::now_v7(), "good");
+    opened.spool.append(&event).await.unwrap();
+    end(opened);
+    let bodies = [ProxyBody::Page, ProxyBody::Json, ProxyBody::Problem, ProxyBody::Untyped];
+    let replies: Vec<Reply> = [400, 409, 413, 422]
+        .into_iter()
+        .zip(bodies)
+        .map(|(status, body)| Reply::Proxy(status, body))
+        .collect();
+    upstream.answer_with(&replies);
+    drain(dir.path(), &url, &options()).await;
+    assert_eq!(upstream.ids(), BTreeSet::from([event.id]));
+    assert!(!dir.path().join(REFUSED).exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

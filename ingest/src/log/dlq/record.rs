@@ -15,6 +15,9 @@ use crate::log::Position;
 
 /// Header of a note: the position of the replayed record.
 pub(super) const REPLAYED: &str = "springtide-replayed";
+/// Headers of a shortened record: the bytes of the whole value, and their BLAKE3 digest.
+pub(super) const VALUE_BYTES: &str = "value-bytes";
+pub(super) const VALUE_DIGEST: &str = "value-digest";
 /// Header of a note: a repaired event was sent instead of the original bytes.
 pub(super) const EDITED: &str = "edited";
 
@@ -71,6 +74,17 @@ pub struct DlqRecord {
     pub trace: Vec<(String, String)>,
     pub key: Vec<u8>,
     pub value: Vec<u8>,
+    /// What the value was if the queue did not take the record whole. Its key and its headers may be
+    /// shortened too. The whole record is at [`Self::from`] until retention removes it.
+    pub shortened: Option<Original>,
+}
+
+/// The value of a record that was shortened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Original {
+    pub value_bytes: u64,
+    /// BLAKE3, hexadecimal.
+    pub value_digest: String,
 }
 
 /// The note that a record was replayed. The record itself stays, because the log is append-only.
@@ -111,7 +125,9 @@ impl DlqEntry {
             trace: Vec::new(),
             key: message.key().unwrap_or_default().to_vec(),
             value: message.payload().unwrap_or_default().to_vec(),
+            shortened: None,
         };
+        let (mut value_bytes, mut value_digest) = (None, String::new());
         let (mut topic, mut partition, mut offset) = (None, None, None);
         let (mut replayed, mut edited) = (None, false);
         for header in message.headers().into_iter().flat_map(Headers::iter) {
@@ -124,6 +140,8 @@ impl DlqEntry {
                 "partition" => partition = text.parse().ok(),
                 "offset" => offset = text.parse().ok(),
                 "traceparent" | "tracestate" => record.trace.push((header.key.to_owned(), text.into_owned())),
+                VALUE_BYTES => value_bytes = text.parse().ok(),
+                VALUE_DIGEST => value_digest = text.into_owned(),
                 REPLAYED => replayed = text.parse().ok(),
                 EDITED => edited = text == "true",
                 _ => {}
@@ -146,6 +164,10 @@ impl DlqEntry {
             }),
             None => Self::Record(DlqRecord {
                 from: position,
+                shortened: value_bytes.map(|value_bytes| Original {
+                    value_bytes,
+                    value_digest,
+                }),
                 ..record
             }),
         }

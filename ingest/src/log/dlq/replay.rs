@@ -28,6 +28,12 @@ pub enum Error {
     /// The sink does not read the topic it came from.
     #[error("the record came from the topic {topic:?}, which this sink does not read: is kafka.topic_prefix right?")]
     ForeignTopic { topic: String },
+    /// The queue did not take it whole.
+    #[error(
+        "only a part of the record is on the queue: the whole record is at {from} until retention removes it there; \
+         replay a repaired event instead"
+    )]
+    Shortened { from: String },
     #[error("the record was not sent; try again, repetition is harmless")]
     NotSent(#[source] LogError),
     #[error("the record was sent, but not marked as replayed; replay it again to mark it, repetition is harmless")]
@@ -38,6 +44,10 @@ impl DlqRecord {
     /// The topic to which a replay sends the record.
     pub fn destination<'a>(&self, topics: &'a Topics) -> Result<&'a str, Error> {
         let from = self.from.as_ref().ok_or(Error::FromRow)?;
+        if self.shortened.is_some() {
+            let from = format!("{}/{}/{}", from.topic, from.partition, from.offset);
+            return Err(Error::Shortened { from });
+        }
         let own = [&topics.generation, &topics.feedback];
         let topic = own.into_iter().find(|topic| **topic == from.topic);
         topic.map(String::as_str).ok_or_else(|| Error::ForeignTopic {
@@ -127,6 +137,7 @@ mod tests {
             trace: Vec::new(),
             key: Vec::new(),
             value: Vec::new(),
+            shortened: None,
         }
     }
 
@@ -145,6 +156,20 @@ mod tests {
     fn a_record_made_from_a_row_is_not_replayed() {
         let topics = ClientOptions::default().topics();
         assert!(matches!(record(None).destination(&topics), Err(Error::FromRow)));
+    }
+
+    #[test]
+    fn a_shortened_record_is_not_replayed() {
+        let topics = ClientOptions::default().topics();
+        let shortened = DlqRecord {
+            shortened: Some(crate::log::Original {
+                value_bytes: 2_000_000,
+                value_digest: String::new(),
+            }),
+            ..record(Some(&topics.feedback))
+        };
+        let error = shortened.destination(&topics).unwrap_err().to_string();
+        assert!(error.contains("springtide.feedback.v1/0/2"), "{error}");
     }
 
     #[test]

@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, HashSet};
 
 use anyhow::Context;
 use sqlx::PgConnection;
-use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::ids_being_written;
 use crate::reward::Signal;
-use crate::rows::feedback::{feedback, retractions};
+use crate::rows::feedback::{Needed, feedback, first_retractions};
 
 pub(crate) struct Signals {
+    /// How many of the generations have been read, from the first.
+    pub generations: usize,
     pub by_generation: BTreeMap<Uuid, Vec<Signal>>,
     /// Generations with a retraction that is being stored. The closer's next round takes them.
     pub contested: HashSet<Uuid>,
@@ -29,21 +30,20 @@ impl Signals {
     }
 }
 
-/// Reads all feedback about these generations, each with the time of its first retraction.
-pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> anyhow::Result<Signals> {
-    let rows = feedback(&mut *connection, ids).await.context("read feedback")?;
+/// Reads the feedback that scoring the first of these generations needs, each with the time of its
+/// first retraction.
+pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid], needed: &Needed) -> anyhow::Result<Signals> {
+    let page = feedback(&mut *connection, ids, needed).await.context("read feedback")?;
+    let rows = page.rows;
     let feedback: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
     let being_written = ids_being_written(&mut *connection, &feedback).await;
     let being_written = being_written.context("look for retractions that are being stored")?;
     // Read afterwards, so that it includes the retractions that were committed before that check.
-    let retractions = retractions(connection, &feedback).await;
-    let mut retracted: BTreeMap<Uuid, OffsetDateTime> = BTreeMap::new();
-    for retraction in retractions.context("read retractions")? {
-        let first = retracted.entry(retraction.feedback_id).or_insert(retraction.given_at);
-        *first = retraction.given_at.min(*first);
-    }
+    let retracted = first_retractions(connection, &feedback).await;
+    let retracted = retracted.context("read retractions")?;
     let contested = rows.iter().filter(|row| being_written.contains(&row.id));
     let mut signals = Signals {
+        generations: page.generations,
         by_generation: BTreeMap::new(),
         contested: contested.map(|row| row.generation_id).collect(),
         waits: Vec::new(),

@@ -1,7 +1,7 @@
 //! Claims partitions that the group protocol assigns, and reads them from the offsets in the
 //! database. Also records up to when the tables hold the owned partitions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,10 @@ use time::OffsetDateTime;
 use tokio::runtime::Handle;
 
 use super::Sink;
-use crate::event;
 use crate::log::kafka;
 use crate::log::kafka::ClientOptions;
 use crate::rows::offset::{self, Claim, Claims, Next, Progress, Slot};
 
-const WATERMARK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the group may take to assign partitions. A client that lost its session to a stalled
 /// broker sometimes never joins again. A new client joins at once.
 const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -51,13 +49,18 @@ struct State {
 
 struct Owned {
     claim: Claim,
-    /// The next offset to read.
+    /// The offset after the last record that was read.
     position: i64,
     /// Once the tables reach its end, they hold all records from before its time.
     mark: Option<Mark>,
+    /// The latest mark. Records from its end on were written after its time.
+    last_mark: Option<Mark>,
 }
 
+/// The end of a partition.
+#[derive(Clone, Copy)]
 struct Mark {
+    /// By the database's clock.
     seen_at: OffsetDateTime,
     end: i64,
 }
@@ -103,13 +106,15 @@ impl Assigner {
         claims.map(|(slot, owned)| (slot.clone(), owned.claim)).collect()
     }
 
-    /// Moves the position behind a record. Returns the position before, or `None` if the partition
-    /// is not owned.
-    pub(super) fn note_read(&self, message: &BorrowedMessage<'_>) -> Option<i64> {
+    /// Moves the position behind a record. Returns the position before, and a time of the database
+    /// before the record was written, if known. `None` if the partition is not owned.
+    pub(super) fn note_read(&self, message: &BorrowedMessage<'_>) -> Option<(i64, Option<OffsetDateTime>)> {
         let slot = (message.topic().to_owned(), message.partition());
         let mut state = self.state();
         let owned = state.owned.get_mut(&slot)?;
-        Some(std::mem::replace(&mut owned.position, message.offset() + 1))
+        let follows = std::mem::replace(&mut owned.position, message.offset() + 1);
+        let before = owned.last_mark.filter(|mark| message.offset() >= mark.end);
+        Some((follows, before.map(|mark| mark.seen_at)))
     }
 
     pub(super) fn advance(&self, next: &Next) {
@@ -133,10 +138,7 @@ impl Assigner {
         let lost = |error: anyhow::Error| Failure::Lost(error.context("claim partitions"));
         let mut ranges = BTreeMap::new();
         for slot in &slots {
-            let range = consumer
-                .fetch_watermarks(&slot.0, slot.1, WATERMARK_TIMEOUT)
-                .with_context(|| format!("look up the ends of {}/{}", slot.0, slot.1))
-                .map_err(lost)?;
+            let range = kafka::range(consumer.client(), &slot.0, slot.1).map_err(lost)?;
             ranges.insert(slot.clone(), range);
         }
         let first = ranges.iter().map(|(slot, range)| (slot.clone(), range.0));
@@ -159,6 +161,7 @@ impl Assigner {
                 claim: Claim { next_offset, ..claim },
                 position: next_offset,
                 mark: None,
+                last_mark: None,
             };
             owned.insert(slot, read);
         }
@@ -239,32 +242,84 @@ fn in_log((topic, partition): &Slot, next_offset: i64, low: i64, high: i64) -> a
     Ok(())
 }
 
-/// Stores the progress of each owned partition, and marks the end of the log in partitions without
-/// a mark.
-///
-/// The time of a mark is taken before the end is looked up. All records that the log had
-/// acknowledged at that time are before that end. So once the tables reach the end, they hold all
-/// records from before that time.
-pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), Failure> {
-    let context = consumer.context();
-    let unmarked: Vec<Slot> = {
-        let state = context.state();
-        let unmarked = state.owned.iter().filter(|(_, owned)| owned.mark.is_none());
-        unmarked.map(|(slot, _)| slot.clone()).collect()
-    };
-    let seen_at = event::now();
-    match kafka::ends(consumer, &unmarked) {
-        Ok(ends) => {
-            let mut state = context.state();
-            for (slot, end) in ends {
-                if let Some(owned) = state.owned.get_mut(&slot) {
-                    owned.mark = Some(Mark { seen_at, end });
+/// Looks up the partitions of the event topics, and their ends.
+pub(super) struct Observer {
+    client: BaseConsumer,
+    topics: [String; 2],
+    /// The partitions that have a row in `consumer_offset`.
+    registered: BTreeSet<Slot>,
+}
+
+impl Observer {
+    pub(super) fn new(kafka: &ClientOptions) -> anyhow::Result<Self> {
+        let topics = kafka.topics();
+        Ok(Self {
+            client: kafka::observer(kafka)?,
+            topics: [topics.generation, topics.feedback],
+            registered: BTreeSet::new(),
+        })
+    }
+
+    /// Marks the end of the log in owned partitions without a mark.
+    ///
+    /// First takes the time, then looks for new partitions, then looks up the ends. So all records
+    /// that the log had acknowledged by that time are before these ends, or in a partition that is
+    /// registered and holds up closing until a sink has read it.
+    fn mark(&mut self, context: &Assigner) -> anyhow::Result<()> {
+        let unmarked: Vec<Slot> = {
+            let state = context.state();
+            let unmarked = state.owned.iter().filter(|(_, owned)| owned.mark.is_none());
+            unmarked.map(|(slot, _)| slot.clone()).collect()
+        };
+        if unmarked.is_empty() {
+            return Ok(());
+        }
+        let seen_at = context.sink.read_clock(&context.runtime);
+        let seen_at = seen_at.context("read the database's clock")?;
+        self.register_added(context)?;
+        let ends = kafka::ends(&self.client, &unmarked)?;
+        let mut state = context.state();
+        for (slot, end) in ends {
+            if let Some(owned) = state.owned.get_mut(&slot) {
+                owned.mark = Some(Mark { seen_at, end });
+                owned.last_mark = owned.mark;
+            }
+        }
+        Ok(())
+    }
+
+    /// Registers partitions that were added. Nothing closes until a sink has read them.
+    fn register_added(&mut self, context: &Assigner) -> anyhow::Result<()> {
+        let mut added = BTreeMap::new();
+        for topic in &self.topics {
+            for partition in kafka::partition_ids(self.client.client(), topic)? {
+                let slot = (topic.clone(), partition);
+                if !self.registered.contains(&slot) {
+                    let (first, _) = kafka::range(self.client.client(), topic, partition)?;
+                    added.insert(slot, first);
                 }
             }
         }
-        Err(error) => tracing::warn!(error = format!("{error:#}"), "cannot look up the ends of the log"),
+        if !added.is_empty() {
+            let (pool, cluster_id) = (&context.sink.pool, &context.sink.cluster_id);
+            let registered = context.runtime.block_on(offset::register(pool, cluster_id, &added));
+            registered.context("register partitions")?;
+            self.registered.extend(added.into_keys());
+        }
+        Ok(())
     }
-    let progress = take_reached_marks(&mut context.state());
+}
+
+/// Marks the ends of the owned partitions, and stores the progress of those that have reached their
+/// mark.
+pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>, observer: &mut Observer) -> Result<(), Failure> {
+    let context = consumer.context();
+    if let Err(error) = observer.mark(context) {
+        tracing::warn!(error = format!("{error:#}"), "cannot look up the ends of the log");
+    }
+    context.sink.validator.check_clock().map_err(Failure::Lost)?;
+    let positions = client_positions(consumer);
+    let progress = take_reached_marks(&mut context.state(), &positions);
     if progress.is_empty() {
         return Ok(());
     }
@@ -277,7 +332,10 @@ pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), 
                 progress.len() as u64 - noted
             )));
         }
-        Ok(_) => {}
+        Ok(_) => {
+            let reached = progress.into_iter().map(|progress| (progress.slot, progress.reached));
+            context.advance(&reached.collect());
+        }
         // The next mark includes this progress.
         Err(error) => tracing::warn!(%error, "progress not stored"),
     }
@@ -287,14 +345,38 @@ pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), 
     }
 }
 
-fn take_reached_marks(state: &mut State) -> Vec<Progress> {
+/// The next offset that the client delivers, for partitions of which it has seen a record or a
+/// marker. It passes the markers of transactions without delivering them.
+fn client_positions(consumer: &BaseConsumer<Assigner>) -> Next {
+    let positions = match consumer.position() {
+        Ok(positions) => positions,
+        Err(error) => {
+            tracing::warn!(%error, "cannot look up the positions of the consumer");
+            return Next::new();
+        }
+    };
+    let elements = positions.elements().into_iter();
+    let positions = elements.filter_map(|element| match element.offset() {
+        Offset::Offset(position) => Some(((element.topic().to_owned(), element.partition()), position)),
+        _ => None,
+    });
+    positions.collect()
+}
+
+fn take_reached_marks(state: &mut State, positions: &Next) -> Vec<Progress> {
     let mut progress = Vec::new();
     for (slot, owned) in &mut state.owned {
         let Some(mark) = &owned.mark else { continue };
-        if owned.claim.next_offset >= mark.end {
+        let stored = owned.claim.next_offset;
+        // If the tables hold all records that were delivered, the client has only skipped markers
+        // since.
+        let skipped_to = positions.get(slot).filter(|_| owned.position <= stored);
+        let reached = skipped_to.map_or(stored, |position| stored.max(*position));
+        if reached >= mark.end {
             progress.push(Progress {
                 slot: slot.clone(),
                 claim: owned.claim,
+                reached,
                 caught_up_to: mark.seen_at,
             });
             owned.mark = None;
@@ -317,6 +399,7 @@ mod tests {
             claim,
             position: next_offset,
             mark,
+            last_mark: mark,
         };
         State {
             owned: BTreeMap::from([(("t".to_owned(), 0), owned)]),
@@ -327,13 +410,25 @@ mod tests {
     #[test]
     fn a_mark_counts_once_the_tables_reach_it() {
         let mut behind = owned(9, 10);
-        assert!(take_reached_marks(&mut behind).is_empty());
+        assert!(take_reached_marks(&mut behind, &Next::new()).is_empty());
         assert!(behind.owned.values().all(|owned| owned.mark.is_some()));
         let mut there = owned(10, 10);
-        let progress = take_reached_marks(&mut there);
+        let progress = take_reached_marks(&mut there, &Next::new());
         assert_eq!(progress[0].claim.fence, 3);
         assert_eq!(progress[0].caught_up_to, OffsetDateTime::UNIX_EPOCH);
         assert!(there.owned.values().all(|owned| owned.mark.is_none()));
+    }
+
+    #[test]
+    fn a_marker_of_a_transaction_at_the_end_counts_as_read_once_the_records_before_it_are_stored() {
+        let positions = Next::from([(("t".to_owned(), 0), 10)]);
+        let mut stored = owned(9, 10);
+        let progress = take_reached_marks(&mut stored, &positions);
+        assert_eq!((progress[0].claim.next_offset, progress[0].reached), (9, 10));
+        // A record before the marker was delivered and is being written.
+        let mut in_flight = owned(8, 10);
+        in_flight.owned.values_mut().for_each(|owned| owned.position = 9);
+        assert!(take_reached_marks(&mut in_flight, &positions).is_empty());
     }
 
     #[test]

@@ -47,7 +47,10 @@ impl Golomb {
     /// for geometric numbers. Integer arithmetic, so every machine chooses the same.
     pub fn fit(sum: u64, count: u64) -> Self {
         // ln 2 · (mean + ½): the half corrects for rounding to integers
-        let wanted = (2 * sum + count).saturating_mul(355) / (count.max(1) * 1024);
+        // In u128, because the distances of 8-byte weights go up to u64::MAX.
+        let (sum, count) = (u128::from(sum), u128::from(count));
+        let wanted = (2 * sum + count) * 355 / (count.max(1) * 1024);
+        let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
         let (mut low, mut high) = (0u8, 63u8);
         while low < high {
             let middle = (low + high).div_ceil(2);
@@ -279,6 +282,15 @@ mod tests {
             reader.bits(bits);
             assert!(reader.finish().is_err(), "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn the_parameter_fits_the_largest_sums() {
+        // of one distance of 2^63 and one of 2^40: twice the first is 2^64
+        let (largest, large) = (Golomb::fit(1 << 63, 1), Golomb::fit(1 << 40, 1));
+        assert_eq!(largest.parameter, 63);
+        assert!(largest.divisor >= large.divisor);
+        assert_eq!(Golomb::fit(u64::MAX, 2).parameter, 63);
     }
 
     proptest! {

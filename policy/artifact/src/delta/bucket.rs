@@ -33,9 +33,8 @@
 //! and NaNs are at the ends.
 
 use super::bits::{Golomb, Reader, Writer};
-use super::simd::{self, BUCKETS_MAX, Buckets, Override, Ranked};
+use super::simd::{self, BUCKETS_MAX, Buckets, Isa, Override, Ranked};
 use super::{Error, malformed};
-use crate::isa::Isa;
 
 /// One of this many weights is sampled to estimate how many have each key.
 const SAMPLE: usize = 128;

@@ -5,8 +5,8 @@
 use twox_hash::XxHash3_128;
 
 use super::bucket::{self, Steps};
-use super::{Error, malformed, planes, simd};
-use crate::isa::Isa;
+use super::simd::{self, Isa};
+use super::{Error, malformed, planes};
 
 /// Weights per frame.
 pub(super) const WEIGHTS: usize = 1 << 20;

@@ -1,17 +1,18 @@
 //! A delta decoded against its base before anything is written: index and new value of every
 //! changed weight.
 //!
-//! Every frame is checked first, in the base and after the change. Values are absolute, so a write
-//! can be repeated or undone after an interruption. The base is not copied; only the old values of
-//! changed weights are kept.
+//! Every frame is checked first, in the base and after the change, and so is the content hash of
+//! the whole result. Values are absolute, so a write can be repeated or undone after an
+//! interruption. The base is not copied; only the old values of changed weights are kept.
 
 use std::ops::Range;
 
 use super::frame::{self, Change, Direction, Frame};
 use super::index;
-use super::{Error, Header, in_entry, simd};
+use super::{Error, Header, in_entry, malformed, result_index, simd};
 use crate::checkpoint::Checkpoint;
 use crate::digest::Digest;
+use crate::merkle::{self, ChunkHash};
 use crate::tensor::{TensorData, weight_bytes};
 use crate::threads::Threads;
 
@@ -57,6 +58,8 @@ impl Patch {
             });
         }
         opened.index.check_reversible()?;
+        // The index leads to the result's content hash. The frames are compared with the index below.
+        result_index::check(&opened, &base.content_index(threads), false)?;
         let mut payloads = opened.payloads;
         let mut jobs = vec![];
         for (entry, named) in opened.index.tensors.iter().enumerate() {
@@ -74,11 +77,21 @@ impl Patch {
         let pieces = threads.map(jobs, |(entry, held, frame, payload, byte_range)| {
             (entry, piece(held, frame, payload, byte_range))
         });
-        let names = opened.index.tensors.iter().map(|entry| (entry.name.clone(), vec![]));
-        let mut tensors: Vec<(String, Vec<Piece>)> = names.collect();
+        let entries = &opened.index.tensors;
+        let mut tensors: Vec<(String, Vec<Piece>)> = entries.iter().map(|entry| (entry.name.clone(), vec![])).collect();
+        let mut hashes: Vec<Vec<ChunkHash>> = vec![vec![]; entries.len()];
         for (entry, piece) in pieces {
             let (name, pieces) = &mut tensors[entry];
-            pieces.extend(piece.map_err(|error| in_entry(name, error))?);
+            let (hash, piece) = piece.map_err(|error| in_entry(name, error))?;
+            hashes[entry].push(hash);
+            pieces.extend(piece);
+        }
+        for (named, hashes) in entries.iter().zip(hashes) {
+            let Some(tensor) = &named.change else { continue };
+            if merkle::merge(&hashes, tensor.frame_bytes(), tensor.bytes()?) != tensor.result {
+                let reason = "its bytes have another digest than the delta says";
+                return Err(in_entry(&named.name, malformed(reason)));
+            }
         }
         Ok(Patch {
             header: opened.header,
@@ -156,22 +169,30 @@ impl Patch {
     }
 }
 
-/// None if the frame does not change.
-fn piece(held: &TensorData, frame: &Frame, payload: &[u8], byte_range: Range<usize>) -> Result<Option<Piece>, Error> {
-    if *frame == Frame::SAME {
-        return Ok(None);
-    }
+/// The hash of the frame in the result, and its change; none if it does not change.
+fn piece(
+    held: &TensorData,
+    frame: &Frame,
+    payload: &[u8],
+    byte_range: Range<usize>,
+) -> Result<(ChunkHash, Option<Piece>), Error> {
     let (width, bytes) = (weight_bytes(held.dtype), &held.bytes[byte_range.clone()]);
+    let hash = |bytes: &[u8]| merkle::chunk_hash(&[bytes], byte_range.start, held.bytes.len());
+    if *frame == Frame::SAME {
+        return Ok((hash(bytes), None));
+    }
     let new = frame::decode(simd::best(), width, frame, payload, bytes, Direction::Forward)?;
     let mut after = bytes.to_vec();
     new.write(width, &mut after);
     frame::check(frame, &after, Direction::Forward)?;
     let old = new.inverse(width, bytes);
-    Ok(Some(Piece {
+    let hash = hash(&after);
+    let piece = Piece {
         byte_range,
         width,
         frame: *frame,
         new,
         old,
-    }))
+    };
+    Ok((hash, Some(piece)))
 }

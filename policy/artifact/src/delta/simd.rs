@@ -14,7 +14,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::isa::Isa;
+use crate::isa::{self, InstructionSet};
 use portable::Portable;
 use std::sync::OnceLock;
 
@@ -58,21 +58,25 @@ pub(super) struct Override {
     pub bucket: u8,
 }
 
-/// The instruction set that these loops use: the best available, but no more than `Isa::best`.
+/// Proof that this machine has all instructions that a loop is compiled for. These are more than
+/// [`isa::Isa`] proves. Only [`available`] makes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Isa(InstructionSet);
+
+/// The instruction set that these loops use: the best available, but no more than
+/// [`isa::Isa::best`].
 pub(super) fn best() -> Isa {
     static BEST: OnceLock<Isa> = OnceLock::new();
     *BEST.get_or_init(|| {
-        let available = available();
-        let best = Isa::best();
-        let limit = if best == Isa::Avx512Bf16 { Isa::Avx512 } else { best };
-        let found = available.iter().rev().find(|&&isa| isa as u8 <= limit as u8);
-        found.copied().unwrap_or(Isa::Portable)
+        let (available, limit) = (available(), isa::Isa::best().set());
+        let found = available.iter().rev().find(|isa| isa.0 <= limit);
+        found.copied().unwrap_or(Isa(InstructionSet::Portable))
     })
 }
 
 /// The instruction sets that this machine can run, slowest first.
 pub(super) fn available() -> Vec<Isa> {
-    let mut available = vec![Isa::Portable];
+    let mut available = vec![Isa(InstructionSet::Portable)];
     #[cfg(target_arch = "x86_64")]
     {
         let bits = is_x86_feature_detected!("bmi1")
@@ -80,7 +84,7 @@ pub(super) fn available() -> Vec<Isa> {
             && is_x86_feature_detected!("lzcnt")
             && is_x86_feature_detected!("popcnt");
         if bits && is_x86_feature_detected!("avx2") {
-            available.push(Isa::Avx2);
+            available.push(Isa(InstructionSet::Avx2));
             let wide = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
@@ -88,7 +92,7 @@ pub(super) fn available() -> Vec<Isa> {
                 && is_x86_feature_detected!("avx512vbmi")
                 && is_x86_feature_detected!("gfni");
             if wide {
-                available.push(Isa::Avx512);
+                available.push(Isa(InstructionSet::Avx512));
             }
         }
     }
@@ -164,14 +168,13 @@ macro_rules! for_each_isa {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2<const W: usize>($($arg: $type),*) $(-> $result)? { $body::<W, _>(x86::Avx2::enabled(), $($arg),*) }
-            match isa {
+            match isa.0 {
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: `available` names AVX-512 only if the machine has all that is enabled
-                // above.
-                Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512::<W>($($arg),*) },
+                // SAFETY: `available` names AVX-512 only if the machine has all that is enabled above.
+                InstructionSet::Avx512 => unsafe { avx512::<W>($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `available` names AVX2 only if the machine has all that is enabled above.
-                Isa::Avx2 => unsafe { avx2::<W>($($arg),*) },
+                InstructionSet::Avx2 => unsafe { avx2::<W>($($arg),*) },
                 _ => $body::<W, _>(Portable, $($arg),*),
             }
         }

@@ -284,7 +284,12 @@ fn a_patch_is_repeated_and_reverted_after_an_interrupted_write() {
     assert!(patch.write("w", &mut [0; 8]).is_err());
     // a base with that content hash but other bytes
     let wrong = Patch::decode(&result, base.root(), &delta, &ONE).unwrap_err();
-    assert!(matches!(wrong, Error::Malformed(_)), "{wrong}");
+    assert!(matches!(wrong, Error::WrongBase { .. }), "{wrong}");
+    // a delta that promises another result than it makes
+    let mut lying = delta;
+    lying[48] ^= 1;
+    let wrong = Patch::decode(&base, base.root(), &super::resealed(lying), &ONE).unwrap_err();
+    assert!(matches!(wrong, Error::WrongResult { .. }), "{wrong}");
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl Plain {
                 }
             })
             .collect();
-        let (cos, sin) = config.rope.table(config.head_dim, context);
+        let (cos, sin) = config.rope.rotations(config.head_dim).at(0..context as usize);
         let table = |values: &[f32]| {
             let half = Tensor::from_slice(values).view([context, config.head_dim / 2]);
             Tensor::cat(&[&half, &half], 1).to_kind(kind)

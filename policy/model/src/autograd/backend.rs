@@ -1,12 +1,12 @@
 //! The transformer's operations as differentiable operations on tensors `[n, width]`.
 
 use super::{Compute, TrainModel};
-use crate::config::{Experts, ModelConfig, Scoring};
+use crate::config::{Experts, ModelConfig, Rotations, Scoring};
 use crate::router::{self, Routing};
 use crate::transformer::{Backend, Linear, Route};
 use tch::{Device, Kind, Tensor};
 
-/// cos and sin of every position, `[context, width/2]`.
+/// cos and sin of every row of a pass, `[n, 1, pairs]`.
 #[derive(Debug)]
 pub(super) struct Rotary {
     cos: Tensor,
@@ -15,14 +15,21 @@ pub(super) struct Rotary {
 }
 
 impl Rotary {
-    pub fn new(config: &ModelConfig) -> Self {
-        let (width, context) = (config.rotary_dim(), config.max_position_embeddings);
-        let (cos, sin) = config.rope.table(width, context);
-        let table = |values: &[f32]| Tensor::from_slice(values).view([context, width / 2]);
+    /// For sequences of these lengths, which lie one after the other.
+    pub fn new(rotations: &Rotations, lengths: &[i64]) -> Self {
+        let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
+        let pairs = rotations.pairs() as i64;
+        let (cos, sin) = rotations.at(0..longest as usize);
+        let positions: Vec<i64> = lengths.iter().flat_map(|&n| 0..n).collect();
+        let positions = Tensor::from_slice(&positions);
+        let rows = |values: &[f32]| {
+            let each = Tensor::from_slice(values).view([longest, pairs]);
+            each.index_select(0, &positions).unsqueeze(1)
+        };
         Rotary {
-            cos: table(&cos),
-            sin: table(&sin),
-            pairs: width / 2,
+            cos: rows(&cos),
+            sin: rows(&sin),
+            pairs,
         }
     }
 }
@@ -34,10 +41,7 @@ pub(super) struct TorchBackend<'a> {
     compute: Compute,
     /// The lengths of the sequences, which lie one after the other.
     lengths: &'a [i64],
-    /// cos and sin of every row, `[n, 1, width/2]`.
-    cos: Tensor,
-    sin: Tensor,
-    pairs: i64,
+    rotary: &'a Rotary,
     /// The rows whose logits are needed. `None`: all.
     logit_rows: Option<&'a Tensor>,
     /// The experts to use instead of choosing.
@@ -48,19 +52,15 @@ impl<'a> TorchBackend<'a> {
     pub fn new(
         model: &'a TrainModel,
         lengths: &'a [i64],
+        rotary: &'a Rotary,
         logit_rows: Option<&'a Tensor>,
         replay: Option<&'a Routing>,
     ) -> Self {
-        let positions: Vec<i64> = lengths.iter().flat_map(|&n| 0..n).collect();
-        let positions = Tensor::from_slice(&positions);
-        let pick = |table: &Tensor| table.index_select(0, &positions).unsqueeze(1);
         TorchBackend {
             config: &model.config,
             compute: model.compute,
             lengths,
-            cos: pick(&model.rotary.cos),
-            sin: pick(&model.rotary.sin),
-            pairs: model.rotary.pairs,
+            rotary,
             logit_rows,
             replay,
         }
@@ -121,6 +121,10 @@ impl Backend for TorchBackend<'_> {
         self.product(x, &linear.weight, linear.bias.as_ref())
     }
 
+    fn router_logits(&self, x: &Tensor, router: &Linear<Tensor>) -> Tensor {
+        x.linear(&router.weight, router.bias.as_ref())
+    }
+
     fn rms_norm(&self, x: &Tensor, w: &Tensor, eps: f64) -> Tensor {
         let groups = x.view([-1, w.size()[0]]);
         let mean = (&groups * &groups).mean_dim([-1i64].as_slice(), true, Kind::Float);
@@ -128,7 +132,8 @@ impl Backend for TorchBackend<'_> {
     }
 
     fn rotate(&self, x: Tensor, head: i64, from: i64) -> Tensor {
-        let (rows, pairs) = (x.size()[0], self.pairs);
+        let Rotary { cos, sin, pairs } = self.rotary;
+        let (rows, pairs) = (x.size()[0], *pairs);
         let heads = x.view([rows, -1, head]);
         let rotary = heads.narrow(2, from, 2 * pairs);
         let (a, b) = if self.config.rope.interleaved {
@@ -137,7 +142,7 @@ impl Backend for TorchBackend<'_> {
         } else {
             (rotary.narrow(2, 0, pairs), rotary.narrow(2, pairs, pairs))
         };
-        let rotated = [&a * &self.cos - &b * &self.sin, &b * &self.cos + &a * &self.sin];
+        let rotated = [&a * cos - &b * sin, &b * cos + &a * sin];
         let unrotated = heads.narrow(2, 0, from);
         Tensor::cat(&[&unrotated, &rotated[0], &rotated[1]], 2).view_as(&x)
     }

@@ -8,7 +8,8 @@ use artifact::checkpoint::Checkpoint;
 use artifact::tensor::TensorData;
 use bytes::Bytes;
 use half::bf16;
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha12Rng;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
@@ -64,7 +65,7 @@ pub fn checkpoint_from_f32(template: &Checkpoint, parameters: &Parameters) -> Re
 /// Norms are 1, biases 0 and matrices N(0, 0.02). Matrices that write to the residual stream are
 /// scaled by 1/√(2 · layers) (Radford et al. 2019).
 pub fn random_checkpoint(config: &ModelConfig, seed: u64) -> Checkpoint {
-    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rng = ChaCha12Rng::seed_from_u64(seed);
     let residual = 1.0 / (2.0 * config.num_hidden_layers as f64).sqrt();
     let mut tensors = BTreeMap::new();
     for (name, shape) in config.parameter_shapes() {
@@ -97,7 +98,7 @@ pub fn random_checkpoint(config: &ModelConfig, seed: u64) -> Checkpoint {
 }
 
 /// A standard normal value (Box & Muller 1958).
-fn normal(rng: &mut StdRng) -> f64 {
+fn normal(rng: &mut ChaCha12Rng) -> f64 {
     let u: f64 = 1.0 - rng.random::<f64>();
     let v: f64 = rng.random();
     (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()

@@ -36,6 +36,17 @@ pub(super) struct Conventions {
     pub experts: Option<ExpertFields>,
     /// Rotary pairs are adjacent values unless `rope_interleave` is false.
     pub interleaved_rope: bool,
+    pub absent: Absent,
+}
+
+/// What `transformers` takes for fields that `config.json` does not have. `None`: what it takes for
+/// null.
+#[derive(Clone, Copy)]
+pub(super) struct Absent {
+    /// `num_key_value_heads`. Null means as many as `num_attention_heads`.
+    pub key_value_heads: Option<i64>,
+    /// `head_dim`. Null means `hidden_size / num_attention_heads`.
+    pub head_dim: Option<i64>,
 }
 
 /// Which projections of attention have a bias.
@@ -53,11 +64,12 @@ pub(super) enum AttentionBias {
 pub(super) enum Window {
     /// None. The field `sliding_window` is refused.
     Refused,
-    /// All layers, if `sliding_window` is set.
+    /// Those of `layer_types`, or all layers, unless `sliding_window` is null.
     EveryLayer,
-    /// All layers, if `sliding_window` is set and `use_sliding_window` is true.
+    /// All layers, if `use_sliding_window` is true.
     EveryLayerIfEnabled,
-    /// Layers from `max_window_layers` on, if `use_sliding_window` is true.
+    /// Those of `layer_types`, or layers from `max_window_layers` on, if `use_sliding_window` is
+    /// true.
     UpperLayersIfEnabled,
 }
 
@@ -90,6 +102,14 @@ impl Family {
             extra_layers: false,
             experts: None,
             interleaved_rope: false,
+            absent: Absent {
+                key_value_heads: None,
+                head_dim: None,
+            },
+        };
+        let key_value_heads = |heads: i64| Absent {
+            key_value_heads: Some(heads),
+            head_dim: None,
         };
         let plain = Conventions {
             mlp_bias: false,
@@ -102,6 +122,7 @@ impl Family {
                 class: "MistralForCausalLM",
                 attention_bias: AttentionBias::Never,
                 window: Window::EveryLayer,
+                absent: key_value_heads(8),
                 ..plain
             },
             Family::Qwen2 => Conventions {
@@ -109,6 +130,7 @@ impl Family {
                 class: "Qwen2ForCausalLM",
                 attention_bias: AttentionBias::QueryKeyValue,
                 window: Window::UpperLayersIfEnabled,
+                absent: key_value_heads(32),
                 ..plain
             },
             Family::Qwen3 => Conventions {
@@ -116,6 +138,10 @@ impl Family {
                 class: "Qwen3ForCausalLM",
                 qk_norm: true,
                 window: Window::UpperLayersIfEnabled,
+                absent: Absent {
+                    key_value_heads: Some(32),
+                    head_dim: Some(128),
+                },
                 ..plain
             },
             Family::Qwen3Moe => Conventions {
@@ -124,6 +150,7 @@ impl Family {
                 qk_norm: true,
                 window: Window::EveryLayerIfEnabled,
                 experts: Some(ExpertFields::Qwen3),
+                absent: key_value_heads(4),
                 ..plain
             },
             Family::DeepseekV3 => Conventions {
@@ -133,6 +160,7 @@ impl Family {
                 extra_layers: true,
                 experts: Some(ExpertFields::Deepseek),
                 interleaved_rope: true,
+                absent: key_value_heads(128),
                 ..plain
             },
         }

@@ -1,6 +1,11 @@
 //! Reads `config.json` as `transformers` 4 and 5 write it.
+//!
+//! A missing field means the default of the configuration class in `transformers`. Null is a value
+//! of its own: it is false for a flag, "no window" for `sliding_window`, and an error for a number
+//! without a meaning for null. `tests/golden/defaults.json` has the defaults.
 
 use super::family::{AttentionBias, ExpertFields, Window};
+use super::field::{count_or, either, flag, int, int_or, nullable, refuse_unless};
 use super::{Error, Experts, Family, Latent, ModelConfig, Rope, Scoring};
 use serde_json::Value;
 
@@ -22,6 +27,7 @@ impl ModelConfig {
             AttentionBias::Never => (false, false),
         };
         let max_position_embeddings = int(&json, "max_position_embeddings")?;
+        let absent = conventions.absent;
         let config = ModelConfig {
             family,
             vocab_size: int(&json, "vocab_size")?,
@@ -29,10 +35,11 @@ impl ModelConfig {
             intermediate_size: int(&json, "intermediate_size")?,
             num_hidden_layers,
             num_attention_heads,
-            num_key_value_heads: int_or(&json, "num_key_value_heads", num_attention_heads)?,
+            num_key_value_heads: nullable(&json, "num_key_value_heads", absent.key_value_heads)?
+                .unwrap_or(num_attention_heads),
             head_dim: match &latent {
                 Some(latent) => latent.nope + latent.rope,
-                None => int_or(&json, "head_dim", hidden_size / num_attention_heads)?,
+                None => nullable(&json, "head_dim", absent.head_dim)?.unwrap_or(hidden_size / num_attention_heads),
             },
             rms_norm_eps: json["rms_norm_eps"].as_f64().ok_or(Error::Missing("rms_norm_eps"))?,
             rope: Rope::from_json(&json, conventions.interleaved_rope, max_position_embeddings)?,
@@ -62,10 +69,10 @@ impl ModelConfig {
                 self.num_attention_heads, self.num_key_value_heads
             ));
         }
-        if self.rotary_dim() % 2 != 0 {
+        if self.rotary_dim() < 2 || self.rotary_dim() % 2 != 0 {
             let field = self.latent.as_ref().map_or("head_dim", |_| "qk_rope_head_dim");
             let width = self.rotary_dim();
-            return refuse(format!("`{field}` {width} is odd; rotary positions need pairs"));
+            return refuse(format!("`{field}` {width} is 0 or odd; rotary positions need pairs"));
         }
         let Some(experts) = &self.experts else { return Ok(()) };
         if experts.per_token > experts.count {
@@ -94,10 +101,7 @@ impl ModelConfig {
 
 fn latent(json: &Value) -> Result<Latent, Error> {
     Ok(Latent {
-        q_rank: match &json["q_lora_rank"] {
-            Value::Null => None,
-            _ => Some(int(json, "q_lora_rank")?),
-        },
+        q_rank: nullable(json, "q_lora_rank", Some(1536))?,
         kv_rank: int(json, "kv_lora_rank")?,
         nope: int(json, "qk_nope_head_dim")?,
         rope: int(json, "qk_rope_head_dim")?,
@@ -116,11 +120,16 @@ fn windows(json: &Value, convention: &Window, layers: i64) -> Result<Vec<Option<
             false
         }
     };
-    if !used || json["sliding_window"].is_null() {
+    let window = match used {
+        true => nullable(json, "sliding_window", Some(4096))?,
+        false => None,
+    };
+    let Some(window) = window else {
         return Ok(Vec::new());
-    }
-    let window = int(json, "sliding_window")?;
-    if let Some(types) = json["layer_types"].as_array() {
+    };
+    // Qwen3-MoE has no `layer_types`.
+    let by_layer = !matches!(convention, Window::EveryLayerIfEnabled);
+    if let Some(types) = json["layer_types"].as_array().filter(|_| by_layer) {
         if types.len() as i64 != layers {
             let why = format!(
                 "`layer_types` names {} layers, `num_hidden_layers` {layers}",
@@ -148,10 +157,14 @@ fn windows(json: &Value, convention: &Window, layers: i64) -> Result<Vec<Option<
 
 fn qwen3_experts(json: &Value, layers: i64) -> Result<Experts, Error> {
     let step = int_or(json, "decoder_sparse_step", 1)?;
-    let dense: Vec<i64> = json["mlp_only_layers"]
-        .as_array()
-        .map(|layers| layers.iter().filter_map(Value::as_i64).collect())
-        .unwrap_or_default();
+    let dense: Vec<i64> = match &json["mlp_only_layers"] {
+        Value::Null => Vec::new(),
+        layers => {
+            let layers = layers.as_array().ok_or(Error::Missing("mlp_only_layers"))?;
+            let one = |layer: &Value| layer.as_i64().ok_or(Error::Missing("mlp_only_layers"));
+            layers.iter().map(one).collect::<Result<_, _>>()?
+        }
+    };
     Ok(Experts {
         count: either(json, "num_experts", "num_local_experts")?,
         per_token: int(json, "num_experts_per_tok")?,
@@ -169,65 +182,25 @@ fn deepseek_experts(json: &Value, layers: i64) -> Result<Experts, Error> {
     refuse_unless(json, "scoring_func", "sigmoid", |v| v == "sigmoid")?;
     refuse_unless(json, "topk_method", "noaux_tc", |v| v == "noaux_tc")?;
     refuse_unless(json, "moe_layer_freq", "1", |v| v == 1)?;
-    let dense = json["first_k_dense_replace"].as_i64().unwrap_or(3);
+    let dense = count_or(json, "first_k_dense_replace", 3)?;
     Ok(Experts {
         count: either(json, "n_routed_experts", "num_local_experts")?,
         per_token: int(json, "num_experts_per_tok")?,
         intermediate_size: int(json, "moe_intermediate_size")?,
         normalize: flag(json, "norm_topk_prob", true)?,
-        shared: json["n_shared_experts"].as_i64().unwrap_or(0),
+        // DeepSeek's own code takes null for none.
+        shared: match json.get("n_shared_experts") {
+            Some(Value::Null) => 0,
+            _ => count_or(json, "n_shared_experts", 1)?,
+        },
         scoring: Scoring::Sigmoid {
-            groups: int_or(json, "n_group", 1)?,
-            top_groups: int_or(json, "topk_group", 1)?,
-            scale: json["routed_scaling_factor"].as_f64().unwrap_or(1.0),
+            groups: int_or(json, "n_group", 8)?,
+            top_groups: int_or(json, "topk_group", 4)?,
+            scale: match json.get("routed_scaling_factor") {
+                None => 2.5,
+                Some(scale) => scale.as_f64().ok_or(Error::Missing("routed_scaling_factor"))?,
+            },
         },
         layers: (0..layers).map(|layer| layer >= dense).collect(),
-    })
-}
-
-/// A positive number.
-fn int(json: &Value, field: &'static str) -> Result<i64, Error> {
-    match json[field].as_i64() {
-        Some(n) if n > 0 => Ok(n),
-        _ => Err(Error::Missing(field)),
-    }
-}
-
-/// A field that transformers 4 and 5 spell differently.
-fn either(json: &Value, old: &'static str, new: &'static str) -> Result<i64, Error> {
-    let renamed = json[old].is_null() && !json[new].is_null();
-    int(json, if renamed { new } else { old })
-}
-
-/// A positive number. A missing or null field means `absent`.
-fn int_or(json: &Value, field: &'static str, absent: i64) -> Result<i64, Error> {
-    if json[field].is_null() {
-        Ok(absent)
-    } else {
-        int(json, field)
-    }
-}
-
-fn flag(json: &Value, field: &'static str, absent: bool) -> Result<bool, Error> {
-    match &json[field] {
-        Value::Null => Ok(absent),
-        value => value.as_bool().ok_or(Error::Missing(field)),
-    }
-}
-
-fn refuse_unless(
-    json: &Value,
-    field: &'static str,
-    supported: &'static str,
-    ok: impl Fn(&Value) -> bool,
-) -> Result<(), Error> {
-    let value = &json[field];
-    if value.is_null() || ok(value) {
-        return Ok(());
-    }
-    Err(Error::Unsupported {
-        field,
-        value: value.to_string(),
-        supported: supported.into(),
     })
 }

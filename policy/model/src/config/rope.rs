@@ -1,6 +1,7 @@
 //! Rotary positions: the frequency of each pair of values, and the scalings for longer contexts.
 
 use super::Error;
+use super::field::flag;
 use serde_json::Value;
 
 /// Rotary position embedding (Su et al. 2021).
@@ -20,6 +21,38 @@ impl Default for Rope {
             scaling: Scaling::None,
             interleaved: false,
         }
+    }
+}
+
+/// The rotation of every pair of values at any position.
+///
+/// A pass computes the rotations of its own rows. A table of every position would grow with
+/// `max_position_embeddings`, to half a gigabyte for a context of a million tokens.
+#[derive(Debug, Clone)]
+pub struct Rotations {
+    /// Radians per position, `[width/2]`.
+    frequencies: Vec<f32>,
+    /// Factor of cos and sin.
+    factor: f32,
+}
+
+impl Rotations {
+    /// Pairs of a head that are rotated.
+    pub fn pairs(&self) -> usize {
+        self.frequencies.len()
+    }
+
+    /// cos and sin at each of `positions`, `[positions, width/2]` each.
+    ///
+    /// Angles are f32 products of f32 values, because models were trained with those.
+    pub fn at(&self, positions: impl Iterator<Item = usize>) -> (Vec<f32>, Vec<f32>) {
+        let angles = positions.flat_map(|position| self.frequencies.iter().map(move |freq| position as f32 * freq));
+        angles
+            .map(|angle| {
+                let (sin, cos) = f64::from(angle).sin_cos();
+                (cos as f32 * self.factor, sin as f32 * self.factor)
+            })
+            .unzip()
     }
 }
 
@@ -55,12 +88,16 @@ pub enum Scaling {
 
 impl Rope {
     pub(super) fn from_json(json: &Value, interleaved: bool, context: i64) -> Result<Self, Error> {
-        // transformers 5 moved theta and the scaling into one object.
+        // transformers 5 moved theta and the scaling into one object. If a file has both spellings,
+        // it uses the old one.
+        let empty = |value: &Value| value.is_null() || value.as_object().is_some_and(|object| object.is_empty());
         let (prefix, object) = match (&json["rope_parameters"], &json["rope_scaling"]) {
-            (Value::Null, old) => ("rope_scaling", old),
-            (new, _) => ("rope_parameters", new),
+            (new, old) if empty(old) => ("rope_parameters", new),
+            (_, old) => ("rope_scaling", old),
         };
-        if !object.is_null() && !object.is_object() {
+        // An object in the object is a scaling for some layers only.
+        let nested = object.as_object().map(|object| object.values().any(Value::is_object));
+        if !object.is_null() && nested != Some(false) {
             return Err(unsupported(prefix, object));
         }
         let theta = match (&object["rope_theta"], &json["rope_theta"]) {
@@ -82,6 +119,14 @@ impl Rope {
             .cloned()
             .unwrap_or_default();
         let number = |field: &'static str| object[field].as_f64().ok_or(Error::Missing(field));
+        // The context before scaling is beside the object in some files, and otherwise inside it.
+        let original = || {
+            let field = "original_max_position_embeddings";
+            match json.get(field).or(object.get(field)) {
+                None => Ok(context as f64),
+                Some(value) => value.as_f64().ok_or(Error::Missing(field)),
+            }
+        };
         let scaling = match kind.as_str() {
             None if kind.is_null() => Scaling::None,
             Some("default") => Scaling::None,
@@ -92,38 +137,27 @@ impl Rope {
                 factor: number("factor")?,
                 low_freq_factor: number("low_freq_factor")?,
                 high_freq_factor: number("high_freq_factor")?,
-                original_context: number("original_max_position_embeddings")?,
+                original_context: original()?,
             },
-            Some("yarn") => yarn(object, context as f64)?,
+            Some("yarn") => yarn(object, context as f64, original()?)?,
             _ => return Err(unsupported(prefix, &kind)),
-        };
-        let interleaved = match &json["rope_interleave"] {
-            Value::Null => interleaved,
-            value => value.as_bool().ok_or(Error::Missing("rope_interleave"))? && interleaved,
         };
         Ok(Rope {
             theta,
             scaling,
-            interleaved,
+            interleaved: interleaved && flag(json, "rope_interleave", true)?,
         })
     }
 
-    /// cos and sin of every position below `context`, `[context, width/2]` each.
-    ///
-    /// Angles are f32 products of f32 values, because models were trained with those.
-    pub fn table(&self, width: i64, context: i64) -> (Vec<f32>, Vec<f32>) {
-        let inv_freq = self.inv_freq(width);
-        let factor = match self.scaling {
-            Scaling::Yarn { attention_factor, .. } => attention_factor as f32,
-            _ => 1.0,
-        };
-        let angles = (0..context).flat_map(|position| inv_freq.iter().map(move |freq| position as f32 * freq));
-        angles
-            .map(|angle| {
-                let (sin, cos) = f64::from(angle).sin_cos();
-                (cos as f32 * factor, sin as f32 * factor)
-            })
-            .unzip()
+    /// The rotations of heads of which `width` values carry a position.
+    pub fn rotations(&self, width: i64) -> Rotations {
+        Rotations {
+            frequencies: self.inv_freq(width),
+            factor: match self.scaling {
+                Scaling::Yarn { attention_factor, .. } => attention_factor as f32,
+                _ => 1.0,
+            },
+        }
     }
 
     /// Factor of the attention scores in DeepSeek models; 1 without yarn.
@@ -187,13 +221,11 @@ impl Rope {
     }
 }
 
-fn yarn(object: &Value, context: f64) -> Result<Scaling, Error> {
+fn yarn(object: &Value, context: f64, original_context: f64) -> Result<Scaling, Error> {
     let number = |field: &'static str| match &object[field] {
         Value::Null => Ok(None),
         value => value.as_f64().map(Some).ok_or(Error::Missing(field)),
     };
-    let original_context =
-        number("original_max_position_embeddings")?.ok_or(Error::Missing("original_max_position_embeddings"))?;
     let factor = number("factor")?.unwrap_or(context / original_context);
     let mscale_of = |scale: f64| match factor <= 1.0 {
         true => 1.0,
@@ -212,7 +244,7 @@ fn yarn(object: &Value, context: f64) -> Result<Scaling, Error> {
         beta_fast: scale("beta_fast")?.unwrap_or(32.0),
         beta_slow: scale("beta_slow")?.unwrap_or(1.0),
         original_context,
-        truncate: object["truncate"].as_bool().unwrap_or(true),
+        truncate: flag(object, "truncate", true)?,
         attention_factor,
         score_scale: all_dim.map_or(1.0, |all_dim| mscale_of(all_dim).powi(2)),
     })

@@ -1,7 +1,8 @@
 use super::rope::Scaling;
 use super::*;
 use crate::golden;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
 fn tiny() -> ModelConfig {
     ModelConfig {
@@ -95,10 +96,213 @@ fn contradictions_are_refused() {
     }
 }
 
+fn parsed(json: &Value) -> Result<ModelConfig, Error> {
+    ModelConfig::from_json(json.to_string().as_bytes())
+}
+
+/// The defaults of the configuration classes of `transformers`, by `model_type` and field.
+fn defaults() -> BTreeMap<String, Map<String, Value>> {
+    let bytes = std::fs::read(golden::path("defaults.json")).unwrap();
+    serde_json::from_slice(&bytes).unwrap()
+}
+
+/// A `config.json` that has every field, with the default of `transformers`.
+fn complete(model_type: &str) -> Value {
+    let mut json = Value::Object(defaults()[model_type].clone());
+    json["model_type"] = json!(model_type);
+    json
+}
+
+fn without(json: &Value, field: &str) -> Value {
+    let mut json = json.clone();
+    json.as_object_mut().unwrap().remove(field);
+    json
+}
+
+#[test]
+fn a_missing_field_means_what_transformers_takes_or_is_refused_by_name() {
+    for (model_type, fields) in defaults() {
+        let mut json = complete(&model_type);
+        // Twice the default, so that no default equals a value that is computed from others.
+        json["num_attention_heads"] = json!(2 * fields["num_attention_heads"].as_i64().unwrap());
+        for window in [false, true] {
+            if fields.contains_key("use_sliding_window") {
+                json["use_sliding_window"] = json!(window);
+            }
+            let config = parsed(&json).unwrap();
+            for field in fields.keys().filter(|&field| json[field] == fields[field]) {
+                match parsed(&without(&json, field)) {
+                    Ok(defaulted) => assert_eq!(defaulted, config, "{model_type} without {field}"),
+                    Err(Error::Missing(named)) => assert_eq!(named, field, "{model_type}"),
+                    Err(error) => panic!("{model_type} without {field}: {error}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn deepseek_and_mistral_have_the_defaults_of_transformers() {
+    let mut deepseek = complete("deepseek_v3");
+    for field in ["n_group", "topk_group", "routed_scaling_factor", "n_shared_experts"] {
+        deepseek = without(&deepseek, field);
+    }
+    let experts = parsed(&deepseek).unwrap().experts.unwrap();
+    let (groups, top_groups, scale) = (8, 4, 2.5);
+    assert_eq!(
+        experts.scoring,
+        Scoring::Sigmoid {
+            groups,
+            top_groups,
+            scale
+        }
+    );
+    assert_eq!(experts.shared, 1);
+    let mistral = parsed(&without(&complete("mistral"), "sliding_window")).unwrap();
+    assert_eq!(mistral.windows, vec![Some(4096); 32]);
+}
+
+#[test]
+fn null_is_a_value_and_not_a_missing_field() {
+    let with_null = |model_type: &str, field: &str| {
+        let mut json = complete(model_type);
+        json[field] = Value::Null;
+        parsed(&json)
+    };
+    assert!(with_null("mistral", "sliding_window").unwrap().windows.is_empty());
+    let latent = with_null("deepseek_v3", "q_lora_rank").unwrap().latent.unwrap();
+    assert_eq!(latent.q_rank, None);
+    assert!(!with_null("deepseek_v3", "rope_interleave").unwrap().rope.interleaved);
+    let experts = with_null("deepseek_v3", "norm_topk_prob").unwrap().experts.unwrap();
+    assert!(!experts.normalize);
+    assert_eq!(
+        with_null("mistral", "num_key_value_heads").unwrap().num_key_value_heads,
+        32
+    );
+    for field in [
+        "n_group",
+        "topk_group",
+        "routed_scaling_factor",
+        "first_k_dense_replace",
+    ] {
+        let error = with_null("deepseek_v3", field).unwrap_err().to_string();
+        assert!(error.contains(field), "{field}: {error}");
+    }
+}
+
+#[test]
+fn every_field_that_is_read_is_written() {
+    for (model_type, fields) in defaults() {
+        let json = complete(&model_type);
+        let config = parsed(&json).unwrap();
+        let written: Value = serde_json::from_str(&config.to_json()).unwrap();
+        for (field, default) in &fields {
+            let mut changed = json.clone();
+            changed[field] = match default {
+                Value::Bool(flag) => json!(!flag),
+                Value::Number(number) => json!(number.as_f64().unwrap() as i64 + 1),
+                Value::Null => json!(2),
+                _ => json!("another"),
+            };
+            let read = parsed(&changed).ok() != Some(config.clone());
+            let named = match field.as_str() {
+                "rope_parameters" => "rope_theta",
+                field => field,
+            };
+            assert!(
+                !read || written.get(named).is_some(),
+                "{model_type}: {field} is not written"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_config_that_an_earlier_release_wrote_keeps_its_meaning() {
+    // What the writer made before the defaults became those of transformers.
+    let earlier = json!({
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": false,
+        "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 48, "initializer_range": 0.02,
+        "intermediate_size": 64, "max_position_embeddings": 256, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 96, "q_lora_rank": null, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "rope_interleave": true,
+        "sliding_window": null, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": true,
+        "n_routed_experts": 6, "n_shared_experts": 0, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 0, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    });
+    let config = parsed(&earlier).unwrap();
+    let experts = config.experts.as_ref().unwrap();
+    let (groups, top_groups, scale) = (1, 1, 1.0);
+    assert_eq!(
+        experts.scoring,
+        Scoring::Sigmoid {
+            groups,
+            top_groups,
+            scale
+        }
+    );
+    assert_eq!(
+        (experts.shared, experts.layers.as_slice()),
+        (0, [true, true].as_slice())
+    );
+    assert_eq!(config.latent.as_ref().unwrap().q_rank, None);
+    let again: Value = serde_json::from_str(&config.to_json()).unwrap();
+    assert_eq!(again, earlier);
+
+    let mistral = ModelConfig {
+        family: Family::Mistral,
+        qk_norm: false,
+        ..tiny()
+    };
+    let written: Value = serde_json::from_str(&mistral.to_json()).unwrap();
+    assert_eq!(written.get("sliding_window"), Some(&Value::Null));
+    assert_eq!(parsed(&written).unwrap(), mistral);
+}
+
+#[test]
+fn rotary_settings_mean_what_transformers_takes() {
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut json = complete("qwen3");
+        change(&mut json);
+        parsed(&json)
+    };
+    assert_eq!(with(&|_| ()).unwrap().rope.theta, 10_000.0);
+    let yarn = |json: Value| match with(&|config| config["rope_scaling"] = json.clone())
+        .unwrap()
+        .rope
+        .scaling
+    {
+        Scaling::Yarn {
+            original_context,
+            truncate,
+            ..
+        } => (original_context, truncate),
+        other => panic!("{other:?}"),
+    };
+    let full = json!({"rope_type": "yarn", "factor": 4.0});
+    assert_eq!(yarn(full), (32768.0, true));
+    let null = json!({"rope_type": "yarn", "factor": 4.0, "truncate": null, "original_max_position_embeddings": 64});
+    assert_eq!(yarn(null), (64.0, false));
+    let linear = |factor: f64| json!({"rope_type": "linear", "factor": factor});
+    let both = with(&|json| {
+        json["rope_parameters"] = linear(2.0);
+        json["rope_scaling"] = linear(4.0);
+    });
+    assert_eq!(both.unwrap().rope.scaling, Scaling::Linear { factor: 4.0 });
+    let by_layer = with(&|json| json["rope_parameters"] = json!({"full_attention": linear(2.0)}));
+    assert!(by_layer.unwrap_err().to_string().contains("rope_parameters"));
+}
+
 #[test]
 fn each_layer_has_the_window_that_its_config_gives_it() {
     assert_eq!(read("mistral", "config.json").windows, [Some(12), Some(12)]);
     assert!(read("mistral", "config.full.json").windows.is_empty());
+    let mut moe = complete("qwen3_moe");
+    moe["use_sliding_window"] = json!(true);
+    // transformers has no `layer_types` for this family.
+    moe["layer_types"] = json!(vec!["full_attention"; 24]);
+    assert_eq!(parsed(&moe).unwrap().windows, vec![Some(4096); 24]);
     let mixed = read("qwen2", "config.sliding.json");
     assert!(mixed.windows.iter().any(Option::is_some), "{:?}", mixed.windows);
 }

@@ -1,5 +1,8 @@
 //! Writes `config.json` for models created here. A model that was read keeps its own file.
+//!
+//! Every field that the reader looks at is written, so that no model depends on a default.
 
+use super::family::Window;
 use super::rope::Scaling;
 use super::{ModelConfig, Scoring};
 use serde_json::{Value, json};
@@ -44,15 +47,20 @@ impl ModelConfig {
         if conventions.mlp_bias {
             json["mlp_bias"] = json!(self.mlp_bias);
         }
-        json["sliding_window"] = Value::Null;
-        if let Some(window) = self.windows.iter().flatten().next() {
+        let window = self.windows.iter().flatten().next();
+        json["sliding_window"] = json!(window);
+        if matches!(
+            conventions.window,
+            Window::EveryLayerIfEnabled | Window::UpperLayersIfEnabled
+        ) {
+            json["use_sliding_window"] = json!(window.is_some());
+        }
+        if window.is_some() {
             let kinds = self.windows.iter().map(|window| match window {
                 Some(_) => "sliding_attention",
                 None => "full_attention",
             });
             json["layer_types"] = kinds.collect();
-            json["sliding_window"] = json!(window);
-            json["use_sliding_window"] = json!(true);
         }
         self.write_experts(&mut json);
         format!("{json:#}\n")

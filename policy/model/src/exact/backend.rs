@@ -2,7 +2,7 @@
 
 use super::cache::KvCache;
 use super::{ExactModel, Machine, Parameter};
-use crate::config::{Experts, ModelConfig, Scoring};
+use crate::config::{Experts, ModelConfig, Rotations, Scoring};
 use crate::kernel::{self, KvHead, Queries, Vector};
 use crate::router::{self, Mismatch, Routing};
 use crate::transformer::{Backend, Linear, Route};
@@ -67,28 +67,6 @@ impl Rows {
         Rows {
             width: self.width,
             values: rows.flat_map(|row| self.row(row).iter().copied()).collect(),
-        }
-    }
-}
-
-/// cos and sin of every position, `[context, width/2]`.
-#[derive(Debug)]
-pub(super) struct Rotary {
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-    pairs: usize,
-    interleaved: bool,
-}
-
-impl Rotary {
-    pub fn new(config: &ModelConfig) -> Self {
-        let width = config.rotary_dim();
-        let (cos, sin) = config.rope.table(width, config.max_position_embeddings);
-        Rotary {
-            cos,
-            sin,
-            pairs: width as usize / 2,
-            interleaved: config.rope.interleaved,
         }
     }
 }
@@ -159,7 +137,10 @@ struct Job<'a> {
 #[derive(Debug)]
 pub(super) struct ExactBackend<'a> {
     config: &'a ModelConfig,
-    rotary: &'a Rotary,
+    rotations: &'a Rotations,
+    /// cos and sin of every row, `[rows, pairs]`.
+    cos: Vec<f32>,
+    sin: Vec<f32>,
     isa: Isa,
     threads: &'a Threads,
     store: KvStorage<'a>,
@@ -183,9 +164,13 @@ impl<'a> ExactBackend<'a> {
         logit_rows: Vec<usize>,
         replay: Option<&'a Routing>,
     ) -> Self {
+        let positions = segments.iter().flat_map(|s| s.from..s.from + s.count);
+        let (cos, sin) = model.rotations.at(positions);
         ExactBackend {
             config: &model.config,
-            rotary: &model.rotary,
+            rotations: &model.rotations,
+            cos,
+            sin,
             isa: machine.isa,
             threads: machine.threads,
             store,
@@ -284,11 +269,6 @@ impl<'a> ExactBackend<'a> {
             }
         }
     }
-
-    /// The position of every row in its sequence.
-    fn positions(&self) -> impl Iterator<Item = usize> {
-        self.segments.iter().flat_map(|s| s.from..s.from + s.count)
-    }
 }
 
 impl Backend for ExactBackend<'_> {
@@ -297,6 +277,10 @@ impl Backend for ExactBackend<'_> {
 
     fn linear(&self, x: &Rows, linear: &Linear<Parameter>) -> Rows {
         self.product(x, &linear.weight, linear.bias.as_ref().and_then(vector))
+    }
+
+    fn router_logits(&self, x: &Rows, router: &Linear<Parameter>) -> Rows {
+        self.linear(x, router) // its weights were packed for f32
     }
 
     fn rms_norm(&self, x: &Rows, w: &Parameter, eps: f64) -> Rows {
@@ -308,14 +292,13 @@ impl Backend for ExactBackend<'_> {
     }
 
     fn rotate(&self, mut x: Rows, head: i64, from: i64) -> Rows {
-        let (pairs, from) = (self.rotary.pairs, from as usize);
+        let (pairs, from) = (self.rotations.pairs(), from as usize);
         let mut apart = vec![0.0; 2 * pairs];
-        for (row, position) in x.values.chunks_exact_mut(x.width).zip(self.positions()) {
-            let cos = &self.rotary.cos[position * pairs..][..pairs];
-            let sin = &self.rotary.sin[position * pairs..][..pairs];
+        let rotations = self.cos.chunks_exact(pairs).zip(self.sin.chunks_exact(pairs));
+        for (row, (cos, sin)) in x.values.chunks_exact_mut(x.width).zip(rotations) {
             for head in row.chunks_exact_mut(head as usize) {
                 let rotary = &mut head[from..from + 2 * pairs];
-                if self.rotary.interleaved {
+                if self.config.rope.interleaved {
                     for (i, pair) in rotary.chunks_exact(2).enumerate() {
                         (apart[i], apart[pairs + i]) = (pair[0], pair[1]);
                     }

@@ -134,3 +134,65 @@ fn every_architecture_passes_the_self_check_on_this_machine() {
         }
     }
 }
+
+/// The checkpoint with another value of a field of its `config.json`.
+fn with_field(folder: &str, field: &str, value: i64) -> Checkpoint {
+    let mut checkpoint = golden::checkpoint(folder);
+    let mut json: serde_json::Value = serde_json::from_slice(&checkpoint.files["config.json"]).unwrap();
+    json[field] = value.into();
+    checkpoint.files.insert("config.json".into(), json.to_string().into());
+    checkpoint
+}
+
+#[test]
+fn a_model_needs_no_memory_for_positions_that_no_sequence_reaches() {
+    // cos and sin of all these positions would be terabytes.
+    let long = ExactModel::from_checkpoint(&with_field("llama", "max_position_embeddings", 1 << 40)).unwrap();
+    let short = ExactModel::from_checkpoint(&golden::checkpoint("llama")).unwrap();
+    let ids = ids(40, 96);
+    let logits = |model: &ExactModel| model.score(&[&ids], &[0, 20, 39], None).unwrap().logits;
+    assert_eq!(logits(&long), logits(&short));
+    let mut cache = KvCache::new(&long, 1, 64);
+    let sampled = long.prefill(&mut cache, 0, &ids).unwrap();
+    assert_eq!(sampled, logits(&short).row(2));
+}
+
+#[test]
+fn the_bytes_of_a_cache_are_known_before_it_is_allocated() {
+    for folder in golden::folders() {
+        for compute in [Compute::F32, Compute::Bf16] {
+            let arithmetic = Arithmetic::new(compute, 1).unwrap();
+            let model = ExactModel::with_arithmetic(&golden::checkpoint(&folder), &arithmetic).unwrap();
+            for (slots, context) in [(0, 10), (1, 1), (3, 50), (2, 1_000_000)] {
+                let known = KvCache::bytes_for(model.config(), slots, context, compute);
+                assert_eq!(
+                    known,
+                    KvCache::new(&model, slots, context).bytes(),
+                    "{folder}, {compute:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_expanded_heads_of_latent_attention_are_counted() {
+    let bytes = std::fs::read(golden::path("defaults.json")).unwrap();
+    let mut defaults: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    let mut json = defaults["deepseek_v3"].take();
+    json["model_type"] = "deepseek_v3".into();
+    let config = ModelConfig::from_json(json.to_string().as_bytes()).unwrap();
+    let token = |compute| KvCache::bytes_for(&config, 1, 4096, compute) / 4096;
+    // 61 layers of 128 heads, each with a key of 192 values and a value of 128.
+    assert_eq!(token(Compute::F32), 61 * 128 * (192 + 128) * 4);
+    assert_eq!(token(Compute::Bf16), 61 * 128 * (192 + 128) * 2);
+    // The count saturates instead of wrapping to something small.
+    let vast = ModelConfig {
+        max_position_embeddings: i64::MAX / 2,
+        ..config
+    };
+    assert_eq!(
+        KvCache::bytes_for(&vast, usize::MAX, i64::MAX as usize / 2, Compute::F32),
+        u64::MAX
+    );
+}

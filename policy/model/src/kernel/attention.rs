@@ -79,6 +79,20 @@ impl KvHead {
         self.shape.capacity
     }
 
+    /// What [`KvHead::new`] allocates for these sizes, in bytes.
+    pub fn bytes_for(positions: usize, key_width: usize, value_width: usize, compute: Compute) -> u64 {
+        let capacity = positions.next_multiple_of(PANEL) as u64;
+        // A pair of bf16 is as wide as an f32. It holds two columns of a key, or two positions of a
+        // value's column.
+        let (key_columns, value_positions) = match compute {
+            Compute::F32 => (key_width, capacity),
+            Compute::Bf16 => (key_width.div_ceil(2), capacity / 2),
+        };
+        let keys = capacity.saturating_mul(key_columns as u64);
+        let values = value_positions.saturating_mul(value_width.next_multiple_of(PANEL) as u64);
+        keys.saturating_add(values).saturating_mul(4)
+    }
+
     pub fn bytes(&self) -> usize {
         match &self.panels {
             Panels::F32(both) => (both.k.len() + both.v.len()) * 4,

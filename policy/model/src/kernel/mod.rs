@@ -22,7 +22,7 @@ pub use attention::{KvHead, Queries, attend};
 pub use matrix::{Element, Matrix, Vector};
 pub use row_ops::{add, add_scaled, bf16, exp, rms_norm, rotate, round_pairs, softmax, swiglu};
 
-use artifact::isa::Isa;
+use artifact::isa::{InstructionSet, Isa};
 use artifact::threads::Threads;
 use serde::{Deserialize, Serialize};
 use tile::Weight;

@@ -9,7 +9,7 @@
     reason = "calls functions compiled for instructions that this machine was tested for"
 )]
 
-use super::Isa;
+use super::{InstructionSet, Isa};
 
 /// Partial sums of a row.
 const PARTIALS: usize = 16;
@@ -27,15 +27,13 @@ macro_rules! for_each_isa {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             fn avx2($($arg: $type),*) $(-> $result)? { body($($arg),*) }
-            match isa {
+            match isa.set() {
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: `isa` comes from `Isa::available`, which lists these only if the CPU has
-                // AVX-512F.
-                Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512($($arg),*) },
+                // SAFETY: an `Isa` of these proves that the CPU has AVX-512F.
+                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => unsafe { avx512($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: `isa` comes from `Isa::available`, which lists it only if the CPU has
-                // AVX2 and FMA.
-                Isa::Avx2 => unsafe { avx2($($arg),*) },
+                // SAFETY: an `Isa` of AVX2 proves that the CPU has AVX2 and FMA.
+                InstructionSet::Avx2 => unsafe { avx2($($arg),*) },
                 _ => body($($arg),*),
             }
         }

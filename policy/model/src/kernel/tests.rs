@@ -160,7 +160,7 @@ fn pairs_underflow_to_zero_and_overflow_to_infinity_alike_on_every_instruction_s
             matrix.multiply(isa, &Threads::ONE, &x, None, &mut y);
             y
         };
-        let portable = run(Isa::Portable);
+        let portable = run(Isa::PORTABLE);
         assert!(portable.iter().all(|y| !y.is_subnormal()));
         for isa in Isa::available() {
             assert_eq!(bits(&run(isa)), bits(&portable), "{isa:?}");
@@ -248,7 +248,7 @@ fn row_operations_have_the_same_bits_on_every_instruction_set() {
             let values = bits(&[normed, gated, weights, vec![sum], turned, added].concat());
             [values, pairs].concat()
         };
-        let portable = run(Isa::Portable);
+        let portable = run(Isa::PORTABLE);
         for isa in Isa::available() {
             assert_eq!(run(isa), portable, "{n} values on {isa:?}");
         }
@@ -318,7 +318,7 @@ fn attention_follows_the_formula_and_chunks_do_not_change_its_bits() {
                 }
                 out
             };
-            let unsplit = run(Isa::Portable, &[n]);
+            let unsplit = run(Isa::PORTABLE, &[n]);
             for (a, b) in unsplit.iter().zip(&truth) {
                 assert!((f64::from(*a) - b).abs() < tolerance, "{compute:?}: {a} against {b}");
             }

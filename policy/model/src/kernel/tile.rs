@@ -9,7 +9,7 @@
     reason = "vector instructions on raw pointers, whose bounds `Tile::run` checks"
 )]
 
-use super::{Isa, PANEL};
+use super::{InstructionSet, Isa, PANEL};
 
 /// The most rows of one call. AVX-512 has registers for this many accumulators.
 pub(super) const ROWS_MAX: usize = 12;
@@ -47,7 +47,7 @@ pub(super) struct Tile<'a, W: Weight> {
 }
 
 impl<W: Weight> Tile<'_, W> {
-    /// Computes the block. `isa` must be one of [`Isa::available`].
+    /// Computes the block.
     ///
     /// # Panics
     /// If a slice is shorter than the counts and strides need, or rows and panels do not fit.
@@ -77,7 +77,7 @@ impl<W: Weight> Tile<'_, W> {
         };
         // SAFETY: the assertions above prove that every access is inside its slice, and the slices are
         // borrowed until the call returns. `start` may alias `y`; each element is read before it is
-        // written. `isa` comes from `Isa::available`, which lists only what the CPU has.
+        // written. An `Isa` proves that the CPU has those instructions.
         unsafe { W::run(isa, &tile) }
     }
 }
@@ -181,13 +181,13 @@ macro_rules! weight {
                 // SAFETY: the caller promised that the CPU has `isa` and that the pointers are
                 // valid.
                 unsafe {
-                    match isa {
+                    match isa.set() {
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx512Bf16 => by_rows!($avx512_bf16, tile),
+                        InstructionSet::Avx512Bf16 => by_rows!($avx512_bf16, tile),
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx512 => $by!($avx512, tile),
+                        InstructionSet::Avx512 => $by!($avx512, tile),
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx2 => $by!($avx2, tile),
+                        InstructionSet::Avx2 => $by!($avx2, tile),
                         _ => $portable(tile),
                     }
                 }

@@ -211,7 +211,7 @@ impl Fixture {
     }
 }
 
-fn retention(assignments: usize) -> Retention {
+pub(super) fn retention(assignments: usize) -> Retention {
     Retention {
         grace: time::Duration::hours(1),
         assignments,
@@ -323,6 +323,47 @@ async fn nothing_is_deleted_while_a_document_cannot_be_read() {
         .unwrap_err();
     assert!(error.to_string().contains("nothing is deleted"), "{error}");
     assert_eq!(f.objects(), before);
+}
+
+#[tokio::test]
+async fn nothing_is_deleted_while_an_older_assignment_cannot_be_read() {
+    let (f, _) = scene().await;
+    let before = f.objects();
+    let place = f.path(&format!("policy/{POLICY}/assignment/{:010}.json", 1));
+    std::fs::write(place, "garbage").unwrap();
+    let error = f.collect(&f.store, false).await.unwrap_err().to_string();
+    assert!(
+        error.contains("assignment 1") && error.contains("nothing is deleted"),
+        "{error}"
+    );
+    assert_eq!(f.objects(), before);
+}
+
+#[tokio::test]
+async fn assignments_of_a_revoked_key_keep_their_versions_and_do_not_stop_gc() {
+    let (f, versions) = scene().await;
+    // The thief of a release key assigns version 21, then the key is revoked.
+    let stolen = SigningKey::from_seed(&[7; 32]);
+    let thief = Fixture {
+        folder: tempfile::tempdir().unwrap(),
+        store: f.store.clone(),
+        key: stolen,
+    };
+    thief.assign(3, &[("champion", &versions[20].0)]).await;
+    let mut keys = f.trusted();
+    keys.insert(&thief.key, artifact::sign::Role::Release);
+    keys.revoke(thief.key.key_id());
+    let versions_named = || async { Ok(BTreeSet::new()) };
+    let done = f
+        .store
+        .collect_garbage(POLICY, &keys, &retention(1), false, versions_named)
+        .await
+        .unwrap();
+    assert_eq!(done.live, [4, 13, 21, 30].into());
+    assert!(!done.deleted.is_empty());
+    f.assert_restorable(&versions, [4, 13, 21, 30]).await;
+    let report = f.store.fsck(POLICY, &keys, &retention(1), false).await.unwrap();
+    assert!(report.is_healthy(), "{report:?}");
 }
 
 #[tokio::test]

@@ -4,10 +4,12 @@
 mod faults;
 mod fsck;
 mod gc;
+mod parts;
 mod reverse;
 mod s3;
 mod shards;
 mod squash;
+mod transient;
 
 use super::keys::object_key;
 use super::*;
@@ -306,15 +308,16 @@ async fn the_latest_assignment_is_found_from_any_epoch_and_across_a_gap() {
     let mut assignment = sample_assignment();
     for epoch in [1, 2, 3, 5, 6] {
         assignment.epoch = epoch;
-        let outcome = f.store.put_assignment(&assignment, &f.key).await.unwrap();
-        assert_eq!(outcome, PutOutcome::Created);
+        assert!(f.store.put_assignment(&assignment, &f.key).await.unwrap());
     }
     for after in [0, 1, 3, 4, 5] {
         assert_eq!(latest(after).await.unwrap().unwrap().epoch, 6, "{after}");
     }
     assert_eq!(latest(6).await.unwrap(), None);
-    let outcome = f.store.put_assignment(&assignment, &f.key).await.unwrap();
-    assert_eq!(outcome, PutOutcome::Exists(assignment.clone()));
+    assert!(!f.store.put_assignment(&assignment, &f.key).await.unwrap());
+    assert_eq!(f.store.assignment_epochs(POLICY, 1).await.unwrap(), [1, 2, 3, 5, 6]);
+    assert_eq!(f.store.assignment_epochs(POLICY, 4).await.unwrap(), [5, 6]);
+    assert_eq!(f.store.assignment_epochs(POLICY, 6).await.unwrap(), [6]);
 
     let place = |epoch: i64| f.path(&format!("policy/{POLICY}/assignment/{epoch:010}.json"));
     std::fs::write(place(5), "garbage").unwrap();

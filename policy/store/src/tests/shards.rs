@@ -307,7 +307,9 @@ async fn a_reader_without_shard_support_refuses_a_sharded_manifest() {
     assert!(verify_as("manifest").is_err() && verify_as("sharded-manifest").is_ok());
     // Another signature does not change the kind, and neither kind verifies as the other.
     let other = SigningKey::from_seed(&[9; 32]);
-    assert_eq!(f.store.resign(POLICY, &f.trusted(), &other).await.unwrap(), 2);
+    let mut both = f.trusted();
+    both.insert(&other, artifact::sign::Role::Trainer);
+    assert_eq!(f.store.resign(POLICY, &both, &other).await.unwrap(), 2);
     let trusted = other.trusted();
     assert_eq!(f.store.get_manifest(POLICY, 2, &trusted).await.unwrap(), manifest);
     let unsharded = Manifest {

@@ -53,6 +53,8 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         decline_suppressed: choice.explores(),
         exploration_share: choice.exploration.map(|exploration| exploration.share),
         sampling: sampling(&request.params, &finished.tokens),
+        // added once the event has its time
+        proof: None,
     }
 }
 

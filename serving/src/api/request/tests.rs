@@ -75,6 +75,7 @@ fn an_error_names_the_bad_field_and_says_what_to_do() {
         (json!({"logit_bias": {"7": 101}}), "logit_bias is 101; give -100 to 100"),
         (json!({"user": ""}), "user has 0 bytes"),
         (json!({"surface": "x".repeat(300)}), "surface has 300 bytes"),
+        (json!({"surface": "rollout"}), "surface \"rollout\" is for rollouts"),
         (json!({"priority": 5_000_000_000i64}), "priority does not fit"),
         (json!({"metadata": {"purpose": "fun"}}), "metadata.purpose is \"fun\""),
         (json!({"metadata": {"run_id": "7"}}), "metadata.run_id is \"7\""),
@@ -165,4 +166,18 @@ fn ids_outside_the_vocabulary_and_text_without_a_tokenizer_are_refused() {
             .unwrap(),
         [1, 49]
     );
+}
+
+#[test]
+fn a_callers_seed_holds_only_where_nothing_is_trained_on() {
+    let first = |fields: Value| checked(fields).unwrap().first_seed();
+    let seeds: std::collections::BTreeSet<u64> = (0..64).map(|_| first(json!({"seed": 42}))).collect();
+    assert_eq!(seeds.len(), 64, "production draws are independent");
+    assert!(seeds.iter().all(|seed| *seed < 1 << 63));
+    for metadata in [json!({"consent": false}), json!({"purpose": "evaluation"})] {
+        assert_eq!(first(json!({"seed": 42, "metadata": metadata})), 42);
+    }
+    let run = uuid::Uuid::now_v7().to_string();
+    let rollout = json!({"seed": 42, "metadata": {"purpose": "rollout", "run_id": run}});
+    assert_eq!(first(rollout), 42);
 }

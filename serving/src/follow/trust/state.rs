@@ -10,20 +10,19 @@
 //! could lock out the fleet with a very high epoch.
 
 use anyhow::Context;
-use artifact::assignment::Assignment;
+use artifact::assignment::{Assignment, EPOCH_JUMP_MAX};
 use artifact::atomic;
 use artifact::digest::Digest;
-use artifact::sign::TrustedKeys;
+use artifact::sign::{Revocations, TrustedKeys};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use store::Signed;
 use time::OffsetDateTime;
 
 /// Content hashes remembered, of the newest versions.
 const ROOTS_MAX: usize = 10_000;
-/// Epochs rise one by one. A larger jump is an attempt to block all later epochs.
-pub const EPOCH_JUMP_MAX: i64 = 1_000_000;
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -40,9 +39,12 @@ struct Contents {
     assignment: Option<Digest>,
     #[serde(default)]
     roots: BTreeMap<i64, Digest>,
-    /// Key → the key that revoked it.
-    #[serde(default)]
+    /// Key → the key that revoked it. Only in files of older versions.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     revoked: BTreeMap<String, String>,
+    /// Key → the keys that signed its revocation.
+    #[serde(default)]
+    revocations: Revocations,
     /// When the newest timestamp was made.
     #[serde(default, with = "time::serde::rfc3339::option")]
     stated_at: Option<OffsetDateTime>,
@@ -58,7 +60,8 @@ pub struct TrustState {
 impl TrustState {
     /// Opens `follow-<policy>.json` in `dir`, which is created. An unreadable file is an error.
     pub fn open(dir: &Path, policy: &str) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        created.with_context(|| format!("create {}", dir.display()))?;
         let path = dir.join(format!("follow-{policy}.json"));
         let mut contents = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("read {}", path.display()))?,
@@ -77,6 +80,9 @@ impl TrustState {
         );
         if contents.signers.is_empty() && contents.epoch > 0 {
             contents.signers.insert(String::new(), contents.epoch);
+        }
+        for (key, by) in std::mem::take(&mut contents.revoked) {
+            contents.revocations.entry(key).or_default().insert(by);
         }
         Ok(TrustState { path, contents })
     }
@@ -135,17 +141,16 @@ impl TrustState {
         self.write(next)
     }
 
-    /// The keys revoked by a key that `folder` trusts.
-    pub fn revoked(&self, folder: &TrustedKeys) -> impl Iterator<Item = &String> {
-        let revoked = self.contents.revoked.iter().filter(|(_, by)| folder.contains(by));
-        revoked.map(|(key, _)| key)
+    /// The revocations seen so far. [`TrustedKeys::revoke_by`] says which of them count.
+    pub fn revocations(&self) -> &Revocations {
+        &self.contents.revocations
     }
 
-    /// Stores revocations as (key, revoking key). They are never forgotten.
-    pub fn record_revocations(&mut self, revoked: impl IntoIterator<Item = (String, String)>) -> anyhow::Result<()> {
+    /// Stores the signers of revocations. They are never forgotten.
+    pub fn record_revocations(&mut self, revocations: Revocations) -> anyhow::Result<()> {
         let mut next = self.contents.clone();
-        for (key, by) in revoked {
-            next.revoked.entry(key).or_insert(by);
+        for (key, signers) in revocations {
+            next.revocations.entry(key).or_default().extend(signers);
         }
         self.write(next)
     }
@@ -217,9 +222,6 @@ mod tests {
             .unwrap();
         assert!(state.record_assignment(&assignment(6, "good", b"6"), &keys).is_err());
         keys.revoke("stolen");
-        state
-            .record_revocations([("stolen".to_owned(), "good".to_owned())])
-            .unwrap();
         assert_eq!(state.epoch(&keys), 5);
         state.record_assignment(&assignment(6, "good", b"6"), &keys).unwrap();
         assert_eq!(TrustState::open(dir.path(), "demo").unwrap().epoch(&keys), 6);
@@ -242,6 +244,22 @@ mod tests {
             .for_each(|target| target.root = Digest::of(b"other"));
         let error = state.record_assignment(&other, &keys).unwrap_err().to_string();
         assert!(error.contains("the content hash"), "{error}");
+    }
+
+    #[test]
+    fn revocations_are_remembered_and_read_from_old_state_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = r#"{"policy":"demo","epoch":3,"revoked":{"stolen":"release"}}"#;
+        std::fs::write(dir.path().join("follow-demo.json"), old).unwrap();
+        let mut state = TrustState::open(dir.path(), "demo").unwrap();
+        let signers = |by: &[&str]| by.iter().map(|by| (*by).to_owned()).collect();
+        let expected = Revocations::from([("stolen".to_owned(), signers(&["release"]))]);
+        assert_eq!(*state.revocations(), expected);
+        let more = Revocations::from([("stolen".to_owned(), signers(&["root"]))]);
+        state.record_revocations(more).unwrap();
+        let state = TrustState::open(dir.path(), "demo").unwrap();
+        let expected = Revocations::from([("stolen".to_owned(), signers(&["release", "root"]))]);
+        assert_eq!(*state.revocations(), expected);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use artifact::checkpoint::Checkpoint;
 use artifact::delta;
 use artifact::digest::Digest;
 use artifact::manifest::{Manifest, Parent};
-use artifact::sign::{Envelope, SigningKey};
+use artifact::sign::{Envelope, Role, SigningKey};
 use artifact::tensor::TensorData;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -43,6 +43,8 @@ struct Scene {
     trainer: SigningKey,
     release: SigningKey,
     stolen: SigningKey,
+    /// Not in the folder unless [`Scene::with_root`] was called.
+    root: SigningKey,
     stranger: SigningKey,
     manifests: Vec<Manifest>,
 }
@@ -55,7 +57,8 @@ impl Scene {
         let mut scene = Scene {
             trainer: key("trainer"),
             release: key("release"),
-            stolen: key("stolen"),
+            stolen: SigningKey::create(&keys, "stolen", Role::Release).unwrap(),
+            root: SigningKey::create(&folder.path().join("offline"), "root", Role::Root).unwrap(),
             stranger: SigningKey::from_seed(&[9; 32]),
             manifests: vec![],
             folder,
@@ -127,6 +130,13 @@ impl Scene {
 
     fn copy(&self, from: &str, to: &str) {
         self.write(to, fs::read(self.path(from)).unwrap());
+    }
+
+    /// Gives the follower the public key of the root.
+    fn with_root(&self) -> &Self {
+        let public = self.folder.path().join("offline/root.pub");
+        fs::copy(public, self.key_file("root.pub")).unwrap();
+        self
     }
 
     fn key_file(&self, name: &str) -> PathBuf {
@@ -269,7 +279,6 @@ const CASES: &[Case] = &[
     ("nothing new", Running, |_| {}, Waits),
     ("a restart", Restarted, |_| {}, Serves(3)),
     ("a rollback is a new epoch", Running, |s| { s.assign(4, 1, &s.release); s.timestamp(4, 0, &s.release); }, Serves(1)),
-    ("a store without timestamps", New, |s| s.delete("statement.json"), Serves(3)),
     ("a stranger's timestamp, a restart", Restarted, |s| s.timestamp(3, 0, &s.stranger), Refuses("no trusted key")),
     // rollback
     ("the newest assignment is deleted", Restarted, |s| s.delete(&assignment(3)), Refuses("at or above epoch 3")),
@@ -287,6 +296,18 @@ const CASES: &[Case] = &[
     ("an old copy of the store for a new follower", New, |s| s.timestamp(3, 61, &s.release), Refuses("old")),
     ("an old copy of the store, days old", New, |s| { s.next(); s.timestamp(4, 200_000, &s.release); }, Refuses("old")),
     ("a timestamp from the future", Running, |s| { s.next(); s.timestamp(4, -90, &s.release); }, Refuses("in the future")),
+    ("a new follower without a timestamp", New, |s| s.delete("statement.json"), Refuses("no timestamp")),
+    ("an old copy of the store without a timestamp", New, |s| { s.delete(&assignment(3)); s.delete("statement.json"); }, Refuses("no timestamp")),
+    // roles
+    ("an assignment by the trainer's key", Running, |s| { s.assign(4, 4, &s.trainer); s.timestamp(4, 0, &s.release); }, Refuses("the role `trainer`")),
+    ("a timestamp by the trainer's key", Running, |s| { s.next(); s.timestamp(4, 0, &s.trainer); }, Refuses("the role `trainer`")),
+    ("a manifest by the release key", Running, |s| { s.sign(&version(4), "manifest", &serde_json::to_value(&s.manifests[3]).unwrap(), &s.release); s.next(); }, Refuses("the role `release`")),
+    ("an assignment by the root key", Running, |s| { s.with_root().assign(4, 4, &s.root); s.timestamp(4, 0, &s.release); }, Refuses("the role `root`")),
+    ("a key without a role", Running, |s| { fs::rename(s.key_file("trainer.pub"), s.key_file("cluster1.pub")).unwrap(); fs::write(s.key_file("cluster1.pub"), fs::read_to_string(s.key_file("cluster1.pub")).unwrap().split(' ').next().unwrap()).unwrap(); s.next(); }, Refuses("has no role")),
+    ("a revocation by the release key", Running, |s| { s.with_root().next(); s.revoke(&s.trainer, &s.release); }, Serves(4)),
+    ("a revocation by the root key", Running, |s| { s.with_root().next(); s.revoke(&s.trainer, &s.root); }, Refuses("revoked")),
+    ("a revocation by a revoked key", Running, |s| { s.next(); s.revoke(&s.stolen, &s.release); s.revoke(&s.trainer, &s.stolen); }, Serves(4)),
+    ("a revocation by a revoked key, a new follower", New, |s| { s.next(); s.revoke(&s.stolen, &s.release); s.revoke(&s.trainer, &s.stolen); }, Serves(4)),
     // mix-and-match
     ("the timestamp knows a later epoch", Running, |s| { s.next(); s.timestamp(5, 0, &s.release); }, Refuses("says that 5")),
     ("the newest is hidden from a new follower", New, |s| s.delete(&assignment(3)), Refuses("says that 3")),
@@ -306,8 +327,10 @@ const CASES: &[Case] = &[
     ("a size that the weights do not have", Running, |s| s.next_with(|m| m["tensor_bytes"] = 7.into()), Refuses("cannot be put together")),
     ("a revocation that only the timestamp names", Running, |s| { s.next(); s.timestamp_revoking(4, 0, &s.release, &[s.trainer.key_id()]); }, Refuses("revoked")),
     // fast-forward
-    ("a stranger's last epoch", New, |s| s.assign(9_999_999_999, 1, &s.stranger), Refuses("no trusted key")),
-    ("a stolen key's last epoch", New, |s| s.assign(9_999_999_999, 1, &s.stolen), Refuses("jumps")),
+    ("a stranger's last epoch", New, |s| s.assign(9_999_999_999, 1, &s.stranger), Serves(3)),
+    ("a stolen key's last epoch", New, |s| s.assign(9_999_999_999, 1, &s.stolen), Serves(3)),
+    ("a stolen key's last epoch and timestamp", Running, |s| { s.assign(9_999_999_999, 1, &s.stolen); s.timestamp(9_999_999_999, 0, &s.stolen); }, Refuses("jumps")),
+    ("a stolen key's epochs, the next one after a gap", Running, |s| { s.assign(4, 1, &s.stolen); s.assign(90, 1, &s.stolen); s.revoke(&s.stolen, &s.release); s.assign(91, 4, &s.release); s.timestamp(91, 0, &s.release); }, Serves(4)),
     ("a stolen key's last epoch while serving", Running, |s| s.assign(9_999_999_999, 1, &s.stolen), Waits),
     ("a stolen key's last epoch, the key revoked", New, |s| { s.assign(9_999_999_999, 1, &s.stolen); s.revoke(&s.stolen, &s.release); }, Serves(3)),
     ("a stolen key's next epoch, the key revoked", Running, |s| { s.assign(4, 1, &s.stolen); s.revoke(&s.stolen, &s.release); s.assign(5, 4, &s.release); s.timestamp(5, 0, &s.release); }, Serves(4)),
@@ -396,10 +419,135 @@ async fn a_revocation_is_remembered_after_the_store_loses_it() {
         assert!(format!("{error:#}").contains("revoked"), "{error:#}");
     }
     // it loads after a trusted key signed it again
+    let next = SigningKey::load_or_create(&scene.key_file(""), "trainer-2").unwrap();
     let keys = TrustedKeys::load(&scene.key_file("")).unwrap();
-    assert_eq!(scene.store().resign("demo", &keys, &scene.stolen).await.unwrap(), 8);
-    assert_eq!(scene.store().resign("demo", &keys, &scene.stolen).await.unwrap(), 0);
+    assert_eq!(scene.store().resign("demo", &keys, &next).await.unwrap(), 4);
+    assert_eq!(scene.store().resign("demo", &keys, &next).await.unwrap(), 0);
     assert_eq!(newest_version(&mut scene.trust().unwrap(), 3).await.unwrap(), Some(4));
+}
+
+/// What followers with and without a history serve, five seconds after the last change.
+async fn served(scene: &Scene, running: &mut Trust, in_force: i64) -> [Result<Option<i64>, String>; 2] {
+    running.checked = None;
+    let folder = scene.folder.path();
+    let state = tempfile::tempdir().unwrap();
+    let mut fresh = Trust::new(scene.store(), "demo", &folder.join("keys"), state.path()).unwrap();
+    let text = |error: anyhow::Error| format!("{error:#}");
+    [
+        newest_version(running, in_force).await.map_err(text),
+        newest_version(&mut fresh, 0).await.map_err(text),
+    ]
+}
+
+#[tokio::test]
+async fn a_stolen_trainer_key_is_taken_away_and_versions_and_releases_go_on() {
+    let scene = Scene::new().await;
+    scene.with_root();
+    let mut running = scene.trust().unwrap();
+    assert_eq!(newest_version(&mut running, 0).await.unwrap(), Some(3));
+    // The owner signs the good versions with a new key. The thief publishes version 4, releases it
+    // and revokes the other keys.
+    let next = SigningKey::load_or_create(&scene.key_file(""), "trainer-2").unwrap();
+    let keys = TrustedKeys::load(&scene.key_file("")).unwrap();
+    scene.delete(&version(4));
+    scene.store().resign("demo", &keys, &next).await.unwrap();
+    let thief = &scene.trainer;
+    scene.store().put_manifest(&scene.manifests[3], thief).await.unwrap();
+    scene.assign(4, 4, thief);
+    scene.revoke(&scene.release, thief);
+    scene.revoke(&scene.root, thief);
+    scene.revoke(thief, &scene.root);
+    scene.assign(5, 3, &scene.release);
+    scene.timestamp(5, 0, &scene.release);
+    for served in served(&scene, &mut running, 3).await {
+        assert_eq!(served, Ok(Some(3)), "the version that the new key signed serves on");
+    }
+    // The thief's version is refused even if somebody releases it.
+    scene.assign(6, 4, &scene.release);
+    scene.timestamp(6, 0, &scene.release);
+    for served in served(&scene, &mut running, 5).await {
+        assert!(served.as_ref().unwrap_err().contains("revoked"), "{served:?}");
+    }
+    // The place of version 4 is taken. The trainer goes on with the next serial.
+    let mut manifest = scene.manifests[3].clone();
+    let taken = scene.store().put_manifest(&manifest, &next).await.unwrap();
+    assert_eq!(taken, store::PutOutcome::Taken);
+    manifest.version = 5;
+    scene.store().put_manifest(&manifest, &next).await.unwrap();
+    let document = scene.assignment(7, 5, manifest.root);
+    scene.sign(&assignment(7), "assignment", &document, &scene.release);
+    scene.timestamp(7, 0, &scene.release);
+    running.checked = None;
+    let (released, keys) = running.newest(5).await.unwrap().unwrap();
+    assert_eq!(released.aliases["champion"].version, 5);
+    let made = scene.store().materialize("demo", 5, &keys, &[]).await.unwrap();
+    assert_eq!(*made.checkpoint, weights(4));
+}
+
+#[tokio::test]
+async fn a_stolen_release_key_is_taken_away_and_releases_go_on() {
+    let scene = Scene::new().await;
+    scene.with_root();
+    let mut running = scene.trust().unwrap();
+    assert_eq!(newest_version(&mut running, 0).await.unwrap(), Some(3));
+    let thief = &scene.release;
+    scene.assign(4, 1, thief);
+    scene.assign(9_999_999_999, 1, thief);
+    scene.timestamp_revoking(
+        9_999_999_999,
+        0,
+        thief,
+        &[scene.trainer.key_id(), scene.stolen.key_id()],
+    );
+    scene.revoke(&scene.trainer, thief);
+    scene.revoke(&scene.root, thief);
+    // A root key revokes it. The next release key goes on behind the thief's epochs, although none
+    // of the old ones verifies any longer.
+    scene.revoke(thief, &scene.root);
+    for served in served(&scene, &mut running, 3).await {
+        assert_eq!(served, Ok(None), "nothing new while there is no other release key");
+    }
+    let next = SigningKey::load_or_create(&scene.key_file(""), "release-2").unwrap();
+    scene.assign(5, 4, &next);
+    scene.timestamp_revoking(5, 0, &next, &[thief.key_id()]);
+    for served in served(&scene, &mut running, 3).await {
+        assert_eq!(served, Ok(Some(4)));
+    }
+    // What the thief signs later is refused.
+    scene.assign(6, 1, thief);
+    for (served, expected) in served(&scene, &mut running, 5).await.into_iter().zip([None, Some(4)]) {
+        assert_eq!(served, Ok(expected));
+    }
+    scene.timestamp(6, 0, thief);
+    let [_, fresh] = served(&scene, &mut running, 5).await;
+    assert!(fresh.as_ref().unwrap_err().contains("revoked"), "{fresh:?}");
+}
+
+#[tokio::test]
+async fn a_stolen_root_key_is_taken_away_and_releases_go_on() {
+    let scene = Scene::new().await;
+    scene.with_root();
+    let mut running = scene.trust().unwrap();
+    assert_eq!(newest_version(&mut running, 0).await.unwrap(), Some(3));
+    scene.revoke(&scene.trainer, &scene.root);
+    scene.revoke(&scene.release, &scene.root);
+    scene.next();
+    for served in served(&scene, &mut running, 3).await {
+        assert_eq!(served, Ok(None), "the thief can stop releases for now");
+    }
+    // The key revokes itself, so all that it revoked is trusted again.
+    scene.revoke(&scene.root, &scene.root);
+    scene.timestamp_revoking(4, 0, &scene.release, &[scene.root.key_id()]);
+    for served in served(&scene, &mut running, 3).await {
+        assert_eq!(served, Ok(Some(4)));
+    }
+    // A spare root key repeats the revocation of a key that was really stolen.
+    let spare = SigningKey::create(&scene.key_file(""), "root-2", Role::Root).unwrap();
+    scene.revoke(&scene.stolen, &spare);
+    scene.assign(5, 1, &scene.stolen);
+    for (served, expected) in served(&scene, &mut running, 4).await.into_iter().zip([None, Some(4)]) {
+        assert_eq!(served, Ok(expected));
+    }
 }
 
 #[tokio::test]

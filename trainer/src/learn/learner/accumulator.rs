@@ -5,8 +5,7 @@ use super::{Metrics, at_targets, to_vec};
 use crate::learn::batch::{Counts, MicroBatch};
 use crate::learn::loss::Terms;
 use crate::learn::sample::Sample;
-use crate::learn::{advantage, behavior, mismatch};
-use model::exact::Rows;
+use crate::learn::{advantage, mismatch};
 use tch::{Kind, Tensor};
 
 /// One in this many sequences is kept to measure KL on. More would cost time that nothing else
@@ -17,7 +16,7 @@ const KL_ONE_IN: usize = 4;
 #[derive(Debug)]
 pub(super) struct KlBatch {
     pub batch: MicroBatch,
-    /// From [`behavior::logit_transform`].
+    /// From [`crate::learn::behavior::logit_transform`].
     pub transform: Option<[Tensor; 2]>,
     /// Log-softmax at each trained position before the update, `[n, V]`, without gradient.
     pub before: Tensor,
@@ -33,6 +32,8 @@ pub(super) struct Accumulator {
     advantages: Vec<f64>,
     explored: usize,
     replayed: usize,
+    /// Samples that were refused and are in none of the sums.
+    pub quarantined: usize,
     /// log μ as logged.
     logged: Vec<f32>,
     /// log μ recomputed.
@@ -47,31 +48,30 @@ pub(super) struct Accumulator {
 }
 
 impl Accumulator {
-    /// Counts samples that join the cohort.
-    pub fn add_samples(&mut self, samples: &[Sample], advantages: &[f64]) {
-        self.counts.sequences += samples.len();
-        self.counts.tokens += samples.iter().map(Sample::trained_tokens).sum::<usize>();
-        self.rewards.extend(samples.iter().map(|s| s.reward));
-        self.advantages.extend_from_slice(advantages);
-        self.explored += samples.iter().filter(|s| s.suppressed).count();
-        self.replayed += samples.iter().filter(|s| s.experts.is_some()).count();
+    /// Counts a sample that joins the cohort.
+    pub fn add_sample(&mut self, sample: &Sample, advantage: f64) {
+        self.counts.sequences += 1;
+        self.counts.tokens += sample.trained_tokens();
+        self.rewards.push(sample.reward);
+        self.advantages.push(advantage);
+        self.explored += usize::from(sample.suppressed);
+        self.replayed += usize::from(sample.experts.is_some());
     }
 
-    /// Adds what a micro-batch computed. `decline`: the version's decline token.
+    /// Adds what a micro-batch computed. `recomputed`: its log μ.
     pub fn add_batch(
         &mut self,
         batch: MicroBatch,
         transform: Option<[Tensor; 2]>,
-        logits: &Rows,
+        recomputed: &[f32],
         distribution: &Tensor,
         terms: &Terms,
-        decline: Option<u32>,
     ) {
         let distribution = distribution.detach();
         self.loss += terms.per_token.sum(Kind::Double).double_value(&[]);
         self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
         self.entropy += distribution.exp().special_entr().sum(Kind::Double).double_value(&[]);
-        self.recomputed.extend(behavior::log_behavior(logits, &batch, decline));
+        self.recomputed.extend_from_slice(recomputed);
         self.policy.extend(to_vec(&at_targets(&distribution, &batch)));
         self.logged.extend_from_slice(&batch.behavior);
         self.sequences += batch.sequences.len();
@@ -95,6 +95,7 @@ impl Accumulator {
             sequences: self.counts.sequences,
             explored: self.explored,
             replayed: self.replayed,
+            quarantined: self.quarantined,
             tokens: self.counts.tokens,
             without_gradient: self.advantages.iter().filter(|&&a| a == 0.0).count(),
             reward_mean: advantage::mean(&self.rewards),

@@ -32,6 +32,9 @@ pub(crate) fn tiny() -> ModelConfig {
     }
 }
 
+/// Larger differences are rejected.
+const DIFFERENCE_MAX: f64 = 0.01;
+
 fn learner(seed: u64) -> Learner {
     Learner::from_checkpoint(Arc::new(random_checkpoint(&tiny(), seed))).unwrap()
 }
@@ -44,6 +47,9 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
             let tokens: Vec<u32> = (20..22 + i % 4).map(id).collect();
             Sample {
                 generation: Uuid::from_u128(u128::from(i) + 1),
+                tenant: "default".into(),
+                user: "u".into(),
+                replica: "r".into(),
                 class: "completion".into(),
                 group: None,
                 version: 1,
@@ -87,7 +93,7 @@ fn propose(learner: &mut Learner, samples: &[Sample], settings: &StepSettings) -
         .unwrap()
     {
         Outcome::Proposed(proposal) => proposal,
-        Outcome::Refused { breach, .. } => panic!("refused: {breach}"),
+        other => panic!("no step: {other:?}"),
     }
 }
 
@@ -230,7 +236,15 @@ fn the_only_token_that_could_be_sampled_has_no_gradient() {
             .iter()
             .all(|sample| sample.logprobs.iter().all(|&logprob| logprob == 0.0))
     );
-    let metrics = propose(&mut learner, &samples, &StepSettings::default()).metrics;
+    let outcome = learner.propose(
+        &samples,
+        &rewards(&samples),
+        &StepSettings::default(),
+        &Limits::default(),
+    );
+    let Outcome::Empty(metrics) = outcome.unwrap() else {
+        panic!("a step without a gradient");
+    };
     assert_eq!(
         (metrics.gradient_norm, metrics.entropy, metrics.mismatch.difference_max),
         (0.0, 0.0, 0.0)
@@ -266,26 +280,12 @@ fn explored_samples_are_recomputed_with_the_decline_token_masked_and_have_a_smal
     // part of the probability was on declining
     assert!(metrics.mismatch.weight_mean < 0.9999, "{:?}", metrics.mismatch);
 
-    // without the flag, the parity guard refuses the same samples
+    // without the flag, the same samples are rejected
     cohort.iter_mut().for_each(|sample| sample.suppressed = false);
-    let outcome = learner
-        .propose(
-            &cohort,
-            &rewards(&cohort),
-            &StepSettings::default(),
-            &Limits {
-                difference_max: 1e-4,
-                ..Limits::default()
-            },
-        )
-        .unwrap();
-    assert!(matches!(
-        outcome,
-        Outcome::Refused {
-            breach: Breach::Parity { .. },
-            ..
-        }
-    ));
+    learner.discard().unwrap();
+    let rejected = learner.accumulate(&cohort, &rewards(&cohort), &StepSettings::default(), 1e-4);
+    let rejected: Vec<usize> = rejected.unwrap().iter().map(|rejected| rejected.index).collect();
+    assert_eq!(rejected, [0, 2, 4]);
 }
 
 #[test]
@@ -327,11 +327,12 @@ fn bf16_has_exact_parity_too_and_a_gradient_close_to_that_of_f32() {
 /// Like [`propose`], but samples join in parts.
 fn accumulate(learner: &mut Learner, parts: &[&[Sample]], settings: &StepSettings) -> Proposal {
     for part in parts {
-        learner.accumulate(part, &rewards(part), settings).unwrap();
+        let rejected = learner.accumulate(part, &rewards(part), settings, DIFFERENCE_MAX);
+        assert_eq!(rejected.unwrap(), []);
     }
     match learner.finish(settings, &Limits::default()).unwrap() {
         Outcome::Proposed(proposal) => proposal,
-        Outcome::Refused { breach, .. } => panic!("refused: {breach}"),
+        other => panic!("no step: {other:?}"),
     }
 }
 
@@ -401,8 +402,10 @@ fn samples_with_zero_advantage_skip_the_backward_pass_and_change_nothing() {
         .map(|&r| if r == 0.0 { 1e-30 } else { r })
         .collect();
     let settings = StepSettings::default();
-    skipped.accumulate(&cohort, &rewards(&cohort), &settings).unwrap();
-    run.accumulate(&cohort, &nearly, &settings).unwrap();
+    skipped
+        .accumulate(&cohort, &rewards(&cohort), &settings, DIFFERENCE_MAX)
+        .unwrap();
+    run.accumulate(&cohort, &nearly, &settings, DIFFERENCE_MAX).unwrap();
     let (a, b) = (skipped.take_gradients(1.0), run.take_gradients(1.0));
     let length = optimizer::norm(&a);
     let apart: Parameters = a.iter().map(|(name, a)| (name.clone(), a - &b[name])).collect();
@@ -415,13 +418,30 @@ fn samples_with_zero_advantage_skip_the_backward_pass_and_change_nothing() {
 }
 
 #[test]
-fn a_cohort_without_any_gradient_still_makes_a_step() {
+fn a_cohort_without_any_gradient_changes_nothing_although_the_moments_are_warm() {
     let mut learner = learner(13);
+    let settings = StepSettings::default();
+    for _ in 0..3 {
+        let cohort = samples(&learner, 6);
+        propose(&mut learner, &cohort, &settings);
+        learner.accept();
+    }
+    let root = learner.checkpoint().root();
+    let steps = learner.state.optimizer.step;
+    let momentum = optimizer::norm(&learner.state.optimizer.first);
+    assert!(momentum > 0.0, "momentum alone would move the weights");
     let mut cohort = samples(&learner, 4);
     cohort.iter_mut().for_each(|s| s.reward = 0.0);
-    let metrics = propose(&mut learner, &cohort, &StepSettings::default()).metrics;
-    assert_eq!((metrics.gradient_norm, metrics.changed_weights), (0.0, 0));
-    assert_eq!(metrics.without_gradient, 4);
+    let outcome = learner.propose(&cohort, &rewards(&cohort), &settings, &Limits::default());
+    let Outcome::Empty(metrics) = outcome.unwrap() else {
+        panic!("a step without a gradient");
+    };
+    assert_eq!((metrics.gradient_norm, metrics.without_gradient), (0.0, 4));
+    assert_eq!(learner.checkpoint().root(), root);
+    let optimizer = &learner.state.optimizer;
+    assert_eq!((optimizer.step, optimizer::norm(&optimizer.first)), (steps, momentum));
+    let cohort = samples(&learner, 6);
+    propose(&mut learner, &cohort, &settings); // and the learner continues
 }
 
 #[test]
@@ -429,14 +449,16 @@ fn discarded_gradient_sums_leave_no_trace() {
     let (mut one, mut other) = (learner(14), learner(14));
     let cohort = samples(&one, 6);
     let settings = StepSettings::default();
-    one.accumulate(&cohort[..4], &[3.0; 4], &settings).unwrap();
+    one.accumulate(&cohort[..4], &[3.0; 4], &settings, DIFFERENCE_MAX)
+        .unwrap();
     one.discard().unwrap();
     let again = accumulate(&mut one, &[&cohort], &settings);
     let straight = propose(&mut other, &cohort, &settings);
     assert_eq!(again.checkpoint.root(), straight.checkpoint.root());
     assert_eq!(again.metrics.sequences, 6);
     assert!(
-        one.accumulate(&cohort, &rewards(&cohort), &settings).is_err(),
+        one.accumulate(&cohort, &rewards(&cohort), &settings, DIFFERENCE_MAX)
+            .is_err(),
         "the proposed step is open"
     );
 }
@@ -522,20 +544,39 @@ fn a_broken_guard_changes_nothing() {
 }
 
 #[test]
-fn log_probabilities_of_other_weights_break_the_parity_guard() {
-    let mut one = learner(8);
-    let mut cohort = samples(&one, 6);
-    cohort[2].logprobs[0] -= 0.5;
-    let outcome = one
-        .propose(&cohort, &rewards(&cohort), &StepSettings::default(), &Limits::default())
-        .unwrap();
-    assert!(matches!(
-        outcome,
-        Outcome::Refused {
-            breach: Breach::Parity { .. },
-            ..
-        }
-    ));
+fn a_sample_with_wrong_log_probabilities_is_rejected_and_the_others_make_the_same_step() {
+    let (mut one, mut other) = (learner(8), learner(8));
+    let cohort = samples(&one, 6);
+    let mut with_bad = cohort.clone();
+    let mut bad = [cohort[2].clone(), cohort[3].clone(), cohort[4].clone()];
+    bad[0].logprobs[0] -= 0.5;
+    bad[1].logprobs[0] = f32::NAN;
+    bad[2].logprobs[1] += 0.02;
+    bad[2].reward = 1e6;
+    with_bad.splice(1..1, bad);
+    let settings = StepSettings::default();
+    let rejected = one.accumulate(&with_bad, &rewards(&with_bad), &settings, DIFFERENCE_MAX);
+    let rejected = rejected.unwrap();
+    assert_eq!(rejected.iter().map(|one| one.index).collect::<Vec<_>>(), [1, 2, 3]);
+    assert!((rejected[0].difference - 0.5).abs() < 1e-5 && rejected[1].difference.is_nan());
+    let Outcome::Proposed(proposal) = one.finish(&settings, &Limits::default()).unwrap() else {
+        panic!("a bad sample stopped the others");
+    };
+    let (metrics, clean) = (proposal.metrics, propose(&mut other, &cohort, &settings).metrics);
+    assert_eq!((metrics.sequences, metrics.quarantined), (6, 3));
+    assert_eq!(metrics.mismatch.difference_max, 0.0);
+    assert_eq!(metrics.reward_mean, clean.reward_mean);
+    assert!((metrics.gradient_norm - clean.gradient_norm).abs() < 1e-5 * clean.gradient_norm);
+    assert!((metrics.loss - clean.loss).abs() < 1e-6);
+}
+
+#[test]
+fn a_cohort_of_bad_samples_alone_makes_no_step() {
+    let mut learner = learner(8);
+    let mut cohort = samples(&learner, 3);
+    cohort.iter_mut().for_each(|one| one.logprobs[0] -= 1.0);
+    let outcome = learner.propose(&cohort, &rewards(&cohort), &StepSettings::default(), &Limits::default());
+    assert!(matches!(outcome.unwrap(), Outcome::Empty(metrics) if metrics.quarantined == 3));
 }
 
 #[test]

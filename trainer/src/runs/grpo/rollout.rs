@@ -66,7 +66,7 @@ struct Choice {
 impl<'a> Client<'a> {
     /// `line` is also the alias under which the fleet serves the run's head.
     pub fn new(trainer: &'a Trainer, run: Uuid, line: &'a str, config: &'a Config) -> anyhow::Result<Self> {
-        let http = reqwest::Client::builder()
+        let http = edge::tls::client()
             .timeout(REQUEST_TIMEOUT)
             .build()
             .context("make an HTTP client")?;

@@ -24,11 +24,7 @@ fn router(intake: &Intake) -> Router {
 }
 
 fn request(tenant: &str, encoding: Option<&str>, body: Body) -> Request {
-    let principal = Principal {
-        tenant: tenant.to_owned(),
-        role: Role::Serving,
-        label: String::new(),
-    };
+    let principal = Principal::with_role(tenant, Role::Serving, "");
     let mut request = Request::post("/").extension(principal);
     if let Some(encoding) = encoding {
         request = request.header("content-encoding", encoding);

@@ -147,7 +147,15 @@ fn assert_described<T: serde::de::DeserializeOwned>(schema: &str, example: &Valu
 
 #[test]
 fn a_generation_has_the_fields_that_are_described() {
-    let example = serde_json::to_value(generation()).unwrap();
+    let proof = event::Proof {
+        sampler: "0".repeat(64),
+        signature: [0; 64],
+    };
+    let signed = event::Generation {
+        proof: Some(proof),
+        ..generation()
+    };
+    let example = serde_json::to_value(signed).unwrap();
     assert_described::<event::Generation>("Generation", &example);
 }
 

@@ -1,17 +1,22 @@
-//! Sends one request to the upstream and interprets the answer. A 200 counts only if it names the
-//! event: a proxy or another server may return 200 too.
+//! Sends one request to the upstream and interprets the answer.
+//!
+//! A proxy or another server may answer instead. So a 200 counts only if it names the event, and a
+//! refusal is final only if it is a problem document of Springtide. Anything else is tried again.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
 use reqwest::StatusCode;
-use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
+use reqwest::header::{CONTENT_TYPE, HeaderName, RETRY_AFTER, SERVER};
 use serde_json::Value;
 
 use super::super::Options;
 use super::super::request::{MEDIA_TYPE, PATH, Request};
 
+/// Different reasons of an outage that are logged.
+const REASONS_MAX: usize = 16;
 /// Bytes that are read of an answer. Problem documents are small.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
@@ -31,13 +36,14 @@ pub(super) struct Upstream {
     http: reqwest::Client,
     url: String,
     api_key: Option<String>,
-    /// Whether the last request failed, so that each outage is logged once.
-    failing: AtomicBool,
+    /// Why requests failed since the last one that was accepted, so that each reason of an outage is
+    /// logged once.
+    failing: Mutex<BTreeSet<String>>,
 }
 
 impl Upstream {
     pub(super) fn new(url: &str, options: &Options) -> anyhow::Result<Self> {
-        let http = reqwest::Client::builder()
+        let http = edge::tls::client()
             .timeout(Duration::from_secs_f64(options.request_timeout_seconds))
             // A redirect would turn the POST into a GET and may send the key to another host.
             .redirect(reqwest::redirect::Policy::none())
@@ -47,7 +53,7 @@ impl Upstream {
             http,
             url: url.trim_end_matches('/').to_owned(),
             api_key: options.api_key.clone(),
-            failing: AtomicBool::new(false),
+            failing: Mutex::default(),
         })
     }
 
@@ -68,6 +74,9 @@ impl Upstream {
         let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         let retry_after = retry_after.and_then(|seconds| seconds.trim().parse().ok());
         let retry_after = retry_after.map(Duration::from_secs);
+        let header = |name: HeaderName| answer.headers().get(name).and_then(|value| value.to_str().ok());
+        let content_type = header(CONTENT_TYPE).unwrap_or("none").to_owned();
+        let server = header(SERVER).unwrap_or("unknown").to_owned();
         let body = match read(answer).await {
             Ok(body) => body,
             Err(error) => return self.failed(error),
@@ -76,10 +85,19 @@ impl Upstream {
             StatusCode::BAD_REQUEST
             | StatusCode::CONFLICT
             | StatusCode::PAYLOAD_TOO_LARGE
-            | StatusCode::UNPROCESSABLE_ENTITY => Outcome::Refused {
-                status: status.as_u16(),
-                problem: serde_json::from_slice(&body)
-                    .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&body).into_owned())),
+            | StatusCode::UNPROCESSABLE_ENTITY => match own_problem(status, &content_type, &body) {
+                Some(problem) => Outcome::Refused {
+                    status: status.as_u16(),
+                    problem,
+                },
+                // Not the body, which may quote the event.
+                None => {
+                    let why = format!(
+                        "{status} that is not from an ingest role (server: {server}, content-type: {content_type}): \
+                         does a proxy refuse the request?"
+                    );
+                    self.retry(&why, retry_after)
+                }
             },
             status if status.is_success() => {
                 let named = serde_json::from_slice::<Value>(&body).is_ok_and(|answer| answer["id"] == *request.id);
@@ -87,7 +105,7 @@ impl Upstream {
                     let why = format!("{status} without the event's id: is the upstream an ingest role?");
                     return self.retry(&why, None);
                 }
-                if self.failing.swap(false, Ordering::Relaxed) {
+                if !std::mem::take(&mut *self.failing.lock().unwrap_or_else(PoisonError::into_inner)).is_empty() {
                     tracing::info!("the upstream accepts events again");
                 }
                 Outcome::Accepted
@@ -108,12 +126,31 @@ impl Upstream {
     }
 
     fn retry(&self, why: &str, after: Option<Duration>) -> Outcome {
-        if !self.failing.swap(true, Ordering::Relaxed) {
+        if self.is_new_reason(why) {
             tracing::warn!(why, "the upstream does not accept events, trying again");
         }
         metrics::counter!("springtide_spool_tries_failed_total").increment(1);
         Outcome::Retry { after }
     }
+
+    fn is_new_reason(&self, why: &str) -> bool {
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        failing.len() < REASONS_MAX && failing.insert(why.to_owned())
+    }
+}
+
+/// The answer, if it is a problem document of Springtide about this request.
+fn own_problem(status: StatusCode, content_type: &str, body: &[u8]) -> Option<Value> {
+    let media_type = content_type.split(';').next().unwrap_or_default().trim();
+    if !media_type.eq_ignore_ascii_case("application/problem+json") {
+        return None;
+    }
+    let problem: Value = serde_json::from_slice(body).ok()?;
+    let is_own = problem["type"]
+        .as_str()
+        .is_some_and(|slug| slug.starts_with("/problems/"))
+        && problem["status"].as_u64() == Some(status.as_u16().into());
+    is_own.then_some(problem)
 }
 
 async fn read(mut answer: reqwest::Response) -> reqwest::Result<Vec<u8>> {

@@ -15,11 +15,25 @@ use serde_json::{Value, json};
 pub enum Reply {
     Accept,
     Status(u16),
+    /// What a proxy in front of the upstream may answer.
+    Proxy(u16, ProxyBody),
     RetryLater(u16),
     /// Accepts the event, but the answer comes after the timeout.
     AcceptLate,
     /// A 200 without the event's id, as another server may answer.
     OtherServer,
+}
+
+/// The body of a proxy's answer.
+#[derive(Debug, Clone, Copy)]
+pub enum ProxyBody {
+    Page,
+    /// JSON of the proxy's own.
+    Json,
+    /// A problem document of another server.
+    Problem,
+    /// Springtide's document without its media type.
+    Untyped,
 }
 
 #[derive(Clone, Default)]
@@ -81,9 +95,29 @@ async fn answer(State(upstream): State<Upstream>, uri: Uri, headers: HeaderMap, 
         }
         Reply::OtherServer => "welcome".into_response(),
         Reply::Status(status) => {
-            let problem = json!({"type": "/problems/conflict", "detail": "another body before"});
-            (StatusCode::from_u16(status).unwrap(), axum::Json(problem)).into_response()
+            let problem = json!({"type": "/problems/conflict", "status": status, "detail": "another body before"});
+            problem_response(status, PROBLEM, &problem)
         }
+        Reply::Proxy(status, body) => match body {
+            ProxyBody::Page => problem_response(status, "text/html", &json!("<h1>Bad Request</h1>")),
+            ProxyBody::Json => problem_response(
+                status,
+                "application/json",
+                &json!({"error": "too big", "status": status}),
+            ),
+            ProxyBody::Problem => problem_response(status, PROBLEM, &json!({"type": "about:blank", "status": status})),
+            ProxyBody::Untyped => {
+                let problem = json!({"type": "/problems/conflict", "status": status});
+                problem_response(status, "text/plain", &problem)
+            }
+        },
         Reply::RetryLater(status) => (StatusCode::from_u16(status).unwrap(), [("retry-after", "1")]).into_response(),
     }
+}
+
+const PROBLEM: &str = "application/problem+json";
+
+fn problem_response(status: u16, content_type: &'static str, body: &Value) -> Response {
+    let headers = [("content-type", content_type)];
+    (StatusCode::from_u16(status).unwrap(), headers, body.to_string()).into_response()
 }

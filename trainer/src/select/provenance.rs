@@ -1,0 +1,41 @@
+//! Who sampled a generation: the last check before it is trained on.
+//!
+//! The SQL function `provenance_fault` compares the generation with the tables of samplers and
+//! assignments. Here the signature itself is verified.
+
+use edge::sampler;
+use ingest::event::signed_bytes;
+
+use super::Row;
+
+/// The codes of `provenance_fault`.
+const FAULTS: [&str; 8] = [
+    "unproven",
+    "unknown_sampler",
+    "revoked_sampler",
+    "expired_sampler",
+    "sampler_of_another_replica",
+    "sampler_of_another_policy",
+    "sampled_in_the_future",
+    "version_not_assigned",
+];
+
+/// Fails with the code of the disposition.
+pub(super) fn check(row: &Row) -> Result<(), &'static str> {
+    if let Some(fault) = &row.fault {
+        let known = FAULTS.into_iter().find(|code| code == fault);
+        return Err(known.unwrap_or("unproven"));
+    }
+    let (Some(signature), Some(digest), Some(public_key)) = (&row.signature, &row.unsigned_digest, &row.public_key)
+    else {
+        return Err("unproven");
+    };
+    let Ok(digest) = digest.as_slice().try_into() else {
+        return Err("bad_signature");
+    };
+    let message = signed_bytes(&row.tenant_id, row.finished_at, digest);
+    match sampler::verify(public_key, &message, signature) {
+        true => Ok(()),
+        false => Err("bad_signature"),
+    }
+}
