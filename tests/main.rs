@@ -7,6 +7,7 @@ mod chaos;
 mod control;
 mod disk;
 mod dlq;
+mod feedback_token;
 mod ingest;
 mod ingest_clock;
 mod ingest_crash;

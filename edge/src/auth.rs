@@ -64,6 +64,17 @@ impl Principal {
         !trusted.into_iter().any(|scope| self.scopes.allow(scope))
     }
 
+    /// Fails for keys whose feedback needs a token, where none can be given.
+    pub fn require_trusted(&self) -> Result<(), Problem> {
+        match self.needs_feedback_token() {
+            true => Err(Problem::forbidden(
+                "this key may only give feedback with a token, at POST /v1/feedback; a key that also has the scope \
+                 `completions` or `generations` needs none",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// A caller with the scopes of `role` and without a key of the table.
     pub fn with_role(tenant: &str, role: Role, label: &str) -> Self {
         Self {

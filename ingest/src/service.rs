@@ -67,6 +67,7 @@ pub async fn run(
         pool: pool.clone(),
         kafka: kafka.clone(),
         log: log.clone(),
+        validator: validator.clone(),
         shutdown: stop.clone(),
     };
     parts.spawn(lag.run());

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::log::kafka::{self, ClientOptions};
 use crate::rows::offset::{EventLog, Slot};
+use crate::validator::Validator;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -21,6 +22,7 @@ pub(crate) struct Lag {
     pub pool: PgPool,
     pub kafka: ClientOptions,
     pub log: EventLog,
+    pub validator: Arc<Validator>,
     pub shutdown: CancellationToken,
 }
 
@@ -36,7 +38,7 @@ impl Lag {
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let consumer: BaseConsumer = self.kafka.config(&[]).create().context("create client")?;
         let consumer = Arc::new(consumer);
-        let started_at = OffsetDateTime::now_utc();
+        let started_at = self.validator.clock.now();
         let mut progress = BTreeMap::new();
         while !self.shutdown.is_cancelled() {
             // If the database is unavailable, the lag grows from the last known progress.
@@ -45,7 +47,7 @@ impl Lag {
                 Err(error) => tracing::debug!(%error, "cannot read offsets, will retry"),
             }
             for (slot, progress) in &progress {
-                let age = OffsetDateTime::now_utc() - progress.caught_up_to;
+                let age = self.validator.clock.now() - progress.caught_up_to;
                 let seconds = age.as_seconds_f64().max(0.0);
                 metrics::gauge!("springtide_ingest_lag_seconds", &labels(slot)).set(seconds);
             }

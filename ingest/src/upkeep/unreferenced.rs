@@ -17,6 +17,8 @@ use crate::rows::offset::{self, EventLog};
 const INTERVAL: Duration = Duration::from_secs(6 * 3600);
 /// Between two attempts to claim the sweep.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(600);
+/// While the tables' progress is unknown, as when the service has just started.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Objects per query.
 const BATCH_MAX: usize = 1_000;
 
@@ -32,27 +34,31 @@ pub(crate) struct UnreferencedSweep {
 impl UnreferencedSweep {
     pub(crate) async fn run(self) {
         loop {
-            tokio::select! {
-                () = self.shutdown.cancelled() => return,
-                swept = self.sweep() => if let Err(error) = swept {
+            let Some(swept) = self.shutdown.run_until_cancelled(self.sweep()).await else {
+                return;
+            };
+            let pause = match swept {
+                Ok(true) => CLAIM_INTERVAL,
+                Ok(false) => PROGRESS_INTERVAL,
+                Err(error) => {
                     tracing::warn!(error = %format!("{error:#}"), "cannot delete unreferenced payloads, will retry");
+                    CLAIM_INTERVAL
                 }
-            }
-            self.shutdown
-                .run_until_cancelled(tokio::time::sleep(CLAIM_INTERVAL))
-                .await;
+            };
+            self.shutdown.run_until_cancelled(tokio::time::sleep(pause)).await;
         }
     }
 
-    async fn sweep(&self) -> anyhow::Result<()> {
+    /// Returns false if the tables' progress is unknown.
+    async fn sweep(&self) -> anyhow::Result<bool> {
         // Relative to the tables' progress, because later events of the log may refer to any
         // payload.
         let known = offset::caught_up_to(&self.pool, &self.log).await;
         let Some(known) = known.context("read progress")? else {
-            return Ok(());
+            return Ok(false);
         };
         if !self.try_claim_sweep().await.context("claim the sweep")? {
-            return Ok(());
+            return Ok(true);
         }
         let written_before = known - self.ttl;
         let objects = self.payloads.objects();
@@ -73,7 +79,7 @@ impl UnreferencedSweep {
         if deleted > 0 {
             tracing::info!(deleted, "unreferenced payloads deleted");
         }
-        Ok(())
+        Ok(true)
     }
 
     /// At most one process succeeds per [`INTERVAL`].

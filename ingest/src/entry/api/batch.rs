@@ -153,10 +153,13 @@ pub(super) async fn take(
 
 /// Checks the scope of the caller's key, as the endpoints for single events do.
 pub(super) fn allowed(principal: &Principal, event: Event) -> Result<Event, Problem> {
-    principal.require(match event.body {
-        Body::Generation(_) => Scope::Generations,
-        Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => Scope::Feedback,
-    })?;
+    match event.body {
+        Body::Generation(_) => principal.require(Scope::Generations)?,
+        Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => {
+            principal.require(Scope::Feedback)?;
+            principal.require_trusted()?;
+        }
+    }
     Ok(event)
 }
 
