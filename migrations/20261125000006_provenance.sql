@@ -18,6 +18,9 @@ alter table generation
     add column signature bytea,                         -- Ed25519, 64 bytes, over ingest::event::signed_bytes
     add column unsigned_digest bytea;                   -- BLAKE3 of the body without its proof
 
+-- Written by the crate `serving`, as its table is: was this version ever assigned to this arm?
+create index assignment_by_version on assignment (policy, alias, version, epoch);
+
 -- Why a generation may not be trained on, as far as tables tell; null: nothing speaks against it. The signature itself is
 -- verified outside. A sampler may be registered after it has sampled. Clocks may differ by five seconds. A replica may
 -- answer by the previous assignment for five minutes: requests that began on it end on it.

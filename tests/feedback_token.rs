@@ -1,15 +1,20 @@
-//! A key that may only give feedback needs the token of the answer that it is about.
+//! What samplers sign, at ingest's API: the proof of a generation, and the token without which a
+//! feedback key gives no feedback.
 
-use crate::ingest::{Service, options};
-use crate::support::Stack;
+use crate::ingest::{Service, generation, options};
+use crate::support::{Stack, eventually};
 use edge::audit::Actor;
 use edge::auth::key::{self, Grant, NewKey};
 use edge::auth::{AuthOptions, Scope, Scopes};
 use edge::sampler::{self, SamplerKey};
+use ingest::event::{self, Proof, signed_bytes};
 use ingest::feedback_token::issue;
 use serde_json::{Value, json};
+use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
+
+const SOON: std::time::Duration = std::time::Duration::from_secs(90);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_feedback_key_speaks_only_about_answers_whose_token_it_has() {
@@ -89,5 +94,47 @@ async fn a_feedback_key_speaks_only_about_answers_whose_token_it_has() {
         },
     )
     .await;
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proof_is_stored_with_its_generation_and_needs_the_signed_time() {
+    let stack = Stack::start("proof").await;
+    let service = Service::start(&stack).await;
+    let key = SamplerKey::from_seed(&[1; 32]);
+    let mut generation = generation();
+    let (id, digest, now) = (generation.id, generation.unsigned_digest(), event::now());
+    generation.proof = Some(Proof {
+        sampler: key.id().to_owned(),
+        signature: key.sign(&signed_bytes("default", now, &digest)),
+    });
+    let mut body = serde_json::to_value(&generation).unwrap();
+    let post = async |body: &Value| {
+        let request = reqwest::Client::new().post(format!("http://{}/v1/generations", service.address));
+        let response = request.json(body).send().await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    };
+    let (status, text) = post(&body).await;
+    assert!(status == 400 && text.contains("signed `time`"), "{text}");
+    body["time"] = json!(now.format(&Rfc3339).unwrap());
+    let (status, text) = post(&body).await;
+    assert_eq!(status, 200, "{text}");
+    let stored = "select tenant_id, finished_at, unsigned_digest, sampler, signature from generation where id = $1";
+    type Row = (String, OffsetDateTime, Vec<u8>, String, Vec<u8>);
+    let (tenant, time, stored_digest, sampler, signature): Row =
+        eventually("the generation is stored", SOON, async || {
+            sqlx::query_as(stored)
+                .bind(id)
+                .fetch_optional(&stack.pool)
+                .await
+                .unwrap()
+        })
+        .await;
+    assert_eq!(
+        (sampler.as_str(), stored_digest.as_slice()),
+        (key.id(), digest.as_slice())
+    );
+    let message = signed_bytes(&tenant, time, &digest);
+    assert!(sampler::verify(&key.public_key(), &message, &signature));
     service.stop().await;
 }

@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use edge::auth::{Auth, AuthOptions, Role, create_key};
-use ingest::event::{
-    self, Event, Feedback, FinishReason, Generation, Proof, Purpose, Sampling, Target, Value, VersionSpan,
-};
+use ingest::event::{self, Event, Feedback, FinishReason, Generation, Purpose, Sampling, Target, Value, VersionSpan};
 use ingest::log::Producer;
 use ingest::reward::Definition;
 use opentelemetry::trace::TracerProvider;
@@ -172,10 +170,7 @@ pub fn generation() -> Generation {
             kept: Some(vec![40, 3, 12]),
             ..Sampling::default()
         }),
-        proof: Some(Proof {
-            sampler: "a".repeat(64),
-            signature: [7; 64],
-        }),
+        proof: None,
     }
 }
 

@@ -68,8 +68,9 @@ impl Drop for Relay {
 
 /// Waits until a relay answers; returns the bytes of objects that it has passed on.
 async fn passed_on(url: &str) -> u64 {
+    let client = reqwest::Client::new();
     let answer = eventually("the relay answers", DEADLINE, async || {
-        reqwest::get(format!("{url}/metrics")).await.ok()
+        client.get(format!("{url}/metrics")).bearer_auth(KEY).send().await.ok()
     });
     let text = answer.await.text().await.unwrap();
     let mut lines = text

@@ -62,8 +62,8 @@ pub(super) async fn retraction(
     JsonText(text): JsonText,
 ) -> Result<Answer<AcceptedRetraction>, Problem> {
     principal.require(Scope::Feedback)?;
-    let request: RetractionRequest = body::read_short(&text)?;
     principal.require_trusted()?;
+    let request: RetractionRequest = body::read_short(&text)?;
     let retraction_id = request.id.unwrap_or_else(Uuid::now_v7);
     let retraction = Retraction {
         id: retraction_id,
@@ -116,8 +116,8 @@ pub(super) async fn episode_end(
     JsonText(text): JsonText,
 ) -> Result<Answer<AcceptedEpisodeEnd>, Problem> {
     principal.require(Scope::Feedback)?;
-    let request: EpisodeEndRequest = body::read_short(&text)?;
     principal.require_trusted()?;
+    let request: EpisodeEndRequest = body::read_short(&text)?;
     let episode_id = request.episode_id;
     let source = request.source.unwrap_or_else(|| SOURCE.to_owned());
     let time = request.time.unwrap_or(api.now());
