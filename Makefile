@@ -28,10 +28,10 @@ help: ## show this
 
 # --- the two commands ---
 
-up: build ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C
+up: check-path build ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C
 	$(SPRINGTIDE) up --demo
 
-test: ## what CI runs: format, lints, floor plan, all tests, with a real Postgres and Kafka; then where the time went
+test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests, with a real Postgres and Kafka; then where the time went
 	@rm -f $(TIMES)
 	@$(TIMED) "distribution packages, libtorch, NVRTC" $(MAKE) --no-print-directory libtorch nvrtc
 	@$(TIMED) "download crates" cargo fetch --locked
@@ -46,6 +46,11 @@ test: ## what CI runs: format, lints, floor plan, all tests, with a real Postgre
 	@scripts/timed.sh $(TIMES) --report
 
 # --- their parts ---
+
+# Before the build: Linux limits the path of a socket, here .springtide/postgres/.s.PGSQL.15432.
+check-path:
+	@[ "$$(printf %s "$(CURDIR)" | wc -c)" -le 70 ] || { echo "The path $(CURDIR) is too long for the socket of the \
+	private Postgres: move this folder to a path of at most 70 bytes." >&2; exit 1; }
 
 setup: ## install missing distribution packages (needs root or sudo for that alone)
 	@scripts/setup.sh
@@ -78,7 +83,8 @@ check-tree:
 	@scripts/floor-plan.sh
 	@python3 scripts/check_docs.py
 
-deny: setup ## check every crate against deny.toml: bans, licenses, sources (needs the crates, but no network)
+deny: setup ## check every crate against deny.toml: bans, licenses, sources (after the first run no network is needed)
+	@cargo fetch --locked --quiet
 	@scripts/deny.sh bans licenses sources
 
 advisories: setup ## check every crate for known vulnerabilities and yanked versions (needs the network: RustSec's database on GitHub)

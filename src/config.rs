@@ -1,6 +1,7 @@
 //! The configuration of every role: `springtide.toml`, overridden by `SPRINGTIDE__SECTION__FIELD`
 //! in the environment. Each crate declares its own section; this file declares the binary's.
-//! Invalid values are refused when the file is loaded.
+//! Invalid values are refused when the file is loaded. Over 500 lines, because the sections are
+//! declared together, in the order of the file.
 
 mod check;
 #[cfg(test)]
@@ -76,8 +77,8 @@ pub struct Policy {
     /// none.
     #[serde(rename = "quantised")]
     pub quantized: Vec<artifact::quant::Spec>,
-    /// Object store of versions: a `file://` or `s3://` URL, or a relay's `http://` URL for reading
-    /// only. Default: `store` in the state folder.
+    /// Object store of versions: a `file://` or `s3://` URL, or a relay's `http://` or `https://` URL
+    /// for reading only. Default: `store` in the state folder.
     pub store: Option<String>,
     /// API key for a relay. Never printed. Default: none.
     #[serde(skip_serializing)]
@@ -438,19 +439,28 @@ impl Config {
         self.state_dir.join(kafka::CLIENT_FILE)
     }
 
+    /// The file of settings that clients of the log need, if there is one.
+    pub fn kafka_settings_file(&self) -> Option<PathBuf> {
+        let private_file = || self.kafka.brokers.is_none().then(|| self.kafka_client_file());
+        self.kafka.librdkafka_file.clone().or_else(private_file)
+    }
+
+    pub fn kafka_brokers(&self) -> String {
+        let default_broker = || format!("127.0.0.1:{}", self.kafka.port);
+        self.kafka.brokers.clone().unwrap_or_else(default_broker)
+    }
+
     /// How to reach the log. Reads the file of librdkafka settings.
     pub fn kafka_client(&self) -> anyhow::Result<ingest::log::ClientOptions> {
-        let private_file = || self.kafka.brokers.is_none().then(|| self.kafka_client_file());
-        let mut librdkafka = match self.kafka.librdkafka_file.clone().or_else(private_file) {
+        let mut librdkafka = match self.kafka_settings_file() {
             Some(file) => kafka::read_settings(&file)
                 .context("read the settings of Kafka clients (`springtide up` writes those of its private node)")?,
             None => BTreeMap::new(),
         };
         librdkafka.extend(self.kafka.librdkafka.clone());
         self.check_kafka(&librdkafka)?;
-        let default_broker = || format!("127.0.0.1:{}", self.kafka.port);
         Ok(ingest::log::ClientOptions {
-            brokers: self.kafka.brokers.clone().unwrap_or_else(default_broker),
+            brokers: self.kafka_brokers(),
             topic_prefix: self.kafka.topic_prefix.clone(),
             log_retention_hours: self.kafka.log_retention_hours,
             log_bytes_max: self.kafka.log_bytes_max,

@@ -14,6 +14,10 @@ use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
+const TEST: Actor<'static> = Actor {
+    key: None,
+    name: "test",
+};
 const SOON: std::time::Duration = std::time::Duration::from_secs(90);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -28,17 +32,13 @@ async fn a_feedback_key_speaks_only_about_answers_whose_token_it_has() {
             expires_at: None,
             replica: None,
         };
-        let actor = Actor {
-            key: None,
-            name: "test",
-        };
         let pool = stack.pool.clone();
-        async move { key::create(&pool, &new, actor, "").await.unwrap().secret }
+        async move { key::create(&pool, &new, TEST, "").await.unwrap().secret }
     };
     let browser = key(&[Scope::Feedback]).await;
     let back_end = key(&[Scope::Feedback, Scope::Completions]).await;
     let [replica, thief] = [1, 2].map(|seed| SamplerKey::from_seed(&[seed; 32]));
-    let id = sampler::register(&stack.pool, &replica.public_key(), "r", None, None)
+    let id = sampler::register(&stack.pool, &replica.public_key(), "r", None, None, TEST)
         .await
         .unwrap();
 
@@ -84,7 +84,7 @@ async fn a_feedback_key_speaks_only_about_answers_whose_token_it_has() {
         403
     );
 
-    sampler::revoke(&stack.pool, &id).await.unwrap();
+    sampler::revoke(&stack.pool, &id, TEST, "stolen").await.unwrap();
     crate::support::eventually(
         "a revoked sampler's tokens are refused",
         std::time::Duration::from_secs(60),

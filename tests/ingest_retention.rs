@@ -1,5 +1,6 @@
 //! Retention deletes old weeks with everything about them, keeps their totals, and spares what a
-//! run needs. Beyond the disk limit, events are refused before they are acknowledged.
+//! run needs. Beyond the disk limit, events are refused before they are acknowledged. Over 500 lines,
+//! because all cases fill the same weeks.
 
 use std::time::Duration;
 

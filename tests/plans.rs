@@ -1,5 +1,5 @@
 //! Query plans of a running service on large tables: no query scans a large table, and none reads
-//! too many pages.
+//! too many pages. Over 500 lines, because it fills every table and names every query.
 //!
 //! `make plans` fills the tables with 10⁷ rows, a plain test run with 10⁵.
 //! SPRINGTIDE_PLANS_DATABASE, the URL of a database that an earlier run has filled, skips filling.

@@ -69,7 +69,7 @@ impl Principal {
         match self.needs_feedback_token() {
             true => Err(Problem::forbidden(
                 "this key may only give feedback with a token, at POST /v1/feedback; a key that also has the scope \
-                 `completions` or `generations` needs none",
+                 `completions`, `generations` or `research` needs none",
             )),
             false => Ok(()),
         }

@@ -13,8 +13,10 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 use rand::TryRngCore;
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
+
+use crate::audit::{self, Actor, Change};
 
 /// A sampler's private key. `Debug` shows only its id.
 pub struct SamplerKey {
@@ -26,18 +28,28 @@ impl SamplerKey {
     /// Reads the key in `path`, or creates it from the system's randomness with mode 0600. Processes
     /// that start at the same time get the same key.
     pub fn load_or_create(path: &Path) -> anyhow::Result<Self> {
-        match fs::metadata(path) {
-            Ok(metadata) => {
-                let mode = metadata.permissions().mode();
-                ensure!(
-                    mode & 0o077 == 0,
-                    "{}: others can read this sampler key: set its mode to 0600",
-                    path.display()
-                );
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => create(path)?,
-            Err(error) => return Err(error).with_context(|| format!("look at {}", path.display())),
+        if !path
+            .try_exists()
+            .with_context(|| format!("look at {}", path.display()))?
+        {
+            create(path)?;
         }
+        Self::load(path)
+    }
+
+    /// Reads the key in `path`.
+    pub fn load(path: &Path) -> anyhow::Result<Self> {
+        let metadata = fs::metadata(path).with_context(|| {
+            let path = path.display();
+            format!(
+                "look at {path} (a replica makes its key when it starts, `springtide sampler new-key` makes others)"
+            )
+        })?;
+        ensure!(
+            metadata.permissions().mode() & 0o077 == 0,
+            "{}: others can read this sampler key: set its mode to 0600",
+            path.display()
+        );
         let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
         let mut seed = [0; 32];
         hex::decode_to_slice(text.trim(), &mut seed)
@@ -143,7 +155,7 @@ pub struct Sampler {
     pub revoked_at: Option<OffsetDateTime>,
 }
 
-/// Registers a public key. Returns its id. Repeating it changes nothing.
+/// Registers a public key. Returns its id. Repeating it changes nothing. The audit names `actor`.
 ///
 /// Fails for a key that is registered with another name or policy, or is revoked.
 pub async fn register(
@@ -152,6 +164,7 @@ pub async fn register(
     name: &str,
     policy: Option<&str>,
     expires_at: Option<OffsetDateTime>,
+    actor: Actor<'_>,
 ) -> anyhow::Result<String> {
     let usable = VerifyingKey::from_bytes(public_key).is_ok_and(|key| !key.is_weak());
     ensure!(usable, "it is not a usable Ed25519 public key");
@@ -160,7 +173,8 @@ pub async fn register(
         "a sampler's name has 1 to 256 bytes"
     );
     let id = id_of(public_key);
-    sqlx::query!(
+    let mut transaction = pool.begin().await.context("begin")?;
+    let inserted = sqlx::query!(
         "insert into sampler (id, public_key, name, policy, expires_at) values ($1, $2, $3, $4, $5)
          on conflict (id) do nothing",
         id,
@@ -169,9 +183,15 @@ pub async fn register(
         policy,
         expires_at
     )
-    .execute(pool)
+    .execute(&mut *transaction)
     .await
     .context("store the sampler")?;
+    if inserted.rows_affected() > 0 {
+        let until = expires_at.map_or("until it is revoked".to_owned(), |at| format!("until {at}"));
+        let detail = format!("{name} for {}, {until}", policy.unwrap_or("every policy"));
+        record(&mut transaction, actor, "sampler.add", &id, &detail, "").await?;
+    }
+    transaction.commit().await.context("commit")?;
     let known = find(pool, &id).await?.context("the sampler was just stored")?;
     ensure!(known.revoked_at.is_none(), "sampler {id} is revoked: make another key");
     ensure!(
@@ -219,20 +239,47 @@ pub async fn list(pool: &PgPool) -> anyhow::Result<Vec<Sampler>> {
 }
 
 /// Revokes a sampler: nothing that it signed is trained on from now on. Returns whether it was not
-/// revoked before.
-pub async fn revoke(pool: &PgPool, id: &str) -> anyhow::Result<bool> {
+/// revoked before. The audit names `actor` and `reason`.
+pub async fn revoke(pool: &PgPool, id: &str, actor: Actor<'_>, reason: &str) -> anyhow::Result<bool> {
     ensure!(
         find(pool, id).await?.is_some(),
         "there is no sampler {id}; `springtide sampler list` shows all"
     );
+    let mut transaction = pool.begin().await.context("begin")?;
     let revoked = sqlx::query!(
         "update sampler set revoked_at = clock_timestamp() where id = $1 and revoked_at is null",
         id
     )
-    .execute(pool)
+    .execute(&mut *transaction)
     .await
     .context("revoke the sampler")?;
-    Ok(revoked.rows_affected() > 0)
+    let is_new = revoked.rows_affected() > 0;
+    if is_new {
+        record(&mut transaction, actor, "sampler.revoke", id, "", reason).await?;
+    }
+    transaction.commit().await.context("commit")?;
+    Ok(is_new)
+}
+
+/// Samplers belong to no tenant; their rows are in that of the stack itself.
+async fn record(
+    connection: &mut PgConnection,
+    actor: Actor<'_>,
+    action: &str,
+    subject: &str,
+    detail: &str,
+    reason: &str,
+) -> anyhow::Result<()> {
+    let change = Change {
+        tenant: "default",
+        action,
+        subject,
+        detail,
+        reason,
+    };
+    audit::append(connection, actor, change)
+        .await
+        .context("append to the audit")
 }
 
 #[cfg(test)]
@@ -267,5 +314,8 @@ mod tests {
         fs::write(&path, "not a key").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         assert!(SamplerKey::load_or_create(&path).is_err());
+        let missing = dir.path().join("no.key");
+        let error = SamplerKey::load(&missing).unwrap_err().to_string();
+        assert!(error.contains("sampler new-key") && !missing.exists(), "{error}");
     }
 }

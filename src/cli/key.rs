@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use edge::auth::key::{self, Created, Grant, Listed, NewKey};
 use edge::auth::{self, Scopes};
 use time::OffsetDateTime;
@@ -20,7 +20,7 @@ use crate::database;
 pub enum Command {
     /// Make a key and print its secret. The secret is not stored anywhere.
     ///
-    /// Example: springtide key create --scope feedback --label "web shop" --expires 90d
+    /// Example: springtide key create --scope feedback --label "web client" --expires 90d
     Create(Create),
     /// List keys and what they may do. Secrets are not shown; nobody has them but their holders.
     List {
@@ -66,15 +66,15 @@ pub struct Create {
     /// What the key may do; several, separated by commas.
     #[arg(
         long,
-        value_enum,
+        value_parser = scopes(),
         value_delimiter = ',',
         required_unless_present = "role",
         conflicts_with = "role"
     )]
-    scope: Vec<Scope>,
+    scope: Vec<auth::Scope>,
     /// A set of scopes that belong together.
-    #[arg(long, value_enum)]
-    role: Option<Role>,
+    #[arg(long, value_parser = roles())]
+    role: Option<auth::Role>,
     /// The only replica that the key may report for: its serve.replica.
     #[arg(long, value_name = "NAME")]
     replica: Option<String>,
@@ -92,64 +92,16 @@ pub struct Create {
     reason: String,
 }
 
-/// One kind of work.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Scope {
-    /// Send feedback, retractions and ends of episodes.
-    Feedback,
-    /// Log generations and upload their payloads.
-    Generations,
-    /// Request completions.
-    Completions,
-    /// Report to `control` as a replica.
-    Replica,
-    /// Read models, runs, versions, releases, the fleet, the ledger and metrics.
-    Read,
-    /// Schedule, pause and cancel runs.
-    Research,
-    /// Move versions to users.
-    Release,
-    /// Everything.
-    Admin,
+/// Accepts the names of scopes, and lists what each allows.
+fn scopes() -> impl TypedValueParser<Value = auth::Scope> {
+    let values = auth::Scope::ALL.map(|scope| PossibleValue::new(scope.as_str()).help(scope.about()));
+    PossibleValuesParser::new(values).try_map(|name| auth::Scope::parse(&name).ok_or("unknown scope"))
 }
 
-/// A set of scopes.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Role {
-    /// completions, generations, feedback, replica, read.
-    Serving,
-    /// research, completions, feedback, read.
-    Research,
-    /// release, read.
-    Release,
-    /// Everything.
-    Admin,
-}
-
-impl From<Scope> for auth::Scope {
-    fn from(scope: Scope) -> Self {
-        match scope {
-            Scope::Feedback => Self::Feedback,
-            Scope::Generations => Self::Generations,
-            Scope::Completions => Self::Completions,
-            Scope::Replica => Self::Replica,
-            Scope::Read => Self::Read,
-            Scope::Research => Self::Research,
-            Scope::Release => Self::Release,
-            Scope::Admin => Self::Admin,
-        }
-    }
-}
-
-impl From<Role> for auth::Role {
-    fn from(role: Role) -> Self {
-        match role {
-            Role::Serving => Self::Serving,
-            Role::Research => Self::Research,
-            Role::Release => Self::Release,
-            Role::Admin => Self::Admin,
-        }
-    }
+/// Accepts the names of roles, and lists their scopes.
+fn roles() -> impl TypedValueParser<Value = auth::Role> {
+    let values = auth::Role::ALL.map(|role| PossibleValue::new(role.as_str()).help(role.scopes().to_string()));
+    PossibleValuesParser::new(values).try_map(|name| auth::Role::parse(&name).ok_or("unknown role"))
 }
 
 impl Command {
@@ -160,11 +112,8 @@ impl Command {
         match self {
             Self::Create(create) => {
                 let grant = match create.role {
-                    Some(role) => Grant::Role(role.into()),
-                    None => {
-                        let scopes: Vec<auth::Scope> = create.scope.into_iter().map(Into::into).collect();
-                        Grant::Scopes(Scopes::of(&scopes))
-                    }
+                    Some(role) => Grant::Role(role),
+                    None => Grant::Scopes(Scopes::of(&create.scope)),
                 };
                 let new = NewKey {
                     tenant: &create.tenant,

@@ -1,6 +1,6 @@
 //! The command line. One file or folder per command; each is a clap type with `run(self, &App)`.
 
-mod audit;
+pub mod audit;
 mod config;
 mod control;
 mod control_client;

@@ -9,8 +9,8 @@ use crate::role::{listen_with_key, shutdown};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Source of objects: `file://`, `s3://`, or another relay's `http://` URL; overrides
-    /// relay.upstream.
+    /// Source of objects: `file://`, `s3://`, or another relay's `http://` or `https://` URL;
+    /// overrides relay.upstream.
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
 }

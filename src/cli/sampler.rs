@@ -6,6 +6,7 @@ use std::time::Duration;
 use edge::sampler::{self, SamplerKey};
 use time::OffsetDateTime;
 
+use super::audit::CommandLine;
 use super::output::{Confirm, Output, hex, rfc3339, table};
 use super::{App, values};
 use crate::database;
@@ -52,6 +53,9 @@ pub enum Command {
     Revoke {
         /// Its id, as `list` prints it.
         id: String,
+        /// Why; kept in the audit.
+        #[arg(long, default_value = "")]
+        reason: String,
         #[command(flatten)]
         confirm: Confirm,
     },
@@ -59,6 +63,7 @@ pub enum Command {
 
 impl Command {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
+        let person = CommandLine::new();
         match self {
             Self::NewKey { file } => {
                 let key = SamplerKey::load_or_create(&file)?;
@@ -74,13 +79,14 @@ impl Command {
             } => {
                 let public_key = match (public_key, key) {
                     (Some(text), _) => sampler::parse_public_key(&text)?,
-                    (None, Some(file)) => SamplerKey::load_or_create(&file)?.public_key(),
+                    (None, Some(file)) => SamplerKey::load(&file)?.public_key(),
                     (None, None) => anyhow::bail!("give --public-key or --key"),
                 };
                 let policy = policy.unwrap_or_else(|| app.config.policy.name.clone());
                 let expires_at = expires.map(|expires| OffsetDateTime::now_utc() + expires);
                 let pool = database::connect(&app.config).await?;
-                let id = sampler::register(&pool, &public_key, &name, Some(&policy), expires_at).await?;
+                let id =
+                    sampler::register(&pool, &public_key, &name, Some(&policy), expires_at, person.actor()).await?;
                 println!("{id}");
                 Ok(())
             }
@@ -105,12 +111,12 @@ impl Command {
                     table(["id", "name", "policy", "state"], samplers.iter().map(row))
                 })
             }
-            Self::Revoke { id, confirm } => {
+            Self::Revoke { id, reason, confirm } => {
                 confirm.ask(&format!(
                     "Nothing that sampler {id} signed will be trained on. Revoke it?"
                 ))?;
                 let pool = database::connect(&app.config).await?;
-                match sampler::revoke(&pool, &id).await? {
+                match sampler::revoke(&pool, &id, person.actor(), &reason).await? {
                     true => println!("sampler {id} is revoked"),
                     false => println!("sampler {id} was revoked before"),
                 }

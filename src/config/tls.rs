@@ -159,7 +159,7 @@ fn check_postgres(url: &str) -> anyhow::Result<()> {
         PgSslMode::VerifyFull | PgSslMode::VerifyCa | PgSslMode::Require | PgSslMode::Disable => Ok(()),
         // Both go on without encryption if the server, or somebody on the way, says so.
         PgSslMode::Prefer | PgSslMode::Allow => bail!(
-            "postgres.url names {host}, on another machine, without a sslmode that insists on encryption: \
+            "postgres.url names {host}, on another machine, without an sslmode that insists on encryption: \
              add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem, \
              or sslmode=disable if the network may read and change the tables"
         ),

@@ -51,13 +51,7 @@ impl Postgres {
     /// Creates the data folder if it does not exist, and writes who may connect. Postgres refuses
     /// root, so for root the folder belongs to another user.
     pub fn prepare(&self) -> anyhow::Result<()> {
-        let bytes = socket(&self.data, self.port).as_os_str().len();
-        ensure!(
-            bytes <= SOCKET_BYTES_MAX,
-            "the name of Postgres' socket in {} would be {} bytes too long: use a shorter state_dir",
-            self.data.display(),
-            bytes - SOCKET_BYTES_MAX
-        );
+        check_length(&self.data, self.port)?;
         let place = reach::data_folder(&self.data)?;
         if !place.join("PG_VERSION").exists() {
             self.initialize(&place)?;
@@ -149,8 +143,18 @@ fn identities() -> anyhow::Result<String> {
     ))
 }
 
-fn socket(data: &Path, port: u16) -> PathBuf {
-    data.join(format!(".s.PGSQL.{port}"))
+/// Refuses a data folder in which the socket's name would be longer than a socket's may be.
+pub fn check_length(data: &Path, port: u16) -> anyhow::Result<()> {
+    let socket = data.join(format!(".s.PGSQL.{port}"));
+    let bytes = socket.as_os_str().len();
+    ensure!(
+        bytes <= SOCKET_BYTES_MAX,
+        "the path {} is {} bytes too long for the socket of the private Postgres: set a shorter state_dir, \
+         or a shorter TMPDIR for a temporary stack",
+        socket.display(),
+        bytes - SOCKET_BYTES_MAX
+    );
+    Ok(())
 }
 
 /// The URL of a database of the private server with this data folder. Holds no secret.
@@ -223,6 +227,6 @@ mod tests {
             durable: true,
         };
         let refused = server.prepare().unwrap_err().to_string();
-        assert!(refused.contains("use a shorter state_dir"), "{refused}");
+        assert!(refused.contains("set a shorter state_dir"), "{refused}");
     }
 }

@@ -66,14 +66,7 @@ pub async fn run_servers(config: &Config) -> anyhow::Result<ExitCode> {
     let work = async {
         supervisor.start_servers().await?;
         eprintln!("Postgres: {}", services::shown_postgres(config));
-        let client = config.kafka_client()?;
-        eprintln!("Kafka:    {}", client.brokers);
-        if config.kafka.brokers.is_none() {
-            eprintln!(
-                "          its clients need the settings in {}",
-                config.kafka_client_file().display()
-            );
-        }
+        eprintln!("Kafka:    {}", services::shown_kafka(config));
         std::future::pending().await
     };
     LocalSet::new().run_until(supervisor.until_stopped(work)).await
@@ -171,6 +164,7 @@ impl<'a> Supervisor<'a> {
             config.control_url()
         );
         eprintln!("  database     {}", services::shown_postgres(config));
+        eprintln!("  Kafka        {}", services::shown_kafka(config));
         eprintln!("  logs         {}", config.log_dir().display());
         eprintln!("Ctrl-C stops it.\n");
     }

@@ -6,6 +6,7 @@ use artifact::sign::{Role, SigningKey};
 use edge::sampler::{self, SamplerKey};
 use sqlx::PgPool;
 
+use crate::cli::audit::CommandLine;
 use crate::config::Config;
 use crate::database;
 use crate::stack::postgres;
@@ -47,7 +48,16 @@ async fn register_sampler(config: &Config, pool: &PgPool) -> anyhow::Result<()> 
     let key = SamplerKey::load_or_create(&config.serve.sampler_key_path()).context("create the sampler key")?;
     if sampler::find(pool, key.id()).await?.is_none() {
         let name = &config.serve.replica;
-        sampler::register(pool, &key.public_key(), name, Some(&config.policy.name), None).await?;
+        let person = CommandLine::new();
+        sampler::register(
+            pool,
+            &key.public_key(),
+            name,
+            Some(&config.policy.name),
+            None,
+            person.actor(),
+        )
+        .await?;
     }
     Ok(())
 }

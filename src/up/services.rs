@@ -137,3 +137,12 @@ pub fn shown_postgres(config: &Config) -> String {
         None => config.postgres_url(),
     }
 }
+
+/// The brokers, and the file with what their clients must set.
+pub fn shown_kafka(config: &Config) -> String {
+    let brokers = config.kafka_brokers();
+    match config.kafka_settings_file() {
+        Some(file) => format!("{brokers}; clients need the settings in {}", file.display()),
+        None => brokers,
+    }
+}

@@ -1,7 +1,7 @@
 //! Forged generations of every kind: none is trained on, each gets its code, and the honest ones
 //! around them make the step.
 
-use super::world::{Sampled, World, ensure_assigned, register, sampler_key};
+use super::world::{Sampled, TEST, World, ensure_assigned, register, sampler_key};
 use crate::support::eventually;
 use edge::sampler::{self, SamplerKey};
 use ingest::event::signed_bytes;
@@ -47,7 +47,7 @@ async fn forged_generations_are_never_trained_on() {
     register(pool, &named("stolen"), "r").await;
     register(pool, &named("late"), "r").await;
     for (name, replica, policy) in [("elsewhere", "another", "demo"), ("other-policy", "r", "other")] {
-        sampler::register(pool, &named(name).public_key(), replica, Some(policy), None)
+        sampler::register(pool, &named(name).public_key(), replica, Some(policy), None, TEST)
             .await
             .unwrap();
     }
@@ -95,7 +95,9 @@ async fn forged_generations_are_never_trained_on() {
     sign_with(&world, next("sampler_of_another_policy"), &named("other-policy")).await;
     // a replica's key that was stolen, before and after its revocation
     sign_with(&world, next("revoked_sampler"), &named("stolen")).await;
-    sampler::revoke(pool, named("stolen").id()).await.unwrap();
+    sampler::revoke(pool, named("stolen").id(), TEST, "stolen")
+        .await
+        .unwrap();
     sign_with(&world, next("expired_sampler"), &named("late")).await;
     sqlx::query("update sampler set expires_at = now() - interval '1 hour' where id = $1")
         .bind(named("late").id())

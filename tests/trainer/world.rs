@@ -1,8 +1,10 @@
-//! A policy with a base version, and trajectories that its own model sampled.
+//! A policy with a base version, and trajectories that its own model sampled. Over 500 lines, because
+//! every test of the trainer uses these helpers.
 
 use crate::support::{Stack, eventually};
 use artifact::checkpoint::Checkpoint;
 use artifact::sign::{SigningKey, TrustedKeys};
+use edge::audit::Actor;
 use edge::sampler::{self, SamplerKey};
 use ingest::event::{self, signed_bytes};
 use ingest::payload::Store as Payloads;
@@ -78,6 +80,12 @@ pub struct Disposition {
     pub step: Option<i64>,
 }
 
+/// Who registers samplers.
+pub const TEST: Actor<'static> = Actor {
+    key: None,
+    name: "test",
+};
+
 /// A test's own epochs are so far apart that [`ensure_assigned`] has room between them.
 const EPOCHS_BETWEEN: i64 = 1000;
 
@@ -87,7 +95,7 @@ pub fn sampler_key(replica: &str) -> SamplerKey {
 }
 
 pub async fn register(pool: &PgPool, key: &SamplerKey, replica: &str) {
-    sampler::register(pool, &key.public_key(), replica, Some(POLICY), None)
+    sampler::register(pool, &key.public_key(), replica, Some(POLICY), None, TEST)
         .await
         .unwrap();
 }

@@ -7,7 +7,9 @@ use anyhow::bail;
 /// One kind of work. Every route needs one scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Send feedback, retractions and ends of episodes.
+    /// Give feedback. Alone, only with the token of the answer; see [`Principal::needs_feedback_token`].
+    ///
+    /// [`Principal::needs_feedback_token`]: super::Principal::needs_feedback_token
     Feedback,
     /// Log generations and upload their payloads.
     Generations,
@@ -47,6 +49,20 @@ impl Scope {
             Self::Research => "research",
             Self::Release => "release",
             Self::Admin => "admin",
+        }
+    }
+
+    /// What it allows, for people.
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::Feedback => "give feedback; alone, only with the token of the answer",
+            Self::Generations => "log generations and upload their payloads",
+            Self::Completions => "request completions",
+            Self::Replica => "report to `control` as a replica",
+            Self::Read => "read models, runs, versions, releases, the fleet, the ledger and metrics",
+            Self::Research => "schedule, pause and cancel runs",
+            Self::Release => "move versions to users",
+            Self::Admin => "everything",
         }
     }
 

@@ -24,10 +24,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait between two reads of a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A read-only store behind the relay at `url` (`http://host:port`). `api_key`: sent to the relay.
+/// A read-only store behind the relay at `url` (`https://host:port` or `http://host:port`).
+/// `api_key`: sent to the relay.
 pub fn open(url: &str, api_key: Option<&str>) -> anyhow::Result<Store> {
     let http = url.starts_with("http://") || url.starts_with("https://");
-    ensure!(http, "{url:?} is not the URL of a relay; give http://host:port");
+    ensure!(
+        http,
+        "{url:?} is not the URL of a relay; give https://host:port or http://host:port"
+    );
     let client = edge::tls::client()
         .connect_timeout(CONNECT_TIMEOUT)
         .read_timeout(READ_TIMEOUT)

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// Address that the relay listens on. Default: `127.0.0.1:8004`.
     pub listen: SocketAddr,
-    /// Source of the objects: `file://`, `s3://`, or the `http://` URL of another relay.
-    /// `--upstream` overrides it. Default: `policy.store`.
+    /// Source of the objects: `file://`, `s3://`, or the `http://` or `https://` URL of another
+    /// relay. `--upstream` overrides it. Default: `policy.store`.
     pub upstream: Option<String>,
     /// The API key for the upstream, if that is a relay. Never printed. Default: none.
     #[serde(skip_serializing)]

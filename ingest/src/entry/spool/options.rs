@@ -106,11 +106,11 @@ fn in_range<T: PartialOrd + Display + Copy>(field: &str, value: T, range: RangeI
 pub(crate) fn check_upstream(field: &str, upstream: &str) -> anyhow::Result<()> {
     ensure!(
         upstream.starts_with("https://") || upstream.starts_with("http://"),
-        "{field} is {upstream:?}; give a base URL such as http://ingest.example:8001"
+        "{field} is {upstream:?}; give a base URL such as https://ingest.example:8001"
     );
     ensure!(
         reqwest::Url::parse(upstream).is_ok_and(|url| url.has_host() && url.query().is_none()),
-        "{field} is {upstream:?}, which is not a base URL; give one such as http://ingest.example:8001"
+        "{field} is {upstream:?}, which is not a base URL; give one such as https://ingest.example:8001"
     );
     Ok(())
 }
@@ -159,7 +159,7 @@ mod tests {
         check_upstream("--upstream", "http://127.0.0.1:8001/ingest/").unwrap();
         for upstream in ["ingest:8001", "http://", "ftp://x", "http://x?y=1"] {
             let why = check_upstream("--upstream", upstream).unwrap_err().to_string();
-            assert!(why.contains("http://ingest.example:8001"), "{why}");
+            assert!(why.contains("https://ingest.example:8001"), "{why}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! Attacks by someone who controls the store, on real folders: what a follower must refuse and what
-//! it must still accept. Grouped like TUF's attacks.
+//! it must still accept. Grouped like TUF's attacks. Over 500 lines, because all cases attack the same
+//! store.
 
 use super::*;
 use artifact::assignment::Target;
