@@ -3,8 +3,8 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
-	property-order fuzz-ingest fuzz-policy schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
+	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -119,8 +119,12 @@ fuzz-ingest: setup ## libFuzzer on every decoder of ingest; SECONDS=60 each, or 
 fuzz-policy: setup ## libFuzzer on every reader of artifact (delta, checkpoint, manifest, safetensors); SECONDS=60 each, or RUNS=, TARGETS=
 	SECONDS_EACH=$(or $(SECONDS),60) RUNS=$(RUNS) TARGETS="$(TARGETS)" scripts/fuzz.sh policy
 
-schemathesis: stack ## Schemathesis: the served OpenAPI document against the server (needs python3); EXAMPLES=200 SEED=1
-	$(SPRINGTIDE) stack test-env -- scripts/schemathesis.sh $(SPRINGTIDE) $(or $(EXAMPLES),200) $(or $(SEED),1)
+fuzz-tenants: stack ## random requests of two tenants to every route of every role, with ids of each other's objects; N=100000 SEED=1
+	SPRINGTIDE_FUZZ_REQUESTS=$(or $(N),100000) SPRINGTIDE_FUZZ_SEED=$(or $(SEED),1) \
+	  cargo test $(WORKSPACE) --test it tenants::fuzz -- --nocapture
+
+schemathesis: stack ## Schemathesis: the OpenAPI document of each role against the role (needs python3); EXAMPLES=200 SEED=1 ROLES='ingest serve'
+	$(SPRINGTIDE) stack test-env -- scripts/schemathesis.sh $(SPRINGTIDE) $(or $(EXAMPLES),200) $(or $(SEED),1) $(ROLES)
 
 overload: stack ## ten times what ingest can take, under a memory limit; SECONDS=30 for each of four parts, TIMES=10
 	SPRINGTIDE_OVERLOAD_SECONDS=$(or $(SECONDS),30) SPRINGTIDE_OVERLOAD_TIMES=$(or $(TIMES),10) \
@@ -199,6 +203,14 @@ bench-sync: stack ## from a step's bytes to the last follower serving them, and 
 	SPRINGTIDE_SYNC_MIB=$(or $(MIB),1024) SPRINGTIDE_SYNC_FOLLOWERS=$(or $(FOLLOWERS),2) SPRINGTIDE_SYNC_STEPS=$(or $(STEPS),6) \
 	  SPRINGTIDE_SYNC_THREADS=$(or $(THREADS),2) SPRINGTIDE_SYNC_JSON=$(abspath $(TARGET))/bench/sync.json \
 	  cargo test $(WORKSPACE) --test it sync:: -- --nocapture
+
+bench-revoke: stack ## each kind of key is stolen and revoked: seconds until the thief is out, and whether releases go on
+	SPRINGTIDE_REVOKE_JSON=$(abspath $(TARGET))/bench/revoke.json cargo test $(WORKSPACE) --test it revocation:: -- --nocapture
+
+bench-poison: stack ## what attackers make a small policy learn, with caps and without (15 minutes); SEEDS=5 STEPS=48 WARM_UP=12 USERS=200 CASES='nobody; 5% × 20' PARALLEL=2
+	SPRINGTIDE_POISON_CASES="$(or $(CASES),all)" SPRINGTIDE_POISON_SEEDS=$(or $(SEEDS),5) SPRINGTIDE_POISON_STEPS=$(or $(STEPS),48) \
+	  SPRINGTIDE_POISON_WARM_UP=$(or $(WARM_UP),12) SPRINGTIDE_POISON_USERS=$(or $(USERS),200) SPRINGTIDE_POISON_PARALLEL=$(or $(PARALLEL),2) \
+	  SPRINGTIDE_POISON_JSON=$(abspath $(TARGET))/bench/poison.json cargo test $(WORKSPACE) --test it trainer::poison -- --nocapture
 
 bench-link: build ## share of a slow or lossy 1 Gb/s link that a download through a relay fills, beside bare TCP (as root, 25 minutes); ARGS='--times 1'
 	cargo build --locked --package bench --bin bench-link

@@ -68,6 +68,9 @@ pub struct Config {
 pub struct Policy {
     /// Name of the model. Requests give it as `model`. Default: `demo`.
     pub name: String,
+    /// The tenant that it belongs to: keys of this tenant decide about its runs and releases. Another
+    /// than `default` needs `auth.required`. Default: `default`.
+    pub tenant: String,
     /// Hugging Face folder that becomes the first version of a new policy. Default:
     /// `models/demo-base`.
     pub base: PathBuf,
@@ -258,6 +261,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             name: "demo".to_owned(),
+            tenant: edge::auth::OPEN_TENANT.to_owned(),
             base: "models/demo-base".into(),
             compute: model::exact::Compute::F32,
             quantized: vec![],

@@ -8,6 +8,8 @@ use sqlx::error::DatabaseError;
 use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 
+use crate::audited;
+use crate::cli::audit::CommandLine;
 use crate::config::Config;
 
 static MIGRATIONS: Migrator = sqlx::migrate!();
@@ -19,6 +21,15 @@ const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
 
 /// Connects. Waits a minute for a server that does not answer yet. Fails at once if TLS fails.
 pub async fn connect(config: &Config) -> anyhow::Result<PgPool> {
+    connect_within(config, ATTEMPTS_MAX).await
+}
+
+/// Connects, and fails at once if the server does not answer.
+pub async fn connect_now(config: &Config) -> anyhow::Result<PgPool> {
+    connect_within(config, 1).await
+}
+
+async fn connect_within(config: &Config, attempts_max: u32) -> anyhow::Result<PgPool> {
     let options: PgConnectOptions = config.postgres_url().parse().context("parse postgres.url")?;
     let mut options = options.application_name("springtide");
     if config.postgres.url.is_none() {
@@ -39,7 +50,7 @@ pub async fn connect(config: &Config) -> anyhow::Result<PgPool> {
             Err(sqlx::Error::Database(error)) if config.postgres.url.is_some() && is_refusal(&*error) => {
                 return Err(error).context("log in to Postgres");
             }
-            Err(error) if attempts >= ATTEMPTS_MAX => {
+            Err(error) if attempts >= attempts_max => {
                 return Err(error).context("connect to Postgres; is it running, and is postgres.url right?");
             }
             Err(error) => {
@@ -53,9 +64,11 @@ pub async fn connect(config: &Config) -> anyhow::Result<PgPool> {
     }
 }
 
-/// Brings the schema up to date.
+/// Brings the schema up to date. Notes in the audit what was there before it.
 pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
-    MIGRATIONS.run(pool).await.context("migrate the database")
+    MIGRATIONS.run(pool).await.context("migrate the database")?;
+    let begun = audited::begin(pool, CommandLine::new().actor()).await;
+    begun.context("note in the audit what is in the tables")
 }
 
 /// Whether the server refuses this user, host or password (SQLSTATE class 28).

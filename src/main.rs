@@ -1,5 +1,6 @@
 //! `springtide`: production feedback becomes new weights. Every command is a module of [`cli`].
 
+mod audited;
 mod cli;
 mod config;
 mod console;
@@ -8,6 +9,7 @@ mod database;
 mod policy_store;
 mod private;
 mod role;
+mod signing_keys;
 mod stack;
 mod telemetry;
 mod up;

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use edge::auth::{Auth, AuthOptions, Role, create_key};
+use edge::auth::{Auth, AuthOptions, Role};
 use ingest::event::{self, Event, Feedback, FinishReason, Generation, Purpose, Sampling, Target, Value, VersionSpan};
 use ingest::log::Producer;
 use ingest::reward::Definition;
@@ -29,7 +29,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use uuid::Uuid;
 
-use crate::support::{Stack, eventually};
+use crate::support::{Stack, create_key, eventually};
 
 const SOON: Duration = Duration::from_secs(90);
 const SOURCE: &str = "tests/ingest";
@@ -252,7 +252,7 @@ pub async fn no_dead_letters(stack: &Stack) {
     assert_eq!(number_of_dead_letters(stack), 0, "dead letters exist");
 }
 
-fn number_of_dead_letters(stack: &Stack) -> i64 {
+pub fn number_of_dead_letters(stack: &Stack) -> i64 {
     let consumer: BaseConsumer = stack.kafka.config(&[]).create().unwrap();
     let topic = stack.kafka.topics().dlq;
     let (low, high) = consumer.fetch_watermarks(&topic, 0, SOON).unwrap();
@@ -780,9 +780,13 @@ async fn a_request_that_breaks_a_rule_gets_the_name_of_the_field() {
 #[tokio::test(flavor = "multi_thread")]
 async fn if_keys_are_required_the_key_determines_tenant_and_role() {
     let stack = Stack::start("keys").await;
-    let service = Service::start_behind(&stack, options(), AuthOptions { required: true }).await;
-    let serving = create_key(&stack.pool, "acme", Role::Serving, "app").await.unwrap();
-    let release = create_key(&stack.pool, "acme", Role::Release, "ops").await.unwrap();
+    let required = AuthOptions {
+        required: true,
+        ..AuthOptions::default()
+    };
+    let service = Service::start_behind(&stack, options(), required).await;
+    let serving = create_key(&stack.pool, "acme", Role::Serving, "app").await;
+    let release = create_key(&stack.pool, "acme", Role::Release, "ops").await;
     let body = json!({"generation_id": Uuid::now_v7(), "metric_name": "accept", "value": true}).to_string();
     let url = format!("http://{}/v1/feedback", service.address);
     for (key, status) in [

@@ -7,9 +7,10 @@ use std::time::Duration;
 use edge::auth::AuthOptions;
 use ingest::reward::Definition;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::ingest::{JSON, Service, count, generation, stored};
+use crate::ingest::{JSON, Service, count, dead_letters, generation, stored};
 use crate::support::{Stack, eventually};
 
 const SOON: Duration = Duration::from_secs(90);
@@ -103,6 +104,53 @@ async fn an_idempotency_key_identifies_one_feedback_event_and_another_body_is_a_
         assert_eq!(status, 409, "{problem}");
     }
     assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 1);
+    service.stop().await;
+}
+
+/// A UUIDv7 of this many seconds from now.
+fn id_made_in(seconds: i64) -> Uuid {
+    let at = OffsetDateTime::now_utc() + time::Duration::seconds(seconds);
+    let milliseconds = u64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap();
+    let random = Uuid::now_v7().into_bytes();
+    uuid::Builder::from_unix_timestamp_millis(milliseconds, random[6..].try_into().unwrap()).into_uuid()
+}
+
+/// A process knows what it acknowledged last. It asks the tables about older ids, and leaves new ones
+/// to the sink.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_body_is_a_409_at_once_and_by_another_process_a_409_or_a_dead_letter() {
+    let stack = Stack::start("contradiction").await;
+    let service = Service::start_with(&stack, options()).await;
+    let about = Uuid::now_v7();
+    // Counts as made just now until the end of the test.
+    let (new, old) = (id_made_in(50), id_made_in(-120));
+    let send = async |service: &Service, id: Uuid, stars: u32| {
+        let body = json!({"id": id, "generation_id": about, "metric_name": "stars", "value": stars});
+        service.post("/v1/feedback", &body).await.0
+    };
+    for id in [new, old] {
+        // Whether or not the tables hold it by now.
+        assert_eq!(send(&service, id, 4).await, 200);
+        assert_eq!(send(&service, id, 5).await, 409);
+        assert_eq!(send(&service, id, 4).await, 200);
+    }
+    // Nothing else was sent to the log.
+    stored(&stack.pool, 2).await;
+    service.stop().await;
+
+    let service = Service::start_with(&stack, options()).await;
+    assert_eq!(send(&service, old, 5).await, 409);
+    assert_eq!(send(&service, old, 4).await, 200);
+    assert_eq!(send(&service, new, 5).await, 200);
+    stored(&stack.pool, 3).await;
+    let letters = dead_letters(&stack, 1).await;
+    assert_eq!(letters[0].headers["reason"], "conflict");
+    // The process remembers the body that the sink refused, but the tables decide.
+    assert_eq!(send(&service, new, 4).await, 200);
+    stored(&stack.pool, 3).await;
+    let first = "select count(*) from feedback where value_float = 4";
+    assert_eq!(count(&stack.pool, first).await, 2);
+    assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 2);
     service.stop().await;
 }
 
@@ -245,7 +293,11 @@ async fn a_dry_run_previews_what_feedback_would_do_and_writes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_openapi_document_is_served_without_a_key() {
     let stack = Stack::start("openapi").await;
-    let service = Service::start_behind(&stack, options(), AuthOptions { required: true }).await;
+    let required = AuthOptions {
+        required: true,
+        ..AuthOptions::default()
+    };
+    let service = Service::start_behind(&stack, options(), required).await;
     let url = format!("http://{}/openapi.json", service.address);
     let response = reqwest::Client::new().get(url).send().await.unwrap();
     assert_eq!(response.status(), 200);

@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
+use edge::auth::{AuthOptions, Role};
 use ingest::event::{self, EpisodeEnd, Event};
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::ingest::{Service, Trajectory, accept, count, dead_letters, generation, send, stored, trajectory};
-use crate::support::Stack;
+use crate::ingest::{
+    JSON, Service, Trajectory, accept, count, dead_letters, generation, options, send, stored, trajectory,
+};
+use crate::support::{Stack, create_key};
 
 const SOURCE: &str = "tests/identity";
 
@@ -25,21 +29,68 @@ async fn tenants_share_no_events_and_are_never_joined() {
     let shown = generation();
     let id = shown.id;
     let ours = shown.clone().into_event("ours", SOURCE);
-    let acceptance = accept(id, true);
-    send(&stack, &[ours, of("theirs", acceptance.clone())]).await;
+    send(&stack, &[ours, of("theirs", accept(id, true))]).await;
     stored(&stack.pool, 2).await;
-    // Two tenants may use the same event id, but not the same generation or feedback id.
+    // Two tenants may use the same event id, but not the same generation id.
     let theirs = shown.into_event("theirs", SOURCE);
-    send(&stack, &[theirs, of("ours", acceptance)]).await;
-    stored(&stack.pool, 4).await;
-    let records = dead_letters(&stack, 2).await;
-    for record in records {
-        assert_eq!(record.headers["reason"], "conflict");
-        assert_eq!(record.headers["detail"], "another event has this id");
-    }
+    send(&stack, &[theirs]).await;
+    stored(&stack.pool, 3).await;
+    let record = dead_letters(&stack, 1).await.remove(0);
+    assert_eq!(record.headers["reason"], "conflict");
+    assert_eq!(record.headers["detail"], "another event has this id");
     assert_eq!(trajectory(&stack.pool, id).await, Trajectory::censored("no_feedback"));
     let query = "select count(*) from generation where tenant_id = 'ours'";
     assert_eq!(count(&stack.pool, query).await, 1);
+    service.stop().await;
+}
+
+/// The id of feedback with an `Idempotency-Key` is computed from tenant, source, key and target. Who
+/// guesses them must gain nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_takes_or_retracts_the_feedback_of_another_tenant_by_its_id() {
+    let stack = Stack::start("claims").await;
+    let required = AuthOptions {
+        required: true,
+        ..AuthOptions::default()
+    };
+    let service = Service::start_behind(&stack, options(), required).await;
+    let key = async |tenant: &str| create_key(&stack.pool, tenant, Role::Serving, tenant).await;
+    let (ours, theirs) = (key("ours").await, key("theirs").await);
+    let post = async |key: &str, path: &str, headers: &[(&str, &str)], body: Value| {
+        let bearer = format!("Bearer {key}");
+        let mut headers = headers.to_vec();
+        headers.extend([("authorization", bearer.as_str()), JSON]);
+        let (status, _, answer) = service.post_with(path, &headers, body.to_string()).await;
+        assert_eq!(status, 200, "{path}: {answer}");
+        answer
+    };
+    let shown = generation();
+    let id = shown.id;
+    let order = [("idempotency-key", "order-4711")];
+    let feedback = |id: Option<Uuid>, about: Uuid| {
+        let mut body = json!({"generation_id": about, "metric_name": "accept", "value": true});
+        if let Some(id) = id {
+            body["id"] = json!(id);
+        }
+        body
+    };
+    // A dry run says which id the feedback will get; the attacker computes it.
+    let mut preview = feedback(None, id);
+    preview["dryrun"] = json!(true);
+    let preview = post(&ours, "/v1/feedback", &order, preview).await;
+    let claimed: Uuid = serde_json::from_value(preview["feedback_id"].clone()).unwrap();
+    post(&theirs, "/v1/feedback", &[], feedback(Some(claimed), Uuid::now_v7())).await;
+    stored(&stack.pool, 1).await;
+    let answer = post(&ours, "/v1/feedback", &order, feedback(None, id)).await;
+    assert_eq!(answer["feedback_id"], json!(claimed));
+    post(&theirs, "/v1/retractions", &[], json!({"feedback_id": claimed})).await;
+    stored(&stack.pool, 3).await;
+    // Its horizon begins now.
+    send(&stack, &[shown.into_event("ours", SOURCE)]).await;
+    stored(&stack.pool, 4).await;
+    assert_eq!(trajectory(&stack.pool, id).await, Trajectory::rewarded(0.75, "accept"));
+    let both = "select count(*) from feedback where id = (select feedback_id from retraction)";
+    assert_eq!(count(&stack.pool, both).await, 2);
     service.stop().await;
 }
 

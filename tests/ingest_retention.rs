@@ -4,15 +4,15 @@
 
 use std::time::Duration;
 
-use edge::auth::{AuthOptions, Role, create_key};
+use edge::auth::{AuthOptions, Role};
 use ingest::event::Event;
 use serde_json::json;
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::ingest::{Service, accept, count, dead_letters, generation, options, send, stored};
-use crate::support::{Stack, eventually};
+use crate::ingest::{Service, accept, count, dead_letters, generation, number_of_dead_letters, options, send, stored};
+use crate::support::{Stack, create_key, eventually};
 
 const SOON: Duration = Duration::from_secs(90);
 
@@ -360,6 +360,89 @@ async fn a_generation_that_is_backfilled_into_an_expiring_week_is_refused_and_le
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn late_generations_of_an_expiring_week_are_refused_before_they_reach_the_tables() {
+    let stack = Stack::start("late_week").await;
+    let pool = &stack.pool;
+    let old = partition(pool, 90).await;
+    let first = closed(&stack, 90, 1).await;
+    execute(pool, "delete from trajectory where generation_id = $1", first).await;
+    sqlx::query("insert into open_generation values ($1, 'completion', now() + interval '1 hour')")
+        .bind(first)
+        .execute(pool)
+        .await
+        .unwrap();
+    let service = Service::start_with(&stack, kept_for_a_month()).await;
+    let late = serde_json::to_value(generation()).unwrap();
+    // Such a generation is stored until the first round refuses its week.
+    let answer = eventually("the API refuses generations of the week", SOON, async || {
+        let mut late = late.clone();
+        late["generation_id"] = json!(id_of(90, rand::random::<u32>().into()));
+        let (status, answer) = service.post("/v1/generations", &late).await;
+        (status == 400).then_some(answer)
+    })
+    .await;
+    assert!(answer.to_string().contains("of that age are refused"), "{answer}");
+    service.stop().await;
+
+    // After a restart, the sink knows it before it reads. What is there still takes feedback.
+    let dead = usize::try_from(number_of_dead_letters(&stack)).unwrap();
+    let service = Service::start_with(&stack, kept_for_a_month()).await;
+    store(&stack, id_of(90, 3)).await;
+    let letters = dead_letters(&stack, dead + 1).await;
+    assert_eq!(letters.last().unwrap().headers["reason"], "invalid");
+    let (status, answer) = service
+        .post(
+            "/v1/feedback",
+            &json!({"generation_id": first, "metric_name": "accept", "value": true}),
+        )
+        .await;
+    assert_eq!(status, 200, "{answer}");
+    eventually("the feedback is stored", SOON, async || {
+        (count(pool, "select count(*) from feedback where not late").await == 1).then_some(())
+    })
+    .await;
+    assert!(exists(pool, &old).await);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_week_that_need_not_go_after_all_takes_generations_again() {
+    let stack = Stack::start("reprieve").await;
+    let pool = &stack.pool;
+    let week = partition(pool, 10).await;
+    let open = closed(&stack, 10, 1).await;
+    sqlx::query("insert into open_generation values ($1, 'completion', now() + interval '1 hour')")
+        .bind(open)
+        .execute(pool)
+        .await
+        .unwrap();
+    let until = end_of(pool, 10).await;
+    // The disk is not full any more; or it is, but the week is needed.
+    for disk_bytes_max in [0, 1] {
+        // What an earlier process had begun for room.
+        sqlx::query("select refuse_generations($1, $2)")
+            .bind(&week)
+            .bind(until)
+            .execute(pool)
+            .await
+            .unwrap();
+        let options = ::ingest::Options {
+            disk_bytes_max,
+            ..kept_for_a_month()
+        };
+        let service = Service::start_with(&stack, options).await;
+        eventually("the week accepts generations", SOON, async || {
+            let refused = "select (select count(*) from generation_expiry) \
+                           + (select count(*) from pg_constraint where conname = 'generation_refused')";
+            (count(pool, refused).await == 0).then_some(())
+        })
+        .await;
+        assert!(exists(pool, &week).await);
+        service.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_generation_without_a_partition_expires_with_the_weeks() {
     let stack = Stack::start("unpartitioned").await;
     let pool = &stack.pool;
@@ -563,11 +646,14 @@ async fn a_tenant_that_would_cost_others_their_history_is_refused_and_they_are_n
         disk_bytes_max: bytes.unsigned_abs() * 107 / 100,
         ..kept_for_a_month()
     };
-    let required = AuthOptions { required: true };
+    let required = AuthOptions {
+        required: true,
+        ..AuthOptions::default()
+    };
     let service = Service::start_behind(&stack, tight, required).await;
     let mut keys = Vec::new();
     for tenant in ["quiet", "busy"] {
-        keys.push(create_key(pool, tenant, Role::Serving, "test").await.unwrap());
+        keys.push(create_key(pool, tenant, Role::Serving, "test").await);
     }
     let send = async |key: &str| {
         let event = json!({"generation_id": Uuid::now_v7(), "metric_name": "accept", "value": true});

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use edge::auth::{Role, create_key};
+use edge::auth::Role;
 use ingest::event::Event;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value;
@@ -25,7 +25,7 @@ use tokio::process::{Child, Command};
 use uuid::Uuid;
 
 use crate::ingest::{accept, count, generation, send};
-use crate::support::{SPRINGTIDE, Stack, eventually};
+use crate::support::{SPRINGTIDE, Stack, create_key, eventually};
 
 const SOON: Duration = Duration::from_secs(90);
 const CONFIG: &str = "\
@@ -38,14 +38,14 @@ horizon_seconds = 8.0
 
 /// A stub of an OpenTelemetry collector.
 #[derive(Clone, Default)]
-struct Collector {
+pub struct Collector {
     spans: Arc<Mutex<Vec<Span>>>,
     /// In order of arrival.
     bytes: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Collector {
-    async fn start() -> (Self, SocketAddr) {
+    pub async fn start() -> (Self, SocketAddr) {
         let collector = Self::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -66,6 +66,11 @@ impl Collector {
         let router = axum::Router::new().route("/v1/traces", axum::routing::post(take));
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         (collector, address)
+    }
+
+    /// Everything that was received.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.bytes.lock().unwrap().clone()
     }
 
     /// The first span of this name for which `is` holds.
@@ -408,7 +413,7 @@ const CANARY: &str = "canary-7f3a";
 #[tokio::test(flavor = "multi_thread")]
 async fn user_text_and_keys_never_reach_logs_spans_or_metrics() {
     let stack = Stack::start("canary").await;
-    let key = create_key(&stack.pool, "acme", Role::Serving, "app").await.unwrap();
+    let key = create_key(&stack.pool, "acme", Role::Serving, "app").await;
     let ingest = Process::start(&stack, true).await;
     let bearer = format!("Bearer {key}");
     let authorized = [("authorization", bearer.as_str()), ("traceparent", CALLER)];

@@ -3,6 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[cfg(feature = "torch")]
+mod audit;
+#[cfg(feature = "torch")]
+mod canary;
 mod chaos;
 mod control;
 mod disk;
@@ -18,6 +22,7 @@ mod ingest_memory;
 mod ingest_order;
 mod ingest_partitions;
 mod ingest_poison;
+mod ingest_proof;
 mod ingest_rescore;
 mod ingest_retention;
 mod ingest_revoke;
@@ -30,8 +35,12 @@ mod plans;
 mod private;
 #[cfg(feature = "torch")]
 mod quantized;
+#[cfg(feature = "torch")]
+mod quotas;
 mod relay;
 mod relay_link;
+#[cfg(feature = "torch")]
+mod revocation;
 #[cfg(feature = "torch")]
 mod scopes;
 #[cfg(feature = "torch")]
@@ -50,6 +59,7 @@ mod support;
 mod sync;
 #[cfg(feature = "torch")]
 mod sync_kills;
+mod tenants;
 mod tls;
 #[cfg(feature = "torch")]
 mod trainer;

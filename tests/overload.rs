@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use edge::auth::{Role, create_key};
+use edge::auth::Role;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -23,7 +23,7 @@ use crate::ingest::{JSON, no_dead_letters};
 use crate::ingest_http::zstd_zeros;
 use crate::support::broker::Broker;
 use crate::support::memory::Limit;
-use crate::support::{SPRINGTIDE, Stack, eventually, process};
+use crate::support::{SPRINGTIDE, Stack, create_key, eventually, process};
 
 const LONG: Duration = Duration::from_secs(600);
 /// The process's memory limit: bodies in flight (64 MiB), the producer's queue (64 MiB), records
@@ -191,7 +191,7 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_without_losing_event
     let caller = async |tenant: &str| Caller {
         http: reqwest::Client::new(),
         address,
-        key: create_key(&stack.pool, tenant, Role::Serving, "test").await.unwrap(),
+        key: create_key(&stack.pool, tenant, Role::Serving, "test").await,
     };
     let (hostile, quiet) = (caller("hostile").await, caller("quiet").await);
     let text: Arc<str> = "x".repeat(COMMENT_BYTES).into();

@@ -49,20 +49,25 @@ async fn fill(pool: &PgPool, rows: i64) {
          from generate_series(date_trunc('week', timestamptz '{now}' at time zone 'utc') - interval '9 weeks',
                               date_trunc('week', timestamptz '{now}' at time zone 'utc'), interval '1 week') as week (local),
               lateral (select local at time zone 'utc' as monday) m",
+        "insert into policy (name, tenant_id) values ('demo', 'default')",
         "insert into run (id, kind, policy, line, status, config) values ('{run}', 'realtime', 'demo', 'realtime', 'running', '{}')",
         "insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
                                  episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
-                                 finish_reason, declined, sampled_at, parent_id, prompt_prefix_len)
+                                 finish_reason, declined, sampled_at, parent_id, prompt_prefix_len, sampler, proven)
          select nth(n), 'default', 'demo', v, v, '[]', '\\x00', 'realtime', 'replica-1', 'production', 'completion',
                 nth(n / 4 * 4), 'user-' || n % 1000, case when n % 5 < 3 or n > {rows} - {head} then 'champion' else 'base' end, 0.6,
                 array[1, 2, 3, 4, 5, 6, 7, 8], array[9, 10, 11, 2], array[-0.5, -0.25, -1, -2], 1, 1, 'stop', false, at(n),
-                case when n % 4 > 0 then nth(n - 1) end, case when n % 4 > 0 then 4 else 0 end
+                case when n % 4 > 0 then nth(n - 1) end, case when n % 4 > 0 then 4 else 0 end, '{sampler}', true
          from generate_series(1::bigint, {rows}) n, lateral (select least(n, {rows} - {head}) / {cohort} + 1 as v) version",
         "insert into trajectory (generation_id, surface, reward_definition, reward, censor_code, signal, feedback_at, closed_at)
          select nth(n), 'completion', 1, case when n % 5 < 3 then 0.75 end, case when n % 5 >= 3 then 'no_feedback' end, 'accept',
                 at(n) + interval '1 second', at(n) + interval '3 seconds'
          from generate_series(1::bigint, {rows} - {open}) n",
-        "insert into open_generation select nth(n), 'completion', at(n) + interval '3 seconds'
+        "insert into sampler (id, public_key, name) values ('{sampler}', decode(repeat('07', 32), 'hex'), 'replica-1')",
+        "insert into reward_definition (surface, version, definition) values ('completion', 1, '{}')",
+        "insert into assignment (policy, epoch, alias, version, follows, branch, created_at)
+         select 'demo', s, 'champion', s, 'realtime', 0, at(s * {cohort}) from generate_series(1::bigint, ({rows} - {head}) / {cohort} + 1) s",
+        "insert into open_generation select nth(n), 'completion', at(n) + interval '3 seconds', true
          from generate_series({rows} - {open} + 1, {rows}) n",
         "insert into disposition (generation_id, kind, code, run_id, step, decided_at)
          select nth(n), 'trained', null, '{run}',
@@ -91,6 +96,7 @@ async fn fill(pool: &PgPool, rows: i64) {
             .replace("{head}", &(OPEN + QUEUED).to_string())
             .replace("{cohort}", &COHORT.to_string())
             .replace("{run}", &RUN.to_string())
+            .replace("{sampler}", &"07".repeat(32))
     })
     .into();
     for statement in statements {
@@ -204,15 +210,34 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     }
     ask!(
         "trainer: who joins the cohort",
-        "../trainer/src/select/cohort.sql",
+        "../trainer/src/select/candidates.sql",
         "demo",
         "champion",
         head,
-        32_i64,
+        1000_i64,
         none,
-        60.0_f64,
         vec!["completion".to_owned()],
         vec![0.05_f64]
+    );
+    ask!(
+        "trainer: who may not join it",
+        "../trainer/src/select/faults.sql",
+        ids,
+        head,
+        4096_i64,
+        50_000_i32,
+        true,
+        no_names,
+        no_names,
+        no_names,
+        no_names,
+        no_names
+    );
+    ask!(
+        "trainer: what they logged",
+        "../trainer/src/select/rows.sql",
+        ids,
+        60.0_f64
     );
     ask!(
         "trainer: how long answers take",
@@ -220,13 +245,14 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "demo",
         "champion",
         recent,
-        2000_i64
+        1000_i64
     );
     ask!(
         "trainer: whom it trained on",
         "../trainer/src/select/trained.sql",
         RUN,
-        2000_i64
+        2000_i64,
+        now - time::Duration::days(7)
     );
     ask!(
         "trainer: set aside, 15 minutes",
@@ -234,17 +260,9 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "demo",
         "champion",
         head,
-        4096_i64,
         RUN,
         recent,
-        5000_i64,
-        50_000_i32,
-        true,
-        no_names,
-        no_names,
-        no_names,
-        no_names,
-        none
+        5000_i64
     );
     ask!(
         "trainer: set aside, a day",
@@ -252,17 +270,9 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "demo",
         "champion",
         head,
-        4096_i64,
         RUN,
         today,
-        5000_i64,
-        50_000_i32,
-        true,
-        no_names,
-        no_names,
-        no_names,
-        no_names,
-        none
+        5000_i64
     );
     ask!(
         "trainer: show rate",
@@ -438,14 +448,16 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "../src/control_api/ledger/dispositions.sql",
         None::<String>,
         None::<String>,
-        Some(lately)
+        Some(lately),
+        Some("default")
     );
     ask!(
         "control: generations of 8 minutes",
         "../src/control_api/ledger/stored.sql",
         None::<String>,
         None::<String>,
-        Some(lately)
+        Some(lately),
+        Some("default")
     );
     ask!("demo: live", "../demo/src/queries/live.sql", "demo");
     ask!("demo: live wait", "../demo/src/queries/live_wait.sql", "demo", lately);

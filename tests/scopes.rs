@@ -154,7 +154,7 @@ fn fill(path: &str) -> String {
 }
 
 /// A replica without a version: it answers, and refuses completions for lack of one.
-async fn serve(stack: &Stack, auth: Auth) -> (String, DropGuard) {
+pub async fn serve(stack: &Stack, auth: Auth) -> (String, DropGuard) {
     let (listener, url) = listener().await;
     let replica = Replica {
         options: ServeOptions {
@@ -177,7 +177,7 @@ async fn serve(stack: &Stack, auth: Auth) -> (String, DropGuard) {
     (url, stop.drop_guard())
 }
 
-async fn listener() -> (TcpListener, String) {
+pub async fn listener() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     (listener, url)
@@ -186,7 +186,10 @@ async fn listener() -> (TcpListener, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_route_is_open_to_keys_of_its_scope_only_as_the_documents_and_the_table_say() {
     let stack = Stack::start("scopes").await;
-    let auth = AuthOptions { required: true };
+    let auth = AuthOptions {
+        required: true,
+        ..AuthOptions::default()
+    };
     let ingest = Service::start_behind(&stack, options(), auth).await;
     let required = [
         ("SPRINGTIDE__AUTH__REQUIRED", "true"),
@@ -214,6 +217,7 @@ async fn every_route_is_open_to_keys_of_its_scope_only_as_the_documents_and_the_
             label: &name,
             expires_at: None,
             replica: None,
+            requests_per_second: None,
         };
         let actor = edge::audit::Actor {
             key: None,

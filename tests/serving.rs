@@ -161,7 +161,7 @@ pub async fn control(stack: &Stack, releases: &ReleaseService) -> Role {
     let stop = CancellationToken::new();
     let auth = Auth::new(AuthOptions::default(), stack.pool.clone());
     let router = release::routes(releases.clone())
-        .merge(serving::fleet::routes(stack.pool.clone()))
+        .merge(serving::fleet::routes(stack.pool.clone(), "demo"))
         .protected_by(&auth, "control");
     let task = tokio::spawn(edge::server::run(listener.into(), router, stop.clone()));
     Role { url, stop, task }
@@ -205,6 +205,14 @@ async fn complete(url: &str, model: &str) -> (u16, Value) {
         .await
         .unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
+}
+
+/// Waits until a version serves.
+pub async fn wait_until_ready(url: &str) {
+    eventually("a version serves", DEADLINE, async || {
+        (get(&format!("{url}/health")).await.0 == 200).then_some(())
+    })
+    .await;
 }
 
 async fn get(url: &str) -> (u16, Value) {

@@ -83,6 +83,7 @@ impl Fleet {
                 .build()
                 .unwrap(),
         };
+        fleet.springtide(&["migrate"]); // notes in the audit what was there before
         fleet.register_replica();
         for role in ["ingest", "control", "train", "serve"] {
             fleet.spawn(role);
@@ -93,15 +94,27 @@ impl Fleet {
     /// What the replica samples may be trained on.
     fn register_replica(&self) {
         let key = self.config.with_file_name(".springtide/serve/sampler.key");
-        let added = Command::new(SPRINGTIDE)
+        // the replica is not running yet, so it has not made its key
+        edge::sampler::SamplerKey::load_or_create(&key).unwrap();
+        let key = key.to_str().unwrap();
+        self.springtide(&["sampler", "add", "--name", "replica-1", "--key", key]);
+    }
+
+    /// Runs a command, which must succeed. Returns what it printed.
+    pub fn springtide(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(SPRINGTIDE);
+        let output = command
             .arg("--config")
             .arg(&self.config)
-            .args(["sampler", "add", "--name", "replica-1", "--key"])
-            .arg(key)
+            .args(arguments)
             .output()
             .unwrap();
-        let errors = String::from_utf8_lossy(&added.stderr);
-        assert!(added.status.success(), "{errors}");
+        let (printed, errors) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        assert!(output.status.success(), "{arguments:?}: {printed}{errors}");
+        printed.into_owned()
     }
 
     fn spawn(&mut self, role: &'static str) {
@@ -297,17 +310,7 @@ async fn feedback_becomes_a_served_version_kills_lose_nothing_and_a_rollback_reb
     check_ledger(&stack, &acknowledged).await;
 
     // a release engineer rolls back to the base; the line continues from there
-    let rollback = Command::new(SPRINGTIDE)
-        .arg("--config")
-        .arg(&fleet.config)
-        .args(["release", "rollback", &base.to_string(), "--reason", "worse"])
-        .output()
-        .unwrap();
-    assert!(
-        rollback.status.success(),
-        "{}",
-        String::from_utf8_lossy(&rollback.stderr)
-    );
+    fleet.springtide(&["release", "rollback", &base.to_string(), "--reason", "worse"]);
     let after = fleet.until_version_above(version, &mut acknowledged).await;
     let (branch, parent): (i32, Option<i64>) = sqlx::query_as(
         "select v.branch, first.parent from version v
@@ -325,4 +328,5 @@ async fn feedback_becomes_a_served_version_kills_lose_nothing_and_a_rollback_reb
     );
     assert!(fleet.champion().await.unwrap() > version);
     check_root(&stack, &after).await;
+    fleet.springtide(&["audit", "verify"]);
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use artifact::checkpoint::Checkpoint;
-use artifact::sign::{SigningKey, TrustedKeys};
+use artifact::sign::SigningKey;
 use artifact::tensor::TensorData;
 use artifact::threads::Threads;
 use axum::Router;
@@ -107,7 +107,7 @@ pub fn publisher(stack: &Stack, threads: usize) -> Publisher {
     Publisher {
         pool: stack.pool.clone(),
         store: store.with_threads(Threads::new(threads).unwrap()),
-        trusted: Arc::new(TrustedKeys::load(&stack.keys_dir).unwrap()),
+        keys_dir: stack.keys_dir.clone(),
         key: Arc::new(key),
         announce: Some(ingest::log::Producer::new(&stack.kafka).unwrap()),
         policy: POLICY.into(),

@@ -2,13 +2,17 @@
 //! Trajectories are inserted as the sink would write them, sampled by the model that is trained.
 
 mod bounds;
+mod caps;
+mod consent;
 mod context;
 mod experts;
 mod fleet;
 mod lora;
 mod offline;
+mod poison;
 mod provenance;
 mod show_rate;
+mod theft;
 mod world;
 
 use crate::support::eventually;

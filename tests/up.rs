@@ -73,7 +73,7 @@ impl Place {
         self.start_command(command)
     }
 
-    fn start_command(&self, mut command: Command) -> Supervisor<'_> {
+    pub fn start_command(&self, mut command: Command) -> Supervisor<'_> {
         let log = fs::File::create(self.dir.path().join("terminal.log")).unwrap();
         let process = command
             .stdin(Stdio::null())
@@ -136,7 +136,7 @@ impl Supervisor<'_> {
     }
 
     /// The process ids of all children, by name.
-    fn parts(&self) -> BTreeMap<String, Pid> {
+    pub fn parts(&self) -> BTreeMap<String, Pid> {
         let note: BTreeMap<String, serde_json::Value> =
             serde_json::from_slice(&fs::read(self.place.state("up.json")).unwrap()).unwrap();
         let pid = |process: &serde_json::Value| i32::try_from(process["pid"].as_i64().unwrap()).unwrap();

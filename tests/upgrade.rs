@@ -111,6 +111,7 @@ async fn an_old_database_and_store_go_on_where_they_were() {
     let trained = "select count(*) from disposition where kind = 'trained' and step <= 16";
     let before = json(&folder.join("ledger.json"))["trained"].as_i64().unwrap();
     assert_eq!(count(&stack.pool, trained).await, before, "old dispositions stand");
+    fleet.springtide(&["audit", "verify"]);
 }
 
 /// Puts a dump into the stack's database, in place of everything there.

@@ -4,6 +4,7 @@
 //! The chain shows that a row was changed, removed or inserted, also by somebody who may do anything
 //! in the database. Such a person can still make a new chain from some row to the end, or remove the
 //! last rows. [`verify`] finds both if it is given a [`Head`] that was noted outside the database.
+//! [`rows`] finds changes of other tables that have no row here.
 //!
 //! A row's hash is the BLAKE3 of these bytes. Integers are little-endian; a text is its length
 //! (`u32`) and its UTF-8.
@@ -13,18 +14,22 @@
 //! key_id: 0, or 1 and [16]   actor  tenant  action  subject  detail  reason (texts)
 //! ```
 
+pub mod rows;
+
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::Context;
 use futures::TryStreamExt;
 use serde::Serialize;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgExecutor, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 const MAGIC: &[u8] = b"springtide audit 1\0";
 const FIRST: [u8; 32] = [0; 32];
+/// In one statement.
+const ROWS_AT_ONCE: usize = 1_000;
 
 /// Who makes a change.
 #[derive(Debug, Clone, Copy)]
@@ -69,47 +74,84 @@ pub struct Row {
     pub hash: Vec<u8>,
 }
 
+/// Who changes something because the configuration says so: `the role ingest on HOST`.
+pub fn role_name(role: &str) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("the role {role} on {}", host.trim())
+}
+
 /// Appends a row in the caller's transaction, so that change and row are stored together or not at
 /// all. Other writers of the audit wait until that transaction ends: call this last. Needs the
 /// isolation level read committed.
 pub async fn append(connection: &mut PgConnection, actor: Actor<'_>, change: Change<'_>) -> sqlx::Result<()> {
+    append_all(connection, actor, &[change]).await
+}
+
+/// Like [`append`], with a row for each change.
+pub async fn append_all(connection: &mut PgConnection, actor: Actor<'_>, changes: &[Change<'_>]) -> sqlx::Result<()> {
+    lock(connection).await?;
+    for changes in changes.chunks(ROWS_AT_ONCE) {
+        append_some(connection, actor, changes).await?;
+    }
+    Ok(())
+}
+
+/// Keeps other writers of the audit out until the transaction ends.
+pub async fn lock(connection: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!("select pg_advisory_xact_lock(hashtext('audit'))")
-        .execute(&mut *connection)
+        .execute(connection)
         .await?;
+    Ok(())
+}
+
+async fn append_some(connection: &mut PgConnection, actor: Actor<'_>, changes: &[Change<'_>]) -> sqlx::Result<()> {
     let last = sqlx::query!(
         r#"select clock_timestamp() as "at!", (select id from audit order by id desc limit 1) as "id?",
                   (select hash from audit order by id desc limit 1) as "hash?""#
     )
     .fetch_one(&mut *connection)
     .await?;
-    let mut row = Row {
-        id: last.id.unwrap_or(0) + 1,
-        at: last.at,
-        key_id: actor.key,
-        actor: actor.name.to_owned(),
-        tenant: change.tenant.to_owned(),
-        action: change.action.to_owned(),
-        subject: change.subject.to_owned(),
-        detail: change.detail.to_owned(),
-        reason: change.reason.to_owned(),
-        previous: last.hash.unwrap_or_else(|| FIRST.to_vec()),
-        hash: Vec::new(),
-    };
-    row.hash = row.digest().to_vec();
+    let (mut id, mut previous) = (last.id.unwrap_or(0), last.hash.unwrap_or_else(|| FIRST.to_vec()));
+    let mut rows = Vec::with_capacity(changes.len());
+    for change in changes {
+        id += 1;
+        let mut row = Row {
+            id,
+            at: last.at,
+            key_id: actor.key,
+            actor: actor.name.to_owned(),
+            tenant: change.tenant.to_owned(),
+            action: change.action.to_owned(),
+            subject: change.subject.to_owned(),
+            detail: change.detail.to_owned(),
+            reason: change.reason.to_owned(),
+            previous,
+            hash: Vec::new(),
+        };
+        row.hash = row.digest().to_vec();
+        previous = row.hash.clone();
+        rows.push(row);
+    }
+    let column = |field: fn(&Row) -> &String| rows.iter().map(|row| field(row).clone()).collect::<Vec<_>>();
+    let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
+    let before: Vec<Vec<u8>> = rows.iter().map(|row| row.previous.clone()).collect();
+    let hashes: Vec<Vec<u8>> = rows.iter().map(|row| row.hash.clone()).collect();
     sqlx::query!(
         "insert into audit (id, at, key_id, actor, tenant, action, subject, detail, reason, previous, hash)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-        row.id,
-        row.at,
-        row.key_id,
-        row.actor,
-        row.tenant,
-        row.action,
-        row.subject,
-        row.detail,
-        row.reason,
-        row.previous,
-        row.hash
+         select id, $2, $3, $4, tenant, action, subject, detail, reason, previous, hash
+         from unnest($1::bigint[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::bytea[])
+              as t (id, tenant, action, subject, detail, reason, previous, hash)",
+        &ids,
+        last.at,
+        actor.key,
+        actor.name,
+        &column(|row| &row.tenant),
+        &column(|row| &row.action),
+        &column(|row| &row.subject),
+        &column(|row| &row.detail),
+        &column(|row| &row.reason),
+        &before,
+        &hashes
     )
     .execute(connection)
     .await?;
@@ -200,12 +242,12 @@ pub const FAULTS_MAX: usize = 100;
 
 /// Reads the audit from its first row and checks the chain. `noted`: a head that must still be in
 /// it.
-pub async fn verify(pool: &PgPool, noted: Option<Head>) -> sqlx::Result<Verified> {
+pub async fn verify<'c>(database: impl PgExecutor<'c>, noted: Option<Head>) -> sqlx::Result<Verified> {
     let mut rows = sqlx::query_as!(
         Row,
         "select id, at, key_id, actor, tenant, action, subject, detail, reason, previous, hash from audit order by id"
     )
-    .fetch(pool);
+    .fetch(database);
     let mut chain = Chain::default();
     let mut noted_hash = noted.filter(|head| head.id == 0).map(|_| FIRST.to_vec());
     while let Some(row) = rows.try_next().await? {

@@ -5,12 +5,15 @@
 
 pub mod key;
 mod known;
+mod limits;
 mod scope;
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::{HeaderMap, header, request::Parts};
 use axum::middleware::{self, Next};
@@ -19,12 +22,16 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use uuid::Uuid;
 
+pub use limits::{LimitOptions, REQUESTS_PER_SECOND_MAX};
 pub use scope::{Role, Scope, Scopes};
 
 use crate::audit::Actor;
 use crate::problem::Problem;
-use key::{Grant, NewKey};
 use known::{KnownKeys, Unavailable};
+use limits::{Held, Limits};
+
+/// The tenant of every caller where no key is needed.
+pub const OPEN_TENANT: &str = "default";
 
 /// `[auth]` of the configuration file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +40,7 @@ pub struct AuthOptions {
     /// Whether every request needs an API key (default: false). If not, every caller is an admin of
     /// the tenant `default`, and servers may listen on loopback addresses only.
     pub required: bool,
+    pub limits: LimitOptions,
 }
 
 /// The caller of a request. [`Auth::protect`] adds it to the request's extensions.
@@ -46,6 +54,8 @@ pub struct Principal {
     pub key: Option<KeyId>,
     /// The only replica that the key may report for.
     pub replica: Option<String>,
+    /// Instead of the configured limit.
+    pub requests_per_second: Option<NonZeroU32>,
 }
 
 /// Identifies a key. Its secret is not known.
@@ -83,17 +93,18 @@ impl Principal {
             label: label.to_owned(),
             key: None,
             replica: None,
+            requests_per_second: None,
         }
     }
 
     /// Everybody, where no key is needed.
     fn operator() -> Self {
-        Self::with_role("default", Role::Admin, "operator")
+        Self::with_role(OPEN_TENANT, Role::Admin, "operator")
     }
 
     /// The holder of the key given to [`Auth::fixed`].
     fn caller() -> Self {
-        Self::with_role("default", Role::Serving, "caller")
+        Self::with_role(OPEN_TENANT, Role::Serving, "caller")
     }
 
     /// Fails unless the key has the scope.
@@ -127,9 +138,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Principal {
     }
 }
 
-/// Checks API keys. Cheap to clone.
+/// Checks API keys, and limits what their holders ask for. Cheap to clone; clones share the limits.
 #[derive(Debug, Clone)]
-pub struct Auth(Keys);
+pub struct Auth {
+    keys: Keys,
+    /// `None`: no limits, because callers cannot be told apart.
+    limits: Option<Arc<Limits>>,
+}
 
 #[derive(Debug, Clone)]
 enum Keys {
@@ -145,30 +160,41 @@ enum Keys {
 impl Auth {
     pub fn new(options: AuthOptions, pool: PgPool) -> Self {
         match options.required {
-            true => Self(Keys::Table(KnownKeys::new(pool))),
-            false => Self(Keys::Open),
+            true => Self {
+                keys: Keys::Table(KnownKeys::new(pool)),
+                limits: Some(Limits::new(options.limits)),
+            },
+            false => Self {
+                keys: Keys::Open,
+                limits: None,
+            },
         }
     }
 
     /// Accepts only `key`. With `None` no key is needed.
     pub fn fixed(key: Option<&str>) -> Self {
-        Self(key.map_or(Keys::Open, |key| Keys::Fixed(digest(key))))
-    }
-
-    pub fn required(&self) -> bool {
-        !matches!(self.0, Keys::Open)
-    }
-
-    /// How often the keys in memory were compared with the database.
-    pub fn comparisons(&self) -> u64 {
-        match &self.0 {
-            Keys::Table(keys) => keys.comparisons(),
-            Keys::Open | Keys::Fixed(_) => 0,
+        Self {
+            keys: key.map_or(Keys::Open, |key| Keys::Fixed(digest(key))),
+            limits: None,
         }
     }
 
-    /// Requires a valid key on every route of `router`. What the key may do is up to the route: see
-    /// [`crate::routes`] and [`Principal::require`].
+    /// Limits all callers together, if a key is needed; 0: no limit. For [`Auth::fixed`], whose
+    /// callers share one key.
+    #[must_use]
+    pub fn requests_per_second_max(self, requests: u32) -> Self {
+        let limits = self
+            .required()
+            .then(|| Limits::new(LimitOptions::of_all_callers(requests)));
+        Self { limits, ..self }
+    }
+
+    pub fn required(&self) -> bool {
+        !matches!(self.keys, Keys::Open)
+    }
+
+    /// Requires a valid key on every route of `router`, and limits what its holder asks for. What the
+    /// key may do is up to the route: see [`crate::routes`] and [`Principal::require`].
     pub fn protect(&self, router: Router) -> Router {
         router.layer(middleware::from_fn_with_state(self.clone(), check))
     }
@@ -193,7 +219,7 @@ impl Auth {
         let secret =
             secret(headers).ok_or_else(|| Problem::unauthorized("send the key as `Authorization: Bearer <key>`"))?;
         let digest = digest(secret);
-        let principal = match &self.0 {
+        let principal = match &self.keys {
             Keys::Open => Some(Principal::operator()),
             // No constant-time comparison needed: the length of a common digest prefix says nothing
             // about the key.
@@ -211,26 +237,18 @@ fn digest(key: &str) -> [u8; 32] {
     *blake3::hash(key.as_bytes()).as_bytes()
 }
 
-/// Creates a key that never expires and returns its secret. Creates the tenant if it is new.
-pub async fn create_key(pool: &PgPool, tenant: &str, role: Role, label: &str) -> anyhow::Result<String> {
-    let key = NewKey {
-        tenant,
-        grant: Grant::Role(role),
-        label,
-        expires_at: None,
-        replica: None,
-    };
-    let actor = Actor {
-        key: None,
-        name: "create_key",
-    };
-    Ok(key::create(pool, &key, actor, "").await?.secret)
-}
-
 async fn check(State(auth): State<Auth>, mut request: Request, next: Next) -> Result<Response, Problem> {
     let principal = auth.principal(request.headers()).await?;
+    let open = match &auth.limits {
+        Some(limits) => limits.admit(&principal)?,
+        None => None,
+    };
     request.extensions_mut().insert(principal);
-    Ok(next.run(request).await)
+    let response = next.run(request).await;
+    Ok(match open {
+        Some(open) => response.map(|body| Body::new(Held { body, _open: open })),
+        None => response,
+    })
 }
 
 fn secret(headers: &HeaderMap) -> Option<&str> {
@@ -242,7 +260,6 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axum::body::Body;
     use axum::http::StatusCode;
     use axum::routing::get;
     use tower::ServiceExt;

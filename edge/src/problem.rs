@@ -46,9 +46,9 @@ impl Problem {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "A valid API key is needed").detail(detail)
     }
 
-    /// 403: the key is valid, but its scopes do not allow this.
+    /// 403: the key is valid, but its scopes or its tenant do not allow this.
     pub fn forbidden(detail: impl Display) -> Self {
-        let title = "The API key's scopes do not allow this";
+        let title = "The API key does not allow this";
         Self::new(StatusCode::FORBIDDEN, "forbidden", title).detail(detail)
     }
 
@@ -103,6 +103,16 @@ impl Problem {
             "Temporarily unavailable",
         );
         problem.detail(detail).retry_after(retry_after_seconds)
+    }
+
+    /// 400 if the database refuses a text of the request, otherwise `other`. Postgres stores every
+    /// character but NUL.
+    pub fn of_database(error: sqlx::Error, other: impl FnOnce(sqlx::Error) -> Self) -> Self {
+        let code = error.as_database_error().and_then(|error| error.code());
+        match code.as_deref() {
+            Some("22021" | "22P05") => Self::bad_request("a text has a NUL character, which cannot be stored"),
+            _ => other(error),
+        }
     }
 
     /// 500. Logs `error`, which the caller does not see.

@@ -14,6 +14,8 @@ use serde_json::{Map, Value, json};
 
 use crate::auth::{Auth, Principal, Scope};
 use crate::problem::Problem;
+use crate::tenant::OwnerOnly;
+use crate::turns::{self, Turns};
 
 /// Routes of an API.
 #[derive(Debug)]
@@ -28,6 +30,7 @@ pub struct Routes<S = ()> {
 pub struct Endpoint<S> {
     method: &'static str,
     router: MethodRouter<S, Infallible>,
+    is_page: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +40,7 @@ struct Operation {
     /// `None`: needs no key.
     scope: Option<Scope>,
     summary: &'static str,
+    is_page: bool,
 }
 
 pub fn get<S, T, H>(handler: H) -> Endpoint<S>
@@ -48,6 +52,7 @@ where
     Endpoint {
         method: "get",
         router: routing::get(handler),
+        is_page: false,
     }
 }
 
@@ -60,6 +65,7 @@ where
     Endpoint {
         method: "post",
         router: routing::post(handler),
+        is_page: false,
     }
 }
 
@@ -69,6 +75,21 @@ impl<S: Clone + Send + Sync + 'static> Endpoint<S> {
     pub fn body_bytes_max(self, bytes: usize) -> Self {
         Self {
             router: self.router.layer(DefaultBodyLimit::max(bytes)),
+            ..self
+        }
+    }
+
+    /// It is for browsers: an error may be an HTML page too.
+    #[must_use]
+    pub fn page(self) -> Self {
+        Self { is_page: true, ..self }
+    }
+
+    /// Runs few requests at a time.
+    #[must_use]
+    pub fn in_turn(self, turns: Turns) -> Self {
+        Self {
+            router: self.router.layer(middleware::from_fn_with_state(turns, turns::in_turn)),
             ..self
         }
     }
@@ -91,14 +112,27 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
             .router
             .route_layer(middleware::from_fn_with_state(scope, require));
         self.guarded = self.guarded.route(path, checked);
-        self.operation(Some(scope), path, summary, endpoint.method)
+        self.operation(Some(scope), path, summary, endpoint.method, endpoint.is_page)
     }
 
     /// Adds a route for everybody.
     #[must_use]
     pub fn open_route(mut self, path: &'static str, summary: &'static str, endpoint: Endpoint<S>) -> Self {
         self.open = self.open.route(path, endpoint.router);
-        self.operation(None, path, summary, endpoint.method)
+        self.operation(None, path, summary, endpoint.method, endpoint.is_page)
+    }
+
+    /// Lets only keys of a policy's tenant, and administrators, use the routes added so far. Open
+    /// routes stay open.
+    #[must_use]
+    pub fn only_for_owner(self, owner: OwnerOnly) -> Self {
+        let checked = self
+            .guarded
+            .route_layer(middleware::from_fn_with_state(owner, require_owner));
+        Self {
+            guarded: checked,
+            ..self
+        }
     }
 
     fn operation(
@@ -107,12 +141,14 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         path: &'static str,
         summary: &'static str,
         method: &'static str,
+        is_page: bool,
     ) -> Self {
         self.operations.push(Operation {
             path,
             method,
             scope,
             summary,
+            is_page,
         });
         self
     }
@@ -144,6 +180,7 @@ impl Routes {
             method: "get",
             scope: None,
             summary: "This document",
+            is_page: false,
         });
         let document = document(title, &operations);
         let answer = move || std::future::ready(Json(document.clone()));
@@ -160,6 +197,16 @@ async fn require(
     next: Next,
 ) -> Result<Response, Problem> {
     principal.require(scope)?;
+    Ok(next.run(request).await)
+}
+
+async fn require_owner(
+    State(owner): State<OwnerOnly>,
+    principal: Principal,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    owner.check(&principal).await?;
     Ok(next.run(request).await)
 }
 
@@ -189,6 +236,9 @@ fn document(title: &str, operations: &[Operation]) -> Value {
                 },
             },
         });
+        if operation.is_page {
+            described["responses"]["default"]["content"]["text/html"] = json!({});
+        }
         if operation.method == "post" {
             described["requestBody"] = json!({"content": {"application/json": {"schema": {"type": "object"}}}});
         }

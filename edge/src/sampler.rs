@@ -16,6 +16,7 @@ use rand::TryRngCore;
 use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 
+use crate::audit::rows::{Audited, Fingerprint};
 use crate::audit::{self, Actor, Change};
 
 /// A sampler's private key. `Debug` shows only its id.
@@ -155,9 +156,11 @@ pub struct Sampler {
     pub revoked_at: Option<OffsetDateTime>,
 }
 
-/// Registers a public key. Returns its id. Repeating it changes nothing. The audit names `actor`.
+/// Registers a public key, or changes when a registered one expires. Returns its id. Repeating it
+/// changes nothing. The audit names `actor`.
 ///
-/// Fails for a key that is registered with another name or policy, or is revoked.
+/// Fails for a key that is registered with another name or policy, or is revoked, and without
+/// `expires_at` for one that expires.
 pub async fn register(
     pool: &PgPool,
     public_key: &[u8; 32],
@@ -173,6 +176,8 @@ pub async fn register(
         "a sampler's name has 1 to 256 bytes"
     );
     let id = id_of(public_key);
+    // As precise as it is stored.
+    let expires_at = expires_at.and_then(|at| at.replace_microsecond(at.microsecond()).ok());
     let mut transaction = pool.begin().await.context("begin")?;
     let inserted = sqlx::query!(
         "insert into sampler (id, public_key, name, policy, expires_at) values ($1, $2, $3, $4, $5)
@@ -186,13 +191,14 @@ pub async fn register(
     .execute(&mut *transaction)
     .await
     .context("store the sampler")?;
-    if inserted.rows_affected() > 0 {
-        let until = expires_at.map_or("until it is revoked".to_owned(), |at| format!("until {at}"));
-        let detail = format!("{name} for {}, {until}", policy.unwrap_or("every policy"));
-        record(&mut transaction, actor, "sampler.add", &id, &detail, "").await?;
-    }
-    transaction.commit().await.context("commit")?;
-    let known = find(pool, &id).await?.context("the sampler was just stored")?;
+    let known = sqlx::query_as!(
+        Sampler,
+        "select id, name, policy, created_at, expires_at, revoked_at from sampler where id = $1 for update",
+        id
+    )
+    .fetch_one(&mut *transaction)
+    .await
+    .context("look up the sampler")?;
     ensure!(known.revoked_at.is_none(), "sampler {id} is revoked: make another key");
     ensure!(
         known.name == name && known.policy.as_deref() == policy,
@@ -200,6 +206,30 @@ pub async fn register(
         known.name,
         known.policy.as_deref().unwrap_or("every policy")
     );
+    if inserted.rows_affected() > 0 {
+        let until = expires_at.map_or("until it is revoked".to_owned(), |at| format!("until {at}"));
+        let detail = format!("{name} for {}, {until}", policy.unwrap_or("every policy"));
+        record(&mut transaction, actor, "sampler.add", &id, &detail, "").await?;
+    } else if known.expires_at != expires_at {
+        let at = expires_at.with_context(|| {
+            let until = known.expires_at.map(|at| at.to_string()).unwrap_or_default();
+            format!("sampler {id} is registered until {until}: say with --expires how long it is valid from now on")
+        })?;
+        sqlx::query!("update sampler set expires_at = $2 where id = $1", id, at)
+            .execute(&mut *transaction)
+            .await
+            .context("store when the sampler expires")?;
+        record(
+            &mut transaction,
+            actor,
+            "sampler.renew",
+            &id,
+            &format!("until {at}"),
+            "",
+        )
+        .await?;
+    }
+    transaction.commit().await.context("commit")?;
     Ok(id)
 }
 
@@ -238,6 +268,15 @@ pub async fn list(pool: &PgPool) -> anyhow::Result<Vec<Sampler>> {
     .context("list samplers")
 }
 
+/// Waits for revocations that are under way. Later ones wait until this transaction ends, so what it
+/// reads about revocations stays true until it commits.
+pub async fn hold_revocations(connection: &mut PgConnection) -> sqlx::Result<()> {
+    sqlx::query!("select from pg_advisory_xact_lock_shared(hashtextextended('springtide/sampler/revoke', 0))")
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
 /// Revokes a sampler: nothing that it signed is trained on from now on. Returns whether it was not
 /// revoked before. The audit names `actor` and `reason`.
 pub async fn revoke(pool: &PgPool, id: &str, actor: Actor<'_>, reason: &str) -> anyhow::Result<bool> {
@@ -246,6 +285,10 @@ pub async fn revoke(pool: &PgPool, id: &str, actor: Actor<'_>, reason: &str) -> 
         "there is no sampler {id}; `springtide sampler list` shows all"
     );
     let mut transaction = pool.begin().await.context("begin")?;
+    sqlx::query!("select from pg_advisory_xact_lock(hashtextextended('springtide/sampler/revoke', 0))")
+        .execute(&mut *transaction)
+        .await
+        .context("wait for steps that are being committed")?;
     let revoked = sqlx::query!(
         "update sampler set revoked_at = clock_timestamp() where id = $1 and revoked_at is null",
         id
@@ -261,25 +304,55 @@ pub async fn revoke(pool: &PgPool, id: &str, actor: Actor<'_>, reason: &str) -> 
     Ok(is_new)
 }
 
-/// Samplers belong to no tenant; their rows are in that of the stack itself.
+/// Appends to the audit what made the sampler's row what it is now.
 async fn record(
     connection: &mut PgConnection,
     actor: Actor<'_>,
     action: &str,
-    subject: &str,
-    detail: &str,
+    id: &str,
+    about: &str,
     reason: &str,
 ) -> anyhow::Result<()> {
+    let rows = audited_rows(connection, Some(id)).await.context("read the sampler")?;
+    let row = rows.first().context("the sampler is gone")?;
     let change = Change {
-        tenant: "default",
+        tenant: &row.tenant,
         action,
-        subject,
-        detail,
+        subject: id,
+        detail: &row.detail(about),
         reason,
     };
     audit::append(connection, actor, change)
         .await
         .context("append to the audit")
+}
+
+/// All samplers, to be compared with the audit's actions `sampler.…`.
+pub async fn audited(connection: &mut PgConnection) -> sqlx::Result<Vec<Audited>> {
+    audited_rows(connection, None).await
+}
+
+async fn audited_rows(connection: &mut PgConnection, id: Option<&str>) -> sqlx::Result<Vec<Audited>> {
+    let rows = sqlx::query!(
+        "select id, public_key, name, policy, expires_at, revoked_at from sampler where $1::text is null or id = $1",
+        id
+    )
+    .fetch_all(connection)
+    .await?;
+    let audited = rows.into_iter().map(|row| Audited {
+        fingerprint: Fingerprint::of("sampler")
+            .text(&*row.id)
+            .bytes(&row.public_key[..])
+            .text(&*row.name)
+            .text(row.policy.as_deref())
+            .time(row.expires_at)
+            .time(row.revoked_at)
+            .finish(),
+        // Samplers belong to no tenant; their rows are in that of the stack itself.
+        tenant: "default".to_owned(),
+        subject: row.id,
+    });
+    Ok(audited.collect())
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@
 //! accept ─► room ─► TLS handshake ─► header ─► body ─► handler ─► response ─► next header …
 //!           cap      head            head     body    no limit   write       idle
 //! ```
-//! The second line names the field of [`Limits`] that ends a step. Whoever holds a connection
-//! without a request loses it when all are taken; so a client that sends nothing, or sends slowly,
-//! never keeps others out.
+//! The second line names the field of [`Limits`] that ends a step. When all connections are taken,
+//! the one that has waited longest for its client is closed: for a request, or for the client to
+//! take a response. So a client that sends or takes nothing, or does so slowly, never keeps others
+//! out.
 //!
 //! A panic in a handler becomes a 500 problem document; the process keeps running.
 
@@ -73,9 +74,10 @@ pub struct Limits {
     pub head: Duration,
     /// From a request's header to the end of its body. Default: 60 s.
     pub body: Duration,
-    /// How long a client may take nothing of a response that is ready. Default: 60 s.
+    /// How long a client may take nothing of a response that is ready. Each KiB that it takes is
+    /// worth a second. Default: 60 s.
     pub write: Duration,
-    /// Between two requests of a connection. Default: 75 s.
+    /// Between two requests of a connection, counted like `write`. Default: 75 s.
     pub idle: Duration,
 }
 

@@ -27,6 +27,10 @@ pub(crate) use json::{FeedbackFields, one_body, one_target};
 pub use proof::{Proof, signed_bytes};
 pub use protobuf::Undecodable;
 
+/// A request without a user gets a user key of its own that begins with this. The trainer's caps take
+/// all of them for one user.
+pub const ANONYMOUS_USER_PREFIX: &str = "anonymous-";
+
 /// One event. `(tenant, source, id)` identifies it, as in CloudEvents.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "json::EventFields")]

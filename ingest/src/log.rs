@@ -3,6 +3,7 @@
 //! The sink, which reads events, has a consumer of its own in `rows`.
 
 pub mod announcements;
+mod delivery;
 mod dlq;
 pub(crate) mod kafka;
 mod producer;

@@ -23,7 +23,7 @@ use crate::options::Options;
 use crate::payload;
 use crate::reward::stored;
 use crate::rows::offset::{self, EventLog};
-use crate::rows::sink::Sink;
+use crate::rows::sink::{Samplers, Sink};
 use crate::upkeep::lag::Lag;
 use crate::upkeep::orphan::OrphanSweep;
 use crate::upkeep::partition;
@@ -49,8 +49,9 @@ pub async fn run(
     let surfaces = Arc::new(stored::store(&pool, options.rules()?).await?);
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
     let validator = Arc::new(Validator::new(options.metrics()?, skew));
-    let horizon = retention::horizon(&pool).await.context("read the retention horizon")?;
-    validator.reject_before(horizon);
+    let age_max = time::Duration::days(options.retention_days.into());
+    let age_max = Some(age_max).filter(|age_max| !age_max.is_zero());
+    retention::inform(&pool, &validator, age_max).await?;
     let producer = Producer::new(&kafka).context("create producer")?;
     let payloads = options.payload_store.as_deref().map(payload::Store::open).transpose()?;
     let room = Arc::new(Room::default());
@@ -78,6 +79,7 @@ pub async fn run(
         cluster_id: log.cluster_id.clone(),
         surfaces: surfaces.clone(),
         validator: validator.clone(),
+        samplers: Samplers::default(),
         batch_records_max: options.batch_records_max,
         batch_wait: Duration::from_millis(options.batch_wait_ms),
         writers: options.writers,
@@ -113,10 +115,9 @@ pub async fn run(
         };
         parts.spawn(until_stopped(unreferenced.run()));
     }
-    let age_max = time::Duration::days(options.retention_days.into());
     let retention = Retention {
         pool,
-        age_max: Some(age_max).filter(|age_max| !age_max.is_zero()),
+        age_max,
         disk_bytes_max: Some(options.disk_bytes_max).filter(|max| *max > 0),
         disk_tenant_share_max: options.disk_tenant_share_max,
         clock_skew_max: skew,

@@ -19,6 +19,8 @@ pub struct Validator {
     pub(crate) clock: Clock,
     /// Generations with smaller ids have been deleted by retention. Only rises.
     oldest_kept: RwLock<Uuid>,
+    /// Generations with smaller ids are not stored any more, but some may be there. Only rises.
+    oldest_accepted: RwLock<Uuid>,
 }
 
 impl Validator {
@@ -32,13 +34,30 @@ impl Validator {
             clock_skew_max,
             clock: Clock::default(),
             oldest_kept: RwLock::default(),
+            oldest_accepted: RwLock::default(),
         }
     }
 
     /// From now on, refuses generations with ids below `id` and events about them.
     pub(crate) fn reject_before(&self, id: Uuid) {
-        let mut oldest = self.oldest_kept.write().unwrap_or_else(PoisonError::into_inner);
-        *oldest = id.max(*oldest);
+        raise(&self.oldest_kept, id);
+    }
+
+    /// From now on, refuses generations with ids below `id`, but not events about them.
+    pub(crate) fn reject_generations_before(&self, id: Uuid) {
+        raise(&self.oldest_accepted, id);
+    }
+
+    fn check_accepted(&self, id: Uuid) -> Result<(), Invalid> {
+        let oldest = *self.oldest_accepted.read().unwrap_or_else(PoisonError::into_inner);
+        if id >= oldest {
+            return Ok(());
+        }
+        let from = day_of(oldest);
+        Err(Invalid::new(
+            "generation_id",
+            format!("is from before {from}; generations of that age are refused"),
+        ))
     }
 
     fn check_kept(&self, field: &'static str, id: Uuid) -> Result<(), Invalid> {
@@ -80,6 +99,7 @@ impl Validator {
                     return Err(Invalid::new("generation_id", "lies in the future"));
                 }
                 self.check_kept("generation_id", generation.id)?;
+                self.check_accepted(generation.id)?;
             }
             Body::Feedback(feedback) => {
                 if let Target::Generation(id) = feedback.target {
@@ -95,6 +115,11 @@ impl Validator {
         }
         Ok(())
     }
+}
+
+fn raise(oldest: &RwLock<Uuid>, id: Uuid) {
+    let mut oldest = oldest.write().unwrap_or_else(PoisonError::into_inner);
+    *oldest = id.max(*oldest);
 }
 
 /// The date in a UUIDv7.
@@ -149,6 +174,16 @@ mod tests {
         validator.reject_before(Uuid::max());
         let error = validator.check(&event, now).unwrap_err().to_string();
         assert!(error.starts_with("generation_id: is from before"), "{error}");
+    }
+
+    #[test]
+    fn a_week_that_takes_no_generations_still_takes_feedback() {
+        let (now, validator) = (OffsetDateTime::now_utc(), validator());
+        validator.reject_generations_before(Uuid::max());
+        let event = feedback("accept", Value::Bool(true), now);
+        assert!(validator.check(&event, now).is_ok());
+        let error = validator.check_accepted(Uuid::now_v7()).unwrap_err().to_string();
+        assert!(error.contains("of that age are refused"), "{error}");
     }
 
     #[test]

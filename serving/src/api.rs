@@ -1,8 +1,8 @@
 //! The OpenAI-compatible API of one replica: `POST /v1/completions` and `/v1/chat/completions`,
 //! `GET /v1/models`, `GET /health`.
 //!
-//! A body (`body`) is checked (`request`), routed, sampled by one task per choice (`choice`), and
-//! answered (`answer`). A task ends when the log has acknowledged its generation; only then does
+//! A body (`body`) is checked (`request`), routed, made token ids (`prompts`), sampled by one task per
+//! choice (`choice`), and answered (`answer`). A task ends when the log has acknowledged its generation; only then does
 //! the caller get the final chunk. If the caller disconnects, its choices are canceled, and the
 //! tokens sampled so far are logged as aborted.
 
@@ -14,6 +14,7 @@ mod detokenize;
 mod experts;
 mod exploration;
 mod outcome;
+mod prompts;
 mod request;
 mod sessions;
 mod stop;
@@ -35,6 +36,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
+pub use prompts::Prompts;
 pub use sessions::Sessions;
 
 /// Where generations are logged. Resolves once the event is acknowledged.
@@ -53,6 +55,7 @@ pub struct Api {
     pub policy: String,
     pub options: Options,
     pub engine: Handle,
+    pub prompts: Prompts,
     pub routes: Arc<RouteTable>,
     pub log: Arc<dyn Log>,
     /// Where the experts of mixture models are logged; `None`: not logged.
@@ -135,6 +138,12 @@ async fn get_health(State(api): State<Arc<Api>>) -> Result<Json<Value>, Problem>
         "epoch": api.routes.epoch(),
         "versions": served.iter().map(|(version, _)| version.serial).collect::<Vec<_>>(),
     })))
+}
+
+/// 429: in a full queue, other requests took the place of this one.
+fn displaced() -> Problem {
+    let detail = "other callers' requests took this one's place in the full queue; try again later";
+    Problem::too_many(detail, 2)
 }
 
 fn no_route(error: &RouteError) -> Problem {

@@ -10,8 +10,9 @@ pub fn page_limit(requested: Option<i64>, default: i64, max: i64) -> Result<i64,
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 pub fn unavailable(error: sqlx::Error) -> Problem {
-    tracing::warn!(%error, "the API could not reach the database");
-    Problem::unavailable("the database does not answer", 2)
+    Problem::of_database(error, |error| {
+        tracing::warn!(%error, "the API could not reach the database");
+        Problem::unavailable("the database does not answer", 2)
+    })
 }

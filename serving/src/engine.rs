@@ -7,13 +7,15 @@
 
 pub mod backend;
 mod batch;
+pub mod caller;
 pub mod exact;
-mod queue;
+pub(crate) mod queue;
 mod thread;
 
 pub use thread::{Config, Handle, Thread, spawn};
 
 use artifact::digest::Digest;
+use caller::Caller;
 use model::router::Routing;
 use model::sampling;
 use std::sync::Arc;
@@ -67,6 +69,7 @@ pub struct SampleRequest {
     pub suppressed: Option<u32>,
     /// How many of the most probable tokens to report with each sampled one.
     pub top_logprobs: usize,
+    pub caller: Caller,
     pub class: TrafficClass,
     /// Within a class: lower goes first.
     pub priority: i32,
@@ -82,7 +85,8 @@ pub struct SampleRequest {
 pub enum SampleEvent {
     Token(Token),
     Finished(Finish),
-    /// Removed from a full queue by a production request, before its first token.
+    /// Removed from a full queue before its first token: by a production request, or because its caller
+    /// held more places than others.
     Displaced,
     Failed(String),
 }

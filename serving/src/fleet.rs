@@ -2,6 +2,8 @@
 //! stores and shows them; it neither routes requests nor restarts replicas. The replica's side is in
 //! `reporter`.
 //!
+//! It is the fleet of one policy: reports of replicas of other policies are refused, and not shown.
+//!
 //! A replica belongs to the key that reports for it first, and to those that replace this key by
 //! rotation, until all of them are revoked or expired. A key that was made for the replica
 //! (`api_key.replica`) takes it over. Admins may report for every replica.
@@ -11,15 +13,17 @@ mod reporter;
 pub use reporter::Reporter;
 
 use crate::database::{page_limit, unavailable};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use edge::Problem;
 use edge::auth::{Principal, Scope};
 use edge::json::Json;
+use edge::path::Path;
 use edge::query::Query;
 use edge::routes::{Routes, get, post};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
+use std::sync::Arc;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -73,7 +77,15 @@ pub struct Swap {
     pub at: OffsetDateTime,
 }
 
-pub fn routes(pool: PgPool) -> Routes {
+/// What the handlers share.
+#[derive(Debug, Clone)]
+struct Fleet {
+    pool: PgPool,
+    policy: Arc<str>,
+}
+
+pub fn routes(pool: PgPool, policy: &str) -> Routes {
+    let policy = policy.into();
     Routes::new()
         .route(Scope::Read, "/v1/replicas", "List replicas", get(list_replicas))
         .route(
@@ -84,7 +96,7 @@ pub fn routes(pool: PgPool) -> Routes {
         )
         .route(Scope::Read, "/v1/swaps", "List swaps", get(list_swaps))
         .route(Scope::Replica, "/v1/swaps", "Report a swap", post(post_swap))
-        .with_state(pool)
+        .with_state(Fleet { pool, policy })
 }
 
 fn not_owned(id: &str) -> Problem {
@@ -109,6 +121,20 @@ fn may_take_over(principal: &Principal) -> bool {
     is_admin(principal) || principal.replica.is_some()
 }
 
+impl Fleet {
+    /// Fails if a report is about another policy.
+    fn check_policy(&self, reported: &str) -> Result<(), Problem> {
+        match reported == &*self.policy {
+            true => Ok(()),
+            false => Err(Problem::bad_request(format!(
+                "the report is about the policy {reported}, but this control role looks after {}: set the replica's \
+                 policy.name or client.control",
+                self.policy
+            ))),
+        }
+    }
+}
+
 /// Fails if the key is for another replica.
 fn check_replica(principal: &Principal, id: &str) -> Result<(), Problem> {
     match &principal.replica {
@@ -120,12 +146,13 @@ fn check_replica(principal: &Principal, id: &str) -> Result<(), Problem> {
 }
 
 async fn post_report(
-    State(pool): State<PgPool>,
+    State(fleet): State<Fleet>,
     principal: Principal,
     Path(id): Path<String>,
     Json(report): Json<Report>,
 ) -> Result<StatusCode, Problem> {
     check_replica(&principal, &id)?;
+    fleet.check_policy(&report.policy)?;
     let resident = serde_json::to_value(&report.resident).map_err(Problem::internal)?;
     let stored = sqlx::query!(
         "insert into replica (id, cluster, policy, address, epoch, resident, ready, reported_at, owner)
@@ -134,10 +161,14 @@ async fn post_report(
              address = excluded.address, epoch = excluded.epoch, resident = excluded.resident,
              ready = excluded.ready, reported_at = excluded.reported_at,
              owner = coalesce(excluded.owner, replica.owner)
-         where $9 or replica.owner is null or replica.owner = excluded.owner
-            or not exists (select from api_key k
-                           where coalesce(k.lineage, k.id) = replica.owner and k.revoked_at is null
-                             and (k.expires_at is null or k.expires_at > now()))",
+         -- nobody takes the name of another tenant's replica
+         where (replica.policy = excluded.policy
+                or (select p.tenant_id from policy p where p.name = replica.policy)
+                   is not distinct from (select p.tenant_id from policy p where p.name = excluded.policy))
+           and ($9 or replica.owner is null or replica.owner = excluded.owner
+                or not exists (select from api_key k
+                               where coalesce(k.lineage, k.id) = replica.owner and k.revoked_at is null
+                                 and (k.expires_at is null or k.expires_at > now())))",
         id,
         report.cluster,
         report.policy,
@@ -148,7 +179,7 @@ async fn post_report(
         owner(&principal),
         may_take_over(&principal)
     )
-    .execute(&pool)
+    .execute(&fleet.pool)
     .await
     .map_err(unavailable)?;
     if stored.rows_affected() == 0 {
@@ -178,26 +209,28 @@ struct ReplicaView {
     silent: bool,
 }
 
-async fn list_replicas(State(pool): State<PgPool>) -> Result<Json<Replicas>, Problem> {
+async fn list_replicas(State(fleet): State<Fleet>) -> Result<Json<Replicas>, Problem> {
     let replicas = sqlx::query_as!(
         ReplicaView,
         r#"select id, cluster, policy, address, epoch, resident, ready, reported_at,
                   reported_at < now() - make_interval(secs => $1) as "silent!"
-           from replica order by id"#,
-        SILENT_SECONDS as f64
+           from replica where policy = $2 order by id"#,
+        SILENT_SECONDS as f64,
+        &*fleet.policy
     )
-    .fetch_all(&pool)
+    .fetch_all(&fleet.pool)
     .await
     .map_err(unavailable)?;
     Ok(Json(Replicas { replicas }))
 }
 
 async fn post_swap(
-    State(pool): State<PgPool>,
+    State(fleet): State<Fleet>,
     principal: Principal,
     Json(swap): Json<Swap>,
 ) -> Result<StatusCode, Problem> {
     check_replica(&principal, &swap.replica)?;
+    fleet.check_policy(&swap.policy)?;
     let stored = sqlx::query!(
         "insert into swap (replica, policy, version, epoch, fetch_ms, verify_ms, stage_ms, pause_ms, at)
          select $1, $2, $3, $4, $5, $6, $7, $8, $9
@@ -214,7 +247,7 @@ async fn post_swap(
         owner(&principal),
         is_admin(&principal)
     )
-    .execute(&pool)
+    .execute(&fleet.pool)
     .await
     .map_err(unavailable)?;
     if stored.rows_affected() == 0 {
@@ -235,17 +268,18 @@ struct Swaps {
     swaps: Vec<Swap>,
 }
 
-async fn list_swaps(State(pool): State<PgPool>, Query(query): Query<SwapQuery>) -> Result<Json<Swaps>, Problem> {
+async fn list_swaps(State(fleet): State<Fleet>, Query(query): Query<SwapQuery>) -> Result<Json<Swaps>, Problem> {
     let limit = page_limit(query.limit, 100, PAGE_MAX)?;
     let swaps = sqlx::query_as!(
         Swap,
         "select id, replica, policy, version, epoch, fetch_ms, verify_ms, stage_ms, pause_ms, at
-         from swap where $1::text is null or replica = $1
+         from swap where ($1::text is null or replica = $1) and policy = $3
          order by id desc limit $2",
         query.replica,
-        limit
+        limit,
+        &*fleet.policy
     )
-    .fetch_all(&pool)
+    .fetch_all(&fleet.pool)
     .await
     .map_err(unavailable)?;
     Ok(Json(Swaps { swaps }))

@@ -24,8 +24,12 @@ pub struct Options {
     pub slots_reserved_for_production: usize,
     /// Longest prompt and completion together, in tokens. The model's own limit applies too.
     pub context_tokens_max: usize,
-    /// Choices that may wait for a slot. Requests beyond it get 429.
+    /// Choices that may wait for a slot. If all places are taken, a key or tenant that holds more than
+    /// its share loses one to another; otherwise requests get 429.
     pub queue_choices_max: usize,
+    /// Threads that render chat templates and tokenize long prompts. As many prompts may wait for them
+    /// as choices for a slot.
+    pub prompt_threads: usize,
     /// A session's turn is logged without the tokens it shares with the previous turn if these are
     /// at least so many. A shorter prefix costs a reader more than it saves.
     pub shared_prefix_tokens_min: usize,
@@ -62,6 +66,7 @@ impl Default for Options {
             slots_reserved_for_production: 4,
             context_tokens_max: 4096,
             queue_choices_max: 256,
+            prompt_threads: 2,
             shared_prefix_tokens_min: 1024,
             prefills_per_step_max: 4,
             max_tokens_default: 16,
@@ -98,6 +103,7 @@ impl Options {
             ("threads", usize::from(self.threads)),
             ("context_tokens_max", self.context_tokens_max),
             ("queue_choices_max", self.queue_choices_max),
+            ("prompt_threads", self.prompt_threads),
             ("prefills_per_step_max", self.prefills_per_step_max),
             ("max_tokens_default", self.max_tokens_default),
             ("choices_max", self.choices_max),

@@ -42,7 +42,7 @@ pub async fn run(
         streams: options.streams,
     };
     let cache = Cache::open(folder, limits).with_context(|| format!("open {}", folder.display()))?;
-    let auth = Auth::fixed(options.caller_key.as_deref());
+    let auth = Auth::fixed(options.caller_key.as_deref()).requests_per_second_max(options.requests_per_second_max);
     let router = server::router(upstream, cache, &auth).merge(metrics);
     edge::server::run(listener, router, shutdown).await
 }

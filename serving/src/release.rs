@@ -5,6 +5,7 @@
 //! epoch, then as one signed document in the policy store, then announced. Releases never change
 //! weights, lines or runs.
 
+pub mod audited;
 pub mod decide;
 mod http;
 mod leader;

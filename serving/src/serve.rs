@@ -1,7 +1,7 @@
 //! The role `springtide serve`: starts the engine's thread, the follower, the reporter and the API
 //! of one replica, and stops them in order.
 
-use crate::api::{self, Api};
+use crate::api::{self, Api, Prompts};
 use crate::engine::{self, exact::Staging};
 use crate::fleet::{Report, Reporter};
 use crate::follow::{self, Follower};
@@ -111,10 +111,12 @@ impl Replica {
         }
 
         let choices = TaskTracker::new();
+        let prompts = Prompts::new(options.prompt_threads, options.queue_choices_max);
         let api = Arc::new(Api {
             policy: self.policy,
             options,
             engine: engine.handle.clone(),
+            prompts,
             routes,
             log: Arc::new(log.clone()),
             payloads: self.payloads,

@@ -4,13 +4,14 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use anyhow::{Context, bail};
-use edge::audit::{self, Actor, FAULTS_MAX, Head, Row};
+use anyhow::{Context, bail, ensure};
+use edge::audit::{self, Actor, FAULTS_MAX, Head, Row, Verified};
 use serde_json::json;
+use sqlx::PgPool;
 
 use super::App;
 use super::output::{Output, rfc3339, table};
-use crate::database;
+use crate::{audited, database};
 
 /// In the state folder: the last row that `verify` found in order.
 const HEAD_FILE: &str = "audit.head";
@@ -34,7 +35,9 @@ pub enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Check that no row was changed, removed or inserted. Fails if one was.
+    /// Check that no row was changed, removed or inserted, and that the audit has every key,
+    /// sampler, tenant, reward definition, run and requested release as its table has it. Fails if
+    /// not.
     ///
     /// It remembers the last row in the state folder. The next check also finds rows that were
     /// removed from the end, or a chain that was made anew.
@@ -68,11 +71,11 @@ impl Command {
                     Some(head) => Some(head),
                     None => remembered(&file)?,
                 };
-                let found = audit::verify(&pool, noted).await.context("read the audit")?;
+                let found = verify(&pool, noted).await?;
                 let document = json!({"head": found.head.to_string(), "rows": found.head.id, "faults": found.faults});
                 output.print(&document, || match found.faults.is_empty() {
                     true => format!(
-                        "{} rows, in order; the last is {}\n(note it outside this machine: \
+                        "{} rows, in order, as the tables say; the last is {}\n(note it outside this machine: \
                          `springtide audit verify --head` then finds what was removed since)",
                         found.head.id, found.head
                     ),
@@ -90,6 +93,26 @@ impl Command {
             }
         }
     }
+}
+
+/// Reads everything in one snapshot: what changes meanwhile is no fault.
+async fn verify(pool: &PgPool, noted: Option<Head>) -> anyhow::Result<Verified> {
+    let mut snapshot = pool
+        .begin_with("begin isolation level repeatable read read only")
+        .await
+        .context("begin")?;
+    let begun = audited::has_begun(&mut snapshot).await.context("read the audit")?;
+    ensure!(
+        begun,
+        "the audit does not say which rows are older than it: run `springtide migrate` once"
+    );
+    let mut found = audit::verify(&mut *snapshot, noted).await.context("read the audit")?;
+    let faults = audited::faults(&mut snapshot).await;
+    found
+        .faults
+        .extend(faults.context("compare the tables with the audit")?);
+    found.faults.truncate(FAULTS_MAX);
+    Ok(found)
 }
 
 fn remembered(file: &Path) -> anyhow::Result<Option<Head>> {

@@ -8,7 +8,7 @@ use serving::release::{self, ReleaseService};
 use super::App;
 use crate::config::Part;
 use crate::role::Role;
-use crate::{control_api, policy_store};
+use crate::{control_api, policy_store, signing_keys};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {}
@@ -17,6 +17,8 @@ impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
         let role = Role::start(app).await?;
         let config = &app.config;
+        role.own_policy(config).await?;
+        signing_keys::prepare(config, &role.pool, "control", "release").await?;
         let listener = role.listen(config, Part::Control).await?;
         let releases = ReleaseService::new(
             config.release.clone(),

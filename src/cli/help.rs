@@ -16,7 +16,10 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Release", &["release", "policy"]),
     ("Training", &["run", "corpus"]),
     ("Data", &["dlq", "reward"]),
-    ("Set up", &["config", "key", "audit", "sampler", "migrate", "stack"]),
+    (
+        "Set up",
+        &["config", "key", "tenant", "audit", "sampler", "migrate", "stack"],
+    ),
 ];
 
 pub const EXAMPLES: &str = "\

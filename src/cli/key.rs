@@ -1,6 +1,7 @@
 //! `springtide key`: API keys. It uses the database, because the first key cannot be made with a
 //! key.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -49,6 +50,20 @@ pub enum Command {
         #[arg(long, default_value = "")]
         reason: String,
     },
+    /// Change how many requests per second each process takes of a key. Roles that reach the database
+    /// follow within 5 seconds.
+    ///
+    /// Example: springtide key limit 019aa5e6-2f40-7abc-8def-0123456789ab --requests-per-second 5000
+    Limit {
+        /// The key's id, as `list` prints it.
+        id: Uuid,
+        /// Requests per second [default: auth.limits.key_requests_per_second].
+        #[arg(long, value_name = "N")]
+        requests_per_second: Option<NonZeroU32>,
+        /// Why; kept in the audit.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
     /// End a key at once. Roles that reach the database refuse it within 5 seconds.
     ///
     /// Example: springtide key revoke 019aa5e6-2f40-7abc-8def-0123456789ab --reason "laptop stolen"
@@ -87,6 +102,10 @@ pub struct Create {
     /// When it expires, for example 90d [default: never].
     #[arg(long, value_name = "DURATION", value_parser = values::age)]
     expires: Option<Duration>,
+    /// Requests per second that each process takes of it [default:
+    /// auth.limits.key_requests_per_second].
+    #[arg(long, value_name = "N")]
+    requests_per_second: Option<NonZeroU32>,
     /// Why; kept in the audit.
     #[arg(long, default_value = "")]
     reason: String,
@@ -121,6 +140,7 @@ impl Command {
                     label: &create.label,
                     expires_at: create.expires.map(from_now).transpose()?,
                     replica: create.replica.as_deref(),
+                    requests_per_second: create.requests_per_second,
                 };
                 print(&key::create(&pool, &new, person.actor(), &create.reason).await?);
             }
@@ -141,6 +161,15 @@ impl Command {
                 let created = key::rotate(&pool, id, overlap, expires_at, person.actor(), &reason).await?;
                 print(&created);
             }
+            Self::Limit {
+                id,
+                requests_per_second,
+                reason,
+            } => {
+                key::limit(&pool, id, requests_per_second, person.actor(), &reason).await?;
+                let limit = limit(requests_per_second);
+                println!("key {id}: requests per second: {limit}");
+            }
             Self::Revoke { id, reason } => {
                 key::revoke(&pool, id, person.actor(), &reason).await?;
                 println!("key {id} is revoked; roles that reach the database refuse it within 5 seconds");
@@ -157,6 +186,10 @@ fn print(created: &Created) {
         .map_or("never expires".to_owned(), |at| format!("expires {}", rfc3339(at)));
     eprintln!("key {}, {until}", created.id);
     println!("{}", created.secret);
+}
+
+fn limit(requests_per_second: Option<NonZeroU32>) -> String {
+    requests_per_second.map_or("as configured".to_owned(), |requests| requests.to_string())
 }
 
 fn from_now(duration: Duration) -> anyhow::Result<OffsetDateTime> {
@@ -182,13 +215,23 @@ fn page(keys: &[Listed], now: OffsetDateTime) -> String {
             key.tenant.clone(),
             may,
             key.label.clone(),
+            limit(key.requests_per_second),
             key.status(now).to_owned(),
             time(key.expires_at),
             time(key.last_used),
         ]
     };
     table(
-        ["id", "tenant", "may", "label", "status", "expires", "last used"],
+        [
+            "id",
+            "tenant",
+            "may",
+            "label",
+            "per second",
+            "status",
+            "expires",
+            "last used",
+        ],
         keys.iter().map(row),
     )
 }

@@ -21,6 +21,7 @@ mod sampler;
 #[cfg(feature = "torch")]
 mod serve;
 mod stack;
+mod tenant;
 #[cfg(feature = "torch")]
 mod train;
 mod up;
@@ -112,6 +113,9 @@ enum Command {
     /// Register and revoke samplers: the processes whose generations may be trained on.
     #[command(subcommand)]
     Sampler(sampler::Command),
+    /// Say whose a policy is, and which tenants let it train on their data.
+    #[command(subcommand)]
+    Tenant(tenant::Command),
     /// Check and print the configuration.
     #[command(subcommand)]
     Config(config::Command),
@@ -209,7 +213,7 @@ impl Command {
     fn needs_keys(&self) -> bool {
         match self {
             // They make the keys, or come before them.
-            Self::Key(_) | Self::Audit(_) | Self::Sampler(_) | Self::Migrate(_) => false,
+            Self::Key(_) | Self::Audit(_) | Self::Sampler(_) | Self::Tenant(_) | Self::Migrate(_) => false,
             // They call no role of this configuration.
             Self::Relay(_) => false,
             Self::Ingest(args) => args.spool.is_none(),
@@ -263,6 +267,7 @@ impl Command {
             Self::Key(command) => command.run(app).await?,
             Self::Audit(command) => command.run(app).await?,
             Self::Sampler(command) => command.run(app).await?,
+            Self::Tenant(command) => command.run(app).await?,
             Self::Config(command) => command.run(app)?,
             Self::Migrate(args) => args.run(app).await?,
         }

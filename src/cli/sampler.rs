@@ -24,6 +24,8 @@ pub enum Command {
     },
     /// Register a sampler: what it signs may be trained on.
     ///
+    /// Repeat it with --expires to change when a registered one expires.
+    ///
     /// Example: springtide sampler add --name replica-2 --key .springtide/serve/sampler.key
     Add {
         /// What its generations name as `replica`: serve.replica of a replica.

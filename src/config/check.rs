@@ -13,6 +13,7 @@ impl Config {
         self.ingest.check()?;
         self.spool.check()?;
         self.relay.check()?;
+        self.auth.limits.check()?;
         self.serve.check()?;
         self.release.check()?;
         self.trainer.check()?;
@@ -31,10 +32,26 @@ impl Config {
             !self.policy.name.is_empty(),
             "policy.name is empty: give the model a name"
         );
+        self.check_tenant()?;
         let quantized = &self.policy.quantized;
         if let Some(twice) = (1..quantized.len()).find(|&i| quantized[..i].contains(&quantized[i])) {
             bail!("policy.quantised names {} twice: name it once", quantized[twice]);
         }
+        Ok(())
+    }
+
+    fn check_tenant(&self) -> anyhow::Result<()> {
+        let tenant = &self.policy.tenant;
+        ensure!(
+            !tenant.is_empty(),
+            "policy.tenant is empty: give the tenant that the policy belongs to"
+        );
+        ensure!(
+            self.auth.required || tenant == edge::auth::OPEN_TENANT,
+            "policy.tenant is {tenant:?}, but without auth.required every caller belongs to the tenant {:?}, so there \
+             would be nothing to learn from: set auth.required",
+            edge::auth::OPEN_TENANT
+        );
         Ok(())
     }
 
@@ -192,6 +209,14 @@ mod tests {
             "{why}"
         );
         assert!(!why.contains("admin"), "{why}");
+    }
+
+    #[test]
+    fn a_tenant_that_no_caller_can_belong_to_is_refused() {
+        let why = refusal(|config| config.policy.tenant = "acme".to_owned());
+        assert!(why.contains("policy.tenant") && why.contains("auth.required"), "{why}");
+        let why = refusal(|config| config.policy.tenant.clear());
+        assert!(why.contains("policy.tenant is empty"), "{why}");
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! `GET /v1/ledger`: what became of every generation. All counts come from one snapshot, so they
-//! add up.
+//! `GET /v1/ledger`: what became of every generation of the caller's tenant. All counts come from one
+//! snapshot, so they add up.
 
 use axum::extract::State;
 use edge::Problem;
+use edge::auth::Principal;
 use edge::json::Json;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,8 @@ pub struct Filter {
     policy: Option<String>,
     /// `production`, `rollout` or `evaluation`.
     purpose: Option<String>,
+    /// Only what this tenant logged. Default: the caller's, for administrators all.
+    tenant: Option<String>,
     /// Only those sampled at or after this time (RFC 3339).
     #[serde(default, with = "time::serde::rfc3339::option")]
     since: Option<OffsetDateTime>,
@@ -47,14 +50,20 @@ pub struct Code {
     generations: i64,
 }
 
-pub async fn ledger(State(pool): State<PgPool>, Query(filter): Query<Filter>) -> Result<Json<Ledger>, Problem> {
-    let ledger = read(&pool, &filter).await;
+pub async fn ledger(
+    State(pool): State<PgPool>,
+    principal: Principal,
+    Query(filter): Query<Filter>,
+) -> Result<Json<Ledger>, Problem> {
+    let tenant = super::visible_tenant(&principal, filter.tenant.as_deref())?;
+    let ledger = read(&pool, &filter, tenant).await;
     ledger
         .map(Json)
-        .map_err(|error| Problem::internal(format!("read the ledger: {error}")))
+        .map_err(|error| Problem::of_database(error, |error| Problem::internal(format!("read the ledger: {error}"))))
 }
 
-async fn read(pool: &PgPool, filter: &Filter) -> sqlx::Result<Ledger> {
+/// `tenant`: only what it logged.
+async fn read(pool: &PgPool, filter: &Filter, tenant: Option<&str>) -> sqlx::Result<Ledger> {
     let mut snapshot = pool
         .begin_with("begin isolation level repeatable read read only")
         .await?;
@@ -62,7 +71,8 @@ async fn read(pool: &PgPool, filter: &Filter) -> sqlx::Result<Ledger> {
         "src/control_api/ledger/stored.sql",
         filter.policy,
         filter.purpose,
-        filter.since
+        filter.since,
+        tenant
     )
     .fetch_one(&mut *snapshot)
     .await?;
@@ -70,7 +80,8 @@ async fn read(pool: &PgPool, filter: &Filter) -> sqlx::Result<Ledger> {
         "src/control_api/ledger/dispositions.sql",
         filter.policy,
         filter.purpose,
-        filter.since
+        filter.since,
+        tenant
     )
     .fetch_all(&mut *snapshot)
     .await?;
@@ -78,7 +89,8 @@ async fn read(pool: &PgPool, filter: &Filter) -> sqlx::Result<Ledger> {
         "src/control_api/ledger/expired.sql",
         filter.policy,
         filter.purpose,
-        filter.since
+        filter.since,
+        tenant
     )
     .fetch_all(&mut *snapshot)
     .await?;

@@ -1,6 +1,9 @@
 //! The control API: the routers of the crates that own runs, versions, releases and the fleet, two
 //! read-only queries that span crates (the ledger, and the origin of a generation), and the demo's
 //! report.
+//!
+//! The two queries answer every tenant about what it logged itself, and nobody about others. All
+//! other routes are about the policy, and only for its tenant. Administrators may use all of them.
 
 mod ledger;
 mod origin;
@@ -8,10 +11,18 @@ mod report;
 
 use std::path::PathBuf;
 
-use edge::auth::Scope;
+use edge::Problem;
+use edge::auth::{Principal, Scope};
 use edge::routes::{Routes, get};
+use edge::tenant::OwnerOnly;
+use edge::turns::Turns;
 use serving::release::ReleaseService;
 use sqlx::PgPool;
+
+/// The ledger's query reads every generation, so few run at a time.
+const LEDGERS_AT_ONCE: usize = 2;
+/// Running ones and those that wait.
+const LEDGERS_PER_KEY: usize = 2;
 
 /// All routes. `report`: the path of the demo's report.
 pub fn routes(pool: &PgPool, policy: &str, releases: ReleaseService, report: PathBuf) -> Routes {
@@ -21,7 +32,7 @@ pub fn routes(pool: &PgPool, policy: &str, releases: ReleaseService, report: Pat
             read,
             "/v1/ledger",
             "What became of every generation",
-            get(ledger::ledger),
+            get(ledger::ledger).in_turn(Turns::new(LEDGERS_AT_ONCE, LEDGERS_PER_KEY)),
         )
         .route(
             read,
@@ -31,12 +42,46 @@ pub fn routes(pool: &PgPool, policy: &str, releases: ReleaseService, report: Pat
         )
         .with_state(pool.clone());
     let report = Routes::new()
-        .route(read, "/report", "The demo's report", get(report::page))
+        .route(read, "/report", "The demo's report", get(report::page).page())
         .with_state(report);
-    queries
-        .merge(report)
+    let of_the_policy = report
         .merge(trainer::api::routes(pool.clone(), policy))
         .merge(serving::release::routes(releases))
-        .merge(serving::fleet::routes(pool.clone()))
+        .merge(serving::fleet::routes(pool.clone(), policy))
+        .only_for_owner(OwnerOnly::new(pool.clone(), policy));
+    queries
+        .merge(of_the_policy)
         .open_route("/health", "Whether the process responds", get(async || "ok"))
+}
+
+/// Whose rows a query shows: those of the caller's tenant, for administrators those of `requested`,
+/// or all.
+fn visible_tenant<'a>(principal: &'a Principal, requested: Option<&'a str>) -> Result<Option<&'a str>, Problem> {
+    if principal.scopes.allow(Scope::Admin) {
+        return Ok(requested);
+    }
+    match requested {
+        Some(other) if other != principal.tenant => Err(Problem::forbidden(format!(
+            "the key belongs to the tenant {}, and shows only what that tenant logged",
+            principal.tenant
+        ))),
+        _ => Ok(Some(&principal.tenant)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use edge::auth::Role;
+
+    #[test]
+    fn a_tenant_sees_its_own_rows_and_an_administrator_all() {
+        let key = Principal::with_role("ours", Role::Research, "");
+        let admin = Principal::with_role("ours", Role::Admin, "");
+        assert_eq!(visible_tenant(&key, None).unwrap(), Some("ours"));
+        assert_eq!(visible_tenant(&key, Some("ours")).unwrap(), Some("ours"));
+        assert_eq!(visible_tenant(&key, Some("theirs")).unwrap_err().status, 403);
+        assert_eq!(visible_tenant(&admin, None).unwrap(), None);
+        assert_eq!(visible_tenant(&admin, Some("theirs")).unwrap(), Some("theirs"));
+    }
 }

@@ -1,11 +1,12 @@
 //! `GET /v1/generations/{id}/origin`: where a served token comes from. Leads from the generation to
 //! the version that sampled it, its manifest, the step that made it, and the trajectories that the
-//! step learned from.
+//! step learned from. Shows only generations and trajectories of the caller's tenant.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use edge::Problem;
 use edge::auth::Principal;
 use edge::json::Json;
+use edge::path::Path;
 use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgPool;
@@ -20,8 +21,10 @@ pub struct Origin {
     version: Version,
     /// Null: the version was imported, no step made it.
     step: Option<Step>,
-    /// The trajectories that the step was trained on.
+    /// The trajectories of the same tenant that the step was trained on; for administrators all.
     trajectories: Vec<Trajectory>,
+    /// How many others it was trained on: of tenants that the caller may not see, or expired.
+    trajectories_hidden: i64,
 }
 
 #[derive(Debug, Serialize)]
@@ -45,7 +48,7 @@ struct Generation {
 struct Version {
     serial: i64,
     /// Content hash in hexadecimal. Equal to the one that the generation was logged with, else the
-    /// request fails.
+    /// answer is a 409.
     root: String,
     parent: Option<i64>,
     line: String,
@@ -83,13 +86,16 @@ pub async fn origin(
     principal: Principal,
     Path(id): Path<Uuid>,
 ) -> Result<Json<Origin>, Problem> {
-    let origin = read(&pool, &principal.tenant, id).await;
-    let origin = origin.map_err(|error| Problem::internal(format!("read the origin: {error:#}")))?;
-    let missing = || Problem::not_found(format!("generation {id} is not in the database (yet)"));
-    origin.map(Json).ok_or_else(missing)
+    let tenant = super::visible_tenant(&principal, None)?;
+    read(&pool, tenant, id).await.map(Json)
 }
 
-async fn read(pool: &PgPool, tenant: &str, id: Uuid) -> anyhow::Result<Option<Origin>> {
+fn database(error: sqlx::Error) -> Problem {
+    Problem::of_database(error, |error| Problem::internal(format!("read the origin: {error}")))
+}
+
+/// `tenant`: the only one to show.
+async fn read(pool: &PgPool, tenant: Option<&str>, id: Uuid) -> Result<Origin, Problem> {
     let found = sqlx::query!(
         r#"select g.tenant_id, g.policy, g.version, g.root, g.version_spans, g.line, g.arm, g.replica, g.purpose,
                   g.sampled_at, l.disposition as "disposition!", l.code,
@@ -98,13 +104,14 @@ async fn read(pool: &PgPool, tenant: &str, id: Uuid) -> anyhow::Result<Option<Or
            from generation g
            join ledger l on l.generation_id = g.id
            left join version v on v.policy = g.policy and v.serial = g.version
-           where g.id = $1 and g.tenant_id = $2"#,
+           where g.id = $1 and ($2::text is null or g.tenant_id = $2)"#,
         id,
         tenant
     )
     .fetch_optional(pool)
-    .await?;
-    let Some(row) = found else { return Ok(None) };
+    .await
+    .map_err(database)?;
+    let row = found.ok_or_else(|| Problem::not_found(format!("generation {id} is not in the database (yet)")))?;
     let (Some(root), Some(line), Some(branch), Some(manifest), Some(created_at)) = (
         row.version_root,
         row.version_line,
@@ -112,21 +119,29 @@ async fn read(pool: &PgPool, tenant: &str, id: Uuid) -> anyhow::Result<Option<Or
         row.manifest_key,
         row.created_at,
     ) else {
-        anyhow::bail!("generation {id} names the unknown version {}", row.version);
+        // Whoever logs a generation names any version.
+        return Err(Problem::not_found(format!(
+            "generation {id} names the unknown version {} of {}",
+            row.version, row.policy
+        )));
     };
-    anyhow::ensure!(
-        root == row.root,
-        "generation {id} was logged with another content hash than that of version {}",
-        row.version
-    );
-    let (step, trajectories) = match row.run_id.zip(row.step) {
-        Some((run, step)) => (
-            Some(step_of(pool, run, step).await?),
-            trajectories_of(pool, run, step).await?,
-        ),
-        None => (None, Vec::new()),
+    if root != row.root {
+        return Err(Problem::conflict(format!(
+            "generation {id} was logged with another content hash than that of version {}",
+            row.version
+        )));
+    }
+    let (step, trajectories, trajectories_hidden) = match row.run_id.zip(row.step) {
+        Some((run, step)) => {
+            let trajectories = trajectories_of(pool, run, step, tenant).await.map_err(database)?;
+            let shown = i64::try_from(trajectories.len()).unwrap_or(i64::MAX);
+            let hidden = trained_on(pool, run, step).await.map_err(database)? - shown;
+            let step = step_of(pool, run, step).await.map_err(database)?;
+            (Some(step), trajectories, hidden.max(0))
+        }
+        None => (None, Vec::new(), 0),
     };
-    Ok(Some(Origin {
+    Ok(Origin {
         generation: Generation {
             id,
             tenant: row.tenant_id,
@@ -151,7 +166,8 @@ async fn read(pool: &PgPool, tenant: &str, id: Uuid) -> anyhow::Result<Option<Or
         },
         step,
         trajectories,
-    }))
+        trajectories_hidden,
+    })
 }
 
 async fn step_of(pool: &PgPool, run: Uuid, step: i64) -> sqlx::Result<Step> {
@@ -173,17 +189,29 @@ async fn step_of(pool: &PgPool, run: Uuid, step: i64) -> sqlx::Result<Step> {
     })
 }
 
-async fn trajectories_of(pool: &PgPool, run: Uuid, step: i64) -> sqlx::Result<Vec<Trajectory>> {
+/// How many trajectories the step was trained on.
+async fn trained_on(pool: &PgPool, run: Uuid, step: i64) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"select count(*) as "count!" from disposition where run_id = $1 and step = $2 and kind = 'trained'"#,
+        run,
+        step
+    )
+    .fetch_one(pool)
+    .await
+}
+
+async fn trajectories_of(pool: &PgPool, run: Uuid, step: i64, tenant: Option<&str>) -> sqlx::Result<Vec<Trajectory>> {
     sqlx::query_as!(
         Trajectory,
         "select t.generation_id as generation, g.version, t.reward, t.signal, t.closed_at
          from disposition d
          join trajectory t on t.generation_id = d.generation_id
          join generation g on g.id = d.generation_id
-         where d.run_id = $1 and d.step = $2 and d.kind = 'trained'
+         where d.run_id = $1 and d.step = $2 and d.kind = 'trained' and ($3::text is null or g.tenant_id = $3)
          order by t.generation_id",
         run,
-        step
+        step,
+        tenant
     )
     .fetch_all(pool)
     .await

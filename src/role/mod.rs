@@ -9,12 +9,14 @@ use axum::Router;
 use edge::auth::Auth;
 use edge::host::Hosts;
 use edge::server::{Limits, Listener};
+use edge::tenant;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::App;
+use crate::cli::audit::CommandLine;
 use crate::config::{Config, Part};
 use crate::database;
 
@@ -49,6 +51,13 @@ impl Role {
             metrics: app.metrics.clone(),
             shutdown,
         })
+    }
+
+    /// Gives the configured policy to the configured tenant if it is new. Fails if it belongs to another
+    /// one.
+    pub async fn own_policy(&self, config: &Config) -> anyhow::Result<()> {
+        let (policy, person) = (&config.policy, CommandLine::new());
+        tenant::own(&self.pool, &policy.name, &policy.tenant, person.actor()).await
     }
 
     /// `/metrics`, for the role to merge into its own routes. Needs a key if other machines reach

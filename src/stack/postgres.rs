@@ -80,6 +80,9 @@ impl Postgres {
         set("max_connections", &CONNECTIONS_MAX);
         // On solid-state disks a random page costs about as much as the next one.
         set("random_page_cost", &"1.1");
+        // Details of an error quote the row, and statements may hold values: texts of users.
+        set("log_error_verbosity", &"terse");
+        set("log_min_error_statement", &"panic");
         set("timezone", &"UTC");
         set("log_timezone", &"UTC");
         if !self.durable {

@@ -1,9 +1,10 @@
-//! Creates or updates what the roles need before they start: database and schema, topics, signing
-//! keys.
+//! Creates or updates what the roles need before they start: database and schema, the policy's owner,
+//! topics, signing keys.
 
 use anyhow::Context;
 use artifact::sign::{Role, SigningKey};
 use edge::sampler::{self, SamplerKey};
+use edge::tenant;
 use sqlx::PgPool;
 
 use crate::cli::audit::CommandLine;
@@ -26,6 +27,13 @@ pub async fn prepare(config: &Config) -> anyhow::Result<()> {
     }
     let pool = database::connect(config).await?;
     database::migrate(&pool).await?;
+    tenant::own(
+        &pool,
+        &config.policy.name,
+        &config.policy.tenant,
+        CommandLine::new().actor(),
+    )
+    .await?;
     register_sampler(config, &pool).await?;
     pool.close().await;
     ingest::log::ensure_topics(&config.kafka_client()?, config.ingest.partitions)

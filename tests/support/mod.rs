@@ -18,6 +18,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use edge::audit::Actor;
+use edge::auth::Role;
+use edge::auth::key::{self, Grant, NewKey};
 use ingest::log::ClientOptions;
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
@@ -162,6 +165,23 @@ pub async fn eventually<T>(what: &str, limit: Duration, mut poll: impl AsyncFnMu
         assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Creates a key that never expires and returns its secret. Creates the tenant if it is new.
+pub async fn create_key(pool: &PgPool, tenant: &str, role: Role, label: &str) -> String {
+    let key = NewKey {
+        tenant,
+        grant: Grant::Role(role),
+        label,
+        expires_at: None,
+        replica: None,
+        requests_per_second: None,
+    };
+    let actor = Actor {
+        key: None,
+        name: "tests",
+    };
+    key::create(pool, &key, actor, "").await.unwrap().secret
 }
 
 #[derive(Debug, Deserialize)]

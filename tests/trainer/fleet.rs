@@ -23,6 +23,8 @@ pub struct Fleet {
     pub trusted: Arc<TrustedKeys>,
     pub producer: Producer,
     pub seeds: Arc<AtomicU64>,
+    /// The first choice of each answer is logged with wrong log-probabilities.
+    pub wrong: bool,
 }
 
 impl Fleet {
@@ -80,7 +82,10 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
         tokio::task::spawn_blocking(work).await.unwrap()
     };
     let mut choices = Vec::new();
-    for (token_ids, logprobs) in sampled {
+    for (nth, (token_ids, mut logprobs)) in sampled.into_iter().enumerate() {
+        if fleet.wrong && nth == 0 {
+            logprobs[0] -= 1.0;
+        }
         let text: String = token_ids.iter().map(|&id| char::from(b'a' + (id % 26) as u8)).collect();
         let tokens = token_ids.len() as u32;
         let generation = generation(

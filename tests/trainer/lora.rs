@@ -32,7 +32,7 @@ async fn step(world: &World, head: i64, step: i64, options: Options) -> (i64, Ru
         .await
         .unwrap();
     let key = run_state::key(run, step, version);
-    (version, world.publisher.read_run_state(&key).await.unwrap())
+    (version, world.publisher.read_run_state(&key, None).await.unwrap())
 }
 
 /// Runs `springtide policy …` on the world's store. Returns whether it succeeded, and its output.

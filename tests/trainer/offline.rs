@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 const SOON: Duration = Duration::from_secs(90);
@@ -47,29 +48,79 @@ fn request() -> Value {
     })
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_grpo_run_publishes_on_a_line_of_its_own() {
-    let world = World::start("grpo").await;
-    world.follow(1, world.base, 0).await;
-    let producer = Producer::new(&world.stack.kafka).unwrap();
+/// Starts a fleet. Returns its base URL.
+async fn fleet(world: &World, wrong: bool) -> String {
     let fleet = Fleet {
         pool: world.stack.pool.clone(),
         store: world.publisher.store.clone(),
-        trusted: Arc::clone(&world.publisher.trusted),
-        producer,
+        trusted: Arc::new(world.publisher.trusted().await.unwrap()),
+        producer: Producer::new(&world.stack.kafka).unwrap(),
         seeds: Arc::new(AtomicU64::new(1)),
+        wrong,
     };
-    let serve_url = fleet.serve().await;
-    let stop = CancellationToken::new();
-    let ingest = tokio::spawn(ingest::run(
-        ingest::Options::default(),
+    fleet.serve().await
+}
+
+async fn ingest(world: &World, stop: &CancellationToken) -> JoinHandle<anyhow::Result<()>> {
+    tokio::spawn(::ingest::run(
+        ::ingest::Options::default(),
         world.stack.kafka.clone(),
         world.stack.pool.clone(),
         Auth::new(AuthOptions::default(), world.stack.pool.clone()),
         TcpListener::bind("127.0.0.1:0").await.unwrap().into(),
         axum::Router::new(),
         stop.clone(),
-    ));
+    ))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_with_a_wrong_rollout_teaches_nothing() {
+    let world = World::start("wrong_rollouts").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, true).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control(&world).await;
+    let (_, created) = post(format!("{control}/v1/runs"), &request()).await;
+    let run = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
+    let mut options = world.options();
+    options.offline.enabled = true;
+    options.offline.empty_draws_max = 8;
+    options.realtime.enabled = false;
+    let running = world.run_against(options, &serve_url);
+    let ended = eventually("the run ends", SOON, async || {
+        let run = get(run.clone()).await;
+        run["finished_at"].is_string().then_some(run)
+    })
+    .await;
+    assert_eq!(
+        (&ended["status"], &ended["steps_done"]),
+        (&json!("failed"), &json!(0)),
+        "{ended}"
+    );
+    let (mut wrong, mut companions) = (0, 0);
+    for one in world.dispositions().await {
+        match one.code.as_deref() {
+            Some("quarantined_logprob") => wrong += 1,
+            Some("incomplete_group") => companions += 1,
+            Some("zero_variance_group") => {}
+            other => panic!("{other:?}: {one:?}"),
+        }
+    }
+    // a group of 16 takes two requests, each with one wrong choice
+    assert!(wrong > 0 && companions == 7 * wrong, "{companions} beside {wrong}");
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grpo_run_publishes_on_a_line_of_its_own() {
+    let world = World::start("grpo").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, false).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
     let control = control(&world).await;
     let (status, created) = post(format!("{control}/v1/runs"), &request()).await;
     assert_eq!((status, created["status"].as_str()), (201, Some("queued")), "{created}");

@@ -1,13 +1,19 @@
 //! Forged generations of every kind: none is trained on, each gets its code, and the honest ones
 //! around them make the step.
 
+use super::bounds::id_at;
 use super::world::{Sampled, TEST, World, ensure_assigned, register, sampler_key};
 use crate::support::eventually;
 use edge::sampler::{self, SamplerKey};
+use edge::tenant;
 use ingest::event::signed_bytes;
 use std::collections::BTreeMap;
 use std::time::Duration;
+use time::OffsetDateTime;
+use trainer::publish::Error;
 use uuid::Uuid;
+
+const SOON: Duration = Duration::from_secs(60);
 
 /// Sets columns of a stored generation. `values` is SQL.
 async fn forge(world: &World, id: Uuid, values: &str) {
@@ -82,6 +88,7 @@ async fn forged_generations_are_never_trained_on() {
         "unsigned_digest = decode(repeat('07', 32), 'hex')",
     )
     .await;
+    tenant::consent(pool, "demo", "another", TEST, "").await.unwrap();
     forge(&world, next("bad_signature"), "tenant_id = 'another'").await;
     forge(
         &world,
@@ -130,6 +137,123 @@ async fn forged_generations_are_never_trained_on() {
             None => assert_eq!(one.kind, "trained", "{one:?}"),
         }
     }
+}
+
+/// How many dispositions there are of each code, or kind if there is no code.
+async fn decided(world: &World) -> BTreeMap<String, usize> {
+    let mut decided = BTreeMap::new();
+    for one in world.dispositions().await {
+        *decided.entry(one.code.unwrap_or(one.kind)).or_default() += 1;
+    }
+    decided
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn open_generations_that_nobody_sampled_hold_no_cohort_back() {
+    let world = World::start("forged_open").await;
+    world.follow(1, world.base, 0).await;
+    // the oldest of all: open, of the head, and signed by nobody, with a wrong signature, or with a
+    // right one of a key that is revoked now
+    let mut forged = world.sample(world.base, 3).await;
+    forged[2].replica = "stolen".into();
+    for one in &forged {
+        world.insert_open(one, "champion").await;
+    }
+    let unsigned = "sampler = null, signature = null, unsigned_digest = null, proven = null";
+    forge(&world, forged[0].id, unsigned).await;
+    let garbage = "signature = decode(repeat('07', 64), 'hex'), proven = false";
+    forge(&world, forged[1].id, garbage).await;
+    sqlx::query("update open_generation set proven = false where generation_id = any($1)")
+        .bind([forged[0].id, forged[1].id])
+        .execute(&world.stack.pool)
+        .await
+        .unwrap();
+    sampler::revoke(&world.stack.pool, sampler_key("stolen").id(), TEST, "stolen")
+        .await
+        .unwrap();
+    let honest = world.sample(world.base, 8).await;
+    world.insert_all(&honest, "champion").await;
+    let running = world.run(world.options());
+    world.head_after(world.base).await;
+    running.stop().await;
+    assert_eq!(decided(&world).await, BTreeMap::from([("trained".to_owned(), 8)]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_forged_generations_takes_nobodys_turn_and_raises_an_alarm() {
+    let world = World::start("forged_flood").await;
+    world.follow(1, world.base, 0).await;
+    let first = world.sample(world.base, 1).await.remove(0);
+    world.insert(&first, "champion").await;
+    // older than the other honest ones, so their turn comes first, and too many for one statement
+    world.insert_unproven(&first, "completion", 1_500).await;
+    world.insert_all(&world.sample(world.base, 7).await, "champion").await;
+    let running = world.run(world.options());
+    world.head_after(world.base).await;
+    eventually("the alarm begins", SOON, async || {
+        let events = world.events().await;
+        events.iter().any(|event| event.contains("lack proof")).then_some(())
+    })
+    .await;
+    running.stop().await;
+    let expected = [("bad_signature", 1_500), ("trained", 8)];
+    let expected: BTreeMap<String, usize> = expected.map(|(code, count)| (code.to_owned(), count)).into();
+    assert_eq!(decided(&world).await, expected);
+    assert_eq!(world.status().await.unwrap().0, "running");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_is_not_committed_with_samples_of_a_revoked_sampler() {
+    let world = World::start("revoked_step").await;
+    world.follow(1, world.base, 0).await;
+    let mut cohort = world.sample(world.base, 4).await;
+    cohort[1].replica = "stolen".into();
+    world.insert_all(&cohort, "champion").await;
+    let (run, claim) = world.claimed_run().await;
+    let prepared = world.prepare(&claim, run, &cohort).await;
+    sampler::revoke(&world.stack.pool, sampler_key("stolen").id(), TEST, "stolen")
+        .await
+        .unwrap();
+    let refused = world.publisher.commit(&claim, &prepared).await;
+    assert!(matches!(refused, Err(Error::RevokedSampler)), "{refused:?}");
+    assert_eq!(world.line().await, (world.base, 0));
+    assert_eq!(decided(&world).await, BTreeMap::new());
+    // nor by the next process, which finds the step prepared
+    let running = world.run(world.options());
+    eventually("the sample has its code", SOON, async || {
+        (decided(&world).await.get("revoked_sampler") == Some(&1)).then_some(())
+    })
+    .await;
+    assert_eq!(world.line().await, (world.base, 0));
+    world.insert_all(&world.sample(world.base, 5).await, "champion").await;
+    world.head_after(world.base).await;
+    running.stop().await;
+    assert_eq!(decided(&world).await["trained"], 8);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn samples_that_joined_before_their_sampler_was_revoked_are_not_trained_on() {
+    let world = World::start("revoked_member").await;
+    world.follow(1, world.base, 0).await;
+    let mut stolen = world.sample(world.base, 4).await;
+    let hour_ago = OffsetDateTime::now_utc() - time::Duration::hours(1);
+    for (n, one) in (0..).zip(&mut stolen) {
+        one.replica = "stolen".into();
+        // outside of what the run looks through at each poll
+        one.id = id_at(hour_ago, n);
+    }
+    let running = world.run(world.options());
+    world.insert_all(&stolen, "champion").await;
+    world.settled().await; // they are members now
+    sampler::revoke(&world.stack.pool, sampler_key("stolen").id(), TEST, "stolen")
+        .await
+        .unwrap();
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    world.head_after(world.base).await;
+    running.stop().await;
+    let expected = [("revoked_sampler", 4), ("trained", 8)];
+    let expected: BTreeMap<String, usize> = expected.map(|(code, count)| (code.to_owned(), count)).into();
+    assert_eq!(decided(&world).await, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

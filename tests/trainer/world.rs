@@ -3,9 +3,10 @@
 
 use crate::support::{Stack, eventually};
 use artifact::checkpoint::Checkpoint;
-use artifact::sign::{SigningKey, TrustedKeys};
+use artifact::sign::SigningKey;
 use edge::audit::Actor;
 use edge::sampler::{self, SamplerKey};
+use edge::tenant;
 use ingest::event::{self, signed_bytes};
 use ingest::payload::Store as Payloads;
 use model::autograd::random_checkpoint;
@@ -52,6 +53,7 @@ pub struct Sampled {
     pub temperature: f32,
     /// Sampled with the decline token masked.
     pub suppressed: bool,
+    pub tenant: String,
     pub user: String,
     pub surface: String,
     pub replica: String,
@@ -123,6 +125,11 @@ pub struct Running {
 }
 
 impl Running {
+    /// Whether it has ended by itself.
+    pub fn has_ended(&self) -> bool {
+        self.work.is_finished()
+    }
+
     pub async fn stop(self) {
         self.shutdown.cancel();
         self.work.await.unwrap().unwrap();
@@ -153,12 +160,17 @@ impl World {
     }
 
     pub async fn start_with(name: &str, config: &ModelConfig) -> Self {
+        Self::start_seeded(name, config, 11).await
+    }
+
+    /// `seed`: of the base version's weights.
+    pub async fn start_seeded(name: &str, config: &ModelConfig, seed: u64) -> Self {
         let stack = Stack::start(name).await;
         let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
         let publisher = Publisher {
             pool: stack.pool.clone(),
             store: Store::open(&stack.store_url).unwrap(),
-            trusted: Arc::new(TrustedKeys::load(&stack.keys_dir).unwrap()),
+            keys_dir: stack.keys_dir.clone(),
             key: Arc::new(key),
             announce: None,
             policy: POLICY.into(),
@@ -166,12 +178,13 @@ impl World {
             run_states_kept: 2,
             quantized: QuantizedCopies::default(),
         };
-        let mut checkpoint = random_checkpoint(config, 11);
+        let mut checkpoint = random_checkpoint(config, seed);
         let generation = serde_json::json!({"springtide_decline_token_id": DECLINE});
         checkpoint
             .files
             .insert("generation_config.json".into(), generation.to_string().into());
         let checkpoint = Arc::new(checkpoint);
+        tenant::own(&publisher.pool, POLICY, "default", TEST).await.unwrap();
         let base = import_checkpoint(&publisher, checkpoint, "realtime").await.unwrap();
         World {
             stack,
@@ -226,12 +239,7 @@ impl World {
     }
 
     pub async fn materialize(&self, version: i64) -> Arc<Checkpoint> {
-        let Publisher { store, trusted, .. } = &self.publisher;
-        store
-            .materialize(POLICY, version, trusted, &[])
-            .await
-            .unwrap()
-            .checkpoint
+        self.publisher.load(version).await.unwrap()
     }
 
     /// Generations of `version`, newest ids last, with rewards of both signs.
@@ -252,6 +260,7 @@ impl World {
                     logprobs,
                     temperature: 1.0,
                     suppressed,
+                    tenant: "default".into(),
                     user: "u".into(),
                     surface: "completion".into(),
                     replica: "r".into(),
@@ -276,12 +285,39 @@ impl World {
     /// A generation whose horizon has not passed.
     pub async fn insert_open(&self, sampled: &Sampled, arm: &str) {
         self.insert_generation(sampled, arm).await;
-        sqlx::query("insert into open_generation values ($1, $2, now() + interval '1 hour')")
+        sqlx::query("insert into open_generation values ($1, $2, now() + interval '1 hour', true)")
             .bind(sampled.id)
             .bind(&sampled.surface)
             .execute(&self.stack.pool)
             .await
             .unwrap();
+    }
+
+    /// Closed generations like this one, with young ids and a signature that the sink found wrong.
+    pub async fn insert_unproven(&self, like: &Sampled, surface: &str, count: i32) {
+        self.ensure_defined(surface).await;
+        sqlx::query(
+            "with forged as (
+                 insert into generation
+                     (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
+                      episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
+                      finish_reason, declined, finished_at, sampled_at, sampler, signature, unsigned_digest, proven)
+                 select uuidv7(), tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, $2,
+                        episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
+                        finish_reason, declined, sampled_at, sampled_at, sampler, decode(repeat('07', 64), 'hex'),
+                        unsigned_digest, false
+                 from generation, generate_series(1, $3)
+                 where id = $1
+                 returning id
+             )
+             insert into trajectory (generation_id, surface, reward_definition, reward) select id, $2, 1, 1 from forged",
+        )
+        .bind(like.id)
+        .bind(surface)
+        .bind(count)
+        .execute(&self.stack.pool)
+        .await
+        .unwrap();
     }
 
     pub async fn close(&self, sampled: &Sampled, reward: f64) {
@@ -308,24 +344,26 @@ impl World {
         .unwrap();
     }
 
-    /// A generation with the proof of its replica, which is assigned the version.
+    /// A generation with the proof of its replica, which is assigned the version. The surface is
+    /// defined if it was not.
     async fn insert_generation(&self, sampled: &Sampled, arm: &str) {
+        self.ensure_defined(&sampled.surface).await;
         let key = sampler_key(&sampled.replica);
         register(&self.stack.pool, &key, &sampled.replica).await;
         ensure_assigned(&self.stack.pool, arm, sampled.version).await;
         let finished_at = event::now();
         let digest = *blake3::hash(sampled.id.as_bytes()).as_bytes();
-        let signature = key.sign(&signed_bytes("default", finished_at, &digest));
+        let signature = key.sign(&signed_bytes(&sampled.tenant, finished_at, &digest));
         let ids = |ids: &[u32]| ids.iter().map(|&id| id as i32).collect::<Vec<i32>>();
         sqlx::query(
             "insert into generation
                  (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
                   episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
                   finish_reason, declined, decline_suppressed, exploration_share, finished_at, sampled_at, sampler,
-                  signature, unsigned_digest)
-             values ($1, 'default', $2, $3, $3, '[]', '', 'realtime', $13, 'production', $12,
+                  signature, unsigned_digest, proven)
+             values ($1, $19, $2, $3, $3, '[]', '', 'realtime', $13, 'production', $12,
                      $1, $11, $4, 1, $5, $6, $7, $8, 1, 'stop', $9, $10, 0.25, case when $14::double precision is null then null else $15 end,
-                     $15::timestamptz - make_interval(secs => coalesce($14, 0)), $16, $17, $18)",
+                     $15::timestamptz - make_interval(secs => coalesce($14, 0)), $16, $17, $18, true)",
         )
         .bind(sampled.id)
         .bind(POLICY)
@@ -345,9 +383,16 @@ impl World {
         .bind(key.id())
         .bind(signature.as_slice())
         .bind(digest.as_slice())
+        .bind(&sampled.tenant)
         .execute(&self.stack.pool)
         .await
         .unwrap();
+    }
+
+    async fn ensure_defined(&self, surface: &str) {
+        let sql =
+            "insert into reward_definition (surface, version, definition) values ($1, 1, '{}') on conflict do nothing";
+        sqlx::query(sql).bind(surface).execute(&self.stack.pool).await.unwrap();
     }
 
     /// Defines a surface, as ingest stores it.
@@ -491,6 +536,14 @@ impl World {
 
     /// The first step of `run` on `cohort`, up to its manifest.
     pub async fn prepare(&self, claim: &Claim, run: Uuid, cohort: &[Sampled]) -> Prepared {
+        self.publisher
+            .prepare(claim, self.draft(run, cohort).await)
+            .await
+            .unwrap()
+    }
+
+    /// The first step of `run` on `cohort`, computed.
+    pub async fn draft(&self, run: Uuid, cohort: &[Sampled]) -> Draft {
         let checkpoint = self.materialize(self.base).await;
         let record = StepRecord {
             run,
@@ -500,8 +553,7 @@ impl World {
             metrics: serde_json::json!({}),
         };
         let samples: Vec<Sample> = cohort.iter().map(to_sample).collect();
-        let draft = draft(checkpoint, &samples, record, self.base);
-        self.publisher.prepare(claim, draft).await.unwrap()
+        draft(checkpoint, &samples, record, self.base)
     }
 }
 
@@ -520,7 +572,7 @@ fn draft(checkpoint: Arc<Checkpoint>, samples: &[Sample], record: StepRecord, pa
         parent,
         parent_checkpoint: proposal.parent,
         checkpoint: proposal.checkpoint,
-        run_state: learner.run_state(record.clone(), 0).to_bytes().unwrap(),
+        run_state: learner.run_state(record.clone(), 0).encode().unwrap(),
         record,
     }
 }
@@ -528,7 +580,7 @@ fn draft(checkpoint: Arc<Checkpoint>, samples: &[Sample], record: StepRecord, pa
 fn to_sample(sampled: &Sampled) -> Sample {
     Sample {
         generation: sampled.id,
-        tenant: "default".into(),
+        tenant: sampled.tenant.clone(),
         user: sampled.user.clone(),
         replica: "r".into(),
         class: "completion".into(),

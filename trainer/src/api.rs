@@ -1,9 +1,10 @@
 //! Runs, versions and lines over HTTP. Needs no libtorch.
 //!
 //! `/v1/runs` has the shape of `/v1/fine_tuning/jobs`: create a run, read its progress, pause,
-//! resume, cancel. Handlers only write rows. The executor in `springtide train` reads them; it need
-//! not be running.
+//! resume, cancel. Handlers only write rows, and what was requested with which key into the audit.
+//! The executor in `springtide train` reads them; it need not be running.
 
+pub mod audited;
 mod control;
 pub mod create;
 mod runs;
@@ -90,9 +91,8 @@ fn limit(requested: Option<i64>) -> Result<i64, Problem> {
 }
 
 /// A database error as a problem, which logs it.
-#[expect(clippy::needless_pass_by_value, reason = "passed to map_err")]
 fn database(error: sqlx::Error) -> Problem {
-    Problem::internal(format!("database: {error}"))
+    Problem::of_database(error, |error| Problem::internal(format!("database: {error}")))
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub struct Realtime {
     /// Answers that take longer than this from the first token to the last may be missed, because
     /// the step does not wait for them, seconds; default 60.
     pub answer_seconds_max: f64,
-    /// How much one user, tenant or surface may weigh in what is trained on.
+    /// How much one user, tenant, surface or replica may weigh in what is trained on.
     pub caps: Caps,
     /// What rewards are compared with; default `zero`.
     pub baseline: BaselineKind,
@@ -103,6 +103,12 @@ pub struct Alarms {
     /// The alarm is on if a larger share of the latest 512 samples was quarantined; 0 to 1, default
     /// 0.05.
     pub quarantine_share_max: f64,
+    /// The alarm is on if a larger share of the latest 512 samples lacked proof of who sampled them; 0
+    /// to 1, default 0.05. 1: never.
+    pub unproven_share_max: f64,
+    /// The alarm is on if a cap dropped a larger share of the latest 512 samples; 0 to 1, default 0.5.
+    /// 1: never.
+    pub capped_share_max: f64,
 }
 
 impl Default for Alarms {
@@ -111,6 +117,8 @@ impl Default for Alarms {
             show_rate_min: 0.1,
             show_rate_window: 500,
             quarantine_share_max: 0.05,
+            unproven_share_max: 0.05,
+            capped_share_max: 0.5,
         }
     }
 }
@@ -195,6 +203,14 @@ impl Options {
             "trainer.realtime.alarms.quarantine_share_max must be from 0 to 1"
         );
         ensure!(
+            (0.0..=1.0).contains(&alarms.unproven_share_max),
+            "trainer.realtime.alarms.unproven_share_max must be from 0 to 1"
+        );
+        ensure!(
+            (0.0..=1.0).contains(&alarms.capped_share_max),
+            "trainer.realtime.alarms.capped_share_max must be from 0 to 1"
+        );
+        ensure!(
             (0.0..=86_400.0).contains(&self.realtime.answer_seconds_max),
             "trainer.realtime.answer_seconds_max must be from 0 to 86400"
         );
@@ -204,10 +220,7 @@ impl Options {
         for (section, checked) in [
             ("trainer.realtime.step", self.realtime.step.check()),
             ("trainer.realtime.guards", self.realtime.guards.check()),
-            (
-                "trainer.realtime.caps",
-                self.realtime.caps.check().map_err(str::to_owned),
-            ),
+            ("trainer.realtime.caps", self.realtime.caps.check()),
             ("trainer.offline.guards", self.offline.guards.check()),
         ] {
             if let Err(why) = checked {

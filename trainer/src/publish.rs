@@ -2,18 +2,23 @@
 //!
 //! ```text
 //! serial from the sequence → run state uploaded ┐
-//! delta encoded → objects uploaded              ┴→ manifest put if absent (run, step, cohort, fence)
+//! delta encoded → objects uploaded              ┴→ intent, fenced: digests of manifest and run state
+//!   → manifest put if absent (run, step, cohort, fence)
 //!   → objects checked once more: garbage collection may have deleted one that already existed
 //!   → THE COMMIT, one fenced transaction: version, head of the line, step, dispositions, baselines
 //!   → announcement, repeatable
 //! ```
 //! After a crash before the manifest, objects are left that nothing names. After a crash between
-//! manifest and commit, the next executor finds the manifest with its own (run, step) and commits
-//! exactly that step ([`Publisher::adopt`]), or leaves it as an orphan that nobody follows.
+//! manifest and commit, the next executor finds the manifest of its intent and commits exactly that
+//! step (`intent`), or leaves it as an orphan that nobody follows.
+//!
+//! The store is not trusted, nor is a manifest because this trainer's key signed it: the key may be
+//! stolen. What a run continues from is known by its digest in the database.
 
 mod error;
 mod external;
 mod import;
+mod intent;
 mod quantized;
 pub(crate) mod record;
 pub mod referenced;
@@ -30,23 +35,20 @@ pub use shards::{ShardedVersion, publish_shards, put_shard};
 use crate::runs::claim::Claim;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
-use artifact::manifest::{Manifest, Parent, Quantized, RunStep};
+use artifact::manifest::{self, Manifest, Parent, Quantized, RunStep};
 use artifact::sign::{SigningKey, TrustedKeys};
 use artifact::threads::Threads;
-use bytes::Bytes;
 use ingest::log::Producer;
-use run_state::{RunState, StepRecord};
+use run_state::{Encoded, StepRecord};
 use sqlx::PgPool;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use store::{Pieces, PutOutcome, Store};
 use time::OffsetDateTime;
-use uuid::Uuid;
 
 /// Serials tried before we conclude that the store belongs to another database.
 const SERIALS_TRIED_MAX: usize = 8;
-/// Serials looked at when a restart searches for its own manifest.
-const PROBED_MAX: i64 = 1_000;
 
 /// Publishes versions of one policy.
 #[derive(Clone)]
@@ -54,7 +56,8 @@ pub struct Publisher {
     pub pool: PgPool,
     pub store: Store,
     pub key: Arc<SigningKey>,
-    pub trusted: Arc<TrustedKeys>,
+    /// Folder of the trusted public keys. It is read for each use, as revocations are.
+    pub keys_dir: PathBuf,
     /// `None`: nothing is announced, followers find versions by polling.
     pub announce: Option<Producer>,
     pub policy: String,
@@ -77,8 +80,8 @@ pub struct Draft {
     pub parent_checkpoint: Arc<Checkpoint>,
     pub checkpoint: Arc<Checkpoint>,
     pub record: StepRecord,
-    /// [`RunState`] after the step, as bytes.
-    pub run_state: Bytes,
+    /// [`RunState`] after the step.
+    pub run_state: Encoded,
 }
 
 /// A step whose manifest is in the store and that only lacks its commit.
@@ -87,6 +90,7 @@ pub struct Prepared {
     pub manifest: Manifest,
     pub record: StepRecord,
     pub run_state_key: String,
+    pub run_state_digest: Digest,
     pub timings: Timings,
 }
 
@@ -108,8 +112,8 @@ pub struct Timings {
     pub commit: f64,
 }
 
-/// A run, its step, and its run state as bytes.
-type StepState<'a> = (Uuid, i64, &'a Bytes);
+/// A step of a claimed run, and the run state after it.
+type StepState<'a> = (&'a Claim, i64, &'a Encoded);
 
 /// A serial, and the key of the run state that was uploaded under it.
 struct Reserved {
@@ -150,7 +154,7 @@ impl Publisher {
         let checkpoints = (draft.parent_checkpoint, Arc::clone(&draft.checkpoint));
         let objects = self.objects(started, parent, checkpoints, checkpoint_due);
         // the run state is most of the bytes: it is uploaded while the delta is encoded
-        let run_state = Some((claim.run, step, &draft.run_state));
+        let run_state = Some((claim, step, &draft.run_state));
         let (objects, reserved) = tokio::try_join!(objects, self.reserve(run_state))?;
         let mut manifest = Manifest {
             run: Some(RunStep {
@@ -173,8 +177,36 @@ impl Publisher {
             manifest,
             record: draft.record,
             run_state_key,
+            run_state_digest: draft.run_state.digest,
             timings: objects.timings(started),
         })
+    }
+
+    /// The keys of the folder, without those that are revoked by now.
+    pub async fn trusted(&self) -> Result<TrustedKeys, Error> {
+        let keys = TrustedKeys::load(&self.keys_dir)?;
+        Ok(self.store.trusted(&self.policy, keys).await?)
+    }
+
+    /// [`trusted`](Self::trusted), or an error if this publisher's key may not sign versions any
+    /// longer.
+    pub async fn signing_keys(&self) -> Result<TrustedKeys, Error> {
+        let (trusted, key) = (self.trusted().await?, self.key.key_id());
+        match trusted.may_sign(key, manifest::KIND) {
+            true => Ok(trusted),
+            false => Err(Error::KeyRefused { key: key.into() }),
+        }
+    }
+
+    /// Restores a version that the database has. Other bytes are refused, whoever signed them.
+    pub async fn load(&self, version: i64) -> Result<Arc<Checkpoint>, Error> {
+        let root = record::version(&self.pool, &self.policy, version).await?.root;
+        let trusted = self.trusted().await?;
+        let restored = self.store.materialize(&self.policy, version, &trusted, &[]).await?;
+        match restored.root {
+            found if found == root => Ok(restored.checkpoint),
+            found => Err(Error::OtherRoot { version, root, found }),
+        }
     }
 
     /// A manifest without serial, objects and run.
@@ -242,11 +274,15 @@ impl Publisher {
     /// Bytes of the deltas from the nearest full checkpoint to `serial`: what a new replica
     /// downloads besides the checkpoint. 0 if a checkpoint is due anyway.
     async fn chain_bytes(&self, serial: i64, checkpoint_due: bool) -> Result<u64, Error> {
+        if checkpoint_due {
+            return Ok(0);
+        }
+        let trusted = self.trusted().await?;
         let mut bytes = 0;
-        let mut next = Some(serial).filter(|_| !checkpoint_due);
+        let mut next = Some(serial);
         for _ in 0..self.checkpoint_every {
             let Some(serial) = next else { break };
-            let manifest = match self.store.get_manifest(&self.policy, serial, &self.trusted).await {
+            let manifest = match self.store.get_manifest(&self.policy, serial, &trusted).await {
                 Err(error @ store::Error::Backend { .. }) => return Err(error.into()),
                 // the chain is broken: a new checkpoint repairs it
                 Err(_) => return Ok(u64::MAX),
@@ -278,23 +314,28 @@ impl Publisher {
     async fn reserve(&self, run_state: Option<StepState<'_>>) -> Result<Reserved, Error> {
         let serial = record::next_serial(&self.pool).await?;
         let mut run_state_key = String::new();
-        if let Some((run, step, bytes)) = run_state {
-            run_state_key = run_state::key(run, step, serial);
-            self.store.put_private(&run_state_key, bytes).await?;
+        if let Some((claim, step, run_state)) = run_state {
+            run_state_key = run_state::key(claim.run, step, serial);
+            self.store.put_private(&run_state_key, &run_state.bytes).await?;
         }
         Ok(Reserved { serial, run_state_key })
     }
 
     /// Puts the manifest under the reserved serial, or under the next one if the store has that
-    /// serial already (as after a database restore). Returns the key of the run state.
+    /// serial already (as after a database restore). Returns the key of the run state. Refuses if
+    /// the key has been revoked.
     async fn put_manifest(
         &self,
         manifest: &mut Manifest,
         mut reserved: Reserved,
         run_state: Option<StepState<'_>>,
     ) -> Result<String, Error> {
+        self.signing_keys().await?;
         for _ in 0..SERIALS_TRIED_MAX {
             manifest.version = reserved.serial;
+            if let Some((claim, _, run_state)) = run_state {
+                self.note_intent(claim, manifest, run_state.digest).await?;
+            }
             match self.store.put_manifest(manifest, &self.key).await? {
                 PutOutcome::Created => return Ok(reserved.run_state_key),
                 PutOutcome::Exists(_) | PutOutcome::Taken if run_state.is_some() => {
@@ -344,84 +385,6 @@ impl Publisher {
         if let Err(error) = producer.send_announcement(&announcement).await {
             tracing::warn!(%error, version, "could not announce a version; followers will find it by polling");
         }
-    }
-
-    /// After a restart: commits the step that an earlier executor of this run prepared, if its
-    /// manifest exists and the line has not moved since. Returns the serial of the adopted version.
-    pub async fn adopt(
-        &self,
-        claim: &Claim,
-        step: i64,
-        line: &str,
-        branch: i32,
-        head: i64,
-    ) -> Result<Option<i64>, Error> {
-        let newest = record::newest_serial(&self.pool).await?;
-        let oldest = (head + 1).max(newest - PROBED_MAX + 1);
-        for serial in record::serials_without_version(&self.pool, &self.policy, oldest, newest).await? {
-            let Some(manifest) = self.probe(serial).await? else {
-                continue;
-            };
-            let own = manifest
-                .run
-                .as_ref()
-                .is_some_and(|r| r.run == claim.run && r.step == step);
-            let follows = manifest.line == line
-                && manifest.branch == branch
-                && manifest.parent.as_ref().is_some_and(|p| p.version == head);
-            if !own || !follows {
-                continue;
-            }
-            let run_state_key = run_state::key(claim.run, step, serial);
-            let record = match self.read_run_state(&run_state_key).await {
-                Ok(run_state) => run_state.record,
-                Err(error) if error.is_lost() => {
-                    tracing::warn!(%error, serial, "a prepared step has no readable run state: left as an orphan");
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            let prepared = Prepared {
-                manifest,
-                record,
-                run_state_key,
-                timings: Timings::default(),
-            };
-            match self.commit(claim, &prepared).await {
-                Ok(()) => {
-                    self.after_commit(&prepared).await;
-                    return Ok(Some(serial));
-                }
-                Err(Error::AlreadyDecided) => {
-                    tracing::warn!(
-                        serial,
-                        "the cohort of a prepared step has other dispositions: left as an orphan"
-                    );
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(None)
-    }
-
-    /// The manifest of a serial that the database does not have, if there is a valid one.
-    async fn probe(&self, serial: i64) -> Result<Option<Manifest>, Error> {
-        match self.store.get_manifest(&self.policy, serial, &self.trusted).await {
-            Ok(manifest) => Ok(Some(manifest)),
-            Err(store::Error::NotFound(_)) => Ok(None),
-            Err(
-                error @ (store::Error::Corrupt { .. } | store::Error::Signature { .. } | store::Error::Document { .. }),
-            ) => {
-                tracing::warn!(%error, serial, "a manifest without a row is not valid: left as an orphan");
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    pub async fn read_run_state(&self, key: &str) -> Result<RunState, Error> {
-        let bytes = self.store.get_private(key).await?;
-        Ok(tokio::task::spawn_blocking(move || RunState::from_bytes(&bytes)).await??)
     }
 }
 

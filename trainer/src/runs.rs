@@ -24,4 +24,8 @@ mod realtime;
 #[cfg(feature = "torch")]
 pub mod sft;
 #[cfg(feature = "torch")]
+mod share_alarm;
+#[cfg(feature = "torch")]
 pub mod trainer;
+#[cfg(feature = "torch")]
+mod unproven;

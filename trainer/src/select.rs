@@ -1,13 +1,22 @@
 //! Which trajectories a step trains on, and why the others are excluded. SQL; nothing is kept in
 //! memory.
 //!
+//! ```text
+//! set_aside.sql   gives what no cohort will take its reason: another arm, another version, unsigned
+//! candidates.sql  the oldest queued trajectories of the head
+//! faults.sql      which of them may not be trained on, and why
+//! rows.sql        what was logged of the others; context.rs checks signature, prompt and sampling
+//! ```
+//! Every sample of every run has passed the last three, however old its trajectory is. `set_aside`
+//! only keeps the queue short.
+//!
 //! Every decision is one row of `disposition` per generation, written once. Trajectories that are
 //! not chosen yet have no row and stay queued. Nothing here computes an advantage or touches a
 //! tensor.
 
 pub mod caps;
 mod context;
-mod provenance;
+pub(crate) mod provenance;
 
 use crate::learn::explore;
 use crate::learn::sample::{Behavior, ModelLimits, Sample};
@@ -16,7 +25,8 @@ use ingest::event::Sampling;
 use ingest::payload::Store as Payloads;
 use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use time::OffsetDateTime;
@@ -25,11 +35,16 @@ use uuid::Uuid;
 use caps::{Caps, Contributor, Exhausted, Recent};
 pub use context::Assembled;
 
+/// Generations by the code of their disposition.
+pub type Coded = BTreeMap<Cow<'static, str>, Vec<Uuid>>;
+
 /// Rows decided by one statement.
 const DECIDED_AT_ONCE_MAX: i64 = 5_000;
-/// Answers from which [`answer_times`] are computed: how recent, and how many.
+/// Candidates checked by one statement.
+const CHECKED_AT_ONCE_MAX: i64 = 1_000;
+/// Answers from which [`answer_times`] are computed: how recent, and how many of each surface.
 const TIMED: Duration = Duration::from_secs(60 * 60);
-const TIMED_ROWS_MAX: i64 = 2_000;
+const TIMED_ROWS_MAX: i64 = 1_000;
 /// How long after a trajectory has closed its parent may still arrive.
 const PARENT_LATE_SECONDS_MAX: f64 = 60.0;
 
@@ -84,13 +99,18 @@ pub async fn answer_times(
 
 /// The newest trajectories that a run trained on.
 pub async fn trained(pool: &PgPool, run: Uuid, caps: Caps) -> Result<Recent, sqlx::Error> {
-    let rows = sqlx::query_file!("src/select/trained.sql", run, i64::from(caps.window))
+    let forgotten = OffsetDateTime::now_utc() - caps::MEMORY;
+    let rows = sqlx::query_file!("src/select/trained.sql", run, i64::from(caps.window), forgotten)
         .fetch_all(pool)
         .await?;
-    let newest_first = rows.into_iter().map(|row| Contributor {
-        tenant: row.tenant_id,
-        user: row.user_key,
-        surface: row.surface,
+    let newest_first = rows.into_iter().map(|row| {
+        let contributor = Contributor {
+            tenant: row.tenant_id,
+            user: row.user_key,
+            surface: row.surface,
+            replica: row.replica,
+        };
+        (contributor, row.decided_at)
     });
     Ok(Recent::new(caps, newest_first))
 }
@@ -124,17 +144,9 @@ pub async fn next(
             criteria.policy,
             criteria.alias,
             criteria.head,
-            criteria.model_limits.context,
             claim.run,
             oldest,
-            DECIDED_AT_ONCE_MAX,
-            i32::try_from(criteria.model_limits.vocabulary).unwrap_or(i32::MAX),
-            criteria.model_limits.experts.is_none(),
-            &criteria.exhausted.user_tenants,
-            &criteria.exhausted.users,
-            &criteria.exhausted.tenants,
-            &criteria.exhausted.surfaces,
-            criteria.joined
+            DECIDED_AT_ONCE_MAX
         )
         .fetch_all(&mut *transaction)
         .await?;
@@ -148,32 +160,37 @@ pub async fn next(
     }
     // rows that wait for a parent take no place in the cohort: ask for more rows behind them
     let mut passed_over = criteria.joined.to_vec();
-    loop {
-        let room = criteria.room - selection.ready.len() as i64;
-        let rows = sqlx::query_file_as!(
-            Row,
-            "src/select/cohort.sql",
+    let mut room = usize::try_from(criteria.room).unwrap_or(0);
+    while room > 0 {
+        let candidates = sqlx::query_file_scalar!(
+            "src/select/candidates.sql",
             criteria.policy,
             criteria.alias,
             criteria.head,
-            room,
+            CHECKED_AT_ONCE_MAX,
             &passed_over,
-            PARENT_LATE_SECONDS_MAX,
             &criteria.answer_times.surfaces,
             &criteria.answer_times.seconds
         )
         .fetch_all(&mut *transaction)
         .await?;
-        let found = rows.len();
-        passed_over.extend(rows.iter().map(|row| row.id));
-        let assembled = context::assemble(&mut transaction, payloads, rows, criteria.model_limits).await?;
-        for (code, ids) in &assembled.broken {
-            *selection.set_aside.entry((*code).to_owned()).or_default() +=
-                drop_generations(&mut transaction, claim.run, ids, code).await?;
+        let full = candidates.len() as i64 == CHECKED_AT_ONCE_MAX;
+        let checks = Checks {
+            head: criteria.head,
+            model_limits: criteria.model_limits,
+            exhausted: criteria.exhausted,
+        };
+        let (mut sound, faults) = checks.split(&mut transaction, candidates).await?;
+        selection.refuse(&mut transaction, claim.run, &faults).await?;
+        while room > 0 && !sound.is_empty() {
+            let ids: Vec<Uuid> = sound.drain(..room.min(sound.len())).collect();
+            let assembled = read(&mut transaction, payloads, &ids, criteria.model_limits).await?;
+            passed_over.extend(ids);
+            selection.refuse(&mut transaction, claim.run, &assembled.broken).await?;
+            room -= assembled.samples.len();
+            selection.ready.extend(assembled.samples);
         }
-        let joined = assembled.samples.len();
-        selection.ready.extend(assembled.samples);
-        if joined == found || (found as i64) < room {
+        if !full {
             break;
         }
     }
@@ -182,20 +199,109 @@ pub async fn next(
     Ok(selection)
 }
 
+impl Selection {
+    /// Drops generations and counts them by code.
+    async fn refuse(
+        &mut self,
+        connection: &mut PgConnection,
+        run: Uuid,
+        ids_by_code: &Coded,
+    ) -> Result<(), sqlx::Error> {
+        for (code, ids) in ids_by_code {
+            let count = drop_generations(connection, run, ids, code).await?;
+            *self.set_aside.entry(code.to_string()).or_default() += count;
+        }
+        Ok(())
+    }
+}
+
+/// What faults.sql needs besides ids.
+struct Checks<'a> {
+    head: i64,
+    model_limits: &'a ModelLimits,
+    exhausted: &'a Exhausted,
+}
+
+impl Checks<'_> {
+    /// Those that may be trained on as far as tables tell, in their order, and the others by code.
+    async fn split(
+        &self,
+        connection: &mut PgConnection,
+        mut ids: Vec<Uuid>,
+    ) -> Result<(Vec<Uuid>, Coded), sqlx::Error> {
+        let mut faults = Coded::new();
+        if ids.is_empty() {
+            return Ok((ids, faults));
+        }
+        let found = sqlx::query_file!(
+            "src/select/faults.sql",
+            &ids,
+            self.head,
+            self.model_limits.context,
+            i32::try_from(self.model_limits.vocabulary).unwrap_or(i32::MAX),
+            self.model_limits.experts.is_none(),
+            &self.exhausted.user_tenants,
+            &self.exhausted.users,
+            &self.exhausted.tenants,
+            &self.exhausted.surfaces,
+            &self.exhausted.replicas
+        )
+        .fetch_all(connection)
+        .await?;
+        let faulty: BTreeSet<Uuid> = found.iter().map(|row| row.id).collect();
+        ids.retain(|id| !faulty.contains(id));
+        for row in found {
+            faults.entry(row.code.into()).or_default().push(row.id);
+        }
+        Ok((ids, faults))
+    }
+}
+
+/// Reads trajectories that have passed [`Checks`].
+async fn read(
+    connection: &mut PgConnection,
+    payloads: &Payloads,
+    ids: &[Uuid],
+    limits: &ModelLimits,
+) -> Result<Assembled, sqlx::Error> {
+    let rows = sqlx::query_file_as!(Row, "src/select/rows.sql", ids, PARENT_LATE_SECONDS_MAX)
+        .fetch_all(&mut *connection)
+        .await?;
+    context::assemble(connection, payloads, rows, limits).await
+}
+
 /// The graded rollouts among `ids` that are trajectories by now, and those that can never be read,
 /// by code.
 pub async fn rollouts(
     pool: &PgPool,
     payloads: &Payloads,
     run: Uuid,
+    head: i64,
     ids: &[Uuid],
     limits: &ModelLimits,
 ) -> Result<Assembled, sqlx::Error> {
     let mut connection = pool.acquire().await?;
-    let rows = sqlx::query_file_as!(Row, "src/select/rollouts.sql", run, ids, PARENT_LATE_SECONDS_MAX)
-        .fetch_all(&mut *connection)
-        .await?;
-    context::assemble(&mut connection, payloads, rows, limits).await
+    let arrived = sqlx::query_scalar!(
+        "select g.id from generation g join trajectory t on t.generation_id = g.id
+         where g.run_id = $1 and g.id = any($2) and t.reward is not null
+           and not exists (select from disposition d where d.generation_id = g.id)
+         order by g.id",
+        run,
+        ids
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let checks = Checks {
+        head,
+        model_limits: limits,
+        exhausted: &Exhausted::default(),
+    };
+    let (sound, faults) = checks.split(&mut connection, arrived).await?;
+    let mut assembled = read(&mut connection, payloads, &sound, limits).await?;
+    for (code, ids) in faults {
+        assembled.broken.entry(code).or_default().extend(ids);
+    }
+    Ok(assembled)
 }
 
 /// Drops generations with a code, in the caller's fenced transaction. Existing dispositions stay.
@@ -260,6 +366,8 @@ struct Row {
     replica: String,
     surface: String,
     group_id: Option<String>,
+    /// For a user.
+    production: bool,
     version_oldest: i64,
     prompt_ids: Vec<i32>,
     token_ids: Vec<i32>,
@@ -272,8 +380,6 @@ struct Row {
     decline_suppressed: bool,
     exploration_share: Option<f32>,
     reward: f64,
-    /// The definition that gave the reward allows it.
-    reward_in_bounds: bool,
     /// The row has only the end of its prompt.
     in_parts: bool,
     /// The sampler's experts were logged.
@@ -285,8 +391,6 @@ struct Row {
     unsigned_digest: Option<Vec<u8>>,
     finished_at: OffsetDateTime,
     public_key: Option<Vec<u8>>,
-    /// Why the tables speak against the proof.
-    fault: Option<String>,
 }
 
 impl From<Row> for Sample {
@@ -299,7 +403,8 @@ impl From<Row> for Sample {
             user: row.user_key,
             replica: row.replica,
             class: row.surface,
-            group: row.group_id,
+            // a user's request may name a group too
+            group: row.group_id.filter(|_| !row.production),
             version: row.version_oldest,
             prompt: ids(row.prompt_ids),
             mask: row.train_mask.unwrap_or_else(|| vec![true; row.token_ids.len()]),

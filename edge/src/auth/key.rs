@@ -1,5 +1,7 @@
-//! Makes, lists, rotates and revokes the keys of the table `api_key`. Each change is a row of the
+//! Makes, lists, rotates, limits and revokes the keys of the table `api_key`. Each change is a row of the
 //! audit, in the same transaction.
+
+use std::num::NonZeroU32;
 
 use anyhow::{Context, bail, ensure};
 use rand::TryRngCore;
@@ -9,7 +11,9 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::digest;
+use super::limits::REQUESTS_PER_SECOND_MAX;
 use super::scope::{Role, Scopes};
+use crate::audit::rows::{Audited, Fingerprint};
 use crate::audit::{self, Actor, Change};
 
 const SECRET_PREFIX: &str = "spring_";
@@ -56,6 +60,8 @@ pub struct NewKey<'a> {
     pub expires_at: Option<OffsetDateTime>,
     /// The only replica that it may report for.
     pub replica: Option<&'a str>,
+    /// Of each process; `None`: what the configuration says.
+    pub requests_per_second: Option<NonZeroU32>,
 }
 
 /// A key that was made. Only the secret's digest is stored.
@@ -76,6 +82,7 @@ pub struct Listed {
     pub scopes: Vec<String>,
     pub label: String,
     pub replica: Option<String>,
+    pub requests_per_second: Option<NonZeroU32>,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
     pub created_by: Option<String>,
@@ -104,17 +111,10 @@ impl Listed {
 /// Makes a key, and its tenant if that is new.
 pub async fn create(pool: &PgPool, key: &NewKey<'_>, actor: Actor<'_>, reason: &str) -> anyhow::Result<Created> {
     let mut transaction = pool.begin().await.context("begin")?;
+    ensure_tenant(&mut transaction, key.tenant, actor, "for its first key", reason).await?;
     let created = insert(&mut transaction, key, None, actor.name).await?;
-    let change = Change {
-        tenant: key.tenant,
-        action: "key.create",
-        subject: &created.id.to_string(),
-        detail: &describe(key),
-        reason,
-    };
-    audit::append(&mut transaction, actor, change)
-        .await
-        .context("append to the audit")?;
+    let row = audited_key(&mut transaction, created.id).await?;
+    append(&mut transaction, actor, &row, "key.create", &describe(key), reason).await?;
     transaction.commit().await.context("commit")?;
     Ok(created)
 }
@@ -132,7 +132,7 @@ pub async fn rotate(
 ) -> anyhow::Result<Created> {
     let mut transaction = pool.begin().await.context("begin")?;
     let old = sqlx::query!(
-        r#"select tenant_id, role, scopes, label, created_at, expires_at, revoked_at, replica,
+        r#"select tenant_id, role, scopes, label, created_at, expires_at, revoked_at, replica, requests_per_second,
                   coalesce(lineage, id) as "lineage!", now() as "now!"
            from api_key where id = $1 for update"#,
         id
@@ -153,6 +153,7 @@ pub async fn rotate(
         label: &old.label,
         expires_at: expires_at.or_else(|| lifetime.map(|lifetime| old.now + lifetime)),
         replica: old.replica.as_deref(),
+        requests_per_second: per_second(old.requests_per_second),
     };
     let created = insert(&mut transaction, &new, Some(old.lineage), actor.name).await?;
     let until = old.expires_at.map_or(old.now + overlap, |at| at.min(old.now + overlap));
@@ -160,16 +161,12 @@ pub async fn rotate(
         .execute(&mut *transaction)
         .await
         .context("let the old key expire")?;
-    let change = Change {
-        tenant: &old.tenant_id,
-        action: "key.rotate",
-        subject: &id.to_string(),
-        detail: &format!("replaced by {}; works until {until}", created.id),
-        reason,
-    };
-    audit::append(&mut transaction, actor, change)
-        .await
-        .context("append to the audit")?;
+    let row = audited_key(&mut transaction, created.id).await?;
+    let about = format!("{}; replaces {id}", describe(&new));
+    append(&mut transaction, actor, &row, "key.create", &about, reason).await?;
+    let row = audited_key(&mut transaction, id).await?;
+    let about = format!("replaced by {}; works until {until}", created.id);
+    append(&mut transaction, actor, &row, "key.rotate", &about, reason).await?;
     transaction.commit().await.context("commit")?;
     Ok(created)
 }
@@ -178,26 +175,50 @@ pub async fn rotate(
 /// error.
 pub async fn revoke(pool: &PgPool, id: Uuid, actor: Actor<'_>, reason: &str) -> anyhow::Result<()> {
     let mut transaction = pool.begin().await.context("begin")?;
-    let revoked = sqlx::query!(
-        "update api_key set revoked_at = now() where id = $1 and revoked_at is null returning tenant_id, label",
+    let revoked = sqlx::query_scalar!(
+        "update api_key set revoked_at = now() where id = $1 and revoked_at is null returning label",
         id
     )
     .fetch_optional(&mut *transaction)
     .await
     .context("revoke key")?;
-    let Some(revoked) = revoked else {
+    let Some(label) = revoked else {
         bail!("there is no key {id}, or it is revoked already; `springtide key list --all` shows them");
     };
-    let change = Change {
-        tenant: &revoked.tenant_id,
-        action: "key.revoke",
-        subject: &id.to_string(),
-        detail: &revoked.label,
-        reason,
+    let row = audited_key(&mut transaction, id).await?;
+    append(&mut transaction, actor, &row, "key.revoke", &label, reason).await?;
+    transaction.commit().await.context("commit")?;
+    Ok(())
+}
+
+/// Sets how many requests per second each process takes of a key. `None`: what the configuration
+/// says. Processes that reach the database follow within 5 seconds.
+pub async fn limit(
+    pool: &PgPool,
+    id: Uuid,
+    requests_per_second: Option<NonZeroU32>,
+    actor: Actor<'_>,
+    reason: &str,
+) -> anyhow::Result<()> {
+    let mut transaction = pool.begin().await.context("begin")?;
+    let changed = sqlx::query!(
+        "update api_key set requests_per_second = $2 where id = $1 and revoked_at is null",
+        id,
+        stored(requests_per_second)?
+    )
+    .execute(&mut *transaction)
+    .await
+    .context("limit key")?;
+    ensure!(
+        changed.rows_affected() > 0,
+        "there is no key {id}, or it is revoked; `springtide key list` shows them"
+    );
+    let about = match requests_per_second {
+        Some(requests) => format!("{requests} requests per second"),
+        None => "no limit of its own".to_owned(),
     };
-    audit::append(&mut transaction, actor, change)
-        .await
-        .context("append to the audit")?;
+    let row = audited_key(&mut transaction, id).await?;
+    append(&mut transaction, actor, &row, "key.limit", &about, reason).await?;
     transaction.commit().await.context("commit")?;
     Ok(())
 }
@@ -205,7 +226,8 @@ pub async fn revoke(pool: &PgPool, id: Uuid, actor: Actor<'_>, reason: &str) -> 
 /// All keys, the newest first. `tenant`: only its keys.
 pub async fn list(pool: &PgPool, tenant: Option<&str>) -> anyhow::Result<Vec<Listed>> {
     let rows = sqlx::query!(
-        "select id, tenant_id, role, scopes, label, replica, created_at, created_by, expires_at, revoked_at, last_used
+        "select id, tenant_id, role, scopes, label, replica, created_at, created_by, expires_at, revoked_at, last_used,
+                requests_per_second
          from api_key where $1::text is null or tenant_id = $1 order by id desc",
         tenant
     )
@@ -223,6 +245,7 @@ pub async fn list(pool: &PgPool, tenant: Option<&str>) -> anyhow::Result<Vec<Lis
         role: row.role,
         label: row.label,
         replica: row.replica,
+        requests_per_second: per_second(row.requests_per_second),
         created_at: row.created_at,
         created_by: row.created_by,
         expires_at: row.expires_at,
@@ -232,13 +255,44 @@ pub async fn list(pool: &PgPool, tenant: Option<&str>) -> anyhow::Result<Vec<Lis
     Ok(keys.collect())
 }
 
+/// Makes the tenant if it is new, with its row in the audit. `about`: what for.
+pub(crate) async fn ensure_tenant(
+    connection: &mut PgConnection,
+    tenant: &str,
+    actor: Actor<'_>,
+    about: &str,
+    reason: &str,
+) -> anyhow::Result<()> {
+    ensure!(!tenant.is_empty(), "the tenant is empty: give it a name");
+    let inserted = sqlx::query!("insert into tenant (id) values ($1) on conflict do nothing", tenant)
+        .execute(&mut *connection)
+        .await
+        .context("create tenant")?;
+    if inserted.rows_affected() > 0 {
+        let row = audited_tenant(tenant.to_owned());
+        append(connection, actor, &row, "tenant.create", about, reason).await?;
+    }
+    Ok(())
+}
+
+/// The tenant of a key with this secret. `None`: there is none, or it is revoked.
+pub async fn tenant_of(pool: &PgPool, secret: &str) -> anyhow::Result<Option<String>> {
+    let digest = digest(secret);
+    sqlx::query_scalar!(
+        "select tenant_id from api_key where digest = $1 and revoked_at is null",
+        digest.as_slice()
+    )
+    .fetch_optional(pool)
+    .await
+    .context("look up the key's tenant")
+}
+
 async fn insert(
     connection: &mut PgConnection,
     key: &NewKey<'_>,
     lineage: Option<Uuid>,
     created_by: &str,
 ) -> anyhow::Result<Created> {
-    ensure!(!key.tenant.is_empty(), "the tenant is empty: give it a name");
     ensure!(
         !key.grant.scopes().is_empty(),
         "the key has no scope: give it a role or a scope"
@@ -263,17 +317,15 @@ async fn insert(
         .context("draw random bytes")?;
     let secret = format!("{SECRET_PREFIX}{}", hex::encode(random));
     let digest = digest(&secret);
-    sqlx::query!("insert into tenant (id) values ($1) on conflict do nothing", key.tenant)
-        .execute(&mut *connection)
-        .await
-        .context("create tenant")?;
+    let requests_per_second = stored(key.requests_per_second)?;
     let (role, scopes) = match key.grant {
         Grant::Role(role) => (role.as_str(), None),
         Grant::Scopes(scopes) => (CUSTOM, Some(scopes.names())),
     };
     let id = sqlx::query_scalar!(
-        "insert into api_key (tenant_id, role, scopes, digest, label, expires_at, replica, lineage, created_by)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9) returning id",
+        "insert into api_key
+             (tenant_id, role, scopes, digest, label, expires_at, replica, lineage, created_by, requests_per_second)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) returning id",
         key.tenant,
         role,
         scopes.as_deref(),
@@ -282,7 +334,8 @@ async fn insert(
         key.expires_at,
         key.replica,
         lineage,
-        created_by
+        created_by,
+        requests_per_second
     )
     .fetch_one(connection)
     .await
@@ -305,8 +358,106 @@ fn describe(key: &NewKey<'_>) -> String {
             text += &format!("; {name} {value}");
         }
     }
+    if let Some(requests) = key.requests_per_second {
+        text += &format!("; {requests} requests per second");
+    }
     if let Some(at) = key.expires_at {
         text += &format!("; expires {at}");
     }
     text
+}
+
+/// From the column `requests_per_second`.
+pub(super) fn per_second(column: Option<i32>) -> Option<NonZeroU32> {
+    column
+        .and_then(|requests| u32::try_from(requests).ok())
+        .and_then(NonZeroU32::new)
+}
+
+/// For the column `requests_per_second`.
+fn stored(requests_per_second: Option<NonZeroU32>) -> anyhow::Result<Option<i32>> {
+    let Some(requests) = requests_per_second else {
+        return Ok(None);
+    };
+    ensure!(
+        requests.get() <= REQUESTS_PER_SECOND_MAX,
+        "{requests} requests per second are too many: give at most {REQUESTS_PER_SECOND_MAX}"
+    );
+    Ok(Some(i32::try_from(requests.get())?))
+}
+
+/// Appends to the audit what made a row what it is now.
+async fn append(
+    connection: &mut PgConnection,
+    actor: Actor<'_>,
+    row: &Audited,
+    action: &str,
+    about: &str,
+    reason: &str,
+) -> anyhow::Result<()> {
+    let change = Change {
+        tenant: &row.tenant,
+        action,
+        subject: &row.subject,
+        detail: &row.detail(about),
+        reason,
+    };
+    audit::append(connection, actor, change)
+        .await
+        .context("append to the audit")
+}
+
+async fn audited_key(connection: &mut PgConnection, id: Uuid) -> anyhow::Result<Audited> {
+    let row = audited_rows(connection, Some(id)).await.context("read key")?.pop();
+    row.with_context(|| format!("the key {id} is gone"))
+}
+
+/// All keys, to be compared with the audit's actions `key.…`.
+pub async fn audited(connection: &mut PgConnection) -> sqlx::Result<Vec<Audited>> {
+    audited_rows(connection, None).await
+}
+
+/// All columns but the time of last use, and those that nothing reads.
+async fn audited_rows(connection: &mut PgConnection, id: Option<Uuid>) -> sqlx::Result<Vec<Audited>> {
+    let rows = sqlx::query!(
+        "select id, tenant_id, role, scopes, digest, label, expires_at, revoked_at, replica, lineage, requests_per_second
+         from api_key where $1::uuid is null or id = $1",
+        id
+    )
+    .fetch_all(connection)
+    .await?;
+    let audited = rows.into_iter().map(|row| Audited {
+        fingerprint: Fingerprint::of("api_key")
+            .bytes(&row.id.as_bytes()[..])
+            .text(&*row.tenant_id)
+            .text(&*row.role)
+            .text(row.scopes.map(|scopes| scopes.join(",")).as_deref())
+            .bytes(&row.digest[..])
+            .text(&*row.label)
+            .time(row.expires_at)
+            .time(row.revoked_at)
+            .text(row.replica.as_deref())
+            .bytes(row.lineage.as_ref().map(|lineage| &lineage.as_bytes()[..]))
+            .number(row.requests_per_second.map(i64::from))
+            .finish(),
+        tenant: row.tenant_id,
+        subject: row.id.to_string(),
+    });
+    Ok(audited.collect())
+}
+
+/// All tenants, to be compared with the audit's actions `tenant.…`.
+pub async fn audited_tenants(connection: &mut PgConnection) -> sqlx::Result<Vec<Audited>> {
+    let tenants = sqlx::query_scalar!("select id from tenant")
+        .fetch_all(connection)
+        .await?;
+    Ok(tenants.into_iter().map(audited_tenant).collect())
+}
+
+fn audited_tenant(id: String) -> Audited {
+    Audited {
+        fingerprint: Fingerprint::of("tenant").text(&*id).finish(),
+        tenant: id.clone(),
+        subject: id,
+    }
 }

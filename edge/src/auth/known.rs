@@ -12,7 +12,7 @@
 //! [`CUT_OFF_MAX`].
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::key::Grant;
+use super::key::{Grant, per_second};
 use super::{KeyId, Principal};
 
 /// A request compares in the background if the last comparison is older.
@@ -46,8 +46,7 @@ pub(super) struct KnownKeys {
     pool: PgPool,
     current: RwLock<Arc<Snapshot>>,
     /// Held by the task that compares.
-    comparing: tokio::sync::Mutex<()>,
-    comparisons: AtomicU64,
+    comparing: Arc<tokio::sync::Mutex<()>>,
     /// Keys whose last use is not stored yet; each comes here once an hour.
     used: Mutex<Vec<Uuid>>,
     storing: AtomicBool,
@@ -84,16 +83,10 @@ impl KnownKeys {
         Arc::new(Self {
             pool,
             current: RwLock::default(),
-            comparing: tokio::sync::Mutex::default(),
-            comparisons: AtomicU64::new(0),
+            comparing: Arc::default(),
             used: Mutex::default(),
             storing: AtomicBool::new(false),
         })
-    }
-
-    /// Comparisons with the table so far.
-    pub(super) fn comparisons(&self) -> u64 {
-        self.comparisons.load(Ordering::Relaxed)
     }
 
     /// The holder of the key, or `None` if it is unknown, revoked or expired.
@@ -153,18 +146,28 @@ impl KnownKeys {
         tokio::spawn(async move { keys.compared_since(asked_at).await });
     }
 
-    /// What a comparison gave that began at or after `since`. All who wait share one.
-    async fn compared_since(&self, since: Instant) -> Arc<Snapshot> {
-        let _turn = self.comparing.lock().await;
+    /// What a comparison gave that began at or after `since`. All who wait share one. It is a task of
+    /// its own, so a caller that goes away neither ends it nor makes another begin.
+    async fn compared_since(self: &Arc<Self>, since: Instant) -> Arc<Snapshot> {
+        let turn = self.comparing.clone().lock_owned().await;
         let current = self.snapshot();
+        if current.tried_at.is_some_and(|tried_at| tried_at >= since) {
+            return current;
+        }
+        let keys = self.clone();
+        let compared = tokio::spawn(async move {
+            let _turn = turn;
+            keys.compare_in_turn(current).await
+        });
+        // It fails only if it panics, or as the process ends.
+        compared.await.unwrap_or_else(|_| self.snapshot())
+    }
+
+    async fn compare_in_turn(&self, current: Arc<Snapshot>) -> Arc<Snapshot> {
         if let Some(tried_at) = current.tried_at {
-            if tried_at >= since {
-                return current;
-            }
             tokio::time::sleep_until((tried_at + COMPARE_EVERY_MIN).into()).await;
         }
         let tried_at = Instant::now();
-        self.comparisons.fetch_add(1, Ordering::Relaxed);
         let compared = match tokio::time::timeout(COMPARE_TIMEOUT, self.compare(&current)).await {
             Ok(compared) => compared,
             Err(_) => Err(anyhow::anyhow!("no answer within {COMPARE_TIMEOUT:?}")),
@@ -204,7 +207,7 @@ impl KnownKeys {
         }
         let rows = sqlx::query!(
             r#"select id, tenant_id, role, scopes, digest, label, expires_at, last_used, replica,
-                      coalesce(lineage, id) as "lineage!"
+                      requests_per_second, coalesce(lineage, id) as "lineage!"
                from api_key where revoked_at is null and (expires_at is null or expires_at > now())"#
         )
         .fetch_all(&self.pool)
@@ -234,6 +237,7 @@ impl KnownKeys {
                         lineage: row.lineage,
                     }),
                     replica: row.replica,
+                    requests_per_second: per_second(row.requests_per_second),
                 },
                 key: row.id,
                 expires_at: row.expires_at,

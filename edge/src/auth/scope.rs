@@ -15,6 +15,8 @@ pub enum Scope {
     Generations,
     /// Request completions.
     Completions,
+    /// Have one's completions go before those of other callers: a `priority` below 0.
+    Priority,
     /// Report to `control` as one replica.
     Replica,
     /// Read models, runs, versions, releases, the fleet, the ledger and metrics.
@@ -28,10 +30,11 @@ pub enum Scope {
 }
 
 impl Scope {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Feedback,
         Self::Generations,
         Self::Completions,
+        Self::Priority,
         Self::Replica,
         Self::Read,
         Self::Research,
@@ -44,6 +47,7 @@ impl Scope {
             Self::Feedback => "feedback",
             Self::Generations => "generations",
             Self::Completions => "completions",
+            Self::Priority => "priority",
             Self::Replica => "replica",
             Self::Read => "read",
             Self::Research => "research",
@@ -58,6 +62,7 @@ impl Scope {
             Self::Feedback => "give feedback; alone, only with the token of the answer",
             Self::Generations => "log generations and upload their payloads",
             Self::Completions => "request completions",
+            Self::Priority => "have completions go before other callers': a `priority` below 0",
             Self::Replica => "report to `control` as a replica",
             Self::Read => "read models, runs, versions, releases, the fleet, the ledger and metrics",
             Self::Research => "schedule, pause and cancel runs",
@@ -70,14 +75,14 @@ impl Scope {
         Self::ALL.into_iter().find(|scope| scope.as_str() == text)
     }
 
-    const fn bit(self) -> u8 {
+    const fn bit(self) -> u16 {
         1 << self as u8
     }
 }
 
 /// A set of scopes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Scopes(u8);
+pub struct Scopes(u16);
 
 impl Scopes {
     pub fn of(scopes: &[Scope]) -> Self {
@@ -208,5 +213,7 @@ mod tests {
         }
         assert!(!Role::Release.scopes().allow(Scope::Feedback));
         assert!(!Role::Serving.scopes().allow(Scope::Release));
+        let may_go_first = Role::ALL.map(|role| role.scopes().allow(Scope::Priority));
+        assert_eq!(may_go_first, [false, false, false, true], "only admin");
     }
 }

@@ -14,11 +14,18 @@ use tokio::time::Instant;
 
 use super::Limits;
 
-/// How often a full listener looks for a connection that has become idle.
+/// How often a full listener looks for a connection that it may close.
 const ROOM_POLL: Duration = Duration::from_millis(20);
+/// A client that takes nothing of its response for this long may lose its connection to others.
+/// Long enough for a response that is on its way, and short, so that many such clients cannot leave
+/// only new connections to be closed.
+const STALLED_AFTER: Duration = Duration::from_millis(250);
+/// A client must take a response at this rate, on average. Otherwise one byte now and then would
+/// keep a connection open for ever.
+const TAKEN_BYTES_PER_SECOND_MIN: f64 = 1024.0;
 
-/// At most so many at a time. When all are taken, the one that has waited longest for a request is
-/// closed. If all have requests, the next client waits.
+/// At most so many at a time. When all are taken, the one that has waited longest for its client is
+/// closed. If all wait for this process, the next client waits.
 #[derive(Clone)]
 pub(super) struct Connections {
     #[cfg(test)]
@@ -87,7 +94,7 @@ impl Connections {
         tokio::time::sleep(ROOM_POLL).await;
     }
 
-    /// Closes the connection that has waited longest for a request, if any waits.
+    /// Closes the connection that has waited longest for its client, if any waits.
     pub(super) fn evict(&self) {
         let mut open = lock(&self.open);
         let waiting = open.connections.iter().filter_map(|(id, connection)| {
@@ -116,7 +123,7 @@ pub(super) struct Connection {
 }
 
 struct State {
-    /// Requests whose response the client has not got completely.
+    /// Requests whose response is not sent completely.
     requests: usize,
     /// Those of them that wait for this process, not for the client.
     ours: usize,
@@ -124,8 +131,17 @@ struct State {
     /// between requests.
     head: bool,
     http2: bool,
-    /// When the client, or this process, last went on.
+    /// Since when the connection waits for its client. A client that takes bytes moves this towards
+    /// now, at [`TAKEN_BYTES_PER_SECOND_MIN`]. Other requests of the client do not move it, so they
+    /// cannot hide a response that it does not take.
     since: Instant,
+}
+
+impl State {
+    /// Responses that wait for the client.
+    fn waiting(&self) -> usize {
+        self.requests - self.ours
+    }
 }
 
 impl Connection {
@@ -149,7 +165,6 @@ impl Connection {
         state.ours += 1;
         state.head = false;
         state.http2 = http2;
-        state.since = Instant::now();
         InFlight {
             connection: self.clone(),
             ours: true,
@@ -172,9 +187,20 @@ impl Connection {
         self.evict.notified().await;
     }
 
+    /// Since when it waits for its client. `None` if it waits for this process, or if the client is
+    /// taking a response.
     fn waiting_since(&self) -> Option<Instant> {
         let state = lock(&self.state);
-        (state.requests == 0).then_some(state.since)
+        let waits = state.ours == 0 && (state.requests == 0 || state.since.elapsed() >= STALLED_AFTER);
+        waits.then_some(state.since)
+    }
+
+    fn taken(&self, bytes: usize) {
+        let mut state = lock(&self.state);
+        if !state.head {
+            let worth = Duration::from_secs_f64(bytes as f64 / TAKEN_BYTES_PER_SECOND_MIN);
+            state.since = Instant::now().min(state.since + worth);
+        }
     }
 
     fn received(&self) {
@@ -195,14 +221,19 @@ pub(super) struct InFlight {
 impl InFlight {
     /// Says whether the client (and not this process) must go on now.
     pub(super) fn waits_for_client(&mut self, waits: bool) {
+        if self.ours != waits {
+            return;
+        }
         let mut state = lock(&self.connection.state);
-        match (self.ours, !waits) {
-            (true, false) => state.ours -= 1,
-            (false, true) => state.ours += 1,
-            _ => {}
+        if waits {
+            if state.waiting() == 0 {
+                state.since = Instant::now();
+            }
+            state.ours -= 1;
+        } else {
+            state.ours += 1;
         }
         self.ours = !waits;
-        state.since = Instant::now();
     }
 }
 
@@ -211,11 +242,13 @@ impl Drop for InFlight {
         let mut state = lock(&self.connection.state);
         state.requests -= 1;
         state.ours -= usize::from(self.ours);
-        state.since = Instant::now();
+        if state.waiting() == 0 {
+            state.since = Instant::now();
+        }
     }
 }
 
-/// A stream that tells its [`Connection`] when something arrives.
+/// A stream that tells its [`Connection`] what arrives and what the client takes.
 pub(super) struct Watched<S> {
     stream: S,
     connection: Arc<Connection>,
@@ -240,7 +273,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
+        self.connection.taken(written);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -256,7 +291,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, parts))?;
+        self.connection.taken(written);
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -3,8 +3,10 @@ use super::*;
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
+use futures::future::join_all;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
 use tokio::sync::oneshot;
 use tokio_util::sync::DropGuard;
 
@@ -179,6 +181,117 @@ async fn a_full_listener_closes_whoever_sends_no_request() {
     for attacker in slow {
         attacker.abort();
     }
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A frame of HTTP/2 (RFC 9113).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let head = [&length[1..], &[kind, flags], &stream.to_be_bytes()].concat();
+    [&head[..], payload].concat()
+}
+
+const HEADERS: u8 = 1;
+
+/// `GET /` on a stream.
+fn http2_get(stream: u32) -> Vec<u8> {
+    // The method, scheme and path of HPACK's static table, and an authority `x`.
+    frame(HEADERS, 0b101, stream, b"\x82\x86\x84\x41\x01x")
+}
+
+/// A connection whose client has asked for `/` and takes no byte of any body.
+async fn stalled_http2(server: &Server) -> TcpStream {
+    let no_window = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    let mut stream = server.connect().await;
+    let start = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &no_window, &http2_get(1)].concat();
+    stream.write_all(&start).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; length.try_into().unwrap()];
+        stream.read_exact(&mut payload).await.unwrap();
+        if head[3] == HEADERS {
+            return stream;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_listener_closes_whoever_takes_no_response() {
+    // Nobody is cut for being slow: only the cap can help.
+    let patient = Limits {
+        connections_max: 16,
+        head: HOUR,
+        body: HOUR,
+        write: HOUR,
+        idle: HOUR,
+    };
+    let router = echo().route("/", get(|| async { "an answer" }));
+    let server = Server::start(patient, router).await;
+    let mut stalled = Vec::new();
+    for _ in 0..patient.connections_max {
+        stalled.push(stalled_http2(&server).await);
+    }
+    assert_eq!(server.connections.taken(), patient.connections_max);
+    let honest = join_all((0..4).map(|_| server.ask_honestly()));
+    let answered = tokio::time::timeout(Duration::from_secs(60), honest).await;
+    answered.expect("connections whose client takes nothing keep others out");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_takes_one_byte_now_and_then_is_cut_whatever_else_it_asks() {
+    let router = Router::new().route("/", get(|| async { vec![b'x'; 64 << 10] }));
+    let server = Server::start(limits(8), router).await;
+    let (mut read, mut write) = stalled_http2(&server).await.into_split();
+    let closed = async {
+        let mut frames = Vec::new();
+        let _ = read.read_to_end(&mut frames).await;
+    };
+    let asking = async {
+        for request in 1..=60 {
+            let one_byte = frame(8, 0, 1, &[0, 0, 0, 1]);
+            let both = [one_byte, http2_get(1 + 2 * request)].concat();
+            if write.write_all(&both).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(SHORT / 2).await;
+        }
+        panic!("60 further requests did not get the connection closed");
+    };
+    tokio::select! {
+        () = closed => {}
+        () = asking => {}
+    }
+    while server.connections.taken() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_large_answer_is_not_cut_while_the_client_takes_it() {
+    const ANSWER: usize = 16 << 20;
+    let second = Duration::from_secs(1);
+    let slow = Limits {
+        write: second,
+        idle: second,
+        ..limits(8)
+    };
+    // One frame: hyper has it at once, and the client much later.
+    let router = Router::new().route("/", get(|| async { vec![b'x'; ANSWER] }));
+    let server = Server::start(slow, router).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(64 << 10).unwrap();
+    let mut stream = socket.connect(server.address).await.unwrap();
+    let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    let (mut taken, mut part) = (0, vec![0; 512 << 10]);
+    while let Ok(bytes @ 1..) = stream.read_exact(&mut part).await {
+        taken += bytes;
+        tokio::time::sleep(second / 10).await;
+    }
+    assert!(taken >= ANSWER - part.len(), "cut after {taken} bytes");
 }
 
 #[tokio::test]

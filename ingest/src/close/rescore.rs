@@ -192,18 +192,18 @@ async fn histories(
         .await
         .context("read feedback")?;
     let rows = page.rows;
-    let ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
-    let retractions = feedback::retractions(connection, &ids)
+    let retractions = feedback::retractions(connection, &rows)
         .await
         .context("read retractions")?;
-    let mut by_feedback: BTreeMap<Uuid, Vec<RetractionRow>> = BTreeMap::new();
+    let mut by_feedback: BTreeMap<(String, Uuid), Vec<RetractionRow>> = BTreeMap::new();
     for retraction in retractions {
-        by_feedback.entry(retraction.feedback_id).or_default().push(retraction);
+        let feedback = (retraction.tenant.clone(), retraction.feedback_id);
+        by_feedback.entry(feedback).or_default().push(retraction);
     }
     let mut by_generation: BTreeMap<Uuid, Vec<History>> = BTreeMap::new();
     for feedback in rows {
         // Feedback about an episode has a row for each of its generations.
-        let retractions = by_feedback.get(&feedback.id).cloned().unwrap_or_default();
+        let retractions = by_feedback.get(&feedback.key()).cloned().unwrap_or_default();
         let histories = by_generation.entry(feedback.generation_id).or_default();
         histories.push(History { feedback, retractions });
     }

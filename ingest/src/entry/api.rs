@@ -1,12 +1,13 @@
 //! The HTTP API: single events, batches and CloudEvents.
 //!
 //! A 2xx means that the log has acknowledged every event of the request; the tables follow. A
-//! conflict with a stored event is a 409. A conflict that shows later becomes a dead letter.
+//! conflict with an event that is known by then is a 409. A conflict that shows later becomes a dead
+//! letter.
 //!
 //! ```text
 //!  auth ─► intake: decompress, limit, budget
 //!       ─► endpoint: request to canonical events
-//!       ─► accept: check, look up, send
+//!       ─► accept: check, compare with what is known, send
 //! ```
 //!
 //! There is no queue. Events that cannot be sent now are refused with a `Retry-After`, and the
@@ -27,6 +28,7 @@ mod intake;
 mod known;
 mod openapi;
 mod payload;
+mod recent;
 mod revoke;
 mod tally;
 mod token;
@@ -53,6 +55,7 @@ use answer::MethodNotAllowed;
 use circuit::Circuit;
 use intake::Intake;
 use known::StoredEvents;
+use recent::RecentEvents;
 use token::Tokens;
 
 /// The source of events whose request names none.
@@ -63,8 +66,12 @@ const SOURCE: &str = "springtide/api";
 pub(crate) struct Api {
     /// `None` in a collector.
     pool: Option<PgPool>,
+    /// `None` in a collector: ingest compares what it forwards.
     stored: Option<StoredEvents>,
-    /// `None` in a collector, which has no database: ingest checks what it forwards.
+    /// Stays empty in a collector.
+    recent: Arc<RecentEvents>,
+    /// `None` in a collector, which has no database. Its callers are trusted, so it verifies no
+    /// signature of a token, and forwards none.
     tokens: Option<Arc<Tokens>>,
     destination: Destination,
     /// `None` in a collector, or if not configured.
@@ -90,6 +97,7 @@ impl Api {
         let probe_interval = Duration::from_secs_f64(options.log_probe_seconds);
         Self {
             stored: pool.as_ref().map(StoredEvents::new),
+            recent: Arc::new(RecentEvents::new()),
             tokens: pool.clone().map(|pool| Arc::new(Tokens::new(pool))),
             pool,
             destination,

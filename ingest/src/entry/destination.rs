@@ -42,28 +42,39 @@ pub(crate) enum Destination {
 }
 
 impl Destination {
-    /// Returns once the log has acknowledged the event, or the spool has flushed it.
-    /// The event has been checked; `value` is its encoding.
-    pub(crate) async fn send(&self, event: &Event, value: &[u8]) -> Result<(), Error> {
+    /// Returns once the log has acknowledged the events, or the spool has flushed them, with a
+    /// result for each. They have been checked, and come with their encodings.
+    pub(crate) async fn send(&self, events: &[(&Event, &[u8])]) -> Vec<Result<(), Error>> {
         match self {
-            Self::Log(producer) => Ok(producer.send_encoded(event, value).await?),
+            Self::Log(producer) => {
+                let sent = producer.send_encoded(events).await.into_iter();
+                sent.map(|sent| sent.map_err(Error::from)).collect()
+            }
             Self::Spool(spool) => {
-                // An event that cannot be forwarded must not be acknowledged.
-                spool::Request::of(event)?;
-                spool.append(event).await?;
-                // Not set outside of a request.
-                let _ = SPOOLED.try_with(|spooled| spooled.set(true));
-                Ok(())
+                let appends = events.iter().map(|(event, _)| append(spool, event));
+                futures::future::join_all(appends).await
             }
             #[cfg(any(test, feature = "fuzz"))]
-            Self::Memory(events) => {
-                event.check()?;
-                let mut events = events.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                events.push(event.clone());
-                Ok(())
+            Self::Memory(memory) => {
+                let keep = |event: &Event| {
+                    event.check()?;
+                    let mut memory = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    memory.push(event.clone());
+                    Ok(())
+                };
+                events.iter().map(|(event, _)| keep(event)).collect()
             }
         }
     }
+}
+
+async fn append(spool: &Spool, event: &Event) -> Result<(), Error> {
+    // An event that cannot be forwarded must not be acknowledged.
+    spool::Request::of(event)?;
+    spool.append(event).await?;
+    // Not set outside of a request.
+    let _ = SPOOLED.try_with(|spooled| spooled.set(true));
+    Ok(())
 }
 
 /// Middleware of a collector: changes 200 to 202 and adds a header if the request has spooled an

@@ -9,7 +9,8 @@
 //!                              forwarder: POST to the upstream, with back-off,
 //!                                │        in order within an episode
 //!                                ├ accepted: a segment is removed when all its events are
-//!                                └ permanently refused: refused.jsonl
+//!                                ├ permanently refused: refused.jsonl
+//!                                └ not taken for a reason of its own: set aside, tried again
 //! ```
 //!
 //! No log crate that we found reads on after a damaged record. The spool must, because the records

@@ -77,7 +77,7 @@ const BOUNDED_BYTES_MAX: usize = 256;
 impl DeadLetter {
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn headers(&self) -> rdkafka::message::OwnedHeaders {
-        self.parts(Extent::Whole).2.0
+        self.parts(Extent::Whole).2.inner
     }
 
     /// Its key, value and headers on the queue.
@@ -87,20 +87,21 @@ impl DeadLetter {
             Extent::Beginning => (BEGINNING_BYTES, BOUNDED_BYTES_MAX, BOUNDED_BYTES_MAX),
             Extent::Reference => (0, BOUNDED_BYTES_MAX, BOUNDED_BYTES_MAX),
         };
-        let mut headers = Headers::new();
-        headers.set("reason", self.reason.as_str());
-        headers.set("detail", beginning(&self.detail, detail_bytes_max));
-        headers.set("content-type", beginning(&self.content_type, bytes_max));
+        let mut headers = Headers::new()
+            .with("reason", self.reason.as_str())
+            .with("detail", beginning(&self.detail, detail_bytes_max))
+            .with("content-type", beginning(&self.content_type, bytes_max));
         if let Some(from) = &self.from {
-            headers.set_position(from);
+            headers = headers.with_position(from);
         }
         let trace = self.trace.iter().filter(|(_, value)| value.len() <= bytes_max);
         for (key, value) in trace {
-            headers.set(key, value);
+            headers = headers.with(key, value);
         }
         if !matches!(extent, Extent::Whole) {
-            headers.set(record::VALUE_BYTES, &self.value.len().to_string());
-            headers.set(record::VALUE_DIGEST, blake3::hash(&self.value).to_hex().as_str());
+            headers = headers
+                .with(record::VALUE_BYTES, &self.value.len().to_string())
+                .with(record::VALUE_DIGEST, blake3::hash(&self.value).to_hex().as_str());
         }
         let key = &self.key[..self.key.len().min(bytes_max)];
         let value = &self.value[..self.value.len().min(value_bytes_max)];
@@ -142,11 +143,11 @@ mod tests {
         let letter = letter();
         let (key, value, headers) = letter.parts(Extent::Reference);
         assert!(value.is_empty());
-        let bytes = key.len() + headers.bytes();
+        let bytes = key.len() + headers.bytes;
         assert!(bytes < 2_000, "{bytes}");
         let (key, value, headers) = letter.parts(Extent::Beginning);
         assert_eq!(value.len(), BEGINNING_BYTES);
-        assert!(key.len() + headers.bytes() < 2_000);
+        assert!(key.len() + headers.bytes < 2_000);
     }
 
     #[test]
@@ -155,6 +156,6 @@ mod tests {
         let (key, value, headers) = letter.parts(Extent::Whole);
         assert_eq!((key, value), (&*letter.key, &*letter.value));
         let others = letter.content_type.len() + letter.trace[1].1.len();
-        assert!(headers.bytes() < others + DETAIL_BYTES_MAX + 2_000);
+        assert!(headers.bytes < others + DETAIL_BYTES_MAX + 2_000);
     }
 }

@@ -4,10 +4,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Header, Headers as _, OwnedHeaders};
-use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
 use time::format_description::well_known::Rfc3339;
 
+use super::delivery::{Batch, Outcome, Reports};
 use super::dlq::{EXTENTS, Extent};
 use super::{Announcement, ClientOptions, DeadLetter, Error, Position, Topics};
 use crate::event::Event;
@@ -42,7 +43,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(6);
 pub struct Producer {
     options: Arc<ClientOptions>,
     pub(super) topics: Arc<Topics>,
-    inner: Arc<RwLock<FutureProducer>>,
+    inner: Arc<RwLock<Arc<ThreadedProducer<Reports>>>>,
     event_bytes_max: usize,
     /// Dead letters that are sent together share it. One that is sent alone has it for itself.
     dead_letters: Arc<tokio::sync::RwLock<()>>,
@@ -64,31 +65,51 @@ impl Producer {
     /// current span along.
     pub async fn send_event(&self, event: &Event) -> Result<(), Error> {
         event.check()?;
-        self.send_encoded(event, &event.encode()).await
+        let mut results = self.send_encoded(&[(event, &event.encode())]).await;
+        results.pop().unwrap_or(Err(Error::Unavailable(KafkaError::Canceled)))
     }
 
-    /// Like [`Self::send_event`], for an event that has been checked and encoded.
-    pub(crate) async fn send_encoded(&self, event: &Event, value: &[u8]) -> Result<(), Error> {
-        let mut headers = Headers::of(event);
-        headers.set("content-type", "application/protobuf");
-        headers.set_all(&edge::trace::inject());
-        let topic = self.topics.of(event);
-        let key = event.key();
-        if key.len() + value.len() + headers.bytes() + OVERHEAD_BYTES_MAX > self.event_bytes_max {
-            let size_bytes = value.len();
-            return Err(Error::TooLarge { size_bytes });
+    /// Like [`Self::send_event`], for events that have been checked and encoded. Those with the same
+    /// key enter the log in this order. The results are in the same order.
+    pub(crate) async fn send_encoded(&self, events: &[(&Event, &[u8])]) -> Vec<Result<(), Error>> {
+        let (batch, outcomes) = Batch::new(events.len());
+        let trace = edge::trace::inject();
+        let mut is_sent = Vec::with_capacity(events.len());
+        for (index, (event, value)) in events.iter().enumerate() {
+            let headers = Headers::of(event)
+                .with("content-type", "application/protobuf")
+                .with_all(&trace);
+            let key = event.key();
+            let fits = key.len() + value.len() + headers.bytes + OVERHEAD_BYTES_MAX <= self.event_bytes_max;
+            if fits {
+                self.enqueue(&batch, index, self.topics.of(event), &key, value, headers.inner);
+            }
+            is_sent.push(fits);
         }
-        self.send(topic, &key, value, headers.0).await.map(drop)
+        drop(batch);
+        let outcomes = outcomes.await.unwrap_or_default();
+        let mut results = Vec::with_capacity(events.len());
+        for ((outcome, is_sent), (_, value)) in outcomes.into_iter().zip(is_sent).zip(events) {
+            results.push(match is_sent {
+                true => self.result(outcome, value.len()).map(drop),
+                false => Err(Error::TooLarge {
+                    size_bytes: value.len(),
+                }),
+            });
+        }
+        results
     }
 
     /// Announces a new object to followers. An announcement may be repeated or lost.
     pub async fn send_announcement(&self, announcement: &Announcement) -> Result<(), Error> {
-        let mut headers = Headers::new();
-        headers.set("ce_type", "springtide.announcement.v1");
-        headers.set("content-type", "application/protobuf");
+        let headers = Headers::new()
+            .with("ce_type", "springtide.announcement.v1")
+            .with("content-type", "application/protobuf");
         let value = prost::Message::encode_to_vec(announcement);
         let key = announcement.policy.as_bytes();
-        self.send(&self.topics.version, key, &value, headers.0).await.map(drop)
+        self.send(&self.topics.version, key, &value, headers.inner)
+            .await
+            .map(drop)
     }
 
     /// Puts a record on the dead-letter queue, or as much of it as the queue takes.
@@ -145,7 +166,7 @@ impl Producer {
 
     async fn try_dead_letter(&self, record: &DeadLetter, extent: Extent) -> Result<(), Error> {
         let (key, value, headers) = record.parts(extent);
-        let sent = self.send_with_room(&self.topics.dlq, key, value, &headers.0);
+        let sent = self.send_with_room(&self.topics.dlq, key, value, &headers.inner);
         sent.await.map(drop)
     }
 
@@ -175,31 +196,35 @@ impl Producer {
         value: &[u8],
         headers: OwnedHeaders,
     ) -> Result<Position, Error> {
-        let started = Instant::now();
-        let record = FutureRecord::to(topic).key(key).payload(value).headers(headers);
-        let queued = {
-            let producer = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-            producer.send_result(record).map_err(|(error, _)| error)
-        };
-        let result = match queued {
-            Ok(delivery) => match delivery.await {
-                Ok(Ok(delivery)) => Ok(Position {
-                    topic: topic.to_owned(),
-                    partition: delivery.partition,
-                    offset: delivery.offset,
-                }),
-                Ok(Err((error, _))) => Err(error),
-                // The producer was replaced before the acknowledgement.
-                Err(_) => Err(KafkaError::Canceled),
-            },
-            Err(error) => Err(error),
-        };
-        let outcome = if result.is_ok() { "acknowledged" } else { "failed" };
-        metrics::counter!("springtide_log_records_total", "outcome" => outcome).increment(1);
-        metrics::histogram!("springtide_log_acknowledge_seconds").record(started.elapsed().as_secs_f64());
-        result.map_err(|error| {
+        let (batch, outcomes) = Batch::new(1);
+        self.enqueue(&batch, 0, topic, key, value, headers);
+        drop(batch);
+        let outcome = outcomes.await.ok().and_then(|mut outcomes| outcomes.pop());
+        let outcome = outcome.unwrap_or(Err(KafkaError::Canceled));
+        let (partition, offset) = self.result(outcome, value.len())?;
+        Ok(Position {
+            topic: topic.to_owned(),
+            partition,
+            offset,
+        })
+    }
+
+    /// Hands a record to the client, which reports it to the batch. Never waits.
+    fn enqueue(&self, batch: &Arc<Batch>, index: usize, topic: &str, key: &[u8], value: &[u8], headers: OwnedHeaders) {
+        let record = BaseRecord::with_opaque_to(topic, Box::new(batch.delivery(index)));
+        let record = record.key(key).payload(value).headers(headers);
+        let producer = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        if let Err((error, record)) = producer.send(record) {
+            record.delivery_opaque.report(Err(error));
+        }
+    }
+
+    fn result(&self, outcome: Outcome, size_bytes: usize) -> Result<(i32, i64), Error> {
+        let label = if outcome.is_ok() { "acknowledged" } else { "failed" };
+        metrics::counter!("springtide_log_records_total", "outcome" => label).increment(1);
+        outcome.map_err(|error| {
             self.replace_if_broken();
-            into_error(error, value.len())
+            into_error(error, size_bytes)
         })
     }
 
@@ -228,7 +253,7 @@ impl Producer {
     }
 }
 
-fn connect(options: &ClientOptions) -> Result<FutureProducer, Error> {
+fn connect(options: &ClientOptions) -> Result<Arc<ThreadedProducer<Reports>>, Error> {
     let mut config = options.config(PRODUCER_SETTINGS);
     // The client refuses a value that is not a number.
     if let Some(event_bytes_max) = event_bytes_max(options) {
@@ -240,7 +265,8 @@ fn connect(options: &ClientOptions) -> Result<FutureProducer, Error> {
         let room = room.map_or(usize::MAX, |kbytes: usize| kbytes.saturating_mul(1024));
         config.set("message.max.bytes", record_bytes_max.min(room).to_string());
     }
-    config.create().map_err(Error::Unavailable)
+    let producer = config.create_with_context(Reports).map_err(Error::Unavailable)?;
+    Ok(Arc::new(producer))
 }
 
 /// `None` if the operator's limit is not a number.
@@ -265,51 +291,49 @@ fn into_error(error: KafkaError, size_bytes: usize) -> Error {
 }
 
 /// The headers of a record.
-pub(super) struct Headers(pub OwnedHeaders);
+pub(super) struct Headers {
+    pub inner: OwnedHeaders,
+    /// What they add to a record, at most.
+    pub bytes: usize,
+}
 
 impl Headers {
     pub(super) fn new() -> Self {
-        Self(OwnedHeaders::new_with_capacity(10))
+        Self {
+            inner: OwnedHeaders::new_with_capacity(10),
+            bytes: 0,
+        }
     }
 
     /// The event's CloudEvents attributes.
     pub(super) fn of(event: &Event) -> Self {
         let time = event.time.format(&Rfc3339).unwrap_or_default();
-        let mut headers = Self::new();
-        headers.set("ce_specversion", "1.0");
-        headers.set("ce_id", &event.id);
-        headers.set("ce_source", &event.source);
-        headers.set("ce_type", event.kind());
-        headers.set("ce_time", &time);
-        headers
+        Self::new()
+            .with("ce_specversion", "1.0")
+            .with("ce_id", &event.id)
+            .with("ce_source", &event.source)
+            .with("ce_type", event.kind())
+            .with("ce_time", &time)
     }
 
-    pub(super) fn set(&mut self, key: &str, value: &str) {
-        let headers = std::mem::replace(&mut self.0, OwnedHeaders::new_with_capacity(0));
-        self.0 = headers.insert(Header {
-            key,
-            value: Some(value),
-        });
-    }
-
-    /// What the headers add to a record, at most.
-    pub(super) fn bytes(&self) -> usize {
-        // Each length takes at most five bytes.
-        let headers = self.0.iter();
-        headers
-            .map(|header| header.key.len() + header.value.map_or(0, <[u8]>::len) + 10)
-            .sum()
-    }
-
-    pub(super) fn set_all(&mut self, headers: &[(String, String)]) {
-        for (key, value) in headers {
-            self.set(key, value);
+    pub(super) fn with(self, key: &str, value: &str) -> Self {
+        Self {
+            // Each length takes at most five bytes.
+            bytes: self.bytes + key.len() + value.len() + 10,
+            inner: self.inner.insert(Header {
+                key,
+                value: Some(value),
+            }),
         }
     }
 
-    pub(super) fn set_position(&mut self, position: &Position) {
-        self.set("topic", &position.topic);
-        self.set("partition", &position.partition.to_string());
-        self.set("offset", &position.offset.to_string());
+    pub(super) fn with_all(self, headers: &[(String, String)]) -> Self {
+        headers.iter().fold(self, |all, (key, value)| all.with(key, value))
+    }
+
+    pub(super) fn with_position(self, position: &Position) -> Self {
+        self.with("topic", &position.topic)
+            .with("partition", &position.partition.to_string())
+            .with("offset", &position.offset.to_string())
     }
 }

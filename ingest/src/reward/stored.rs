@@ -1,10 +1,13 @@
 //! Reward definitions in Postgres. A changed definition becomes a new version and old versions
-//! stay, so that every trajectory can refer to the definition that scored it.
+//! stay, so that every trajectory can refer to the definition that scored it. Each new version is a
+//! row of the audit.
 
 use std::collections::BTreeMap;
 
 use anyhow::Context;
-use sqlx::PgPool;
+use edge::audit::rows::{Audited, Fingerprint};
+use edge::audit::{self, Actor, Change};
+use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 
 use super::{Definition, Rule};
@@ -82,16 +85,66 @@ async fn store_one(pool: &PgPool, definition: &Definition) -> anyhow::Result<i32
             Some(row) => row.version + 1,
             None => 1,
         };
-        sqlx::query!(
-            "insert into reward_definition (surface, version, definition) values ($1, $2, $3) \
-             on conflict do nothing",
-            definition.name,
-            next,
-            value
-        )
-        .execute(pool)
-        .await?;
+        insert(pool, &definition.name, next, &value).await?;
     }
+}
+
+/// Stores a version and its row in the audit, unless another process has stored that version.
+async fn insert(pool: &PgPool, surface: &str, version: i32, definition: &serde_json::Value) -> anyhow::Result<()> {
+    let mut transaction = pool.begin().await?;
+    let inserted = sqlx::query!(
+        "insert into reward_definition (surface, version, definition) values ($1, $2, $3) on conflict do nothing",
+        surface,
+        version,
+        definition
+    )
+    .execute(&mut *transaction)
+    .await?;
+    if inserted.rows_affected() > 0 {
+        let subject = subject(surface, version);
+        let rows = audited(&mut transaction).await?;
+        let row = rows
+            .iter()
+            .find(|row| row.subject == subject)
+            .context("the definition is gone")?;
+        let role = audit::role_name("ingest");
+        let actor = Actor { key: None, name: &role };
+        let change = Change {
+            tenant: &row.tenant,
+            action: "reward.define",
+            subject: &subject,
+            detail: &row.detail(&definition.to_string()),
+            reason: "the configuration says so",
+        };
+        audit::append(&mut transaction, actor, change)
+            .await
+            .context("append to the audit")?;
+    }
+    transaction.commit().await?;
+    Ok(())
+}
+
+fn subject(surface: &str, version: i32) -> String {
+    format!("{surface}@{version}")
+}
+
+/// All definitions, to be compared with the audit's actions `reward.…`. They are few.
+pub async fn audited(connection: &mut PgConnection) -> sqlx::Result<Vec<Audited>> {
+    let rows = sqlx::query!(
+        r#"select surface, version, definition::text as "definition!" from reward_definition order by surface, version"#
+    )
+    .fetch_all(connection)
+    .await?;
+    let audited = rows.into_iter().map(|row| Audited {
+        tenant: "default".to_owned(),
+        subject: subject(&row.surface, row.version),
+        fingerprint: Fingerprint::of("reward_definition")
+            .text(&*row.surface)
+            .number(i64::from(row.version))
+            .text(&*row.definition)
+            .finish(),
+    });
+    Ok(audited.collect())
 }
 
 fn same(stored: &serde_json::Value, definition: &Definition) -> bool {

@@ -27,6 +27,8 @@ const RETRACTIONS_MAX: i64 = 16;
 #[derive(Debug, Clone)]
 pub(crate) struct FeedbackRow {
     pub generation_id: Uuid,
+    pub tenant: String,
+    /// Unique in its tenant.
     pub id: Uuid,
     pub metric: String,
     /// Empty where the rule does not read the text.
@@ -41,6 +43,11 @@ pub(crate) struct FeedbackRow {
 }
 
 impl FeedbackRow {
+    /// What its retractions name it by.
+    pub(crate) fn key(&self) -> (String, Uuid) {
+        (self.tenant.clone(), self.id)
+    }
+
     pub(crate) fn into_signal(self, retracted_at: Option<OffsetDateTime>) -> Signal {
         Signal {
             id: self.id,
@@ -55,6 +62,7 @@ impl FeedbackRow {
 /// A stored retraction.
 #[derive(Debug, Clone)]
 pub(crate) struct RetractionRow {
+    pub tenant: String,
     pub feedback_id: Uuid,
     pub given_at: OffsetDateTime,
     pub stored_at: OffsetDateTime,
@@ -141,6 +149,7 @@ pub(crate) async fn feedback(
     .await?;
     let rows = rows.into_iter().map(|row| FeedbackRow {
         generation_id: row.generation_id,
+        tenant: row.tenant_id,
         id: row.id,
         metric: row.metric_name,
         value: value(row.value_bool, row.value_float, row.value_text),
@@ -174,38 +183,52 @@ pub(crate) fn value(bool: Option<bool>, float: Option<f64>, text: Option<String>
     }
 }
 
+/// Tenants and ids, as two columns.
+fn keys(feedback: &[FeedbackRow]) -> (Vec<String>, Vec<Uuid>) {
+    feedback.iter().map(FeedbackRow::key).unzip()
+}
+
 /// When each of these feedback events was first retracted by its tenant, by event time.
 pub(crate) async fn first_retractions(
     connection: &mut PgConnection,
-    feedback: &[Uuid],
-) -> sqlx::Result<BTreeMap<Uuid, OffsetDateTime>> {
+    feedback: &[FeedbackRow],
+) -> sqlx::Result<BTreeMap<(String, Uuid), OffsetDateTime>> {
     if feedback.is_empty() {
         return Ok(BTreeMap::new());
     }
+    let (tenants, ids) = keys(feedback);
     let rows = sqlx::query!(
-        "select r.feedback_id, min(r.given_at) as \"given_at!\" \
-         from retraction r join feedback f on f.id = r.feedback_id and f.tenant_id = r.tenant_id \
-         where r.feedback_id = any($1) group by r.feedback_id",
-        feedback
+        "select tenant_id, feedback_id, min(given_at) as \"given_at!\" from retraction \
+         where feedback_id = any($2) and (tenant_id, feedback_id) in (select * from unnest($1::text[], $2::uuid[])) \
+         group by tenant_id, feedback_id",
+        &tenants,
+        &ids
     )
     .fetch_all(connection)
     .await?;
-    Ok(rows.into_iter().map(|row| (row.feedback_id, row.given_at)).collect())
+    let rows = rows.into_iter();
+    Ok(rows
+        .map(|row| ((row.tenant_id, row.feedback_id), row.given_at))
+        .collect())
 }
 
 /// The first retractions of each of these feedback events, of the same tenant.
-pub(crate) async fn retractions(connection: &mut PgConnection, feedback: &[Uuid]) -> sqlx::Result<Vec<RetractionRow>> {
+pub(crate) async fn retractions(
+    connection: &mut PgConnection,
+    feedback: &[FeedbackRow],
+) -> sqlx::Result<Vec<RetractionRow>> {
     if feedback.is_empty() {
         return Ok(Vec::new());
     }
+    let (tenants, ids) = keys(feedback);
     sqlx::query_as!(
         RetractionRow,
-        "select r.feedback_id, r.given_at, r.stored_at, r.late \
-         from feedback f cross join lateral ( \
-             select feedback_id, given_at, stored_at, late from retraction \
-             where feedback_id = f.id and tenant_id = f.tenant_id order by given_at, id limit $2) r \
-         where f.id = any($1)",
-        feedback,
+        "select r.tenant_id as tenant, r.feedback_id, r.given_at, r.stored_at, r.late \
+         from (select distinct * from unnest($1::text[], $2::uuid[])) as f (tenant_id, id) cross join lateral ( \
+             select tenant_id, feedback_id, given_at, stored_at, late from retraction \
+             where feedback_id = f.id and tenant_id = f.tenant_id order by given_at, id limit $3) r",
+        &tenants,
+        &ids,
         RETRACTIONS_MAX
     )
     .fetch_all(connection)

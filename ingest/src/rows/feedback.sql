@@ -2,7 +2,7 @@
 -- through their episode. A generation of surface $2 needs the first $4 events of metric $3, by
 -- event time, about each of the two; their texts only if $5. At most $6 rows. `after_seconds` is
 -- how long after its generation each was stored; it is negative if feedback was stored first.
-select g.id as "generation_id!", f.id as "id!", f.metric_name as "metric_name!",
+select g.id as "generation_id!", g.tenant_id as "tenant_id!", f.id as "id!", f.metric_name as "metric_name!",
        f.value_bool, f.value_float, f.value_text, f.given_at as "given_at!", f.stored_at as "stored_at!", f.late as "late!",
        extract(epoch from f.stored_at - g.stored_at)::double precision as "after_seconds!"
 from unnest($1::uuid[]) with ordinality as due (id, nth)

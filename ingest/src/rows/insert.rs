@@ -19,6 +19,24 @@ pub(crate) struct Row<'a, T> {
     pub body: &'a T,
 }
 
+/// An id that is unique in its tenant.
+pub(super) type TenantId = (String, Uuid);
+
+impl<T> Row<'_, T> {
+    /// The tenant, with an id of the body.
+    pub(super) fn in_tenant(&self, id: Uuid) -> TenantId {
+        (self.event.tenant.clone(), id)
+    }
+}
+
+/// What was found about the proof of a generation.
+pub(crate) struct Checked {
+    /// [`Generation::unsigned_digest`].
+    pub digest: [u8; 32],
+    /// `None`: its sampler is not registered yet.
+    pub proven: Option<bool>,
+}
+
 /// `(tenant, source, id)`.
 pub(super) type Key<'a> = (&'a str, &'a str, &'a str);
 type OwnedKey = (String, String, String);
@@ -100,10 +118,11 @@ macro_rules! column {
     };
 }
 
-/// Inserts generations. Returns the ids that did not exist.
+/// Inserts generations. `checked` has those with a proof. Returns the ids that did not exist.
 pub(super) async fn generations(
     connection: &mut PgConnection,
     rows: &[Row<'_, Generation>],
+    checked: &HashMap<Uuid, Checked>,
 ) -> sqlx::Result<HashSet<Uuid>> {
     if rows.is_empty() {
         return Ok(HashSet::new());
@@ -170,7 +189,8 @@ pub(super) async fn generations(
         &masks.values,
         column!(rows, row => row.body.proof.as_ref().map(|proof| proof.sampler.clone())) as _,
         column!(rows, row => row.body.proof.as_ref().map(|proof| proof.signature.to_vec())) as _,
-        column!(rows, row => row.body.proof.is_some().then(|| row.body.unsigned_digest().to_vec())) as _,
+        column!(rows, row => checked.get(&row.body.id).map(|checked| checked.digest.to_vec())) as _,
+        column!(rows, row => checked.get(&row.body.id).and_then(|checked| checked.proven)) as _,
     )
     .fetch_all(connection)
     .await?;
@@ -193,6 +213,7 @@ fn sampling(sampling: &Sampling) -> serde_json::Value {
 pub(super) async fn open_generations(
     connection: &mut PgConnection,
     rows: &[Row<'_, Generation>],
+    checked: &HashMap<Uuid, Checked>,
     surfaces: &Surfaces,
 ) -> sqlx::Result<()> {
     if rows.is_empty() {
@@ -208,14 +229,15 @@ pub(super) async fn open_generations(
     };
     // `now()` is also the `stored_at` of this transaction's generations.
     sqlx::query!(
-        "insert into open_generation (generation_id, surface, closes_at) \
-         select id, surface, greatest(starts_at, now()) + make_interval(secs => horizon_seconds) \
-         from unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::double precision[]) \
-              as g (id, surface, starts_at, horizon_seconds)",
+        "insert into open_generation (generation_id, surface, closes_at, proven) \
+         select id, surface, greatest(starts_at, now()) + make_interval(secs => horizon_seconds), proven \
+         from unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::double precision[], $5::bool[]) \
+              as g (id, surface, starts_at, horizon_seconds, proven)",
         column!(rows, id),
         column!(rows, surface),
         column!(rows, row => starts_at(row)),
-        column!(rows, row => horizon_seconds(row))
+        column!(rows, row => horizon_seconds(row)),
+        column!(rows, row => checked.get(&row.body.id).is_some_and(|checked| checked.proven == Some(true)))
     )
     .execute(connection)
     .await?;
@@ -223,10 +245,12 @@ pub(super) async fn open_generations(
 }
 
 /// Inserts feedback. Returns the ids that did not exist, each with whether its target had closed.
+/// The generations in `held` are open and stay so.
 pub(super) async fn feedback(
     connection: &mut PgConnection,
     rows: &[Row<'_, Feedback>],
-) -> sqlx::Result<HashMap<Uuid, bool>> {
+    held: &HashSet<Uuid>,
+) -> sqlx::Result<HashMap<TenantId, bool>> {
     if rows.is_empty() {
         return Ok(HashMap::new());
     }
@@ -257,10 +281,12 @@ pub(super) async fn feedback(
         }) as _,
         column!(rows, row => Json(&row.body.tags)) as _,
         column!(rows, row => row.event.time),
+        column!(rows, row => matches!(row.body.target, Target::Generation(id) if held.contains(&id))),
     )
     .fetch_all(connection)
     .await?;
-    Ok(stored.into_iter().map(|row| (row.id, row.late)).collect())
+    let stored = stored.into_iter();
+    Ok(stored.map(|row| ((row.tenant_id, row.id), row.late)).collect())
 }
 
 /// Inserts references to payloads. API and readers check that a payload exists; the sink does not,
@@ -305,7 +331,7 @@ pub(super) async fn payload_references(
 pub(super) async fn retractions(
     connection: &mut PgConnection,
     rows: &[Row<'_, Retraction>],
-) -> sqlx::Result<HashMap<Uuid, bool>> {
+) -> sqlx::Result<HashMap<TenantId, bool>> {
     if rows.is_empty() {
         return Ok(HashMap::new());
     }
@@ -319,7 +345,8 @@ pub(super) async fn retractions(
     )
     .fetch_all(connection)
     .await?;
-    Ok(stored.into_iter().map(|row| (row.id, row.late)).collect())
+    let stored = stored.into_iter();
+    Ok(stored.map(|row| ((row.tenant_id, row.id), row.late)).collect())
 }
 
 /// Inserts the ends of episodes. The earliest end of an episode counts.

@@ -72,6 +72,10 @@ impl Record {
         (self.from.topic.clone(), self.from.partition)
     }
 
+    pub(crate) fn value_bytes(&self) -> usize {
+        self.value.len()
+    }
+
     /// `written_after`: a time of the database before this record was written, if known.
     pub(crate) fn times(&self, message: &BorrowedMessage<'_>, written_after: Option<OffsetDateTime>) -> Times {
         let stamped_at = message.timestamp().to_millis().and_then(|milliseconds| {

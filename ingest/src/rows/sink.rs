@@ -6,13 +6,16 @@
 //!
 //! One thread reads the records of a round. The writers share them by partition, and each writes
 //! one transaction. Meanwhile the thread reads the next round, which starts when all writers have
-//! finished. So each partition is written in order, and rounds share no state.
+//! finished. So each partition is written in order, and rounds share no state. Another thread looks
+//! up the ends of the partitions.
 
 mod consumer;
+mod proof;
 mod round;
 mod write;
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -32,6 +35,7 @@ use crate::rows::offset;
 use crate::rows::record::Record;
 use crate::validator::Validator;
 use consumer::{Assigner, Failure, Observer};
+pub use proof::Samplers;
 use round::Round;
 
 /// How often the ends of the partitions are looked up. The closer waits for this.
@@ -54,6 +58,9 @@ pub const CONSUMER_SETTINGS: &[(&str, &str)] = &[
     ("partition.assignment.strategy", "range"),
     // Fetched records in memory.
     ("queued.max.messages.kbytes", "32768"),
+    // Of one partition at a time. Behind a backlog, a round then has records of several partitions,
+    // which the writers can share.
+    ("fetch.message.max.bytes", "262144"),
     ("fetch.wait.max.ms", "50"),
     // How soon added partitions are assigned. Nothing closes before.
     ("topic.metadata.refresh.interval.ms", "2000"),
@@ -66,6 +73,7 @@ pub struct Sink {
     pub cluster_id: String,
     pub surfaces: Arc<Surfaces>,
     pub validator: Arc<Validator>,
+    pub samplers: Samplers,
     pub batch_records_max: usize,
     pub batch_wait: Duration,
     /// Concurrent transactions.
@@ -108,7 +116,7 @@ impl Sink {
             .map_err(Failure::Lost)?;
         self.validator.check_clock().map_err(Failure::Lost)?;
         consumer::same_cluster(&self.kafka, &self.cluster_id)?;
-        let mut observer = Observer::new(&self.kafka).map_err(Failure::Lost)?;
+        let observer = Observer::new(&self.kafka).map_err(Failure::Lost)?;
         let assigner = Assigner::new(self.clone(), runtime.clone());
         let consumer: BaseConsumer<Assigner> = self
             .kafka
@@ -121,21 +129,31 @@ impl Sink {
             .subscribe(&[&topics.generation, &topics.feedback])
             .context("subscribe")
             .map_err(Failure::Lost)?;
-        let mut progress_at = Instant::now();
+        let stop = self.shutdown.child_token();
+        thread::scope(|threads| {
+            let (context, stopped) = (consumer.context().clone(), stop.clone());
+            threads.spawn(move || observer.run(&context, &stopped));
+            let _stop = stop.drop_guard();
+            self.read(runtime, &consumer)
+        })
+    }
+
+    /// Reads and writes rounds until the shutdown or a failure.
+    fn read(self: &Arc<Self>, runtime: &Handle, consumer: &BaseConsumer<Assigner>) -> Result<(), Failure> {
+        let context = consumer.context();
         let mut round = Round::none(runtime);
         while !self.shutdown.is_cancelled() {
-            let records = self.gather(&consumer, &round)?;
+            let records = self.gather(consumer, &round)?;
             // Without new records, the round may continue.
-            if !records.is_empty() || !round.is_running() {
-                consumer.context().advance(&round.end()?);
+            if records.is_empty() && round.is_running() {
+                continue;
             }
+            context.advance(&round.end()?);
+            context.check_membership()?;
+            // Between two rounds, because their transactions lock the rows that this updates.
+            consumer::store_progress(consumer)?;
             if !records.is_empty() {
-                round = Round::begin(self, runtime, &consumer.context().claims(), records);
-            }
-            if progress_at.elapsed() >= PROGRESS_INTERVAL {
-                progress_at = Instant::now();
-                consumer.context().check_membership()?;
-                consumer::observe_progress(&consumer, &mut observer)?;
+                round = Round::begin(self, runtime, &context.claims(), records);
             }
         }
         round.end().map(drop)

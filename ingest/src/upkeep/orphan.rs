@@ -64,7 +64,7 @@ impl OrphanSweep {
         let more = i64::try_from(rows.len()) == Ok(BATCH_MAX);
         // A full batch continues at its last row, which is marked by then.
         let reached = rows.last().filter(|_| more).map_or(until, |row| row.stored_at);
-        let mut ids: Vec<Uuid> = Vec::new();
+        let (mut tenants, mut ids) = (Vec::new(), Vec::<Uuid>::new());
         let mut records = Vec::new();
         for row in rows {
             let target = match (row.generation_id, row.episode_id) {
@@ -79,17 +79,23 @@ impl OrphanSweep {
                 value: feedback::value(row.value_bool, row.value_float, row.value_text),
                 tags: serde_json::from_value(row.tags).context("read tags")?,
             };
+            tenants.push(row.tenant_id.clone());
+            ids.push(row.id);
             let event = feedback.into_event(row.tenant_id, SOURCE, row.given_at);
             records.push(dead_letter(&event));
-            ids.push(row.id);
         }
         // Concurrently, because the transaction must be short.
         let sends = records.iter().map(|record| self.producer.send_dead_letter(record));
         try_join_all(sends).await.context("send dead letters")?;
-        sqlx::query!("update feedback set orphaned_at = now() where id = any($1)", &ids)
-            .execute(&mut *transaction)
-            .await
-            .context("mark orphans")?;
+        sqlx::query!(
+            "update feedback f set orphaned_at = now() from unnest($1::text[], $2::uuid[]) as orphan (tenant_id, id) \
+             where f.id = orphan.id and f.tenant_id = orphan.tenant_id",
+            &tenants,
+            &ids
+        )
+        .execute(&mut *transaction)
+        .await
+        .context("mark orphans")?;
         sqlx::query!(
             "update consumer_offset set caught_up_to = $1, updated_at = now() where consumer = 'orphan-sweep'",
             reached

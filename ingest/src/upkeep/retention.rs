@@ -33,7 +33,8 @@ use crate::validator::Validator;
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Between two looks for events without a generation. Those with one are read again each time.
 const UNATTACHED_INTERVAL: Duration = Duration::from_secs(3600);
-/// A look for what a week is needed for may take long. It takes at most this share of the time.
+/// A look for what a week is needed for may take long. It takes at most this share of the time,
+/// unless the disk is full.
 const CHECK_SHARE: u32 = 20;
 /// One process at a time expires weeks. Others that find it locked skip their turn.
 const ADVISORY_LOCK: i64 = 0x7370_7269_6e67_0001;
@@ -127,14 +128,17 @@ impl Retention {
 
     /// Deletes what can be deleted, and updates [`Room`] and the validator.
     async fn round(&self, schedule: &mut Schedule) -> anyhow::Result<()> {
+        // Before the deletion, which may take long. Another process may have refused a week.
+        inform(&self.pool, &self.validator, self.age_max).await?;
         let deleted = self.delete(schedule).await;
+        inform(&self.pool, &self.validator, self.age_max).await?;
         let bytes = measure(&self.pool).await.context("measure the tables")?;
         let is_full = self.is_too_large(bytes);
         self.room.full.store(is_full, Ordering::Relaxed);
         metrics::gauge!("springtide_ingest_disk_full").set(if is_full { 1.0 } else { 0.0 });
-        self.update_heavy(bytes).await.context("estimate the tenants' shares")?;
-        self.validator
-            .reject_before(horizon(&self.pool).await.context("read the retention horizon")?);
+        if let Err(error) = self.update_heavy(bytes).await {
+            tracing::warn!(error = %format!("{error:#}"), "cannot estimate the tenants' shares, will retry");
+        }
         deleted?;
         let known = offset::caught_up_to(&self.pool, &self.log).await;
         match known.context("read progress")? {
@@ -170,8 +174,9 @@ impl Retention {
         let before = horizon(&mut *connection).await.context("read the retention horizon")?;
         if Instant::now() >= schedule.expiry_at {
             let started = Instant::now();
-            self.expire_weeks(connection, now).await?;
-            schedule.expiry_at = started + INTERVAL.max(started.elapsed() * CHECK_SHARE);
+            let ended = self.expire_weeks(connection, now).await?;
+            schedule.expiry_at = started + ended.interval();
+            inform(&mut *connection, &self.validator, self.age_max).await?;
         }
         let until = horizon(&mut *connection).await.context("read the retention horizon")?;
         sweep::below_horizon(connection, until).await?;
@@ -295,8 +300,31 @@ async fn measure(pool: &PgPool) -> sqlx::Result<u64> {
     Ok(total)
 }
 
+/// Makes the validator refuse what the tables refuse for good: generations that have been deleted, all
+/// events about them, and new generations of a week that is too old. The tables would refuse a whole
+/// batch for one of these.
+pub(crate) async fn inform(
+    executor: impl sqlx::PgExecutor<'_>,
+    validator: &Validator,
+    age_max: Option<time::Duration>,
+) -> anyhow::Result<()> {
+    let row = sqlx::query!(
+        r#"select (select until_id from generation_horizon) as horizon,
+                  (select until_id from generation_expiry) as refused, clock_timestamp() as "now!""#
+    );
+    let row = row.fetch_one(executor).await.context("read the retention horizon")?;
+    validator.reject_before(row.horizon.unwrap_or_default());
+    let now = trusted(row.now, OffsetDateTime::now_utc());
+    if let Some((refused, age_max)) = row.refused.zip(age_max)
+        && expiry::is_refused_for_age(refused, age_max, now)
+    {
+        validator.reject_generations_before(refused);
+    }
+    Ok(())
+}
+
 /// The smallest id that retention keeps; nil: all.
-pub(crate) async fn horizon(executor: impl sqlx::PgExecutor<'_>) -> sqlx::Result<Uuid> {
+async fn horizon(executor: impl sqlx::PgExecutor<'_>) -> sqlx::Result<Uuid> {
     let horizon = sqlx::query_scalar!("select until_id from generation_horizon")
         .fetch_optional(executor)
         .await?;

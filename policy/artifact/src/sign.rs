@@ -292,12 +292,8 @@ impl TrustedKeys {
     /// never counts, and keys that revoke each other are all revoked. Keys without a root key among
     /// them are from before there were roles: any of them may revoke any other.
     pub fn revoke_by(&mut self, revocations: &Revocations) {
-        let is_root = |key: &PublicKey| key.roles.contains(&Role::Root);
-        let has_root = self.keys.values().any(is_root);
-        let may_revoke = |signer: &str| match self.keys.get(signer) {
-            Some(key) => !has_root || is_root(key),
-            None => false,
-        };
+        let has_root = self.has_root();
+        let may_revoke = |signer: &str| self.may_revoke_if(has_root, signer);
         let mut revoked = self.revoked.clone();
         revoked.extend(
             revocations
@@ -331,6 +327,21 @@ impl TrustedKeys {
         self.revoked = revoked;
     }
 
+    /// Whether a revocation of another key counts if the key with this id signed it, unless that
+    /// key is revoked itself.
+    pub fn may_revoke(&self, key_id: &str) -> bool {
+        self.may_revoke_if(self.has_root(), key_id)
+    }
+
+    fn may_revoke_if(&self, has_root: bool, key_id: &str) -> bool {
+        let key = self.keys.get(key_id);
+        key.is_some_and(|key| !has_root || key.roles.contains(&Role::Root))
+    }
+
+    fn has_root(&self) -> bool {
+        self.keys.values().any(|key| key.roles.contains(&Role::Root))
+    }
+
     /// The same keys as if none were revoked.
     pub fn without_revocations(&self) -> Self {
         TrustedKeys {
@@ -360,6 +371,11 @@ impl TrustedKeys {
     /// Whether the key with this id is revoked.
     pub fn is_revoked(&self, key_id: &str) -> bool {
         self.revoked.contains(key_id)
+    }
+
+    /// Whether the folder has the key with this id, revoked or not.
+    pub fn knows(&self, key_id: &str) -> bool {
+        self.keys.contains_key(key_id)
     }
 
     /// Ids of all keys, including revoked ones.

@@ -30,12 +30,17 @@
 mod probabilities;
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use probabilities::{Order, Probabilities};
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+
+/// Temperatures at which answers to users may be trained on. Colder ones multiply the gradient by the
+/// inverse of the temperature, hotter ones make rare tokens likely.
+pub const TRAINABLE_TEMPERATURES: RangeInclusive<f32> = 0.5..=1.5;
 
 /// The sampling parameters, declared once: the completions API deserializes them, the engine
 /// samples with them, and the log copies their fields.
@@ -181,6 +186,17 @@ impl Params {
     /// Whether a filter may exclude ids.
     pub fn truncates(&self) -> bool {
         self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0
+    }
+
+    /// The code of why an answer may not be trained on if a caller chose these parameters; `None`: it
+    /// may. A caller who makes tokens likely could teach any text by accepting it token by token.
+    /// Filters make no token likely that is not likely anyway.
+    pub fn untrainable(&self) -> Option<&'static str> {
+        if self.has_penalties() || !self.logit_bias.is_empty() {
+            return Some("steered_sampling");
+        }
+        let in_range = TRAINABLE_TEMPERATURES.contains(&self.temperature);
+        (!in_range).then_some("temperature_out_of_range")
     }
 
     /// Whether the distribution depends on previous tokens.

@@ -3,6 +3,9 @@
 //! A document names its own place (policy and number), so a copy served from another place is
 //! refused.
 
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+
 use futures::TryStreamExt as _;
 use object_store::{PutMode, path::Path};
 use serde::{Serialize, de::DeserializeOwned};
@@ -19,6 +22,8 @@ pub(super) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 /// Assignments by revoked keys that are read to find one by another key, if no timestamp says where
 /// it is.
 const EPOCHS_WALKED_MAX: usize = 1_000;
+/// Manifests, assignments or pins that are listed: some years of them. Lists of numbers are short.
+const NUMBERS_LISTED_MAX: usize = 10_000_000;
 
 /// A verified document.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,8 +102,18 @@ impl Store {
 
     /// Reads and verifies the manifest of a version.
     pub async fn get_manifest(&self, policy: &str, serial: i64, keys: &TrustedKeys) -> Result<Manifest, Error> {
-        let signed = self.get_signed(&manifest_key(policy, serial)?, keys).await?;
+        let signed = self.get_signed_manifest(policy, serial, keys).await?;
         Ok(signed.document)
+    }
+
+    /// [`get_manifest`](Self::get_manifest) with the digest of its exact bytes and its signer.
+    pub async fn get_signed_manifest(
+        &self,
+        policy: &str,
+        serial: i64,
+        keys: &TrustedKeys,
+    ) -> Result<Signed<Manifest>, Error> {
+        self.get_signed(&manifest_key(policy, serial)?, keys).await
     }
 
     /// Signs and writes an assignment unless its epoch has one. Returns false if it has, whatever
@@ -182,8 +197,17 @@ impl Store {
             Err(error @ Error::Backend { .. }) => return Err(error),
             _ => {}
         }
-        let epochs = self.list_numbers(policy, "assignment").await?.into_iter().rev();
-        for epoch in epochs.take(EPOCHS_WALKED_MAX) {
+        // the highest ones alone, whatever else the store lists
+        let mut epochs = BTreeSet::new();
+        let folder = policy_key(policy, "assignment")?;
+        let keep = |name: &str| {
+            epochs.extend(number(name));
+            if epochs.len() > EPOCHS_WALKED_MAX {
+                epochs.pop_first();
+            }
+        };
+        self.each_name(&folder, None, NUMBERS_LISTED_MAX, keep).await?;
+        for epoch in epochs.into_iter().rev() {
             match self.get_assignment(policy, epoch, keys).await {
                 Err(Error::Signature {
                     source: sign::Error::Revoked(_),
@@ -195,36 +219,84 @@ impl Store {
         Ok(0)
     }
 
-    /// The epochs from `first` on that have an assignment, ascending. Nothing is read or verified.
-    pub async fn assignment_epochs(&self, policy: &str, first: i64) -> Result<Vec<i64>, Error> {
-        let folder = policy_key(policy, "assignment")?;
-        let entries = match assignment_key(policy, first - 1) {
-            Ok(offset) => self.backend.list_with_offset(Some(&folder), &offset),
-            Err(_) => self.backend.list(Some(&folder)),
-        };
-        let entries: Vec<_> = entries.try_collect().await.map_err(backend("list", &folder))?;
-        let names = entries.iter().filter_map(|entry| entry.location.filename());
-        let mut epochs: Vec<i64> = names.filter_map(number).filter(|&epoch| epoch >= first).collect();
-        epochs.sort_unstable();
+    /// The epochs of a range that have an assignment. Nothing is read or verified.
+    pub async fn assignment_epochs(&self, policy: &str, range: RangeInclusive<i64>) -> Result<BTreeSet<i64>, Error> {
+        let mut epochs = BTreeSet::new();
+        self.each_epoch(policy, range, |epoch| {
+            epochs.insert(epoch);
+        })
+        .await?;
         Ok(epochs)
+    }
+
+    /// The last epoch of a range that has an assignment. Nothing is read or verified.
+    pub async fn last_assignment_epoch(&self, policy: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, Error> {
+        let mut last = None;
+        self.each_epoch(policy, range, |epoch| last = last.max(Some(epoch)))
+            .await?;
+        Ok(last)
+    }
+
+    async fn each_epoch(
+        &self,
+        policy: &str,
+        range: RangeInclusive<i64>,
+        mut each: impl FnMut(i64),
+    ) -> Result<(), Error> {
+        let folder = policy_key(policy, "assignment")?;
+        let after = assignment_key(policy, range.start() - 1).ok();
+        let names = |name: &str| {
+            if let Some(epoch) = number(name).filter(|epoch| range.contains(epoch)) {
+                each(epoch);
+            }
+        };
+        self.each_name(&folder, after.as_ref(), NUMBERS_LISTED_MAX, names).await
     }
 
     /// The numbers in the names of a folder's documents, ascending.
     pub(super) async fn list_numbers(&self, policy: &str, folder: &str) -> Result<Vec<i64>, Error> {
-        let names = self.list_names(policy, folder).await?;
-        let mut numbers: Vec<i64> = names.iter().filter_map(|name| number(name)).collect();
+        let folder = policy_key(policy, folder)?;
+        let mut numbers = vec![];
+        self.each_name(&folder, None, NUMBERS_LISTED_MAX, |name| numbers.extend(number(name)))
+            .await?;
         numbers.sort_unstable();
         Ok(numbers)
     }
 
-    pub(super) async fn list_names(&self, policy: &str, folder: &str) -> Result<Vec<String>, Error> {
+    /// The names in a folder. An error if there are more than `count_max`.
+    pub(super) async fn list_names(&self, policy: &str, folder: &str, count_max: usize) -> Result<Vec<String>, Error> {
         let folder = policy_key(policy, folder)?;
-        self.backend
-            .list(Some(&folder))
-            .try_filter_map(async |entry| Ok(entry.location.filename().map(str::to_owned)))
-            .try_collect()
-            .await
-            .map_err(backend("list", &folder))
+        let mut names = vec![];
+        self.each_name(&folder, None, count_max, |name| names.push(name.to_owned()))
+            .await?;
+        Ok(names)
+    }
+
+    /// Calls `each` with the names in a folder that come behind `after`. An error if there are more
+    /// than `count_max`: whoever writes to the store could list entries without end.
+    async fn each_name(
+        &self,
+        folder: &Path,
+        after: Option<&Path>,
+        count_max: usize,
+        mut each: impl FnMut(&str),
+    ) -> Result<(), Error> {
+        let mut entries = match after {
+            Some(after) => self.backend.list_with_offset(Some(folder), after),
+            None => self.backend.list(Some(folder)),
+        };
+        let mut count = 0;
+        while let Some(entry) = entries.try_next().await.map_err(backend("list", folder))? {
+            count += 1;
+            if count > count_max {
+                return Err(Error::Listing {
+                    key: folder.to_string(),
+                    count_max,
+                });
+            }
+            entry.location.filename().into_iter().for_each(&mut each);
+        }
+        Ok(())
     }
 
     /// The key ids in a manifest's signatures; nothing is verified.
@@ -282,14 +354,27 @@ impl Store {
     }
 }
 
-/// The number in a document's name.
+/// The number in a document's name. One spelling only: another name is another place.
 fn number(name: &str) -> Option<i64> {
-    let number = name.strip_suffix(".json")?.parse().ok()?;
+    let digits = name.strip_suffix(".json")?;
+    let padded = digits.len() == 10 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse().ok().filter(|_| padded)?;
     NUMBERS.contains(&number).then_some(number)
 }
 
+/// BLAKE3 of the exact bytes of a manifest, as [`Store::put_manifest`] signs them.
+pub fn manifest_digest(manifest: &Manifest) -> Result<Digest, Error> {
+    let key = manifest.key()?;
+    Ok(Digest::of(&payload(&key, manifest)?))
+}
+
+/// The exact bytes of a document.
+fn payload<T: Document>(key: &Path, document: &T) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(document).map_err(contradiction(key))
+}
+
 pub(super) fn sign_document<T: Document>(key: &Path, document: &T, signer: &SigningKey) -> Result<Vec<u8>, Error> {
-    let payload = serde_json::to_vec(document).map_err(contradiction(key))?;
+    let payload = payload(key, document)?;
     let envelope = Envelope::sign(document.kind(), &payload, signer);
     envelope.to_bytes().map_err(signature(key))
 }

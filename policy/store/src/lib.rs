@@ -55,7 +55,7 @@ use keys::private_key;
 
 pub use cache::{Cache, CachedObject, Limits};
 pub use catalog::{Catalog, Costs, StoredObject};
-pub use documents::Signed;
+pub use documents::{Signed, manifest_digest};
 pub use fsck::{Finding, Report, Severity};
 pub use gc::{GcReport, Retention};
 pub use materialize::Materialized;
@@ -98,6 +98,8 @@ pub enum Error {
         version: i64,
         reason: String,
     },
+    #[error("{key} has more than {count_max} entries: somebody else may write to the store")]
+    Listing { key: String, count_max: usize },
     #[error("object {object} was not downloaded: {reason}")]
     Download { object: Digest, reason: String },
     /// The caller of garbage collection could not say which versions it needs.

@@ -33,6 +33,8 @@ const UNANSWERED_MAX: u32 = 2;
 #[derive(Debug, Clone)]
 pub struct Materialized {
     pub checkpoint: Arc<Checkpoint>,
+    /// The content hash of `checkpoint`, as its manifest has it.
+    pub root: Digest,
     /// Time spent waiting for documents and objects.
     pub fetch: Duration,
     /// Time spent hashing and decoding.
@@ -72,6 +74,7 @@ impl Store {
                 let versions = path.steps.iter().map(|step| step.to);
                 return Ok(Materialized {
                     checkpoint,
+                    root: restore.search.manifest(serial).await?.root,
                     fetch: restore.fetch + restore.search.waited,
                     verify: restore.verify,
                     bytes_fetched: restore.bytes_fetched,

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::{PutMode, path::Path};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -16,6 +17,11 @@ use artifact::assignment::Assignment;
 use artifact::manifest::Manifest;
 use artifact::sign::{Envelope, REVOCATION_KIND, Revocations, Role, SigningKey, TrustedKeys};
 use artifact::squash::SquashedDelta;
+
+/// Revocations that `policy resign` lists. Nobody else lists them.
+const LISTED_MAX: usize = 10_000;
+/// Revocations read at once.
+const READ_AT_ONCE: usize = 16;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Revocation {
@@ -54,10 +60,11 @@ impl Store {
             return Ok(true);
         }
         let key = revocation.key()?;
-        let counts = self
-            .trusted(&revocation.policy, keys.clone())
-            .await?
-            .is_revoked(&revocation.key);
+        // the folder may lack the key
+        let ids = folder_ids(keys).chain([revocation.key.clone()]).collect();
+        let mut now = keys.clone();
+        now.revoke_by(&self.read_revocations(&revocation.policy, keys, ids).await?);
+        let counts = now.is_revoked(&revocation.key);
         if counts && !self.revocation_signers(&key, keys).await?.is_empty() {
             let mut envelope = self.get_envelope(&key).await?;
             if envelope.countersign(REVOCATION_KIND, signer).map_err(signature(&key))? {
@@ -72,15 +79,45 @@ impl Store {
         Ok(true)
     }
 
-    /// The signers of every revocation, whether it counts or not. `keys` are those of the folder.
-    /// Ignores revocations that do not verify.
+    /// The revocations of the keys in the folder. `keys` are those of the folder. Ignores what
+    /// does not verify.
+    ///
+    /// It reads one place per key and lists nothing: whoever writes to the store can put any number
+    /// of files beside the revocations.
     pub async fn revocations(&self, policy: &str, keys: &TrustedKeys) -> Result<Revocations, Error> {
+        self.read_revocations(policy, keys, folder_ids(keys).collect()).await
+    }
+
+    /// [`revocations`](Self::revocations), also of keys that the folder lacks.
+    async fn all_revocations(&self, policy: &str, keys: &TrustedKeys) -> Result<Revocations, Error> {
+        let names = self.list_names(policy, "revocation", LISTED_MAX).await?;
+        let listed = names.iter().filter_map(|name| name.strip_suffix(".json"));
+        let listed = listed
+            .filter(|id| revocation_key(policy, id).is_ok())
+            .map(str::to_owned);
+        self.read_revocations(policy, keys, folder_ids(keys).chain(listed).collect())
+            .await
+    }
+
+    async fn read_revocations(
+        &self,
+        policy: &str,
+        keys: &TrustedKeys,
+        ids: BTreeSet<String>,
+    ) -> Result<Revocations, Error> {
+        let read = |id: String| async move {
+            let key = revocation_key(policy, &id)?;
+            Ok::<_, Error>((id, self.revocation_signers(&key, keys).await))
+        };
+        let mut reads = stream::iter(ids).map(read).buffer_unordered(READ_AT_ONCE);
         let mut revocations = Revocations::new();
-        for name in self.list_names(policy, "revocation").await? {
-            let Some(id) = name.strip_suffix(".json") else { continue };
-            let Ok(key) = revocation_key(policy, id) else { continue };
-            match self.revocation_signers(&key, keys).await {
-                Ok(signers) => drop(revocations.insert(id.to_owned(), signers)),
+        while let Some((id, signers)) = reads.try_next().await? {
+            match signers {
+                Ok(signers) if signers.is_empty() => {
+                    tracing::warn!(policy, key = id, "ignored a revocation that nobody signed who may");
+                }
+                Ok(signers) => drop(revocations.insert(id, signers)),
+                Err(Error::NotFound(_)) => {}
                 Err(error @ Error::Backend { .. }) => return Err(error),
                 Err(error) => tracing::warn!(policy, %error, "ignored an invalid revocation"),
             }
@@ -88,7 +125,7 @@ impl Store {
         Ok(revocations)
     }
 
-    /// The keys of the folder that signed the revocation at `key`.
+    /// The keys of the folder that signed the revocation at `key` and may, revoked or not.
     async fn revocation_signers(&self, key: &Path, keys: &TrustedKeys) -> Result<BTreeSet<String>, Error> {
         let envelope = self.get_envelope(key).await?;
         let signers = envelope.verify_signatures(REVOCATION_KIND, keys);
@@ -97,7 +134,8 @@ impl Store {
         if revocation.key().ok().as_ref() != Some(key) {
             return Err(contradiction(key)("it was signed for another place"));
         }
-        Ok(signers.into_iter().map(str::to_owned).collect())
+        let may = |signer: &&str| *signer == revocation.key || keys.may_revoke(signer);
+        Ok(signers.into_iter().filter(may).map(str::to_owned).collect())
     }
 
     /// `keys` without those that the store says are revoked.
@@ -146,25 +184,27 @@ impl Store {
             }
         }
         if keys.roles(signer.key_id()).any(|role| role == Role::Root) {
-            count += self.sign_revocations(policy, keys, keys, signer).await?;
+            count += self.sign_revocations(policy, keys, signer).await?;
         }
         Ok(count)
     }
 
-    /// Adds a signature by `signer` to the revocation of every key that `keys` hold for revoked.
-    /// `folder` verifies the documents. Returns the number of new signatures.
+    /// Adds a signature by `signer` to every revocation that counts for `keys`, also of keys that
+    /// they lack. Returns the number of new signatures.
     pub async fn sign_revocations(
         &self,
         policy: &str,
         keys: &TrustedKeys,
-        folder: &TrustedKeys,
         signer: &SigningKey,
     ) -> Result<usize, Error> {
+        let revocations = self.all_revocations(policy, keys).await?;
+        let mut now = keys.clone();
+        now.revoke_by(&revocations);
         let mut count = 0;
-        for id in self.revocations(policy, folder).await?.into_keys() {
+        for id in revocations.into_keys().filter(|id| now.is_revoked(id)) {
             let key = revocation_key(policy, &id)?;
             let mut envelope = self.get_envelope(&key).await?;
-            if keys.is_revoked(&id) && envelope.countersign(REVOCATION_KIND, signer).map_err(signature(&key))? {
+            if envelope.countersign(REVOCATION_KIND, signer).map_err(signature(&key))? {
                 let bytes = envelope.to_bytes().map_err(signature(&key))?;
                 self.put(&key, bytes, PutMode::Overwrite).await?;
                 count += 1;
@@ -172,4 +212,8 @@ impl Store {
         }
         Ok(count)
     }
+}
+
+fn folder_ids(keys: &TrustedKeys) -> impl Iterator<Item = String> {
+    keys.ids().map(str::to_owned)
 }

@@ -20,6 +20,8 @@ use artifact::squash::{self, SquashedDelta};
 
 /// The numbers of steps that squashed deltas span.
 pub const SQUASH_SPANS: [u32; 2] = [8, 64];
+/// Squashed deltas that are listed. Replicas list them, so their memory is the limit.
+const LISTED_MAX: usize = 1_000_000;
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum SquashOutcome {
@@ -66,7 +68,7 @@ impl Store {
     /// The start versions of the squashed deltas, by the version they lead to.
     pub async fn list_squashed_deltas(&self, policy: &str) -> Result<BTreeMap<i64, Vec<i64>>, Error> {
         let mut starts: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
-        for name in self.list_names(policy, "fold").await? {
+        for name in self.list_names(policy, "fold", LISTED_MAX).await? {
             let parsed = name
                 .strip_suffix(".json")
                 .and_then(|name| name.split_once('-'))

@@ -161,12 +161,7 @@ impl ChoiceTask {
                     }
                 }
                 Some(SampleEvent::Finished(finish)) => break End::Engine(finish),
-                Some(SampleEvent::Displaced) => {
-                    return Err(Problem::too_many(
-                        "production requests filled the queue; try again later",
-                        2,
-                    ));
-                }
+                Some(SampleEvent::Displaced) => return Err(super::displaced()),
                 Some(SampleEvent::Failed(error)) => return Err(Problem::internal(error)),
                 None => return Err(Problem::unavailable("the engine has stopped; try again shortly", 2)),
             }

@@ -6,12 +6,13 @@ use super::body::{ChatRequest, CompletionRequest};
 use super::choice::{self, ChoiceTask, Chunk, Frame, FrameSender};
 use super::request::GenerationRequest;
 use super::{Api, exploration};
+use crate::engine::caller::Caller;
 use crate::engine::{SampleRequest, SubmitError};
 use axum::extract::State;
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Response};
 use edge::Problem;
-use edge::auth::Principal;
+use edge::auth::{Principal, Scope};
 use edge::json::Json;
 use futures::Stream;
 use std::collections::VecDeque;
@@ -32,7 +33,7 @@ pub async fn completions(
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, Problem> {
     let request = GenerationRequest::completion(body, &api.options, &principal.tenant)?;
-    answer(&api, request, &principal.tenant).await
+    answer(&api, request, &principal).await
 }
 
 pub async fn chat_completions(
@@ -41,15 +42,27 @@ pub async fn chat_completions(
     Json(body): Json<ChatRequest>,
 ) -> Result<Response, Problem> {
     let request = GenerationRequest::chat(body, &api.options, &principal.tenant)?;
-    answer(&api, request, &principal.tenant).await
+    answer(&api, request, &principal).await
 }
 
-async fn answer(api: &Arc<Api>, request: GenerationRequest, tenant: &str) -> Result<Response, Problem> {
-    let queued = QueuedRequest::submit(api, Arc::new(request), tenant)?;
+async fn answer(api: &Arc<Api>, request: GenerationRequest, principal: &Principal) -> Result<Response, Problem> {
+    check_priority(request.priority, principal)?;
+    let queued = QueuedRequest::submit(api, Arc::new(request), principal).await?;
     match queued.request.stream {
         true => queued.stream().await,
         false => queued.respond_at_once().await,
     }
+}
+
+/// Everybody may go later than others, but only some may go first.
+fn check_priority(priority: i32, principal: &Principal) -> Result<(), Problem> {
+    if priority >= 0 || principal.scopes.allow(Scope::Priority) {
+        return Ok(());
+    }
+    Err(Problem::forbidden(format!(
+        "priority is {priority}: below 0 a request goes before those of other callers, which needs a key with the scope \
+         `priority` too; give 0 or more, or leave it out"
+    )))
 }
 
 /// A request whose choices are queued.
@@ -80,15 +93,24 @@ impl Header {
 }
 
 impl QueuedRequest {
-    fn submit(api: &Arc<Api>, request: Arc<GenerationRequest>, tenant: &str) -> Result<Self, Problem> {
+    async fn submit(api: &Arc<Api>, request: Arc<GenerationRequest>, principal: &Principal) -> Result<Self, Problem> {
+        let submitted = Instant::now();
+        let tenant = &principal.tenant;
+        let caller = Caller::new(tenant, principal.key.map(|key| key.id));
         let route = api
             .routes
             .route(&api.policy, &request.model, &request.user_key)
             .map_err(|error| super::no_route(&error))?;
-        let prompt_ids = request.prompt_ids(&route.version)?;
+        let prompt_ids = match request.prompt_is_short() {
+            true => request.prompt_ids(&route.version)?,
+            false => {
+                let (class, request, version) = (request.class(), request.clone(), route.version.clone());
+                let work = move || request.prompt_ids(&version);
+                api.prompts.run(class, &caller, work).await?
+            }
+        };
         let max_tokens = request.tokens_to_sample(prompt_ids.len(), &route.version, api.options.max_tokens_default)?;
         let request_seed = request.first_seed();
-        let submitted = Instant::now();
         let parent = request
             .episode_id
             .and_then(|episode| api.sessions.parent(tenant, episode));
@@ -106,6 +128,7 @@ impl QueuedRequest {
                     seed,
                     suppressed: exploration.and_then(|exploration| exploration.suppressed),
                     top_logprobs: request.logprobs.unwrap_or(0),
+                    caller: caller.clone(),
                     class: request.class(),
                     priority: request.priority,
                     events: sender,
@@ -113,7 +136,7 @@ impl QueuedRequest {
                 };
                 let choice = ChoiceTask {
                     api: api.clone(),
-                    tenant: tenant.to_owned(),
+                    tenant: tenant.clone(),
                     request: request.clone(),
                     route: route.clone(),
                     prompt_ids: prompt_ids.clone(),
@@ -129,7 +152,12 @@ impl QueuedRequest {
         api.engine.submit(samples).map_err(|error| match error {
             SubmitError::Full { waiting } => {
                 metrics::counter!("springtide_requests_refused_total").increment(1);
-                Problem::too_many(format!("{waiting} choices wait for a slot already; try again later"), 1)
+                Problem::too_many(
+                    format!(
+                        "{waiting} choices wait for a slot already, and this caller has its share; try again later"
+                    ),
+                    1,
+                )
             }
             SubmitError::Stopped => Problem::unavailable("the engine has stopped; try again shortly", 2),
         })?;

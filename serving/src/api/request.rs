@@ -5,7 +5,9 @@ use super::body::{ChatRequest, CommonFields, CompletionRequest};
 use crate::engine::{LoadedVersion, TrafficClass};
 use crate::options::Options;
 use edge::Problem;
-use ingest::event::{LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose, SAMPLED_TOKENS_MAX};
+use ingest::event::{
+    ANONYMOUS_USER_PREFIX, LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose, SAMPLED_TOKENS_MAX,
+};
 use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -18,6 +20,8 @@ const STOPS_MAX: usize = 4;
 const LOGPROBS_MAX: i64 = 5;
 /// Longest stop string, in bytes.
 const STOP_BYTES_MAX: usize = 256;
+/// Text up to here takes some ten microseconds to tokenize.
+const SHORT_BYTES_MAX: usize = 2 << 10;
 /// The surface of rollouts.
 const ROLLOUTS: &str = "rollout";
 /// The keys that `metadata` may have.
@@ -162,7 +166,7 @@ impl GenerationRequest {
             // without a key the user cannot be recognized, so each request draws its arm anew
             user_key: user
                 .or(session)
-                .unwrap_or_else(|| format!("anonymous-{}", Uuid::now_v7())),
+                .unwrap_or_else(|| format!("{ANONYMOUS_USER_PREFIX}{}", Uuid::now_v7())),
             return_token_ids: common.return_token_ids.unwrap_or(false),
             priority: i32::try_from(common.priority.unwrap_or(0))
                 .map_err(|_| bad("priority does not fit in 32 bits; lower goes first, 0 is usual"))?,
@@ -175,9 +179,10 @@ impl GenerationRequest {
         })
     }
 
-    /// Whether the answer may be trained on as a draw from the policy.
+    /// Whether the answer may be trained on as a draw from the policy. The trainer asks the same of
+    /// its sampling parameters.
     pub fn is_trainable(&self) -> bool {
-        self.purpose == Purpose::Production && self.consent
+        self.purpose == Purpose::Production && self.consent && self.params.untrainable().is_none()
     }
 
     /// The seed of the first choice. A caller's seed holds if the answer is never trained on. With
@@ -192,6 +197,16 @@ impl GenerationRequest {
         match self.purpose {
             Purpose::Production => TrafficClass::Production,
             Purpose::Rollout | Purpose::Evaluation => TrafficClass::Background,
+        }
+    }
+
+    /// Whether the prompt's token ids take no time to speak of.
+    pub fn prompt_is_short(&self) -> bool {
+        match &self.prompt {
+            Prompt::Ids(_) => true,
+            Prompt::Text(text) => text.len() <= SHORT_BYTES_MAX,
+            // a template may loop over very little
+            Prompt::Chat(_) => false,
         }
     }
 

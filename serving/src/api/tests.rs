@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::engine::backend::{Backend, Step};
+use crate::engine::caller::Caller;
 use crate::engine::{self, LoadedVersion};
 use crate::routing::tests::assignment;
 use artifact::checkpoint::Checkpoint;
@@ -214,6 +215,7 @@ async fn server_with(pace_ms: u64, options: Options) -> Server {
     let payloads = Payloads::open(&format!("file://{}", folder.path().display())).unwrap();
     let api = Arc::new(Api {
         policy: "demo".into(),
+        prompts: Prompts::new(options.prompt_threads, options.queue_choices_max),
         options,
         engine,
         routes,
@@ -714,6 +716,58 @@ async fn a_full_queue_is_answered_with_429_and_retry_after() {
     assert_eq!(refused.headers()["content-type"], "application/problem+json");
     queued.abort();
     drop(first);
+}
+
+#[tokio::test]
+async fn a_conversation_is_rendered_away_from_the_async_workers() {
+    let options = Options {
+        prompt_threads: 1,
+        ..Options::default()
+    };
+    let server = server_with(0, options).await;
+    let (open, opened) = std::sync::mpsc::channel::<()>();
+    let (prompts, caller) = (server.api.prompts.clone(), Caller::new("default", None));
+    let blocker = tokio::spawn(async move {
+        let work = move || opened.recv().map_err(Problem::internal);
+        prompts.run(engine::TrafficClass::Production, &caller, work).await
+    });
+    let chat = json!({"model": "demo", "messages": [{"role": "user", "content": "k"}], "max_tokens": 1});
+    let request = Request::post("/v1/chat/completions")
+        .header("content-type", "application/json")
+        .body(Body::from(chat.to_string()))
+        .unwrap();
+    let chat = tokio::spawn(server.router.clone().oneshot(request));
+    // token ids and short texts do not wait for the thread
+    for prompt in [json!([1, 2]), json!("ab")] {
+        let (status, answer) = server
+            .complete(json!({"model": "demo", "prompt": prompt, "max_tokens": 20}))
+            .await;
+        assert_eq!(status, 200, "{answer}");
+    }
+    assert!(!chat.is_finished());
+    open.send(()).unwrap();
+    blocker.await.unwrap().unwrap();
+    assert_eq!(chat.await.unwrap().unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn going_first_needs_a_scope_and_going_later_does_not() {
+    let server = server().await;
+    let guarded = super::routes(server.api.clone());
+    let guarded = guarded.protected_by(&edge::auth::Auth::fixed(Some("spring_1")), "test");
+    let ask = async |router: &Router, priority: i32| {
+        let body = json!({"model": "demo", "prompt": "a", "max_tokens": 1, "priority": priority});
+        let request = Request::post("/v1/completions")
+            .header("content-type", "application/json")
+            .header("authorization", "Bearer spring_1");
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        router.clone().oneshot(request).await.unwrap().status().as_u16()
+    };
+    // the role `serving`, and an administrator
+    for (priority, serving, admin) in [(-1, 403, 200), (0, 200, 200), (100, 200, 200)] {
+        assert_eq!(ask(&guarded, priority).await, serving, "{priority}");
+        assert_eq!(ask(&server.router, priority).await, admin, "{priority}");
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 //! slot i.
 
 use super::backend::{Backend, Step};
+use super::caller::Caller;
 use super::{Finish, LoadedVersion, SampleEvent, SampleRequest, Token};
 use model::sampling;
 use std::sync::Arc;
@@ -34,6 +35,11 @@ impl Batch {
 
     pub fn running(&self) -> usize {
         self.running.len()
+    }
+
+    /// Whose sequences run, one for each slot in use.
+    pub fn callers(&self) -> impl Iterator<Item = &Caller> {
+        self.running.iter().map(|sequence| &sequence.request.caller)
     }
 
     pub fn free_slots(&self) -> usize {

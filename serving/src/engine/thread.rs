@@ -5,7 +5,8 @@
 
 use super::backend::Backend;
 use super::batch::Batch;
-use super::queue::Queue;
+use super::caller::Tally;
+use super::queue::{Full, Queue};
 use super::{Installation, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -62,27 +63,26 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Queues all choices of one request, or none of them. All have the same traffic class.
-    /// Background choices that lose their place to them get [`SampleEvent::Displaced`].
+    /// Queues all choices of one request, or none of them. All have the same caller, traffic class and
+    /// priority. Choices that lose their places to them get [`SampleEvent::Displaced`].
     pub fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError> {
+        let Some(first) = requests.first() else {
+            return Ok(());
+        };
+        let (caller, class, priority) = (first.caller.clone(), first.class, first.priority);
         let mut inbox = self.shared.lock();
         if inbox.stopping {
             return Err(SubmitError::Stopped);
         }
-        let room = requests.first().map_or(0, |request| inbox.queue.room(request.class));
-        if room < requests.len() {
-            return Err(SubmitError::Full {
-                waiting: inbox.queue.len(),
-            });
-        }
-        for request in requests {
-            let (class, priority) = (request.class, request.priority);
-            if let Ok(Some(request)) | Err(request) = inbox.queue.push(class, priority, request) {
-                let _ = request.events.try_send(SampleEvent::Displaced);
-            }
-        }
-        metrics::gauge!("springtide_queue_choices").set(inbox.queue.len() as f64);
+        let displaced = inbox.queue.push(class, priority, &caller, requests);
+        let waiting = inbox.queue.len();
+        metrics::gauge!("springtide_queue_choices").set(waiting as f64);
         drop(inbox);
+        let displaced = displaced.map_err(|Full| SubmitError::Full { waiting })?;
+        for request in displaced {
+            metrics::counter!("springtide_choices_displaced_total").increment(1);
+            let _ = request.events.try_send(SampleEvent::Displaced);
+        }
         self.shared.arrived.notify_one();
         Ok(())
     }
@@ -215,6 +215,13 @@ impl Engine {
 
     /// Takes the requests that fit now, in order, and drops those whose caller is gone.
     fn admit_from(&self, queue: &mut Queue<SampleRequest>) -> Vec<SampleRequest> {
+        if queue.len() == 0 {
+            return Vec::new();
+        }
+        let mut running = Tally::default();
+        for caller in self.residents.values().flat_map(|resident| resident.batch.callers()) {
+            running.add(caller);
+        }
         let mut free: BTreeMap<i64, usize> = self
             .residents
             .iter()
@@ -222,7 +229,7 @@ impl Engine {
             .collect();
         let mut admitted = Vec::new();
         while admitted.len() < self.config.prefills_per_step_max {
-            let next = queue.take(|request| {
+            let next = queue.take(&running, |request| {
                 let reserved = match request.class {
                     TrafficClass::Production => 0,
                     TrafficClass::Background => self.config.slots_reserved_for_production,
@@ -238,6 +245,7 @@ impl Engine {
             if let Some(slots) = free.get_mut(&request.version.serial) {
                 *slots -= 1;
             }
+            running.add(&request.caller);
             admitted.push(request);
         }
         admitted

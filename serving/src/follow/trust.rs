@@ -167,7 +167,9 @@ impl Trust {
             return Ok(());
         };
         let Timestamp { epoch, created_at, .. } = timestamp;
-        let hidden = timestamp.revoked.iter().find(|key| !keys.is_revoked(key));
+        // A key that is not in the folder is not trusted anyway.
+        let mut hidden = timestamp.revoked.iter();
+        let hidden = hidden.find(|key| keys.knows(key) && !keys.is_revoked(key));
         if let Some(key) = hidden {
             anyhow::bail!(
                 "the timestamp says that key {key} is revoked, and the store shows no revocation that counts here; \

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use async_trait::async_trait;
+use bytes::BytesMut;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path;
@@ -23,6 +24,8 @@ const NAME: &str = "relay";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait between two reads of a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// A relay lists at most [`LISTED_MAX`](super::server::LISTED_MAX) entries, which are shorter.
+const LIST_BYTES_MAX: usize = 32 << 20;
 
 /// A read-only store behind the relay at `url` (`https://host:port` or `http://host:port`).
 /// `api_key`: sent to the relay.
@@ -90,8 +93,17 @@ impl Relay {
         let request = self
             .request(Method::GET, "/v1/store")
             .query(&[("prefix", prefix.as_ref())]);
-        let response = self.send(request, prefix).await?;
-        let list: ObjectList = response.json().await.map_err(generic)?;
+        let mut response = self.send(request, prefix).await?;
+        let mut body = BytesMut::new();
+        while let Some(chunk) = response.chunk().await.map_err(generic)? {
+            if body.len() + chunk.len() > LIST_BYTES_MAX {
+                return Err(generic(format!(
+                    "the relay's list of {prefix} has more than {LIST_BYTES_MAX} bytes"
+                )));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        let list: ObjectList = serde_json::from_slice(&body).map_err(generic)?;
         let objects = list.objects.into_iter();
         objects
             .map(|entry| Ok(meta(Path::parse(entry.key)?, entry.size_bytes)))
@@ -192,5 +204,45 @@ fn generic(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error
 fn read_only() -> Error {
     Error::NotSupported {
         source: "a store behind a relay is read-only".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+    use bytes::Bytes;
+    use std::convert::Infallible;
+
+    /// The list that a relay gives that answers every request with `chunks`.
+    async fn list(
+        chunks: impl Fn() -> BoxStream<'static, Bytes> + Clone + Send + Sync + 'static,
+    ) -> Result<Vec<ObjectMeta>> {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let answer = move || {
+            let body = Body::from_stream(chunks().map(Ok::<_, Infallible>));
+            async move { body }
+        };
+        let router = axum::Router::new().fallback(answer);
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let store = open(&url, None).unwrap();
+        let prefix = Path::from("policy/demo/fold");
+        store.backend().list(Some(&prefix)).try_collect().await
+    }
+
+    #[tokio::test]
+    async fn a_list_without_an_end_is_refused() {
+        let sound = [
+            r#"{"objects": [{"key": "#,
+            r#""policy/demo/fold/a", "size_bytes": 7}]}"#,
+        ];
+        let listed = list(move || stream::iter(sound.map(Bytes::from)).boxed())
+            .await
+            .unwrap();
+        assert_eq!((listed.len(), listed[0].size), (1, 7));
+        let spaces = Bytes::from(vec![b' '; 64 << 10]);
+        let error = list(move || stream::repeat(spaces.clone()).boxed()).await.unwrap_err();
+        assert!(error.to_string().contains("has more than 33554432 bytes"), "{error}");
     }
 }

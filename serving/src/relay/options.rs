@@ -21,6 +21,9 @@ pub struct Options {
     /// Without it, `listen` must be a loopback address. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub caller_key: Option<String>,
+    /// Requests per second of all callers with `caller_key` together; further ones get 429. 0: no
+    /// limit. Default: 0.
+    pub requests_per_second_max: u32,
     /// Disk space for objects, in bytes; the least recently used are deleted first. Objects larger
     /// than this are refused. Default: 64 GiB.
     pub bytes_max: u64,
@@ -35,6 +38,7 @@ impl Default for Options {
             upstream: None,
             api_key: None,
             caller_key: None,
+            requests_per_second_max: 0,
             bytes_max: 64 << 30,
             streams: 8,
         }

@@ -6,20 +6,24 @@ use artifact::digest::Digest;
 use artifact::manifest::ObjectRef;
 use artifact::parts::PART_BYTES;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use edge::auth::{Auth, Scope};
+use edge::path::Path;
 use edge::problem::Problem;
 use edge::query::Query;
 use edge::routes::{Routes, get};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path as Key;
-use object_store::{GetResultPayload, ObjectStoreExt as _};
+use object_store::{GetResultPayload, ObjectStore, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use store::{Cache, CachedObject, Store};
+
+/// Entries in a list. Their JSON has at most 28 MB.
+pub(super) const LISTED_MAX: usize = 200_000;
 
 #[derive(Clone)]
 struct Relay {
@@ -61,15 +65,23 @@ pub(super) struct Entry {
 
 async fn list(State(relay): State<Relay>, Query(query): Query<ListQuery>) -> Result<Json<ObjectList>, Problem> {
     let prefix = public_key(&query.prefix)?;
-    let objects = relay.upstream.backend().list(Some(&prefix)).map_ok(|meta| Entry {
+    let objects = list_up_to(relay.upstream.backend().as_ref(), &prefix, LISTED_MAX).await?;
+    Ok(Json(ObjectList { objects }))
+}
+
+/// The entries under a prefix, or a problem if there are more than `count_max`.
+async fn list_up_to(upstream: &dyn ObjectStore, prefix: &Key, count_max: usize) -> Result<Vec<Entry>, Problem> {
+    let entries = upstream.list(Some(prefix)).map_ok(|meta| Entry {
         key: meta.location.to_string(),
         size_bytes: meta.size,
     });
-    let objects = objects
-        .try_collect()
-        .await
-        .map_err(|error| upstream_problem(&prefix, &error))?;
-    Ok(Json(ObjectList { objects }))
+    let entries = entries.take(count_max + 1).try_collect::<Vec<_>>().await;
+    let entries = entries.map_err(|error| upstream_problem(prefix, &error))?;
+    if entries.len() > count_max {
+        let detail = format!("there are more than {count_max} objects under {prefix}; give a longer prefix");
+        return Err(Problem::bad_request(detail));
+    }
+    Ok(entries)
 }
 
 async fn pass_on(State(relay): State<Relay>, Path(key): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
@@ -235,6 +247,19 @@ mod tests {
         ] {
             assert_eq!(parse_range(text, 100), range, "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_list_that_is_too_long_is_refused() {
+        let upstream = object_store::memory::InMemory::new();
+        for name in ["a", "b", "c"] {
+            let key = Key::from(format!("policy/demo/fold/{name}"));
+            upstream.put(&key, "x".into()).await.unwrap();
+        }
+        let prefix = Key::from("policy/demo/fold");
+        assert_eq!(list_up_to(&upstream, &prefix, 3).await.unwrap().len(), 3);
+        let refused = list_up_to(&upstream, &prefix, 2).await.err().unwrap();
+        assert!(refused.document().to_string().contains("more than 2 objects"));
     }
 
     #[test]

@@ -169,7 +169,8 @@ fn restate(state: &ReleaseState) -> Vec<Change> {
 }
 
 impl ReleaseService {
-    /// What a new leader does first, then one round of the loop and a timestamp; for tests.
+    /// What a new leader does first, then one round of the loop and a timestamp; for tests of
+    /// releases. Only [`run`] shows what a leader does that meets a document in its way.
     pub async fn round(&self) -> anyhow::Result<Round> {
         let mut connection = self.0.pool.acquire().await.context("connect")?;
         catch_up(self, &mut connection).await?;

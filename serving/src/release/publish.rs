@@ -9,8 +9,9 @@ use anyhow::Context;
 use artifact::assignment::{self, Arm, Assignment, EPOCH_JUMP_MAX, Target};
 use artifact::digest::Digest;
 use artifact::sign::TrustedKeys;
+use futures::{StreamExt as _, stream};
 use ingest::log::Announcement;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use store::Timestamp;
 use time::OffsetDateTime;
@@ -18,6 +19,11 @@ use time::OffsetDateTime;
 /// Later epochs in the store than this many behind the newest one are ignored. Far below the jump
 /// that followers refuse, so that several thefts in a row do not block releases.
 const TAKEN_JUMP_MAX: i64 = EPOCH_JUMP_MAX / 100;
+/// Epochs that are skipped within an hour. A replica that is down for four days still follows.
+const SKIPPED_PER_HOUR_MAX: i64 = EPOCH_JUMP_MAX / 100;
+/// Documents that are read to find the newest one that verifies.
+const VERIFIED_MAX: usize = 1_000;
+const READ_AT_ONCE: usize = 32;
 
 impl ReleaseService {
     /// Publishes every missing document, oldest first, so that followers never see a gap. Returns
@@ -68,38 +74,89 @@ impl ReleaseService {
     async fn last_published(&self, newest: i64) -> anyhow::Result<i64> {
         let (store, policy) = (&self.0.store, &self.0.policy);
         for first in [newest, 1] {
-            let epochs = store.assignment_epochs(policy, first).await;
-            let epochs = epochs.context("list assignments")?;
-            if let Some(last) = epochs.into_iter().rfind(|&epoch| epoch <= newest) {
+            let last = store.last_assignment_epoch(policy, first..=newest).await;
+            if let Some(last) = last.context("list assignments")? {
                 return Ok(last);
             }
         }
         Ok(0)
     }
 
-    /// The highest epoch that is taken, if releases cannot go on from the newest one in the tables:
-    /// its document is signed by a key that is no longer trusted or says something else, it has
-    /// other arms than the configuration, or the store has later documents (of a thief, or from
-    /// before a database restore).
+    /// The epoch below the one to go on at, if releases cannot go on from the newest one in the
+    /// tables:
+    /// - its document is signed by a key that is no longer trusted or says something else, or it
+    ///   has other arms than the configuration;
+    /// - the store has later documents that verify, as after a database restore;
+    /// - somebody else's document takes the next place.
     ///
-    /// A thief cannot use up all epochs: those that are too far away are ignored here, and followers
-    /// refuse such a jump.
+    /// Other documents are skipped one by one, and only where they are in the way. So whoever writes
+    /// to the store, but has no key, moves the epochs by one per document, and by at most
+    /// [`SKIPPED_PER_HOUR_MAX`] in an hour: a replica refuses too large a jump, also one that was
+    /// down meanwhile.
     pub(super) async fn taken_epoch(&self) -> anyhow::Result<Option<i64>> {
         let inner = &self.0;
         let newest = self.newest_epoch().await?;
         if newest == 0 {
             return Ok(None);
         }
-        let epochs = inner.store.assignment_epochs(&inner.policy, newest).await;
-        let mut epochs = epochs.context("list assignments")?;
-        epochs.retain(|&epoch| epoch <= newest + TAKEN_JUMP_MAX);
-        let last = epochs.last().copied().unwrap_or(newest);
-        let sound = match epochs.first() {
-            Some(first) if *first == newest => self.is_published(newest).await?,
-            // not published yet
-            _ => true,
-        };
-        Ok((last > newest || !sound).then_some(last))
+        let window = newest..=newest + TAKEN_JUMP_MAX;
+        let taken = inner.store.assignment_epochs(&inner.policy, window).await;
+        let taken = taken.context("list assignments")?;
+        // if the newest one is not there, it is not published yet
+        let sound = !taken.contains(&newest) || self.is_published(newest).await?;
+        let last = self.last_verified(&taken).await?.unwrap_or(newest).max(newest);
+        if sound && last == newest && !taken.contains(&(newest + 1)) {
+            return Ok(None);
+        }
+        let is_free = |epoch: &i64| !taken.contains(epoch);
+        let next = (last + 1..).find(is_free).context("there is no free epoch")?;
+        self.check_skipped(next).await?;
+        Ok(Some(next - 1))
+    }
+
+    /// The highest of these epochs whose document verifies. It looks at so many that junk above the
+    /// newest one does not hide it, and at no more than [`VERIFIED_MAX`].
+    async fn last_verified(&self, epochs: &BTreeSet<i64>) -> anyhow::Result<Option<i64>> {
+        let (store, policy) = (&self.0.store, &self.0.policy);
+        let trusted = self.trusted().await?;
+        let trusted = &trusted;
+        let highest: Vec<i64> = epochs.iter().rev().take(VERIFIED_MAX).copied().collect();
+        let read = |epoch| async move { (epoch, store.get_assignment(policy, epoch, trusted).await) };
+        let mut read = stream::iter(highest).map(read).buffered(READ_AT_ONCE);
+        while let Some((epoch, assignment)) = read.next().await {
+            match assignment {
+                Ok(_) => return Ok(Some(epoch)),
+                Err(error @ store::Error::Backend { .. }) => return Err(error).context("read assignments"),
+                Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// An error if going on at `next` would skip too many epochs within an hour.
+    async fn check_skipped(&self, next: i64) -> anyhow::Result<()> {
+        let skipped = sqlx::query_scalar!(
+            r#"
+            with earlier (newest) as (
+                select coalesce(max(epoch), 0) from assignment
+                where policy = $1 and created_at < now() - interval '1 hour'
+            )
+            select $2::bigint - 1 - newest
+                   - (select count(distinct epoch) from assignment where policy = $1 and epoch > newest) as "skipped!"
+            from earlier
+            "#,
+            self.0.policy,
+            next
+        )
+        .fetch_one(&self.0.pool)
+        .await
+        .context("count skipped epochs")?;
+        anyhow::ensure!(
+            skipped <= SKIPPED_PER_HOUR_MAX,
+            "the next free epoch in the store is {next}, which would skip {skipped} epochs within an hour: somebody else \
+             writes assignments to the store. Take that access away; releases go on when fewer are skipped"
+        );
+        Ok(())
     }
 
     /// Whether the store's document of `epoch` is trusted and says what the tables and the

@@ -77,7 +77,7 @@ async fn adapter_of(place: &OpenStore, version: i64) -> anyhow::Result<(Adapter,
         ),
         read => read.context("read the run state")?,
     };
-    let state = RunState::from_bytes(&bytes)?;
+    let state = RunState::from_bytes(&bytes, None)?;
     let base = state.lora.as_ref().map(|lora| lora.base);
     state.adapter()?.zip(base).with_context(|| {
         format!("all weights of version {version} were trained, so it has no adapter: export it without --adapter")

@@ -1,18 +1,21 @@
 //! `keys`, `new-key`, `revoke`, `resign`: whose signatures count, and for what. `train` and `control`
-//! make their own keys. A person makes the root key.
+//! make their own keys. A person makes the root key. Changes are rows of the audit.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
 use artifact::sign::{Revocations, Role, SigningKey, TrustedKeys};
 use serde_json::json;
+use sqlx::PgPool;
 use store::Revocation;
 use time::OffsetDateTime;
 
 use super::StoreArgs;
+use crate::cli::audit::CommandLine;
 use crate::cli::output::{Confirm, Output, table};
 use crate::config::Config;
+use crate::database;
+use crate::signing_keys::{self, KeyChange, names};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Keys {
@@ -62,6 +65,8 @@ pub struct NewKey {
     #[arg(long, value_name = "ROLE")]
     role: Role,
     #[command(flatten)]
+    recorded: Recorded,
+    #[command(flatten)]
     at: StoreArgs,
 }
 
@@ -75,12 +80,25 @@ impl NewKey {
             (Role::Root, true) if !names(&keys_dir)?.is_empty() => Some(self.at.open(config).await?),
             _ => None,
         };
+        let recorder = self.recorded.open(config).await?;
         let key = SigningKey::create(&keys_dir, &self.name, self.role)
             .with_context(|| format!("make the key {}", self.name))?;
+        let change = KeyChange {
+            verb: "create",
+            key: key.key_id(),
+            detail: &format!("{}, role {}", self.name, self.role),
+            reason: "",
+        };
+        if let Err(error) = recorder.append(&change).await {
+            for extension in ["key", "pub"] {
+                let path = keys_dir.join(format!("{}.{extension}", self.name));
+                std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+            }
+            return Err(error.context("no key was made"));
+        }
         println!("made {} and {}.pub (id {})", path.display(), self.name, key.key_id());
         if let Some(place) = before {
-            let folder = TrustedKeys::load(&keys_dir).context("load the keys")?;
-            let signed = place.store.sign_revocations(&place.policy, &place.keys, &folder, &key);
+            let signed = place.store.sign_revocations(&place.policy, &place.keys, &key);
             let count = signed.await.context(
                 "sign the revocations that count so far: repeat each with `springtide policy revoke KEY --by NAME`",
             )?;
@@ -100,7 +118,7 @@ impl NewKey {
 pub struct Revoke {
     /// Name or id of the key, as `springtide policy keys` prints them.
     key: String,
-    /// Why; kept for audits.
+    /// Why; kept in the audit and in the store.
     #[arg(long)]
     reason: String,
     /// Name of the key that signs the revocation: a root key, or the key itself [default: root,
@@ -109,6 +127,8 @@ pub struct Revoke {
     by: Option<String>,
     #[command(flatten)]
     confirm: Confirm,
+    #[command(flatten)]
+    recorded: Recorded,
     #[command(flatten)]
     at: StoreArgs,
 }
@@ -146,6 +166,13 @@ impl Revoke {
                 " Keys that only it revoked will be trusted again; repeat those revocations with another root key.";
         }
         self.confirm.ask(&format!("{question} Revoke it?"))?;
+        let change = KeyChange {
+            verb: "revoke",
+            key: id,
+            detail: &format!("by {by} ({}); recorded before the store was changed", signer.key_id()),
+            reason: &revocation.reason,
+        };
+        self.recorded.open(config).await?.append(&change).await?;
         match place.store.revoke(&revocation, &signer, &folder).await? {
             true => println!("key {id} is revoked; replicas that reach the store learn this within seconds"),
             false => println!("key {id} was already revoked; {by} has signed that too"),
@@ -160,6 +187,8 @@ pub struct Resign {
     #[arg(long)]
     by: String,
     #[command(flatten)]
+    recorded: Recorded,
+    #[command(flatten)]
     at: StoreArgs,
 }
 
@@ -172,6 +201,16 @@ impl Resign {
             "key {} is revoked: sign with another",
             self.by
         );
+        let change = KeyChange {
+            verb: "resign",
+            key: signer.key_id(),
+            detail: &format!(
+                "{} signs what is trusted too; recorded before the store was changed",
+                self.by
+            ),
+            reason: "",
+        };
+        self.recorded.open(config).await?.append(&change).await?;
         let count = place.store.resign(&place.policy, &place.keys, &signer).await?;
         println!(
             "{count} documents are now also signed by {} ({})",
@@ -193,17 +232,42 @@ fn signer(folder: &Path, name: &str) -> anyhow::Result<SigningKey> {
     SigningKey::load_or_create(folder, name).with_context(|| format!("load the key {name}"))
 }
 
-/// Names of a folder's public keys by their ids.
-fn names(folder: &Path) -> anyhow::Result<BTreeMap<String, String>> {
-    let mut names = BTreeMap::new();
-    for entry in std::fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {
-        let path = entry.context("read the keys")?.path();
-        let is_public = path.extension().is_some_and(|extension| extension == "pub");
-        let Some(name) = path.file_stem().and_then(|name| name.to_str()).filter(|_| is_public) else {
-            continue;
+/// Whether a change goes into the audit. Signing keys are files and documents of the store, so a
+/// machine without the database can change them too.
+#[derive(Debug, Clone, clap::Args)]
+struct Recorded {
+    /// Change it without a row in the audit, where the database cannot be reached. `control` and
+    /// `train` note the change when they start.
+    #[arg(long)]
+    no_audit: bool,
+}
+
+impl Recorded {
+    /// Connects before anything is changed.
+    async fn open(&self, config: &Config) -> anyhow::Result<Recorder> {
+        if self.no_audit {
+            return Ok(Recorder(None));
+        }
+        let connect = async {
+            let pool = database::connect_now(config).await?;
+            database::check_schema(&pool).await?;
+            anyhow::Ok(pool)
         };
-        let id = TrustedKeys::id_of(&path).with_context(|| format!("read {}", path.display()))?;
-        names.insert(id, name.to_owned());
+        let pool = connect.await.context(
+            "this change belongs into the audit, so it needs the database; nothing was changed. Without the database, \
+             add --no-audit",
+        )?;
+        Ok(Recorder(Some(pool)))
     }
-    Ok(names)
+}
+
+struct Recorder(Option<PgPool>);
+
+impl Recorder {
+    async fn append(&self, change: &KeyChange<'_>) -> anyhow::Result<()> {
+        match &self.0 {
+            Some(pool) => signing_keys::append(pool, CommandLine::new().actor(), change).await,
+            None => Ok(()),
+        }
+    }
 }

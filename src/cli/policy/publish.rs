@@ -160,7 +160,7 @@ async fn publisher(config: &Config, place: OpenStore) -> anyhow::Result<Publishe
         pool,
         key: Arc::new(place.publisher_key()?),
         store: place.store,
-        trusted: Arc::new(place.keys),
+        keys_dir: place.keys_dir,
         announce: None,
         policy: place.policy,
         checkpoint_every: config.trainer.checkpoint_every,

@@ -280,10 +280,10 @@ impl Squash {
             }
         };
         let key = place.publisher_key()?;
-        let mut squasher = squash::Squasher::new(&place.store, &place.policy, &key, &place.keys);
+        let mut squasher = squash::Squasher::new(&place.store, &place.policy, &key);
         let (mut created, mut document, mut text) = (0, Vec::new(), String::new());
         for head in heads {
-            for attempt in squasher.squash(head, usize::MAX, &spans).await? {
+            for attempt in squasher.squash(head, usize::MAX, &spans, &place.keys).await? {
                 let (from, to) = (attempt.from, attempt.to);
                 let (outcome, words) = match attempt.outcome {
                     SquashOutcome::Created(squashed) => {

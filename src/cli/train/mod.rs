@@ -3,13 +3,16 @@
 
 mod sft;
 
+use anyhow::ensure;
 use axum::routing::get;
+use edge::auth::key;
+use sqlx::PgPool;
 use trainer::Environment;
 
 use super::App;
-use crate::config::Part;
-use crate::policy_store;
+use crate::config::{Config, Part};
 use crate::role::{self, Role};
+use crate::{policy_store, signing_keys};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -37,6 +40,9 @@ impl Args {
 async fn execute_runs(app: &App) -> anyhow::Result<()> {
     let role = Role::start(app).await?;
     let config = &app.config;
+    role.own_policy(config).await?;
+    check_own_key(config, &role.pool).await?;
+    signing_keys::prepare(config, &role.pool, "train", "trainer").await?;
     let listener = role.listen(config, Part::Train).await?;
     let metrics = role.metrics(config, Part::Train);
     let environment = Environment {
@@ -59,4 +65,24 @@ async fn execute_runs(app: &App) -> anyhow::Result<()> {
     done.cancel();
     server.await??;
     outcome
+}
+
+/// Rollouts belong to the tenant of the key that requests them, and a run reads only its policy's
+/// tenant.
+async fn check_own_key(config: &Config, pool: &PgPool) -> anyhow::Result<()> {
+    let Some(secret) = config.trainer.api_key.as_ref().filter(|_| config.auth.required) else {
+        return Ok(());
+    };
+    let tenant = key::tenant_of(pool, secret).await?;
+    let policy = &config.policy;
+    ensure!(
+        tenant.as_ref().is_none_or(|tenant| *tenant == policy.tenant),
+        "trainer.api_key is a key of the tenant {}, but the policy {} belongs to {}: make a key with `springtide key \
+         create --scope completions --tenant {}`",
+        tenant.unwrap_or_default(),
+        policy.name,
+        policy.tenant,
+        policy.tenant
+    );
+    Ok(())
 }

@@ -2,12 +2,14 @@
 //! stored, and the executor obeys it between two steps.
 
 use super::runs::{self, Run};
-use super::{Shared, database};
+use super::{Shared, audited, database};
 use crate::runs::claim;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use edge::auth::Principal;
 use edge::json::Json;
+use edge::path::Path;
 use edge::problem::Problem;
+use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 pub(super) async fn cancel(
@@ -19,6 +21,7 @@ pub(super) async fn cancel(
     if run.kind == "realtime" {
         return Err(Problem::conflict("the realtime run cannot be canceled; pause it"));
     }
+    let mut transaction = shared.pool.begin().await.map_err(database)?;
     let changed = sqlx::query_scalar!(
         r#"
         update run
@@ -31,10 +34,10 @@ pub(super) async fn cancel(
         "#,
         id
     )
-    .fetch_optional(&shared.pool)
+    .fetch_optional(&mut *transaction)
     .await
     .map_err(database)?;
-    answer(&shared, &principal, run, changed, "cancel").await
+    answer(&shared, transaction, &principal, run, changed, "cancel").await
 }
 
 pub(super) async fn pause(
@@ -43,6 +46,7 @@ pub(super) async fn pause(
     Path(id): Path<Uuid>,
 ) -> Result<Json<Run>, Problem> {
     let run = runs::get(&shared.pool, &shared.policy, id).await?;
+    let mut transaction = shared.pool.begin().await.map_err(database)?;
     let changed = sqlx::query_scalar!(
         r#"
         update run
@@ -54,10 +58,10 @@ pub(super) async fn pause(
         "#,
         id
     )
-    .fetch_optional(&shared.pool)
+    .fetch_optional(&mut *transaction)
     .await
     .map_err(database)?;
-    answer(&shared, &principal, run, changed, "pause").await
+    answer(&shared, transaction, &principal, run, changed, "pause").await
 }
 
 pub(super) async fn resume(
@@ -66,6 +70,7 @@ pub(super) async fn resume(
     Path(id): Path<Uuid>,
 ) -> Result<Json<Run>, Problem> {
     let run = runs::get(&shared.pool, &shared.policy, id).await?;
+    let mut transaction = shared.pool.begin().await.map_err(database)?;
     let changed = sqlx::query_scalar!(
         r#"
         update run
@@ -76,31 +81,43 @@ pub(super) async fn resume(
         "#,
         id
     )
-    .fetch_optional(&shared.pool)
+    .fetch_optional(&mut *transaction)
     .await
     .map_err(database)?;
-    answer(&shared, &principal, run, changed, "resume").await
+    answer(&shared, transaction, &principal, run, changed, "resume").await
 }
 
-/// Appends an event with the person's name and returns the run, or a conflict with its status.
+/// Appends an event with the person's name and a row to the audit, commits, and returns the run. A
+/// conflict with its status if nothing changed.
 async fn answer(
     shared: &Shared,
+    mut transaction: Transaction<'_, Postgres>,
     principal: &Principal,
     before: Run,
     changed: Option<Uuid>,
     request: &str,
 ) -> Result<Json<Run>, Problem> {
-    if changed.is_none() {
+    let Some(id) = changed else {
         return Err(Problem::conflict(format!(
             "run {} is {}: the request to {request} it is refused",
             before.id, before.status
         )));
-    }
-    let mut connection = shared.pool.acquire().await.map_err(database)?;
+    };
     let message = format!("{request} requested by {}", principal.label);
-    claim::append_event(&mut connection, before.id, "info", &message, &serde_json::json!({}))
+    claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({}))
         .await
         .map_err(database)?;
-    drop(connection);
-    Ok(Json(runs::get(&shared.pool, &shared.policy, before.id).await?))
+    let (action, about) = (format!("run.{request}"), format!("it was {}", before.status));
+    audited::append(
+        &mut transaction,
+        principal.actor(),
+        &principal.tenant,
+        id,
+        &action,
+        &about,
+    )
+    .await
+    .map_err(database)?;
+    transaction.commit().await.map_err(database)?;
+    Ok(Json(runs::get(&shared.pool, &shared.policy, id).await?))
 }

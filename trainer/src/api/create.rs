@@ -2,7 +2,7 @@
 //! written.
 
 use super::runs::{self, Run};
-use super::{Shared, database};
+use super::{Shared, audited, database};
 use crate::learn::optimizer::OptimizerSettings;
 use crate::learn::settings::StepSettings;
 use crate::runs::claim;
@@ -182,7 +182,7 @@ pub(super) async fn create(
     let tasks = tasks(request.tasks, request.tasks_jsonl.as_deref()).map_err(Problem::bad_request)?;
     let base = base_version(&shared.pool, policy, request.base_version).await?;
     let config = serde_json::to_value(&request.config).map_err(Problem::internal)?;
-    let id = insert(&shared.pool, policy, base, &config, &tasks, &principal.label)
+    let id = insert(&shared.pool, policy, base, &config, &tasks, &principal)
         .await
         .map_err(database)?;
     let run = runs::get(&shared.pool, policy, id).await?;
@@ -215,7 +215,7 @@ async fn insert(
     base: i64,
     config: &serde_json::Value,
     tasks: &[Task],
-    requested_by: &str,
+    principal: &Principal,
 ) -> Result<Uuid, sqlx::Error> {
     let id = Uuid::now_v7();
     let ids: Vec<String> = tasks.iter().map(|t| t.id.clone().unwrap_or_default()).collect();
@@ -244,11 +244,19 @@ async fn insert(
     )
     .execute(&mut *transaction)
     .await?;
-    let message = format!(
-        "requested by {requested_by}: {} tasks, from version {base}",
-        tasks.len()
-    );
+    let about = format!("{} tasks, from version {base}", tasks.len());
+    let message = format!("requested by {}: {about}", principal.label);
     claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({})).await?;
+    let (actor, tenant) = (principal.actor(), &principal.tenant);
+    audited::append(
+        &mut transaction,
+        actor,
+        tenant,
+        id,
+        "run.create",
+        &format!("grpo, {about}"),
+    )
+    .await?;
     transaction.commit().await?;
     Ok(id)
 }

@@ -1,8 +1,9 @@
 //! Reading runs: one, many, their events, their steps.
 
 use super::{List, Shared, database, limit};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use edge::json::Json;
+use edge::path::Path;
 use edge::problem::Problem;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,9 @@
 //! Versions and lines. Read-only. Who is served by a version is in another API.
 
 use super::{List, Shared, database, limit};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use edge::json::Json;
+use edge::path::Path;
 use edge::problem::Problem;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};

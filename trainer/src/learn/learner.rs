@@ -39,6 +39,7 @@ use model::autograd::{self, Parameters, TrainModel, checkpoint_from_f32, require
 use model::exact::{Arithmetic, ExactModel, Pass};
 use model::router::Routing;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 use tch::{Kind, Tensor};
@@ -102,13 +103,14 @@ pub enum Outcome {
     },
 }
 
-/// A sample that was not added: its log-probabilities are not those of the model.
+/// A sample that was not added: its log-probabilities are not those of the model, or those of another
+/// rollout of its group are not.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rejected {
     /// Its index among the given samples.
     pub index: usize,
-    /// Its largest |logged − recomputed| log-probability, nats.
-    pub difference: f64,
+    /// Its largest |logged − recomputed| log-probability, nats. `None`: it is right itself.
+    pub difference: Option<f64>,
 }
 
 /// Holds the weights of one line's head.
@@ -231,7 +233,9 @@ impl Learner {
     /// not depend on samples that come later. After an error the caller must discard.
     ///
     /// Samples with a token whose logged log-probability differs from the recomputed one by more
-    /// than `difference_max` are not added, but returned, in the order given.
+    /// than `difference_max` are not added, but returned, in the order given. So is the whole group
+    /// of such a rollout, because its reward is in the advantages of the others. All groups of a step
+    /// must be given at once.
     pub fn accumulate(
         &mut self,
         samples: &[Sample],
@@ -251,6 +255,36 @@ impl Learner {
                 sample.generation
             );
         }
+        let is_first = self.accumulator.is_empty();
+        let mut rejected = self.add(samples, advantages, settings, difference_max)?;
+        let quarantined = rejected.len();
+        let companions = companions(samples, &rejected);
+        if !companions.is_empty() {
+            ensure!(is_first, "all groups of a step must be given at once");
+            rejected.extend(companions);
+            rejected.sort_by_key(|rejected| rejected.index);
+            // sums cannot be taken apart: those of the other groups are computed again, which is rare
+            self.discard()?;
+            let (kept, weights): (Vec<Sample>, Vec<f64>) = (0..samples.len())
+                .filter(|&index| !is_among(&rejected, index))
+                .map(|index| (samples[index].clone(), advantages[index]))
+                .unzip();
+            let again = self.add(&kept, &weights, settings, difference_max)?;
+            ensure!(again.is_empty(), "the same samples have other log-probabilities now");
+        }
+        self.accumulator.quarantined += quarantined;
+        self.accumulator.seconds += started.elapsed().as_secs_f64();
+        Ok(rejected)
+    }
+
+    /// Adds the gradients of samples with right log-probabilities, and returns the others.
+    fn add(
+        &mut self,
+        samples: &[Sample],
+        advantages: &[f64],
+        settings: &StepSettings,
+        difference_max: f64,
+    ) -> anyhow::Result<Vec<Rejected>> {
         let mut rejected = Vec::new();
         for batch in batch::pack(samples, advantages, settings.micro_batch_tokens)? {
             if batch.targets.is_empty() {
@@ -261,7 +295,11 @@ impl Learner {
             for (index, difference) in batch.differences(&scored.recomputed) {
                 match difference <= difference_max {
                     true => good.push(index),
-                    false => bad.push(Rejected { index, difference }), // also if it is not a number
+                    // also if it is not a number
+                    false => bad.push(Rejected {
+                        index,
+                        difference: Some(difference),
+                    }),
                 }
             }
             if bad.is_empty() {
@@ -281,15 +319,10 @@ impl Learner {
         }
         rejected.sort_by_key(|rejected| rejected.index);
         for (index, (sample, &advantage)) in samples.iter().zip(advantages).enumerate() {
-            if rejected
-                .binary_search_by_key(&index, |rejected| rejected.index)
-                .is_err()
-            {
+            if !is_among(&rejected, index) {
                 self.accumulator.add_sample(sample, advantage);
             }
         }
-        self.accumulator.quarantined += rejected.len();
-        self.accumulator.seconds += started.elapsed().as_secs_f64();
         Ok(rejected)
     }
 
@@ -460,6 +493,25 @@ impl Learner {
             Some(lora) => lora.published(master),
         }
     }
+}
+
+/// Whether a sample is among the rejected ones, which are sorted by index.
+fn is_among(rejected: &[Rejected], index: usize) -> bool {
+    rejected.binary_search_by_key(&index, |rejected| rejected.index).is_ok()
+}
+
+/// The samples that are right themselves, but in a group with a rejected one.
+fn companions(samples: &[Sample], rejected: &[Rejected]) -> Vec<Rejected> {
+    let groups = rejected.iter().filter_map(|one| samples[one.index].group.as_deref());
+    let groups: BTreeSet<&str> = groups.collect();
+    let in_bad_group = |sample: &Sample| sample.group.as_deref().is_some_and(|group| groups.contains(group));
+    let indices = (0..samples.len()).filter(|&index| in_bad_group(&samples[index]) && !is_among(rejected, index));
+    indices
+        .map(|index| Rejected {
+            index,
+            difference: None,
+        })
+        .collect()
 }
 
 /// A micro-batch after its forward pass.

@@ -55,6 +55,18 @@ impl Sample {
         self.mask.iter().filter(|&&m| m).count()
     }
 
+    /// [`Params::untrainable`] of its sampling parameters.
+    pub fn untrainable(&self) -> Option<&'static str> {
+        let plain = || Params {
+            temperature: self.temperature,
+            ..Params::default()
+        };
+        match &self.behavior {
+            Some(behavior) => behavior.params.untrainable(),
+            None => plain().untrainable(),
+        }
+    }
+
     /// A small sample for tests.
     #[cfg(test)]
     pub fn example() -> Self {

@@ -15,12 +15,26 @@ pub enum Error {
     LineMoved { line: String, parent: i64, branch: i32 },
     #[error("a generation of the cohort already has a disposition")]
     AlreadyDecided,
+    #[error("a sampler of the cohort has been revoked: what it signed is not trained on")]
+    RevokedSampler,
+    #[error("a tenant of the cohort has withdrawn its consent, or a generation of the cohort is gone")]
+    ConsentWithdrawn,
     #[error(
         "the store already has other manifests under the next {SERIALS_TRIED_MAX} serials of this database: check that the store and the database belong together"
     )]
     ForeignStore,
     #[error("version {0} is not in the database")]
     NoSuchVersion(i64),
+    #[error(
+        "version {version} has the content hash {found} in the store, but {root} in the database: somebody else wrote its manifest. Put the right one back, or continue from another version (`springtide release rollback`)"
+    )]
+    OtherRoot { version: i64, root: Digest, found: Digest },
+    #[error(
+        "the key {key} may not sign versions: it is revoked, or has another role. Move its .key and .pub away and restart; a new key is made (docs/guide-release.md, Keys)"
+    )]
+    KeyRefused { key: String },
+    #[error("load the trusted keys: {0}")]
+    Keys(#[from] artifact::sign::Error),
     #[error(
         "line `{line}` is at version {head}, not at {parent}: publish weights made from version {head}, or use a new line"
     )]

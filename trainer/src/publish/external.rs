@@ -49,11 +49,7 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
     } = external;
     let (parent_row, head) = check_line(publisher, &line, parent).await?;
     let started = Instant::now();
-    let materialized = publisher
-        .store
-        .materialize(&publisher.policy, parent, &publisher.trusted, &[])
-        .await?;
-    let parent_checkpoint = materialized.checkpoint;
+    let parent_checkpoint = publisher.load(parent).await?;
     let parent_seconds = started.elapsed().as_secs_f64();
     let mut differences = parent_checkpoint.form_differences(&checkpoint);
     if !differences.is_empty() {

@@ -1,8 +1,9 @@
-//! Publishing in the database: the tables `version`, `line`, `step`, `baseline` and `disposition`.
+//! Publishing in the database: the tables `version`, `line`, `step`, `baseline`, `disposition` and
+//! `published_intent`.
 
 use super::{Error, Prepared};
 use artifact::digest::Digest;
-use artifact::manifest::Manifest;
+use artifact::manifest::{Manifest, RunStep};
 use sqlx::postgres::PgQueryResult;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -26,33 +27,64 @@ pub(super) async fn next_serial(pool: &PgPool) -> Result<i64, sqlx::Error> {
         .await
 }
 
-/// The newest serial that the sequence has handed out.
-pub(super) async fn newest_serial(pool: &PgPool) -> Result<i64, sqlx::Error> {
-    sqlx::query_scalar!(r#"select last_value as "serial!" from version_serial"#)
-        .fetch_one(pool)
-        .await
+/// A version that a run was about to publish.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Intent {
+    pub serial: i64,
+    /// Of the manifest's exact bytes.
+    pub manifest: Digest,
+    pub run_state: Digest,
 }
 
-/// Handed-out serials without a version of the policy, newest first.
-pub(super) async fn serials_without_version(
-    pool: &PgPool,
-    policy: &str,
-    oldest: i64,
-    newest: i64,
-) -> Result<Vec<i64>, sqlx::Error> {
-    sqlx::query_scalar!(
+/// Notes what a run is about to publish. The caller holds the claim's lock and commits.
+pub(super) async fn insert_intent(
+    connection: &mut PgConnection,
+    manifest: &Manifest,
+    run: &RunStep,
+    intent: &Intent,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
         r#"
-        select serial as "serial!"
-        from generate_series($2::bigint, $3::bigint) as given (serial)
-        where not exists (select from version v where v.policy = $1 and v.serial = given.serial)
+        insert into published_intent (policy, serial, run_id, step, fence, manifest_digest, run_state_digest)
+        values ($1, $2, $3, $4, $5, $6, $7)
+        "#,
+        manifest.policy,
+        intent.serial,
+        run.run,
+        run.step,
+        manifest.fence,
+        &intent.manifest.0[..],
+        &intent.run_state.0[..]
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// What the executors of a run were about to publish as this step, newest first.
+pub(super) async fn intents(pool: &PgPool, policy: &str, run: Uuid, step: i64) -> Result<Vec<Intent>, sqlx::Error> {
+    let rows = sqlx::query!(
+        r#"
+        select serial, manifest_digest, run_state_digest
+        from published_intent
+        where policy = $1 and run_id = $2 and step = $3
         order by serial desc
         "#,
         policy,
-        oldest,
-        newest
+        run,
+        step
     )
     .fetch_all(pool)
-    .await
+    .await?;
+    // the table's check makes digests of other lengths impossible
+    let intents = rows.into_iter().filter_map(|row| {
+        Some(Intent {
+            serial: row.serial,
+            manifest: Digest::from_slice(&row.manifest_digest)?,
+            run_state: Digest::from_slice(&row.run_state_digest)?,
+        })
+    });
+    Ok(intents.collect())
 }
 
 pub(super) async fn version(pool: &PgPool, policy: &str, serial: i64) -> Result<Version, Error> {
@@ -202,12 +234,54 @@ async fn move_head(
     .await
 }
 
+/// Fails if a sampler of the cohort has been revoked since its samples were checked. None can be from
+/// now until the transaction ends.
+async fn refuse_revoked(connection: &mut PgConnection, cohort: &[Uuid]) -> Result<(), Error> {
+    edge::sampler::hold_revocations(&mut *connection).await?;
+    let revoked = sqlx::query_scalar!(
+        r#"
+        select exists (
+            select from generation g join sampler s on s.id = g.sampler
+            where g.id = any($1) and s.revoked_at is not null
+        ) as "revoked!"
+        "#,
+        cohort
+    )
+    .fetch_one(connection)
+    .await?;
+    match revoked {
+        true => Err(Error::RevokedSampler),
+        false => Ok(()),
+    }
+}
+
+/// Fails unless the tenants of the whole cohort consent to the policy. None can withdraw from now until
+/// the transaction ends.
+async fn refuse_withdrawn(connection: &mut PgConnection, policy: &str, cohort: &[Uuid]) -> Result<(), Error> {
+    edge::tenant::hold_consents(&mut *connection, policy).await?;
+    let allowed = sqlx::query_scalar!(
+        r#"
+        select count(*) as "allowed!" from generation g
+        where g.id = any($1) and g.tenant_id = any((select consenting_tenants($2))::text[])
+        "#,
+        cohort,
+        policy
+    )
+    .fetch_one(connection)
+    .await?;
+    match usize::try_from(allowed) == Ok(cohort.len()) {
+        true => Ok(()),
+        false => Err(Error::ConsentWithdrawn),
+    }
+}
+
 /// Writes a step. The caller holds the claim's lock and commits.
 pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -> Result<(), Error> {
     let Prepared {
         manifest,
         record,
         run_state_key,
+        run_state_digest,
         ..
     } = prepared;
     let parent = manifest.parent.as_ref().map_or(0, |p| p.version);
@@ -216,8 +290,8 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
     refuse_moved_line(manifest, parent, &moved)?;
     sqlx::query!(
         r#"
-        insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key)
-        values ($1, $2, $3, $4, $5, $6, $7)
+        insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, run_state_digest)
+        values ($1, $2, $3, $4, $5, $6, $7, $8)
         "#,
         record.run,
         record.step,
@@ -225,7 +299,8 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
         parent,
         &record.cohort_digest().0[..],
         record.metrics,
-        run_state_key
+        run_state_key,
+        &run_state_digest.0[..]
     )
     .execute(&mut *connection)
     .await?;
@@ -244,6 +319,8 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
         Some("disposition_pkey") => Error::AlreadyDecided,
         _ => error.into(),
     })?;
+    refuse_revoked(&mut *connection, &record.cohort).await?;
+    refuse_withdrawn(&mut *connection, &manifest.policy, &record.cohort).await?;
     let classes: Vec<String> = record.baselines.keys().cloned().collect();
     let values: Vec<f64> = record.baselines.values().map(|b| b.value).collect();
     let weights: Vec<f64> = record.baselines.values().map(|b| b.weight).collect();
@@ -262,7 +339,14 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
     .execute(&mut *connection)
     .await?;
     sqlx::query!("update run set steps_done = $2 where id = $1", record.run, record.step)
-        .execute(connection)
+        .execute(&mut *connection)
         .await?;
+    sqlx::query!(
+        "delete from published_intent where run_id = $1 and step <= $2",
+        record.run,
+        record.step
+    )
+    .execute(connection)
+    .await?;
     Ok(())
 }

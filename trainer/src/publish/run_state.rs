@@ -35,6 +35,8 @@ pub enum Error {
     Format(Option<String>),
     #[error("the run state does not match its BLAKE3 hash")]
     Digest,
+    #[error("it is not the run state that its step saved: somebody else wrote to the store")]
+    Replaced,
     #[error("run state tensor `{name}`: {why}")]
     Tensor { name: String, why: &'static str },
     #[error("the adapter of the run state: {0}")]
@@ -100,6 +102,13 @@ pub struct RunState {
     pub second: BTreeMap<String, TensorData>,
 }
 
+/// A run state as bytes, and the hash in its metadata, by which the database knows it.
+#[derive(Debug, Clone)]
+pub struct Encoded {
+    pub bytes: Bytes,
+    pub digest: Digest,
+}
+
 /// The key of a step's run state in the store's private part.
 pub fn key(run: Uuid, step: i64, serial: i64) -> String {
     format!("run/{run}/{step:010}-{serial:010}.safetensors")
@@ -115,22 +124,26 @@ pub fn base_in_header(header: &[u8]) -> Result<Option<i64>, Error> {
 }
 
 impl RunState {
-    pub fn to_bytes(&self) -> Result<Bytes, Error> {
+    pub fn encode(&self) -> Result<Encoded, Error> {
         let state = serde_json::to_string(self)?;
         let tensors = self.named_tensors();
+        let digest = digest(&state, &tensors);
         let metadata = HashMap::from([
             ("format".to_string(), FORMAT.to_string()),
-            ("blake3".to_string(), digest(&state, &tensors)),
+            ("blake3".to_string(), digest.to_string()),
             ("state".to_string(), state),
         ]);
         let views = tensors
             .iter()
             .map(|(name, t)| Ok((name.as_str(), TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?)))
             .collect::<Result<Vec<_>, Error>>()?;
-        Ok(Bytes::from(safetensors::serialize(views, Some(metadata))?))
+        let bytes = safetensors::serialize(views, Some(metadata))?.into();
+        Ok(Encoded { bytes, digest })
     }
 
-    pub fn from_bytes(bytes: &Bytes) -> Result<Self, Error> {
+    /// Reads what [`encode`](Self::encode) wrote. `expected`: the digest that the database has of
+    /// it; another run state is refused, however well it is formed. `None`: the database has none.
+    pub fn from_bytes(bytes: &Bytes, expected: Option<Digest>) -> Result<Self, Error> {
         let (_, header) = SafeTensors::read_metadata(bytes)?;
         let file = SafeTensors::deserialize(bytes)?;
         let metadata = header.metadata().clone().unwrap_or_default();
@@ -153,8 +166,12 @@ impl RunState {
             tensors.insert(name.to_string(), data);
         }
         let text = metadata.get("state").map(String::as_str).unwrap_or_default();
-        if metadata.get("blake3") != Some(&digest(text, &tensors)) {
+        let found = digest(text, &tensors);
+        if metadata.get("blake3") != Some(&found.to_string()) {
             return Err(Error::Digest);
+        }
+        if expected.is_some_and(|expected| expected != found) {
+            return Err(Error::Replaced);
         }
         let mut run_state: RunState = serde_json::from_str(text)?;
         for (name, data) in tensors {
@@ -193,7 +210,8 @@ impl RunState {
     }
 }
 
-fn digest<T: std::borrow::Borrow<TensorData>>(state: &str, tensors: &BTreeMap<String, T>) -> String {
+/// Each field with its length, so that no two run states have the same bytes hashed.
+fn digest<T: std::borrow::Borrow<TensorData>>(state: &str, tensors: &BTreeMap<String, T>) -> Digest {
     let mut hasher = blake3::Hasher::new();
     let mut field = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
@@ -207,7 +225,7 @@ fn digest<T: std::borrow::Borrow<TensorData>>(state: &str, tensors: &BTreeMap<St
         field(&shape);
         field(&tensor.bytes);
     }
-    hasher.finalize().to_hex().to_string()
+    Digest(*hasher.finalize().as_bytes())
 }
 
 #[cfg(test)]
@@ -254,26 +272,48 @@ mod tests {
     #[test]
     fn a_written_run_state_is_read_back_bit_by_bit() {
         let before = run_state();
-        assert_eq!(RunState::from_bytes(&before.to_bytes().unwrap()).unwrap(), before);
+        let Encoded { bytes, digest } = before.encode().unwrap();
+        for expected in [None, Some(digest)] {
+            assert_eq!(RunState::from_bytes(&bytes, expected).unwrap(), before);
+        }
     }
 
     #[test]
     fn a_flipped_bit_is_refused() {
-        let bytes = run_state().to_bytes().unwrap();
+        let bytes = run_state().encode().unwrap().bytes;
         for at in [bytes.len() - 1, bytes.len() - 20] {
             let mut broken = bytes.to_vec();
             broken[at] ^= 1;
-            assert!(matches!(RunState::from_bytes(&broken.into()), Err(Error::Digest)));
+            assert!(matches!(RunState::from_bytes(&broken.into(), None), Err(Error::Digest)));
         }
-        assert!(RunState::from_bytes(&bytes.slice(..bytes.len() / 2)).is_err());
-        assert!(RunState::from_bytes(&Bytes::new()).is_err());
+        assert!(RunState::from_bytes(&bytes.slice(..bytes.len() / 2), None).is_err());
+        assert!(RunState::from_bytes(&Bytes::new(), None).is_err());
+    }
+
+    #[test]
+    fn a_run_state_with_a_correct_hash_is_refused_if_it_is_not_the_expected_one() {
+        let expected = run_state().encode().unwrap().digest;
+        let mut forged = run_state();
+        forged.record = StepRecord {
+            run: Uuid::nil(),
+            ..forged.record
+        };
+        let moment = forged.first.values_mut().next().unwrap();
+        *moment = tensor(&[1e6, 0.0]);
+        let bytes = forged.encode().unwrap().bytes;
+        assert!(RunState::from_bytes(&bytes, None).is_ok());
+        let refused = RunState::from_bytes(&bytes, Some(expected));
+        assert!(matches!(refused, Err(Error::Replaced)), "{refused:?}");
     }
 
     #[test]
     fn another_safetensors_file_is_not_a_run_state() {
         let view = TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap();
         let other = safetensors::serialize([("w", view)], None).unwrap();
-        assert!(matches!(RunState::from_bytes(&other.into()), Err(Error::Format(None))));
+        assert!(matches!(
+            RunState::from_bytes(&other.into(), None),
+            Err(Error::Format(None))
+        ));
     }
 
     #[test]

@@ -154,8 +154,8 @@ async fn get_report(store: &Store, trusted: &TrustedKeys, id: ShardId<'_>) -> Re
 }
 
 /// The report on a shard whose object exists.
-async fn get_shard(publisher: &Publisher, id: ShardId<'_>) -> Result<ShardReport, Error> {
-    if let Some(report) = get_report(&publisher.store, &publisher.trusted, id).await?
+async fn get_shard(publisher: &Publisher, trusted: &TrustedKeys, id: ShardId<'_>) -> Result<ShardReport, Error> {
+    if let Some(report) = get_report(&publisher.store, trusted, id).await?
         && publisher.store.object_exists(id.policy, &report.shard().object).await?
     {
         return Ok(report);
@@ -182,9 +182,10 @@ pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> R
         shard,
         of,
     });
+    let trusted = publisher.trusted().await?;
     let mut reports = vec![];
     for id in ids.clone() {
-        reports.push(get_shard(publisher, id).await?);
+        reports.push(get_shard(publisher, &trusted, id).await?);
     }
     for (name, bytes) in &base {
         files.entry(name.clone()).or_insert_with(|| bytes.clone());

@@ -28,7 +28,6 @@ pub struct Squasher<'a> {
     pub store: &'a Store,
     pub policy: &'a str,
     pub key: &'a SigningKey,
-    pub trusted: &'a TrustedKeys,
     /// Not tried again: larger than the steps they replace, or impossible.
     skipped: BTreeSet<(i64, i64)>,
     /// Skip spans with sharded deltas, which one machine may not have the memory for.
@@ -36,12 +35,11 @@ pub struct Squasher<'a> {
 }
 
 impl<'a> Squasher<'a> {
-    pub fn new(store: &'a Store, policy: &'a str, key: &'a SigningKey, trusted: &'a TrustedKeys) -> Self {
+    pub fn new(store: &'a Store, policy: &'a str, key: &'a SigningKey) -> Self {
         Squasher {
             store,
             policy,
             key,
-            trusted,
             skipped: BTreeSet::new(),
             skip_sharded: false,
         }
@@ -54,11 +52,9 @@ impl<'a> Squasher<'a> {
         head: i64,
         versions_max: usize,
         spans: &[u32],
+        trusted: &TrustedKeys,
     ) -> Result<Vec<Attempt>, store::Error> {
-        let path = self
-            .store
-            .ancestry(self.policy, head, versions_max, self.trusted)
-            .await?;
+        let path = self.store.ancestry(self.policy, head, versions_max, trusted).await?;
         let names = self.store.list_squashed_deltas(self.policy).await?;
         let mut attempts = vec![];
         for &span in spans {
@@ -71,7 +67,7 @@ impl<'a> Squasher<'a> {
                 }
                 let outcome = self
                     .store
-                    .squash(self.policy, ends, span, delta_bytes(steps), self.key, self.trusted)
+                    .squash(self.policy, ends, span, delta_bytes(steps), self.key, trusted)
                     .await;
                 match &outcome {
                     Ok(SquashOutcome::NotSmaller { .. }) => drop(self.skipped.insert((from, to))),
@@ -100,17 +96,18 @@ fn delta_bytes(versions: &[Manifest]) -> u64 {
 /// Makes squashed deltas until it is dropped. Errors are logged and tried again.
 pub async fn run(publisher: &Publisher) {
     let mut done: BTreeMap<String, i64> = BTreeMap::new();
-    let Publisher {
-        store,
-        policy,
-        key,
-        trusted,
-        ..
-    } = publisher;
-    let mut squasher = Squasher::new(store, policy, key, trusted);
+    let Publisher { store, policy, key, .. } = publisher;
+    let mut squasher = Squasher::new(store, policy, key);
     squasher.skip_sharded = true;
     loop {
         tokio::time::sleep(POLL_EVERY).await;
+        let trusted = match publisher.signing_keys().await {
+            Ok(trusted) => trusted,
+            Err(error) => {
+                tracing::warn!(%error, "could not squash deltas");
+                continue;
+            }
+        };
         let heads = match heads(&publisher.pool, policy).await {
             Ok(heads) => heads,
             Err(error) => {
@@ -122,7 +119,7 @@ pub async fn run(publisher: &Publisher) {
             if done.get(&line) == Some(&head) {
                 continue;
             }
-            match squasher.squash(head, VERSIONS_MAX, &SQUASH_SPANS).await {
+            match squasher.squash(head, VERSIONS_MAX, &SQUASH_SPANS, &trusted).await {
                 Ok(attempts) => {
                     for Attempt { from, to, outcome } in attempts {
                         if let SquashOutcome::Created(squashed) = outcome {

@@ -2,6 +2,7 @@
 //!
 //! The realtime run and offline runs share it; they choose the samples and advantages. After any
 //! error an executor is dropped and opened again: opening is the same as recovering from a crash.
+//! Over 500 lines, because all of it is one type that holds the claim.
 
 use crate::learn::advantage::{Baseline, Baselines};
 use crate::learn::guards::Limits;
@@ -18,6 +19,7 @@ use crate::runs::trainer::Trainer;
 use crate::select;
 use anyhow::{Context, anyhow};
 use artifact::checkpoint::Checkpoint;
+use artifact::digest::Digest;
 use model::lora;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
@@ -79,6 +81,15 @@ pub(crate) enum StepOutcome {
     Paused,
 }
 
+/// What the comparison of a sample's log-probabilities showed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Verdict {
+    Kept,
+    Quarantined,
+    /// Right itself, but a rollout of its group was quarantined.
+    OfBadGroup,
+}
+
 /// After this many refused cohorts in a row the run waits for a person. One alone may be the fault
 /// of one sample.
 const REFUSED_IN_A_ROW_MAX: u32 = 3;
@@ -122,6 +133,9 @@ impl<'a> Executor<'a> {
         };
         let next = steps_done + 1;
         let publisher = &trainer.publisher;
+        if let Err(error) = publisher.signing_keys().await {
+            return executor.pause_without_key(error).await.map(|()| None);
+        }
         if let Some(version) = publisher.adopt(&claim, next, line, branch, head).await? {
             executor.steps_done = next;
             executor.head = version;
@@ -151,7 +165,9 @@ impl<'a> Executor<'a> {
         });
         self.baselines = baselines.collect();
         let checkpoint = self
-            .checkpoint(self.head)
+            .trainer
+            .publisher
+            .load(self.head)
             .await
             .with_context(|| format!("materialize version {}", self.head))?;
         let arithmetic = self.trainer.arithmetic.clone();
@@ -206,32 +222,23 @@ impl<'a> Executor<'a> {
         saved == self.adapter.as_ref().map(|adapter| &adapter.config)
     }
 
-    async fn checkpoint(&self, version: i64) -> Result<Arc<Checkpoint>, store::Error> {
-        let Trainer {
-            store,
-            publisher,
-            policy,
-            ..
-        } = self.trainer;
-        let materialized = store.materialize(policy, version, &publisher.trusted, &[]).await?;
-        Ok(materialized.checkpoint)
-    }
-
     /// The run state of the last step, if that step made the head, and the base version of its
     /// adapter.
     async fn run_state(&self) -> Result<Option<(RunState, Option<Arc<Checkpoint>>)>, publish::Error> {
-        let key = sqlx::query_scalar!(
-            "select checkpoint_key from step where run_id = $1 and step = $2 and version = $3",
+        let row = sqlx::query!(
+            "select checkpoint_key, run_state_digest from step where run_id = $1 and step = $2 and version = $3",
             self.claim.run,
             self.steps_done,
             self.head
         )
         .fetch_optional(&self.trainer.pool)
         .await?;
-        let Some(key) = key else { return Ok(None) };
-        let run_state = self.trainer.publisher.read_run_state(&key).await?;
+        let Some(row) = row else { return Ok(None) };
+        let publisher = &self.trainer.publisher;
+        let expected = row.run_state_digest.and_then(|digest| Digest::from_slice(&digest));
+        let run_state = publisher.read_run_state(&row.checkpoint_key, expected).await?;
         let base = match &run_state.lora {
-            Some(lora) => Some(self.checkpoint(lora.base).await?),
+            Some(lora) => Some(publisher.load(lora.base).await?),
             None => None,
         };
         Ok(Some((run_state, base)))
@@ -239,14 +246,14 @@ impl<'a> Executor<'a> {
 
     /// Adds samples to the cohort of the next step, and their gradients to the learner's sums.
     /// Quarantines those whose logged log-probabilities differ by more than `difference_max` from
-    /// the recomputed ones. Returns how many.
+    /// the recomputed ones, and drops the rest of their groups. Returns those that it quarantined.
     pub async fn accumulate(
         &mut self,
         samples: Vec<Sample>,
         advantages: Vec<f64>,
         settings: StepSettings,
         difference_max: f64,
-    ) -> anyhow::Result<usize> {
+    ) -> anyhow::Result<Vec<Uuid>> {
         let (samples, advantages, rejected) = self
             .learner
             .with(move |learner| {
@@ -254,35 +261,51 @@ impl<'a> Executor<'a> {
                 Ok((samples, advantages, rejected))
             })
             .await?;
-        let mut bad = vec![false; samples.len()];
-        rejected.iter().for_each(|one| bad[one.index] = true);
-        if let Some(first) = rejected.first() {
-            let Sample {
-                generation, replica, ..
-            } = &samples[first.index];
+        let mut verdicts = vec![Verdict::Kept; samples.len()];
+        for one in &rejected {
+            verdicts[one.index] = match one.difference {
+                Some(_) => Verdict::Quarantined,
+                None => Verdict::OfBadGroup,
+            };
+        }
+        let of = |verdict: Verdict| {
+            let judged = samples.iter().zip(&verdicts);
+            judged
+                .filter(move |(_, other)| **other == verdict)
+                .map(|(sample, _)| sample)
+        };
+        let ids = |verdict| of(verdict).map(|sample| sample.generation).collect::<Vec<Uuid>>();
+        let quarantined = ids(Verdict::Quarantined);
+        if let Some(sample) = of(Verdict::Quarantined).next() {
+            let differences = rejected.iter().filter_map(|one| one.difference);
             tracing::warn!(
-                %generation, replica, difference = first.difference, samples = rejected.len(),
+                generation = %sample.generation, replica = sample.replica, samples = quarantined.len(),
+                difference = differences.fold(f64::NAN, f64::max),
                 "quarantined samples: their logged log-probabilities are not those of their version"
             );
         }
-        let (quarantined, kept): (Vec<_>, Vec<_>) =
-            samples.iter().zip(&advantages).zip(&bad).partition(|(_, bad)| **bad);
-        let quarantined: Vec<&Sample> = quarantined.into_iter().map(|((sample, _), _)| sample).collect();
-        let kept: Vec<(&Sample, f64)> = kept
-            .into_iter()
-            .map(|((sample, &advantage), _)| (sample, advantage))
+        self.quarantine.record(of(Verdict::Quarantined), true);
+        self.quarantine.record(of(Verdict::OfBadGroup), false);
+        self.quarantine.record(of(Verdict::Kept), false);
+        let kept: Vec<(&Sample, f64)> = samples
+            .iter()
+            .zip(advantages)
+            .zip(&verdicts)
+            .filter(|(_, verdict)| **verdict == Verdict::Kept)
+            .map(|(kept, _)| kept)
             .collect();
-        self.quarantine.record(quarantined.iter().copied(), true);
-        self.quarantine.record(kept.iter().map(|(sample, _)| *sample), false);
         if !kept.is_empty() {
             self.cohort.join(kept);
         }
         if !quarantined.is_empty() {
-            let ids = quarantined.iter().map(|sample| sample.generation).collect();
-            self.drop_generations(&BTreeMap::from([(quarantine::LOGPROB, ids)]))
-                .await?;
+            let of_bad_groups = ids(Verdict::OfBadGroup);
+            let dropped = [
+                (quarantine::LOGPROB, quarantined.clone()),
+                ("incomplete_group", of_bad_groups),
+            ];
+            self.drop_generations(&BTreeMap::from(dropped)).await?;
         }
-        Ok(quarantined.len())
+        Ok(quarantined)
     }
 
     /// Begins or ends the alarm on the rate of quarantined samples.
@@ -363,7 +386,7 @@ impl<'a> Executor<'a> {
         let started = Instant::now();
         let run_state = self
             .learner
-            .with(move |learner| Ok(learner.run_state(saved, random).to_bytes()?))
+            .with(move |learner| Ok(learner.run_state(saved, random).encode()?))
             .await?;
         record.metrics["timings"]["checkpoint"] = started.elapsed().as_secs_f64().into();
         let draft = Draft {
@@ -375,7 +398,13 @@ impl<'a> Executor<'a> {
             record,
             run_state,
         };
-        let published = self.trainer.publisher.publish(&self.claim, draft).await?;
+        let published = match self.trainer.publisher.publish(&self.claim, draft).await {
+            Err(error @ publish::Error::KeyRefused { .. }) => {
+                self.pause_without_key(error).await?;
+                return Ok(StepOutcome::Paused);
+            }
+            published => published?,
+        };
         self.learner
             .with(|learner| {
                 learner.accept();
@@ -431,6 +460,15 @@ impl<'a> Executor<'a> {
         })
     }
 
+    /// Pauses the run if `error` says that the trainer's key may not sign any longer. The cohort is
+    /// still undecided, so nothing of it is lost. Returns other errors.
+    async fn pause_without_key(&self, error: publish::Error) -> anyhow::Result<()> {
+        match error {
+            publish::Error::KeyRefused { .. } => self.release("paused", &error.to_string()).await,
+            error => Err(error).context("check the signing key"),
+        }
+    }
+
     /// Ends this execution of the run; see [`Claim::release`].
     pub async fn release(&self, status: &str, reason: &str) -> anyhow::Result<()> {
         tracing::info!(run = %self.claim.run, line = self.line, status, reason, "ended the execution of the run");
@@ -447,19 +485,19 @@ impl<'a> Executor<'a> {
     }
 
     /// Drops generations by code, in one fenced transaction. Returns how many of each code.
-    pub async fn drop_generations(
+    pub async fn drop_generations<C: AsRef<str> + Ord + Clone>(
         &self,
-        ids_by_code: &BTreeMap<&'static str, Vec<Uuid>>,
-    ) -> anyhow::Result<BTreeMap<&'static str, u64>> {
+        ids_by_code: &BTreeMap<C, Vec<Uuid>>,
+    ) -> anyhow::Result<BTreeMap<C, u64>> {
         let mut dropped = BTreeMap::new();
         if ids_by_code.is_empty() {
             return Ok(dropped);
         }
         let mut transaction = self.trainer.pool.begin().await?;
         self.claim.lock(&mut transaction).await?;
-        for (&code, ids) in ids_by_code {
-            let count = select::drop_generations(&mut transaction, self.claim.run, ids, code).await?;
-            dropped.insert(code, count);
+        for (code, ids) in ids_by_code {
+            let count = select::drop_generations(&mut transaction, self.claim.run, ids, code.as_ref()).await?;
+            dropped.insert(code.clone(), count);
         }
         transaction.commit().await?;
         Ok(dropped)

@@ -187,7 +187,8 @@ async fn execute(trainer: &Trainer, learner: &Handle, id: Uuid, shutdown: &Cance
         let difference_max = inputs.limits.difference_max;
         let quarantined = executor
             .accumulate(groups.samples, groups.advantages, inputs.settings, difference_max)
-            .await?;
+            .await?
+            .len();
         if 2 * quarantined > drawn {
             let reason = format!(
                 "{quarantined} of {drawn} rollouts have log-probabilities that are not those of version {}: samplers and \
@@ -282,8 +283,8 @@ async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout]) -> anyh
     let started = Instant::now();
     let mut dropped = 0;
     loop {
-        let run = executor.claim.run;
-        let assembled = select::rollouts(&trainer.pool, &trainer.payloads, run, &ids, &executor.model_limits)
+        let (run, head, limits) = (executor.claim.run, executor.head, &executor.model_limits);
+        let assembled = select::rollouts(&trainer.pool, &trainer.payloads, run, head, &ids, limits)
             .await
             .context("read the rollouts")?;
         let counts = executor.drop_generations(&assembled.broken).await?;

@@ -4,11 +4,14 @@
 //! One such sample is its sender's fault and stops nothing. A rate above a bound raises an alarm.
 //! Only a fault of the system pauses a run: on every replica, the logged log-probabilities of most
 //! users differ from the recomputed ones. Users are counted, not samples, and there have to be
-//! several, so that nobody can pause a run by sending many, or while nobody else sends.
+//! several, so that nobody can pause a run by sending many, or while nobody else sends. Samples that
+//! were excluded before they were compared say nothing about that, however many they are.
 //!
-//! Pure. The window is in memory; it starts empty when a run is opened.
+//! Pure. What it has seen is in memory; it is forgotten when a run is opened.
 
 use crate::learn::sample::Sample;
+pub(crate) use crate::runs::share_alarm::Change;
+use crate::runs::share_alarm::ShareAlarm;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Codes of quarantined samples begin with this.
@@ -16,26 +19,16 @@ pub(crate) const PREFIX: &str = "quarantined_";
 /// A logged log-probability differs from the recomputed one by more than the guard's bound.
 pub(crate) const LOGPROB: &str = "quarantined_logprob";
 
-/// Samples that the rate is computed from.
-const WINDOW: usize = 512;
+/// Compared samples that a fault of the system is seen in.
+const COMPARED_MAX: usize = 512;
 /// Fewer users show no fault of the system.
 const USERS_MIN: usize = 8;
-/// Fewer samples have no rate.
-const SAMPLES_MIN: usize = 32;
 
 #[derive(Debug, Default)]
 pub(crate) struct Quarantine {
-    /// Newest last.
-    window: VecDeque<Seen>,
-    /// The alarm has begun and not ended.
-    active: bool,
-}
-
-#[derive(Debug)]
-struct Seen {
-    /// `None`: excluded before its log-probabilities were compared.
-    compared: Option<Comparison>,
-    quarantined: bool,
+    alarm: ShareAlarm,
+    /// Samples whose log-probabilities were compared, newest last.
+    compared: VecDeque<Comparison>,
 }
 
 #[derive(Debug)]
@@ -43,20 +36,14 @@ struct Comparison {
     replica: String,
     tenant: String,
     user: String,
-}
-
-/// The alarm begins or ends.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Change {
-    Begins { share: f64 },
-    Ends { share: f64 },
+    quarantined: bool,
 }
 
 impl Quarantine {
     /// `active`: the state of the alarm when the run was last executed.
     pub fn new(active: bool) -> Self {
         Quarantine {
-            active,
+            alarm: ShareAlarm::new(active),
             ..Quarantine::default()
         }
     }
@@ -64,12 +51,14 @@ impl Quarantine {
     /// Samples whose log-probabilities were compared.
     pub fn record<'a>(&mut self, samples: impl IntoIterator<Item = &'a Sample>, quarantined: bool) {
         for sample in samples {
-            self.push(Seen {
-                compared: Some(Comparison {
-                    replica: sample.replica.clone(),
-                    tenant: sample.tenant.clone(),
-                    user: sample.user.clone(),
-                }),
+            self.alarm.record(1, quarantined);
+            if self.compared.len() == COMPARED_MAX {
+                self.compared.pop_front();
+            }
+            self.compared.push_back(Comparison {
+                replica: sample.replica.clone(),
+                tenant: sample.tenant.clone(),
+                user: sample.user.clone(),
                 quarantined,
             });
         }
@@ -77,62 +66,35 @@ impl Quarantine {
 
     /// Samples that selection quarantined.
     pub fn record_excluded(&mut self, count: u64) {
-        for _ in 0..count.min(WINDOW as u64) {
-            self.push(Seen {
-                compared: None,
-                quarantined: true,
-            });
-        }
+        self.alarm.record(count, true);
     }
 
-    fn push(&mut self, seen: Seen) {
-        if self.window.len() == WINDOW {
-            self.window.pop_front();
-        }
-        self.window.push_back(seen);
-    }
-
-    /// Share of the window that was quarantined.
+    /// Share of the latest samples that was quarantined.
     pub fn share(&self) -> f64 {
-        let quarantined = self.window.iter().filter(|seen| seen.quarantined).count();
-        quarantined as f64 / self.window.len().max(1) as f64
+        self.alarm.share()
     }
 
     /// Whether the alarm begins, at a share above `share_max`, or ends, at half of it.
     pub fn change(&mut self, share_max: f64) -> Option<Change> {
-        if self.window.len() < SAMPLES_MIN {
-            return None;
-        }
-        let share = self.share();
-        let change = match self.active {
-            false if share > share_max => Change::Begins { share },
-            true if share <= share_max / 2.0 => Change::Ends { share },
-            _ => return None,
-        };
-        self.active = !self.active;
-        Some(change)
+        self.alarm.change(share_max)
     }
 
     /// Whether the alarm has begun and not ended.
     pub fn is_active(&self) -> bool {
-        self.active
+        self.alarm.is_active()
     }
 
-    /// Why the run has to pause: of at least `samples_min` compared samples, those of most users of
-    /// every replica were quarantined.
+    /// Why the run has to pause: of at least `samples_min` compared samples (half of those that are
+    /// kept are enough), those of most users of every replica were quarantined.
     pub fn systemic(&self, samples_min: usize) -> Option<String> {
-        let compared = || {
-            let seen = self.window.iter();
-            seen.filter_map(|seen| Some((seen.compared.as_ref()?, seen.quarantined)))
-        };
-        if compared().count() < samples_min {
+        if self.compared.len() < samples_min.min(COMPARED_MAX / 2) {
             return None;
         }
         // replica → user → good and bad samples
         let mut replicas: BTreeMap<&str, BTreeMap<(&str, &str), [usize; 2]>> = BTreeMap::new();
-        for (one, quarantined) in compared() {
+        for one in &self.compared {
             let users = replicas.entry(&one.replica).or_default();
-            users.entry((&one.tenant, &one.user)).or_default()[usize::from(quarantined)] += 1;
+            users.entry((&one.tenant, &one.user)).or_default()[usize::from(one.quarantined)] += 1;
         }
         let users: BTreeSet<_> = replicas.values().flat_map(BTreeMap::keys).collect();
         if users.len() < USERS_MIN {
@@ -165,27 +127,32 @@ mod tests {
     }
 
     #[test]
-    fn the_alarm_begins_above_its_bound_and_ends_at_half_of_it() {
-        let mut quarantine = Quarantine::default();
-        quarantine.record(&[sample("r", 0)], true);
-        assert_eq!(quarantine.change(0.05), None, "one sample is no rate");
-        for user in 0..40 {
-            quarantine.record(&[sample("r", user)], false);
+    fn every_quarantined_sample_counts_for_the_alarm() {
+        let mut quarantine = Quarantine::new(false);
+        for user in 0..60 {
+            quarantine.record(&[sample("r", user)], user < 2);
         }
         assert_eq!(quarantine.change(0.05), None);
-        quarantine.record_excluded(3);
-        let share = 4.0 / 44.0;
+        quarantine.record_excluded(4);
+        let share = 6.0 / 64.0;
         assert_eq!(quarantine.change(0.05), Some(Change::Begins { share }));
-        assert_eq!(quarantine.change(0.05), None, "it has begun");
-        for user in 0..200 {
-            quarantine.record(&[sample("r", user)], false);
+        assert_eq!((quarantine.is_active(), quarantine.share()), (true, share));
+    }
+
+    #[test]
+    fn a_fault_of_the_system_shows_with_large_cohorts_and_among_excluded_samples() {
+        let mut quarantine = Quarantine::default();
+        for n in 0..600 {
+            quarantine.record(&[sample("r", n % 16)], true);
         }
-        assert!(matches!(quarantine.change(0.05), Some(Change::Ends { .. })));
-        let mut restarted = Quarantine::new(true);
-        for user in 0..40 {
-            restarted.record(&[sample("r", user)], false);
+        assert!(quarantine.systemic(2 * 400).is_some(), "a cohort of 400");
+        quarantine.record_excluded(10_000);
+        assert!(quarantine.systemic(2 * 400).is_some(), "somebody floods meanwhile");
+        for n in 0..600 {
+            quarantine.record(&[sample("r", n % 16)], false);
         }
-        assert!(matches!(restarted.change(0.05), Some(Change::Ends { .. })));
+        assert_eq!(quarantine.systemic(2 * 400), None);
+        assert_eq!(Quarantine::default().systemic(2 * 400), None);
     }
 
     #[test]

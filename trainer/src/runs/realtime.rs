@@ -14,6 +14,7 @@
 
 mod admission;
 mod alias;
+mod capped;
 
 use crate::learn::learner::thread::Handle;
 use crate::learn::sample::Sample;
@@ -21,15 +22,20 @@ use crate::runs::claim::{Fenced, append_event};
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
 use crate::runs::quarantine;
 use crate::runs::trainer::{Trainer, pause};
-use crate::select::caps::Recent;
+use crate::runs::unproven::Unproven;
+use crate::select::caps::{self, Contributor, Recent};
 use crate::select::{self, AnswerTimes, Criteria};
+use admission::Candidate;
 use alias::AliasState;
+use capped::Capped;
 use futures::FutureExt;
 use serde_json::json;
 use sqlx::postgres::PgListener;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 /// How far back a poll looks for trajectories to exclude, and how often. A scan reads all rows of
 /// its span, so longer spans are scanned less often. A run that is opened or re-based scans
@@ -110,6 +116,8 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
     closed.listen(CLOSED_CHANNEL).await?;
     let mut set_aside: BTreeMap<String, u64> = BTreeMap::new();
     let mut recent = trained(trainer, &executor).await?;
+    let mut unproven = Unproven::open(&executor).await?;
+    let mut capped = Capped::open(&executor).await?;
     let mut answer_times = AnswerTimes::default();
     let mut timed: Option<Instant> = None;
     let mut scanned: [Option<Instant>; SCANS.len()] = Default::default();
@@ -145,6 +153,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             answer_times = select::answer_times(&trainer.pool, policy, alias, options.answer_seconds_max).await?;
             timed = Some(Instant::now());
         }
+        recent.forget_before(OffsetDateTime::now_utc() - caps::MEMORY);
         let joined = executor.cohort.generations();
         let criteria = Criteria {
             policy: &trainer.policy,
@@ -159,15 +168,19 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         let (since, _) = SCANS[scan];
         let selection = select::next(&trainer.pool, &trainer.payloads, &executor.claim, &criteria, since).await?;
         scanned[scan..].fill(Some(Instant::now())); // a scan covers the shorter ones
+        let unproven_share_max = options.alarms.unproven_share_max;
+        unproven.watch(&executor, &selection, unproven_share_max).await?;
         let quarantined = selection.set_aside.iter();
         let quarantined = quarantined.filter(|(code, _)| code.starts_with(quarantine::PREFIX));
         executor
             .quarantine
             .record_excluded(quarantined.map(|(_, count)| count).sum());
+        capped.record_dropped(&selection.set_aside);
         count(&mut set_aside, selection.set_aside);
         metrics::gauge!("springtide_train_ready_trajectories").set((joined.len() + selection.ready.len()) as f64);
         if selection.ready.is_empty() {
             executor.watch_quarantine(options.alarms.quarantine_share_max).await?;
+            capped.watch(&executor, options.alarms.capped_share_max).await?;
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(End::Shutdown),
                 () = tokio::time::sleep(poll) => {}
@@ -175,9 +188,13 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             }
             continue;
         }
+        let members = executor.cohort.len();
         let dropped = join(&mut executor, selection.ready, &mut recent).await?;
+        capped.record_joined((executor.cohort.len() - members) as u64);
+        capped.record_dropped(&dropped);
         count(&mut set_aside, dropped);
         executor.watch_quarantine(options.alarms.quarantine_share_max).await?;
+        capped.watch(&executor, options.alarms.capped_share_max).await?;
         if let Some(reason) = executor.quarantine.systemic(2 * size) {
             executor.release("paused", &reason).await?;
             return Ok(End::Idle);
@@ -191,7 +208,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         match step(&mut executor, &set_aside).await? {
             StepOutcome::Published | StepOutcome::Empty => recent = trained(trainer, &executor).await?,
             // who was in a refused cohort has used up that part of the cap
-            StepOutcome::Refused => {}
+            StepOutcome::Refused => recent.use_up(OffsetDateTime::now_utc()),
             StepOutcome::Paused => return Ok(End::Idle),
         }
     }
@@ -221,19 +238,54 @@ async fn join(
     let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
     let classes: Vec<&str> = samples.iter().map(|s| s.class.as_str()).collect();
     let advantages = options.baseline.advantages(&executor.baselines, &classes, &rewards);
+    let mut candidates: Vec<Candidate> = samples.into_iter().zip(advantages).collect();
     let size = options.cohort_size as usize;
-    let admission = admission::admit(samples, advantages, &executor.cohort, size, recent);
-    let mut dropped = executor.drop_generations(&admission.dropped).await?;
-    if !admission.samples.is_empty() {
-        let difference_max = options.guards.difference_max;
-        let quarantined = executor
-            .accumulate(admission.samples, admission.advantages, options.step, difference_max)
-            .await?;
-        if quarantined > 0 {
-            dropped.insert(quarantine::LOGPROB, quarantined as u64);
+    let mut dropped = BTreeMap::new();
+    loop {
+        let admission = admission::admit(candidates, &executor.cohort, size, recent);
+        let mut ids_by_code = BTreeMap::from([("no_signal", admission.without_signal)]);
+        let quarantined = accumulate(executor, admission.joining, recent).await?;
+        *dropped.entry(quarantine::LOGPROB).or_default() += quarantined;
+        // bad samples give their places back, perhaps to those whose user they named
+        if quarantined > 0 && !admission.capped.is_empty() {
+            candidates = admission.capped.into_iter().map(|(candidate, _)| candidate).collect();
+        } else {
+            candidates = vec![];
+            for ((sample, _), code) in admission.capped {
+                ids_by_code.entry(code).or_default().push(sample.generation);
+            }
+        }
+        ids_by_code.retain(|_, ids| !ids.is_empty());
+        for (code, count) in executor.drop_generations(&ids_by_code).await? {
+            *dropped.entry(code).or_default() += count;
+        }
+        if candidates.is_empty() {
+            dropped.retain(|_, count| *count > 0);
+            return Ok(dropped);
         }
     }
-    Ok(dropped)
+}
+
+/// Adds samples within the caps to the cohort. Those that are quarantined instead use up no cap.
+/// Returns how many.
+async fn accumulate(executor: &mut Executor<'_>, joining: Vec<Candidate>, recent: &mut Recent) -> anyhow::Result<u64> {
+    if joining.is_empty() {
+        return Ok(0);
+    }
+    let options = &executor.trainer.options.realtime;
+    let (settings, difference_max) = (options.step, options.guards.difference_max);
+    let contributors = joining
+        .iter()
+        .map(|(sample, _)| (sample.generation, Contributor::of(sample)));
+    let contributors: BTreeMap<Uuid, Contributor> = contributors.collect();
+    let (samples, advantages) = joining.into_iter().unzip();
+    let quarantined = executor
+        .accumulate(samples, advantages, settings, difference_max)
+        .await?;
+    for contributor in quarantined.iter().filter_map(|id| contributors.get(id)) {
+        recent.withdraw(contributor);
+    }
+    Ok(quarantined.len() as u64)
 }
 
 async fn step(executor: &mut Executor<'_>, set_aside: &BTreeMap<String, u64>) -> anyhow::Result<StepOutcome> {

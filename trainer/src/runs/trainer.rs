@@ -4,7 +4,7 @@ use crate::options::Options;
 use crate::publish::{Publisher, QuantizedCopies};
 use anyhow::Context;
 use artifact::quant::Spec;
-use artifact::sign::{SigningKey, TrustedKeys};
+use artifact::sign::SigningKey;
 use ingest::log::{ClientOptions, Producer};
 use ingest::payload::Store as Payloads;
 use model::exact::{Arithmetic, Compute};
@@ -46,7 +46,6 @@ pub(crate) struct Trainer {
     /// Shared by all learners, with its threads.
     pub arithmetic: Arithmetic,
     pub pool: PgPool,
-    pub store: Store,
     pub payloads: Payloads,
     pub publisher: Publisher,
     pub producer: Producer,
@@ -57,33 +56,25 @@ impl Trainer {
     /// Loads the keys and connects to the log. `options` have passed [`Options::check`].
     pub async fn new(options: Options, environment: Environment) -> anyhow::Result<Self> {
         let key = SigningKey::load_or_create(&environment.keys_dir, KEY_NAME).context("load the signing key")?;
-        let trusted = TrustedKeys::load(&environment.keys_dir).context("load the trusted keys")?;
-        let trusted = environment.store.trusted(&environment.policy, trusted).await;
-        let trusted = trusted.context("read the revoked keys")?;
-        anyhow::ensure!(
-            trusted.may_sign(key.key_id(), artifact::manifest::KIND),
-            "the trainer's signing key is revoked or has another role: move {KEY_NAME}.key and {KEY_NAME}.pub away, \
-             and a new one is made"
-        );
         let producer = Producer::new(&environment.kafka).context("connect to the log")?;
         let publisher = Publisher {
             pool: environment.pool.clone(),
-            store: environment.store.clone(),
+            store: environment.store,
             key: Arc::new(key),
-            trusted: Arc::new(trusted),
+            keys_dir: environment.keys_dir,
             announce: Some(producer.clone()),
             policy: environment.policy.clone(),
             checkpoint_every: options.checkpoint_every,
             run_states_kept: options.run_states_kept,
             quantized: QuantizedCopies::new(&environment.quantized),
         };
+        publisher.signing_keys().await.context("check the signing key")?;
         let threads = options.threads.into();
         Ok(Trainer {
             arithmetic: Arithmetic::new(environment.compute, threads).context("trainer.threads")?,
             options,
             policy: environment.policy,
             pool: environment.pool,
-            store: environment.store,
             payloads: environment.payloads,
             publisher,
             producer,

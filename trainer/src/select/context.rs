@@ -1,6 +1,7 @@
 //! Turns rows into samples. Prompts that were logged in parts are assembled by `ingest`. A row
-//! whose context is lost is dropped with a code. A row whose parent may still arrive, or whose
-//! object store is unavailable, waits.
+//! whose context is lost is dropped with a code, and so is one without a valid signature or with
+//! sampling that a caller steered. A row whose parent may still arrive, or whose object store is
+//! unavailable, waits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,15 +12,14 @@ use model::router::Routing;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Row, provenance};
+use super::{Coded, Row, provenance};
 use crate::learn::sample::{ModelLimits, Sample};
 
 /// Rows that became samples, and rows that never will. Other rows wait.
 #[derive(Debug, Default)]
 pub struct Assembled {
     pub samples: Vec<Sample>,
-    /// Code → generations.
-    pub broken: BTreeMap<&'static str, Vec<Uuid>>,
+    pub broken: Coded,
 }
 
 pub(super) async fn assemble(
@@ -45,15 +45,17 @@ pub(super) async fn assemble(
     let mut assembled = Assembled::default();
     for row in rows {
         let (id, young, in_parts, routed) = (row.id, row.young, row.in_parts, row.routed);
+        let production = row.production;
         if let Err(code) = provenance::check(&row) {
-            assembled.broken.entry(code).or_default().push(id);
-            continue;
-        }
-        if !row.reward_in_bounds {
-            assembled.broken.entry("quarantined_reward").or_default().push(id);
+            assembled.broken.entry(code.into()).or_default().push(id);
             continue;
         }
         let mut sample = Sample::from(row);
+        // a run chooses the sampling of its own rollouts
+        if let Some(why) = sample.untrainable().filter(|_| production) {
+            assembled.broken.entry(why.into()).or_default().push(id);
+            continue;
+        }
         let mut broken = None;
         if in_parts {
             match prompts.remove(&id) {
@@ -76,7 +78,7 @@ pub(super) async fn assemble(
         }
         match broken {
             None => assembled.samples.push(sample),
-            Some(code) => assembled.broken.entry(code).or_default().push(id),
+            Some(code) => assembled.broken.entry(code.into()).or_default().push(id),
         }
     }
     Ok(assembled)
@@ -98,7 +100,7 @@ fn available<T>(read: Result<BTreeMap<Uuid, T>, Error>) -> Result<BTreeMap<Uuid,
     }
 }
 
-/// Checks that need the whole prompt; `set_aside.sql` has checked the rest.
+/// Checks that need the whole prompt; `faults.sql` has checked the rest.
 fn refuse(sample: &Sample, limits: &ModelLimits) -> Option<&'static str> {
     let tokens = sample.prompt.len() + sample.tokens.len();
     if sample.prompt.is_empty() {

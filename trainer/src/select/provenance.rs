@@ -1,16 +1,18 @@
 //! Who sampled a generation: the last check before it is trained on.
 //!
 //! The SQL function `provenance_fault` compares the generation with the tables of samplers and
-//! assignments. Here the signature itself is verified.
+//! assignments (`faults.sql`). Here the signature itself is verified, also if the sink has done so.
 
 use edge::sampler;
 use ingest::event::signed_bytes;
 
 use super::Row;
 
-/// The codes of `provenance_fault`.
-const FAULTS: [&str; 8] = [
+/// The codes of generations of which nothing proves who sampled them, or that they could.
+#[cfg(feature = "torch")]
+const CODES: [&str; 9] = [
     "unproven",
+    "bad_signature",
     "unknown_sampler",
     "revoked_sampler",
     "expired_sampler",
@@ -20,12 +22,14 @@ const FAULTS: [&str; 8] = [
     "version_not_assigned",
 ];
 
+/// Whether generations with this code lack proof.
+#[cfg(feature = "torch")]
+pub(crate) fn is_code(code: &str) -> bool {
+    CODES.contains(&code)
+}
+
 /// Fails with the code of the disposition.
 pub(super) fn check(row: &Row) -> Result<(), &'static str> {
-    if let Some(fault) = &row.fault {
-        let known = FAULTS.into_iter().find(|code| code == fault);
-        return Err(known.unwrap_or("unproven"));
-    }
     let (Some(signature), Some(digest), Some(public_key)) = (&row.signature, &row.unsigned_digest, &row.public_key)
     else {
         return Err("unproven");

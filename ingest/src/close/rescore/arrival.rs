@@ -103,6 +103,7 @@ mod tests {
         History {
             feedback: FeedbackRow {
                 generation_id: Uuid::nil(),
+                tenant: "default".to_owned(),
                 id: Uuid::from_u128(number),
                 metric: "accept".to_owned(),
                 value: Value::Bool(value),
@@ -117,6 +118,7 @@ mod tests {
 
     fn retracted(history: History, given: f64, stored: f64) -> History {
         let retraction = RetractionRow {
+            tenant: history.feedback.tenant.clone(),
             feedback_id: history.feedback.id,
             given_at: after(given),
             stored_at: after(stored),

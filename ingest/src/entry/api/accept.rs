@@ -1,15 +1,19 @@
-//! The path of every event after its endpoint has read it: check, look up, send.
+//! The path of every event after its endpoint has read it: check, compare, send.
+//!
+//! An event is compared with those that this process acknowledged last, in memory. The tables are
+//! asked only about events that they may hold all the same: those whose id was not made just now.
+//! So the acknowledgement of a new event never waits for the database.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::Instant;
 
 use axum::http::StatusCode;
 use edge::problem::Problem;
-use futures::StreamExt;
-use futures::stream;
 
 use super::answer::invalid;
-use super::known::{Digests, Key};
+use super::known::Key;
+use super::recent::{self, Digest, Name};
 use super::{Api, payload, tally};
 use crate::entry::{destination, spool};
 use crate::event::Event;
@@ -21,8 +25,18 @@ pub(super) struct Checked {
     pub event: Event,
     /// The value of its record.
     pub value: Vec<u8>,
-    /// The same event is stored, or comes earlier in the request.
+    name: Name,
+    digest: Digest,
+    /// The same event was acknowledged or stored before, or comes earlier in the request.
     pub duplicate: bool,
+}
+
+/// Which events are looked up in the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lookup {
+    All,
+    /// Those that are not known to be new.
+    Needed,
 }
 
 impl Api {
@@ -41,39 +55,61 @@ impl Api {
             let refused = events.into_iter().map(|event| event.and_then(|_| Err(refuse())));
             return refused.collect();
         }
-        let checked = self.check(events).await;
-        // `buffered` polls new sends in order, so the events of an episode enter the log in the
-        // order of the request.
-        let sends = checked.into_iter().map(|checked| self.send(checked));
-        let results: Vec<Result<Event, Problem>> = stream::iter(sends).buffered(self.sends_max).collect().await;
-        results.iter().flatten().for_each(tally::accepted);
-        results
+        let mut checked = self.check(events, Lookup::Needed).await.into_iter();
+        let mut results = Vec::with_capacity(checked.len());
+        while checked.len() > 0 {
+            let part = checked.by_ref().take(self.sends_max).collect();
+            results.extend(self.send(part).await);
+        }
+        if self.stored.is_some() {
+            let acknowledged = results.iter().flatten().filter(|checked| !checked.duplicate);
+            let acknowledged = acknowledged.map(|checked| (checked.name, checked.digest));
+            self.recent.remember(acknowledged);
+        }
+        tally::accepted(results.iter().flatten().map(|checked| &checked.event));
+        let results = results.into_iter();
+        results.map(|result| result.map(|checked| checked.event)).collect()
     }
 
-    async fn send(&self, checked: Result<Checked, Problem>) -> Result<Event, Problem> {
-        let checked = checked?;
-        let event = checked.event;
-        if checked.duplicate {
-            return Ok(event);
-        }
-        if !self.circuit.try_send(Instant::now()) {
-            return Err(log_unavailable());
-        }
-        match self.destination.send(&event, &checked.value).await {
-            Ok(()) => self.circuit.succeeded(),
-            Err(error) => {
-                // Other errors say nothing about the log.
-                if matches!(error, destination::Error::Log(log::Error::Unavailable(_))) {
-                    self.circuit.failed(Instant::now());
-                }
-                return Err(send_problem(error));
+    /// Sends events together, without the duplicates. The results are in the same order.
+    async fn send(&self, mut events: Vec<Result<Checked, Problem>>) -> Vec<Result<Checked, Problem>> {
+        let now = Instant::now();
+        for event in &mut events {
+            let is_new = event.as_ref().is_ok_and(|checked| !checked.duplicate);
+            if is_new && !self.circuit.try_send(now) {
+                *event = Err(log_unavailable());
             }
         }
-        Ok(event)
+        let new = events.iter().flatten().filter(|checked| !checked.duplicate);
+        let new: Vec<(&Event, &[u8])> = new.map(|checked| (&checked.event, &*checked.value)).collect();
+        let mut sent = self.destination.send(&new).await.into_iter();
+        let mut result = |checked: Checked| {
+            if checked.duplicate {
+                return Ok(checked);
+            }
+            match sent.next() {
+                Some(Ok(())) => self.circuit.succeeded(),
+                Some(Err(error)) => {
+                    // Other errors say nothing about the log.
+                    if matches!(error, destination::Error::Log(log::Error::Unavailable(_))) {
+                        self.circuit.failed(Instant::now());
+                    }
+                    return Err(send_problem(error));
+                }
+                None => return Err(Problem::internal("an event without a result")),
+            }
+            Ok(checked)
+        };
+        events.into_iter().map(|event| result(event?)).collect()
     }
 
-    /// Checks events of one tenant and compares them with each other and with the tables.
-    pub(super) async fn check(&self, events: Vec<Result<Event, Problem>>) -> Vec<Result<Checked, Problem>> {
+    /// Checks events of one tenant and compares them with each other, with those of before in
+    /// memory, and with those in the tables.
+    pub(super) async fn check(
+        &self,
+        events: Vec<Result<Event, Problem>>,
+        lookup: Lookup,
+    ) -> Vec<Result<Checked, Problem>> {
         // An event that only one of both clocks refuses is left to the sink.
         let now = self.validator.clock.latest();
         let checked = events
@@ -86,43 +122,82 @@ impl Api {
             })
             .collect();
         let checked = payload::check_stored(self.payloads.as_ref(), checked).await;
-        let stored = self.stored_digests(&checked).await;
-        compare(checked, stored)
+        let encoded = checked.into_iter().map(|event| event.map(|event| self.encode(event)));
+        let encoded: Vec<Result<Checked, Problem>> = encoded.collect();
+        let known = self.known(&encoded, lookup).await;
+        compare(encoded, known)
     }
 
-    /// The digests of those events that the tables hold, as far as known.
-    async fn stored_digests(&self, events: &[Result<Event, Problem>]) -> Digests {
-        let valid = || events.iter().flatten();
-        let Some((stored, first)) = self.stored.as_ref().zip(valid().next()) else {
-            return Digests::new();
+    fn encode(&self, event: Event) -> Checked {
+        let (value, digest) = event.encode_with_digest();
+        Checked {
+            name: self.recent.name(&event),
+            event,
+            value,
+            digest,
+            duplicate: false,
+        }
+    }
+
+    /// The digests under which these events are known.
+    ///
+    /// The tables decide where memory knows another digest, because they may hold what another
+    /// process has acknowledged.
+    async fn known(&self, events: &[Result<Checked, Problem>], lookup: Lookup) -> HashMap<Name, Digest> {
+        let mut known = HashMap::new();
+        let Some(stored) = &self.stored else {
+            return known;
         };
-        let keys: Vec<Key> = valid().map(|event| (event.source.clone(), event.id.clone())).collect();
-        stored.digests(first.tenant.clone(), keys).await
+        let events: Vec<&Checked> = events.iter().flatten().collect();
+        let remembered = self.recent.digests(events.iter().map(|checked| checked.name));
+        let now = self.validator.clock.now();
+        let mut asked = Vec::new();
+        for (checked, digest) in events.into_iter().zip(remembered) {
+            known.extend(digest.map(|digest| (checked.name, digest)));
+            let is_clear = match digest {
+                Some(digest) => digest == checked.digest,
+                None => recent::is_new(&checked.event.id, now),
+            };
+            if lookup == Lookup::All || !is_clear {
+                asked.push(checked);
+            }
+        }
+        let Some(first) = asked.first() else {
+            return known;
+        };
+        let keys: Vec<Key> = asked.iter().map(|checked| key(&checked.event)).collect();
+        let found = stored.digests(first.event.tenant.clone(), keys).await;
+        if !found.is_empty() {
+            let found = asked.iter().filter_map(|checked| {
+                let digest = *found.get(&key(&checked.event))?;
+                Some((checked.name, digest))
+            });
+            known.extend(found);
+        }
+        known
     }
 }
 
-/// `digests` starts with those of stored events and grows with the events of the request.
-fn compare(events: Vec<Result<Event, Problem>>, mut digests: Digests) -> Vec<Result<Checked, Problem>> {
-    let mut compare = |event: Event| {
-        let (value, digest) = event.encode_with_digest();
-        let duplicate = match digests.entry((event.source.clone(), event.id.clone())) {
+fn key(event: &Event) -> Key {
+    (event.source.clone(), event.id.clone())
+}
+
+/// `known` starts with the digests of earlier events and grows with the events of the request.
+fn compare(events: Vec<Result<Checked, Problem>>, mut known: HashMap<Name, Digest>) -> Vec<Result<Checked, Problem>> {
+    let mut compare = |mut checked: Checked| {
+        match known.entry(checked.name) {
             Entry::Vacant(entry) => {
-                entry.insert(digest);
-                false
+                entry.insert(checked.digest);
             }
-            Entry::Occupied(entry) if *entry.get() == digest => true,
+            Entry::Occupied(entry) if *entry.get() == checked.digest => checked.duplicate = true,
             Entry::Occupied(_) => {
                 return Err(Problem::conflict(format!(
                     "the event {:?} of source {:?} was sent with another body before",
-                    event.id, event.source
+                    checked.event.id, checked.event.source
                 )));
             }
-        };
-        Ok(Checked {
-            event,
-            value,
-            duplicate,
-        })
+        }
+        Ok(checked)
     };
     events.into_iter().map(|event| compare(event?)).collect()
 }
@@ -180,18 +255,32 @@ mod tests {
         }
     }
 
+    fn checked(id: &str, value: bool) -> Checked {
+        let event = event(id, value);
+        let (value, digest) = event.encode_with_digest();
+        let mut name = [0; 16];
+        name[..id.len()].copy_from_slice(id.as_bytes());
+        Checked {
+            event,
+            value,
+            name: Name(name),
+            digest,
+            duplicate: false,
+        }
+    }
+
     #[test]
     fn a_repeated_event_is_sent_once_and_another_body_conflicts() {
-        let stored = Digests::from([(("test".to_owned(), "old".to_owned()), event("old", true).digest())]);
+        let old = checked("old", true);
         let events = vec![
-            Ok(event("a", true)),
-            Ok(event("a", true)),
-            Ok(event("a", false)),
-            Ok(event("old", true)),
-            Ok(event("old", false)),
+            Ok(checked("a", true)),
+            Ok(checked("a", true)),
+            Ok(checked("a", false)),
+            Ok(checked("old", true)),
+            Ok(checked("old", false)),
             Err(Problem::bad_request("refused earlier")),
         ];
-        let results = compare(events, stored);
+        let results = compare(events, HashMap::from([(old.name, old.digest)]));
         let summary: Vec<_> = results
             .iter()
             .map(|result| match result {

@@ -59,7 +59,7 @@ pub(super) enum AcceptedEvents {
 /// What would happen to one event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub(super) struct Preview {
-    /// The same event is stored already, so nothing would change.
+    /// The same event was acknowledged or stored before, so nothing would change.
     pub duplicate: bool,
     /// The state of the target: the generation or episode of a feedback event, or the generation
     /// itself.
@@ -142,7 +142,8 @@ pub(super) enum Refusal {
     /// The body did not arrive in time.
     #[response(status = 408, content_type = "application/problem+json")]
     TooSlow(ProblemDocument),
-    /// The same event was sent with another body before.
+    /// The same event was sent with another body before. A contradiction that is not known yet is
+    /// acknowledged, and goes to the dead-letter queue.
     #[response(status = 409, content_type = "application/problem+json")]
     Conflict(ProblemDocument),
     /// Too many bytes, before or after decompression, or too many events.

@@ -1,12 +1,21 @@
-//! Limits the bytes of requests that this process holds at once, and shares them between tenants.
+//! Limits the bytes of requests that this process holds at once, and shares them between tenants, and
+//! the bytes of a tenant between its keys.
 //!
 //! The rule is that of dynamic thresholds in packet switches (Choudhury and Hahne, 1998): a tenant
 //! may hold a fixed multiple of the bytes that are free. A single tenant reaches its share and no
 //! more. If n tenants all want more, they hold equal amounts once their older requests end, and
 //! leave about as much free for a newcomer. Requests never wait: what does not fit is refused.
+//!
+//! A key may hold [`KEY_THRESHOLD`] times what its tenant may still take. So a key that is alone takes
+//! eight ninths of an even tenant's share, and its flood leaves room for the tenant's other keys. A
+//! key's only request is bound by its tenant's share alone, so that the largest one fits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uuid::Uuid;
+
+const KEY_THRESHOLD: f64 = 4.0;
 
 /// Cheap to clone. All clones share one budget.
 #[derive(Debug, Clone)]
@@ -25,6 +34,8 @@ struct Held {
     bytes: usize,
     /// Tenants that hold nothing are absent.
     by_tenant: HashMap<String, usize>,
+    /// Keys that hold nothing are absent.
+    by_key: HashMap<Uuid, usize>,
 }
 
 /// The tenant has no room now.
@@ -36,6 +47,7 @@ pub(super) struct Full;
 pub(super) struct Permit {
     shared: Arc<Shared>,
     tenant: String,
+    key: Option<Uuid>,
     bytes: usize,
 }
 
@@ -49,11 +61,13 @@ impl Budget {
         }))
     }
 
-    pub(super) fn reserve(&self, tenant: &str, bytes: usize) -> Result<Permit, Full> {
+    /// `key`: `None` where callers have none.
+    pub(super) fn reserve(&self, tenant: &str, key: Option<Uuid>, bytes: usize) -> Result<Permit, Full> {
         let (shared, tenant) = (self.0.clone(), tenant.to_owned());
         let mut permit = Permit {
             shared,
             tenant,
+            key,
             bytes: 0,
         };
         permit.grow(bytes).map(|()| permit)
@@ -78,8 +92,17 @@ impl Permit {
         let total = held.bytes.checked_add(bytes).ok_or(Full)?;
         let free = self.shared.bytes_max.checked_sub(total).ok_or(Full)?;
         let own = held.by_tenant.get(&self.tenant).copied().unwrap_or(0) + bytes;
-        if own as f64 > self.shared.threshold * free as f64 {
+        let left = self.shared.threshold * free as f64 - own as f64;
+        if left < 0.0 {
             return Err(Full);
+        }
+        if let Some(key) = self.key {
+            let before = held.by_key.get(&key).copied().unwrap_or(0);
+            let (is_only_request, own) = (before == self.bytes, before + bytes);
+            if !is_only_request && own as f64 > KEY_THRESHOLD * left {
+                return Err(Full);
+            }
+            held.by_key.insert(key, own);
         }
         held.bytes = total;
         held.by_tenant.insert(self.tenant.clone(), own);
@@ -99,6 +122,14 @@ impl Drop for Permit {
                 held.by_tenant.remove(&self.tenant);
             }
         }
+        if let Some(key) = self.key
+            && let Some(own) = held.by_key.get_mut(&key)
+        {
+            *own -= self.bytes;
+            if *own == 0 {
+                held.by_key.remove(&key);
+            }
+        }
         metrics::gauge!("springtide_ingest_in_flight_bytes").set(held.bytes as f64);
     }
 }
@@ -112,7 +143,11 @@ mod tests {
 
     /// Takes permits of `bytes` until one is refused.
     fn fill(budget: &Budget, tenant: &str, bytes: usize) -> Vec<Permit> {
-        std::iter::from_fn(|| budget.reserve(tenant, bytes).ok()).collect()
+        fill_by(budget, tenant, None, bytes)
+    }
+
+    fn fill_by(budget: &Budget, tenant: &str, key: Option<Uuid>, bytes: usize) -> Vec<Permit> {
+        std::iter::from_fn(|| budget.reserve(tenant, key, bytes).ok()).collect()
     }
 
     fn bytes(permits: &[Permit]) -> usize {
@@ -152,7 +187,7 @@ mod tests {
                 if index % (requests.len() / 60) == 0 {
                     open.pop_front();
                 }
-                match budget.reserve(tenant, REQUEST) {
+                match budget.reserve(tenant, None, REQUEST) {
                     Ok(permit) => open.push_back(permit),
                     Err(Full) if round >= 1_000 => *refused.entry((*tenant).to_owned()).or_default() += 1,
                     Err(Full) => {}
@@ -189,37 +224,72 @@ mod tests {
         assert!(newcomer.len() >= 5, "{}", newcomer.len());
     }
 
+    fn key(number: u128) -> Option<Uuid> {
+        Some(Uuid::from_u128(number))
+    }
+
+    #[test]
+    fn one_keys_flood_leaves_room_for_the_tenants_other_keys() {
+        let budget = Budget::new(9_000, 0.5);
+        let flood = fill_by(&budget, "a", key(1), 10);
+        assert_eq!(bytes(&flood), 4_000, "of the tenant's 4500");
+        let honest = fill_by(&budget, "a", key(2), 10);
+        assert!(bytes(&honest) >= 400, "{}", bytes(&honest));
+        drop(flood);
+        let more = fill_by(&budget, "a", key(2), 10);
+        assert_eq!(bytes(&honest) + bytes(&more), 4_000, "once it is alone");
+    }
+
+    #[test]
+    fn a_flood_of_large_requests_leaves_room_for_another_keys_small_ones() {
+        let budget = Budget::new(64 << 20, 0.5);
+        // slow bodies that have declared their length
+        let flood = fill_by(&budget, "a", key(1), 8 << 20);
+        assert_eq!(flood.len(), 3);
+        let honest = fill_by(&budget, "a", key(2), 4 << 10);
+        assert!(honest.len() > 100, "{}", honest.len());
+    }
+
     #[test]
     fn a_dropped_permit_returns_all_its_bytes() {
         let budget = Budget::new(1_000, 0.5);
-        let mut permit = budget.reserve("a", 100).unwrap();
+        let mut permit = budget.reserve("a", key(1), 100).unwrap();
         permit.grow(300).unwrap();
         assert_eq!(permit.grow(200), Err(Full));
         assert_eq!(permit.bytes, 400, "a refusal reserves nothing");
-        assert!(budget.reserve("a", 101).is_err());
+        assert!(budget.reserve("a", key(1), 101).is_err());
         drop(permit);
-        assert!(budget.0.held.lock().unwrap().by_tenant.is_empty());
-        assert!(budget.reserve("a", 500).is_ok());
+        assert!(budget.0.held().by_tenant.is_empty() && budget.0.held().by_key.is_empty());
+        assert!(
+            budget.reserve("a", key(1), 500).is_ok(),
+            "a key's only request has its tenant's share"
+        );
     }
 
     proptest! {
         #[test]
         fn no_order_of_requests_exceeds_the_bound_or_loses_a_byte(
-            steps in prop::collection::vec((0_usize..6, 0_usize..2_000, any::<bool>()), 0..200),
+            steps in prop::collection::vec((0_usize..6, 0_u128..12, 0_usize..2_000, any::<bool>()), 0..200),
             share in 0.05_f64..0.95,
         ) {
             let budget = Budget::new(10_000, share);
             let mut open: Vec<Permit> = Vec::new();
-            for (tenant, bytes, ends) in steps {
+            for (tenant, key_number, bytes, ends) in steps {
                 if ends && !open.is_empty() {
                     open.swap_remove(bytes % open.len());
                 } else {
-                    open.extend(budget.reserve(&format!("tenant-{tenant}"), bytes));
+                    let key = Some(key_number).filter(|number| *number > 0).and_then(key);
+                    open.extend(budget.reserve(&format!("tenant-{tenant}"), key, bytes));
                 }
                 let held = budget.0.held.lock().unwrap();
                 prop_assert!(held.bytes <= 10_000);
                 prop_assert_eq!(held.bytes, open.iter().map(|permit| permit.bytes).sum::<usize>());
                 prop_assert_eq!(held.bytes, held.by_tenant.values().sum::<usize>());
+                let with_key = open.iter().filter(|permit| permit.key.is_some());
+                prop_assert_eq!(
+                    with_key.map(|permit| permit.bytes).sum::<usize>(),
+                    held.by_key.values().sum::<usize>()
+                );
             }
         }
     }

@@ -13,7 +13,7 @@ use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::Api;
-use super::accept::Checked;
+use super::accept::{Checked, Lookup};
 use super::answer::{JoinOutcome, Preview, TargetState};
 use crate::event::{Body, Event, Target};
 
@@ -80,7 +80,7 @@ impl Api {
 
     /// Previews events of one tenant, in order.
     async fn preview(&self, events: Vec<Result<Event, Problem>>) -> Result<Vec<Taken>, Problem> {
-        let checked = self.check(events).await;
+        let checked = self.check(events, Lookup::All).await;
         let pool = self
             .pool
             .as_ref()

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::answer::{Preview, Refusal, invalid};
 use super::body::{self, JsonText};
 use super::dryrun;
-use super::idempotency::{IdempotencyKey, Identity};
+use super::idempotency::{IdempotencyKey, Identity, Untrusted};
 use super::{Api, SOURCE};
 // utoipa treats any type named `Value` as arbitrary JSON.
 use crate::event::Value as FeedbackValue;
@@ -27,9 +27,11 @@ use crate::feedback_token::FeedbackToken;
 #[schema(as = FeedbackRequest)]
 pub(super) struct Request {
     /// UUIDv7. Resending the same id and body is a no-op. Absent: derived from the Idempotency-Key,
-    /// or new.
+    /// or new. With a key that may only give feedback, the stored id is derived from it; the answer
+    /// has it.
     id: Option<Uuid>,
-    /// The completion's `feedback_token`. Keys that may only give feedback need it.
+    /// The completion's `feedback_token`. Keys that may only give feedback need it. A collector does
+    /// not verify its signature.
     #[schema(max_length = 256)]
     token: Option<String>,
     /// The target: either this or `episode_id`. Absent with a token: its generation.
@@ -90,23 +92,23 @@ pub(super) async fn feedback(
 ) -> Result<Answer<Accepted>, Problem> {
     principal.require(Scope::Feedback)?;
     let mut request: Request = body::read_short(&text)?;
-    api.check_token(&mut request, &principal).await?;
+    let untrusted = api.check_token(&mut request, &principal).await?;
     let dryrun = options.dryrun || request.dryrun;
-    let (event, feedback_id) = event(request, key.as_deref(), &principal.tenant, api.now())?;
+    let (event, feedback_id) = event(request, key.as_deref(), untrusted, &principal.tenant, api.now())?;
     let (_, dryrun) = api.take_one(event, dryrun).await?;
     Ok(Answer(Accepted { feedback_id, dryrun }))
 }
 
 impl Api {
     /// Verifies the token, and that the feedback is about its generation or episode. Fills in a
-    /// missing target.
-    async fn check_token(&self, request: &mut Request, principal: &Principal) -> Result<(), Problem> {
+    /// missing target. Returns the caller if it needs a token.
+    async fn check_token(&self, request: &mut Request, principal: &Principal) -> Result<Option<Untrusted>, Problem> {
         let Some(token) = &request.token else {
             return match principal.needs_feedback_token() {
                 true => Err(Problem::forbidden(
                     "this key may only give feedback with a token: send the completion's `feedback_token` as `token`",
                 )),
-                false => Ok(()),
+                false => Ok(None),
             };
         };
         let token = FeedbackToken::read(token).map_err(|error| invalid(&error))?;
@@ -117,26 +119,39 @@ impl Api {
             request.generation_id = Some(token.generation);
         }
         let target = event::one_target(request.generation_id, request.episode_id).map_err(Problem::bad_request)?;
-        match token.covers(target) {
-            true => Ok(()),
-            false => Err(Problem::forbidden("the token is of another generation and episode")),
+        if !token.covers(target) {
+            return Err(Problem::forbidden("the token is of another generation and episode"));
         }
+        Ok(principal.needs_feedback_token().then(|| Untrusted {
+            lineage: principal.key.map(|key| key.lineage).unwrap_or_default(),
+            generation: token.generation,
+        }))
     }
 }
 
-fn event(request: Request, key: Option<&str>, tenant: &str, now: OffsetDateTime) -> Result<(Event, Uuid), Problem> {
+/// The feedback event and the id of its feedback. `untrusted`: the caller, if it needs a token.
+fn event(
+    request: Request,
+    key: Option<&str>,
+    untrusted: Option<Untrusted>,
+    tenant: &str,
+    now: OffsetDateTime,
+) -> Result<(Event, Uuid), Problem> {
     let target = event::one_target(request.generation_id, request.episode_id).map_err(Problem::bad_request)?;
     let source = request.source.unwrap_or_else(|| SOURCE.to_owned());
     // An id in the body takes precedence over the key.
-    let key = key.filter(|_| request.id.is_none());
-    let identity = key.map(|key| Identity::new(tenant, &source, key));
-    let id = match (request.id, &identity) {
-        (Some(id), _) => id,
-        (None, Some(identity)) => {
-            let id = identity.feedback_id(target, request.time);
-            id.map_err(|error| invalid(&error))?
+    let identity = match (untrusted, request.id, key) {
+        (Some(caller), Some(id), _) => Some(Identity::untrusted(&caller, tenant, &source, &id.to_string())),
+        (Some(caller), None, Some(key)) => Some(Identity::untrusted(&caller, tenant, &source, key)),
+        (None, None, Some(key)) => Some(Identity::new(tenant, &source, key)),
+        (None, Some(_), _) | (_, None, None) => None,
+    };
+    let id = match &identity {
+        Some(identity) => {
+            let time = request.time.or_else(|| request.id.and_then(event::time_of));
+            identity.feedback_id(target, time).map_err(|error| invalid(&error))?
         }
-        (None, None) => Uuid::now_v7(),
+        None => request.id.unwrap_or_else(Uuid::now_v7),
     };
     let feedback = Feedback {
         id,
@@ -167,7 +182,7 @@ mod tests {
 
     fn read(body: &Json, key: Option<&str>) -> (Event, Uuid) {
         let request = body::read(body.to_string().as_bytes()).unwrap();
-        event(request, key, "default", event::now()).unwrap()
+        event(request, key, None, "default", event::now()).unwrap()
     }
 
     #[test]
@@ -192,6 +207,32 @@ mod tests {
         }
         let (other, _) = read(&body(), Some("another key"));
         assert_ne!(other.id, first.id);
+    }
+
+    #[test]
+    fn a_caller_that_needs_a_token_repeats_its_event_and_takes_nobody_elses_identity() {
+        let caller = |generation| Untrusted {
+            lineage: Uuid::from_u128(1),
+            generation: Uuid::from_u128(generation),
+        };
+        let mut named = body();
+        named["id"] = json!("019aa5e6-2f42-7abc-8def-0123456789ab");
+        named["source"] = json!("shop");
+        let mut of_episode = named.clone();
+        of_episode["generation_id"] = Json::Null;
+        of_episode["episode_id"] = json!(Uuid::from_u128(7));
+        for (body, key) in [(body(), Some("key")), (named, None), (of_episode, None)] {
+            let read = |caller| {
+                let request = super::body::read(body.to_string().as_bytes()).unwrap();
+                event(request, key, caller, "default", event::now()).unwrap()
+            };
+            let ((first, id), (again, same)) = (read(Some(caller(1))), read(Some(caller(1))));
+            first.check().unwrap();
+            assert_eq!((&first.id, id), (&again.id, same));
+            for (other, other_id) in [read(Some(caller(2))), read(None)] {
+                assert!(other.id != first.id && other_id != id, "{body}");
+            }
+        }
     }
 
     #[test]

@@ -8,6 +8,10 @@
 //!   the same id, so the time comes from the id of the target, not from the clock. The other bits
 //!   come from the digest. If the target's id has no time (an episode may have any UUID), the
 //!   request's `time` is used. Without either, the request is refused.
+//!
+//! For keys whose feedback needs a token, an id in the body is such a name, too, and the digest also
+//! covers the API key and the token's generation. So they never take an identity that a back end, or
+//! another user, may use.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -57,12 +61,39 @@ pub(super) struct Identity {
     digest: [u8; 32],
 }
 
+/// A caller whose feedback needs a token.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Untrusted {
+    /// [`edge::auth::KeyId::lineage`].
+    pub lineage: Uuid,
+    /// The token's.
+    pub generation: Uuid,
+}
+
 impl Identity {
     pub(super) fn new(tenant: &str, source: &str, key: &str) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key("springtide 2026-11 identity of an event by its sender's name");
-        for part in [tenant, source, key] {
+        let context = "springtide 2026-11 identity of an event by its sender's name";
+        Self::of(context, &[tenant.as_bytes(), source.as_bytes(), key.as_bytes()])
+    }
+
+    /// `name` is what the caller calls the event.
+    pub(super) fn untrusted(caller: &Untrusted, tenant: &str, source: &str, name: &str) -> Self {
+        let context = "springtide 2026-11 identity of feedback with a token by its sender's name";
+        let parts = [
+            tenant.as_bytes(),
+            caller.lineage.as_bytes(),
+            caller.generation.as_bytes(),
+            source.as_bytes(),
+            name.as_bytes(),
+        ];
+        Self::of(context, &parts)
+    }
+
+    fn of(context: &str, parts: &[&[u8]]) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key(context);
+        for part in parts {
             hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part.as_bytes());
+            hasher.update(part);
         }
         Self {
             digest: *hasher.finalize().as_bytes(),
@@ -134,6 +165,28 @@ mod tests {
         .map(|(tenant, source, key)| Identity::new(tenant, source, key).event_id())
         .into();
         assert_eq!(ids.len(), 6);
+    }
+
+    #[test]
+    fn an_untrusted_callers_ids_are_its_own() {
+        let caller = |lineage, generation| Untrusted {
+            lineage: Uuid::from_u128(lineage),
+            generation: Uuid::from_u128(generation),
+        };
+        let identities = [
+            identity(),
+            Identity::untrusted(&caller(1, 1), "default", "app", "key-1"),
+            Identity::untrusted(&caller(1, 2), "default", "app", "key-1"),
+            Identity::untrusted(&caller(2, 1), "default", "app", "key-1"),
+            Identity::untrusted(&caller(1, 1), "other", "app", "key-1"),
+            Identity::untrusted(&caller(1, 1), "default", "app", "key-2"),
+        ];
+        let ids = identities.each_ref().map(Identity::event_id);
+        let feedback_ids = identities
+            .each_ref()
+            .map(|identity| identity.feedback_id(generation(), None).unwrap());
+        assert_eq!(std::collections::BTreeSet::from(ids).len(), 6);
+        assert_eq!(std::collections::BTreeSet::from(feedback_ids).len(), 6);
     }
 
     #[test]

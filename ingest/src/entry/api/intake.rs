@@ -86,13 +86,12 @@ fn known_encoding(headers: &HeaderMap) -> Result<(), Problem> {
 /// Runs after decompression. Reads the body within the limits and keeps its permit until the
 /// request is answered.
 async fn hold(State(intake): State<Intake>, request: Request, next: Next) -> Result<Response, Problem> {
-    let tenant = request
-        .extensions()
-        .get::<Principal>()
-        .map(|principal| principal.tenant.clone());
-    let tenant = tenant.ok_or_else(|| Problem::internal("the route is not behind Auth::protect"))?;
     let (parts, body) = request.into_parts();
-    let mut permit = intake.budget.reserve(&tenant, REQUEST_BYTES).map_err(|_| busy())?;
+    let principal = parts.extensions.get::<Principal>();
+    let principal = principal.ok_or_else(|| Problem::internal("the route is not behind Auth::protect"))?;
+    let key = principal.key.map(|key| key.id);
+    let reserved = intake.budget.reserve(&principal.tenant, key, REQUEST_BYTES);
+    let mut permit = reserved.map_err(|_| busy())?;
     let bytes = tokio::time::timeout(
         intake.read_timeout,
         read(body, &parts.headers, intake.bytes_max, &mut permit),

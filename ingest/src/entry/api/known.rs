@@ -1,5 +1,6 @@
-//! Looks up which events the tables already hold. Requests that arrive while queries run share the
-//! next query, so the number of queries grows more slowly than the load.
+//! Looks up which events the tables already hold, for those that may have been sent long ago (see
+//! [`super::recent`]). Requests that arrive while queries run share the next query, so the number of
+//! queries grows more slowly than the load.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use axum::Json as Answer;
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use edge::auth::{Principal, Scope};
+use edge::path::Path;
 use edge::problem::Problem;
 use futures::StreamExt;
 use futures::stream;
@@ -92,24 +93,44 @@ pub(super) async fn payload(
 /// check again.
 pub(super) async fn check_stored(
     store: Option<&Store>,
-    events: Vec<Result<Event, Problem>>,
+    mut events: Vec<Result<Event, Problem>>,
 ) -> Vec<Result<Event, Problem>> {
-    let refers = |event: &Event| matches!(&event.body, Body::Generation(body) if body.payload.is_some() || body.experts.is_some());
-    let Some(store) = store.filter(|_| events.iter().flatten().any(refers)) else {
-        return events;
-    };
-    let checks = events.into_iter().map(|event| async {
-        let event = event?;
-        if let Body::Generation(generation) = &event.body {
-            for (field, payload) in [("payload", &generation.payload), ("experts", &generation.experts)] {
-                if let Some(payload) = payload {
-                    check_one(store, &event.tenant, field, payload).await?;
-                }
-            }
+    let Some(store) = store else { return events };
+    let checks: Vec<_> = events
+        .iter()
+        .enumerate()
+        .filter_map(|(index, event)| {
+            let event = event.as_ref().ok()?;
+            let Body::Generation(generation) = &event.body else {
+                return None;
+            };
+            let payloads = [("payload", &generation.payload), ("experts", &generation.experts)];
+            let named = payloads.iter().any(|(_, payload)| payload.is_some());
+            named.then_some(async move {
+                check_all(store, &event.tenant, payloads)
+                    .await
+                    .map_err(|why| (index, why))
+            })
+        })
+        .collect();
+    let checked: Vec<_> = stream::iter(checks).buffered(CHECKS_MAX).collect().await;
+    for (index, problem) in checked.into_iter().filter_map(Result::err) {
+        events[index] = Err(problem);
+    }
+    events
+}
+
+async fn check_all(
+    store: &Store,
+    tenant: &str,
+    payloads: [(&'static str, &Option<PayloadRef>); 2],
+) -> Result<(), Problem> {
+    for (field, payload) in payloads {
+        if let Some(payload) = payload {
+            check_one(store, tenant, field, payload).await?;
         }
-        Ok(event)
-    });
-    stream::iter(checks).buffered(CHECKS_MAX).collect().await
+    }
+    Ok(())
 }
 
 async fn check_one(store: &Store, tenant: &str, field: &'static str, payload: &PayloadRef) -> Result<(), Problem> {

@@ -1,6 +1,8 @@
 //! Counts accepted and refused events for `/metrics`. Every event of a batch counts. A request that
 //! is refused before its events are read counts once.
 
+use std::collections::BTreeMap;
+
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
@@ -8,9 +10,15 @@ use edge::problem::{Kind, Problem};
 
 use crate::event::Event;
 
-/// Counts an acknowledged event, duplicates included.
-pub(super) fn accepted(event: &Event) {
-    metrics::counter!("springtide_ingest_accepted_total", "kind" => event.kind()).increment(1);
+/// Counts acknowledged events, duplicates included.
+pub(super) fn accepted<'a>(events: impl Iterator<Item = &'a Event>) {
+    let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
+    for event in events {
+        *kinds.entry(event.kind()).or_default() += 1;
+    }
+    for (kind, number) in kinds {
+        metrics::counter!("springtide_ingest_accepted_total", "kind" => kind).increment(number);
+    }
 }
 
 /// Counts a refused event of a batch.

@@ -1,9 +1,10 @@
-//! Checks feedback tokens: the signature of the sampler that answered.
+//! Checks feedback tokens: the signature of a registered sampler.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use edge::problem::Problem;
 use edge::sampler;
 use sqlx::PgPool;
@@ -15,10 +16,17 @@ use crate::feedback_token::FeedbackToken;
 
 /// How long a lookup counts. A revoked sampler's tokens may be accepted for this much longer.
 const CACHED_FOR: Duration = Duration::from_secs(5);
+/// How long the key of a valid sampler counts while the database does not answer.
+const CUT_OFF_MAX: Duration = Duration::from_secs(30);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+/// After a lookup that failed.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 const CACHED_MAX: usize = 1_000;
 
 struct Lookup {
     at: Instant,
+    /// When to look again.
+    again_at: Instant,
     /// `None`: unknown or not valid.
     key: Option<Vec<u8>>,
 }
@@ -40,37 +48,60 @@ impl Tokens {
 
     /// Fails unless a valid sampler issued the token for the tenant.
     pub(super) async fn verify(&self, token: &FeedbackToken, tenant: &str) -> Result<(), Problem> {
-        let key = match self.cached(&token.sampler) {
-            Some(key) => key,
-            None => {
-                let key = sampler::valid_key(&self.pool, &token.sampler).await.map_err(|error| {
-                    tracing::warn!(error = format!("{error:#}"), "cannot look up a sampler");
-                    Problem::unavailable("feedback tokens cannot be checked right now", 2)
-                })?;
-                self.store(&token.sampler, key.clone());
-                key
-            }
-        };
+        let key = self.key(&token.sampler).await?;
         let key = key.ok_or_else(|| invalid(&Invalid::new("token", "names a sampler that is unknown or revoked")))?;
         let verified = token.verify(tenant, &key, OffsetDateTime::now_utc());
         verified.map_err(|error| invalid(&error))
     }
 
+    /// The sampler's public key, if it is valid.
+    async fn key(&self, sampler: &str) -> Result<Option<Vec<u8>>, Problem> {
+        if let Some(key) = self.cached(sampler) {
+            return Ok(key);
+        }
+        let found = tokio::time::timeout(LOOKUP_TIMEOUT, sampler::valid_key(&self.pool, sampler)).await;
+        match found.unwrap_or_else(|_| Err(anyhow!("no answer within {LOOKUP_TIMEOUT:?}"))) {
+            Ok(key) => {
+                self.store(sampler, key.clone());
+                Ok(key)
+            }
+            Err(error) => {
+                tracing::warn!(error = format!("{error:#}"), "cannot look up a sampler");
+                let last = self.last_known(sampler).map(Some);
+                last.ok_or_else(|| Problem::unavailable("feedback tokens cannot be checked right now", 2))
+            }
+        }
+    }
+
+    fn keys(&self) -> MutexGuard<'_, HashMap<String, Lookup>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn cached(&self, sampler: &str) -> Option<Option<Vec<u8>>> {
-        let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys();
         let lookup = keys.get(sampler)?;
-        (lookup.at.elapsed() < CACHED_FOR).then(|| lookup.key.clone())
+        (Instant::now() < lookup.again_at).then(|| lookup.key.clone())
+    }
+
+    /// The key of a sampler that was valid shortly before the database stopped answering.
+    fn last_known(&self, sampler: &str) -> Option<Vec<u8>> {
+        let mut keys = self.keys();
+        let lookup = keys.get_mut(sampler)?;
+        let known = lookup.key.clone().filter(|_| lookup.at.elapsed() < CUT_OFF_MAX)?;
+        lookup.again_at = Instant::now() + RETRY_AFTER;
+        Some(known)
     }
 
     /// Invented samplers never push out known ones.
     fn store(&self, sampler: &str, key: Option<Vec<u8>>) {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys();
         if keys.len() >= CACHED_MAX {
-            keys.retain(|_, lookup| lookup.key.is_some() && lookup.at.elapsed() < CACHED_FOR);
+            keys.retain(|_, lookup| lookup.key.is_some() && lookup.at.elapsed() < CUT_OFF_MAX);
         }
         if keys.len() < CACHED_MAX {
             let at = Instant::now();
-            keys.insert(sampler.to_owned(), Lookup { at, key });
+            let again_at = at + CACHED_FOR;
+            keys.insert(sampler.to_owned(), Lookup { at, again_at, key });
         }
     }
 }

@@ -5,6 +5,7 @@
 //!  00000000000000000017.spool          a segment
 //!  00000000000000000016-4711.damaged   damaged bytes of segment 16, starting at offset 4711
 //!  refused.jsonl                       events that the upstream refused permanently
+//!  postponed/                          a folder like this one: events that were set aside
 //! ```
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -157,6 +158,10 @@ impl Folder {
         file.sync_all()?;
         self.flush()?;
         Ok(Some(path))
+    }
+
+    pub(super) fn postponed(&self) -> PathBuf {
+        self.path.join("postponed")
     }
 
     pub(super) fn refused(&self) -> PathBuf {

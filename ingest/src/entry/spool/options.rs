@@ -21,6 +21,9 @@ pub struct Options {
     /// Default: none; then only loopback addresses are allowed.
     #[serde(skip_serializing)]
     pub caller_key: Option<String>,
+    /// Requests per second of all callers with `caller_key` together; further ones get 429. 0: no
+    /// limit. Default: 0.
+    pub requests_per_second_max: u32,
     /// The largest size of the spool on disk, bytes; beyond it events get 503. Default: 1 GiB.
     pub bytes_max: u64,
     /// Size at which a segment is sealed, bytes. Its disk space is freed when all its events are
@@ -45,6 +48,7 @@ impl Default for Options {
             upstream: None,
             api_key: None,
             caller_key: None,
+            requests_per_second_max: 0,
             bytes_max: 1 << 30,
             segment_bytes_max: 8 << 20,
             commit_wait_ms: 2,

@@ -120,6 +120,12 @@ impl Queue {
         self.state().used += bytes;
     }
 
+    /// A file that [`Queue::grow`] counted was removed.
+    pub(super) fn shrink(&self, bytes: u64) {
+        let mut state = self.state();
+        state.used = state.used.saturating_sub(bytes);
+    }
+
     /// The segment was removed.
     pub(super) fn remove(&self, number: u64) {
         let mut state = self.state();

@@ -2,6 +2,7 @@
 //! between.
 
 mod disk;
+mod proxy;
 mod upstream;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,7 +22,7 @@ use super::segment::{HEADER_BYTES, SegmentHeader};
 use super::*;
 use crate::event::{self, Feedback, Target};
 use disk::{Disk, Fault};
-use upstream::{ProxyBody, Reply, Upstream};
+use upstream::{Reply, Upstream};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -62,7 +63,7 @@ async fn drain(path: &Path, upstream: &str, options: &Options) {
     let queue = opened.spool.queue.clone();
     let forwarding = tokio::spawn(opened.forwarder.run(stop.clone()));
     let started = Instant::now();
-    while queue.first().is_some() {
+    while queue.first().is_some() || !segments(&path.join("postponed")).is_empty() {
         assert!(started.elapsed() < SOON, "not forwarded in time: {queue:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -224,27 +225,6 @@ async fn permanently_refused_events_are_kept_with_the_answer_and_the_others_are_
     assert_eq!(lines[0]["problem"]["detail"], "another body before");
     let refused = Event::decode_json(lines[0]["event"].to_string().as_bytes()).unwrap();
     assert_eq!(refused, events[0]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_proxys_refusal_is_not_final() {
-    let dir = tempfile::tempdir().unwrap();
-    let upstream = Upstream::default();
-    let url = upstream.start().await;
-    let opened = open_at(dir.path(), &url, &options());
-    let event = feedback(Uuid::now_v7(), "good");
-    opened.spool.append(&event).await.unwrap();
-    end(opened);
-    let bodies = [ProxyBody::Page, ProxyBody::Json, ProxyBody::Problem, ProxyBody::Untyped];
-    let replies: Vec<Reply> = [400, 409, 413, 422]
-        .into_iter()
-        .zip(bodies)
-        .map(|(status, body)| Reply::Proxy(status, body))
-        .collect();
-    upstream.answer_with(&replies);
-    drain(dir.path(), &url, &options()).await;
-    assert_eq!(upstream.ids(), BTreeSet::from([event.id]));
-    assert!(!dir.path().join(REFUSED).exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -69,11 +69,11 @@ impl Producer {
     /// Returns its new position.
     pub async fn replay(&self, record: &DlqRecord) -> Result<Position, Error> {
         let topic = record.destination(&self.topics)?;
-        let mut headers = match record.event() {
+        let headers = match record.event() {
             Ok(event) => Headers::of(&event),
             Err(_) => Headers::new(),
         };
-        headers.set("content-type", &record.content_type);
+        let headers = headers.with("content-type", &record.content_type);
         self.send_replay(record, topic, &record.key, &record.value, headers, false)
             .await
     }
@@ -81,8 +81,7 @@ impl Producer {
     /// Sends `event` instead of the original record, and marks that as replayed. Returns the new
     /// position.
     pub async fn replay_repaired(&self, record: &DlqRecord, event: &Event) -> Result<Position, Error> {
-        let mut headers = Headers::of(event);
-        headers.set("content-type", "application/protobuf");
+        let headers = Headers::of(event).with("content-type", "application/protobuf");
         let topic = self.topics.of(event);
         self.send_replay(record, topic, &event.key(), &event.encode(), headers, true)
             .await
@@ -94,20 +93,22 @@ impl Producer {
         topic: &str,
         key: &[u8],
         value: &[u8],
-        mut headers: Headers,
+        headers: Headers,
         edited: bool,
     ) -> Result<Position, Error> {
-        headers.set_all(&record.trace);
-        headers.set(REPLAYED_FROM, &format!("{}/{}", self.topics.dlq, record.position));
-        let to = self.send(topic, key, value, headers.0).await.map_err(Error::NotSent)?;
-        let mut note = Headers::new();
-        note.set("reason", "replayed");
-        note.set(REPLAYED, &record.position.to_string());
-        note.set_position(&to);
+        let headers = headers
+            .with_all(&record.trace)
+            .with(REPLAYED_FROM, &format!("{}/{}", self.topics.dlq, record.position));
+        let sent = self.send(topic, key, value, headers.inner).await;
+        let to = sent.map_err(Error::NotSent)?;
+        let mut note = Headers::new()
+            .with("reason", "replayed")
+            .with(REPLAYED, &record.position.to_string())
+            .with_position(&to);
         if edited {
-            note.set(EDITED, "true");
+            note = note.with(EDITED, "true");
         }
-        self.send(&self.topics.dlq, &record.key, &[], note.0)
+        self.send(&self.topics.dlq, &record.key, &[], note.inner)
             .await
             .map_err(Error::NotNoted)?;
         Ok(to)

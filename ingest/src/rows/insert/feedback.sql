@@ -1,5 +1,5 @@
--- `late`: the target has closed. An episode has closed if it has trajectories and no open
--- generation.
+-- `late`: the target has closed. `held`: it is a generation that is open until the end of this
+-- transaction. An episode has closed if it has trajectories and no open generation.
 insert into feedback (
     id, tenant_id, generation_id, episode_id, metric_name, value_bool, value_float, value_text, tags, given_at, late
 )
@@ -7,23 +7,24 @@ select
     f.id, f.tenant_id, f.generation_id, f.episode_id, f.metric_name,
     f.value_bool, f.value_float, f.value_text, f.tags, f.given_at,
     case
+        when f.held then false
         when f.generation_id is not null then
             exists (select 1 from trajectory t where t.generation_id = f.generation_id)
         else
             exists (
                 select 1 from generation g join trajectory t on t.generation_id = g.id
-                where g.episode_id = f.episode_id
+                where g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
             )
             and not exists (
                 select 1 from generation g join open_generation o on o.generation_id = g.id
-                where g.episode_id = f.episode_id
+                where g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
             )
     end
 from unnest(
     $1::uuid[], $2::text[], $3::uuid[], $4::uuid[], $5::text[], $6::bool[], $7::double precision[], $8::text[],
-    $9::jsonb[], $10::timestamptz[]
+    $9::jsonb[], $10::timestamptz[], $11::bool[]
 ) as f (
-    id, tenant_id, generation_id, episode_id, metric_name, value_bool, value_float, value_text, tags, given_at
+    id, tenant_id, generation_id, episode_id, metric_name, value_bool, value_float, value_text, tags, given_at, held
 )
-on conflict (id) do nothing
-returning id, late
+on conflict (id, tenant_id) do nothing
+returning tenant_id, id, late

@@ -11,14 +11,14 @@ select
               or exists (select 1 from trajectory t where t.generation_id = f.generation_id)
               or exists (
                   select 1 from generation g join trajectory t on t.generation_id = g.id
-                  where g.episode_id = f.episode_id
+                  where g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
               )
               and not exists (
                   select 1 from generation g join open_generation o on o.generation_id = g.id
-                  where g.episode_id = f.episode_id
+                  where g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
               )
           )
     )
 from unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::timestamptz[]) as r (id, tenant_id, feedback_id, reason, given_at)
-on conflict (id) do nothing
-returning id, late
+on conflict (id, tenant_id) do nothing
+returning tenant_id, id, late

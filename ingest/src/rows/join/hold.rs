@@ -13,12 +13,15 @@ use crate::rows::insert::Row;
 
 /// Holds the generations that this feedback is about, as far as the closer may close them before
 /// the commit: those that are due at `caught_up_to`, and those that may become due at any time.
+///
+/// Returns generations that are open until this transaction ends, so that feedback about them cannot
+/// be late.
 pub(crate) async fn hold_targets(
     connection: &mut PgConnection,
     rows: &[Row<'_, Feedback>],
     caught_up_to: Option<OffsetDateTime>,
     surfaces: &Surfaces,
-) -> sqlx::Result<()> {
+) -> sqlx::Result<HashSet<Uuid>> {
     let (mut generations, mut episodes) = (Vec::new(), Vec::new());
     for row in rows {
         match row.body.target {
@@ -31,15 +34,15 @@ pub(crate) async fn hold_targets(
         .definitions()
         .filter(|surface| surface.close_on_feedback || surface.close_on_episode_end);
     let early: Vec<String> = early.map(|surface| surface.name.clone()).collect();
-    let open = hold_generations(&mut *connection, &generations, until, &early).await?;
-    generations.retain(|id| !open.contains(id));
+    let mut held = hold_generations(&mut *connection, &generations, until, &early).await?;
+    generations.retain(|id| !held.contains(id));
     // They are closed, or another transaction is storing them and they could open and close before
     // this commit.
     let not_open = [&*generations, &*episodes].concat();
     if !not_open.is_empty() {
         announce_writes(&mut *connection, &not_open).await?;
         // Those that have become visible since.
-        hold_generations(&mut *connection, &generations, until, &early).await?;
+        held.extend(hold_generations(&mut *connection, &generations, until, &early).await?);
     }
     if !episodes.is_empty() {
         sqlx::query!(
@@ -54,11 +57,11 @@ pub(crate) async fn hold_targets(
         .execute(connection)
         .await?;
     }
-    Ok(())
+    Ok(held)
 }
 
-/// Locks those that are due at `until` or on a surface that may close early. Returns all that are
-/// open.
+/// Locks those that are due at `until` or on a surface that may close early. Returns all that stay
+/// open until the transaction ends.
 async fn hold_generations(
     connection: &mut PgConnection,
     ids: &[Uuid],
@@ -77,17 +80,20 @@ async fn hold_generations(
     )
     .fetch_all(&mut *connection)
     .await?;
-    let closable = open.iter().filter(|row| row.closable);
-    let closable: Vec<Uuid> = closable.map(|row| row.generation_id).collect();
+    let (closable, others): (Vec<_>, Vec<_>) = open.into_iter().partition(|row| row.closable);
+    let mut held: HashSet<Uuid> = others.into_iter().map(|row| row.generation_id).collect();
     if !closable.is_empty() {
-        sqlx::query!(
-            "select from open_generation where generation_id = any($1) order by generation_id for share",
+        let closable: Vec<Uuid> = closable.into_iter().map(|row| row.generation_id).collect();
+        // Omits those that the closer has closed since.
+        let locked = sqlx::query_scalar!(
+            "select generation_id from open_generation where generation_id = any($1) order by generation_id for share",
             &closable
         )
-        .execute(connection)
+        .fetch_all(connection)
         .await?;
+        held.extend(locked);
     }
-    Ok(open.into_iter().map(|row| row.generation_id).collect())
+    Ok(held)
 }
 
 /// Holds the open generations that the retracted feedback is about. The feedback may not be stored

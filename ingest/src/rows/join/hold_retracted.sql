@@ -4,6 +4,8 @@ select from open_generation
 where generation_id in (
     select f.generation_id from feedback f where f.id = any($1) and f.generation_id is not null
     union
-    select g.id from feedback f join generation g on g.episode_id = f.episode_id where f.id = any($1)
+    select g.id from feedback f
+    join generation g on g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
+    where f.id = any($1)
 )
 order by generation_id for share

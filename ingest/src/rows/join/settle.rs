@@ -87,7 +87,8 @@ pub(crate) async fn settle(connection: &mut PgConnection, touched: &Touched, sur
     if !touched.feedback.is_empty() {
         sqlx::query!(
             "update retraction r set late = true from feedback f \
-             where r.feedback_id = any($1) and not r.late and f.id = r.feedback_id and f.late",
+             where r.feedback_id = any($1) and not r.late and f.id = r.feedback_id and f.tenant_id = r.tenant_id \
+               and f.late",
             &touched.feedback
         )
         .execute(&mut *connection)

@@ -39,7 +39,7 @@ pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid], needed: &N
     let being_written = ids_being_written(&mut *connection, &feedback).await;
     let being_written = being_written.context("look for retractions that are being stored")?;
     // Read afterwards, so that it includes the retractions that were committed before that check.
-    let retracted = first_retractions(connection, &feedback).await;
+    let retracted = first_retractions(connection, &rows).await;
     let retracted = retracted.context("read retractions")?;
     let contested = rows.iter().filter(|row| being_written.contains(&row.id));
     let mut signals = Signals {
@@ -53,7 +53,7 @@ pub(crate) async fn read(connection: &mut PgConnection, ids: &[Uuid], needed: &N
             continue;
         }
         signals.waits.push(row.after_seconds);
-        let retracted_at = retracted.get(&row.id).copied();
+        let retracted_at = retracted.get(&row.key()).copied();
         let about = signals.by_generation.entry(row.generation_id).or_default();
         about.push(row.into_signal(retracted_at));
     }

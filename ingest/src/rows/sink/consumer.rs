@@ -12,8 +12,9 @@ use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Message, Offset, TopicPartitionList};
 use time::OffsetDateTime;
 use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
-use super::Sink;
+use super::{PROGRESS_INTERVAL, Sink};
 use crate::log::kafka;
 use crate::log::kafka::ClientOptions;
 use crate::rows::offset::{self, Claim, Claims, Next, Progress, Slot};
@@ -260,16 +261,28 @@ impl Observer {
         })
     }
 
+    /// Marks the ends of owned partitions until `stop`. Blocks.
+    pub(super) fn run(mut self, context: &Assigner, stop: &CancellationToken) {
+        while !stop.is_cancelled() {
+            if let Err(error) = self.mark(context) {
+                tracing::warn!(error = format!("{error:#}"), "cannot look up the ends of the log");
+            }
+            // A timer needs the runtime from the moment it is made.
+            let pause = async { stop.run_until_cancelled(tokio::time::sleep(PROGRESS_INTERVAL)).await };
+            context.runtime.block_on(pause);
+        }
+    }
+
     /// Marks the end of the log in owned partitions without a mark.
     ///
     /// First takes the time, then looks for new partitions, then looks up the ends. So all records
     /// that the log had acknowledged by that time are before these ends, or in a partition that is
     /// registered and holds up closing until a sink has read it.
     fn mark(&mut self, context: &Assigner) -> anyhow::Result<()> {
-        let unmarked: Vec<Slot> = {
+        let (assignment, unmarked): (u64, Vec<Slot>) = {
             let state = context.state();
             let unmarked = state.owned.iter().filter(|(_, owned)| owned.mark.is_none());
-            unmarked.map(|(slot, _)| slot.clone()).collect()
+            (state.assignment, unmarked.map(|(slot, _)| slot.clone()).collect())
         };
         if unmarked.is_empty() {
             return Ok(());
@@ -279,6 +292,10 @@ impl Observer {
         self.register_added(context)?;
         let ends = kafka::ends(&self.client, &unmarked)?;
         let mut state = context.state();
+        // The partitions may have been given to others meanwhile.
+        if state.assignment != assignment {
+            return Ok(());
+        }
         for (slot, end) in ends {
             if let Some(owned) = state.owned.get_mut(&slot) {
                 owned.mark = Some(Mark { seen_at, end });
@@ -310,14 +327,13 @@ impl Observer {
     }
 }
 
-/// Marks the ends of the owned partitions, and stores the progress of those that have reached their
-/// mark.
-pub(super) fn observe_progress(consumer: &BaseConsumer<Assigner>, observer: &mut Observer) -> Result<(), Failure> {
+/// Stores the progress of the partitions that have reached their mark.
+pub(super) fn store_progress(consumer: &BaseConsumer<Assigner>) -> Result<(), Failure> {
     let context = consumer.context();
-    if let Err(error) = observer.mark(context) {
-        tracing::warn!(error = format!("{error:#}"), "cannot look up the ends of the log");
-    }
     context.sink.validator.check_clock().map_err(Failure::Lost)?;
+    if context.state().owned.values().all(|owned| owned.mark.is_none()) {
+        return Ok(());
+    }
     let positions = client_positions(consumer);
     let progress = take_reached_marks(&mut context.state(), &positions);
     if progress.is_empty() {

@@ -1,6 +1,7 @@
 //! A round of records: shared among the writers, one transaction each. All end before the next
 //! round.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,7 +61,10 @@ impl Drop for Round {
 }
 
 async fn write_all(sink: Arc<Sink>, claims: Claims, records: Vec<Record>) -> Result<Next, Failure> {
-    let batches = split(records, sink.writers).into_iter();
+    // A transaction takes a while however few its records are, so a small round is not divided.
+    let share = sink.batch_records_max.div_ceil(sink.writers);
+    let writers = records.len().div_ceil(share).clamp(1, sink.writers);
+    let batches = divide(records, writers).into_iter();
     let writes = batches.map(|records| {
         let (sink, claims) = (sink.clone(), claims.clone());
         tokio::spawn(async move { sink.store(&claims, records).await })
@@ -72,13 +76,36 @@ async fn write_all(sink: Arc<Sink>, claims: Claims, records: Vec<Record>) -> Res
     Ok(advanced)
 }
 
+/// What storing a record takes besides its value, in bytes of a value.
+const RECORD_BYTES: usize = 1024;
+
+/// Which writer takes which partitions of a round, so that each has about as many bytes.
+///
 /// By the number of the partition in either topic. Events of an episode have the same key, so they
 /// have the same number in both topics and rarely meet in two concurrent transactions.
-fn split(records: Vec<Record>, writers: usize) -> Vec<Vec<Record>> {
+fn split(sizes: &BTreeMap<i32, usize>, writers: usize) -> BTreeMap<i32, usize> {
+    let mut largest_first: Vec<(usize, i32)> = sizes.iter().map(|(partition, size)| (*size, *partition)).collect();
+    largest_first.sort_unstable_by(|a, b| b.cmp(a));
+    let mut taken = vec![0; writers];
+    let mut shares = BTreeMap::new();
+    for (size, partition) in largest_first {
+        let least = (0..writers).min_by_key(|writer| taken[*writer]).unwrap_or(0);
+        taken[least] += size;
+        shares.insert(partition, least);
+    }
+    shares
+}
+
+fn divide(records: Vec<Record>, writers: usize) -> Vec<Vec<Record>> {
+    let mut sizes: BTreeMap<i32, usize> = BTreeMap::new();
+    for record in &records {
+        *sizes.entry(record.from.partition).or_default() += RECORD_BYTES + record.value_bytes();
+    }
+    let shares = split(&sizes, writers);
     let mut batches: Vec<Vec<Record>> = (0..writers).map(|_| Vec::new()).collect();
     for record in records {
-        let partition = usize::try_from(record.from.partition).unwrap_or(0);
-        batches[partition % writers].push(record);
+        let writer = shares.get(&record.from.partition).copied().unwrap_or(0);
+        batches[writer].push(record);
     }
     batches.retain(|batch| !batch.is_empty());
     batches
@@ -130,5 +157,31 @@ fn into_failure(result: Result<Next, write::Error>) -> Result<Next, Failure> {
         // Nothing was written. The loop of the sink notices the shutdown.
         Err(write::Error::Stopped) => Ok(Next::new()),
         Err(error) => Err(Failure::Lost(error.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each of two writers takes.
+    fn shares(sizes: &[(i32, usize)]) -> [usize; 2] {
+        let sizes = BTreeMap::from_iter(sizes.iter().copied());
+        let shares = split(&sizes, 2);
+        assert_eq!(shares.len(), sizes.len());
+        let mut taken = [0; 2];
+        for (partition, writer) in shares {
+            taken[writer] += sizes[&partition];
+        }
+        taken
+    }
+
+    #[test]
+    fn writers_share_a_round_evenly_whichever_partitions_it_has() {
+        assert_eq!(shares(&[(0, 10), (1, 10), (2, 10), (3, 10)]), [20, 20]);
+        // The partitions of a backlog often have the same parity.
+        assert_eq!(shares(&[(1, 10), (3, 10)]), [10, 10]);
+        assert_eq!(shares(&[(0, 30), (1, 10), (2, 10), (3, 10)]), [30, 30]);
+        assert_eq!(shares(&[(5, 10)]), [10, 0]);
     }
 }

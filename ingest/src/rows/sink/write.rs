@@ -2,6 +2,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
@@ -171,24 +172,34 @@ impl Sink {
                 Body::EpisodeEnd(body) => ends.push(Row { record, event, body }),
             }
         }
-        refuse_repeated(&mut generations, |body| body.id, dead);
-        refuse_repeated(&mut feedback, |body| body.id, dead);
-        refuse_repeated(&mut retractions, |body| body.id, dead);
+        refuse_repeated(&mut generations, |row| row.body.id, dead);
+        refuse_repeated(&mut feedback, |row| row.in_tenant(row.body.id), dead);
+        refuse_repeated(&mut retractions, |row| row.in_tenant(row.body.id), dead);
 
-        let stored = insert::generations(connection, &generations).await?;
+        let checked = self.samplers.check(&mut *connection, &generations).await?;
+        let stored = insert::generations(connection, &generations, &checked).await?;
         refuse(&mut generations, |row| !stored.contains(&row.body.id), dead);
         insert::payload_references(connection, &generations).await?;
-        insert::open_generations(connection, &generations, &self.surfaces).await?;
+        insert::open_generations(connection, &generations, &checked, &self.surfaces).await?;
 
-        hold::hold_targets(connection, &feedback, caught_up_to, &self.surfaces).await?;
-        let stored = insert::feedback(connection, &feedback).await?;
-        refuse(&mut feedback, |row| !stored.contains_key(&row.body.id), dead);
-        let late: Vec<Uuid> = stored.iter().filter(|(_, late)| **late).map(|(id, _)| *id).collect();
+        let held = hold::hold_targets(connection, &feedback, caught_up_to, &self.surfaces).await?;
+        let stored = insert::feedback(connection, &feedback, &held).await?;
+        refuse(
+            &mut feedback,
+            |row| !stored.contains_key(&row.in_tenant(row.body.id)),
+            dead,
+        );
+        let late = stored.iter().filter(|(_, late)| **late);
+        let late: Vec<Uuid> = late.map(|((_, id), _)| *id).collect();
 
         hold::hold_retracted(connection, &retractions).await?;
         let retracted: Vec<Uuid> = retractions.iter().map(|row| row.body.feedback_id).collect();
         let stored = insert::retractions(connection, &retractions).await?;
-        refuse(&mut retractions, |row| !stored.contains_key(&row.body.id), dead);
+        refuse(
+            &mut retractions,
+            |row| !stored.contains_key(&row.in_tenant(row.body.id)),
+            dead,
+        );
 
         insert::episode_ends(connection, &ends).await?;
 
@@ -222,9 +233,13 @@ fn refuse<T>(rows: &mut Vec<Row<'_, T>>, mut is_conflict: impl FnMut(&Row<'_, T>
     dead.extend(records.map(|row| row.record.dead_letter(Reason::Conflict, "another event has this id")));
 }
 
-fn refuse_repeated<T>(rows: &mut Vec<Row<'_, T>>, id: fn(&T) -> Uuid, dead: &mut Vec<DeadLetter>) {
+fn refuse_repeated<T, I: Hash + Eq>(
+    rows: &mut Vec<Row<'_, T>>,
+    id: impl Fn(&Row<'_, T>) -> I,
+    dead: &mut Vec<DeadLetter>,
+) {
     let mut ids = HashSet::new();
-    refuse(rows, |row| !ids.insert(id(row.body)), dead);
+    refuse(rows, |row| !ids.insert(id(row)), dead);
 }
 
 /// Returns the events that are not stored yet.

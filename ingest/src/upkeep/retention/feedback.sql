@@ -6,10 +6,12 @@ with batch as materialized (
     order by generation_id limit $3
 ),
 gone as (
-    delete from feedback where ctid = any (array(select ctid from batch)) returning id
+    delete from feedback where ctid = any (array(select ctid from batch)) returning id, tenant_id
 ),
 taken_back as (
-    delete from retraction where feedback_id = any (array(select id from gone))
+    delete from retraction r
+    where r.feedback_id = any (array(select id from gone))
+      and exists (select from gone where gone.id = r.feedback_id and gone.tenant_id = r.tenant_id)
 )
 select (select generation_id from batch order by generation_id offset $3::bigint - 1 limit 1) as "next?",
        (select count(*) from gone) as "rows!"

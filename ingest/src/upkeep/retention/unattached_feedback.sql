@@ -15,9 +15,11 @@ gone as (
               else
                   not exists (select from generation g where g.episode_id = f.episode_id and g.tenant_id = f.tenant_id offset 0)
           end
-    returning f.id
+    returning f.id, f.tenant_id
 ),
 taken_back as (
-    delete from retraction where feedback_id = any (array(select id from gone))
+    delete from retraction r
+    where r.feedback_id = any (array(select id from gone))
+      and exists (select from gone where gone.id = r.feedback_id and gone.tenant_id = r.tenant_id)
 )
 select (select stored_at from last) as "next?", (select count(*) from gone) as "rows!"

@@ -9,7 +9,7 @@ gone as (
     where r.stored_at > $1 and r.stored_at < $2
       and r.stored_at <= coalesce((select stored_at from last), 'infinity')
       -- `offset` keeps this one look-up per row, whatever the planner expects.
-      and not exists (select from feedback f where f.id = r.feedback_id offset 0)
+      and not exists (select from feedback f where f.id = r.feedback_id and f.tenant_id = r.tenant_id offset 0)
     returning 1
 )
 select (select stored_at from last) as "next?", (select count(*) from gone) as "rows!"

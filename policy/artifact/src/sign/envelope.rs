@@ -1,7 +1,7 @@
 //! The signed form of a document: a DSSE envelope.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use ed25519_dalek::{Signature, Signer};
+use ed25519_dalek::{Signature, Signer, VerifyingKey};
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Role, SigningKey, TrustedKeys};
@@ -25,6 +25,15 @@ pub struct EnvelopeSignature {
     pub keyid: String,
     /// Base64 of the 64 bytes of the Ed25519 signature over the pre-authentication encoding.
     pub sig: String,
+}
+
+impl EnvelopeSignature {
+    /// Whether `key` made it over the pre-authentication encoding `signed`.
+    fn is_correct(&self, key: &VerifyingKey, signed: &[u8]) -> bool {
+        let bytes = BASE64.decode(&self.sig).unwrap_or_default();
+        let signature = Signature::from_slice(&bytes);
+        signature.is_ok_and(|signature| key.verify_strict(signed, &signature).is_ok())
+    }
 }
 
 impl Envelope {
@@ -91,11 +100,8 @@ impl Envelope {
             .map_err(|error| Error::Malformed(error.to_string()))?;
         let signed = pre_authentication_encoding(&expected, &payload);
         let correct = |signature: &&EnvelopeSignature| {
-            let bytes = BASE64.decode(&signature.sig).unwrap_or_default();
-            match (keys.keys.get(&signature.keyid), Signature::from_slice(&bytes)) {
-                (Some(key), Ok(signature)) => key.key.verify_strict(&signed, &signature).is_ok(),
-                _ => false,
-            }
+            let key = keys.keys.get(&signature.keyid);
+            key.is_some_and(|key| signature.is_correct(&key.key, &signed))
         };
         let correct = self.signatures.iter().filter(correct);
         let signers = correct.map(|signature| signature.keyid.as_str()).collect();
@@ -104,13 +110,21 @@ impl Envelope {
 
     /// Adds a signature. Returns false if the key has signed before. Callers verify the content
     /// first.
+    ///
+    /// A signature under the key's id that is not correct is replaced: anybody who writes to the
+    /// store could have put it there.
     pub fn countersign(&mut self, kind: &str, key: &SigningKey) -> Result<bool, Error> {
-        if self.signatures.iter().any(|signature| signature.keyid == key.key_id) {
-            return Ok(false);
-        }
         let payload = BASE64
             .decode(&self.payload)
             .map_err(|error| Error::Malformed(error.to_string()))?;
+        let signed = pre_authentication_encoding(&payload_type(kind), &payload);
+        let public = key.key.verifying_key();
+        let own = |signature: &EnvelopeSignature| signature.keyid == key.key_id;
+        let correct = |signature: &EnvelopeSignature| own(signature) && signature.is_correct(&public, &signed);
+        if self.signatures.iter().any(correct) {
+            return Ok(false);
+        }
+        self.signatures.retain(|signature| !own(signature));
         self.signatures.extend(Envelope::sign(kind, &payload, key).signatures);
         Ok(true)
     }

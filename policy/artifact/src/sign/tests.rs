@@ -64,6 +64,28 @@ fn a_second_signature_by_a_stranger_does_no_harm() {
 }
 
 #[test]
+fn junk_under_a_keys_name_does_not_keep_the_key_from_signing() {
+    let (old, new) = (SigningKey::from_seed(&[1; 32]), SigningKey::from_seed(&[2; 32]));
+    let good = Envelope::sign("manifest", b"{}", &old);
+    let junk = |sig: &str| EnvelopeSignature {
+        keyid: new.key_id().into(),
+        sig: sig.into(),
+    };
+    // no signature at all, the signature of another key, and one of another document
+    let other = Envelope::sign("manifest", b"[]", &new).signatures.remove(0);
+    for junk in [junk("AAAA"), junk(&good.signatures[0].sig), other] {
+        let mut envelope = good.clone();
+        envelope.signatures.insert(0, junk);
+        assert!(envelope.verify("manifest", &new.trusted()).is_err());
+        assert!(envelope.countersign("manifest", &new).unwrap());
+        assert_eq!(envelope.verify("manifest", &new.trusted()).unwrap(), b"{}");
+        assert_eq!(envelope.signatures.len(), 2, "the junk is gone");
+        assert!(!envelope.countersign("manifest", &new).unwrap(), "it has signed now");
+        assert!(envelope.verify("manifest", &old.trusted()).is_ok());
+    }
+}
+
+#[test]
 fn a_revoked_key_counts_for_nothing_and_a_second_signature_takes_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();

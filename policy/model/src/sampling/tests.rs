@@ -477,3 +477,36 @@ fn frequencies_follow_the_log_probabilities_under_every_filter() {
         }
     }
 }
+
+#[test]
+fn what_a_caller_could_steer_is_not_trained_on() {
+    let with = |change: fn(&mut Params)| {
+        let mut params = Params::default();
+        change(&mut params);
+        params.untrainable()
+    };
+    assert_eq!(with(|_| ()), None);
+    assert_eq!(with(|params| params.temperature = 0.5), None);
+    assert_eq!(with(|params| params.temperature = 1.5), None);
+    // filters make no token likely that is not
+    assert_eq!(
+        with(|params| (params.top_k, params.top_p, params.min_p) = (2, 0.1, 0.9)),
+        None
+    );
+    let steered: [fn(&mut Params); 4] = [
+        |params| params.logit_bias = BTreeMap::from([(7, 0.0)]),
+        |params| params.repetition_penalty = 0.9,
+        |params| params.presence_penalty = -0.1,
+        |params| params.frequency_penalty = 0.1,
+    ];
+    for change in steered {
+        assert_eq!(with(change), Some("steered_sampling"));
+    }
+    for temperature in [0.0, 0.01, 0.49, 1.51, f32::NAN] {
+        let params = Params {
+            temperature,
+            ..Params::default()
+        };
+        assert_eq!(params.untrainable(), Some("temperature_out_of_range"));
+    }
+}

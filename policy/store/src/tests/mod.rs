@@ -6,6 +6,7 @@ mod fsck;
 mod gc;
 mod parts;
 mod reverse;
+mod revocations;
 mod s3;
 mod shards;
 mod squash;
@@ -315,9 +316,16 @@ async fn the_latest_assignment_is_found_from_any_epoch_and_across_a_gap() {
     }
     assert_eq!(latest(6).await.unwrap(), None);
     assert!(!f.store.put_assignment(&assignment, &f.key).await.unwrap());
-    assert_eq!(f.store.assignment_epochs(POLICY, 1).await.unwrap(), [1, 2, 3, 5, 6]);
-    assert_eq!(f.store.assignment_epochs(POLICY, 4).await.unwrap(), [5, 6]);
-    assert_eq!(f.store.assignment_epochs(POLICY, 6).await.unwrap(), [6]);
+    let epochs = async |range| Vec::from_iter(f.store.assignment_epochs(POLICY, range).await.unwrap());
+    assert_eq!(epochs(1..=i64::MAX).await, [1, 2, 3, 5, 6]);
+    assert_eq!(epochs(4..=6).await, [5, 6]);
+    assert_eq!(epochs(6..=6).await, [6]);
+    assert_eq!(epochs(2..=4).await, [2, 3]);
+    let last = async |range| f.store.last_assignment_epoch(POLICY, range).await.unwrap();
+    assert_eq!(
+        (last(1..=9).await, last(1..=4).await, last(7..=9).await),
+        (Some(6), Some(3), None)
+    );
 
     let place = |epoch: i64| f.path(&format!("policy/{POLICY}/assignment/{epoch:010}.json"));
     std::fs::write(place(5), "garbage").unwrap();

@@ -177,6 +177,27 @@ fn a_callers_seed_holds_only_where_nothing_is_trained_on() {
     for metadata in [json!({"consent": false}), json!({"purpose": "evaluation"})] {
         assert_eq!(first(json!({"seed": 42, "metadata": metadata})), 42);
     }
+    for steered in [
+        json!({"logit_bias": {"7": 5}}),
+        json!({"repetition_penalty": 1.25}),
+        json!({"presence_penalty": -0.5}),
+        json!({"frequency_penalty": 0.5}),
+        json!({"temperature": 0.01}),
+        json!({"temperature": 0.49}),
+        json!({"temperature": 1.51}),
+    ] {
+        let mut fields = steered.clone();
+        fields["seed"] = 42.into();
+        assert_eq!(first(fields), 42, "{steered}");
+        assert!(!checked(steered).unwrap().is_trainable());
+    }
+    for plain in [
+        json!({}),
+        json!({"temperature": 0.5, "top_p": 0.9}),
+        json!({"temperature": 1.5, "top_k": 40, "min_p": 0.1}),
+    ] {
+        assert!(checked(plain.clone()).unwrap().is_trainable(), "{plain}");
+    }
     let run = uuid::Uuid::now_v7().to_string();
     let rollout = json!({"seed": 42, "metadata": {"purpose": "rollout", "run_id": run}});
     assert_eq!(first(rollout), 42);

@@ -4,6 +4,7 @@
 use super::*;
 use crate::engine::Finish;
 use crate::engine::backend::Step;
+use crate::engine::caller::Caller;
 use artifact::digest::Digest;
 use model::sampling::Params;
 use tokio::sync::mpsc;
@@ -11,9 +12,12 @@ use tokio::sync::mpsc;
 const VOCAB: u32 = 50;
 const STOP: u32 = 49;
 
+#[derive(Default)]
 struct SequenceHash {
     slots: Vec<Vec<u32>>,
     pace: Duration,
+    /// The prompts in the order in which they were read.
+    read: Arc<Mutex<Vec<Vec<u32>>>>,
 }
 
 impl SequenceHash {
@@ -51,6 +55,7 @@ impl Backend for SequenceHash {
     fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Step> {
         assert!(self.slots[slot].is_empty(), "slot {slot} is in use");
         anyhow::ensure!(ids != [13], "thirteen");
+        self.read.lock().unwrap().push(ids.to_vec());
         self.slots[slot] = ids.to_vec();
         Ok(self.step(slot))
     }
@@ -92,6 +97,7 @@ fn backend(slots: usize, pace_ms: u64) -> Box<dyn Backend> {
     Box::new(SequenceHash {
         slots: vec![Vec::new(); slots],
         pace: Duration::from_millis(pace_ms),
+        ..SequenceHash::default()
     })
 }
 
@@ -122,6 +128,7 @@ fn request(
         seed: 1,
         suppressed: None,
         top_logprobs: 0,
+        caller: Caller::new("default", None),
         class: TrafficClass::Production,
         priority: 0,
         events: sender,
@@ -208,6 +215,41 @@ async fn a_full_queue_refuses_and_production_displaces_rollouts() {
     assert_eq!(finish(events).await.1, Some(SampleEvent::Displaced));
     let (user, _heard) = request(&v, &[1], 4);
     assert_eq!(handle.submit(vec![user]).unwrap_err(), SubmitError::Full { waiting: 1 });
+}
+
+#[tokio::test]
+async fn a_caller_that_fills_the_queue_loses_places_and_the_next_slot_to_another() {
+    let handle = engine(8);
+    let v = version(1);
+    let mut flood = Vec::new();
+    for _ in 0..8 {
+        let (request, events) = request(&v, &[1], 4);
+        handle.submit(vec![request]).unwrap();
+        flood.push(events);
+    }
+    let of = |key: u128| Caller::new("default", Some(uuid::Uuid::from_u128(key)));
+    let (mut honest, answered) = request(&v, &[2], 4);
+    honest.caller = of(1);
+    handle.submit(vec![honest]).unwrap();
+    assert_eq!(finish(flood.pop().unwrap()).await.1, Some(SampleEvent::Displaced));
+    let read = Arc::default();
+    let backend = SequenceHash {
+        slots: vec![Vec::new()],
+        read: Arc::clone(&read),
+        ..SequenceHash::default()
+    };
+    handle.install(v.clone(), Box::new(backend)).await.unwrap();
+    assert_eq!(finish(answered).await.0, continuation(&[2], 4));
+    for events in flood {
+        let finished = finish(events).await;
+        assert_eq!(finished.1, Some(SampleEvent::Finished(Finish::Length)), "not displaced");
+    }
+    let read = read.lock().unwrap();
+    assert_eq!(
+        (read.len(), &read[1]),
+        (8, &vec![2]),
+        "second, although seven waited before it"
+    );
 }
 
 #[tokio::test]

@@ -84,6 +84,8 @@ impl TrustState {
         for (key, by) in std::mem::take(&mut contents.revoked) {
             contents.revocations.entry(key).or_default().insert(by);
         }
+        // older versions also stored revocations that nobody had signed
+        contents.revocations.retain(|_, signers| !signers.is_empty());
         Ok(TrustState { path, contents })
     }
 
@@ -146,7 +148,8 @@ impl TrustState {
         &self.contents.revocations
     }
 
-    /// Stores the signers of revocations. They are never forgotten.
+    /// Stores the signers of revocations. They are never forgotten, so `revocations` must be of the
+    /// folder's keys alone.
     pub fn record_revocations(&mut self, revocations: Revocations) -> anyhow::Result<()> {
         let mut next = self.contents.clone();
         for (key, signers) in revocations {
@@ -260,6 +263,9 @@ mod tests {
         let state = TrustState::open(dir.path(), "demo").unwrap();
         let expected = Revocations::from([("stolen".to_owned(), signers(&["release", "root"]))]);
         assert_eq!(*state.revocations(), expected);
+        let unsigned = r#"{"policy":"demo","epoch":3,"revocations":{"a":[],"stolen":["release","root"]}}"#;
+        std::fs::write(dir.path().join("follow-demo.json"), unsigned).unwrap();
+        assert_eq!(*TrustState::open(dir.path(), "demo").unwrap().revocations(), expected);
     }
 
     #[test]

@@ -427,6 +427,44 @@ async fn a_revocation_is_remembered_after_the_store_loses_it() {
     assert_eq!(newest_version(&mut scene.trust().unwrap(), 3).await.unwrap(), Some(4));
 }
 
+#[tokio::test]
+async fn revocations_without_a_right_leave_no_trace_in_the_state() {
+    let scene = Scene::new().await;
+    scene.with_root();
+    let mut trust = scene.trust().unwrap();
+    assert_eq!(newest_version(&mut trust, 0).await.unwrap(), Some(3));
+    let state = scene.folder.path().join("state/follow-demo.json");
+    let before = fs::read(&state).unwrap();
+    // Files by nobody, by a stranger, and by the thief of a release key, of keys that do not exist
+    // and of the root key.
+    for number in 0..100u8 {
+        let id = Digest::of(&[number]).to_string();
+        let place = format!("revocation/{id}.json");
+        let document = json!({
+            "policy": "demo", "key": id, "reason": "lost", "created_at": "2026-11-21T06:00:00Z",
+        });
+        match number % 3 {
+            0 => scene.write(&place, "{}"),
+            1 => scene.sign(&place, "revocation", &document, &scene.stranger),
+            _ => scene.sign(&place, "revocation", &document, &scene.stolen),
+        }
+    }
+    scene.revoke(&scene.root, &scene.stolen);
+    trust.checked = None;
+    assert_eq!(newest_version(&mut trust, 3).await.unwrap(), None, "nothing is new");
+    assert!(trust.checked.is_some(), "the revocations were read");
+    assert_eq!(fs::read(&state).unwrap(), before, "nothing was remembered");
+    // The timestamp may name revoked keys that this folder has never had.
+    scene.assign(4, 4, &scene.release);
+    scene.timestamp_revoking(4, 0, &scene.release, &[&Digest::of(b"unknown").to_string()]);
+    trust.checked = None;
+    assert_eq!(newest_version(&mut trust, 3).await.unwrap(), Some(4));
+    scene.revoke(&scene.stolen, &scene.root);
+    trust.checked = None;
+    assert_eq!(newest_version(&mut trust, 4).await.unwrap(), None);
+    assert_eq!(trust.state.revocations().len(), 1, "one that counts is remembered");
+}
+
 /// What followers with and without a history serve, five seconds after the last change.
 async fn served(scene: &Scene, running: &mut Trust, in_force: i64) -> [Result<Option<i64>, String>; 2] {
     running.checked = None;

@@ -48,6 +48,11 @@ pub(super) struct Accumulator {
 }
 
 impl Accumulator {
+    /// Whether no sample has been given.
+    pub fn is_empty(&self) -> bool {
+        self.counts.sequences == 0 && self.quarantined == 0
+    }
+
     /// Counts a sample that joins the cohort.
     pub fn add_sample(&mut self, sample: &Sample, advantage: f64) {
         self.counts.sequences += 1;

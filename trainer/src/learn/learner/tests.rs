@@ -482,8 +482,8 @@ fn a_run_resumed_from_its_run_state_makes_the_same_bytes() {
     propose(&mut straight, &cohort, &StepSettings::default());
     let run_state = straight.run_state(record(), 7);
     straight.accept();
-    let bytes = run_state.to_bytes().unwrap();
-    let run_state = RunState::from_bytes(&bytes).unwrap();
+    let bytes = run_state.encode().unwrap().bytes;
+    let run_state = RunState::from_bytes(&bytes, None).unwrap();
     let checkpoint = Arc::clone(straight.checkpoint());
     let mut resumed = Learner::restore(checkpoint, Arithmetic::default(), &run_state, None).unwrap();
     for _ in 0..2 {
@@ -558,7 +558,8 @@ fn a_sample_with_wrong_log_probabilities_is_rejected_and_the_others_make_the_sam
     let rejected = one.accumulate(&with_bad, &rewards(&with_bad), &settings, DIFFERENCE_MAX);
     let rejected = rejected.unwrap();
     assert_eq!(rejected.iter().map(|one| one.index).collect::<Vec<_>>(), [1, 2, 3]);
-    assert!((rejected[0].difference - 0.5).abs() < 1e-5 && rejected[1].difference.is_nan());
+    let difference = |index: usize| rejected[index].difference.unwrap();
+    assert!((difference(0) - 0.5).abs() < 1e-5 && difference(1).is_nan());
     let Outcome::Proposed(proposal) = one.finish(&settings, &Limits::default()).unwrap() else {
         panic!("a bad sample stopped the others");
     };
@@ -568,6 +569,36 @@ fn a_sample_with_wrong_log_probabilities_is_rejected_and_the_others_make_the_sam
     assert_eq!(metrics.reward_mean, clean.reward_mean);
     assert!((metrics.gradient_norm - clean.gradient_norm).abs() < 1e-5 * clean.gradient_norm);
     assert!((metrics.loss - clean.loss).abs() < 1e-6);
+}
+
+#[test]
+fn a_group_with_a_rejected_rollout_teaches_nothing_and_the_others_make_the_same_step() {
+    let (mut one, mut other) = (learner(8), learner(8));
+    let mut cohort = samples(&one, 8);
+    for (index, sample) in cohort.iter_mut().enumerate() {
+        sample.group = Some(format!("group-{}", index % 2));
+    }
+    let clean: Vec<Sample> = cohort.iter().skip(1).step_by(2).cloned().collect();
+    cohort[4].logprobs[0] -= 1.0;
+    // the first samples are in another micro-batch than the bad one
+    let settings = StepSettings {
+        micro_batch_tokens: 16,
+        ..StepSettings::default()
+    };
+    let rejected = one.accumulate(&cohort, &rewards(&cohort), &settings, DIFFERENCE_MAX);
+    let rejected: Vec<_> = rejected
+        .unwrap()
+        .iter()
+        .map(|one| (one.index, one.difference.is_some()))
+        .collect();
+    assert_eq!(rejected, [(0, false), (2, false), (4, true), (6, false)]);
+    let Outcome::Proposed(proposal) = one.finish(&settings, &Limits::default()).unwrap() else {
+        panic!("a bad group stopped the others");
+    };
+    let clean = propose(&mut other, &clean, &settings);
+    assert_eq!((proposal.metrics.sequences, proposal.metrics.quarantined), (4, 1));
+    assert_eq!(proposal.metrics.gradient_norm, clean.metrics.gradient_norm);
+    assert_eq!(proposal.checkpoint.root(), clean.checkpoint.root());
 }
 
 #[test]

@@ -1,9 +1,12 @@
-//! Grades of rollouts, sent to the log as feedback events.
+//! Grades of rollouts, sent to the log as feedback events of the policy's tenant, to which the
+//! rollouts belong as well.
 
+use super::Failed;
 use super::rollout::Rollout;
 use crate::api::Config;
 use crate::runs::trainer::Trainer;
 use anyhow::Context;
+use edge::tenant;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use ingest::event::{Feedback, Target, Value};
 use std::collections::BTreeMap;
@@ -18,6 +21,8 @@ const SENDS_MAX: usize = 64;
 /// Grades every rollout. Resolves when the log has acknowledged all grades.
 pub(super) async fn post(trainer: &Trainer, run: Uuid, config: &Config, rollouts: &[Rollout]) -> anyhow::Result<()> {
     let source = format!("springtide/train/{run}");
+    let tenant = tenant::owner(&trainer.pool, &trainer.policy).await?;
+    let tenant = tenant.ok_or_else(|| Failed(format!("the policy {} belongs to no tenant", trainer.policy)))?;
     let sends: Vec<_> = rollouts
         .iter()
         .map(|rollout| {
@@ -29,7 +34,7 @@ pub(super) async fn post(trainer: &Trainer, run: Uuid, config: &Config, rollouts
                 value: Value::Float(reward),
                 tags: BTreeMap::from([("run_id".into(), run.to_string())]),
             };
-            let event = feedback.into_event("default", &source, OffsetDateTime::now_utc());
+            let event = feedback.into_event(&tenant, &source, OffsetDateTime::now_utc());
             async move { trainer.producer.send_event(&event).await }.boxed()
         })
         .collect();

@@ -1,8 +1,10 @@
 //! The alias that the realtime run learns from: whether it follows the line, and whether the run
 //! may execute.
 
+use crate::api::audited;
 use crate::runs::claim;
 use crate::runs::trainer::Trainer;
+use edge::audit::{self, Actor};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -91,10 +93,26 @@ fn state_of(row: Alias, line: &str, line_branch: i32) -> AliasState {
     }
 }
 
-/// The run's id. Creates its row on first use, and stores the current configuration in it.
+/// The run's id. Creates its row on first use, and stores the current configuration in it. Both are
+/// in the audit.
 pub(super) async fn ensure_run(trainer: &Trainer) -> anyhow::Result<Uuid> {
     let config = serde_json::to_value(&trainer.options.realtime)?;
     let options = &trainer.options.realtime;
+    let known = sqlx::query!(
+        r#"
+        select id, config = $3 as "same_config!", base_version is not null as "based!" from run
+        where kind = 'realtime' and policy = $1 and line = $2
+        "#,
+        trainer.policy,
+        options.line,
+        config
+    )
+    .fetch_optional(&trainer.pool)
+    .await?;
+    if let Some(run) = known.as_ref().filter(|run| run.same_config && run.based) {
+        return Ok(run.id);
+    }
+    let mut transaction = trainer.pool.begin().await?;
     let id = sqlx::query_scalar!(
         r#"
         insert into run (id, kind, policy, line, status, config, base_version)
@@ -108,8 +126,20 @@ pub(super) async fn ensure_run(trainer: &Trainer) -> anyhow::Result<Uuid> {
         options.line,
         config
     )
-    .fetch_one(&trainer.pool)
+    .fetch_one(&mut *transaction)
     .await?;
+    let action = match known {
+        None => Some("run.create"),
+        Some(run) if !run.same_config => Some("run.configure"),
+        Some(_) => None,
+    };
+    if let Some(action) = action {
+        let role = audit::role_name("train");
+        let actor = Actor { key: None, name: &role };
+        let about = format!("line {}, by the configuration", options.line);
+        audited::append(&mut transaction, actor, "default", id, action, &about).await?;
+    }
+    transaction.commit().await?;
     Ok(id)
 }
 

@@ -7,6 +7,7 @@ with first as (
       and version = $2
       and purpose = 'production'
       and not decline_suppressed
+      and tenant_id = any ((select consenting_tenants($1))::text[])
       and finish_reason <> 'abort'
     order by id
     limit $3

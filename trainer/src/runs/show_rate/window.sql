@@ -9,6 +9,7 @@ with newest as (
       and purpose = 'production'
       and id >= $2
       and not decline_suppressed
+      and tenant_id = any ((select consenting_tenants($1))::text[])
       and finish_reason <> 'abort'
     order by id desc
     limit $4

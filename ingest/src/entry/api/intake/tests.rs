@@ -159,7 +159,7 @@ async fn a_body_that_never_arrives_times_out() {
 #[tokio::test]
 async fn a_tenant_beyond_its_share_gets_429_while_another_is_served() {
     let intake = Intake::new(&options());
-    let greedy = intake.budget.reserve("greedy", 2 * BYTES_MAX).unwrap();
+    let greedy = intake.budget.reserve("greedy", None, 2 * BYTES_MAX).unwrap();
     let send = async |tenant| {
         let request = request(tenant, None, Body::from(vec![b'x'; 1024]));
         router(&intake).oneshot(request).await.unwrap()

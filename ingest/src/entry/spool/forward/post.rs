@@ -2,6 +2,8 @@
 //!
 //! A proxy or another server may answer instead. So a 200 counts only if it names the event, and a
 //! refusal is final only if it is a problem document of Springtide. Anything else is tried again.
+//! Then [`Retry::of_event`] says whether the answer may be about this event alone, such as a proxy's
+//! 413: no other event may wait for ever until it changes.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -27,9 +29,14 @@ pub(super) enum Outcome {
         status: u16,
         problem: Value,
     },
-    Retry {
-        after: Option<Duration>,
-    },
+    Retry(Retry),
+}
+
+pub(super) struct Retry {
+    /// The upstream's Retry-After.
+    pub after: Option<Duration>,
+    /// Another event may be accepted all the same.
+    pub of_event: bool,
 }
 
 pub(super) struct Upstream {
@@ -43,8 +50,11 @@ pub(super) struct Upstream {
 
 impl Upstream {
     pub(super) fn new(url: &str, options: &Options) -> anyhow::Result<Self> {
+        let timeout = Duration::from_secs_f64(options.request_timeout_seconds);
         let http = edge::tls::client()
-            .timeout(Duration::from_secs_f64(options.request_timeout_seconds))
+            .timeout(timeout)
+            // Shorter, because only a request that was connected in time may be too slow for its size.
+            .connect_timeout(timeout / 2)
             // A redirect would turn the POST into a GET and may send the key to another host.
             .redirect(reqwest::redirect::Policy::none())
             .build()
@@ -55,6 +65,16 @@ impl Upstream {
             api_key: options.api_key.clone(),
             failing: Mutex::default(),
         })
+    }
+
+    /// The same upstream, with a log of its own about why requests fail.
+    pub(super) fn apart(&self) -> Self {
+        Self {
+            http: self.http.clone(),
+            url: self.url.clone(),
+            api_key: self.api_key.clone(),
+            failing: Mutex::default(),
+        }
     }
 
     pub(super) async fn post(&self, request: &Request) -> Outcome {
@@ -71,9 +91,9 @@ impl Upstream {
             Err(error) => return self.failed(error),
         };
         let status = answer.status();
-        let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-        let retry_after = retry_after.and_then(|seconds| seconds.trim().parse().ok());
-        let retry_after = retry_after.map(Duration::from_secs);
+        let after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let after = after.and_then(|seconds| seconds.trim().parse().ok());
+        let after = after.map(Duration::from_secs);
         let header = |name: HeaderName| answer.headers().get(name).and_then(|value| value.to_str().ok());
         let content_type = header(CONTENT_TYPE).unwrap_or("none").to_owned();
         let server = header(SERVER).unwrap_or("unknown").to_owned();
@@ -81,61 +101,82 @@ impl Upstream {
             Ok(body) => body,
             Err(error) => return self.failed(error),
         };
-        match status {
-            StatusCode::BAD_REQUEST
-            | StatusCode::CONFLICT
-            | StatusCode::PAYLOAD_TOO_LARGE
-            | StatusCode::UNPROCESSABLE_ENTITY => match own_problem(status, &content_type, &body) {
-                Some(problem) => Outcome::Refused {
-                    status: status.as_u16(),
-                    problem,
-                },
-                // Not the body, which may quote the event.
-                None => {
-                    let why = format!(
-                        "{status} that is not from an ingest role (server: {server}, content-type: {content_type}): \
-                         does a proxy refuse the request?"
-                    );
-                    self.retry(&why, retry_after)
-                }
+        let own = own_problem(status, &content_type, &body);
+        let of_event = may_be_of_event(status, own.is_some());
+        let retry = |why: &str| self.retry(why, Retry { after, of_event });
+        match (status, own) {
+            (
+                StatusCode::BAD_REQUEST
+                | StatusCode::CONFLICT
+                | StatusCode::PAYLOAD_TOO_LARGE
+                | StatusCode::UNPROCESSABLE_ENTITY,
+                Some(problem),
+            ) => Outcome::Refused {
+                status: status.as_u16(),
+                problem,
             },
-            status if status.is_success() => {
+            (status, _) if status.is_success() => {
                 let named = serde_json::from_slice::<Value>(&body).is_ok_and(|answer| answer["id"] == *request.id);
                 if !named {
-                    let why = format!("{status} without the event's id: is the upstream an ingest role?");
-                    return self.retry(&why, None);
+                    return retry(&format!(
+                        "{status} without the event's id: is the upstream an ingest role?"
+                    ));
                 }
                 if !std::mem::take(&mut *self.failing.lock().unwrap_or_else(PoisonError::into_inner)).is_empty() {
                     tracing::info!("the upstream accepts events again");
                 }
                 Outcome::Accepted
             }
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let why = format!("{status}: is spool.api_key a key of the upstream with the role serving?");
-                self.retry(&why, retry_after)
+            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, Some(_)) => {
+                let scopes = "is spool.api_key a key of the upstream with the scopes feedback and generations?";
+                retry(&format!("{status}: {scopes}"))
             }
-            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
-                self.retry(&format!("{status}: is the upstream an ingest role?"), retry_after)
+            (StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, _) => {
+                retry(&format!("{status}: is the upstream an ingest role?"))
             }
-            _ => self.retry(status.as_str(), retry_after),
+            // Not the body, which may quote the event.
+            (status, None) if status.is_client_error() => retry(&format!(
+                "{status} that is not from an ingest role (server: {server}, content-type: {content_type}): does a \
+                 proxy refuse the request?"
+            )),
+            _ => retry(status.as_str()),
         }
     }
 
     fn failed(&self, error: reqwest::Error) -> Outcome {
-        self.retry(&format!("{:#}", anyhow::Error::new(error.without_url())), None)
+        let retry = Retry {
+            after: None,
+            // It may be too large to be sent in time.
+            of_event: error.is_timeout() && !error.is_connect(),
+        };
+        self.retry(&format!("{:#}", anyhow::Error::new(error.without_url())), retry)
     }
 
-    fn retry(&self, why: &str, after: Option<Duration>) -> Outcome {
+    fn retry(&self, why: &str, retry: Retry) -> Outcome {
         if self.is_new_reason(why) {
             tracing::warn!(why, "the upstream does not accept events, trying again");
         }
         metrics::counter!("springtide_spool_tries_failed_total").increment(1);
-        Outcome::Retry { after }
+        Outcome::Retry(retry)
     }
 
     fn is_new_reason(&self, why: &str) -> bool {
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
         failing.len() < REASONS_MAX && failing.insert(why.to_owned())
+    }
+}
+
+/// Whether this answer, which is not final, may be about one event alone: a proxy that limits sizes
+/// or looks into bodies, or a fault of the upstream. `own`: it is a problem document of Springtide.
+fn may_be_of_event(status: StatusCode, own: bool) -> bool {
+    match status {
+        StatusCode::REQUEST_TIMEOUT | StatusCode::INTERNAL_SERVER_ERROR => true,
+        StatusCode::UNAUTHORIZED
+        | StatusCode::NOT_FOUND
+        | StatusCode::METHOD_NOT_ALLOWED
+        | StatusCode::PROXY_AUTHENTICATION_REQUIRED
+        | StatusCode::TOO_MANY_REQUESTS => false,
+        status => status.is_client_error() && !own,
     }
 }
 

@@ -1,6 +1,7 @@
 //! A fake ingest role with configurable answers.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -42,6 +43,9 @@ pub struct Upstream {
     /// Ids by episode, in the order of their first arrival.
     pub accepted: Arc<Mutex<HashMap<String, Vec<String>>>>,
     pub keys: Arc<Mutex<BTreeSet<String>>>,
+    /// A proxy refuses requests with this text.
+    pub never: Arc<Mutex<Option<&'static str>>>,
+    tries: Arc<AtomicUsize>,
 }
 
 impl Upstream {
@@ -60,6 +64,11 @@ impl Upstream {
         *self.replies.lock().unwrap() = next;
     }
 
+    /// Requests so far.
+    pub fn tries(&self) -> usize {
+        self.tries.load(Ordering::Relaxed)
+    }
+
     pub fn ids(&self) -> BTreeSet<String> {
         self.accepted.lock().unwrap().values().flatten().cloned().collect()
     }
@@ -70,6 +79,11 @@ async fn answer(State(upstream): State<Upstream>, uri: Uri, headers: HeaderMap, 
     assert_eq!(headers["content-type"], "application/cloudevents+json");
     if let Some(key) = headers.get("authorization") {
         upstream.keys.lock().unwrap().insert(key.to_str().unwrap().to_owned());
+    }
+    upstream.tries.fetch_add(1, Ordering::Relaxed);
+    let never = *upstream.never.lock().unwrap();
+    if never.is_some_and(|text| body.contains(text)) {
+        return problem_response(413, "text/html", &json!("<h1>Request Entity Too Large</h1>"));
     }
     let body: Value = serde_json::from_str(&body).unwrap();
     let reply = upstream.replies.lock().unwrap().pop().unwrap_or(Reply::Accept);

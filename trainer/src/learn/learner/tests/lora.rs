@@ -100,9 +100,9 @@ fn a_run_of_an_adapter_resumed_from_its_run_state_makes_the_same_bytes() {
     let mut straight = adapting(23);
     let base = Arc::clone(straight.checkpoint());
     step(&mut straight);
-    let bytes = straight.run_state(record(), 7).to_bytes().unwrap();
+    let bytes = straight.run_state(record(), 7).encode().unwrap().bytes;
     straight.accept();
-    let run_state = RunState::from_bytes(&bytes).unwrap();
+    let run_state = RunState::from_bytes(&bytes, None).unwrap();
     let checkpoint = Arc::clone(straight.checkpoint());
     let mut resumed = Learner::restore(checkpoint, Arithmetic::default(), &run_state, Some(Arc::clone(&base))).unwrap();
     for _ in 0..3 {

@@ -1,0 +1,107 @@
+"""Describes bodies and parameters that the OpenAPI documents of most roles leave open, so that
+Schemathesis gets beyond their first check. Only requests are described: what a role may answer is
+what its own document says. Used by scripts/schemathesis.sh."""
+import schemathesis
+
+TEXT = {"type": "string", "maxLength": 200}
+UUID = {"type": "string", "format": "uuid"}
+COUNT = {"type": "integer", "minimum": 0}
+
+
+def record(required=(), **properties):
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def list_of(items, most=4):
+    return {"type": "array", "items": items, "maxItems": most}
+
+
+MODEL = {"enum": ["demo", "demo@champion", "demo@base", "demo@none"]}
+SAMPLING = dict(
+    model=MODEL,
+    n={"type": "integer", "minimum": 1, "maximum": 2},
+    stop={"anyOf": [TEXT, list_of(TEXT)]},
+    seed=COUNT,
+    stream={"type": "boolean"},
+    user=TEXT,
+    session_id=TEXT,
+    surface={"enum": ["completion", "rollout", "none"]},
+    priority={"type": "integer", "minimum": 0, "maximum": 100},
+    return_token_ids={"type": "boolean"},
+    temperature={"type": "number", "minimum": 0, "maximum": 2},
+    top_p={"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    logit_bias={"type": "object", "propertyNames": {"pattern": "^[0-9]{1,4}$"}, "additionalProperties": {"type": "number"}},
+    metadata=record(purpose={"enum": ["production", "rollout", "evaluation"]}, run_id=UUID, task_id=TEXT, group_id=TEXT,
+                    consent={"type": "boolean"}),
+)
+MESSAGE = record(["role", "content"], role={"enum": ["system", "user", "assistant", "tool"]}, content=TEXT)
+TASK = record(["prompt", "answer"], id=TEXT, prompt=TEXT, answer=TEXT)
+BODIES = {
+    "/v1/completions": record(
+        ["model", "prompt"],
+        prompt={"anyOf": [TEXT, {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2047}, "maxItems": 64}]},
+        max_tokens={"type": "integer", "minimum": 1, "maximum": 8},
+        logprobs={"type": "integer", "minimum": 0, "maximum": 5},
+        **SAMPLING,
+    ),
+    "/v1/chat/completions": record(
+        ["model", "messages"], messages=list_of(MESSAGE), max_completion_tokens={"type": "integer", "minimum": 1, "maximum": 8}, **SAMPLING
+    ),
+    "/v1/runs": record(
+        ["kind"],
+        kind={"enum": ["grpo", "sft"]},
+        policy={"enum": ["demo", "none"]},
+        base_version=COUNT,
+        tasks=list_of(TASK),
+        tasks_jsonl=TEXT,
+        grader={"enum": ["exact_match", "prefix_match", "contains"]},
+        group_size=COUNT,
+        tasks_per_step=COUNT,
+        steps=COUNT,
+        learning_rate={"type": "number"},
+        max_tokens=COUNT,
+        temperature={"type": "number"},
+        seed=COUNT,
+        lora=record(r=COUNT, lora_alpha={"type": "number"}, target_modules={"anyOf": [TEXT, list_of(TEXT)]}),
+    ),
+    "/v1/releases": record(
+        ["kind", "alias"], kind={"enum": ["promote", "rollback", "pin"]}, alias={"enum": ["champion", "base", "canary", "run-x", "A"]},
+        version={"type": "integer"}, reason=TEXT,
+    ),
+    "/v1/replicas/{id}": record(
+        ["cluster", "policy", "address", "epoch", "resident", "ready"],
+        cluster=TEXT, policy=TEXT, address=TEXT, epoch={"type": "integer"}, ready={"type": "boolean"},
+        resident=list_of(record(["version", "root", "aliases"], version={"type": "integer"}, root=TEXT, aliases=list_of(TEXT))),
+    ),
+    "/v1/swaps": record(
+        ["replica", "policy", "version", "epoch", "fetch_ms", "verify_ms", "stage_ms", "pause_ms"],
+        replica=TEXT, policy=TEXT, version={"type": "integer"}, epoch={"type": "integer"},
+        fetch_ms={"type": "number"}, verify_ms={"type": "number"}, stage_ms={"type": "number"}, pause_ms={"type": "number"},
+    ),
+}
+QUERIES = {
+    "/v1/runs": dict(limit=COUNT, after=UUID, status=TEXT, kind=TEXT),
+    "/v1/runs/{id}/events": dict(limit=COUNT, after=UUID),
+    "/v1/runs/{id}/checkpoints": dict(limit=COUNT, after=COUNT),
+    "/v1/versions": dict(limit=COUNT, after=COUNT, line=TEXT),
+    "/v1/releases": dict(limit={"type": "integer"}, alias=TEXT),
+    "/v1/swaps": dict(limit={"type": "integer"}, replica=TEXT),
+    "/v1/ledger": dict(policy=TEXT, purpose=TEXT, since={"type": "string", "format": "date-time"}),
+    "/v1/store": dict(prefix=TEXT),
+}
+PARAMETERS = {"id": {"anyOf": [UUID, TEXT]}, "serial": {"type": "integer"}}
+
+
+@schemathesis.hook
+def before_load_schema(_context, document):
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            # Ingest and the collector describe theirs.
+            if method == "post" and operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema") == {"type": "object"}:
+                operation["requestBody"]["content"]["application/json"]["schema"] = BODIES.get(path, {"type": "object"})
+            for parameter in operation.get("parameters", []):
+                if parameter["in"] == "path" and parameter["schema"] == {"type": "string"}:
+                    parameter["schema"] = PARAMETERS.get(parameter["name"], TEXT)
+            if method == "get" and path in QUERIES:
+                named = [{"name": name, "in": "query", "schema": schema} for name, schema in QUERIES[path].items()]
+                operation["parameters"] = operation.get("parameters", []) + named
