@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
