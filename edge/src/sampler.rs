@@ -16,8 +16,8 @@ use rand::TryRngCore;
 use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 
+use crate::audit::Actor;
 use crate::audit::rows::{Audited, Fingerprint};
-use crate::audit::{self, Actor, Change};
 
 /// A sampler's private key. `Debug` shows only its id.
 pub struct SamplerKey {
@@ -315,16 +315,7 @@ async fn record(
 ) -> anyhow::Result<()> {
     let rows = audited_rows(connection, Some(id)).await.context("read the sampler")?;
     let row = rows.first().context("the sampler is gone")?;
-    let change = Change {
-        tenant: &row.tenant,
-        action,
-        subject: id,
-        detail: &row.detail(about),
-        reason,
-    };
-    audit::append(connection, actor, change)
-        .await
-        .context("append to the audit")
+    row.append(connection, actor, action, about, reason).await
 }
 
 /// All samplers, to be compared with the audit's actions `sampler.…`.

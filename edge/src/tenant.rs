@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 pub use owner::OwnerOnly;
 
+use crate::audit::Actor;
 use crate::audit::rows::{Audited, Fingerprint};
-use crate::audit::{self, Actor, Change};
 use crate::auth::key;
 
 /// First part of the name of the advisory lock that orders steps and withdrawals.
@@ -227,7 +227,7 @@ async fn record_policy(
     let rows = policy_rows(connection, Some(policy)).await.context("read the policy")?;
     let row = rows.first().context("the policy is gone")?;
     let about = format!("belongs to {}", row.tenant);
-    append(connection, actor, row, action, &about, reason).await
+    row.append(connection, actor, action, &about, reason).await
 }
 
 async fn record_consent(
@@ -240,27 +240,7 @@ async fn record_consent(
     let rows = consent_rows(connection, Some(id)).await.context("read the consent")?;
     let (policy, row) = rows.first().context("the consent is gone")?;
     let about = format!("{policy} is trained on {}", row.tenant);
-    append(connection, actor, row, action, &about, reason).await
-}
-
-async fn append(
-    connection: &mut PgConnection,
-    actor: Actor<'_>,
-    row: &Audited,
-    action: &str,
-    about: &str,
-    reason: &str,
-) -> anyhow::Result<()> {
-    let change = Change {
-        tenant: &row.tenant,
-        action,
-        subject: &row.subject,
-        detail: &row.detail(about),
-        reason,
-    };
-    audit::append(connection, actor, change)
-        .await
-        .context("append to the audit")
+    row.append(connection, actor, action, &about, reason).await
 }
 
 /// All policies, to be compared with the audit's actions `policy.…`.

@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 
+use anyhow::Context;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
@@ -85,6 +86,27 @@ impl Audited {
             "" => format!("{MARK}{}", self.fingerprint),
             _ => format!("{about}; {MARK}{}", self.fingerprint),
         }
+    }
+
+    /// Appends to the audit what made the row what it is. Call it in the transaction of the change.
+    pub async fn append(
+        &self,
+        connection: &mut PgConnection,
+        actor: Actor<'_>,
+        action: &str,
+        about: &str,
+        reason: &str,
+    ) -> anyhow::Result<()> {
+        let change = Change {
+            tenant: &self.tenant,
+            action,
+            subject: &self.subject,
+            detail: &self.detail(about),
+            reason,
+        };
+        super::append(connection, actor, change)
+            .await
+            .context("append to the audit")
     }
 
     fn is_in(&self, trail: &Trail) -> bool {

@@ -13,8 +13,8 @@ use uuid::Uuid;
 use super::digest;
 use super::limits::REQUESTS_PER_SECOND_MAX;
 use super::scope::{Role, Scopes};
+use crate::audit::Actor;
 use crate::audit::rows::{Audited, Fingerprint};
-use crate::audit::{self, Actor, Change};
 
 const SECRET_PREFIX: &str = "spring_";
 /// The role of keys whose scopes are listed one by one. Older programs refuse it.
@@ -114,7 +114,8 @@ pub async fn create(pool: &PgPool, key: &NewKey<'_>, actor: Actor<'_>, reason: &
     ensure_tenant(&mut transaction, key.tenant, actor, "for its first key", reason).await?;
     let created = insert(&mut transaction, key, None, actor.name).await?;
     let row = audited_key(&mut transaction, created.id).await?;
-    append(&mut transaction, actor, &row, "key.create", &describe(key), reason).await?;
+    row.append(&mut transaction, actor, "key.create", &describe(key), reason)
+        .await?;
     transaction.commit().await.context("commit")?;
     Ok(created)
 }
@@ -163,10 +164,12 @@ pub async fn rotate(
         .context("let the old key expire")?;
     let row = audited_key(&mut transaction, created.id).await?;
     let about = format!("{}; replaces {id}", describe(&new));
-    append(&mut transaction, actor, &row, "key.create", &about, reason).await?;
+    row.append(&mut transaction, actor, "key.create", &about, reason)
+        .await?;
     let row = audited_key(&mut transaction, id).await?;
     let about = format!("replaced by {}; works until {until}", created.id);
-    append(&mut transaction, actor, &row, "key.rotate", &about, reason).await?;
+    row.append(&mut transaction, actor, "key.rotate", &about, reason)
+        .await?;
     transaction.commit().await.context("commit")?;
     Ok(created)
 }
@@ -186,7 +189,8 @@ pub async fn revoke(pool: &PgPool, id: Uuid, actor: Actor<'_>, reason: &str) -> 
         bail!("there is no key {id}, or it is revoked already; `springtide key list --all` shows them");
     };
     let row = audited_key(&mut transaction, id).await?;
-    append(&mut transaction, actor, &row, "key.revoke", &label, reason).await?;
+    row.append(&mut transaction, actor, "key.revoke", &label, reason)
+        .await?;
     transaction.commit().await.context("commit")?;
     Ok(())
 }
@@ -218,7 +222,7 @@ pub async fn limit(
         None => "no limit of its own".to_owned(),
     };
     let row = audited_key(&mut transaction, id).await?;
-    append(&mut transaction, actor, &row, "key.limit", &about, reason).await?;
+    row.append(&mut transaction, actor, "key.limit", &about, reason).await?;
     transaction.commit().await.context("commit")?;
     Ok(())
 }
@@ -270,7 +274,7 @@ pub(crate) async fn ensure_tenant(
         .context("create tenant")?;
     if inserted.rows_affected() > 0 {
         let row = audited_tenant(tenant.to_owned());
-        append(connection, actor, &row, "tenant.create", about, reason).await?;
+        row.append(connection, actor, "tenant.create", about, reason).await?;
     }
     Ok(())
 }
@@ -384,27 +388,6 @@ fn stored(requests_per_second: Option<NonZeroU32>) -> anyhow::Result<Option<i32>
         "{requests} requests per second are too many: give at most {REQUESTS_PER_SECOND_MAX}"
     );
     Ok(Some(i32::try_from(requests.get())?))
-}
-
-/// Appends to the audit what made a row what it is now.
-async fn append(
-    connection: &mut PgConnection,
-    actor: Actor<'_>,
-    row: &Audited,
-    action: &str,
-    about: &str,
-    reason: &str,
-) -> anyhow::Result<()> {
-    let change = Change {
-        tenant: &row.tenant,
-        action,
-        subject: &row.subject,
-        detail: &row.detail(about),
-        reason,
-    };
-    audit::append(connection, actor, change)
-        .await
-        .context("append to the audit")
 }
 
 async fn audited_key(connection: &mut PgConnection, id: Uuid) -> anyhow::Result<Audited> {

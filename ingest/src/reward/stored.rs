@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 use edge::audit::rows::{Audited, Fingerprint};
-use edge::audit::{self, Actor, Change};
+use edge::audit::{self, Actor};
 use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 
@@ -109,16 +109,9 @@ async fn insert(pool: &PgPool, surface: &str, version: i32, definition: &serde_j
             .context("the definition is gone")?;
         let role = audit::role_name("ingest");
         let actor = Actor { key: None, name: &role };
-        let change = Change {
-            tenant: &row.tenant,
-            action: "reward.define",
-            subject: &subject,
-            detail: &row.detail(&definition.to_string()),
-            reason: "the configuration says so",
-        };
-        audit::append(&mut transaction, actor, change)
-            .await
-            .context("append to the audit")?;
+        let (about, reason) = (definition.to_string(), "the configuration says so");
+        row.append(&mut transaction, actor, "reward.define", &about, reason)
+            .await?;
     }
     transaction.commit().await?;
     Ok(())
