@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 venv=.springtide/golden-venv
 if ! cmp --silent scripts/golden/requirements.txt "$venv/requirements.txt"; then
   python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement scripts/golden/requirements.txt >&2
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary=:all: --require-hashes \
+    --requirement scripts/golden/requirements.txt >&2
   cp scripts/golden/requirements.txt "$venv/"
 fi
 echo "$venv/bin/python"

@@ -144,6 +144,24 @@ pub enum Part {
     Relay,
 }
 
+impl Part {
+    /// The name of the role.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Serve => "serve",
+            Self::Ingest => "ingest",
+            Self::Control => "control",
+            Self::Train => "train",
+            Self::Relay => "relay",
+        }
+    }
+
+    /// Its user in Postgres. The migration of database roles makes it and says what it may do.
+    pub fn database_user(self) -> String {
+        format!("springtide_{}", self.name())
+    }
+}
+
 /// `[client]`: the URLs under which roles and commands reach the other roles.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -184,8 +202,8 @@ pub enum LogFormat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Postgres {
-    /// An external Postgres 18: `postgres://user:password@host/database`. Never printed.
-    /// Default: none, `springtide up` runs a private one.
+    /// An external Postgres 18: `postgres://user:password@host/database`, where the user owns the
+    /// database. Never printed. Default: none, `springtide up` runs a private one.
     #[serde(skip_serializing)]
     pub url: Option<String>,
     /// Number in the name of the private Postgres' socket, `postgres/.s.PGSQL.<port>` in the state
@@ -193,6 +211,49 @@ pub struct Postgres {
     pub port: u16,
     /// Largest number of connections per role, at least 4. Default: 16.
     pub connections_max: u32,
+    pub urls: PostgresUrls,
+}
+
+/// `[postgres.urls]`: of an external Postgres, for the database users of the roles. Never printed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PostgresUrls {
+    /// As the user `springtide_serve`. Default: `postgres.url`.
+    #[serde(skip_serializing)]
+    pub serve: Option<String>,
+    /// As the user `springtide_ingest`. Default: `postgres.url`.
+    #[serde(skip_serializing)]
+    pub ingest: Option<String>,
+    /// As the user `springtide_control`. Default: `postgres.url`.
+    #[serde(skip_serializing)]
+    pub control: Option<String>,
+    /// As the user `springtide_train`. Default: `postgres.url`.
+    #[serde(skip_serializing)]
+    pub train: Option<String>,
+}
+
+impl PostgresUrls {
+    /// Roles without a database have none.
+    pub fn of(&self, part: Part) -> Option<&String> {
+        match part {
+            Part::Serve => self.serve.as_ref(),
+            Part::Ingest => self.ingest.as_ref(),
+            Part::Control => self.control.as_ref(),
+            Part::Train => self.train.as_ref(),
+            Part::Relay => None,
+        }
+    }
+
+    /// (field, URL) of those that are set.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, &String)> {
+        let urls = [
+            ("postgres.urls.serve", &self.serve),
+            ("postgres.urls.ingest", &self.ingest),
+            ("postgres.urls.control", &self.control),
+            ("postgres.urls.train", &self.train),
+        ];
+        urls.into_iter().filter_map(|(field, url)| Some((field, url.as_ref()?)))
+    }
 }
 
 /// `[kafka]`: the log.
@@ -328,6 +389,7 @@ impl Default for Postgres {
             url: None,
             port: 15432,
             connections_max: 16,
+            urls: PostgresUrls::default(),
         }
     }
 }
@@ -433,9 +495,23 @@ impl Config {
         self.state_dir.join("postgres")
     }
 
+    /// The database, as its owner.
     pub fn postgres_url(&self) -> String {
-        let default_url = || postgres::url(&self.postgres_dir(), self.postgres.port, postgres::DATABASE);
-        self.postgres.url.clone().unwrap_or_else(default_url)
+        self.private_url(postgres::SUPERUSER)
+    }
+
+    /// The database, as a role's own user where there is one.
+    pub fn postgres_url_of(&self, part: Part) -> String {
+        match self.postgres.urls.of(part) {
+            Some(url) => url.clone(),
+            None => self.private_url(&part.database_user()),
+        }
+    }
+
+    /// The external database, or the private one as this user.
+    fn private_url(&self, user: &str) -> String {
+        let private = || postgres::url(&self.postgres_dir(), self.postgres.port, user, postgres::DATABASE);
+        self.postgres.url.clone().unwrap_or_else(private)
     }
 
     /// The private node's file of settings for clients.

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use sqlx::PgPool;
 use sqlx::error::DatabaseError;
 use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
+use sqlx::{Executor, PgPool};
 
 use crate::audited;
 use crate::cli::audit::CommandLine;
-use crate::config::Config;
+use crate::config::{Config, Part};
 
 static MIGRATIONS: Migrator = sqlx::migrate!();
 
@@ -19,18 +19,31 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const ATTEMPTS_MAX: u32 = 60;
 const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
 
-/// Connects. Waits a minute for a server that does not answer yet. Fails at once if TLS fails.
+/// Connects as the owner of the tables, for commands. Waits a minute for a server that does not answer
+/// yet. Fails at once if TLS fails.
 pub async fn connect(config: &Config) -> anyhow::Result<PgPool> {
-    connect_within(config, ATTEMPTS_MAX).await
+    connect_within(config, &config.postgres_url(), ATTEMPTS_MAX).await
 }
 
-/// Connects, and fails at once if the server does not answer.
+/// Connects as the owner of the tables, and fails at once if the server does not answer.
 pub async fn connect_now(config: &Config) -> anyhow::Result<PgPool> {
-    connect_within(config, 1).await
+    connect_within(config, &config.postgres_url(), 1).await
 }
 
-async fn connect_within(config: &Config, attempts_max: u32) -> anyhow::Result<PgPool> {
-    let options: PgConnectOptions = config.postgres_url().parse().context("parse postgres.url")?;
+/// Connects as the role's own user. Otherwise like [`connect`].
+pub async fn connect_as(config: &Config, part: Part) -> anyhow::Result<PgPool> {
+    if config.postgres.url.is_some() && config.postgres.urls.of(part).is_none() {
+        tracing::warn!(
+            "this role uses Postgres as the owner of all tables: set postgres.urls.{} to the URL of the user {}",
+            part.name(),
+            part.database_user()
+        );
+    }
+    connect_within(config, &config.postgres_url_of(part), ATTEMPTS_MAX).await
+}
+
+async fn connect_within(config: &Config, url: &str, attempts_max: u32) -> anyhow::Result<PgPool> {
+    let options: PgConnectOptions = url.parse().context("parse the URL of Postgres")?;
     let mut options = options.application_name("springtide");
     if config.postgres.url.is_none() {
         options = options.ssl_mode(PgSslMode::Disable); // the private server has none
@@ -50,6 +63,9 @@ async fn connect_within(config: &Config, attempts_max: u32) -> anyhow::Result<Pg
             Err(sqlx::Error::Database(error)) if config.postgres.url.is_some() && is_refusal(&*error) => {
                 return Err(error).context("log in to Postgres");
             }
+            Err(sqlx::Error::Database(error)) if attempts >= attempts_max && is_refusal(&*error) => {
+                return Err(error).context("log in to Postgres; `springtide migrate` makes the users of the roles");
+            }
             Err(error) if attempts >= attempts_max => {
                 return Err(error).context("connect to Postgres; is it running, and is postgres.url right?");
             }
@@ -64,11 +80,30 @@ async fn connect_within(config: &Config, attempts_max: u32) -> anyhow::Result<Pg
     }
 }
 
-/// Brings the schema up to date. Notes in the audit what was there before it.
+/// Brings the schema up to date, makes the roles' users if it may, and says what they may do. Notes in
+/// the audit what was there before it.
 pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
     MIGRATIONS.run(pool).await.context("migrate the database")?;
+    // Users may have been made, and tables added, since the migration that does the same.
+    let rights = pool
+        .execute("select create_database_roles(); select grant_database_rights()")
+        .await;
+    rights.context("grant the roles' users their rights")?;
+    for user in missing_users(pool).await.context("list the roles' users")? {
+        tracing::warn!("Postgres has no user {user}: `create role {user} login`, then `springtide migrate` again");
+    }
     let begun = audited::begin(pool, CommandLine::new().actor()).await;
     begun.context("note in the audit what is in the tables")
+}
+
+async fn missing_users(pool: &PgPool) -> sqlx::Result<Vec<String>> {
+    let users = [Part::Serve, Part::Ingest, Part::Control, Part::Train].map(Part::database_user);
+    sqlx::query_scalar!(
+        r#"select name as "name!" from unnest($1::text[]) as name where not exists (select from pg_roles where rolname = name)"#,
+        &users
+    )
+    .fetch_all(pool)
+    .await
 }
 
 /// Whether the server refuses this user, host or password (SQLSTATE class 28).

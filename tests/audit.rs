@@ -2,7 +2,6 @@
 //! `springtide audit verify` finds what somebody changed in the tables without Springtide.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use ingest::reward::{Definition, stored};
@@ -12,7 +11,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use crate::control::Control;
 use crate::serving::Publisher;
 use crate::store::policy;
-use crate::support::{SPRINGTIDE, Stack, eventually};
+use crate::support::{Stack, eventually, run, succeed};
 
 const SOON: Duration = Duration::from_secs(60);
 /// What `audit verify` compares, and the tables that explain them.
@@ -30,21 +29,11 @@ const TABLES: [&str; 10] = [
 ];
 
 fn springtide(stack: &Stack, args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(SPRINGTIDE)
-        .args(args)
-        .current_dir(stack.dir.path())
-        .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
-        .env("SPRINGTIDE__STATE_DIR", stack.dir.path())
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.success(), text(output.stdout), text(output.stderr))
+    run(&mut stack.springtide(args))
 }
 
 fn done(stack: &Stack, args: &[&str]) -> String {
-    let (success, out, error) = springtide(stack, args);
-    assert!(success, "{args:?}: {out}{error}");
-    out.trim().to_owned()
+    succeed(&mut stack.springtide(args))
 }
 
 fn rows(stack: &Stack) -> Vec<Value> {

@@ -12,7 +12,10 @@ use crate::support::{SPRINGTIDE, Stack, eventually};
 const START: Duration = Duration::from_secs(60);
 /// A step from version 1 to 2 that was trained on one generation. Another generation, of version 2,
 /// is open.
-const HISTORY: &str = include_str!("control/history.sql");
+const HISTORY: &str = concat!(
+    include_str!("support/two_versions.sql"),
+    include_str!("control/history.sql")
+);
 const TRAINED: &str = "01980000-0000-7000-8000-000000000001";
 const OPEN: &str = "01980000-0000-7000-8000-000000000002";
 
@@ -28,6 +31,7 @@ impl Control {
         let mut variables = vec![
             ("SPRINGTIDE__LISTEN__CONTROL", format!("127.0.0.1:{port}")),
             ("SPRINGTIDE__POSTGRES__URL", stack.database_url.clone()),
+            ("SPRINGTIDE__POSTGRES__URLS__CONTROL", stack.url_of("control")),
             ("SPRINGTIDE__STATE_DIR", stack.dir.path().display().to_string()),
             ("SPRINGTIDE__TELEMETRY__FILTER", "warn".to_owned()),
         ];

@@ -41,8 +41,8 @@ impl Service {
         let running = tokio::spawn(ingest::run(
             options,
             stack.kafka.clone(),
-            stack.pool.clone(),
-            Auth::new(AuthOptions::default(), stack.pool.clone()),
+            stack.pool_of("ingest"),
+            Auth::new(AuthOptions::default(), stack.pool_of("ingest")),
             listener.into(),
             axum::Router::new(),
             stop.clone(),

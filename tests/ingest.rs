@@ -55,11 +55,12 @@ impl Service {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
+        let pool = stack.pool_of("ingest");
         let service = ingest::run(
             options,
             stack.kafka.clone(),
-            stack.pool.clone(),
-            Auth::new(auth, stack.pool.clone()),
+            pool.clone(),
+            Auth::new(auth, pool),
             listener.into(),
             axum::Router::new(),
             stop.clone(),

@@ -1,12 +1,10 @@
 //! Clocks that are wrong: a producer's, the sink's, the database's. None of them turns feedback
 //! into a trajectory without a signal.
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use ingest::event::{self, Event, Generation};
 use ingest::reward::Definition;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor};
 use uuid::{NoContext, Timestamp, Uuid};
 
@@ -169,7 +167,9 @@ const SKEWED: &str = "create schema skewed; \
     create table skewed.clock (ahead interval not null); \
     insert into skewed.clock values ('0'); \
     create function skewed.clock_timestamp() returns timestamptz language sql volatile \
-    as $$ select pg_catalog.clock_timestamp() + ahead from skewed.clock $$";
+    as $$ select pg_catalog.clock_timestamp() + ahead from skewed.clock $$; \
+    grant usage on schema skewed to springtide_ingest; \
+    grant select on skewed.clock to springtide_ingest";
 
 async fn set_clock(stack: &Stack, ahead: &str) {
     let sql = format!("update skewed.clock set ahead = '{ahead}'");
@@ -180,12 +180,7 @@ async fn set_clock(stack: &Stack, ahead: &str) {
 async fn the_sink_reads_nothing_while_its_clock_and_the_databases_disagree() {
     let mut stack = Stack::start("clock-disagree").await;
     stack.pool.execute(SKEWED).await.unwrap();
-    let connect = PgConnectOptions::from_str(&stack.database_url).unwrap();
-    stack.pool = PgPoolOptions::new()
-        .max_connections(8)
-        .connect_with(connect.options([("search_path", "skewed,public,pg_catalog")]))
-        .await
-        .unwrap();
+    stack.database_url += "?options[search_path]=skewed,public,pg_catalog";
     let service = Service::start_with(&stack, patient()).await;
     let (right, event) = generation_ahead(0);
     send(&stack, &[event]).await;

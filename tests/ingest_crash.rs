@@ -78,7 +78,7 @@ async fn an_orphan_in_a_very_long_transaction_still_becomes_a_dead_letter() {
         ..options()
     };
     let service = Service::start_with(&stack, options).await;
-    let mut storing = stack.pool.begin().await.unwrap();
+    let mut storing = stack.pool_of("ingest").begin().await.unwrap();
     // `stored_at` is the start of the transaction, but the row is visible only after its end.
     let insert = "insert into feedback (id, tenant_id, generation_id, metric_name, value_bool, given_at) \
                   values ($1, 'default', $2, 'accept', true, now())";

@@ -21,7 +21,7 @@ const MIB: usize = 1024 * 1024;
 const BROKER_BYTES_MAX: usize = 1_048_588;
 
 /// Limits the records of a topic.
-async fn limit(stack: &Stack, topic: &str, bytes_max: usize) {
+pub async fn limit(stack: &Stack, topic: &str, bytes_max: usize) {
     let admin: AdminClient<DefaultClientContext> = stack.kafka.config(&[]).create().unwrap();
     let bytes_max = bytes_max.to_string();
     let config = AlterConfig::new(ResourceSpecifier::Topic(topic)).set("max.message.bytes", &bytes_max);
@@ -74,7 +74,7 @@ async fn send(
 }
 
 /// Bytes that are no event. Two of the same size differ.
-fn poison(bytes: usize) -> Vec<u8> {
+pub fn poison(bytes: usize) -> Vec<u8> {
     let mut value = vec![0xff; bytes];
     let id = *Uuid::now_v7().as_bytes();
     let marked = bytes.min(id.len());

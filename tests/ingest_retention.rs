@@ -41,6 +41,20 @@ async fn exists(pool: &PgPool, partition: &str) -> bool {
     sqlx::query_scalar(sql).bind(partition).fetch_one(pool).await.unwrap()
 }
 
+/// Waits until the week is deleted.
+async fn deleted(pool: &PgPool, partition: &str) {
+    eventually("the week is deleted", SOON, async || {
+        (!exists(pool, partition).await).then_some(())
+    })
+    .await;
+}
+
+/// What a process does that begins to delete a week.
+async fn refuse(pool: &PgPool, partition: &str, until: Uuid) {
+    let refuse = sqlx::query("select refuse_generations($1, $2)");
+    refuse.bind(partition).bind(until).execute(pool).await.unwrap();
+}
+
 async fn execute(pool: &PgPool, sql: &'static str, id: Uuid) {
     sqlx::query(sql).bind(id).execute(pool).await.unwrap();
 }
@@ -57,6 +71,7 @@ async fn store(stack: &Stack, id: Uuid) {
     send(stack, &[event]).await;
 }
 
+const OPEN: &str = "insert into open_generation values ($1, 'completion', now() + interval '1 hour')";
 const CLOSE: &str = "delete from open_generation where generation_id = $1";
 const CENSOR: &str = "insert into trajectory (generation_id, surface, reward_definition, censor_code) \
                       values ($1, 'completion', 1, 'no_feedback')";
@@ -121,10 +136,7 @@ async fn an_expired_week_is_deleted_with_everything_about_it_but_its_totals_stay
         ..kept_for_ever
     };
     let service = Service::start_with(&stack, kept_for_a_month.clone()).await;
-    eventually("the oldest week is deleted", SOON, async || {
-        (!exists(pool, &old).await).then_some(())
-    })
-    .await;
+    deleted(pool, &old).await;
     assert!(exists(pool, &queued).await && exists(pool, &young).await);
     assert_eq!(ledger(pool).await, (2, 2));
     let totals: Vec<(String, String, i64)> =
@@ -172,10 +184,7 @@ async fn an_expired_week_is_deleted_with_everything_about_it_but_its_totals_stay
         .await
         .unwrap();
     let service = Service::start_with(&stack, kept_for_a_month).await;
-    eventually("the second week is deleted", SOON, async || {
-        (!exists(pool, &queued).await).then_some(())
-    })
-    .await;
+    deleted(pool, &queued).await;
     assert!(exists(pool, &young).await);
     assert_eq!(ledger(pool).await, (1, 3));
     service.stop().await;
@@ -191,10 +200,7 @@ async fn beyond_the_disk_limit_the_oldest_week_is_deleted_and_then_events_are_re
         ..options()
     };
     let service = Service::start_with(&stack, tight).await;
-    eventually("last month's week is deleted", SOON, async || {
-        (!exists(pool, &last_month).await).then_some(())
-    })
-    .await;
+    deleted(pool, &last_month).await;
     let event = json!({"generation_id": Uuid::now_v7(), "metric_name": "accept", "value": true});
     let (status, headers) = eventually("events are refused", SOON, async || {
         let body = event.to_string();
@@ -327,11 +333,7 @@ async fn a_generation_that_is_backfilled_into_an_expiring_week_is_refused_and_le
     let old = partition(pool, 90).await;
     let first = closed(&stack, 90, 1).await;
     // One is still open, so the week stays.
-    sqlx::query("insert into open_generation values ($1, 'completion', now() + interval '1 hour')")
-        .bind(first)
-        .execute(pool)
-        .await
-        .unwrap();
+    execute(pool, OPEN, first).await;
     let service = Service::start_with(&stack, kept_for_a_month()).await;
     let refused = "select count(*) from pg_constraint where conname = 'generation_refused'";
     eventually("the week refuses generations", SOON, async || {
@@ -350,10 +352,7 @@ async fn a_generation_that_is_backfilled_into_an_expiring_week_is_refused_and_le
 
     execute(pool, CLOSE, first).await;
     let service = Service::start_with(&stack, kept_for_a_month()).await;
-    eventually("the week is deleted", SOON, async || {
-        (!exists(pool, &old).await).then_some(())
-    })
-    .await;
+    deleted(pool, &old).await;
     assert_eq!(ledger(pool).await, (0, 1));
     assert_eq!(count(pool, "select count(*) from open_generation").await, 0);
     service.stop().await;
@@ -366,11 +365,7 @@ async fn late_generations_of_an_expiring_week_are_refused_before_they_reach_the_
     let old = partition(pool, 90).await;
     let first = closed(&stack, 90, 1).await;
     execute(pool, "delete from trajectory where generation_id = $1", first).await;
-    sqlx::query("insert into open_generation values ($1, 'completion', now() + interval '1 hour')")
-        .bind(first)
-        .execute(pool)
-        .await
-        .unwrap();
+    execute(pool, OPEN, first).await;
     let service = Service::start_with(&stack, kept_for_a_month()).await;
     let late = serde_json::to_value(generation()).unwrap();
     // Such a generation is stored until the first round refuses its week.
@@ -411,21 +406,12 @@ async fn a_week_that_need_not_go_after_all_takes_generations_again() {
     let pool = &stack.pool;
     let week = partition(pool, 10).await;
     let open = closed(&stack, 10, 1).await;
-    sqlx::query("insert into open_generation values ($1, 'completion', now() + interval '1 hour')")
-        .bind(open)
-        .execute(pool)
-        .await
-        .unwrap();
+    execute(pool, OPEN, open).await;
     let until = end_of(pool, 10).await;
     // The disk is not full any more; or it is, but the week is needed.
     for disk_bytes_max in [0, 1] {
         // What an earlier process had begun for room.
-        sqlx::query("select refuse_generations($1, $2)")
-            .bind(&week)
-            .bind(until)
-            .execute(pool)
-            .await
-            .unwrap();
+        refuse(pool, &week, until).await;
         let options = ::ingest::Options {
             disk_bytes_max,
             ..kept_for_a_month()
@@ -468,12 +454,7 @@ async fn a_long_reader_delays_a_drop_but_loses_no_work_and_stops_nobody() {
     closed(&stack, 90, 1).await;
     let until = end_of(pool, 90).await;
     // An earlier round got as far as this.
-    sqlx::query("select refuse_generations($1, $2)")
-        .bind(&old)
-        .bind(until)
-        .execute(pool)
-        .await
-        .unwrap();
+    refuse(pool, &old, until).await;
     // The reader also prevents that a restart creates partitions. The service starts anyway.
     let next = sqlx::query_scalar::<_, String>(
         "select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid \
@@ -505,10 +486,7 @@ async fn a_long_reader_delays_a_drop_but_loses_no_work_and_stops_nobody() {
 
     reader.rollback().await.unwrap();
     let service = Service::start_with(&stack, kept_for_a_month()).await;
-    eventually("the week is deleted", SOON, async || {
-        (!exists(pool, &old).await).then_some(())
-    })
-    .await;
+    deleted(pool, &old).await;
     assert_eq!(ledger(pool).await, (1, 1));
     assert!(exists(pool, &next).await);
     service.stop().await;
@@ -583,11 +561,7 @@ async fn a_turn_keeps_the_contexts_above_it_but_not_for_ever() {
     };
     assert_eq!(needed().await, None, "everything is closed");
     execute(pool, "delete from trajectory where generation_id = $1", third).await;
-    sqlx::query("insert into open_generation values ($1, 'completion', now())")
-        .bind(third)
-        .execute(pool)
-        .await
-        .unwrap();
+    execute(pool, OPEN, third).await;
     assert_eq!(needed().await.as_deref(), Some("parent"), "two turns above");
     // A parent of another tenant counts as missing for readers, and holds nothing.
     execute(pool, "update generation set tenant_id = 'other' where id = $1", second).await;

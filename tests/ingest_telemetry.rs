@@ -118,6 +118,7 @@ impl Process {
             .current_dir(stack.dir.path())
             .env("SPRINGTIDE__LISTEN__INGEST", address.to_string())
             .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
+            .env("SPRINGTIDE__POSTGRES__URLS__INGEST", stack.url_of("ingest"))
             .envs(stack.kafka_environment())
             .env("SPRINGTIDE__AUTH__REQUIRED", key_required.to_string())
             .env("SPRINGTIDE__SERVE__API_KEY", format!("spring_{CANARY}-serve"))

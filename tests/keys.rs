@@ -21,7 +21,7 @@ use time::OffsetDateTime;
 use tokio::net::TcpListener;
 use uuid::Uuid;
 
-use crate::support::{SPRINGTIDE, Stack, create_key, eventually};
+use crate::support::{SPRINGTIDE, Stack, create_key, eventually, run, succeed};
 
 const SOON: Duration = Duration::from_secs(30);
 const TEST: Actor<'_> = Actor {
@@ -417,23 +417,18 @@ async fn a_superuser_cannot_change_remove_or_insert_a_row_of_the_audit_unnoticed
     assert!(found[0].contains("made anew"), "{found:?}");
 }
 
+fn command(stack: &Stack, args: &[&str]) -> Command {
+    let mut command = stack.springtide(args);
+    command.env("SPRINGTIDE__AUTH__REQUIRED", "true");
+    command
+}
+
 fn springtide(stack: &Stack, args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(SPRINGTIDE)
-        .args(args)
-        .current_dir(stack.dir.path())
-        .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
-        .env("SPRINGTIDE__STATE_DIR", stack.dir.path())
-        .env("SPRINGTIDE__AUTH__REQUIRED", "true")
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.success(), text(output.stdout), text(output.stderr))
+    run(&mut command(stack, args))
 }
 
 fn output(stack: &Stack, args: &[&str]) -> String {
-    let (success, out, error) = springtide(stack, args);
-    assert!(success, "{args:?}: {error}");
-    out.trim().to_owned()
+    succeed(&mut command(stack, args))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,11 +4,14 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[cfg(feature = "torch")]
+mod attacks;
+#[cfg(feature = "torch")]
 mod audit;
 #[cfg(feature = "torch")]
 mod canary;
 mod chaos;
 mod control;
+mod database_users;
 mod disk;
 mod dlq;
 mod feedback_token;

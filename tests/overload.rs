@@ -184,7 +184,8 @@ async fn ten_times_the_load_under_a_memory_limit_is_refused_without_losing_event
         .env("SPRINGTIDE__TRAINER__API_KEY", "spring_unused")
         .env("SPRINGTIDE__INGEST__ORPHAN_TTL_SECONDS", "86400")
         .envs(stack.kafka_environment())
-        .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url);
+        .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
+        .env("SPRINGTIDE__POSTGRES__URLS__INGEST", stack.url_of("ingest"));
     let log = stack.dir.path().join("ingest.log");
     let mut ingest = process::start(limit.hold(&command), address, &log).await;
     let pid = ingest.id().unwrap();

@@ -1,33 +1,31 @@
 //! What one caller's flood takes from others: nothing. Each test counts the answers of a caller that
-//! floods a running role, and of an honest one beside it.
+//! floods a running role, and of an honest one beside it. Over 500 lines, because every kind of flood
+//! is here.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::process::Command;
 use std::time::Duration;
 
 use axum::Router;
 use edge::audit::Actor;
 use edge::auth::key::{self, Created, Grant, NewKey};
 use edge::auth::{Auth, AuthOptions, LimitOptions, Scope, Scopes};
-use edge::sampler::SamplerKey;
 use futures::future::join_all;
-use model::exact::Compute;
 use reqwest::{Client, RequestBuilder};
 use serde_json::{Value, json};
 use serving::ServeOptions;
 use serving::serve::Replica;
 use sqlx::Executor;
 use store::Store;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 use crate::control::Control;
 use crate::ingest::{Service, options};
-use crate::serving::{Publisher, releases};
-use crate::support::{SPRINGTIDE, Stack, eventually};
+use crate::serving::{Publisher, releases, replica};
+use crate::support::{Stack, eventually, succeed};
 
 const SOON: Duration = Duration::from_secs(90);
 const TEST: Actor<'_> = Actor {
@@ -157,15 +155,15 @@ async fn a_key_beyond_its_rate_gets_429_and_other_keys_get_answers_on_every_role
         "--reason",
         "grew",
     ];
-    springtide(&stack, &raise);
-    let listed: Value = serde_json::from_str(&springtide(&stack, &["key", "list", "--json"])).unwrap();
+    succeed(&mut stack.springtide(&raise));
+    let listed: Value = serde_json::from_str(&succeed(&mut stack.springtide(&["key", "list", "--json"]))).unwrap();
     let listed = listed
         .as_array()
         .unwrap()
         .iter()
         .find(|key| key["id"] == json!(flooding.id));
     assert_eq!(listed.unwrap()["requests_per_second"], 100_000);
-    let rows: Value = serde_json::from_str(&springtide(&stack, &["audit", "list", "--json"])).unwrap();
+    let rows: Value = serde_json::from_str(&succeed(&mut stack.springtide(&["audit", "list", "--json"]))).unwrap();
     assert_eq!(
         (&rows[0]["action"], &rows[0]["reason"]),
         (&json!("key.limit"), &json!("grew"))
@@ -176,18 +174,6 @@ async fn a_key_beyond_its_rate_gets_429_and_other_keys_get_answers_on_every_role
     })
     .await;
     ingest.stop().await;
-}
-
-fn springtide(stack: &Stack, args: &[&str]) -> String {
-    let output = Command::new(SPRINGTIDE)
-        .args(args)
-        .current_dir(stack.dir.path())
-        .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
-        .env("SPRINGTIDE__STATE_DIR", stack.dir.path())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -319,16 +305,8 @@ async fn serve(stack: &Stack, options: ServeOptions) -> (String, DropGuard) {
             poll_interval_ms: 100,
             ..options
         },
-        policy: "demo".into(),
-        compute: Compute::F32,
-        kafka: stack.kafka.clone(),
-        store: Store::open(&stack.store_url).unwrap(),
-        payloads: None,
-        keys_dir: stack.keys_dir.clone(),
-        sampler: SamplerKey::from_seed(&[1; 32]),
-        auth: Auth::new(required(LimitOptions::default()), stack.pool.clone()),
-        control_url: None,
-        extra_routes: Router::new(),
+        auth: Auth::new(required(LimitOptions::default()), stack.pool_of("serve")),
+        ..replica(stack)
     };
     let stop = CancellationToken::new();
     tokio::spawn(replica.run(listener.into(), stop.clone()));
@@ -404,6 +382,60 @@ async fn a_key_that_fills_the_queue_takes_no_place_from_another_key() {
     );
     assert!(statuses[&429] > 0, "there was no flood: {statuses:?}");
     assert!(statuses[&200] > 0, "it gets its share: {statuses:?}");
+}
+
+/// Starts a completion whose body has `bytes`, and does not send the body.
+async fn begin(url: &str, key: &str, bytes: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).await.unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n\
+         content-length: {bytes}\r\nconnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_fills_the_memory_for_bodies_with_slow_ones_gets_429_and_other_keys_are_answered() {
+    const MIB: usize = 1 << 20;
+    let stack = Stack::start("body_bytes").await;
+    let options = ServeOptions {
+        in_flight_bytes_max: edge::routes::in_flight_bytes_min(),
+        ..ServeOptions::default()
+    };
+    let (url, _serve) = serve(&stack, options).await;
+    let slow = make(&stack, "default", &[Scope::Completions], 0).await.secret;
+    let honest = make(&stack, "default", &[Scope::Completions], 0).await.secret;
+    let client = Client::new();
+    // no version is published
+    let unready = (503, None);
+    eventually("it answers", SOON, async || {
+        (send(completion(&client, &url, &honest, 1, 0)).await == unready).then_some(())
+    })
+    .await;
+    let held = begin(&url, &slow, MIB + MIB / 2).await;
+    eventually("no further large body has room", SOON, async || {
+        // it is refused by its length alone; otherwise there is no answer yet
+        let mut refused = begin(&url, &slow, MIB).await;
+        let mut answer = String::new();
+        let read = tokio::time::timeout(Duration::from_secs(2), refused.read_to_string(&mut answer)).await;
+        (read.is_ok() && answer.starts_with("HTTP/1.1 429") && answer.contains("in_flight_bytes")).then_some(())
+    })
+    .await;
+    for _ in 0..20 {
+        assert_eq!(send(completion(&client, &url, &honest, 1, 0)).await, unready);
+    }
+    drop(held);
+    eventually("the bytes are free again", SOON, async || {
+        let large = json!({"model": "demo@champion", "prompt": "x".repeat(MIB)});
+        let request = client
+            .post(format!("{url}/v1/completions"))
+            .bearer_auth(&slow)
+            .json(&large);
+        let answer = request.send().await.ok()?;
+        (answer.status() == 503).then_some(())
+    })
+    .await;
 }
 
 /// The number of a gauge at `/metrics`.

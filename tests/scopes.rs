@@ -5,17 +5,13 @@
 //! After a change of routes: `SPRINGTIDE_WRITE_DOCS=1 cargo test --test it scopes`.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::Router;
 use edge::auth::key::{self, Grant, NewKey};
 use edge::auth::{Auth, AuthOptions, Role, Scope, Scopes};
-use edge::sampler::SamplerKey;
-use model::exact::Compute;
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
-use serving::ServeOptions;
 use serving::serve::Replica;
 use store::Store;
 use tokio::net::TcpListener;
@@ -23,11 +19,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::control::Control;
 use crate::ingest::{Service, options};
-use crate::support::{Stack, eventually};
+use crate::serving::replica;
+use crate::support::{Stack, check_page, eventually, operations};
 
 const START: Duration = Duration::from_secs(90);
-const BEGIN: &str = "<!-- routes: begin; written by tests/scopes.rs -->\n";
-const END: &str = "<!-- routes: end -->";
 const CALLER_KEY: &str = "spring_caller";
 const CLOUD_EVENT: &str = "application/cloudevents+json";
 
@@ -68,53 +63,43 @@ impl Case {
 
 /// The cases of a role's OpenAPI document.
 async fn cases(role: &'static str, base: &str) -> Vec<Case> {
-    let document: Value = reqwest::get(format!("{base}/openapi.json"))
-        .await
-        .unwrap()
-        .json()
-        .await
-        .unwrap();
     let mut cases = Vec::new();
-    for (path, item) in document["paths"].as_object().unwrap() {
-        for (method, operation) in item.as_object().unwrap() {
-            let security = operation["security"].as_array().unwrap();
-            let named = security.iter().filter_map(|one| one["bearer"].as_array()).flatten();
-            let scopes: Vec<Scope> = named
-                .map(|name| Scope::parse(name.as_str().unwrap()).unwrap())
-                .collect();
-            let method: Method = method.to_uppercase().parse().unwrap();
-            let case = |name: String, scopes: Vec<Scope>, body| Case {
-                role,
-                url: format!("{base}{}", fill(path)),
-                method: method.clone(),
-                name: format!("`{method} {path}`{name}"),
-                scopes,
-                body,
+    for (path, method, operation) in operations(base).await {
+        let security = operation["security"].as_array().unwrap();
+        let named = security.iter().filter_map(|one| one["bearer"].as_array()).flatten();
+        let scopes: Vec<Scope> = named
+            .map(|name| Scope::parse(name.as_str().unwrap()).unwrap())
+            .collect();
+        let case = |name: String, scopes: Vec<Scope>, body| Case {
+            role,
+            url: format!("{base}{}", fill(&path)),
+            method: method.clone(),
+            name: format!("`{method} {path}`{name}"),
+            scopes,
+            body,
+        };
+        let json = "application/json";
+        if scopes.len() < 2 {
+            let body = (method != Method::GET).then(|| (json, "{}".to_owned()));
+            cases.push(case(String::new(), scopes, body));
+            continue;
+        }
+        for scope in scopes {
+            let event = event(scope);
+            let (content_type, body) = match &*path {
+                "/v1/events" => (CLOUD_EVENT, event.clone()),
+                _ => {
+                    let kind = if scope == Scope::Feedback {
+                        "feedback"
+                    } else {
+                        "generation"
+                    };
+                    let item = json!({"source": "t", "id": event["id"], "time": event["time"], kind: event["data"]});
+                    (json, json!([item]))
+                }
             };
-            let json = "application/json";
-            if scopes.len() < 2 {
-                let body = (method != Method::GET).then(|| (json, "{}".to_owned()));
-                cases.push(case(String::new(), scopes, body));
-                continue;
-            }
-            for scope in scopes {
-                let event = event(scope);
-                let (content_type, body) = match &**path {
-                    "/v1/events" => (CLOUD_EVENT, event.clone()),
-                    _ => {
-                        let kind = if scope == Scope::Feedback {
-                            "feedback"
-                        } else {
-                            "generation"
-                        };
-                        let item =
-                            json!({"source": "t", "id": event["id"], "time": event["time"], kind: event["data"]});
-                        (json, json!([item]))
-                    }
-                };
-                let name = format!(", an event of {}", scope.as_str());
-                cases.push(case(name, vec![scope], Some((content_type, body.to_string()))));
-            }
+            let name = format!(", an event of {}", scope.as_str());
+            cases.push(case(name, vec![scope], Some((content_type, body.to_string()))));
         }
     }
     cases
@@ -156,22 +141,7 @@ fn fill(path: &str) -> String {
 /// A replica without a version: it answers, and refuses completions for lack of one.
 pub async fn serve(stack: &Stack, auth: Auth) -> (String, DropGuard) {
     let (listener, url) = listener().await;
-    let replica = Replica {
-        options: ServeOptions {
-            state_dir: stack.dir.path().join("serve"),
-            ..ServeOptions::default()
-        },
-        policy: "demo".into(),
-        compute: Compute::F32,
-        kafka: stack.kafka.clone(),
-        store: Store::open(&stack.store_url).unwrap(),
-        payloads: None,
-        keys_dir: stack.keys_dir.clone(),
-        sampler: SamplerKey::from_seed(&[1; 32]),
-        auth,
-        control_url: None,
-        extra_routes: Router::new(),
-    };
+    let replica = Replica { auth, ..replica(stack) };
     let stop = CancellationToken::new();
     tokio::spawn(replica.run(listener.into(), stop.clone()));
     (url, stop.drop_guard())
@@ -197,7 +167,7 @@ async fn every_route_is_open_to_keys_of_its_scope_only_as_the_documents_and_the_
         ("SPRINGTIDE__TRAINER__API_KEY", "unused"),
     ];
     let control = Control::start(&stack, &required).await;
-    let (serve, _serve) = serve(&stack, Auth::new(auth, stack.pool.clone())).await;
+    let (serve, _serve) = serve(&stack, Auth::new(auth, stack.pool_of("serve"))).await;
     let mut cases_of_all = Vec::new();
     for (role, base) in [
         ("serve", serve),
@@ -261,15 +231,7 @@ async fn every_route_is_open_to_keys_of_its_scope_only_as_the_documents_and_the_
     let header: Vec<&str> = Scope::ALL.iter().map(|scope| scope.as_str()).collect();
     let mut table = format!("| role | route | no key | {} |\n", header.join(" | "));
     table += &format!("|---{}|\n{lines}", "|---".repeat(2 + header.len()));
-    let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/keys.md");
-    let text = std::fs::read_to_string(&page).unwrap();
-    let (before, rest) = text.split_once(BEGIN).unwrap();
-    let (committed, after) = rest.split_once(END).unwrap();
-    if std::env::var_os("SPRINGTIDE_WRITE_DOCS").is_some() {
-        std::fs::write(&page, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
-    } else {
-        assert_eq!(committed, table, "docs/keys.md is out of date: SPRINGTIDE_WRITE_DOCS=1");
-    }
+    check_page("docs/keys.md", "routes", "tests/scopes.rs", &table);
     ingest.stop().await;
 }
 

@@ -133,7 +133,7 @@ pub fn releases(stack: &Stack) -> ReleaseService {
     ReleaseService::new(
         ReleaseOptions::default(),
         "demo",
-        stack.pool.clone(),
+        stack.pool_of("control"),
         Store::open(&stack.store_url).unwrap(),
         &stack.keys_dir,
         Some(log),
@@ -159,12 +159,34 @@ pub async fn control(stack: &Stack, releases: &ReleaseService) -> Role {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
-    let auth = Auth::new(AuthOptions::default(), stack.pool.clone());
+    let pool = stack.pool_of("control");
+    let auth = Auth::new(AuthOptions::default(), pool.clone());
     let router = release::routes(releases.clone())
-        .merge(serving::fleet::routes(stack.pool.clone(), "demo"))
+        .merge(serving::fleet::routes(pool, "demo"))
         .protected_by(&auth, "control");
     let task = tokio::spawn(edge::server::run(listener.into(), router, stop.clone()));
     Role { url, stop, task }
+}
+
+/// A replica without control. No key is needed.
+pub fn replica(stack: &Stack) -> Replica {
+    Replica {
+        options: ServeOptions {
+            state_dir: stack.dir.path().join("serve"),
+            poll_interval_ms: 100,
+            ..ServeOptions::default()
+        },
+        policy: "demo".into(),
+        compute: Compute::F32,
+        kafka: stack.kafka.clone(),
+        store: Store::open(&stack.store_url).unwrap(),
+        payloads: None,
+        keys_dir: stack.keys_dir.clone(),
+        sampler: SamplerKey::from_seed(&[1; 32]),
+        auth: Auth::new(AuthOptions::default(), stack.pool_of("serve")),
+        control_url: None,
+        extra_routes: Router::new(),
+    }
 }
 
 pub async fn serve(stack: &Stack, control_url: Option<String>, state_dir: PathBuf) -> Role {
@@ -179,16 +201,8 @@ pub async fn serve(stack: &Stack, control_url: Option<String>, state_dir: PathBu
     };
     let replica = Replica {
         options,
-        policy: "demo".into(),
-        compute: Compute::F32,
-        kafka: stack.kafka.clone(),
-        store: Store::open(&stack.store_url).unwrap(),
-        payloads: None,
-        keys_dir: stack.keys_dir.clone(),
-        sampler: SamplerKey::from_seed(&[1; 32]),
-        auth: Auth::new(AuthOptions::default(), stack.pool.clone()),
         control_url,
-        extra_routes: Router::new(),
+        ..replica(stack)
     };
     let task = tokio::spawn(replica.run(listener.into(), stop.clone()));
     Role { url, stop, task }

@@ -49,6 +49,11 @@ impl Fleet {
             [postgres]
             url = {database:?}
             connections_max = 6
+            [postgres.urls]
+            serve = {as_serve:?}
+            ingest = {as_ingest:?}
+            control = {as_control:?}
+            train = {as_train:?}
             [kafka]
             brokers = {brokers:?}
             librdkafka_file = {kafka_file:?}
@@ -67,6 +72,10 @@ impl Fleet {
             store = stack.store_url,
             keys = stack.keys_dir,
             database = stack.database_url,
+            as_serve = stack.url_of("serve"),
+            as_ingest = stack.url_of("ingest"),
+            as_control = stack.url_of("control"),
+            as_train = stack.url_of("train"),
             brokers = stack.kafka.brokers,
             kafka_file = stack.kafka_file,
             prefix = stack.kafka.topic_prefix,

@@ -23,8 +23,8 @@ pub fn ingest(stack: &Stack, listener: TcpListener) -> DropGuard {
     tokio::spawn(ingest::run(
         ingest::Options::default(),
         stack.kafka.clone(),
-        stack.pool.clone(),
-        Auth::new(AuthOptions::default(), stack.pool.clone()),
+        stack.pool_of("ingest"),
+        Auth::new(AuthOptions::default(), stack.pool_of("ingest")),
         listener.into(),
         axum::Router::new(),
         stop.clone(),

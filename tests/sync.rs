@@ -105,7 +105,7 @@ pub fn publisher(stack: &Stack, threads: usize) -> Publisher {
     let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
     let store = Store::open(&stack.store_url).unwrap();
     Publisher {
-        pool: stack.pool.clone(),
+        pool: stack.pool_of("train"),
         store: store.with_threads(Threads::new(threads).unwrap()),
         keys_dir: stack.keys_dir.clone(),
         key: Arc::new(key),
@@ -140,7 +140,7 @@ async fn follower(stack: &Stack, number: usize, mib: u64, threads: usize, contro
         payloads: None,
         keys_dir: stack.keys_dir.clone(),
         sampler: edge::sampler::SamplerKey::from_seed(&[number as u8; 32]),
-        auth: Auth::new(AuthOptions::default(), stack.pool.clone()),
+        auth: Auth::new(AuthOptions::default(), stack.pool_of("serve")),
         control_url: Some(control_url.into()),
         extra_routes: Router::new(),
     };

@@ -63,6 +63,7 @@ async fn start(stack: &Stack, address: SocketAddr) -> Child {
         .env("SPRINGTIDE__POLICY__STORE", &stack.store_url)
         .env("SPRINGTIDE__POLICY__KEYS", &stack.keys_dir)
         .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
+        .env("SPRINGTIDE__POSTGRES__URLS__SERVE", stack.url_of("serve"))
         .envs(stack.kafka_environment())
         .env("SPRINGTIDE__TELEMETRY__FILTER", "warn");
     process::start(command, address, &stack.dir.path().join("serve.log")).await

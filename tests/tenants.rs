@@ -4,7 +4,7 @@
 #[cfg(feature = "torch")]
 mod fuzz;
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use edge::audit::Actor;
 use edge::auth::key::{self, Grant, NewKey};
@@ -15,13 +15,16 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 
 use crate::control::Control;
-use crate::support::{SPRINGTIDE, Stack};
+use crate::support::{Stack, operations};
 
 const TEST: Actor<'_> = Actor {
     key: None,
     name: "tests/tenants",
 };
-const HISTORY: &str = include_str!("tenants/history.sql");
+pub const HISTORY: &str = concat!(
+    include_str!("support/two_versions.sql"),
+    include_str!("tenants/history.sql")
+);
 /// Trained on, of the tenants `ours` and `theirs`.
 const OURS: &str = "01980000-0000-7000-8000-000000000001";
 /// Of a version that a step made.
@@ -62,49 +65,40 @@ async fn routes_about_a_policy_need_a_key_of_its_tenant() {
     let control = Control::start(&stack, &more).await;
     let admin = key(&stack.pool, "theirs", &[Scope::Admin]).await;
     let base = format!("http://127.0.0.1:{}", control.port);
-    let document: Value = reqwest::get(format!("{base}/openapi.json"))
-        .await
-        .unwrap()
-        .json()
-        .await
-        .unwrap();
     let mut refused = Vec::new();
-    for (path, item) in document["paths"].as_object().unwrap() {
-        for (method, operation) in item.as_object().unwrap() {
-            let Some(scope) = operation["security"][0]["bearer"][0].as_str() else {
-                continue; // open to everybody
-            };
-            let scope = Scope::parse(scope).unwrap();
-            let url = format!("{base}{}", path.replace("{serial}", "1").replace("{id}", OURS));
-            let method: Method = method.to_uppercase().parse().unwrap();
-            let send = async |key: &str| {
-                let mut request = Client::new().request(method.clone(), &url).bearer_auth(key);
-                if method == Method::POST {
-                    request = request.json(&json!({}));
-                }
-                let answer = request.send().await.unwrap();
-                let status = answer.status().as_u16();
-                let answer: Value = answer.json().await.unwrap_or_default();
-                (status, answer["detail"].as_str().unwrap_or_default().to_owned())
-            };
-            let name = format!("{method} {path}");
-            let (ours, theirs) = (
-                send(&key(&stack.pool, "ours", &[scope]).await).await,
-                send(&key(&stack.pool, "theirs", &[scope]).await).await,
-            );
-            assert!(!matches!(ours.0, 401 | 403), "{name}: {ours:?}");
-            let by_admin = send(&admin).await;
-            assert!(!matches!(by_admin.0, 401 | 403), "{name}: {by_admin:?}");
-            if theirs.0 == 403 {
-                assert!(
-                    theirs.1.contains("does not belong to this key's tenant, theirs"),
-                    "{theirs:?}"
-                );
-                assert!(theirs.1.contains("springtide key create --tenant"), "{theirs:?}");
-                refused.push(name);
-            } else {
-                assert!(name.contains("ledger") || name.contains("origin"), "{name}: {theirs:?}");
+    for (path, method, operation) in operations(&base).await {
+        let Some(scope) = operation["security"][0]["bearer"][0].as_str() else {
+            continue; // open to everybody
+        };
+        let scope = Scope::parse(scope).unwrap();
+        let url = format!("{base}{}", path.replace("{serial}", "1").replace("{id}", OURS));
+        let send = async |key: &str| {
+            let mut request = Client::new().request(method.clone(), &url).bearer_auth(key);
+            if method == Method::POST {
+                request = request.json(&json!({}));
             }
+            let answer = request.send().await.unwrap();
+            let status = answer.status().as_u16();
+            let answer: Value = answer.json().await.unwrap_or_default();
+            (status, answer["detail"].as_str().unwrap_or_default().to_owned())
+        };
+        let name = format!("{method} {path}");
+        let (ours, theirs) = (
+            send(&key(&stack.pool, "ours", &[scope]).await).await,
+            send(&key(&stack.pool, "theirs", &[scope]).await).await,
+        );
+        assert!(!matches!(ours.0, 401 | 403), "{name}: {ours:?}");
+        let by_admin = send(&admin).await;
+        assert!(!matches!(by_admin.0, 401 | 403), "{name}: {by_admin:?}");
+        if theirs.0 == 403 {
+            assert!(
+                theirs.1.contains("does not belong to this key's tenant, theirs"),
+                "{theirs:?}"
+            );
+            assert!(theirs.1.contains("springtide key create --tenant"), "{theirs:?}");
+            refused.push(name);
+        } else {
+            assert!(name.contains("ledger") || name.contains("origin"), "{name}: {theirs:?}");
         }
     }
     assert!(refused.len() > 15, "{refused:?}");
@@ -155,14 +149,8 @@ async fn ledger_and_origin_show_each_tenant_what_it_logged_itself() {
 }
 
 fn springtide(stack: &Stack, variables: &[(&str, &str)], args: &[&str]) -> Output {
-    let mut command = Command::new(SPRINGTIDE);
-    command
-        .args(args)
-        .current_dir(stack.dir.path())
-        .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
-        .env("SPRINGTIDE__STATE_DIR", stack.dir.path())
-        .envs(stack.kafka_environment())
-        .envs(variables.iter().copied());
+    let mut command = stack.springtide(args);
+    command.envs(stack.kafka_environment()).envs(variables.iter().copied());
     command.output().unwrap()
 }
 

@@ -13,7 +13,6 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::{HeaderMap, header, request::Parts};
 use axum::middleware::{self, Next};
@@ -22,13 +21,15 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use uuid::Uuid;
 
+pub use known::Guesses;
 pub use limits::{LimitOptions, REQUESTS_PER_SECOND_MAX};
 pub use scope::{Role, Scope, Scopes};
 
 use crate::audit::Actor;
+use crate::held::until_sent;
 use crate::problem::Problem;
 use known::{KnownKeys, Unavailable};
-use limits::{Held, Limits};
+use limits::Limits;
 
 /// The tenant of every caller where no key is needed.
 pub const OPEN_TENANT: &str = "default";
@@ -213,6 +214,11 @@ impl Auth {
 
     /// The caller that these headers authenticate.
     pub async fn principal(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
+        self.principal_on(headers, &Guesses::default()).await
+    }
+
+    /// `guesses`: of the connection.
+    async fn principal_on(&self, headers: &HeaderMap, guesses: &Guesses) -> Result<Principal, Problem> {
         if !self.required() {
             return Ok(Principal::operator());
         }
@@ -225,7 +231,7 @@ impl Auth {
             // about the key.
             Keys::Fixed(only) => (digest == *only).then(Principal::caller),
             Keys::Table(keys) => {
-                let found = keys.find(&digest).await;
+                let found = keys.find(&digest, guesses).await;
                 found.map_err(|Unavailable| Problem::unavailable("API keys cannot be checked right now", 2))?
             }
         };
@@ -238,7 +244,8 @@ fn digest(key: &str) -> [u8; 32] {
 }
 
 async fn check(State(auth): State<Auth>, mut request: Request, next: Next) -> Result<Response, Problem> {
-    let principal = auth.principal(request.headers()).await?;
+    let guesses = request.extensions().get::<Guesses>().cloned().unwrap_or_default();
+    let principal = auth.principal_on(request.headers(), &guesses).await?;
     let open = match &auth.limits {
         Some(limits) => limits.admit(&principal)?,
         None => None,
@@ -246,7 +253,7 @@ async fn check(State(auth): State<Auth>, mut request: Request, next: Next) -> Re
     request.extensions_mut().insert(principal);
     let response = next.run(request).await;
     Ok(match open {
-        Some(open) => response.map(|body| Body::new(Held { body, _open: open })),
+        Some(open) => until_sent(response, open),
         None => response,
     })
 }
@@ -260,6 +267,7 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::body::Body;
     use axum::http::StatusCode;
     use axum::routing::get;
     use tower::ServiceExt;

@@ -7,7 +7,9 @@
 pub mod audit;
 pub mod auth;
 pub mod bind;
+mod held;
 pub mod host;
+pub mod intake;
 pub mod json;
 pub mod path;
 pub mod problem;

@@ -4,18 +4,28 @@
 
 use std::convert::Infallible;
 
+use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::handler::Handler;
+use axum::http::header;
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{self, MethodRouter};
-use axum::{Json, Router};
 use serde_json::{Map, Value, json};
 
 use crate::auth::{Auth, Principal, Scope};
+use crate::intake::Intake;
 use crate::problem::Problem;
 use crate::tenant::OwnerOnly;
 use crate::turns::{self, Turns};
+
+/// Largest body of a route that sets no other limit: axum's default.
+const BODY_BYTES_MAX: usize = 2 << 20;
+/// Bytes of all bodies together, for a role that sets no other limit.
+const IN_FLIGHT_BYTES_MAX: usize = 128 << 20;
+/// How much of them one tenant may hold while others hold nothing.
+const TENANT_SHARE_MAX: f64 = 0.5;
 
 /// Routes of an API.
 #[derive(Debug)]
@@ -23,6 +33,8 @@ pub struct Routes<S = ()> {
     guarded: Router<S>,
     open: Router<S>,
     operations: Vec<Operation>,
+    /// The largest body of all routes.
+    body_bytes_max: usize,
 }
 
 /// A method and its handler.
@@ -30,6 +42,7 @@ pub struct Routes<S = ()> {
 pub struct Endpoint<S> {
     method: &'static str,
     router: MethodRouter<S, Infallible>,
+    body_bytes_max: usize,
     is_page: bool,
 }
 
@@ -52,6 +65,7 @@ where
     Endpoint {
         method: "get",
         router: routing::get(handler),
+        body_bytes_max: BODY_BYTES_MAX,
         is_page: false,
     }
 }
@@ -65,16 +79,18 @@ where
     Endpoint {
         method: "post",
         router: routing::post(handler),
+        body_bytes_max: BODY_BYTES_MAX,
         is_page: false,
     }
 }
 
 impl<S: Clone + Send + Sync + 'static> Endpoint<S> {
-    /// The largest body that it reads, instead of axum's 2 MiB.
+    /// The largest body that it reads, instead of 2 MiB.
     #[must_use]
     pub fn body_bytes_max(self, bytes: usize) -> Self {
         Self {
             router: self.router.layer(DefaultBodyLimit::max(bytes)),
+            body_bytes_max: bytes,
             ..self
         }
     }
@@ -102,6 +118,7 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
             guarded: Router::new(),
             open: Router::new(),
             operations: Vec::new(),
+            body_bytes_max: 0,
         }
     }
 
@@ -112,6 +129,7 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
             .router
             .route_layer(middleware::from_fn_with_state(scope, require));
         self.guarded = self.guarded.route(path, checked);
+        self.body_bytes_max = self.body_bytes_max.max(endpoint.body_bytes_max);
         self.operation(Some(scope), path, summary, endpoint.method, endpoint.is_page)
     }
 
@@ -158,6 +176,7 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         self.guarded = self.guarded.merge(other.guarded);
         self.open = self.open.merge(other.open);
         self.operations.extend(other.operations);
+        self.body_bytes_max = self.body_bytes_max.max(other.body_bytes_max);
         self
     }
 
@@ -167,13 +186,25 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
             guarded: self.guarded.with_state(state.clone()),
             open: self.open.with_state(state),
             operations: self.operations,
+            body_bytes_max: self.body_bytes_max,
         }
     }
+}
+
+/// The least that [`Routes::protected_within`] takes, if no route sets a limit of its own.
+pub fn in_flight_bytes_min() -> usize {
+    Intake::in_flight_bytes_min(TENANT_SHARE_MAX, BODY_BYTES_MAX)
 }
 
 impl Routes {
     /// All routes behind the keys of `auth`, and their OpenAPI document at `/openapi.json`.
     pub fn protected_by(self, auth: &Auth, title: &str) -> Router {
+        self.protected_within(auth, title, IN_FLIGHT_BYTES_MAX)
+    }
+
+    /// [`Self::protected_by`], with a limit for the bytes of all requests that are open at a time.
+    pub fn protected_within(self, auth: &Auth, title: &str, in_flight_bytes_max: usize) -> Router {
+        let intake = Intake::new(in_flight_bytes_max, TENANT_SHARE_MAX, self.body_bytes_max);
         let mut operations = self.operations;
         operations.push(Operation {
             path: "/openapi.json",
@@ -182,11 +213,28 @@ impl Routes {
             summary: "This document",
             is_page: false,
         });
-        let document = document(title, &operations);
-        let answer = move || std::future::ready(Json(document.clone()));
-        auth.protect(self.guarded)
+        let document = Document::new(&document(title, &operations));
+        let answer = move || std::future::ready(document.clone());
+        auth.protect(intake.guard(self.guarded))
             .merge(self.open)
             .route("/openapi.json", routing::get(answer))
+    }
+}
+
+/// A JSON document that needs no key and is the same for everybody. It is written once, however often
+/// it is asked for, and all answers share its bytes.
+#[derive(Debug, Clone)]
+pub struct Document(Bytes);
+
+impl Document {
+    pub fn new(document: &Value) -> Self {
+        Self(document.to_string().into())
+    }
+}
+
+impl IntoResponse for Document {
+    fn into_response(self) -> Response {
+        ([(header::CONTENT_TYPE, "application/json")], self.0).into_response()
     }
 }
 
@@ -281,6 +329,21 @@ mod tests {
         }
         let request = request.body(Body::empty()).unwrap();
         router.clone().oneshot(request).await.unwrap().status()
+    }
+
+    #[tokio::test]
+    async fn answers_with_the_document_share_its_bytes() {
+        let router = routes().protected_by(&Auth::fixed(Some("serving")), "Things");
+        let mut addresses = Vec::new();
+        for _ in 0..2 {
+            let request = Request::builder().uri("/openapi.json").body(Body::empty()).unwrap();
+            let response = router.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.headers()["content-type"], "application/json");
+            let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+            assert!(bytes.starts_with(b"{"));
+            addresses.push((bytes.as_ptr(), bytes));
+        }
+        assert_eq!(addresses[0].0, addresses[1].0, "written for each answer");
     }
 
     #[tokio::test]

@@ -315,7 +315,9 @@ async fn record(
 ) -> anyhow::Result<()> {
     let rows = audited_rows(connection, Some(id)).await.context("read the sampler")?;
     let row = rows.first().context("the sampler is gone")?;
-    row.append(connection, actor, action, about, reason).await
+    row.append(connection, actor, action, about, reason)
+        .await
+        .context("append to the audit")
 }
 
 /// All samplers, to be compared with the audit's actions `sampler.…`.

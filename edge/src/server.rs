@@ -6,8 +6,8 @@
 //!           cap      head            head     body    no limit   write       idle
 //! ```
 //! The second line names the field of [`Limits`] that ends a step. When all connections are taken,
-//! the one that has waited longest for its client is closed: for a request, or for the client to
-//! take a response. So a client that sends or takes nothing, or does so slowly, never keeps others
+//! the one that has waited longest for its client is closed: for a request, for its body, or for the
+//! client to take a response. So a client that sends or takes nothing, or does so slowly, never keeps others
 //! out.
 //!
 //! A panic in a handler becomes a 500 problem document; the process keeps running.
@@ -34,6 +34,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use nix::sys::socket::Backlog;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -42,8 +43,10 @@ use tower::ServiceExt as _;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument;
 
-use self::body::Sent;
+pub use self::body::in_time;
+use self::body::{Received, Sent};
 use self::connection::{Connections, Slot, Watched};
+use crate::auth::Guesses;
 use crate::host::Hosts;
 use crate::problem::Problem;
 use crate::tls::{self, Stream};
@@ -165,6 +168,8 @@ async fn run_with(
         hosts,
     } = listener;
     let address = tcp.local_addr().context("read listening address")?;
+    // As long a queue as the kernel allows. When it is full, a client is heard a second later.
+    nix::sys::socket::listen(&tcp, Backlog::MAXALLOWABLE).context("lengthen the queue of new connections")?;
     let router = with_layers(with_problems(router), limits, hosts);
     let cut = CancellationToken::new();
     let _cut = cut.clone().drop_guard();
@@ -224,9 +229,17 @@ async fn serve(
             Ok(Ok(stream)) => http(stream, &slot, router, limits, &shutdown).await,
         }
     };
-    let why = tokio::select! {
-        why = served => why,
-        () = slot.connection.evicted() => Some("room_for_others"),
+    tokio::pin!(served);
+    let why = loop {
+        tokio::select! {
+            // first, so that a request that has just arrived is seen
+            biased;
+            why = &mut served => break why,
+            () = slot.connection.evicted() => match slot.connection.waiting_since() {
+                Some(_) => break Some("room_for_others"),
+                None => slot.keep(),
+            },
+        }
     };
     if let Some(why) = why {
         metrics::counter!("springtide_http_connections_cut_total", "reason" => why).increment(1);
@@ -251,9 +264,12 @@ async fn http(
 ) -> Option<&'static str> {
     let connection = slot.connection.clone();
     let io = TokioIo::new(Watched::new(stream, connection.clone()));
-    let answer = move |request: hyper::Request<Incoming>| {
+    let guesses = Guesses::default();
+    let answer = move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(guesses.clone());
         let in_flight = connection.begin(request.version() == Version::HTTP_2);
-        let answer = router.clone().oneshot(request.map(Body::new));
+        let request = request.map(|body| Body::new(Received::new(body, &in_flight)));
+        let answer = router.clone().oneshot(request);
         async move { Ok::<_, Infallible>(answer.await?.map(|body| Sent::new(body, in_flight))) }
     };
     let builder = builder();
@@ -326,7 +342,7 @@ fn with_layers(router: Router, limits: Limits, hosts: Option<Arc<Hosts>>) -> Rou
     let mut router = router
         .layer(CatchPanicLayer::custom(on_panic))
         .layer(middleware::from_fn(move |request: Request, next: Next| {
-            body::in_time(request, next, limits.body)
+            in_time(request, next, limits.body)
         }));
     if let Some(hosts) = hosts {
         router = router.layer(middleware::from_fn_with_state(hosts, crate::host::check));

@@ -227,7 +227,9 @@ async fn record_policy(
     let rows = policy_rows(connection, Some(policy)).await.context("read the policy")?;
     let row = rows.first().context("the policy is gone")?;
     let about = format!("belongs to {}", row.tenant);
-    row.append(connection, actor, action, &about, reason).await
+    row.append(connection, actor, action, &about, reason)
+        .await
+        .context("append to the audit")
 }
 
 async fn record_consent(
@@ -240,7 +242,9 @@ async fn record_consent(
     let rows = consent_rows(connection, Some(id)).await.context("read the consent")?;
     let (policy, row) = rows.first().context("the consent is gone")?;
     let about = format!("{policy} is trained on {}", row.tenant);
-    row.append(connection, actor, action, &about, reason).await
+    row.append(connection, actor, action, &about, reason)
+        .await
+        .context("append to the audit")
 }
 
 /// All policies, to be compared with the audit's actions `policy.…`.

@@ -203,6 +203,7 @@ pub struct Generation {
     /// The sampled tokens, including the stop token.
     pub token_ids: Vec<u32>,
     /// One per sampled token, in nats, under the distribution that was actually sampled from.
+    #[serde(deserialize_with = "json::logprobs")]
     pub logprobs: Vec<f32>,
     /// One per sampled token. Absent: train on every sampled token.
     #[serde(default)]
@@ -290,8 +291,8 @@ impl Generation {
 }
 
 /// The value of a feedback event: a boolean, a number, or a text of at most 64 KiB.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "a boolean, a number or a text")]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
 #[schema(as = FeedbackValue)]
 pub enum Value {
     Bool(bool),

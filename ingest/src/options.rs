@@ -3,13 +3,10 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+use edge::intake::Intake;
 use serde::{Deserialize, Serialize};
 
 use crate::reward::{Definition, Metric, MetricType, Rule};
-
-/// Every request counts as this many bytes beside its body. This bounds the number of requests in
-/// flight.
-pub(crate) const REQUEST_BYTES: usize = 4 * 1024;
 
 /// `[ingest]` of the configuration file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -221,10 +218,10 @@ impl Options {
         positive("log_probe_seconds", self.log_probe_seconds)?;
         within("log_probe_seconds", self.log_probe_seconds, 0.0..=3600.0)?;
         // Otherwise a request could get 429 forever.
-        let needed = (self.request_bytes_max + REQUEST_BYTES) as f64 / self.tenant_share_max;
+        let needed = Intake::in_flight_bytes_min(self.tenant_share_max, self.request_bytes_max);
         anyhow::ensure!(
-            self.in_flight_bytes_max as f64 >= needed.ceil(),
-            "ingest.in_flight_bytes_max must be at least {needed:.0}: a request of request_bytes_max has to fit into one \
+            self.in_flight_bytes_max >= needed,
+            "ingest.in_flight_bytes_max must be at least {needed}: a request of request_bytes_max has to fit into one \
              tenant's share"
         );
         Ok(())
@@ -249,6 +246,8 @@ fn positive(name: &str, value: f64) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use edge::intake::REQUEST_BYTES;
+
     use super::*;
 
     #[test]

@@ -27,6 +27,9 @@ pub struct Options {
     /// Choices that may wait for a slot. If all places are taken, a key or tenant that holds more than
     /// its share loses one to another; otherwise requests get 429.
     pub queue_choices_max: usize,
+    /// Bytes of the requests that are read, wait or are answered at a time; further ones get 429. A
+    /// tenant may hold half of them. Memory use is a small multiple.
+    pub in_flight_bytes_max: usize,
     /// Threads that render chat templates and tokenize long prompts. As many prompts may wait for them
     /// as choices for a slot.
     pub prompt_threads: usize,
@@ -66,6 +69,7 @@ impl Default for Options {
             slots_reserved_for_production: 4,
             context_tokens_max: 4096,
             queue_choices_max: 256,
+            in_flight_bytes_max: 64 << 20,
             prompt_threads: 2,
             shared_prefix_tokens_min: 1024,
             prefills_per_step_max: 4,
@@ -115,6 +119,12 @@ impl Options {
             "serve.choices_max {} does not fit serve.queue_choices_max {}",
             self.choices_max,
             self.queue_choices_max
+        );
+        let needed = edge::routes::in_flight_bytes_min();
+        ensure!(
+            self.in_flight_bytes_max >= needed,
+            "serve.in_flight_bytes_max is {}; the largest request needs {needed}",
+            self.in_flight_bytes_max
         );
         ensure!(
             self.poll_interval_ms > 0 && self.heartbeat_interval_ms > 0,

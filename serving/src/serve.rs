@@ -110,6 +110,7 @@ impl Replica {
             tasks.spawn(reporter.run(background.clone()));
         }
 
+        let in_flight_bytes_max = options.in_flight_bytes_max;
         let choices = TaskTracker::new();
         let prompts = Prompts::new(options.prompt_threads, options.queue_choices_max);
         let api = Arc::new(Api {
@@ -125,7 +126,7 @@ impl Replica {
             choices: choices.clone(),
         });
         let router = api::routes(api)
-            .protected_by(&self.auth, "Springtide serve")
+            .protected_within(&self.auth, "Springtide serve", in_flight_bytes_max)
             .merge(self.extra_routes);
         let serving = CancellationToken::new();
         let served = edge::server::run(listener, router, serving.clone());

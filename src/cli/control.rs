@@ -15,7 +15,7 @@ pub struct Args {}
 
 impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
-        let role = Role::start(app).await?;
+        let role = Role::start(app, Part::Control).await?;
         let config = &app.config;
         role.own_policy(config).await?;
         signing_keys::prepare(config, &role.pool, "control", "release").await?;

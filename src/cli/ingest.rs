@@ -26,7 +26,7 @@ impl Args {
         if let Some(folder) = &self.spool {
             return self.collect(app, folder).await;
         }
-        let role = Role::start(app).await?;
+        let role = Role::start(app, Part::Ingest).await?;
         let config = &app.config;
         ingest::run(
             config.ingest.clone(),

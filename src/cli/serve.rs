@@ -14,7 +14,7 @@ pub struct Args {}
 
 impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
-        let role = Role::start(app).await?;
+        let role = Role::start(app, Part::Serve).await?;
         let config = &app.config;
         let listener = role.listen(config, Part::Serve).await?;
         let payloads = config.serve.log_experts.then(|| role::payloads(app)).transpose()?;

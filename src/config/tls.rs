@@ -126,7 +126,14 @@ impl Config {
     /// unencrypted, unless the configuration says so.
     pub(super) fn check_remote_servers(&self) -> anyhow::Result<()> {
         if let Some(url) = &self.postgres.url {
-            check_postgres(url)?;
+            check_postgres("postgres.url", url)?;
+        }
+        for (field, url) in self.postgres.urls.all() {
+            ensure!(
+                self.postgres.url.is_some(),
+                "{field} is set, but postgres.url is not: the private Postgres has users of its own"
+            );
+            check_postgres(field, url)?;
         }
         match self.kafka.librdkafka_file {
             Some(_) => Ok(()), // it is checked with the file's settings, when they are read
@@ -149,8 +156,8 @@ impl Config {
     }
 }
 
-fn check_postgres(url: &str) -> anyhow::Result<()> {
-    let options: PgConnectOptions = url.parse().context("parse postgres.url")?;
+fn check_postgres(field: &str, url: &str) -> anyhow::Result<()> {
+    let options: PgConnectOptions = url.parse().with_context(|| format!("parse {field}"))?;
     let host = options.get_host();
     if options.get_socket().is_some() || host.starts_with('/') || is_local(host) {
         return Ok(());
@@ -159,7 +166,7 @@ fn check_postgres(url: &str) -> anyhow::Result<()> {
         PgSslMode::VerifyFull | PgSslMode::VerifyCa | PgSslMode::Require | PgSslMode::Disable => Ok(()),
         // Both go on without encryption if the server, or somebody on the way, says so.
         PgSslMode::Prefer | PgSslMode::Allow => bail!(
-            "postgres.url names {host}, on another machine, without an sslmode that insists on encryption: \
+            "{field} names {host}, on another machine, without an sslmode that insists on encryption: \
              add ?sslmode=verify-full&sslrootcert=/path/to/ca.pem, \
              or sslmode=disable if the network may read and change the tables"
         ),
@@ -200,7 +207,7 @@ mod tests {
             "postgres://u:p@db.example/d?sslmode=require",
             "postgres://u:p@db.example/d?sslmode=disable",
         ] {
-            check_postgres(fine).unwrap_or_else(|error| panic!("{fine}: {error}"));
+            check_postgres("postgres.url", fine).unwrap_or_else(|error| panic!("{fine}: {error}"));
         }
         for refused in [
             "postgres://u:secret@db.example/d",
@@ -208,7 +215,7 @@ mod tests {
             "postgres://u:secret@db.example/d?sslmode=prefer",
             "postgres://u:secret@db.example/d?sslmode=allow",
         ] {
-            let why = check_postgres(refused).unwrap_err().to_string();
+            let why = check_postgres("postgres.url", refused).unwrap_err().to_string();
             assert!(why.contains("verify-full") && !why.contains("secret"), "{why}");
         }
     }

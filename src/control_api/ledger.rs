@@ -67,6 +67,7 @@ async fn read(pool: &PgPool, filter: &Filter, tenant: Option<&str>) -> sqlx::Res
     let mut snapshot = pool
         .begin_with("begin isolation level repeatable read read only")
         .await?;
+    super::show(&mut snapshot, tenant).await?;
     let stored = sqlx::query_file_scalar!(
         "src/control_api/ledger/stored.sql",
         filter.policy,

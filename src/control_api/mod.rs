@@ -17,7 +17,7 @@ use edge::routes::{Routes, get};
 use edge::tenant::OwnerOnly;
 use edge::turns::Turns;
 use serving::release::ReleaseService;
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 
 /// The ledger's query reads every generation, so few run at a time.
 const LEDGERS_AT_ONCE: usize = 2;
@@ -52,6 +52,18 @@ pub fn routes(pool: &PgPool, policy: &str, releases: ReleaseService, report: Pat
     queries
         .merge(of_the_policy)
         .open_route("/health", "Whether the process responds", get(async || "ok"))
+}
+
+/// Sets what row-level security shows to the rest of the transaction: rows of `tenant`, or all.
+async fn show(connection: &mut PgConnection, tenant: Option<&str>) -> sqlx::Result<()> {
+    sqlx::query!(
+        "select set_config('springtide.tenant', coalesce($1, ''), true) as tenant,
+                set_config('springtide.all_tenants', case when $1 is null then 'on' else 'off' end, true) as all_tenants",
+        tenant
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(())
 }
 
 /// Whose rows a query shows: those of the caller's tenant, for administrators those of `requested`,

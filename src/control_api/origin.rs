@@ -9,7 +9,7 @@ use edge::json::Json;
 use edge::path::Path;
 use serde::Serialize;
 use serde_json::Value;
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -96,6 +96,8 @@ fn database(error: sqlx::Error) -> Problem {
 
 /// `tenant`: the only one to show.
 async fn read(pool: &PgPool, tenant: Option<&str>, id: Uuid) -> Result<Origin, Problem> {
+    let mut snapshot = pool.begin_with("begin read only").await.map_err(database)?;
+    super::show(&mut snapshot, tenant).await.map_err(database)?;
     let found = sqlx::query!(
         r#"select g.tenant_id, g.policy, g.version, g.root, g.version_spans, g.line, g.arm, g.replica, g.purpose,
                   g.sampled_at, l.disposition as "disposition!", l.code,
@@ -108,7 +110,7 @@ async fn read(pool: &PgPool, tenant: Option<&str>, id: Uuid) -> Result<Origin, P
         id,
         tenant
     )
-    .fetch_optional(pool)
+    .fetch_optional(&mut *snapshot)
     .await
     .map_err(database)?;
     let row = found.ok_or_else(|| Problem::not_found(format!("generation {id} is not in the database (yet)")))?;
@@ -133,10 +135,12 @@ async fn read(pool: &PgPool, tenant: Option<&str>, id: Uuid) -> Result<Origin, P
     }
     let (step, trajectories, trajectories_hidden) = match row.run_id.zip(row.step) {
         Some((run, step)) => {
-            let trajectories = trajectories_of(pool, run, step, tenant).await.map_err(database)?;
+            let trajectories = trajectories_of(&mut snapshot, run, step, tenant)
+                .await
+                .map_err(database)?;
             let shown = i64::try_from(trajectories.len()).unwrap_or(i64::MAX);
-            let hidden = trained_on(pool, run, step).await.map_err(database)? - shown;
-            let step = step_of(pool, run, step).await.map_err(database)?;
+            let hidden = trained_on(&mut snapshot, run, step).await.map_err(database)? - shown;
+            let step = step_of(&mut snapshot, run, step).await.map_err(database)?;
             (Some(step), trajectories, hidden.max(0))
         }
         None => (None, Vec::new(), 0),
@@ -170,14 +174,14 @@ async fn read(pool: &PgPool, tenant: Option<&str>, id: Uuid) -> Result<Origin, P
     })
 }
 
-async fn step_of(pool: &PgPool, run: Uuid, step: i64) -> sqlx::Result<Step> {
+async fn step_of(connection: &mut PgConnection, run: Uuid, step: i64) -> sqlx::Result<Step> {
     let row = sqlx::query!(
         "select r.kind, s.parent, s.cohort_digest, s.committed_at
          from step s join run r on r.id = s.run_id where s.run_id = $1 and s.step = $2",
         run,
         step
     )
-    .fetch_one(pool)
+    .fetch_one(connection)
     .await?;
     Ok(Step {
         run,
@@ -190,17 +194,22 @@ async fn step_of(pool: &PgPool, run: Uuid, step: i64) -> sqlx::Result<Step> {
 }
 
 /// How many trajectories the step was trained on.
-async fn trained_on(pool: &PgPool, run: Uuid, step: i64) -> sqlx::Result<i64> {
+async fn trained_on(connection: &mut PgConnection, run: Uuid, step: i64) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
         r#"select count(*) as "count!" from disposition where run_id = $1 and step = $2 and kind = 'trained'"#,
         run,
         step
     )
-    .fetch_one(pool)
+    .fetch_one(connection)
     .await
 }
 
-async fn trajectories_of(pool: &PgPool, run: Uuid, step: i64, tenant: Option<&str>) -> sqlx::Result<Vec<Trajectory>> {
+async fn trajectories_of(
+    connection: &mut PgConnection,
+    run: Uuid,
+    step: i64,
+    tenant: Option<&str>,
+) -> sqlx::Result<Vec<Trajectory>> {
     sqlx::query_as!(
         Trajectory,
         "select t.generation_id as generation, g.version, t.reward, t.signal, t.closed_at
@@ -213,6 +222,6 @@ async fn trajectories_of(pool: &PgPool, run: Uuid, step: i64, tenant: Option<&st
         step,
         tenant
     )
-    .fetch_all(pool)
+    .fetch_all(connection)
     .await
 }

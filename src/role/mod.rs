@@ -34,10 +34,10 @@ pub struct Role {
 
 impl Role {
     /// Listens for signals, waits for the database and checks its schema.
-    pub async fn start(app: &App) -> anyhow::Result<Self> {
+    pub async fn start(app: &App, part: Part) -> anyhow::Result<Self> {
         let shutdown = shutdown::on_signal()?;
         let ready = async {
-            let pool = database::connect(&app.config).await?;
+            let pool = database::connect_as(&app.config, part).await?;
             database::check_schema(&pool).await?;
             anyhow::Ok(pool)
         };

@@ -92,8 +92,9 @@ impl Postgres {
         Ok(command)
     }
 
+    /// As the superuser.
     pub fn url(&self, database: &str) -> String {
-        url(&self.data, self.port, database)
+        url(&self.data, self.port, SUPERUSER, database)
     }
 
     /// Whether it accepts connections.
@@ -160,8 +161,8 @@ pub fn check_length(data: &Path, port: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The URL of a database of the private server with this data folder. Holds no secret.
-pub fn url(data: &Path, port: u16, database: &str) -> String {
+/// The URL of a database of the private server with this data folder, as this user. Holds no secret.
+pub fn url(data: &Path, port: u16, user: &str, database: &str) -> String {
     use std::fmt::Write;
     let mut host = String::new();
     for byte in data.as_os_str().as_encoded_bytes() {
@@ -171,7 +172,7 @@ pub fn url(data: &Path, port: u16, database: &str) -> String {
             _ => write!(host, "%{byte:02X}"),
         };
     }
-    format!("postgres://{SUPERUSER}@{host}:{port}/{database}")
+    format!("postgres://{user}@{host}:{port}/{database}")
 }
 
 /// Creates [`DATABASE`] unless it exists. `url`: of any database of the server.
@@ -211,10 +212,15 @@ mod tests {
 
     #[test]
     fn a_url_names_the_socket_in_the_data_folder() {
-        let url = url(Path::new("/srv/my state/postgres"), 15432, "springtide");
+        let url = url(
+            Path::new("/srv/my state/postgres"),
+            15432,
+            "springtide_serve",
+            "springtide",
+        );
         assert_eq!(
             url,
-            "postgres://postgres@%2Fsrv%2Fmy%20state%2Fpostgres:15432/springtide"
+            "postgres://springtide_serve@%2Fsrv%2Fmy%20state%2Fpostgres:15432/springtide"
         );
         let options: PgConnectOptions = url.parse().unwrap();
         let socket = options.get_socket().unwrap();

@@ -22,6 +22,7 @@ pub async fn prepare(config: &Config) -> anyhow::Result<()> {
             &config.postgres_dir(),
             config.postgres.port,
             postgres::SUPERUSER,
+            postgres::SUPERUSER,
         ))
         .await?;
     }

@@ -1,18 +1,4 @@
--- Policy `traced`: version 1 was imported, and a step made version 2 from one generation of
--- version 1.
-insert into version (policy, serial, root, parent, line, branch, manifest_key, image_bytes)
-values ('traced', 1, '\x01', null, 'realtime', 0, 'policy/traced/version/0000000001.json', 100);
-
-insert into run (id, kind, policy, line, status, config)
-values ('01980000-0000-7000-8000-0000000000aa', 'realtime', 'traced', 'realtime', 'running', '{}');
-
-insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key)
-values ('01980000-0000-7000-8000-0000000000aa', 1, 2, 1, '\xcc', '{}', 'private/1');
-
-insert into version (policy, serial, root, parent, line, branch, run_id, step, manifest_key, delta_bytes, image_bytes)
-values ('traced', 2, '\x02', 1, 'realtime', 0, '01980000-0000-7000-8000-0000000000aa', 1,
-        'policy/traced/version/0000000002.json', 10, 100);
-
+-- A generation of each version of two_versions.sql. The step was trained on the first.
 insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose,
                         surface, episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs,
                         temperature, top_p, finish_reason, declined, sampled_at)

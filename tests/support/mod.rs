@@ -24,7 +24,9 @@ use edge::auth::key::{self, Grant, NewKey};
 use ingest::log::ClientOptions;
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
+use reqwest::Method;
 use serde::Deserialize;
+use serde_json::Value;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tempfile::TempDir;
@@ -91,6 +93,30 @@ impl Stack {
         }
     }
 
+    /// The URL of the database for a role's own database user.
+    pub fn url_of(&self, role: &str) -> String {
+        let mut url = reqwest::Url::parse(&self.database_url).unwrap();
+        url.set_username(&format!("springtide_{role}")).unwrap();
+        url.into()
+    }
+
+    /// Connections of a role's own database user, which has the least rights.
+    pub fn pool_of(&self, role: &str) -> PgPool {
+        let options = PgPoolOptions::new().max_connections(CONNECTIONS_MAX);
+        options.connect_lazy(&self.url_of(role)).unwrap()
+    }
+
+    /// A command of the binary under test, on this database.
+    pub fn springtide(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(SPRINGTIDE);
+        command
+            .args(args)
+            .current_dir(self.dir.path())
+            .env("SPRINGTIDE__POSTGRES__URL", &self.database_url)
+            .env("SPRINGTIDE__STATE_DIR", self.dir.path());
+        command
+    }
+
     /// Variables that let a process under test reach the broker.
     pub fn kafka_environment(&self) -> [(&'static str, String); 3] {
         let file = self.kafka_file.display().to_string();
@@ -153,6 +179,50 @@ async fn remove(kafka: &ClientOptions, database: &str) -> anyhow::Result<()> {
     let names = names.map(String::as_str);
     client.delete_topics(&names, &AdminOptions::new()).await?;
     Ok(())
+}
+
+/// Runs a command. Returns whether it succeeded, its output and its errors.
+pub fn run(command: &mut Command) -> (bool, String, String) {
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+/// Runs a command that must succeed. Returns its output.
+pub fn succeed(command: &mut Command) -> String {
+    let (success, out, error) = run(command);
+    assert!(success, "{command:?}: {out}{error}");
+    out.trim().to_owned()
+}
+
+/// (Path, method, operation) of a role's OpenAPI document.
+pub async fn operations(base: &str) -> Vec<(String, Method, Value)> {
+    let document = reqwest::get(format!("{base}/openapi.json")).await.unwrap();
+    let document: Value = document.json().await.unwrap();
+    let mut operations = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let method = method.to_uppercase().parse().unwrap();
+            operations.push((path.clone(), method, operation.clone()));
+        }
+    }
+    operations
+}
+
+/// Compares a table that a test made with the one in the docs, between two comments. With
+/// SPRINGTIDE_WRITE_DOCS=1 writes it there.
+pub fn check_page(page: &str, name: &str, written_by: &str, table: &str) {
+    let begin = format!("<!-- {name}: begin; written by {written_by} -->\n");
+    let end = format!("<!-- {name}: end -->");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(&begin).unwrap();
+    let (committed, after) = rest.split_once(&end).unwrap();
+    if std::env::var_os("SPRINGTIDE_WRITE_DOCS").is_some() {
+        std::fs::write(&path, format!("{before}{begin}{table}{end}{after}")).unwrap();
+    } else {
+        assert_eq!(committed, table, "{page} is out of date: SPRINGTIDE_WRITE_DOCS=1");
+    }
 }
 
 /// Calls `poll` every 50 ms until it returns `Some`; panics with `what` after `limit`.

@@ -1,18 +1,8 @@
--- Policy `traced` of the tenant `ours`: version 1 was imported, and a step made version 2 from a
+-- Policy `traced` belongs to the tenant `ours`. The step of two_versions.sql was trained on a
 -- generation of each of two tenants. Each has another one, of version 2, that is open.
 insert into tenant (id) values ('ours'), ('theirs') on conflict do nothing;
 insert into policy (name, tenant_id) values ('traced', 'ours');
 insert into tenant_consent (policy, tenant_id, given_by) values ('traced', 'theirs', 'a test');
-
-insert into version (policy, serial, root, parent, line, branch, manifest_key, image_bytes)
-values ('traced', 1, '\x01', null, 'realtime', 0, 'policy/traced/version/0000000001.json', 100);
-insert into run (id, kind, policy, line, status, config)
-values ('01980000-0000-7000-8000-0000000000aa', 'realtime', 'traced', 'realtime', 'running', '{}');
-insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key)
-values ('01980000-0000-7000-8000-0000000000aa', 1, 2, 1, '\xcc', '{}', 'private/1');
-insert into version (policy, serial, root, parent, line, branch, run_id, step, manifest_key, delta_bytes, image_bytes)
-values ('traced', 2, '\x02', 1, 'realtime', 0, '01980000-0000-7000-8000-0000000000aa', 1,
-        'policy/traced/version/0000000002.json', 10, 100);
 
 insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose,
                         surface, episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs,

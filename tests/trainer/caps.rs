@@ -19,20 +19,6 @@ async fn of_users(world: &World, version: i64, users: &[&str]) -> Vec<Sampled> {
     sampled
 }
 
-/// (User, code, or kind if there is none) → how many.
-async fn decided(world: &World) -> BTreeMap<(String, String), i64> {
-    let rows: Vec<(String, String, i64)> = sqlx::query_as(
-        "select g.user_key, coalesce(d.code, d.kind), count(*) from disposition d join generation g on g.id = d.generation_id
-         group by 1, 2",
-    )
-    .fetch_all(&world.stack.pool)
-    .await
-    .unwrap();
-    rows.into_iter()
-        .map(|(user, code, count)| ((user, code), count))
-        .collect()
-}
-
 fn how_many(decided: &BTreeMap<(String, String), i64>, user: &str, code: &str) -> i64 {
     decided.get(&(user.into(), code.into())).copied().unwrap_or(0)
 }
@@ -72,7 +58,7 @@ async fn bad_samples_that_name_a_user_use_up_none_of_its_cap() {
     let running = world.run(options(&world));
     world.head_after(head).await;
     running.stop().await;
-    let decided = decided(&world).await;
+    let decided = world.decided_by("user_key").await;
     assert_eq!(how_many(&decided, "victim", "quarantined_logprob"), 2);
     assert_eq!(how_many(&decided, "victim", "trained"), 1, "{decided:?}");
     assert_eq!(how_many(&decided, "victim", "capped_user"), 0);
@@ -100,7 +86,7 @@ async fn a_flood_without_user_keys_is_one_user_and_raises_an_alarm() {
     world.head_after(head).await;
     running.stop().await;
     let mut codes: BTreeMap<String, i64> = BTreeMap::new();
-    for ((user, code), count) in decided(&world).await {
+    for ((user, code), count) in world.decided_by("user_key").await {
         if user.starts_with(ANONYMOUS_USER_PREFIX) {
             *codes.entry(code).or_default() += count;
         }

@@ -30,20 +30,6 @@ async fn withdraw(world: &World) {
         .unwrap();
 }
 
-/// (tenant, code, or kind if there is none) → how many.
-async fn decided(world: &World) -> BTreeMap<(String, String), i64> {
-    let rows: Vec<(String, String, i64)> = sqlx::query_as(
-        "select g.tenant_id, coalesce(d.code, d.kind), count(*) from disposition d join generation g on g.id = d.generation_id
-         group by 1, 2",
-    )
-    .fetch_all(&world.stack.pool)
-    .await
-    .unwrap();
-    rows.into_iter()
-        .map(|(tenant, code, count)| ((tenant, code), count))
-        .collect()
-}
-
 fn expected<const N: usize>(rows: [(&str, &str, i64); N]) -> BTreeMap<(String, String), i64> {
     rows.map(|(tenant, code, count)| ((tenant.to_owned(), code.to_owned()), count))
         .into()
@@ -63,7 +49,7 @@ async fn only_the_policys_tenant_and_tenants_that_consent_are_trained_on() {
         .unwrap();
     let running = world.run(world.options());
     eventually("nothing of the guest's is left", SOON, async || {
-        (decided(&world).await == expected([("guest", "tenant_without_consent", 6)])).then_some(())
+        (world.decided_by("tenant_id").await == expected([("guest", "tenant_without_consent", 6)])).then_some(())
     })
     .await;
     consent(&world).await;
@@ -76,7 +62,7 @@ async fn only_the_policys_tenant_and_tenants_that_consent_are_trained_on() {
         ("guest", "tenant_without_consent", 6),
         ("guest", "trained", 4),
     ];
-    assert_eq!(decided(&world).await, expected(both));
+    assert_eq!(world.decided_by("tenant_id").await, expected(both));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,7 +78,7 @@ async fn a_withdrawal_counts_for_what_waits_in_a_cohort() {
     world.insert_all(&own, "champion").await;
     world.head_after(world.base).await;
     running.stop().await;
-    let decided = decided(&world).await;
+    let decided = world.decided_by("tenant_id").await;
     assert_eq!(
         decided.get(&("default".to_owned(), "trained".to_owned())),
         Some(&8),
@@ -118,7 +104,7 @@ async fn a_step_is_not_committed_after_a_withdrawal() {
     withdraw(&world).await;
     let refused = world.publisher.commit(&claim, &prepared).await;
     assert!(matches!(refused, Err(Error::ConsentWithdrawn)), "{refused:?}");
-    assert_eq!(decided(&world).await, BTreeMap::new());
+    assert_eq!(world.decided_by("tenant_id").await, BTreeMap::new());
     assert_eq!(world.line().await, (world.base, 0));
     // nor by the next process, which finds the step prepared
     let running = world.run(world.options());
@@ -126,7 +112,7 @@ async fn a_step_is_not_committed_after_a_withdrawal() {
     world.head_after(world.base).await;
     running.stop().await;
     let all = [("default", "trained", 8), ("guest", "tenant_without_consent", 2)];
-    assert_eq!(decided(&world).await, expected(all));
+    assert_eq!(world.decided_by("tenant_id").await, expected(all));
 }
 
 #[tokio::test(flavor = "multi_thread")]

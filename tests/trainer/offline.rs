@@ -18,8 +18,9 @@ const SOON: Duration = Duration::from_secs(90);
 
 /// Serves the control API of a world's policy. Returns the base URL.
 pub async fn control(world: &World) -> String {
-    let auth = Auth::new(AuthOptions::default(), world.stack.pool.clone());
-    let routes = trainer::api::routes(world.stack.pool.clone(), POLICY);
+    let pool = world.stack.pool_of("control");
+    let auth = Auth::new(AuthOptions::default(), pool.clone());
+    let routes = trainer::api::routes(pool, POLICY);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });
@@ -48,6 +49,31 @@ fn request() -> Value {
     })
 }
 
+/// Asks for the run of [`request`]. Returns the answer and the run's URL.
+async fn create(control: &str) -> (Value, String) {
+    let (status, created) = post(format!("{control}/v1/runs"), &request()).await;
+    assert_eq!((status, created["status"].as_str()), (201, Some("queued")), "{created}");
+    let run = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
+    (created, run)
+}
+
+/// Only offline runs.
+fn offline(world: &World) -> trainer::Options {
+    let mut options = world.options();
+    options.offline.enabled = true;
+    options.realtime.enabled = false;
+    options
+}
+
+/// The run once it has ended.
+async fn ended(run: &str) -> Value {
+    eventually("the run ends", SOON, async || {
+        let run = get(run.to_owned()).await;
+        run["finished_at"].is_string().then_some(run)
+    })
+    .await
+}
+
 /// Starts a fleet. Returns its base URL.
 async fn fleet(world: &World, wrong: bool) -> String {
     let fleet = Fleet {
@@ -62,11 +88,12 @@ async fn fleet(world: &World, wrong: bool) -> String {
 }
 
 async fn ingest(world: &World, stop: &CancellationToken) -> JoinHandle<anyhow::Result<()>> {
+    let pool = world.stack.pool_of("ingest");
     tokio::spawn(::ingest::run(
         ::ingest::Options::default(),
         world.stack.kafka.clone(),
-        world.stack.pool.clone(),
-        Auth::new(AuthOptions::default(), world.stack.pool.clone()),
+        pool.clone(),
+        Auth::new(AuthOptions::default(), pool),
         TcpListener::bind("127.0.0.1:0").await.unwrap().into(),
         axum::Router::new(),
         stop.clone(),
@@ -81,18 +108,11 @@ async fn a_group_with_a_wrong_rollout_teaches_nothing() {
     let stop = CancellationToken::new();
     let ingest = ingest(&world, &stop).await;
     let control = control(&world).await;
-    let (_, created) = post(format!("{control}/v1/runs"), &request()).await;
-    let run = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
-    let mut options = world.options();
-    options.offline.enabled = true;
+    let (_, run) = create(&control).await;
+    let mut options = offline(&world);
     options.offline.empty_draws_max = 8;
-    options.realtime.enabled = false;
     let running = world.run_against(options, &serve_url);
-    let ended = eventually("the run ends", SOON, async || {
-        let run = get(run.clone()).await;
-        run["finished_at"].is_string().then_some(run)
-    })
-    .await;
+    let ended = ended(&run).await;
     assert_eq!(
         (&ended["status"], &ended["steps_done"]),
         (&json!("failed"), &json!(0)),
@@ -122,19 +142,9 @@ async fn a_grpo_run_publishes_on_a_line_of_its_own() {
     let stop = CancellationToken::new();
     let ingest = ingest(&world, &stop).await;
     let control = control(&world).await;
-    let (status, created) = post(format!("{control}/v1/runs"), &request()).await;
-    assert_eq!((status, created["status"].as_str()), (201, Some("queued")), "{created}");
-    let run = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
-
-    let mut options = world.options();
-    options.offline.enabled = true;
-    options.realtime.enabled = false;
-    let running = world.run_against(options, &serve_url);
-    let ended = eventually("the run ends", SOON, async || {
-        let run = get(run.clone()).await;
-        run["finished_at"].is_string().then_some(run)
-    })
-    .await;
+    let (created, run) = create(&control).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    let ended = ended(&run).await;
     assert_eq!(ended["status"], "succeeded", "{ended}");
     assert_eq!(ended["steps_done"], 2);
 
@@ -182,18 +192,11 @@ async fn a_grpo_run_publishes_on_a_line_of_its_own() {
 async fn a_run_whose_head_is_not_served_fails_with_that_reason() {
     let world = World::start("unserved").await;
     let control = control(&world).await;
-    let (_, created) = post(format!("{control}/v1/runs"), &request()).await;
-    let run = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
-    let mut options = world.options();
-    options.offline.enabled = true;
+    let (_, run) = create(&control).await;
+    let mut options = offline(&world);
     options.offline.served_timeout_seconds = 1;
-    options.realtime.enabled = false;
     let running = world.run(options);
-    let ended = eventually("the run ends", SOON, async || {
-        let run = get(run.clone()).await;
-        run["finished_at"].is_string().then_some(run)
-    })
-    .await;
+    let ended = ended(&run).await;
     running.stop().await;
     assert_eq!(ended["status"], "failed");
     assert!(
@@ -223,9 +226,8 @@ async fn runs_are_checked_listed_paused_and_cancelled_over_http() {
     let (status, problem) = post(runs.clone(), &misspelled).await;
     assert_eq!(status, 400, "an unknown field is refused: {problem}");
 
-    let (_, created) = post(runs.clone(), &request()).await;
+    let (created, run) = create(&control).await;
     assert_eq!(created["base_version"], world.base);
-    let run = format!("{runs}/{}", created["id"].as_str().unwrap());
     let (status, paused) = post(format!("{run}/pause"), &json!({})).await;
     assert_eq!((status, paused["status"].as_str()), (200, Some("paused")));
     let (_, resumed) = post(format!("{run}/resume"), &json!({})).await;

@@ -13,7 +13,8 @@ use model::autograd::random_checkpoint;
 use model::config::{Family, ModelConfig};
 use model::exact::{ExactModel, KvCache};
 use model::sampling::{Params, Source, sample, suppress};
-use sqlx::{PgPool, Row};
+use sqlx::{AssertSqlSafe, PgPool, Row};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -168,7 +169,7 @@ impl World {
         let stack = Stack::start(name).await;
         let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
         let publisher = Publisher {
-            pool: stack.pool.clone(),
+            pool: stack.pool_of("train"),
             store: Store::open(&stack.store_url).unwrap(),
             keys_dir: stack.keys_dir.clone(),
             key: Arc::new(key),
@@ -222,7 +223,7 @@ impl World {
             quantized: vec![],
             base_dir: None,
             kafka: self.stack.kafka.clone(),
-            pool: self.stack.pool.clone(),
+            pool: self.stack.pool_of("train"),
             store: self.publisher.store.clone(),
             payloads: self.payloads(),
             keys_dir: self.stack.keys_dir.clone(),
@@ -465,6 +466,19 @@ impl World {
             .fetch_one(&self.stack.pool)
             .await
             .unwrap()
+    }
+
+    /// (What a generation has in this column, code, or kind if there is none) → how many.
+    pub async fn decided_by(&self, column: &'static str) -> BTreeMap<(String, String), i64> {
+        let sql = format!(
+            "select g.{column}, coalesce(d.code, d.kind), count(*) from disposition d
+             join generation g on g.id = d.generation_id group by 1, 2"
+        );
+        let rows: Vec<(String, String, i64)> = sqlx::query_as(AssertSqlSafe(sql))
+            .fetch_all(&self.stack.pool)
+            .await
+            .unwrap();
+        rows.into_iter().map(|(of, code, count)| ((of, code), count)).collect()
     }
 
     pub async fn dispositions(&self) -> Vec<Disposition> {

@@ -199,6 +199,37 @@ pub async fn next(
     Ok(selection)
 }
 
+/// Drops trajectories of tenants that do not consent to the policy. The trainer's database user does
+/// not see them, so a function does it. `since`: how far back to look; `None`: at everything. Returns
+/// how many.
+pub async fn drop_without_consent(
+    pool: &PgPool,
+    policy: &str,
+    claim: &Claim,
+    since: Option<Duration>,
+) -> Result<u64, claim::Error> {
+    let mut transaction = pool.begin().await?;
+    claim.lock(&mut transaction).await?;
+    let mut dropped = 0;
+    loop {
+        let count = sqlx::query_scalar!(
+            r#"select drop_without_consent($1, $2, $3, $4) as "count!""#,
+            policy,
+            claim.run,
+            since.map_or(Uuid::nil(), first_id_of_the_last),
+            DECIDED_AT_ONCE_MAX as i32
+        )
+        .fetch_one(&mut *transaction)
+        .await?;
+        dropped += count.unsigned_abs();
+        if count < DECIDED_AT_ONCE_MAX {
+            break;
+        }
+    }
+    transaction.commit().await?;
+    Ok(dropped)
+}
+
 impl Selection {
     /// Drops generations and counts them by code.
     async fn refuse(

@@ -9,7 +9,6 @@
 
 use std::collections::HashMap;
 
-use anyhow::Context;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
@@ -96,7 +95,7 @@ impl Audited {
         action: &str,
         about: &str,
         reason: &str,
-    ) -> anyhow::Result<()> {
+    ) -> sqlx::Result<()> {
         let change = Change {
             tenant: &self.tenant,
             action,
@@ -104,9 +103,7 @@ impl Audited {
             detail: &self.detail(about),
             reason,
         };
-        super::append(connection, actor, change)
-            .await
-            .context("append to the audit")
+        super::append(connection, actor, change).await
     }
 
     fn is_in(&self, trail: &Trail) -> bool {

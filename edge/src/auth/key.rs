@@ -115,7 +115,8 @@ pub async fn create(pool: &PgPool, key: &NewKey<'_>, actor: Actor<'_>, reason: &
     let created = insert(&mut transaction, key, None, actor.name).await?;
     let row = audited_key(&mut transaction, created.id).await?;
     row.append(&mut transaction, actor, "key.create", &describe(key), reason)
-        .await?;
+        .await
+        .context("append to the audit")?;
     transaction.commit().await.context("commit")?;
     Ok(created)
 }
@@ -165,11 +166,13 @@ pub async fn rotate(
     let row = audited_key(&mut transaction, created.id).await?;
     let about = format!("{}; replaces {id}", describe(&new));
     row.append(&mut transaction, actor, "key.create", &about, reason)
-        .await?;
+        .await
+        .context("append to the audit")?;
     let row = audited_key(&mut transaction, id).await?;
     let about = format!("replaced by {}; works until {until}", created.id);
     row.append(&mut transaction, actor, "key.rotate", &about, reason)
-        .await?;
+        .await
+        .context("append to the audit")?;
     transaction.commit().await.context("commit")?;
     Ok(created)
 }
@@ -190,7 +193,8 @@ pub async fn revoke(pool: &PgPool, id: Uuid, actor: Actor<'_>, reason: &str) -> 
     };
     let row = audited_key(&mut transaction, id).await?;
     row.append(&mut transaction, actor, "key.revoke", &label, reason)
-        .await?;
+        .await
+        .context("append to the audit")?;
     transaction.commit().await.context("commit")?;
     Ok(())
 }
@@ -222,7 +226,9 @@ pub async fn limit(
         None => "no limit of its own".to_owned(),
     };
     let row = audited_key(&mut transaction, id).await?;
-    row.append(&mut transaction, actor, "key.limit", &about, reason).await?;
+    row.append(&mut transaction, actor, "key.limit", &about, reason)
+        .await
+        .context("append to the audit")?;
     transaction.commit().await.context("commit")?;
     Ok(())
 }
@@ -274,7 +280,9 @@ pub(crate) async fn ensure_tenant(
         .context("create tenant")?;
     if inserted.rows_affected() > 0 {
         let row = audited_tenant(tenant.to_owned());
-        row.append(connection, actor, "tenant.create", about, reason).await?;
+        row.append(connection, actor, "tenant.create", about, reason)
+            .await
+            .context("append to the audit")?;
     }
     Ok(())
 }

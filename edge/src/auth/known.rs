@@ -2,7 +2,8 @@
 //!
 //! The whole set is held, not a cache of lookups. So an unknown key costs no entry, and no query of
 //! its own: requests with unknown keys wait for one comparison with the table, which at most ten a
-//! second begin. Requests with known keys never wait for that.
+//! second begin. Requests with known keys never wait for that. Of one connection, only one request
+//! with an unknown key is in a comparison at a time ([`Guesses`]).
 //!
 //! A comparison reads one number, which every change of a key raises, and reads the keys again only
 //! if it has risen. While requests come, one begins each second. A revoked key is refused once the
@@ -36,6 +37,11 @@ const _: () = assert!(CURRENT_FOR.as_secs() + COMPARE_TIMEOUT.as_secs() <= 5);
 /// How long keys without an expiry work while the database does not answer.
 const CUT_OFF_MAX: Duration = Duration::from_secs(30);
 const HOUR_SECONDS: i64 = 3600;
+
+/// The turn of a connection's requests with unknown keys: one has it, until its key was compared. So
+/// a connection with many requests cannot try more than ten keys a second. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Guesses(Arc<tokio::sync::Mutex<()>>);
 
 /// The database does not answer, so nobody knows whether the key is valid.
 #[derive(Debug)]
@@ -90,7 +96,11 @@ impl KnownKeys {
     }
 
     /// The holder of the key, or `None` if it is unknown, revoked or expired.
-    pub(super) async fn find(self: &Arc<Self>, digest: &[u8; 32]) -> Result<Option<Principal>, Unavailable> {
+    pub(super) async fn find(
+        self: &Arc<Self>,
+        digest: &[u8; 32],
+        guesses: &Guesses,
+    ) -> Result<Option<Principal>, Unavailable> {
         let asked_at = Instant::now();
         let snapshot = self.snapshot();
         if let Some(key) = snapshot.keys.get(digest) {
@@ -105,7 +115,14 @@ impl KnownKeys {
                 return self.valid_while_cut_off(key, age);
             }
         }
-        let snapshot = self.compared_since(asked_at).await;
+        let snapshot = match snapshot.keys.contains_key(digest) {
+            true => self.compared_since(asked_at).await,
+            false => {
+                let _turn = guesses.0.lock().await;
+                // Not since it was asked: all that wait for a turn would share one comparison.
+                self.compared_since(Instant::now()).await
+            }
+        };
         match snapshot.keys.get(digest) {
             Some(key) if snapshot.failed => self.valid_while_cut_off(key, snapshot.age().unwrap_or(Duration::MAX)),
             Some(key) => Ok(self.valid(key)),

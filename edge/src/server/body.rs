@@ -14,12 +14,12 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::connection::InFlight;
+use super::connection::{InFlight, Receiving};
 use crate::problem::Problem;
 
 /// Gives the request's body `limit` to arrive; then the handler cannot read on, and the client gets
 /// 408. Does not limit the handler or the response.
-pub(super) async fn in_time(request: Request, next: Next, limit: Duration) -> Response {
+pub async fn in_time(request: Request, next: Next, limit: Duration) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
@@ -41,6 +41,38 @@ pub(super) async fn in_time(request: Request, next: Next, limit: Duration) -> Re
     Problem::new(StatusCode::REQUEST_TIMEOUT, "too-slow", title)
         .detail(format_args!("the body must arrive within {limit:?}"))
         .into_response()
+}
+
+/// A request's body, which tells whether the handler waits for the client.
+pub(super) struct Received<B> {
+    body: B,
+    receiving: Receiving,
+}
+
+impl<B> Received<B> {
+    pub(super) fn new(body: B, in_flight: &InFlight) -> Self {
+        let receiving = in_flight.receiving();
+        Self { body, receiving }
+    }
+}
+
+impl<B: HttpBody + Unpin> HttpBody for Received<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.receiving.client_sends(frame.is_pending());
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// A request's body with a deadline.
@@ -88,8 +120,8 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    pub(super) fn new(body: Body, mut in_flight: InFlight) -> Self {
-        in_flight.waits_for_client(true); // it must take the header before more is asked for
+    pub(super) fn new(body: Body, in_flight: InFlight) -> Self {
+        in_flight.client_takes(true); // it must take the header before more is asked for
         Self { body, in_flight }
     }
 }
@@ -100,7 +132,7 @@ impl HttpBody for Sent {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
-        self.in_flight.waits_for_client(frame.is_ready());
+        self.in_flight.client_takes(frame.is_ready());
         frame
     }
 

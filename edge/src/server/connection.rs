@@ -23,6 +23,11 @@ const STALLED_AFTER: Duration = Duration::from_millis(250);
 /// A client must take a response at this rate, on average. Otherwise one byte now and then would
 /// keep a connection open for ever.
 const TAKEN_BYTES_PER_SECOND_MIN: f64 = 1024.0;
+/// The same for a request's body.
+const SENT_BYTES_PER_SECOND_MIN: f64 = 1024.0;
+/// A connection without a request is not closed for others before this. Its header may have arrived
+/// and not be read yet.
+pub(super) const SPEAKS_WITHIN: Duration = Duration::from_millis(50);
 
 /// At most so many at a time. When all are taken, the one that has waited longest for its client is
 /// closed. If all wait for this process, the next client waits.
@@ -109,6 +114,13 @@ impl Connections {
     }
 }
 
+impl Slot {
+    /// Its client has gone on, so it stays among the connections that may be closed later.
+    pub(super) fn keep(&self) {
+        lock(&self.open).connections.insert(self.id, self.connection.clone());
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
         lock(&self.open).connections.remove(&self.id);
@@ -127,20 +139,28 @@ struct State {
     requests: usize,
     /// Those of them that wait for this process, not for the client.
     ours: usize,
+    /// Those of them that wait for the client to send more of the body.
+    receiving: usize,
     /// Whether a header is awaited or has begun. Not used for HTTP/2, where other frames arrive
     /// between requests.
     head: bool,
     http2: bool,
     /// Since when the connection waits for its client. A client that takes bytes moves this towards
-    /// now, at [`TAKEN_BYTES_PER_SECOND_MIN`]. Other requests of the client do not move it, so they
+    /// now, at [`TAKEN_BYTES_PER_SECOND_MIN`], and so does one that sends a body. Other requests of the client do not move it, so they
     /// cannot hide a response that it does not take.
     since: Instant,
 }
 
 impl State {
-    /// Responses that wait for the client.
+    /// Requests that wait for the client.
     fn waiting(&self) -> usize {
         self.requests - self.ours
+    }
+
+    /// The client has sent or taken so much.
+    fn moved(&mut self, bytes: usize, per_second_min: f64) {
+        let worth = Duration::from_secs_f64(bytes as f64 / per_second_min);
+        self.since = Instant::now().min(self.since + worth);
     }
 }
 
@@ -150,6 +170,7 @@ impl Connection {
             state: Mutex::new(State {
                 requests: 0,
                 ours: 0,
+                receiving: 0,
                 head: true,
                 http2: false,
                 since: Instant::now(),
@@ -165,18 +186,20 @@ impl Connection {
         state.ours += 1;
         state.head = false;
         state.http2 = http2;
-        InFlight {
+        InFlight(Arc::new(Exchange {
             connection: self.clone(),
-            ours: true,
-        }
+            turn: Mutex::new(Turn::Ours),
+        }))
     }
 
     /// When to close it, and the reason, unless it waits for this process.
     pub(super) fn deadline(&self, limits: &Limits) -> Option<(Instant, &'static str)> {
         let state = lock(&self.state);
-        let (limit, why) = match (state.ours, state.requests) {
+        let (limit, why) = match (state.ours, state.waiting() - state.receiving) {
             (1.., _) => return None,
             (0, 1..) => (limits.write, "slow_reader"),
+            // a body has a limit of its own
+            (0, 0) if state.receiving > 0 => return None,
             (0, 0) if state.head => (limits.head, "slow_header"),
             (0, 0) => (limits.idle, "idle"),
         };
@@ -188,23 +211,29 @@ impl Connection {
     }
 
     /// Since when it waits for its client. `None` if it waits for this process, or if the client is
-    /// taking a response.
-    fn waiting_since(&self) -> Option<Instant> {
+    /// about to send a header, or is sending a body or taking a response.
+    pub(super) fn waiting_since(&self) -> Option<Instant> {
         let state = lock(&self.state);
-        let waits = state.ours == 0 && (state.requests == 0 || state.since.elapsed() >= STALLED_AFTER);
+        let patience = match state.requests {
+            0 => SPEAKS_WITHIN,
+            1.. => STALLED_AFTER,
+        };
+        let waits = state.ours == 0 && state.since.elapsed() >= patience;
         waits.then_some(state.since)
     }
 
     fn taken(&self, bytes: usize) {
         let mut state = lock(&self.state);
         if !state.head {
-            let worth = Duration::from_secs_f64(bytes as f64 / TAKEN_BYTES_PER_SECOND_MIN);
-            state.since = Instant::now().min(state.since + worth);
+            state.moved(bytes, TAKEN_BYTES_PER_SECOND_MIN);
         }
     }
 
-    fn received(&self) {
+    fn received(&self, bytes: usize) {
         let mut state = lock(&self.state);
+        if state.receiving > 0 {
+            state.moved(bytes, SENT_BYTES_PER_SECOND_MIN);
+        }
         if state.requests == 0 && !state.head && !state.http2 {
             state.head = true;
             state.since = Instant::now();
@@ -212,39 +241,91 @@ impl Connection {
     }
 }
 
-/// A request whose response is not sent yet.
-pub(super) struct InFlight {
-    connection: Arc<Connection>,
-    ours: bool,
+/// Who must go on with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Ours,
+    /// The client must send more of the body.
+    Sends,
+    /// The client must take more of the response.
+    Takes,
+    Over,
 }
 
-impl InFlight {
-    /// Says whether the client (and not this process) must go on now.
-    pub(super) fn waits_for_client(&mut self, waits: bool) {
-        if self.ours != waits {
+/// A request and its response.
+struct Exchange {
+    connection: Arc<Connection>,
+    turn: Mutex<Turn>,
+}
+
+impl Exchange {
+    /// Gives the turn to `next`, if `holds` says that its present holder may.
+    fn pass(&self, next: Turn, holds: impl FnOnce(Turn) -> bool) {
+        let mut turn = lock(&self.turn);
+        if *turn == next || *turn == Turn::Over || !holds(*turn) {
             return;
         }
         let mut state = lock(&self.connection.state);
-        if waits {
-            if state.waiting() == 0 {
-                state.since = Instant::now();
-            }
-            state.ours -= 1;
-        } else {
-            state.ours += 1;
+        let before = std::mem::replace(&mut *turn, next);
+        if before == Turn::Ours && state.waiting() == 0 {
+            state.since = Instant::now();
         }
-        self.ours = !waits;
+        match before {
+            Turn::Ours => state.ours -= 1,
+            Turn::Sends => state.receiving -= 1,
+            Turn::Takes | Turn::Over => {}
+        }
+        match next {
+            Turn::Ours => state.ours += 1,
+            Turn::Sends => state.receiving += 1,
+            Turn::Takes => {}
+            Turn::Over => {
+                state.requests -= 1;
+                if state.waiting() == 0 {
+                    state.since = Instant::now();
+                }
+            }
+        }
+    }
+}
+
+/// A request whose response is not sent yet.
+pub(super) struct InFlight(Arc<Exchange>);
+
+impl InFlight {
+    /// Says whether the client must take more of the response now, or this process make more of it.
+    pub(super) fn client_takes(&self, takes: bool) {
+        self.0.pass(if takes { Turn::Takes } else { Turn::Ours }, |_| true);
+    }
+
+    /// For the request's body.
+    pub(super) fn receiving(&self) -> Receiving {
+        Receiving(self.0.clone())
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut state = lock(&self.connection.state);
-        state.requests -= 1;
-        state.ours -= usize::from(self.ours);
-        if state.waiting() == 0 {
-            state.since = Instant::now();
+        self.0.pass(Turn::Over, |_| true);
+    }
+}
+
+/// A request's body, which may outlive the response.
+pub(super) struct Receiving(Arc<Exchange>);
+
+impl Receiving {
+    /// Says whether the handler waits for more of the body.
+    pub(super) fn client_sends(&self, sends: bool) {
+        match sends {
+            true => self.0.pass(Turn::Sends, |turn| turn == Turn::Ours),
+            false => self.0.pass(Turn::Ours, |turn| turn == Turn::Sends),
         }
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.client_sends(false);
     }
 }
 
@@ -264,8 +345,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
-        if buffer.filled().len() > before {
-            self.connection.received();
+        let received = buffer.filled().len() - before;
+        if received > 0 {
+            self.connection.received(received);
         }
         Poll::Ready(Ok(()))
     }

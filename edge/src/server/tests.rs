@@ -220,24 +220,78 @@ async fn stalled_http2(server: &Server) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_listener_closes_whoever_takes_no_response() {
-    // Nobody is cut for being slow: only the cap can help.
-    let patient = Limits {
-        connections_max: 16,
+    let limits = patient(16);
+    let router = echo().route("/", get(|| async { "an answer" }));
+    let server = Server::start(limits, router).await;
+    let mut stalled = Vec::new();
+    for _ in 0..limits.connections_max {
+        stalled.push(stalled_http2(&server).await);
+    }
+    assert_eq!(server.connections.taken(), limits.connections_max);
+    let honest = join_all((0..4).map(|_| server.ask_honestly()));
+    let answered = tokio::time::timeout(Duration::from_secs(60), honest).await;
+    answered.expect("connections whose client takes nothing keep others out");
+}
+
+/// Nobody is cut for being slow: only the cap can help.
+fn patient(connections_max: usize) -> Limits {
+    Limits {
+        connections_max,
         head: HOUR,
         body: HOUR,
         write: HOUR,
         idle: HOUR,
-    };
-    let router = echo().route("/", get(|| async { "an answer" }));
-    let server = Server::start(patient, router).await;
-    let mut stalled = Vec::new();
-    for _ in 0..patient.connections_max {
-        stalled.push(stalled_http2(&server).await);
     }
-    assert_eq!(server.connections.taken(), patient.connections_max);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_listener_closes_whoever_sends_no_body() {
+    let limits = patient(16);
+    let server = Server::start(limits, echo()).await;
+    let mut stalled = Vec::new();
+    for index in 0..limits.connections_max {
+        let mut stream = server.connect().await;
+        let http2 = [
+            &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
+            &frame(4, 0, 0, &[]),
+            // `POST /`, whose body is to come
+            &frame(HEADERS, 0b100, 1, b"\x83\x86\x84\x41\x01x"),
+        ];
+        let start = [SLOW_BODY.to_vec(), http2.concat()];
+        stream.write_all(&start[index % 2]).await.unwrap();
+        stalled.push(stream);
+    }
+    while server.connections.taken() < limits.connections_max {
+        tokio::task::yield_now().await;
+    }
     let honest = join_all((0..4).map(|_| server.ask_honestly()));
     let answered = tokio::time::timeout(Duration::from_secs(60), honest).await;
-    answered.expect("connections whose client takes nothing keep others out");
+    answered.expect("connections whose client sends no body keep others out");
+}
+
+#[tokio::test]
+async fn a_new_connection_is_not_closed_before_it_can_speak() {
+    let connections = Connections::new(1);
+    // Again if this machine was too slow to ask in time.
+    let slot = loop {
+        let opened = Instant::now();
+        let slot = connections.room().await;
+        connections.evict();
+        let evicted = tokio::time::timeout(Duration::ZERO, slot.connection.evicted()).await;
+        if opened.elapsed() < connection::SPEAKS_WITHIN {
+            assert!(evicted.is_err());
+            break slot;
+        }
+    };
+    // Nor does it keep others out if it says nothing.
+    let next = tokio::spawn({
+        let connections = connections.clone();
+        async move { connections.room().await }
+    });
+    slot.connection.evicted().await;
+    assert!(slot.connection.waiting_since().is_some());
+    drop(slot);
+    next.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,7 +17,6 @@ mod accept;
 mod answer;
 mod batch;
 mod body;
-mod budget;
 mod circuit;
 mod dryrun;
 mod events;
@@ -137,7 +136,7 @@ impl Api {
         let (routes, document) = document();
         auth.protect(intake.guard(routes.events.with_state(self)))
             .layer(middleware::from_fn(tally::count_refusals))
-            .merge(routes.open.layer(Extension(Arc::new(document))))
+            .merge(routes.open.layer(Extension(openapi::written(&document))))
     }
 }
 

@@ -66,7 +66,6 @@ impl Batch {
 
 impl Delivery {
     pub(super) fn report(self, outcome: Outcome) {
-        metrics::histogram!("springtide_log_acknowledge_seconds").record(self.batch.started.elapsed().as_secs_f64());
         let mut outcomes = self.batch.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = outcomes.get_mut(self.index) {
             *slot = outcome;
@@ -77,6 +76,8 @@ impl Delivery {
 impl Drop for Batch {
     fn drop(&mut self) {
         let outcomes = self.outcomes.get_mut().unwrap_or_else(PoisonError::into_inner);
+        metrics::histogram!("springtide_log_acknowledge_seconds")
+            .record_many(self.started.elapsed().as_secs_f64(), outcomes.len());
         if let Some(done) = self.done.take() {
             // Fails if the request has ended.
             let _ = done.send(std::mem::take(outcomes));

@@ -17,7 +17,9 @@ use crate::event::Event;
 pub const PRODUCER_SETTINGS: &[(&str, &str)] = &[
     ("enable.idempotence", "true"),
     ("acks", "all"),
-    ("linger.ms", "1"),
+    // A broker's work is in requests more than in records, and each partition has its own
+    // requests. So the records of several small HTTP requests travel together.
+    ("linger.ms", "5"),
     ("message.timeout.ms", "5000"),
     // Unacknowledged records.
     ("queue.buffering.max.messages", "50000"),

@@ -111,7 +111,8 @@ async fn insert(pool: &PgPool, surface: &str, version: i32, definition: &serde_j
         let actor = Actor { key: None, name: &role };
         let (about, reason) = (definition.to_string(), "the configuration says so");
         row.append(&mut transaction, actor, "reward.define", &about, reason)
-            .await?;
+            .await
+            .context("append to the audit")?;
     }
     transaction.commit().await?;
     Ok(())

@@ -38,7 +38,7 @@ impl Args {
 }
 
 async fn execute_runs(app: &App) -> anyhow::Result<()> {
-    let role = Role::start(app).await?;
+    let role = Role::start(app, Part::Train).await?;
     let config = &app.config;
     role.own_policy(config).await?;
     check_own_key(config, &role.pool).await?;

@@ -15,7 +15,7 @@ use crate::control::Control;
 use crate::ingest::{Service, count, generation, options};
 use crate::scopes::{listener, serve};
 use crate::serving::{Publisher, wait_until_ready};
-use crate::support::{Stack, eventually};
+use crate::support::{Stack, eventually, operations};
 use crate::tenants::{REQUIRED, key};
 
 pub const SOON: Duration = Duration::from_secs(90);
@@ -63,22 +63,14 @@ pub struct Route {
 }
 
 async fn routes(base: &str) -> Vec<Route> {
-    let document: Value = reqwest::get(format!("{base}/openapi.json"))
-        .await
-        .unwrap()
-        .json()
-        .await
-        .unwrap();
     let mut routes = Vec::new();
-    for (path, item) in document["paths"].as_object().unwrap() {
-        for (method, operation) in item.as_object().unwrap() {
-            let scope = operation["security"][0]["bearer"][0].as_str();
-            routes.push(Route {
-                method: method.to_uppercase().parse().unwrap(),
-                path: path.clone(),
-                scope: scope.and_then(Scope::parse),
-            });
-        }
+    for (path, method, operation) in operations(base).await {
+        let scope = operation["security"][0]["bearer"][0].as_str();
+        routes.push(Route {
+            method,
+            path,
+            scope: scope.and_then(Scope::parse),
+        });
     }
     routes.push(Route {
         method: Method::GET,

@@ -1,7 +1,7 @@
 //! Runs in the audit: who created, paused, resumed or canceled them, and with which configuration.
 
+use edge::audit::Actor;
 use edge::audit::rows::{Audited, Fingerprint};
-use edge::audit::{self, Actor, Change};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -9,21 +9,13 @@ use uuid::Uuid;
 pub(crate) async fn append(
     connection: &mut PgConnection,
     actor: Actor<'_>,
-    tenant: &str,
     run: Uuid,
     action: &str,
     about: &str,
 ) -> sqlx::Result<()> {
     let rows = read(connection, Some(run)).await?;
     let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-    let change = Change {
-        tenant,
-        action,
-        subject: &row.subject,
-        detail: &row.detail(about),
-        reason: "",
-    };
-    audit::append(connection, actor, change).await
+    row.append(connection, actor, action, about, "").await
 }
 
 /// All runs, to be compared with the audit's actions `run.…`.
@@ -32,20 +24,22 @@ pub async fn audited(connection: &mut PgConnection) -> sqlx::Result<Vec<Audited>
 }
 
 /// What a request decides and nothing changes later. `base_version` of the realtime run is filled in
-/// when its line begins.
+/// when its line begins. The tenant is the policy's owner.
 async fn read(connection: &mut PgConnection, run: Option<Uuid>) -> sqlx::Result<Vec<Audited>> {
     let rows = sqlx::query!(
         r#"
-        select id, kind, policy, line, config::text as "config!", steps_total,
-               case when kind <> 'realtime' then base_version end as base_version
-        from run where $1::uuid is null or id = $1
+        select run.id, kind, policy, line, config::text as "config!", steps_total,
+               case when kind <> 'realtime' then base_version end as base_version,
+               coalesce(policy.tenant_id, 'default') as "tenant!"
+        from run left join policy on policy.name = run.policy
+        where $1::uuid is null or run.id = $1
         "#,
         run
     )
     .fetch_all(connection)
     .await?;
     let audited = rows.into_iter().map(|row| Audited {
-        tenant: "default".to_owned(),
+        tenant: row.tenant,
         subject: row.id.to_string(),
         fingerprint: Fingerprint::of("run")
             .bytes(&row.id.as_bytes()[..])

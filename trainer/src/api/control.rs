@@ -108,16 +108,9 @@ async fn answer(
         .await
         .map_err(database)?;
     let (action, about) = (format!("run.{request}"), format!("it was {}", before.status));
-    audited::append(
-        &mut transaction,
-        principal.actor(),
-        &principal.tenant,
-        id,
-        &action,
-        &about,
-    )
-    .await
-    .map_err(database)?;
+    audited::append(&mut transaction, principal.actor(), id, &action, &about)
+        .await
+        .map_err(database)?;
     transaction.commit().await.map_err(database)?;
     Ok(Json(runs::get(&shared.pool, &shared.policy, id).await?))
 }

@@ -247,16 +247,8 @@ async fn insert(
     let about = format!("{} tasks, from version {base}", tasks.len());
     let message = format!("requested by {}: {about}", principal.label);
     claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({})).await?;
-    let (actor, tenant) = (principal.actor(), &principal.tenant);
-    audited::append(
-        &mut transaction,
-        actor,
-        tenant,
-        id,
-        "run.create",
-        &format!("grpo, {about}"),
-    )
-    .await?;
+    let about = format!("grpo, {about}");
+    audited::append(&mut transaction, principal.actor(), id, "run.create", &about).await?;
     transaction.commit().await?;
     Ok(id)
 }

@@ -166,6 +166,14 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             answer_times: &answer_times,
         };
         let (since, _) = SCANS[scan];
+        // It only keeps the books: these trajectories are never selected.
+        if scan + 1 < SCANS.len() {
+            let (policy, claim) = (&trainer.policy, &executor.claim);
+            let dropped = select::drop_without_consent(&trainer.pool, policy, claim, since).await?;
+            if dropped > 0 {
+                count(&mut set_aside, BTreeMap::from([("tenant_without_consent", dropped)]));
+            }
+        }
         let selection = select::next(&trainer.pool, &trainer.payloads, &executor.claim, &criteria, since).await?;
         scanned[scan..].fill(Some(Instant::now())); // a scan covers the shorter ones
         let unproven_share_max = options.alarms.unproven_share_max;

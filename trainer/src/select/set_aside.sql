@@ -4,8 +4,6 @@
 with candidate as (
     select g.id,
            case
-               -- only the policy's tenant and those that consent are trained on
-               when g.tenant_id <> all ((select consenting_tenants($1))::text[]) then 'tenant_without_consent'
                -- other arms are kept for comparison
                when g.arm <> $2 then 'other_arm'
                -- real-time runs admit staleness 0 only

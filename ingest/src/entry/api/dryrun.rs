@@ -119,8 +119,12 @@ async fn stored_targets(
     wanted.sort_unstable();
     wanted.dedup();
     let (ids, episodes): (Vec<Uuid>, Vec<bool>) = wanted.into_iter().unzip();
+    let mut transaction = pool.begin_with("begin read only").await?;
+    // What answers a caller sees that caller's tenant alone, whatever the query says.
+    let visible = sqlx::query!("select set_config('springtide.tenant', $1, true) as tenant", tenant);
+    visible.fetch_one(&mut *transaction).await?;
     let rows = sqlx::query_file!("src/entry/api/dryrun.sql", tenant, &ids, &episodes)
-        .fetch_all(pool)
+        .fetch_all(&mut *transaction)
         .await?;
     let mut targets = HashMap::new();
     for row in rows {

@@ -1,9 +1,8 @@
 //! `GET /openapi.json`: the OpenAPI 3.1 document, generated from the routes and the types of
 //! requests and answers.
 
-use std::sync::Arc;
-
-use axum::{Extension, Json as Answer};
+use axum::Extension;
+use edge::routes::Document;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Components, OpenApi, RefOr};
 
@@ -38,6 +37,12 @@ pub(super) fn complete(mut document: OpenApi) -> OpenApi {
     document
 }
 
+/// As its readers get it.
+pub(super) fn written(document: &OpenApi) -> Document {
+    // All its keys are texts and its numbers finite, so it is a JSON value.
+    Document::new(&serde_json::to_value(document).unwrap_or_default())
+}
+
 /// This document.
 #[utoipa::path(
     get,
@@ -49,8 +54,8 @@ pub(super) fn complete(mut document: OpenApi) -> OpenApi {
         (status = 405, response = MethodNotAllowed)
     )
 )]
-pub(super) async fn openapi(Extension(document): Extension<Arc<OpenApi>>) -> Answer<OpenApi> {
-    Answer(OpenApi::clone(&document))
+pub(super) async fn openapi(Extension(document): Extension<Document>) -> Document {
+    document
 }
 
 #[cfg(test)]

@@ -56,21 +56,52 @@ fn end(opened: Opened) {
     opened.writer.join().unwrap();
 }
 
+/// Writes these events into a spool that nothing forwards yet.
+async fn fill(path: &Path, events: &[Event]) {
+    let opened = open_at(path, "http://127.0.0.1:9", &options());
+    for event in events {
+        opened.spool.append(event).await.unwrap();
+    }
+    end(opened);
+}
+
+/// A spool whose forwarder runs.
+struct Running {
+    spool: Spool,
+    writer: std::thread::JoinHandle<()>,
+    stop: CancellationToken,
+    forwarding: tokio::task::JoinHandle<()>,
+}
+
+impl Running {
+    fn start(opened: Opened) -> Self {
+        let stop = CancellationToken::new();
+        Self {
+            spool: opened.spool,
+            writer: opened.writer,
+            forwarding: tokio::spawn(opened.forwarder.run(stop.clone())),
+            stop,
+        }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.forwarding.await.unwrap();
+        drop(self.spool);
+        self.writer.join().unwrap();
+    }
+}
+
 /// Runs the forwarder until the spool is empty.
 async fn drain(path: &Path, upstream: &str, options: &Options) {
-    let opened = open_at(path, upstream, options);
-    let stop = CancellationToken::new();
-    let queue = opened.spool.queue.clone();
-    let forwarding = tokio::spawn(opened.forwarder.run(stop.clone()));
+    let running = Running::start(open_at(path, upstream, options));
+    let queue = &running.spool.queue;
     let started = Instant::now();
     while queue.first().is_some() || !segments(&path.join("postponed")).is_empty() {
         assert!(started.elapsed() < SOON, "not forwarded in time: {queue:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    stop.cancel();
-    forwarding.await.unwrap();
-    drop(opened.spool);
-    opened.writer.join().unwrap();
+    running.stop().await;
 }
 
 fn segments(path: &Path) -> Vec<std::path::PathBuf> {
@@ -91,14 +122,12 @@ async fn spooled_events_are_forwarded_and_then_removed() {
         api_key: Some("spring_key".to_owned()),
         ..options()
     };
-    let opened = open_at(dir.path(), &url, &options);
-    let stop = CancellationToken::new();
-    let queue = opened.spool.queue.clone();
-    let forwarding = tokio::spawn(opened.forwarder.run(stop.clone()));
+    let running = Running::start(open_at(dir.path(), &url, &options));
+    let queue = &running.spool.queue;
     let mut sent = BTreeSet::new();
     for _ in 0..20 {
         let event = feedback(Uuid::now_v7(), "good");
-        opened.spool.append(&event).await.unwrap();
+        running.spool.append(&event).await.unwrap();
         sent.insert(event.id);
     }
     let started = Instant::now();
@@ -114,10 +143,7 @@ async fn spooled_events_are_forwarded_and_then_removed() {
         *upstream.keys.lock().unwrap(),
         BTreeSet::from(["Bearer spring_key".to_owned()])
     );
-    stop.cancel();
-    forwarding.await.unwrap();
-    drop(opened.spool);
-    opened.writer.join().unwrap();
+    running.stop().await;
     assert_eq!(segments(dir.path()).len(), 0);
 }
 
@@ -126,16 +152,16 @@ async fn an_upstream_that_fails_in_every_way_finally_gets_all_events_in_order() 
     let dir = tempfile::tempdir().unwrap();
     let upstream = Upstream::default();
     let url = upstream.start().await;
-    let opened = open_at(dir.path(), &url, &options());
     let mut expected: HashMap<String, Vec<String>> = HashMap::new();
     let episodes = [(); 3].map(|()| Uuid::now_v7());
+    let mut events = Vec::new();
     for index in 0..30 {
         let episode = episodes[index % 3];
         let event = feedback(episode, "good");
-        opened.spool.append(&event).await.unwrap();
-        expected.entry(episode.to_string()).or_default().push(event.id);
+        expected.entry(episode.to_string()).or_default().push(event.id.clone());
+        events.push(event);
     }
-    end(opened);
+    fill(dir.path(), &events).await;
     upstream.answer_with(&[
         Reply::Status(500),
         Reply::RetryLater(503),
@@ -156,17 +182,12 @@ async fn an_upstream_that_fails_in_every_way_finally_gets_all_events_in_order() 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_wait_for_an_unreachable_upstream() {
     let dir = tempfile::tempdir().unwrap();
-    let opened = open_at(dir.path(), "http://127.0.0.1:9", &options());
-    let stop = CancellationToken::new();
-    let forwarding = tokio::spawn(opened.forwarder.run(stop.clone()));
+    let running = Running::start(open_at(dir.path(), "http://127.0.0.1:9", &options()));
     let event = feedback(Uuid::now_v7(), "good");
-    opened.spool.append(&event).await.unwrap();
+    running.spool.append(&event).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(opened.spool.queue.level().oldest_us.is_some());
-    stop.cancel();
-    forwarding.await.unwrap();
-    drop(opened.spool);
-    opened.writer.join().unwrap();
+    assert!(running.spool.queue.level().oldest_us.is_some());
+    running.stop().await;
     let upstream = Upstream::default();
     let url = upstream.start().await;
     drain(dir.path(), &url, &options()).await;
@@ -208,13 +229,9 @@ async fn permanently_refused_events_are_kept_with_the_answer_and_the_others_are_
     let dir = tempfile::tempdir().unwrap();
     let upstream = Upstream::default();
     let url = upstream.start().await;
-    let opened = open_at(dir.path(), &url, &options());
     let episode = Uuid::now_v7();
     let events: Vec<Event> = (0..4).map(|_| feedback(episode, "what the user wrote")).collect();
-    for event in &events {
-        opened.spool.append(event).await.unwrap();
-    }
-    end(opened);
+    fill(dir.path(), &events).await;
     upstream.answer_with(&[Reply::Status(409), Reply::Status(400), Reply::Status(413)]);
     drain(dir.path(), &url, &options()).await;
     assert_eq!(upstream.ids(), BTreeSet::from([events[3].id.clone()]));
@@ -232,12 +249,8 @@ async fn a_damaged_event_is_saved_and_the_others_are_forwarded() {
     let dir = tempfile::tempdir().unwrap();
     let upstream = Upstream::default();
     let url = upstream.start().await;
-    let opened = open_at(dir.path(), &url, &options());
     let events: Vec<Event> = (0..3).map(|_| feedback(Uuid::now_v7(), "good")).collect();
-    for event in &events {
-        opened.spool.append(event).await.unwrap();
-    }
-    end(opened);
+    fill(dir.path(), &events).await;
     let segment = &segments(dir.path())[0];
     let mut bytes = std::fs::read(segment).unwrap();
     let middle = HEADER_BYTES + (bytes.len() - HEADER_BYTES) / 2;
@@ -261,9 +274,7 @@ async fn a_segment_with_a_damaged_header_is_saved_completely() {
     let dir = tempfile::tempdir().unwrap();
     let upstream = Upstream::default();
     let url = upstream.start().await;
-    let opened = open_at(dir.path(), &url, &options());
-    opened.spool.append(&feedback(Uuid::now_v7(), "lost")).await.unwrap();
-    end(opened);
+    fill(dir.path(), &[feedback(Uuid::now_v7(), "lost")]).await;
     let segment = &segments(dir.path())[0];
     let mut bytes = std::fs::read(segment).unwrap();
     bytes[3] ^= 1;

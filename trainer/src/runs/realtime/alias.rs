@@ -137,7 +137,7 @@ pub(super) async fn ensure_run(trainer: &Trainer) -> anyhow::Result<Uuid> {
         let role = audit::role_name("train");
         let actor = Actor { key: None, name: &role };
         let about = format!("line {}, by the configuration", options.line);
-        audited::append(&mut transaction, actor, "default", id, action, &about).await?;
+        audited::append(&mut transaction, actor, id, action, &about).await?;
     }
     transaction.commit().await?;
     Ok(id)

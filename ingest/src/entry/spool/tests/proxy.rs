@@ -8,10 +8,8 @@ async fn a_proxys_refusal_is_not_final() {
     let dir = tempfile::tempdir().unwrap();
     let upstream = Upstream::default();
     let url = upstream.start().await;
-    let opened = open_at(dir.path(), &url, &options());
     let event = feedback(Uuid::now_v7(), "good");
-    opened.spool.append(&event).await.unwrap();
-    end(opened);
+    fill(dir.path(), std::slice::from_ref(&event)).await;
     let bodies = [ProxyBody::Page, ProxyBody::Json, ProxyBody::Problem, ProxyBody::Untyped];
     let replies: Vec<Reply> = [400, 409, 413, 422]
         .into_iter()
@@ -50,21 +48,16 @@ async fn an_event_that_a_proxy_always_refuses_stops_no_other_and_is_forwarded_on
     }
     end(opened);
     let forward = async |until: &dyn Fn() -> bool| {
-        let opened = open_at(dir.path(), &url, &options);
-        let stop = CancellationToken::new();
-        let queue = opened.spool.queue.clone();
-        let forwarding = tokio::spawn(opened.forwarder.run(stop.clone()));
+        let running = Running::start(open_at(dir.path(), &url, &options));
+        let queue = &running.spool.queue;
         let started = Instant::now();
         while !until() || queue.first().is_some() {
             assert!(started.elapsed() < SOON, "not in time: {queue:?}, {:?}", upstream.ids());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        stop.cancel();
-        forwarding.await.unwrap();
-        let bytes = queue.level().bytes;
-        drop(opened.spool);
-        opened.writer.join().unwrap();
-        bytes
+        let queue = queue.clone();
+        running.stop().await;
+        queue.level().bytes
     };
     let bytes = forward(&|| upstream.ids() == others).await;
     let files = segments(&postponed);

@@ -1,5 +1,5 @@
-//! Limits the bytes of requests that this process holds at once, and shares them between tenants, and
-//! the bytes of a tenant between its keys.
+//! Limits the bytes of requests that a role holds at once, and shares them between tenants, and the
+//! bytes of a tenant between its keys.
 //!
 //! The rule is that of dynamic thresholds in packet switches (Choudhury and Hahne, 1998): a tenant
 //! may hold a fixed multiple of the bytes that are free. A single tenant reaches its share and no
@@ -73,7 +73,6 @@ impl Budget {
         permit.grow(bytes).map(|()| permit)
     }
 
-    #[cfg(any(test, feature = "fuzz"))]
     pub(super) fn held_bytes(&self) -> usize {
         self.0.held().bytes
     }
@@ -107,7 +106,7 @@ impl Permit {
         held.bytes = total;
         held.by_tenant.insert(self.tenant.clone(), own);
         self.bytes += bytes;
-        metrics::gauge!("springtide_ingest_in_flight_bytes").set(total as f64);
+        metrics::gauge!("springtide_http_in_flight_bytes").set(total as f64);
         Ok(())
     }
 }
@@ -130,7 +129,7 @@ impl Drop for Permit {
                 held.by_key.remove(&key);
             }
         }
-        metrics::gauge!("springtide_ingest_in_flight_bytes").set(held.bytes as f64);
+        metrics::gauge!("springtide_http_in_flight_bytes").set(held.bytes as f64);
     }
 }
 
