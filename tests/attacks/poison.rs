@@ -43,7 +43,7 @@ impl Probe {
     /// Feedback with these members.
     fn feedback(status: u16, members: impl Fn() -> Value + 'static) -> Self {
         Self::new("/v1/feedback", status, move || {
-            feedback(members()).to_string().into_bytes()
+            feedback(&members()).to_string().into_bytes()
         })
     }
 
@@ -81,7 +81,7 @@ async fn send(
     }
 }
 
-fn feedback(members: Value) -> Value {
+fn feedback(members: &Value) -> Value {
     let mut body = json!({"generation_id": Uuid::now_v7(), "metric_name": "comment", "value": "x"});
     body.as_object_mut()
         .unwrap()
@@ -155,7 +155,7 @@ fn probes() -> Vec<Probe> {
         }));
         let body = of(FEEDBACK_BYTES_MAX);
         probes.push(Probe::new("/v1/feedback", status(413), move || {
-            padded(&feedback(json!({})).to_string(), body)
+            padded(&feedback(&json!({})).to_string(), body)
         }));
         let text = of(TEXT_BYTES_MAX);
         probes.push(Probe::feedback(status(400), move || json!({"value": "x".repeat(text)})));
