@@ -10,12 +10,12 @@
 
 mod attacker;
 mod clock;
-mod honest;
+pub mod honest;
 mod http2;
 mod keys;
 mod log;
 mod poison;
-mod report;
+pub mod report;
 mod slow;
 
 use std::collections::BTreeSet;
@@ -57,7 +57,7 @@ fn number(variable: &str, default: f64) -> f64 {
 
 /// How large everything is. The defaults are for `make test`.
 #[derive(Debug, Clone, Copy)]
-struct Size {
+pub struct Size {
     /// Of each attack.
     seconds: f64,
     /// Honest batches per second.
@@ -106,7 +106,7 @@ impl Role {
     }
 }
 
-struct World {
+pub struct World {
     stack: Stack,
     size: Size,
     ingest: Role,

@@ -14,6 +14,8 @@ mod control;
 mod database_users;
 mod disk;
 mod dlq;
+#[cfg(feature = "torch")]
+mod expiry;
 mod feedback_token;
 mod ingest;
 mod ingest_clock;

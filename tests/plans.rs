@@ -7,7 +7,7 @@
 use serde_json::Value;
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, PgPool, Postgres, Row, Transaction};
+use sqlx::{AssertSqlSafe, Executor, PgPool, Postgres, Row, Transaction};
 use uuid::Uuid;
 
 use crate::support::{Stack, eventually};
@@ -25,13 +25,14 @@ const OPEN: i64 = 500;
 const COHORT: i64 = 64;
 const RUN: Uuid = Uuid::from_u128(0x019a_a5e6_2f40_7abc_8def_0123_4567_89ab);
 
-fn rows() -> i64 {
-    let given = std::env::var("SPRINGTIDE_PLANS_ROWS").ok();
+/// As many as this variable says.
+pub fn rows(variable: &str) -> i64 {
+    let given = std::env::var(variable).ok();
     given.map_or(ROWS, |rows| rows.parse().unwrap())
 }
 
 /// Eight weeks of traffic up to now, ordered by time. The head has sampled only the newest rows.
-async fn fill(pool: &PgPool, rows: i64) {
+pub async fn fill(pool: &PgPool, rows: i64) {
     let statements: Vec<String> = [
         "create function at(n bigint) returns timestamptz language sql immutable as
          $$ select timestamptz '{now}' - interval '56 days' * (({rows} - n)::float8 / {rows}) $$",
@@ -116,8 +117,8 @@ struct Plan {
 }
 
 /// Executes the query, rolls it back and returns its cost.
-async fn explain<'q>(pool: &PgPool, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) -> Plan {
-    let mut transaction = begin(pool).await;
+async fn explain<'q>(pool: &PgPool, name: &str, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) -> Plan {
+    let mut transaction = begin(pool, name).await;
     let sql = format!("explain (analyze, buffers, format json) {sql}");
     // The first execution warms the caches; the second is reported.
     for _ in 0..2 {
@@ -126,7 +127,7 @@ async fn explain<'q>(pool: &PgPool, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) ->
             .await
             .unwrap_or_else(|error| panic!("{error}: {sql}"));
         transaction.rollback().await.unwrap();
-        transaction = begin(pool).await;
+        transaction = begin(pool, name).await;
     }
     let row = bind(sqlx::query(AssertSqlSafe(sql)))
         .fetch_one(&mut *transaction)
@@ -145,11 +146,19 @@ async fn explain<'q>(pool: &PgPool, sql: &str, bind: impl Fn(Q<'q>) -> Q<'q>) ->
     }
 }
 
-/// With the setting of the Postgres that `springtide up` starts, which the guide recommends for
-/// others.
-async fn begin(pool: &PgPool) -> Transaction<'static, Postgres> {
+/// As the user of the role that asks, to whom row-level security applies, and with the setting of the
+/// Postgres that `springtide up` starts, which the guide recommends for others.
+async fn begin(pool: &PgPool, name: &str) -> Transaction<'static, Postgres> {
     let mut transaction = pool.begin().await.unwrap();
-    sqlx::raw_sql("set local random_page_cost = 1.1")
+    let user = match name.split_once(':').unwrap().0 {
+        "trainer" => "set local role springtide_train",
+        "control" => "set local role springtide_control; set local springtide.all_tenants = 'on'",
+        // commands
+        "demo" | "rescore" => "",
+        _ => "set local role springtide_ingest",
+    };
+    let settings = format!("set local random_page_cost = 1.1; {user}");
+    sqlx::raw_sql(AssertSqlSafe(settings))
         .execute(&mut *transaction)
         .await
         .unwrap();
@@ -171,7 +180,7 @@ fn scans(node: &Value, found: &mut Vec<String>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_query_of_a_running_service_scans_a_large_table() {
     let stack = Stack::start("plans").await;
-    let rows = rows();
+    let rows = rows("SPRINGTIDE_PLANS_ROWS");
     let pool = &match std::env::var("SPRINGTIDE_PLANS_DATABASE") {
         Ok(url) => PgPool::connect(&url).await.unwrap(),
         Err(_) => {
@@ -205,7 +214,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     let mut plans: Vec<(&str, Plan)> = Vec::new();
     macro_rules! ask {
         ($name:literal, $file:literal $(, $value:expr)*) => {
-            plans.push(($name, explain(pool, include_str!($file), |query| query $(.bind($value.clone()))*).await));
+            plans.push(($name, explain(pool, $name, include_str!($file), |query| query $(.bind($value.clone()))*).await));
         };
     }
     ask!(
@@ -336,7 +345,13 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         .unwrap();
     plans.push((
         "retention: what needs a week",
-        explain(pool, "select generations_needed($1)", |query| query.bind(week)).await,
+        explain(
+            pool,
+            "retention: what needs a week",
+            "select generations_needed($1)",
+            |query| query.bind(week),
+        )
+        .await,
     ));
     ask!(
         "retention: count a slice",
@@ -513,6 +528,50 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     if std::env::var("SPRINGTIDE_PLANS_DATABASE").is_err() {
         expire(&stack, rows).await;
     }
+}
+
+/// A connection keeps the plans that it made on empty tables.
+#[cfg(feature = "torch")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_started_on_empty_tables_does_not_scan_them_once_they_have_grown() {
+    let stack = Stack::start("grown").await;
+    // As in the first minute of a deployment or of a week: statistics say that all tables are empty.
+    let unanalyzed = "do $do$ begin
+        execute (select string_agg(format('alter table %I set (autovacuum_enabled = false)', relname), ';')
+                 from pg_class where relkind = 'r' and relnamespace = 'public'::regnamespace);
+    end $do$";
+    stack.pool.execute(unanalyzed).await.unwrap();
+    stack.pool.execute("analyze").await.unwrap();
+    let service = crate::ingest::Service::start(&stack).await;
+    let mut sent = 0;
+    for _ in 0..25 {
+        // Each feedback is stored with its generation, before or after it.
+        let batches = (0..8).map(|_| crate::attacks::honest::batch(0));
+        let requests = batches.map(async |(ids, body)| {
+            let body: Value = serde_json::from_str(&body).unwrap();
+            let (status, answer) = service.post("/v1/events:batch", &body).await;
+            assert_eq!(status, 200, "{answer}");
+            i64::try_from(ids.len()).unwrap()
+        });
+        sent += futures::future::join_all(requests).await.iter().sum::<i64>();
+    }
+    // So that this count is not taken for a scan of the service.
+    let no_scans = stack.database_url.clone() + "?options[enable_seqscan]=off";
+    let counting = PgPool::connect(&no_scans).await.unwrap();
+    eventually("all are closed", std::time::Duration::from_secs(90), async || {
+        (crate::ingest::count(&counting, "select count(*) from trajectory").await == sent).then_some(())
+    })
+    .await;
+    service.stop().await;
+    let scanned: Vec<(String, i64)> = sqlx::query_as(
+        "select relname::text, seq_tup_read from pg_stat_user_tables
+         where seq_tup_read > $1 and relname ~ '^(generation|trajectory|event_key|feedback|retraction|open_generation)'",
+    )
+    .bind(20 * sent)
+    .fetch_all(&stack.pool)
+    .await
+    .unwrap();
+    assert_eq!(scanned, [], "rows that were read by scans, of {sent}");
 }
 
 /// Lets a service delete the oldest week, and prints how long that took.

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use trust::Trust;
 
 /// Longest wait before the store is polled again after a failure.
-const BACK_OFF_MAX: Duration = Duration::from_secs(10);
+const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 /// Wait before subscribing to announcements again.
 const RESUBSCRIBE_WAIT: Duration = Duration::from_secs(5);
 

@@ -51,7 +51,7 @@ impl Summary {
         format!("{:.2}, {:.2}, {:.2}", self.p50, self.p99, self.max)
     }
 
-    fn json(self) -> Value {
+    pub fn json(self) -> Value {
         json!({"number": self.number, "p50_seconds": self.p50, "p99_seconds": self.p99, "max_seconds": self.max})
     }
 }

@@ -6,9 +6,13 @@ use sqlx::{PgPool, Postgres, Transaction};
 ///
 /// Otherwise a stalled process would keep its locks on partitions and generations for as long as
 /// its connection lives. 10 s is longer than the log may take to acknowledge (5 s).
+///
+/// It uses indexes only. A connection keeps the plan of a statement. One that was made while a table
+/// was empty, such as a new week, would read the whole table for each row until Postgres next
+/// analyzes it.
 pub(crate) async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     // One message to the server, like a plain `begin`.
-    pool.begin_with("begin; set local idle_in_transaction_session_timeout = '10s'")
+    pool.begin_with("begin; set local idle_in_transaction_session_timeout = '10s'; set local enable_seqscan = off")
         .await
 }
 
@@ -19,6 +23,9 @@ pub(crate) async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Po
 /// does wait, such as a closure, flushes this one first, so nothing durable depends on rows that
 /// can be lost.
 pub(crate) async fn begin_unflushed(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
-    pool.begin_with("begin; set local synchronous_commit = off; set local idle_in_transaction_session_timeout = '10s'")
-        .await
+    pool.begin_with(
+        "begin; set local synchronous_commit = off; set local idle_in_transaction_session_timeout = '10s'; \
+         set local enable_seqscan = off",
+    )
+    .await
 }

@@ -22,7 +22,7 @@ use store::{Signed, Store, Timestamp};
 use time::OffsetDateTime;
 
 /// How often revocations and the timestamp are read when there is no new assignment.
-const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// An older timestamp is refused. The release loop renews it every ten seconds.
 const TIMESTAMP_AGE_MAX: time::Duration = time::Duration::seconds(60);
 /// How far clocks may differ.

@@ -106,6 +106,16 @@ pub struct Ingest {
     pub url: String,
 }
 
+impl Room {
+    /// The database as the user of `ingest`, to whom row-level security applies.
+    fn url_of_ingest(&self) -> anyhow::Result<String> {
+        let mut url: reqwest::Url = self.database_url.parse().context("a database URL")?;
+        let set = url.set_username("springtide_ingest");
+        set.ok().context("a database URL without a user")?;
+        Ok(url.into())
+    }
+}
+
 impl Ingest {
     pub async fn start(springtide: &Path, room: &Room, folder: &Path, partitions: i32) -> anyhow::Result<Self> {
         let [port] = edge::bind::free_ports()?;
@@ -116,6 +126,7 @@ impl Ingest {
             .current_dir(folder)
             .env("SPRINGTIDE__LISTEN__INGEST", address.to_string())
             .env("SPRINGTIDE__POSTGRES__URL", &room.database_url)
+            .env("SPRINGTIDE__POSTGRES__URLS__INGEST", room.url_of_ingest()?)
             .env("SPRINGTIDE__KAFKA__BROKERS", &room.kafka.brokers)
             .env("SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE", &room.kafka_file)
             .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &room.kafka.topic_prefix)

@@ -9,6 +9,8 @@ use std::time::Duration;
 use sqlx::PgPool;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
+use crate::rows::transaction;
+
 /// How long a request waits. After that, its events count as new.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Concurrent queries.
@@ -96,9 +98,11 @@ async fn answer(pool: &PgPool, lookups: Vec<Lookup>) -> sqlx::Result<()> {
     if ids.is_empty() {
         return Ok(());
     }
+    let mut transaction = transaction::begin(pool).await?;
     let rows = sqlx::query_file!("src/entry/api/known.sql", &tenants, &sources, &ids)
-        .fetch_all(pool)
+        .fetch_all(&mut *transaction)
         .await?;
+    transaction.commit().await?;
     let mut stored: HashMap<String, Digests> = HashMap::new();
     for row in rows {
         if let Ok(digest) = row.digest.try_into() {

@@ -15,7 +15,7 @@ use crate::event::Invalid;
 use crate::feedback_token::FeedbackToken;
 
 /// How long a lookup counts. A revoked sampler's tokens may be accepted for this much longer.
-const CACHED_FOR: Duration = Duration::from_secs(5);
+const CACHED_FOR: Duration = Duration::from_secs(2);
 /// How long the key of a valid sampler counts while the database does not answer.
 const CUT_OFF_MAX: Duration = Duration::from_secs(30);
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
