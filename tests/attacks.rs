@@ -311,6 +311,8 @@ required = true
 filter = "warn"
 [postgres]
 url = "{database}"
+[postgres.urls]
+{role} = "{as_role}"
 [trainer]
 api_key = "unused"
 [serve]
@@ -333,6 +335,7 @@ reject = -0.25
             store = stack.store_url,
             keys = stack.keys_dir.display(),
             database = stack.database_url,
+            as_role = stack.url_of(role),
             connections = size.connections_max,
         );
         fs::write(folder.join("springtide.toml"), text).unwrap();
@@ -342,8 +345,11 @@ reject = -0.25
 async fn start(stack: &Stack, role: &str) -> Role {
     let [port] = edge::bind::free_ports().unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    // A benchmark may name a release build.
-    let program = std::env::var("SPRINGTIDE_ATTACKS_PROGRAM").unwrap_or_else(|_| SPRINGTIDE.to_owned());
+    // A benchmark may name a release build. It has no libtorch, so it does not serve.
+    let release = std::env::var("SPRINGTIDE_ATTACKS_PROGRAM").ok();
+    let program = release
+        .filter(|_| role != "serve")
+        .unwrap_or_else(|| SPRINGTIDE.to_owned());
     let mut command = Command::new(program);
     command
         .arg(role)
