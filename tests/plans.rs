@@ -525,9 +525,6 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         let pages_max = PAGES_MAX + 8 * checked.unsigned_abs();
         assert!(plan.pages <= pages_max, "{name} touches {} pages", plan.pages);
     }
-    if std::env::var("SPRINGTIDE_PLANS_DATABASE").is_err() {
-        expire(&stack, rows).await;
-    }
 }
 
 /// A connection keeps the plans that it made on empty tables.
@@ -576,40 +573,4 @@ async fn a_service_that_started_on_empty_tables_does_not_scan_them_once_they_hav
     .await
     .unwrap();
     assert_eq!(scanned, [], "rows that were read, of {sent}");
-}
-
-/// Lets a service delete the oldest week, and prints how long that took.
-async fn expire(stack: &Stack, rows: i64) {
-    let pool = &stack.pool;
-    let options = ::ingest::Options {
-        retention_days: 49,
-        ..crate::ingest::options()
-    };
-    let started = std::time::Instant::now();
-    let service = crate::ingest::Service::start_with(stack, options).await;
-    let hour = std::time::Duration::from_secs(3600);
-    let cleaned = "select count(*) from generation_horizon where cleaned_id = until_id";
-    eventually("the oldest weeks are deleted", hour, async || {
-        (crate::ingest::count(pool, cleaned).await == 1).then_some(())
-    })
-    .await;
-    let expired = "select sum(generations)::bigint from expired_generation";
-    let expired = crate::ingest::count(pool, expired).await;
-    println!("{expired} generations expired in {:.1?}", started.elapsed());
-    let kept = crate::ingest::count(pool, "select count(*) from generation").await;
-    assert_eq!(kept + expired, rows);
-    // At most a week and a day are left of what is too old, and nothing is about expired rows.
-    let until: Uuid = sqlx::query_scalar("select until_id from generation_horizon")
-        .fetch_one(pool)
-        .await
-        .unwrap();
-    for left in [
-        "select count(*) from generation where id < $1",
-        "select count(*) from trajectory where generation_id < $1",
-        "select count(*) from feedback where generation_id < $1",
-    ] {
-        let left: i64 = sqlx::query_scalar(left).bind(until).fetch_one(pool).await.unwrap();
-        assert_eq!(left, 0);
-    }
-    service.stop().await;
 }

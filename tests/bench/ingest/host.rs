@@ -41,6 +41,16 @@ pub struct Room {
     kafka_file: PathBuf,
 }
 
+impl Room {
+    /// The database as the user of `ingest`, to whom row-level security applies.
+    fn url_of_ingest(&self) -> anyhow::Result<String> {
+        let mut url: reqwest::Url = self.database_url.parse().context("a database URL")?;
+        let set = url.set_username("springtide_ingest");
+        set.ok().context("a database URL without a user")?;
+        Ok(url.into())
+    }
+}
+
 impl Stack {
     /// Runs `springtide stack test-env --durable`, where Postgres flushes to disk as in production.
     pub async fn start(springtide: &Path) -> anyhow::Result<Self> {
@@ -104,16 +114,6 @@ impl Stack {
 pub struct Ingest {
     process: Child,
     pub url: String,
-}
-
-impl Room {
-    /// The database as the user of `ingest`, to whom row-level security applies.
-    fn url_of_ingest(&self) -> anyhow::Result<String> {
-        let mut url: reqwest::Url = self.database_url.parse().context("a database URL")?;
-        let set = url.set_username("springtide_ingest");
-        set.ok().context("a database URL without a user")?;
-        Ok(url.into())
-    }
 }
 
 impl Ingest {
