@@ -242,8 +242,9 @@ begin
 
     -- What each user sees of tables with tenants. A policy that exists is kept: another version needs another name.
     foreach t in array of_tenants loop
-        -- What answers a caller of ingest names the tenant and sees no other. Its jobs name none. Said so that the planner
-        -- expects most rows: of a comparison with a setting it expects one row in 200, and reads tables in a bad order.
+        -- What answers a caller of ingest names the tenant and sees no other. Its jobs name none. Written so
+        -- that the planner expects most rows: of a plain comparison with a setting it expects one row in 200, and then it
+        -- reads a whole week to find a few generations.
         perform make_policy(t, 'ingest', 'all', 'springtide_ingest',
             $p$(length(current_setting('springtide.tenant', true)) > 0
                 and tenant_id <> current_setting('springtide.tenant', true)) is not true$p$);
