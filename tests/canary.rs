@@ -29,8 +29,8 @@ use requests::{bad_requests, feedback, forged, poison, prompt, questions};
 use secrets::{Secrets, readable, visible_of_process};
 use world::{Beside, Keys, World, configure, stop};
 
-const START: Duration = Duration::from_secs(120);
-const SOON: Duration = Duration::from_secs(120);
+const START: Duration = Duration::from_secs(300);
+const SOON: Duration = Duration::from_secs(300);
 
 /// Part of every text.
 const CANARY: &str = "qzcanary7f3a";
@@ -142,7 +142,8 @@ async fn texts_and_keys_are_found_only_in_tables_and_in_the_log() {
         let ids: Vec<u32> = serde_json::from_value(choice["token_ids"].clone()).unwrap();
         secrets.tokens("a completion's tokens", &ids);
         let sampled = choice["text"].as_str().unwrap().trim();
-        if sampled.len() >= 16 {
+        // bytes that are no UTF-8 look alike when they are printed
+        if sampled.len() >= 16 && !sampled.contains(char::REPLACEMENT_CHARACTER) {
             secrets.0.push(("a completion".to_owned(), sampled.to_owned()));
         }
     }
@@ -258,7 +259,8 @@ async fn texts_and_keys_are_found_only_in_tables_and_in_the_log() {
     let rows = "select count(*) from feedback where value_text like 'qzcanary7f3a-without%'";
     eventually("the sink goes on", SOON, async || {
         let count: i64 = sqlx::query_scalar(rows).fetch_one(&world.pool).await.ok()?;
-        (count == accepted).then_some(())
+        // more, if one was logged and its answer did not arrive in time
+        (count >= accepted).then_some(())
     })
     .await;
 

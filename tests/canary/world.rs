@@ -93,10 +93,10 @@ trainer.offline.empty_draws_max = 1
 trainer.offline.arrival_timeout_seconds = 5
 [[ingest.surface]]
 name = 'completion'
-horizon_seconds = 5.0
+horizon_seconds = 20.0
 [[ingest.surface]]
 name = 'broken'
-horizon_seconds = 20.0
+horizon_seconds = 40.0
 reward = 'comment == null ? null : comment.size() < 9 ? 1.0 : double(comment)'
 ",
         replica = keys.replica,
