@@ -16,7 +16,7 @@ def list_of(items, most=4):
     return {"type": "array", "items": items, "maxItems": most}
 
 
-MODEL = {"enum": ["demo", "demo@champion", "demo@base", "demo@none"]}
+MODEL = {"enum": ["demo", "demo@learner", "demo@champion", "demo@base", "demo@none"]}
 SAMPLING = dict(
     model=MODEL,
     n={"type": "integer", "minimum": 1, "maximum": 2},
@@ -49,7 +49,11 @@ BODIES = {
     ),
     "/v1/runs": record(
         ["kind"],
-        kind={"enum": ["grpo", "sft"]},
+        kind={"enum": ["grpo", "sft", "evaluate", "export", "dpo"]},
+        dataset={"enum": ["accepted@1", "none@1", "none"]},
+        batch_size=COUNT,
+        weight_max={"type": "number"},
+        format={"enum": ["jsonl", "parquet", "csv"]},
         policy={"enum": ["demo", "none"]},
         base_version=COUNT,
         tasks=list_of(TASK),
@@ -64,9 +68,28 @@ BODIES = {
         seed=COUNT,
         lora=record(r=COUNT, lora_alpha={"type": "number"}, target_modules={"anyOf": [TEXT, list_of(TEXT)]}),
     ),
+    "/v1/datasets": record(
+        ["name"],
+        name={"enum": ["accepted", "Accepted"]},
+        query=record(
+            tenants=list_of(TEXT),
+            surfaces=list_of(TEXT),
+            purposes=list_of(TEXT),
+            version_min=COUNT,
+            reward_min={"type": "number"},
+            sampled_from=TEXT,
+            split=record(["salt", "share"], salt=TEXT, share={"type": "number"}, rest={"type": "boolean"}),
+            limit=COUNT,
+        ),
+    ),
     "/v1/releases": record(
-        ["kind", "alias"], kind={"enum": ["promote", "rollback", "pin"]}, alias={"enum": ["champion", "base", "canary", "run-x", "A"]},
+        ["kind", "alias"], kind={"enum": ["promote", "rollback", "pin"]}, alias={"enum": ["learner", "champion", "base", "canary", "run-x", "A"]},
         version={"type": "integer"}, reason=TEXT,
+    ),
+    "/v1/experiment": record(
+        ["arms"], salt=TEXT, replaces=UUID, reason=TEXT,
+        arms=list_of(record(["alias", "weight"], alias={"enum": ["learner", "champion", "base", "none"]},
+                            weight={"type": "number"}, explore={"type": "number"})),
     ),
     "/v1/replicas/{id}": record(
         ["cluster", "policy", "address", "epoch", "resident", "ready"],
@@ -97,7 +120,7 @@ def before_load_schema(_context, document):
     for path, item in document["paths"].items():
         for method, operation in item.items():
             # Ingest and the collector describe theirs.
-            if method == "post" and operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema") == {"type": "object"}:
+            if method in ("post", "put") and operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema") == {"type": "object"}:
                 operation["requestBody"]["content"]["application/json"]["schema"] = BODIES.get(path, {"type": "object"})
             for parameter in operation.get("parameters", []):
                 if parameter["in"] == "path" and parameter["schema"] == {"type": "string"}:

@@ -14,11 +14,11 @@ async fn read(connection: &mut PgConnection) -> sqlx::Result<Vec<(&'static str, 
         ("policy", edge::tenant::audited_policies(connection).await?),
         ("consent", edge::tenant::audited_consents(connection).await?),
         ("key", edge::auth::key::audited(connection).await?),
-        ("policy", edge::tenant::audited_policies(connection).await?),
-        ("consent", edge::tenant::audited_consents(connection).await?),
         ("sampler", edge::sampler::audited(connection).await?),
         ("reward", ingest::reward::stored::audited(connection).await?),
         ("run", trainer::api::audited::audited(connection).await?),
+        ("dataset", trainer::dataset::store::audited(connection).await?),
+        ("experiment", serving::release::audited::experiments(connection).await?),
     ])
 }
 

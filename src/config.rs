@@ -17,6 +17,7 @@ use figment::Figment;
 use figment::providers::{Env, Format};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serving::{Learning, LearningAlias};
 
 use crate::stack::{kafka, postgres};
 pub use tls::Tls;
@@ -447,10 +448,31 @@ impl Config {
     }
 
     fn with_environment(figment: Figment) -> anyhow::Result<Self> {
-        figment
-            .merge(Env::prefixed(ENV_PREFIX).split("__"))
-            .extract()
-            .context("read the configuration")
+        Self::complete(&figment.merge(Env::prefixed(ENV_PREFIX).split("__")))
+    }
+
+    /// Reads what was set, and fills in which alias the realtime run learns from. A configuration
+    /// from before there was `learner` names `champion` or arms without `learner`, and goes on as it
+    /// was.
+    fn complete(figment: &Figment) -> anyhow::Result<Self> {
+        let mut config: Self = figment.extract().context("read the configuration")?;
+        let learning = config.learning().alias;
+        if learning == LearningAlias::Champion && !figment.contains("release.arm") {
+            config.release.arms = serving::ReleaseOptions::arms_without_learner();
+        }
+        let alias = &mut config.trainer.realtime.alias;
+        alias.get_or_insert_with(|| learning.name().to_owned());
+        Ok(config)
+    }
+
+    /// What releases know of the realtime run.
+    pub fn learning(&self) -> Learning {
+        let realtime = &self.trainer.realtime;
+        let named = realtime.alias.as_deref().and_then(LearningAlias::of);
+        Learning {
+            alias: named.unwrap_or_else(|| LearningAlias::by_arms(&self.release.arms)),
+            enabled: realtime.enabled,
+        }
     }
 
     /// Makes paths absolute. `serve.state_dir` is in the state folder unless it was set to something

@@ -15,7 +15,7 @@ use crate::support::{Stack, eventually, run, succeed};
 
 const SOON: Duration = Duration::from_secs(60);
 /// What `audit verify` compares, and the tables that explain them.
-const TABLES: [&str; 10] = [
+const TABLES: [&str; 12] = [
     "tenant",
     "api_key",
     "policy",
@@ -23,6 +23,8 @@ const TABLES: [&str; 10] = [
     "sampler",
     "reward_definition",
     "run",
+    "dataset",
+    "experiment",
     "assignment",
     "release",
     "transition",
@@ -265,6 +267,26 @@ async fn every_change_is_audited_and_every_change_without_springtide_is_found() 
             set("run", "status = 'cancelled', reason = 'cancelled by request' where kind = 'grpo'"),
             "its row says that a request canceled it, but none did",
         ),
+        // datasets
+        (
+            "insert into dataset (policy, name, version, tenant_id, query, created_by, generations, digest) \
+             values ('demo', 'mine', 1, 'default', '{}', 'night shift', 0, '')"
+                .to_owned(),
+            "dataset demo/mine@1 is not in the audit",
+        ),
+        // arms
+        (
+            set("experiment", "arms = jsonb_set(arms, '{0,weight}', '0.9')"),
+            "is not what it was made by experiment.configure",
+        ),
+        (set("experiment", "salt = 'mine'"), "is not what it was made by experiment.configure"),
+        (
+            "insert into experiment (policy, epoch, salt, arms, source, actor, reason) \
+             values ('demo', 99, '', '[]', 'request', 'night shift', '')"
+                .to_owned(),
+            "is not in the audit",
+        ),
+        ("delete from experiment".to_owned(), "somebody removed it"),
         // assignments
         (
             "insert into assignment (policy, epoch, alias, version) values ('demo', 99, 'champion', 2)".to_owned(),

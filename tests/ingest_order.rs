@@ -2,7 +2,8 @@
 //!
 //! Random stories (an episode, feedback about it, retractions, its end) are sent twice: once in
 //! order, and once shuffled with all other stories and with repetitions. Both copies must end with
-//! the same rows. `SPRINGTIDE_ORDER_STORIES=100000` runs more stories (`make property-order`).
+//! the same rows. [`crate::session_order`] does the same with sessions, whose trajectory is the
+//! episode. `SPRINGTIDE_ORDER_STORIES=100000` runs more stories (`make property-order`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,18 +22,18 @@ use uuid::{Builder, Uuid};
 use crate::ingest::{Service, generation};
 use crate::support::{Stack, eventually};
 
-const SEED: u64 = 20_261_121;
+pub const SEED: u64 = 20_261_121;
 /// Stories per stack, which gives some ten thousand rows.
-const STORIES_AT_ONCE: usize = 2_000;
+pub const STORIES_AT_ONCE: usize = 2_000;
 const STORIES: usize = 300;
 const PATIENCE: Duration = Duration::from_secs(120);
 const SOURCE: &str = "tests/order";
 /// Events lie in the past, so that trajectories may close at once.
-const BEGIN: Duration = Duration::from_secs(60);
+pub const BEGIN: Duration = Duration::from_secs(60);
 
 /// Names an object within a story. Each copy of a story maps roles to its own ids, in the same
 /// order.
-type Role = u16;
+pub type Role = u16;
 
 #[derive(Debug, Clone)]
 pub struct Step {
@@ -162,8 +163,12 @@ impl StoryCopy {
         Self { begin, random }
     }
 
+    pub fn begin(self) -> OffsetDateTime {
+        self.begin
+    }
+
     /// UUIDv7s that differ between copies but sort alike in each: by time, then role, then copy.
-    fn id(self, role: Role) -> Uuid {
+    pub fn id(self, role: Role) -> Uuid {
         let millis = u64::try_from(self.begin.unix_timestamp_nanos() / 1_000_000).unwrap();
         let mut tail = [0; 10];
         tail[..2].copy_from_slice(&role.to_be_bytes());
@@ -275,7 +280,7 @@ pub async fn release_the_closer(pool: &PgPool) {
         .unwrap();
 }
 
-async fn number(pool: &PgPool, query: &'static str) -> i64 {
+pub async fn number(pool: &PgPool, query: &'static str) -> i64 {
     sqlx::query_scalar(query).fetch_one(pool).await.unwrap()
 }
 
@@ -294,12 +299,16 @@ async fn rows_by_id(pool: &PgPool) -> BTreeMap<Uuid, String> {
     rows.into_iter().collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn any_order_of_the_same_events_gives_the_same_rows() {
-    let stories = match std::env::var("SPRINGTIDE_ORDER_STORIES") {
+pub fn number_of_stories() -> usize {
+    match std::env::var("SPRINGTIDE_ORDER_STORIES") {
         Ok(number) => number.parse().unwrap(),
         Err(_) => STORIES,
-    };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_order_of_the_same_events_gives_the_same_rows() {
+    let stories = number_of_stories();
     let mut rng = StdRng::seed_from_u64(SEED);
     let mut outcomes: BTreeMap<String, usize> = BTreeMap::new();
     let mut left = stories;
@@ -332,30 +341,15 @@ async fn run_stories(stories: usize, rng: &mut StdRng, outcomes: &mut BTreeMap<S
         pairs.push((first, second, story));
     }
     shuffled.shuffle(rng);
-    let producer = Producer::new(&stack.kafka).unwrap();
-    for events in [&in_order, &shuffled] {
-        for some in events.chunks(500) {
-            try_join_all(some.iter().map(|event| producer.send_event(event)))
-                .await
-                .unwrap();
-        }
-    }
-    let sent = i64::try_from(in_order.len() + shuffled.len()).unwrap();
-    let read = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset where consumer = 'sink'";
-    eventually("the sink reads everything", PATIENCE, async || {
-        (number(&stack.pool, read).await == sent).then_some(())
-    })
-    .await;
+    let mut sent = 0;
+    send_and_read(&stack, &[&in_order, &shuffled], &mut sent).await;
     assert_eq!(
         number(&stack.pool, "select count(*) from trajectory").await,
         0,
         "the closer waits"
     );
     release_the_closer(&stack.pool).await;
-    eventually("everything closes", PATIENCE, async || {
-        (number(&stack.pool, "select count(*) from open_generation").await == 0).then_some(())
-    })
-    .await;
+    everything_closes(&stack.pool).await;
     let rows = rows_by_id(&stack.pool).await;
     for (first, second, story) in &pairs {
         for step in story {
@@ -379,4 +373,30 @@ async fn run_stories(stories: usize, rng: &mut StdRng, outcomes: &mut BTreeMap<S
         *outcomes.entry(kind).or_default() += usize::try_from(count).unwrap();
     }
     service.stop().await;
+}
+
+/// Sends events, and waits until the tables hold them and the `sent` of before.
+pub async fn send_and_read(stack: &Stack, batches: &[&[Event]], sent: &mut i64) {
+    let producer = Producer::new(&stack.kafka).unwrap();
+    for events in batches {
+        for some in events.chunks(500) {
+            try_join_all(some.iter().map(|event| producer.send_event(event)))
+                .await
+                .unwrap();
+        }
+        *sent += i64::try_from(events.len()).unwrap();
+    }
+    let read = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset where consumer = 'sink'";
+    eventually("the sink reads everything", PATIENCE, async || {
+        (number(&stack.pool, read).await == *sent).then_some(())
+    })
+    .await;
+}
+
+pub async fn everything_closes(pool: &PgPool) {
+    let open = "select (select count(*) from open_generation) + (select count(*) from open_episode)";
+    eventually("everything closes", PATIENCE, async || {
+        (number(pool, open).await == 0).then_some(())
+    })
+    .await;
 }

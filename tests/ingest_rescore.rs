@@ -24,8 +24,8 @@ use crate::ingest::{Service, accept, count, generation, send};
 use crate::ingest_order::{StoryCopy, hold_the_closer, options, release_the_closer, story};
 use crate::support::{SPRINGTIDE, Stack, eventually};
 
-const SEED: u64 = 20_261_123;
-const STORIES: usize = 150;
+pub const SEED: u64 = 20_261_123;
+pub const STORIES: usize = 150;
 const PATIENCE: Duration = Duration::from_secs(120);
 const SURFACES: [&str; 3] = ["waiting", "ending", "graded"];
 
@@ -67,13 +67,13 @@ fn others() -> [ingest::Options; 2] {
 }
 
 /// Writes a file for `--definition`.
-fn write(options: &ingest::Options, file: &Path) {
+pub fn write(options: &ingest::Options, file: &Path) {
     let surfaces = serde_json::to_value(&options.surface).unwrap();
     let text = toml::to_string(&serde_json::json!({"ingest": {"surface": surfaces}})).unwrap();
     std::fs::write(file, text).unwrap();
 }
 
-async fn springtide(stack: &Stack, config: &Path, args: &[&str]) -> Output {
+pub async fn springtide(stack: &Stack, config: &Path, args: &[&str]) -> Output {
     let output = Command::new(SPRINGTIDE)
         .args(["--config", config.to_str().unwrap(), "reward"])
         .args(args)
@@ -127,7 +127,7 @@ async fn closed(pool: &PgPool) -> Scores {
         .collect()
 }
 
-fn lines(output: &[u8]) -> Vec<Value> {
+pub fn lines(output: &[u8]) -> Vec<Value> {
     let text = str::from_utf8(output).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -154,13 +154,23 @@ fn scores(lines: &[Value]) -> Scores {
 }
 
 async fn rescored(stack: &Stack, config: &Path, definition: &str, more: &[&str]) -> Scores {
-    let mut scores_by_id = Scores::new();
-    for surface in SURFACES {
+    scores(&rescored_lines(stack, config, SURFACES, definition, more).await)
+}
+
+pub async fn rescored_lines(
+    stack: &Stack,
+    config: &Path,
+    surfaces: [&str; 3],
+    definition: &str,
+    more: &[&str],
+) -> Vec<Value> {
+    let mut all = Vec::new();
+    for surface in surfaces {
         let args = ["rescore", "--surface", surface, "--definition", definition];
         let output = springtide(stack, config, &[&args[..], more].concat()).await;
-        scores_by_id.extend(scores(&lines(&output.stdout)));
+        all.extend(lines(&output.stdout));
     }
-    scores_by_id
+    all
 }
 
 fn assert_alike(one: &Scores, other: &Scores, what: &str) {
@@ -171,7 +181,7 @@ fn assert_alike(one: &Scores, other: &Scores, what: &str) {
 }
 
 /// Sends `in_time`, waits until everything has closed, and then sends `late`.
-async fn run_service(name: &str, options: ingest::Options, in_time: &[Event], late: &[Event]) -> Stack {
+pub async fn run_service(name: &str, options: ingest::Options, in_time: &[Event], late: &[Event]) -> Stack {
     let stack = Stack::start(name).await;
     let service = Service::start_with(&stack, options).await;
     hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;

@@ -25,7 +25,7 @@ const CONTEXT: usize = OPENING + TURNS * (PROMPT + ANSWER);
 
 const OCTETS: (&str, &str) = ("content-type", "application/octet-stream");
 
-fn payload_url(stack: &Stack) -> String {
+pub fn payload_url(stack: &Stack) -> String {
     format!("file://{}", stack.dir.path().join("payloads").display())
 }
 
@@ -38,13 +38,13 @@ async fn service(stack: &Stack) -> Service {
 }
 
 /// Frequent ids are small, as in a vocabulary sorted by frequency: about 2 bytes each as varints.
-fn tokens(random: &mut rand::rngs::StdRng, count: usize) -> Vec<u32> {
+pub fn tokens(random: &mut rand::rngs::StdRng, count: usize) -> Vec<u32> {
     let id = |_| (random.random::<f64>().powi(3) * 128_000.0) as u32;
     (0..count).map(id).collect()
 }
 
 /// A generation that shares `shared`, the whole context of `parent`.
-fn turn(parent: Option<&Generation>, shared: &[u32], prompt_ids: Vec<u32>, token_ids: Vec<u32>) -> Generation {
+pub fn turn(parent: Option<&Generation>, shared: &[u32], prompt_ids: Vec<u32>, token_ids: Vec<u32>) -> Generation {
     let id = Uuid::now_v7();
     let sampled = u32::try_from(token_ids.len()).unwrap();
     Generation {
@@ -80,7 +80,7 @@ async fn upload(service: &Service, bytes: &[u8], named: &str) -> (u16, Value) {
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-async fn upload_ids(service: &Service, ids: &[u32]) -> PayloadRef {
+pub async fn upload_ids(service: &Service, ids: &[u32]) -> PayloadRef {
     let bytes = payload::token_bytes(ids);
     let payload = PayloadRef::of(&bytes, payload::TOKEN_IDS);
     let (status, answer) = upload(service, &bytes, &hex(&payload.digest)).await;

@@ -4,6 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[cfg(feature = "torch")]
+mod arms;
+#[cfg(feature = "torch")]
 mod attacks;
 #[cfg(feature = "torch")]
 mod audit;
@@ -20,6 +22,7 @@ mod feedback_token;
 mod ingest;
 mod ingest_clock;
 mod ingest_crash;
+mod ingest_episode;
 mod ingest_evolution;
 mod ingest_http;
 mod ingest_identity;
@@ -50,6 +53,11 @@ mod revocation;
 mod scopes;
 #[cfg(feature = "torch")]
 mod serving;
+mod session_long;
+mod session_model;
+mod session_order;
+mod session_rescore;
+mod session_stories;
 #[cfg(feature = "torch")]
 mod shards;
 #[cfg(feature = "torch")]

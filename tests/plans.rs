@@ -65,15 +65,25 @@ pub async fn fill(pool: &PgPool, rows: i64) {
                 at(n) + interval '1 second', at(n) + interval '3 seconds'
          from generate_series(1::bigint, {rows} - {open}) n",
         "insert into sampler (id, public_key, name) values ('{sampler}', decode(repeat('07', 32), 'hex'), 'replica-1')",
-        "insert into reward_definition (surface, version, definition) values ('completion', 1, '{}')",
+        "insert into reward_definition (surface, version, definition) values ('completion', 1, '{}'), ('session', 1, '{}')",
         "insert into assignment (policy, epoch, alias, version, follows, branch, created_at)
          select 'demo', s, 'champion', s, 'realtime', 0, at(s * {cohort}) from generate_series(1::bigint, ({rows} - {head}) / {cohort} + 1) s",
         "insert into open_generation select nth(n), 'completion', at(n) + interval '3 seconds', true
          from generate_series({rows} - {open} + 1, {rows}) n",
+        // Sessions of four turns that closed, and as many open ones as there are open generations.
+        "update trajectory t set episode_id = g.episode_id, episode_turns = 4 from generation g
+         where g.id = t.generation_id and t.generation_id between nth({rows} - 4 * {open}) and nth({rows} - 3 * {open})",
+        "insert into open_generation select nth(n), 'session', at(n) + interval '1 hour', true, nth(n / 4 * 4)
+         from generate_series({rows} - 3 * {open} + 1, {rows} - 2 * {open}) n",
+        "delete from trajectory t using open_generation o where o.generation_id = t.generation_id",
+        "insert into open_episode (tenant_id, episode_id, surface, turn_stored_at, closes_at)
+         select 'default', episode_id, 'session', max(closes_at), max(closes_at) - case when random() < 0.5 then interval '1 hour' else '0' end
+         from open_generation where episode_id is not null group by episode_id",
         "insert into disposition (generation_id, kind, code, run_id, step, decided_at)
          select nth(n), 'trained', null, '{run}',
                 n / {cohort} + 1, at(n)
-         from generate_series(1::bigint, {rows} - {head}) n where n % 5 < 3",
+         from generate_series(1::bigint, {rows} - {head}) n
+         where n % 5 < 3 and nth(n) not in (select generation_id from open_generation)",
         "insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, committed_at)
          select '{run}', s, s + 1, s, '\\x00', '{}', 'private/1', at(s * {cohort}) from generate_series(1::bigint, ({rows} - {head}) / {cohort}) s",
         "insert into version (policy, serial, root, parent, line, branch, run_id, step, manifest_key, delta_bytes, image_bytes, created_at)
@@ -191,6 +201,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         }
     };
     let head = (rows - OPEN - QUEUED) / COHORT + 1;
+    let versions: Vec<i64> = (0..4).map(|back| head - back).collect();
     let ids: Vec<Uuid> = sqlx::query_scalar("select nth(n) from generate_series($1, $2) n")
         .bind(rows - OPEN - 499)
         .bind(rows - OPEN)
@@ -211,6 +222,11 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         .fetch_one(pool)
         .await
         .unwrap();
+    let turns: Vec<Uuid> =
+        sqlx::query_scalar("select generation_id from trajectory where episode_id is not null limit 100")
+            .fetch_all(pool)
+            .await
+            .unwrap();
     let mut plans: Vec<(&str, Plan)> = Vec::new();
     macro_rules! ask {
         ($name:literal, $file:literal $(, $value:expr)*) => {
@@ -222,7 +238,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "../trainer/src/select/candidates.sql",
         "demo",
         "champion",
-        head,
+        versions,
         1000_i64,
         none,
         vec!["completion".to_owned()],
@@ -232,7 +248,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "trainer: who may not join it",
         "../trainer/src/select/faults.sql",
         ids,
-        head,
+        versions,
         4096_i64,
         50_000_i32,
         true,
@@ -240,7 +256,22 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         no_names,
         no_names,
         no_names,
-        no_names
+        no_names,
+        true
+    );
+    ask!(
+        "trainer: turns of episodes",
+        "../trainer/src/select/turns.sql",
+        turns,
+        "demo",
+        "champion"
+    );
+    ask!(
+        "trainer: versions before the head",
+        "../trainer/src/select/versions.sql",
+        "demo",
+        head,
+        3_i32
     );
     ask!(
         "trainer: what they logged",
@@ -261,14 +292,15 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "../trainer/src/select/trained.sql",
         RUN,
         2000_i64,
-        now - time::Duration::days(7)
+        now - time::Duration::days(7),
+        i64::MAX
     );
     ask!(
         "trainer: set aside, 15 minutes",
         "../trainer/src/select/set_aside.sql",
         "demo",
         "champion",
-        head,
+        versions,
         RUN,
         recent,
         5000_i64
@@ -278,7 +310,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "../trainer/src/select/set_aside.sql",
         "demo",
         "champion",
-        head,
+        versions,
         RUN,
         today,
         5000_i64
@@ -305,6 +337,77 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         5000_i64
     );
     ask!("closer: what is due", "../ingest/src/close/due.sql", now, 500_i64);
+    let episodes: Vec<Uuid> = sqlx::query_scalar("select episode_id from open_episode limit 100")
+        .fetch_all(pool)
+        .await
+        .unwrap();
+    let tenants = vec!["default".to_owned(); episodes.len()];
+    let stored_at = vec![now; episodes.len()];
+    let surfaces = vec!["completion".to_owned(); episodes.len()];
+    ask!(
+        "closer: what episodes are due",
+        "../ingest/src/close/episodes/due.sql",
+        now,
+        100_i64
+    );
+    ask!(
+        "closer: their turns",
+        "../ingest/src/close/episodes/turns.sql",
+        tenants,
+        episodes,
+        4097_i64
+    );
+    ask!(
+        "closer: feedback about episodes",
+        "../ingest/src/rows/feedback/about_episodes.sql",
+        tenants,
+        episodes,
+        surfaces,
+        stored_at,
+        vec!["completion".to_owned()],
+        vec!["accept".to_owned()],
+        vec![1_000_i64],
+        vec![false],
+        50_001_i64
+    );
+    ask!(
+        "closer: feedback about turns",
+        "../ingest/src/rows/feedback/about_turns.sql",
+        vec!["default".to_owned(); ids.len()],
+        ids,
+        vec!["completion".to_owned(); ids.len()],
+        vec![now; ids.len()],
+        vec!["completion".to_owned()],
+        vec!["accept".to_owned()],
+        vec![1_000_i64],
+        vec![false],
+        50_001_i64
+    );
+    ask!(
+        "closer: an episode with too many turns",
+        "../ingest/src/close/episodes/close_too_many.sql",
+        "default",
+        episodes[0],
+        1_i32,
+        "too_many_turns"
+    );
+    ask!(
+        "rescore: a page of episodes",
+        "../ingest/src/close/rescore/episodes.sql",
+        "completion",
+        Uuid::nil(),
+        Uuid::max(),
+        None::<String>,
+        100_i64
+    );
+    ask!(
+        "rescore: their turns",
+        "../ingest/src/close/rescore/turns.sql",
+        tenants,
+        episodes,
+        4097_i64,
+        "completion"
+    );
     ask!(
         "closer: feedback of what is due",
         "../ingest/src/rows/feedback.sql",
@@ -456,6 +559,25 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "sink: hold retracted",
         "../ingest/src/rows/join/hold_retracted.sql",
         ids
+    );
+    ask!(
+        "sink: hold episodes",
+        "../ingest/src/rows/join/hold_episodes.sql",
+        episodes,
+        episodes,
+        ids,
+        now,
+        vec!["session".to_owned()]
+    );
+    ask!(
+        "sink: close episodes",
+        "../ingest/src/rows/join/close_episodes.sql",
+        tenants,
+        episodes,
+        vec!["session".to_owned()],
+        vec!["session".to_owned()],
+        vec!["accept".to_owned()],
+        1.0_f64
     );
     ask!("reader: turns of a context", "../ingest/src/rows/context.sql", ids);
     ask!(

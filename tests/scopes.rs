@@ -134,6 +134,8 @@ fn event(scope: Scope) -> Value {
 fn fill(path: &str) -> String {
     path.replace("{id}", "01980000-0000-7000-8000-000000000001")
         .replace("{serial}", "1")
+        .replace("{name}", "accepted")
+        .replace("{version}", "1")
         .replace("{digest}", &"0".repeat(64))
         .replace("{key}", "policy/demo/none")
 }

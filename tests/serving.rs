@@ -15,7 +15,7 @@ use model::exact::Compute;
 use serde_json::{Value, json};
 use serving::release::{self, ReleaseService};
 use serving::serve::Replica;
-use serving::{ReleaseOptions, ServeOptions};
+use serving::{Learning, ReleaseOptions, ServeOptions};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -129,9 +129,14 @@ impl<'a> Publisher<'a> {
 }
 
 pub fn releases(stack: &Stack) -> ReleaseService {
+    releases_with(stack, ReleaseOptions::default())
+}
+
+pub fn releases_with(stack: &Stack, options: ReleaseOptions) -> ReleaseService {
     let log = ingest::log::Producer::new(&stack.kafka).unwrap();
     ReleaseService::new(
-        ReleaseOptions::default(),
+        options,
+        Learning::default(),
         "demo",
         stack.pool_of("control"),
         Store::open(&stack.store_url).unwrap(),
@@ -262,7 +267,7 @@ async fn a_new_version_reaches_users_without_an_error_and_a_rollback_needs_no_up
     assert_eq!(complete(&replica.url, "demo").await.0, 503);
 
     publisher.publish(1, None, 0).await;
-    assert_eq!(releases.round().await.unwrap().changes, 2, "champion and base");
+    assert_eq!(releases.round().await.unwrap().changes, 3, "learner, champion and base");
     wait_for(&replica.url, "demo@champion", 1).await;
     assert_eq!(get(&format!("{}/health", replica.url)).await.0, 200);
 
@@ -282,7 +287,7 @@ async fn a_new_version_reaches_users_without_an_error_and_a_rollback_needs_no_up
         .collect();
     for serial in 2..=4 {
         publisher.publish(serial, Some(serial - 1), 0).await;
-        assert_eq!(releases.round().await.unwrap().changes, 1);
+        assert_eq!(releases.round().await.unwrap().changes, 2, "learner and champion");
         wait_for(&replica.url, "demo@champion", serial).await;
     }
     assert_eq!(
@@ -319,16 +324,25 @@ async fn a_new_version_reaches_users_without_an_error_and_a_rollback_needs_no_up
         (done["from_version"].as_i64(), done["to_version"].as_i64()),
         (Some(4), Some(3))
     );
-    let (action, subject, reason): (String, String, String) =
-        sqlx::query_as("select action, subject, reason from audit order by id desc limit 1")
-            .fetch_one(&stack.pool)
+    assert_eq!(
+        (&done["also"][0]["alias"], done["also"][0]["to_version"].as_i64()),
+        (&json!("learner"), Some(3))
+    );
+    let audited: Vec<(String, String, String)> =
+        sqlx::query_as("select action, subject, reason from audit order by id desc limit 2")
+            .fetch_all(&stack.pool)
             .await
             .unwrap();
-    assert_eq!(
-        (&*action, &*subject, &*reason),
-        ("release.rollback", "demo@champion", "worse")
-    );
+    for (row, alias) in audited.iter().zip(["learner", "champion"]) {
+        let expected = (
+            "release.rollback".to_owned(),
+            format!("demo@{alias}"),
+            "worse".to_owned(),
+        );
+        assert_eq!(*row, expected);
+    }
     wait_for(&replica.url, "demo@champion", 3).await;
+    wait_for(&replica.url, "demo@learner", 3).await;
     assert_eq!(
         releases.round().await.unwrap().changes,
         0,
@@ -336,13 +350,28 @@ async fn a_new_version_reaches_users_without_an_error_and_a_rollback_needs_no_up
     );
     // the trainer re-bases: a new branch from the served version
     publisher.publish(5, Some(3), 1).await;
-    assert_eq!(releases.round().await.unwrap().changes, 1);
+    assert_eq!(releases.round().await.unwrap().changes, 1, "learner alone");
+    wait_for(&replica.url, "demo@learner", 5).await;
+    assert_eq!(
+        served_version(&replica.url, "demo@champion").await,
+        Some(3),
+        "the rollback holds"
+    );
+    // without a version: that of learner
+    let release = json!({"kind": "promote", "alias": "champion", "reason": "good again"});
+    let response = reqwest::Client::new()
+        .post(format!("{}/v1/releases", control.url))
+        .json(&release)
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(response.status(), 201);
     wait_for(&replica.url, "demo@champion", 5).await;
 
     // the fleet API shows the reports
     let replicas = eventually("the replica reports its epoch", DEADLINE, async || {
         let (_, replicas) = get(&format!("{}/v1/replicas", control.url)).await;
-        (replicas["replicas"][0]["epoch"] == 6).then_some(replicas)
+        (replicas["replicas"][0]["epoch"] == 7).then_some(replicas)
     })
     .await;
     assert_eq!(replicas["replicas"][0]["ready"], true);
@@ -363,7 +392,7 @@ async fn a_new_version_reaches_users_without_an_error_and_a_rollback_needs_no_up
         .iter()
         .map(|r| r["kind"].as_str().unwrap())
         .collect();
-    assert_eq!(kinds, ["follow", "rollback", "follow", "follow", "follow", "follow"]);
+    assert_eq!(kinds, ["promote", "rollback", "follow", "follow", "follow", "follow"]);
     replica.stop().await;
     control.stop().await;
 }
@@ -459,7 +488,7 @@ async fn of_two_release_loops_one_leads_and_the_other_takes_over() {
         .fetch_one(&stack.pool)
         .await
         .unwrap();
-    assert_eq!(releases, 4, "champion and base, then two moves");
+    assert_eq!(releases, 7, "learner, champion and base, then two moves of two");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -482,7 +511,7 @@ async fn an_invalid_release_request_is_refused_and_audited() {
             "has only ever served version 1",
         ),
         (
-            json!({"kind": "promote", "alias": "champion"}),
+            json!({"kind": "promote", "alias": "learner"}),
             400,
             "promote needs `version`",
         ),

@@ -87,7 +87,7 @@ async fn shards_of_several_machines_become_one_version_and_are_served() {
     // Four shards and the file.
     assert_eq!(published["delta_shards"].as_array().unwrap().len(), 5);
 
-    assert_eq!(releases.round().await.unwrap().changes, 1);
+    assert_eq!(releases.round().await.unwrap().changes, 2, "learner and champion");
     serving::wait_for(&replica.url, "demo@champion", version).await;
 
     // A pull fetches only the delta, and gets the same content.

@@ -194,6 +194,10 @@ impl Fleet {
     /// Users send requests and feedback until the champion serves a version above `version`;
     /// returns that choice.
     pub async fn until_version_above(&self, version: i64, acknowledged: &mut Vec<Uuid>) -> Value {
+        self.until_arm_above("champion", version, acknowledged).await
+    }
+
+    async fn until_arm_above(&self, arm: &str, version: i64, acknowledged: &mut Vec<Uuid>) -> Value {
         let mut n = 0u32;
         let user_of = |n: u32| format!("user-{}", n % 20);
         eventually("a newer version serves", DEADLINE, async || {
@@ -204,7 +208,7 @@ impl Fleet {
             if choice["declined"] != true {
                 self.feedback(&id, n.is_multiple_of(3)).await;
             }
-            (choice["arm"] == "champion" && choice["version"].as_i64()? > version).then_some(choice)
+            (choice["arm"] == arm && choice["version"].as_i64()? > version).then_some(choice)
         })
         .await
     }
@@ -318,8 +322,12 @@ async fn feedback_becomes_a_served_version_kills_lose_nothing_and_a_rollback_reb
     }
     check_ledger(&stack, &acknowledged).await;
 
-    // a release engineer rolls back to the base; the line continues from there
+    // a release engineer rolls back to the base: champion stays there, and learner continues from
+    // there until the engineer lets champion follow again
     fleet.springtide(&["release", "rollback", &base.to_string(), "--reason", "worse"]);
+    fleet.until_arm_above("learner", version, &mut acknowledged).await;
+    assert_eq!(fleet.champion().await, Some(base), "the rollback does not hold");
+    fleet.springtide(&["release", "promote", "--reason", "good again"]);
     let after = fleet.until_version_above(version, &mut acknowledged).await;
     let (branch, parent): (i32, Option<i64>) = sqlx::query_as(
         "select v.branch, first.parent from version v

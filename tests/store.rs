@@ -120,7 +120,7 @@ async fn weights_of_an_external_trainer_are_published_served_and_pulled() {
     );
 
     // The champion follows the line, so the version is served.
-    assert_eq!(releases.round().await.unwrap().changes, 1);
+    assert_eq!(releases.round().await.unwrap().changes, 2, "learner and champion");
     serving::wait_for(&replica.url, "demo@champion", version).await;
 
     // A second publication from the same parent is refused.

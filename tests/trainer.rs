@@ -5,14 +5,17 @@ mod bounds;
 mod caps;
 mod consent;
 mod context;
+mod episodes;
 mod experts;
 mod fleet;
+mod long_session;
 mod lora;
 mod offline;
 mod poison;
 mod provenance;
 mod show_rate;
 mod theft;
+mod uses;
 mod world;
 
 use crate::support::eventually;

@@ -11,7 +11,7 @@ use base64::Engine;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::net::TcpListener;
 
@@ -35,7 +35,7 @@ fn unpack(stack: &Stack) -> PathBuf {
     folder
 }
 
-fn json(path: &Path) -> Value {
+fn read_json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -61,7 +61,7 @@ async fn an_old_store_is_sound_and_its_versions_have_the_bytes_they_had() {
     let stack = Stack::start("upgrade_store").await;
     let folder = unpack(&stack);
     policy(&folder, &["fsck"]);
-    let before = json(&folder.join("versions.json"));
+    let before = read_json(&folder.join("versions.json"));
     for version in before.as_array().unwrap() {
         let serial = version["version"].to_string();
         let printed = policy(&folder, &["verify", &serial]);
@@ -74,8 +74,61 @@ async fn an_old_store_is_sound_and_its_versions_have_the_bytes_they_had() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_database_and_store_go_on_where_they_were() {
     let stack = Stack::start("upgrade_database").await;
-    let folder = unpack(&stack);
-    restore(&stack, &std::fs::read_to_string(folder.join("database.sql")).unwrap()).await;
+    let fleet = old_database_goes_on(&stack, "").await;
+    // no arms are configured, so it has the new default ones: learner begins where champion was
+    assert_eq!(
+        arms(&stack).await,
+        json!([{"alias": "learner", "weight": 0.3, "explore": 0.02},
+               {"alias": "champion", "weight": 0.5, "explore": 0.0},
+               {"alias": "base", "weight": 0.2, "explore": 0.0}])
+    );
+    assert_eq!(learns_from(&stack).await, "learner");
+    let first = "select version from assignment where alias = 'learner' order by epoch limit 1";
+    assert_eq!(count(&stack.pool, first).await, NEWEST);
+    fleet.springtide(&["audit", "verify"]);
+}
+
+/// The arms that the configuration of that time named, without `trainer.realtime.alias`.
+const OLD_ARMS: &str = "
+    [[release.arm]]
+    alias = 'champion'
+    weight = 0.6
+    explore = 0.02
+    [[release.arm]]
+    alias = 'base'
+    weight = 0.4";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_configuration_goes_on_learning_from_champion() {
+    let stack = Stack::start("upgrade_arms").await;
+    let fleet = old_database_goes_on(&stack, OLD_ARMS).await;
+    assert_eq!(
+        arms(&stack).await,
+        json!([{"alias": "champion", "weight": 0.6, "explore": 0.02},
+               {"alias": "base", "weight": 0.4, "explore": 0.0}])
+    );
+    assert_eq!(learns_from(&stack).await, "champion");
+    let learner = "select count(*) from assignment where alias = 'learner'";
+    assert_eq!(count(&stack.pool, learner).await, 0);
+    fleet.springtide(&["audit", "verify"]);
+}
+
+/// The arms in force, which the release loop wrote from the configuration and without a salt.
+async fn arms(stack: &Stack) -> Value {
+    let sql = "select arms from experiment where source = 'configuration' and salt = ''";
+    sqlx::query_scalar(sql).fetch_one(&stack.pool).await.unwrap()
+}
+
+async fn learns_from(stack: &Stack) -> String {
+    let sql = "select config ->> 'alias' from run where kind = 'realtime'";
+    sqlx::query_scalar(sql).fetch_one(&stack.pool).await.unwrap()
+}
+
+/// Restores the archive's database and store, and runs this build on them until the run that was
+/// there has made a version that `champion` serves. `sections` are added to the configuration.
+async fn old_database_goes_on(stack: &Stack, sections: &str) -> Fleet {
+    let folder = unpack(stack);
+    restore(stack, &std::fs::read_to_string(folder.join("database.sql")).unwrap()).await;
     sqlx::migrate!().run(&stack.pool).await.unwrap();
     for part in ["store", "keys"] {
         std::fs::rename(folder.join(part), stack.dir.path().join(part)).unwrap();
@@ -85,10 +138,10 @@ async fn an_old_database_and_store_go_on_where_they_were() {
     std::fs::rename(folder.join("follow-demo.json"), follower.join("follow-demo.json")).unwrap();
 
     // the topics of this test's broker are empty: the tables were filled from another log
-    let more = "accept_other_log = true\nretention_days = 0";
-    let fleet = Fleet::start_with(&stack, &folder.join("base"), more);
+    let more = format!("accept_other_log = true\nretention_days = 0{sections}");
+    let fleet = Fleet::start_with(stack, &folder.join("base"), &more);
     let first = eventually("the fleet answers", SOON, async || fleet.complete("someone").await).await;
-    let before = json(&folder.join("versions.json"));
+    let before = read_json(&folder.join("versions.json"));
     let named = before
         .as_array()
         .unwrap()
@@ -109,9 +162,12 @@ async fn an_old_database_and_store_go_on_where_they_were() {
     assert!(count(&stack.pool, steps).await >= 1, "steps are numbered on");
 
     let trained = "select count(*) from disposition where kind = 'trained' and step <= 16";
-    let before = json(&folder.join("ledger.json"))["trained"].as_i64().unwrap();
+    let before = read_json(&folder.join("ledger.json"))["trained"].as_i64().unwrap();
     assert_eq!(count(&stack.pool, trained).await, before, "old dispositions stand");
-    fleet.springtide(&["audit", "verify"]);
+    let used = "select count(*) from trajectory_use u join disposition d using (generation_id, run_id, step)
+                where u.purpose = 'trained' and d.kind = 'trained' and step <= 16 and u.used_at = d.decided_at";
+    assert_eq!(count(&stack.pool, used).await, before, "each is a use");
+    fleet
 }
 
 /// Puts a dump into the stack's database, in place of everything there.
@@ -139,7 +195,7 @@ struct ArchivedRecord {
 async fn an_old_topic_is_read_to_the_same_rows() {
     let stack = Stack::start("upgrade_topic").await;
     let folder = unpack(&stack);
-    let records: Vec<ArchivedRecord> = serde_json::from_value(json(&folder.join("topics.json"))).unwrap();
+    let records: Vec<ArchivedRecord> = serde_json::from_value(read_json(&folder.join("topics.json"))).unwrap();
     let bytes = |text: &str| base64::engine::general_purpose::STANDARD.decode(text).unwrap();
     let topics = stack.kafka.topics();
     let producer: FutureProducer = stack.kafka.config(&[]).create().unwrap();

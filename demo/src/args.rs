@@ -4,7 +4,7 @@ use std::{path::PathBuf, str::FromStr, sync::Arc};
 
 use crate::{corpus, house_style};
 
-/// Replays developers at work on real code, and reports how well both arms served them.
+/// Replays developers at work on real code, and reports how well the arms served them.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// How long to replay, in minutes.
@@ -28,7 +28,7 @@ pub struct Args {
     /// Permute the answers among the shown suggestions, so that there is nothing to learn.
     #[arg(long)]
     pub control: bool,
-    /// Sampling temperature of both arms.
+    /// Sampling temperature of all arms.
     #[arg(long, default_value_t = 1.0, value_parser = positive::<f32>)]
     pub temperature: f32,
     /// Pauses of other users at which reference policies are measured before the run; 0: no

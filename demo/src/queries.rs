@@ -27,7 +27,7 @@ pub struct Live {
 #[derive(Debug, Clone, Default)]
 pub struct LoopState {
     /// Version that the learning alias serves.
-    pub champion: Option<i64>,
+    pub learner: Option<i64>,
     pub step: Option<i64>,
     /// Status of the realtime run, and its reason.
     pub status: Option<String>,

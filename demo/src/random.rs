@@ -1,5 +1,5 @@
 //! Random draws that depend only on a label and a few numbers, not on the order of calls, the
-//! platform or a library's version. Both arms and every rerun therefore meet the same pauses.
+//! platform or a library's version. All arms and every rerun therefore meet the same pauses.
 //! Not for secrets.
 
 use blake3::{Hasher, OutputReader};

@@ -12,8 +12,10 @@ use report::{Clusters, Interval};
 use serde::Serialize;
 use uuid::Uuid;
 
-/// Alias of the learning arm.
-pub const LEARNING: &str = "champion";
+/// Alias of the learning arm: it explores, and the run learns from it.
+pub const LEARNING: &str = "learner";
+/// Alias of the arm that follows the learning arm. It does not explore.
+pub const FOLLOWING: &str = "champion";
 /// Alias of the frozen arm.
 pub const FROZEN: &str = "base";
 
@@ -154,11 +156,12 @@ fn unit(yes: bool) -> f64 {
     f64::from(u8::from(yes))
 }
 
-/// Statistics by arm. The learning and the frozen arm are always present.
+/// Statistics by arm. The three arms of the demo are always present.
 pub type Arms = BTreeMap<String, ArmStats>;
 
 pub fn arms<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>, tau: f64) -> Arms {
-    let mut by_arm = BTreeMap::<&str, Vec<Observation>>::from([(LEARNING, Vec::new()), (FROZEN, Vec::new())]);
+    let mut by_arm =
+        BTreeMap::<&str, Vec<Observation>>::from([LEARNING, FOLLOWING, FROZEN].map(|arm| (arm, Vec::new())));
     for outcome in outcomes {
         by_arm.entry(&outcome.arm).or_default().push(outcome.observation);
     }
@@ -168,7 +171,7 @@ pub fn arms<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>, tau: f64) -> Ar
     stats.collect()
 }
 
-/// A part of the run, and what both arms did in it. Times are seconds since the first pause.
+/// A part of the run, and what the arms did in it. Times are seconds since the first pause.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Period {
     pub from_seconds: f64,
@@ -176,6 +179,8 @@ pub struct Period {
     pub arms: Arms,
     /// Reward per pause, learning arm minus frozen arm.
     pub difference: Option<Interval>,
+    /// Reward per pause, following arm minus frozen arm.
+    pub following_difference: Option<Interval>,
 }
 
 /// Splits the first `length` of a run into `count` periods of equal length. Later pauses count in
@@ -192,7 +197,8 @@ pub fn periods(outcomes: &[Outcome], length: Duration, count: u32, tau: f64) -> 
         from_seconds: width * f64::from(nth),
         until_seconds: width * f64::from(nth + 1),
         arms: arms(outcomes.iter().copied(), tau),
-        difference: difference(outcomes, Measure::Reward, tau),
+        difference: difference(outcomes.iter().copied(), LEARNING, Measure::Reward, tau),
+        following_difference: difference(outcomes, FOLLOWING, Measure::Reward, tau),
     });
     periods.collect()
 }
@@ -214,10 +220,16 @@ impl Measure {
     }
 }
 
-/// Learning arm minus frozen arm. `None` with fewer than two users in either.
+/// This arm minus the frozen arm. `None` with fewer than two users in either.
 ///
-/// A user who met both arms (because the weights of the arms were changed) counts in the first.
-pub fn difference<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>, measure: Measure, tau: f64) -> Option<Interval> {
+/// A user who met several arms (because the weights or the salt were changed) counts in the first.
+pub fn difference<'a>(
+    outcomes: impl IntoIterator<Item = &'a Outcome>,
+    arm: &str,
+    measure: Measure,
+    tau: f64,
+) -> Option<Interval> {
+    let compared = arm;
     let mut arm_of = BTreeMap::<usize, &str>::new();
     let mut by_arm = BTreeMap::<&str, Clusters<usize>>::new();
     for outcome in outcomes.into_iter().filter(|outcome| outcome.observation.answers) {
@@ -229,7 +241,7 @@ pub fn difference<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>, measure: 
         }
     }
     let estimate = |arm| by_arm.get(arm)?.estimate();
-    Some(estimate(LEARNING)?.minus(estimate(FROZEN)?))
+    Some(estimate(compared)?.minus(estimate(FROZEN)?))
 }
 
 /// First minus second, over pairs of observations at the same pause. This removes the differences
@@ -338,28 +350,30 @@ pub mod tests {
     }
 
     #[test]
-    fn both_arms_are_in_the_report_even_when_nothing_happened() {
+    fn all_arms_are_in_the_report_even_when_nothing_happened() {
         let arms = arms([], 0.25);
-        assert_eq!(arms.keys().collect::<Vec<_>>(), ["base", "champion"]);
+        assert_eq!(arms.keys().collect::<Vec<_>>(), ["base", "champion", "learner"]);
         assert_eq!(arms["base"].reward_mean, None);
     }
 
     #[test]
-    fn the_difference_is_learning_minus_frozen() {
+    fn the_difference_is_this_arm_minus_frozen() {
         let mut outcomes = Vec::new();
-        for user in 0..20 {
-            let arm = if user < 10 { LEARNING } else { FROZEN };
+        for user in 0..30 {
+            let arm = [LEARNING, FROZEN, FOLLOWING][user / 10];
             for nth in 0..10 {
                 let right = nth < if arm == LEARNING { 5 + user % 2 } else { 2 + user % 2 };
                 outcomes.push(outcome(user, arm, if right { Right } else { Wrong }, true));
             }
         }
-        let reward = difference(&outcomes, Measure::Reward, 0.25).unwrap();
+        let following = difference(&outcomes, FOLLOWING, Measure::Reward, 0.25).unwrap();
+        assert!(following.mean.abs() < 1e-9, "{following:?}");
+        let reward = difference(&outcomes, LEARNING, Measure::Reward, 0.25).unwrap();
         assert!((reward.mean - 0.3).abs() < 1e-9, "{reward:?}");
         assert!(reward.ci95[0] > 0.2 && reward.ci95[1] < 0.4, "{reward:?}");
-        let accepts = difference(&outcomes, Measure::Accepts, 0.25).unwrap();
+        let accepts = difference(&outcomes, LEARNING, Measure::Accepts, 0.25).unwrap();
         assert!((accepts.mean - 30.0).abs() < 1e-9, "{accepts:?}");
-        let one_arm = difference(&outcomes[..100], Measure::Reward, 0.25);
+        let one_arm = difference(&outcomes[..100], LEARNING, Measure::Reward, 0.25);
         assert!(one_arm.is_none(), "one arm alone has no difference");
     }
 

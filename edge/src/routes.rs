@@ -84,6 +84,20 @@ where
     }
 }
 
+pub fn put<S, T, H>(handler: H) -> Endpoint<S>
+where
+    S: Clone + Send + Sync + 'static,
+    T: 'static,
+    H: Handler<T, S>,
+{
+    Endpoint {
+        method: "put",
+        router: routing::put(handler),
+        body_bytes_max: BODY_BYTES_MAX,
+        is_page: false,
+    }
+}
+
 impl<S: Clone + Send + Sync + 'static> Endpoint<S> {
     /// The largest body that it reads, instead of 2 MiB.
     #[must_use]
@@ -287,7 +301,7 @@ fn document(title: &str, operations: &[Operation]) -> Value {
         if operation.is_page {
             described["responses"]["default"]["content"]["text/html"] = json!({});
         }
-        if operation.method == "post" {
+        if matches!(operation.method, "post" | "put") {
             described["requestBody"] = json!({"content": {"application/json": {"schema": {"type": "object"}}}});
         }
         if let Some(item) = paths.entry(path).or_insert_with(|| json!({})).as_object_mut() {

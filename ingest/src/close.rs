@@ -2,6 +2,7 @@
 //! offline use.
 
 pub(crate) mod closer;
+mod episodes;
 pub mod rescore;
 pub(crate) mod unscored;
 

@@ -362,7 +362,8 @@ impl Retraction {
     }
 }
 
-/// The episode is over. Closes its open generations if their surface has `close_on_episode_end`.
+/// The episode is over. Closes it, or its open generations, if their surface has
+/// `close_on_episode_end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EpisodeEnd {
     pub episode_id: Uuid,

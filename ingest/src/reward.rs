@@ -1,6 +1,8 @@
 //! Computes the reward of a trajectory from its signals, and until when signals count. Pure
-//! functions, except for [`stored`], which stores the definitions.
+//! functions, except for [`stored`], which stores the definitions. [`episode`] is about surfaces
+//! whose trajectory is an episode.
 
+pub(crate) mod episode;
 mod expression;
 mod metric;
 pub mod stored;
@@ -11,10 +13,25 @@ use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-pub use expression::Expression;
+pub use expression::{EpisodeFacts, Expression};
 pub use metric::{Level, Metric, MetricType, Optimize};
 
 use crate::event::{Purpose, Value, to_microseconds};
+
+/// What the trajectory of a surface is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    #[default]
+    Generation,
+    Episode,
+}
+
+impl Unit {
+    fn is_generation(&self) -> bool {
+        *self == Self::Generation
+    }
+}
 
 /// A surface: the metric that decides, the rewards of its values, and the horizon. Stored as JSON
 /// in `reward_definition`.
@@ -23,6 +40,11 @@ use crate::event::{Purpose, Value, to_microseconds};
 pub struct Definition {
     /// The surface.
     pub name: String,
+    /// `generation`, or `episode`: the generations of an episode share one trajectory, and the
+    /// horizon counts from the last of them. Feedback about the episode decides its reward. Default:
+    /// generation.
+    #[serde(default, skip_serializing_if = "Unit::is_generation")]
+    pub trajectory: Unit,
     /// The metric whose feedback decides. With `reward`, it only decides for `close_on_feedback`.
     /// Default: accept.
     #[serde(default = "accept_metric")]
@@ -30,7 +52,7 @@ pub struct Definition {
     /// `boolean` or `float`. Default: boolean.
     #[serde(default = "boolean")]
     pub metric_type: MetricType,
-    /// How long after a generation feedback counts, seconds.
+    /// How long after a generation, or the last turn of an episode, feedback counts, seconds.
     pub horizon_seconds: f64,
     /// Reward of a true. Default: 0.75.
     #[serde(default = "three_quarters")]
@@ -38,7 +60,8 @@ pub struct Definition {
     /// Reward of a false. Default: −0.25.
     #[serde(default = "minus_one_quarter")]
     pub reject: f64,
-    /// Reward of a declined generation. Absent: feedback decides.
+    /// Reward of a declined generation, or of an episode in which every turn was declined. Absent:
+    /// feedback decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decline: Option<f64>,
     /// Smallest reward that is trained on. A trajectory whose reward is smaller keeps it and is
@@ -58,6 +81,10 @@ pub struct Definition {
     /// `decline`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<String>,
+    /// A CEL expression over one turn of an episode and the feedback about that turn: the turn's own
+    /// reward, stored beside the episode's. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn_reward: Option<String>,
     /// Close when the episode ends instead of at the horizon. Later feedback does not count. For
     /// harnesses that know when they are done. Default: false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -86,6 +113,7 @@ impl Definition {
     pub fn completion() -> Self {
         Self {
             name: "completion".to_owned(),
+            trajectory: Unit::Generation,
             metric: accept_metric(),
             metric_type: MetricType::Boolean,
             horizon_seconds: 3.0,
@@ -96,6 +124,7 @@ impl Definition {
             reward_max: None,
             purpose: None,
             reward: None,
+            turn_reward: None,
             close_on_episode_end: false,
             close_on_feedback: false,
         }
@@ -122,6 +151,11 @@ impl Definition {
     pub fn check(&self) -> anyhow::Result<()> {
         let name = &self.name;
         anyhow::ensure!(!name.is_empty(), "ingest.surface: a name is empty");
+        // the trainer separates a surface from a turn with one
+        anyhow::ensure!(
+            !name.contains(char::is_control),
+            "ingest.surface {name:?}: a name must not contain control characters"
+        );
         anyhow::ensure!(!self.metric.is_empty(), "ingest.surface {name:?}: metric is empty");
         anyhow::ensure!(
             self.horizon_seconds > 0.0 && self.horizon_seconds <= 31.0 * 86_400.0,
@@ -138,6 +172,15 @@ impl Definition {
         anyhow::ensure!(
             self.purpose.is_none_or(|purpose| purpose == Purpose::Rollout),
             "ingest.surface {name:?}: purpose may only be rollout"
+        );
+        anyhow::ensure!(
+            self.turn_reward.is_none() || self.trajectory == Unit::Episode,
+            "ingest.surface {name:?}: turn_reward needs trajectory = \"episode\"; a generation has only `reward`"
+        );
+        anyhow::ensure!(
+            name != "rollout" || self.trajectory == Unit::Generation,
+            "ingest.surface \"rollout\": trajectory must be \"generation\", because GRPO runs train on single \
+             generations; give episodes of a harness a surface of their own"
         );
         self.check_bounds()
     }
@@ -185,20 +228,36 @@ impl Definition {
 pub struct Rule {
     pub definition: Definition,
     expression: Option<Expression>,
+    turn_expression: Option<Expression>,
 }
 
 impl Rule {
     /// `metrics` are all metrics of the configuration. Refuses an invalid expression.
     pub fn new(definition: Definition, metrics: &[Metric]) -> anyhow::Result<Self> {
         use anyhow::Context;
-        let expression = definition.reward.as_deref();
-        let expression = expression.map(|text| Expression::new(text, metrics)).transpose();
+        let expression = definition.reward.as_deref().map(|text| match definition.trajectory {
+            Unit::Generation => Expression::new(text, metrics),
+            Unit::Episode => Expression::of_episode(text, metrics),
+        });
+        let expression = expression.transpose();
         let expression = expression.with_context(|| format!("ingest.surface {:?}: reward", definition.name))?;
-        Ok(Self { definition, expression })
+        let turn_expression = definition.turn_reward.as_deref();
+        let turn_expression = turn_expression.map(|text| Expression::new(text, metrics)).transpose();
+        let turn_expression =
+            turn_expression.with_context(|| format!("ingest.surface {:?}: turn_reward", definition.name))?;
+        Ok(Self {
+            definition,
+            expression,
+            turn_expression,
+        })
+    }
+
+    pub(crate) fn is_of_episodes(&self) -> bool {
+        self.definition.trajectory == Unit::Episode
     }
 
     /// The metrics whose feedback can change the reward or when it is given, each with whether the
-    /// text of its feedback can.
+    /// text of its feedback can. For an episode: whose feedback about the episode can.
     pub(crate) fn metrics(&self) -> BTreeMap<&str, bool> {
         let mut metrics = BTreeMap::new();
         // Without an expression, it decides; with one, it may still end the horizon.
@@ -211,7 +270,24 @@ impl Rule {
         metrics
     }
 
-    /// Whether feedback about this metric can change the reward.
+    /// The metrics whose feedback about turns can change the reward of the episode or of the turn,
+    /// each with whether its text can.
+    pub(crate) fn turn_metrics(&self) -> BTreeMap<&str, bool> {
+        let of_episode = self.expression.iter().flat_map(Expression::turn_metrics);
+        let mut metrics: BTreeMap<&str, bool> = of_episode.map(|name| (name.as_str(), false)).collect();
+        for (name, reads_text) in self.turn_expression.iter().flat_map(Expression::metrics) {
+            *metrics.entry(name).or_default() |= reads_text;
+        }
+        metrics
+    }
+
+    /// Whether turns are looked at one by one.
+    pub(crate) fn reads_turns(&self) -> bool {
+        self.turn_expression.is_some() || !self.turn_metrics().is_empty()
+    }
+
+    /// Whether feedback about this metric can change the reward. For an episode: whether feedback
+    /// about the episode can.
     fn reads(&self, metric: &str) -> bool {
         match &self.expression {
             Some(expression) => expression.reads(metric),
@@ -303,11 +379,12 @@ pub enum Outcome {
     },
 }
 
-/// Scores a trajectory. Events after the horizon do not count, even if they were stored early.
+/// Scores a trajectory of one generation. Events after the horizon do not count, even if they were stored early.
 ///
 /// Checks consent first, then purpose, then a decline. Then the first feedback decides that was
 /// given within the horizon and not retracted within it, in the order of event time and id. An
-/// expression replaces the last two steps.
+/// expression replaces the last two steps. The code `redefined` means that the surface's
+/// trajectories became episodes while the generation was open.
 pub fn score(rule: Option<&Rule>, closing: &Closing, signals: &[Signal]) -> Outcome {
     let censored = |code| Outcome::Censored { code };
     if !closing.consent {
@@ -319,6 +396,9 @@ pub fn score(rule: Option<&Rule>, closing: &Closing, signals: &[Signal]) -> Outc
     let Some(rule) = rule else {
         return censored("unknown_surface");
     };
+    if rule.is_of_episodes() {
+        return censored("redefined");
+    }
     let definition = &rule.definition;
     let closes_at = closing.closes_at(Some(rule), signals);
     let (retracted, mut counting): (Vec<&Signal>, Vec<&Signal>) = signals

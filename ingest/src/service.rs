@@ -22,6 +22,7 @@ use crate::log::kafka::{self, ClientOptions};
 use crate::options::Options;
 use crate::payload;
 use crate::reward::stored;
+use crate::rows::join::visible::Visible;
 use crate::rows::offset::{self, EventLog};
 use crate::rows::sink::{Samplers, Sink};
 use crate::upkeep::lag::Lag;
@@ -93,6 +94,7 @@ pub async fn run(
         surfaces,
         grace: time::Duration::seconds_f64(options.close_grace_seconds),
         unscored: Unscored::new(options.unscored_share_max),
+        visible: Visible::default(),
         shutdown: stop.clone(),
     };
     parts.spawn(until_stopped(closer.run()));

@@ -24,7 +24,7 @@ pub struct Point {
 /// A line through its points, with a band between the ends of their intervals.
 #[derive(Debug)]
 pub struct Series {
-    /// `primary` or `baseline`.
+    /// `primary`, `second` or `baseline`.
     pub class: &'static str,
     pub points: Vec<Point>,
 }

@@ -3,7 +3,7 @@
 //! Everything here is pure: numbers go in, text comes out. The crate deliberately has no database,
 //! no network and no knowledge of what is measured.
 //!
-//! A chart compares up to two things. Their style classes are `primary` and `baseline`.
+//! A chart compares up to three things. Their style classes are `primary`, `second` and `baseline`.
 
 pub mod chart;
 pub mod interval;

@@ -27,4 +27,4 @@ pub mod routing;
 pub mod serve;
 
 pub use options::Options as ServeOptions;
-pub use release::{ArmOptions, Options as ReleaseOptions};
+pub use release::{ArmOptions, Learning, LearningAlias, Options as ReleaseOptions};

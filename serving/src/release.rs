@@ -1,5 +1,6 @@
-//! Releases: which version each alias names. `decide` holds the rules. The leader's loop applies
-//! the automatic moves, and people request moves through the HTTP API.
+//! Releases: which version each alias names, and how users are divided. `decide` holds the rules.
+//! The leader's loop applies the automatic moves, and people request moves and arms through the HTTP
+//! API.
 //!
 //! Every change is written as rows (assignment, release, transition) in one transaction under a new
 //! epoch, then as one signed document in the policy store, then announced. Releases never change
@@ -7,19 +8,21 @@
 
 pub mod audited;
 pub mod decide;
+mod experiment;
 mod http;
 mod leader;
 mod options;
 mod publish;
 mod tables;
 
-pub use artifact::assignment::CHAMPION;
+pub use artifact::assignment::{CHAMPION, LEARNER};
 pub use http::routes;
 pub use leader::{Round, run};
-pub use options::{ArmOptions, Options};
+pub use options::{ArmOptions, Learning, LearningAlias, Options};
 
 use anyhow::Context;
 use artifact::sign::{SigningKey, TrustedKeys};
+use decide::Rules;
 use ingest::log::Producer;
 use sqlx::PgPool;
 use std::path::{Path, PathBuf};
@@ -40,6 +43,7 @@ pub struct ReleaseService(Arc<Inner>);
 
 struct Inner {
     options: Options,
+    learning: Learning,
     policy: String,
     pool: PgPool,
     store: Store,
@@ -55,6 +59,7 @@ impl ReleaseService {
     /// Loads the key `release` from `keys_dir`, or creates it.
     pub fn new(
         options: Options,
+        learning: Learning,
         policy: impl Into<String>,
         pool: PgPool,
         store: Store,
@@ -64,6 +69,7 @@ impl ReleaseService {
         let key = SigningKey::load_or_create(keys_dir, "release").context("load the release key")?;
         Ok(ReleaseService(Arc::new(Inner {
             options,
+            learning,
             policy: policy.into(),
             pool,
             store,
@@ -72,6 +78,13 @@ impl ReleaseService {
             log,
             published: AtomicI64::new(0),
         })))
+    }
+
+    fn rules(&self) -> Rules {
+        Rules {
+            learning: self.0.learning.alias,
+            champion_every: self.0.options.champion_every,
+        }
     }
 
     /// Reads the trusted keys anew, because they may change at any time.

@@ -193,6 +193,7 @@ pub(crate) mod tests {
                     explore: 0.0,
                 })
                 .collect(),
+            salt: String::new(),
             created_at: datetime!(2026-11-21 10:00 UTC),
         }
     }
@@ -238,6 +239,39 @@ pub(crate) mod tests {
             }
         }
         assert!((540..660).contains(&champions), "{champions} of 1000");
+    }
+
+    /// Over 10⁵ users under each of three salts, arms get what their logged probabilities say.
+    #[test]
+    fn logged_probabilities_are_the_shares_of_users() {
+        let routes = RouteTable::default();
+        let mut chi_square = 0.0;
+        for salt in ["", "spring", "summer"] {
+            let mut document = assignment(
+                3,
+                &[("learner", 7), ("champion", 5), ("base", 1)],
+                &[("learner", 0.2), ("champion", 0.7), ("base", 0.1)],
+            );
+            document.salt = salt.into();
+            routes.apply(
+                document,
+                [1, 5, 7].into_iter().map(|serial| (serial, version(serial))).collect(),
+            );
+            let mut users: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+            for user in 0..100_000 {
+                let route = routes.route("demo", "demo", &format!("user-{user}")).unwrap();
+                users.entry(route.arm).or_insert((0.0, route.probability)).0 += 1.0;
+            }
+            assert_eq!(users.len(), 3);
+            let differ = |(count, probability): &(f64, f64)| {
+                let expected = 100_000.0 * probability;
+                (count - expected).powi(2) / expected
+            };
+            chi_square += users.values().map(differ).sum::<f64>();
+        }
+        println!("chi-square of 3 x 100000 users, 6 degrees of freedom: {chi_square:.2}");
+        // exceeded once in 1000 draws; the users are fixed
+        assert!(chi_square < 22.5, "{chi_square}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serving::release::{self, ReleaseService};
 
 use super::App;
 use crate::config::Part;
-use crate::role::Role;
+use crate::role::{self, Role};
 use crate::{control_api, policy_store, signing_keys};
 
 #[derive(Debug, Clone, clap::Args)]
@@ -22,14 +22,21 @@ impl Args {
         let listener = role.listen(config, Part::Control).await?;
         let releases = ReleaseService::new(
             config.release.clone(),
+            config.learning(),
             config.policy.name.clone(),
             role.pool.clone(),
             policy_store::open(config)?,
             &config.keys_dir(),
             Some(Producer::new(&config.kafka_client()?).context("connect to the log")?),
         )?;
+        let payloads = role::payloads(app).inspect_err(|error| {
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "exports of datasets cannot be downloaded from here"
+            );
+        });
         let report = config.state_dir.join("report.html");
-        let router = control_api::routes(&role.pool, &config.policy.name, releases.clone(), report)
+        let router = control_api::routes(&role.pool, &config.policy.name, releases.clone(), payloads.ok(), report)
             .protected_by(&role.auth, "Springtide control")
             .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());

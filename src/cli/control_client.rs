@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use reqwest::{Method, RequestBuilder};
+use reqwest::{Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -11,6 +11,8 @@ use serde_json::Value;
 use crate::config::Config;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Of a query that may read every generation, and of a file.
+const LONG_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Calls `springtide control`.
 pub struct ControlClient {
@@ -40,6 +42,37 @@ impl ControlClient {
         self.send(self.request(Method::POST, path).json(body)).await
     }
 
+    /// [`Self::post`] for what may take long.
+    pub async fn post_and_wait<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> anyhow::Result<T> {
+        let request = self.request(Method::POST, path).timeout(LONG_TIMEOUT);
+        self.send(request.json(body)).await
+    }
+
+    /// [`Self::get`] for what may take long.
+    pub async fn get_and_wait<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.send(self.request(Method::GET, path).timeout(LONG_TIMEOUT)).await
+    }
+
+    /// An answer that is no JSON document, to be read in parts.
+    pub async fn download(&self, path: &str, query: &[(&str, &str)]) -> anyhow::Result<Response> {
+        let request = self.request(Method::GET, path).timeout(LONG_TIMEOUT).query(query);
+        let response = request.send().await.with_context(|| self.unreachable())?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let body = response.bytes().await.context("read the response")?;
+        bail!("{status}: {}", problem(&body));
+    }
+
+    fn unreachable(&self) -> String {
+        format!("reach the control role at {}; is it running?", self.url)
+    }
+
+    pub async fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> anyhow::Result<T> {
+        self.send(self.request(Method::PUT, path).json(body)).await
+    }
+
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.http.request(method, format!("{}{path}", self.url));
         match &self.api_key {
@@ -49,10 +82,7 @@ impl ControlClient {
     }
 
     async fn send<T: DeserializeOwned>(&self, request: RequestBuilder) -> anyhow::Result<T> {
-        let response = request
-            .send()
-            .await
-            .with_context(|| format!("reach the control role at {}; is it running?", self.url))?;
+        let response = request.send().await.with_context(|| self.unreachable())?;
         let status = response.status();
         let body = response.bytes().await.context("read the response")?;
         if status.is_success() {

@@ -14,7 +14,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         &["up", "serve", "ingest", "control", "train", "relay", "demo"],
     ),
     ("Release", &["release", "policy"]),
-    ("Training", &["run", "corpus"]),
+    ("Training", &["run", "dataset", "corpus"]),
     ("Data", &["dlq", "reward"]),
     (
         "Set up",

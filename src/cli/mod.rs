@@ -4,6 +4,7 @@ pub mod audit;
 mod config;
 mod control;
 mod control_client;
+mod dataset;
 #[cfg_attr(not(feature = "demo"), path = "without_demo.rs")]
 mod demo;
 mod dlq;
@@ -95,6 +96,9 @@ enum Command {
     /// Schedule and watch training runs.
     #[command(subcommand)]
     Run(run::Command),
+    /// Make named datasets of closed trajectories, and export them.
+    #[command(subcommand)]
+    Dataset(dataset::Command),
     /// Inspect, check, keep, publish and pull versions.
     #[command(subcommand)]
     Policy(policy::Command),
@@ -261,6 +265,7 @@ impl Command {
             Self::Demo(args) => args.run(app).await?,
             Self::Release(command) => command.run(app).await?,
             Self::Run(command) => command.run(app).await?,
+            Self::Dataset(command) => command.run(app).await?,
             Self::Policy(command) => command.run(app).await?,
             Self::Dlq(command) => command.run(app).await?,
             Self::Reward(command) => command.run(app).await?,

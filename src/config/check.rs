@@ -133,20 +133,39 @@ impl Config {
     }
 
     fn check_learning(&self) -> anyhow::Result<()> {
-        use serving::release::{CHAMPION, REALTIME};
+        use serving::LearningAlias;
+        use serving::release::REALTIME;
         let realtime = &self.trainer.realtime;
-        for (field, value, only) in [("line", &realtime.line, REALTIME), ("alias", &realtime.alias, CHAMPION)] {
+        ensure!(
+            realtime.line == REALTIME,
+            "trainer.realtime.line is {:?}, but the release loop follows only {REALTIME:?}: set it to that",
+            realtime.line
+        );
+        if let Some(alias) = &realtime.alias {
             ensure!(
-                value == only,
-                "trainer.realtime.{field} is {value:?}, but the release loop follows only {only:?}: set it to that"
+                LearningAlias::of(alias).is_some(),
+                "trainer.realtime.alias is {alias:?}: give \"learner\" or \"champion\""
             );
         }
-        let alias = &self.trainer.realtime.alias;
-        let served = self.release.arms.iter().any(|arm| arm.alias == *alias);
+        let learning = self.learning();
+        let alias = learning.alias.name();
+        let served = self.release.arms.iter().any(|arm| arm.alias == alias);
         ensure!(
-            served || !self.trainer.realtime.enabled,
+            served || !learning.enabled,
             "trainer.realtime.alias is {alias:?}, but no release.arm serves it, so there would be nothing to learn from: \
              add an arm for it or set trainer.realtime.enabled = false"
+        );
+        ensure!(
+            learning.alias == LearningAlias::Learner || self.release.champion_every == 1,
+            "release.champion_every is {}, but the realtime run learns from champion, which therefore follows every \
+             version: remove it, or add a release.arm for learner and set trainer.realtime.alias to that",
+            self.release.champion_every
+        );
+        ensure!(
+            learning.alias == LearningAlias::Learner
+                || LearningAlias::by_arms(&self.release.arms) == LearningAlias::Champion,
+            "a release.arm is for learner, but the realtime run learns from champion, so learner never has a version: \
+             remove the arm or set trainer.realtime.alias to \"learner\""
         );
         Ok(())
     }
@@ -227,19 +246,42 @@ mod tests {
 
     #[test]
     fn an_alias_to_learn_from_needs_an_arm() {
+        let without = |config: &mut Config, alias: &str| {
+            config.release.arms.retain(|arm| arm.alias != alias);
+            config.release.arms[0].weight += 1.0 - config.release.arms.iter().map(|arm| arm.weight).sum::<f64>();
+        };
         let why = refusal(|config| {
-            config.release.arms.retain(|arm| arm.alias != "champion");
-            config.release.arms[0].weight = 1.0;
+            without(config, "learner");
+            without(config, "champion");
         });
-        assert!(why.contains("no release.arm serves it"), "{why}");
+        assert!(why.contains("\"champion\", but no release.arm serves it"), "{why}");
+        let why = refusal(|config| {
+            without(config, "learner");
+            config.trainer.realtime.alias = Some("learner".to_owned());
+        });
+        assert!(why.contains("\"learner\", but no release.arm serves it"), "{why}");
+        let mut config = Config::default();
+        without(&mut config, "champion");
+        config.check().unwrap();
     }
 
     #[test]
-    fn the_release_loop_follows_one_line_and_one_alias() {
-        let why = refusal(|config| config.trainer.realtime.alias = "champion2".to_owned());
+    fn the_release_loop_follows_one_line_and_two_aliases() {
+        let why = refusal(|config| config.trainer.realtime.alias = Some("champion2".to_owned()));
         assert!(why.contains("trainer.realtime.alias"), "{why}");
         let why = refusal(|config| config.trainer.realtime.line = "other".to_owned());
         assert!(why.contains("trainer.realtime.line"), "{why}");
+    }
+
+    #[test]
+    fn a_champion_that_is_learned_from_follows_every_version() {
+        let why = refusal(|config| {
+            config.trainer.realtime.alias = Some("champion".to_owned());
+            config.release.champion_every = 2;
+        });
+        assert!(why.contains("release.champion_every is 2"), "{why}");
+        let why = refusal(|config| config.trainer.realtime.alias = Some("champion".to_owned()));
+        assert!(why.contains("a release.arm is for learner"), "{why}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use edge::auth::{Principal, Scope};
 use edge::routes::{Routes, get};
 use edge::tenant::OwnerOnly;
 use edge::turns::Turns;
+use ingest::payload::Store as Payloads;
 use serving::release::ReleaseService;
 use sqlx::{PgConnection, PgPool};
 
@@ -24,8 +25,14 @@ const LEDGERS_AT_ONCE: usize = 2;
 /// Running ones and those that wait.
 const LEDGERS_PER_KEY: usize = 2;
 
-/// All routes. `report`: the path of the demo's report.
-pub fn routes(pool: &PgPool, policy: &str, releases: ReleaseService, report: PathBuf) -> Routes {
+/// All routes. `report`: the path of the demo's report. `payloads`: where exports of datasets lie.
+pub fn routes(
+    pool: &PgPool,
+    policy: &str,
+    releases: ReleaseService,
+    payloads: Option<Payloads>,
+    report: PathBuf,
+) -> Routes {
     let read = Scope::Read;
     let queries = Routes::new()
         .route(
@@ -45,7 +52,7 @@ pub fn routes(pool: &PgPool, policy: &str, releases: ReleaseService, report: Pat
         .route(read, "/report", "The demo's report", get(report::page).page())
         .with_state(report);
     let of_the_policy = report
-        .merge(trainer::api::routes(pool.clone(), policy))
+        .merge(trainer::api::routes(pool.clone(), policy, payloads))
         .merge(serving::release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .only_for_owner(OwnerOnly::new(pool.clone(), policy));

@@ -196,7 +196,7 @@ async fn step_of(connection: &mut PgConnection, run: Uuid, step: i64) -> sqlx::R
 /// How many trajectories the step was trained on.
 async fn trained_on(connection: &mut PgConnection, run: Uuid, step: i64) -> sqlx::Result<i64> {
     sqlx::query_scalar!(
-        r#"select count(*) as "count!" from disposition where run_id = $1 and step = $2 and kind = 'trained'"#,
+        r#"select count(*) as "count!" from trajectory_use where run_id = $1 and step = $2 and purpose = 'trained'"#,
         run,
         step
     )
@@ -213,10 +213,10 @@ async fn trajectories_of(
     sqlx::query_as!(
         Trajectory,
         "select t.generation_id as generation, g.version, t.reward, t.signal, t.closed_at
-         from disposition d
-         join trajectory t on t.generation_id = d.generation_id
-         join generation g on g.id = d.generation_id
-         where d.run_id = $1 and d.step = $2 and d.kind = 'trained' and ($3::text is null or g.tenant_id = $3)
+         from trajectory_use u
+         join trajectory t on t.generation_id = u.generation_id
+         join generation g on g.id = u.generation_id
+         where u.run_id = $1 and u.step = $2 and u.purpose = 'trained' and ($3::text is null or g.tenant_id = $3)
          order by t.generation_id",
         run,
         step,

@@ -268,6 +268,7 @@ pub fn forged(place: &Place, choice: &Value) -> Value {
     let mut generation = Generation {
         versions: vec![span],
         user_key: text("user-of-forgery"),
+        arm: "learner".into(), // the run looks at no other
         prompt_ids: PROMPT_IDS.to_vec(),
         token_ids: SAMPLED_IDS.to_vec(),
         logprobs: vec![-0.001; SAMPLED_IDS.len()],

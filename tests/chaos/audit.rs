@@ -45,6 +45,8 @@ pub struct Audit {
     pub unaccounted: i64,
     /// Closed without a signal despite timely feedback, or with one that was retracted in time.
     pub overlooked: i64,
+    /// Episodes whose turns did not close together, and open episodes.
+    pub split: i64,
     /// Examples of failures.
     pub examples: Vec<String>,
     /// Feedback without a generation that did not become a dead letter.
@@ -64,6 +66,7 @@ impl Audit {
             ("behind", self.behind),
             ("unaccounted for", self.unaccounted),
             ("feedback overlooked", self.overlooked),
+            ("episodes split", self.split),
             ("orphans not reported", self.orphans_unmarked),
         ];
         must_be_zero.into_iter().filter(|(_, number)| *number != 0).collect()
@@ -142,7 +145,7 @@ pub async fn audit(entries: &[Entry], poison: &[Vec<u8>], pool: &PgPool, kafka: 
         "select count(*) from trajectory t join generation g on g.id = t.generation_id \
          join feedback f on f.generation_id = g.id and f.metric_name = 'accept' \
          left join retraction r on r.feedback_id = f.id \
-         where t.censor_code = 'no_feedback' and not f.late and r.id is null \
+         where t.surface = 'completion' and t.censor_code = 'no_feedback' and not f.late and r.id is null \
            and f.given_at <= g.sampled_at + interval '2 seconds'",
     )
     .await;
@@ -151,9 +154,26 @@ pub async fn audit(entries: &[Entry], poison: &[Vec<u8>], pool: &PgPool, kafka: 
         "select count(*) from trajectory t join generation g on g.id = t.generation_id \
          join feedback f on f.generation_id = g.id and f.metric_name = 'accept' and f.given_at = t.feedback_at \
          join retraction r on r.feedback_id = f.id \
-         where t.signal in ('accept', 'reject') and not r.late and r.given_at <= g.sampled_at + interval '2 seconds' \
+         where t.surface = 'completion' and t.signal in ('accept', 'reject') and not r.late and r.given_at <= g.sampled_at + interval '2 seconds' \
            and not exists (select from feedback o where o.generation_id = g.id and o.id <> f.id \
                            and o.given_at = f.given_at)",
+    )
+    .await;
+    audit.overlooked += number(
+        pool,
+        "select count(*) from trajectory t join generation g on g.id = t.generation_id \
+         join feedback f on f.episode_id = t.episode_id and f.metric_name = 'accept' \
+         left join retraction r on r.feedback_id = f.id \
+         where t.surface = 'session' and t.censor_code = 'no_feedback' and not f.late and r.id is null \
+           and f.given_at <= g.sampled_at + interval '2 seconds'",
+    )
+    .await;
+    audit.split = number(
+        pool,
+        "select (select count(*) from open_episode) + count(*) from ( \
+             select from trajectory where episode_id is not null group by episode_id \
+             having count(distinct (reward, censor_code, signal, feedback_at, closes_at, closed_at)) > 1 \
+                 or count(*) <> min(episode_turns)) as split",
     )
     .await;
     audit.orphans_unmarked = number(pool, ORPHANS_UNMARKED).await;

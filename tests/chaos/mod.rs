@@ -41,6 +41,16 @@ orphan_ttl_seconds = 6.0
 [[ingest.surface]]
 name = \"completion\"
 horizon_seconds = 2.0
+[[ingest.surface]]
+name = \"session\"
+trajectory = \"episode\"
+horizon_seconds = 2.0
+turn_reward = \"accept == null ? null : (accept ? 1.0 : 0.0)\"
+[[ingest.surface]]
+name = \"ending\"
+trajectory = \"episode\"
+horizon_seconds = 4.0
+close_on_episode_end = true
 [telemetry]
 filter = \"warn,springtide=info\"
 ";
@@ -191,7 +201,10 @@ async fn settle(servers: &Servers, client: &Client) {
     })
     .await;
     for (what, query) in [
-        ("everything closes", "select count(*) from open_generation"),
+        (
+            "everything closes",
+            "select (select count(*) from open_generation) + (select count(*) from open_episode)",
+        ),
         ("orphans are reported", ORPHANS_UNMARKED),
     ] {
         eventually(what, SETTLE, async || (number(&pool, query).await == 0).then_some(())).await;

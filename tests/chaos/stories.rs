@@ -44,12 +44,14 @@ pub fn send_story(rng: &mut StdRng, ledger: &Ledger, client: &Client) {
 
 fn story(rng: &mut StdRng) -> Vec<Event> {
     let episode_id = Uuid::now_v7();
+    let surface = ["completion", "session", "ending"][rng.random_range(0..3)];
     let mut events = Vec::new();
     for turn in 0..rng.random_range(1..=2) {
         let length = rng.random_range(1..=64);
         let generation = Generation {
             episode_id,
             turn,
+            surface: surface.to_owned(),
             versions: vec![event::VersionSpan {
                 version: 3,
                 root: [3; 32],

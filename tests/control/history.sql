@@ -13,3 +13,5 @@ values ('01980000-0000-7000-8000-000000000001', 'completion', 1, 0.75, 'accept')
 
 insert into disposition (generation_id, kind, run_id, step)
 values ('01980000-0000-7000-8000-000000000001', 'trained', '01980000-0000-7000-8000-0000000000aa', 1);
+insert into trajectory_use (generation_id, run_id, step, purpose)
+values ('01980000-0000-7000-8000-000000000001', '01980000-0000-7000-8000-0000000000aa', 1, 'trained');

@@ -76,6 +76,7 @@ impl Pool<'_> {
             "/v1/ledger" => &["tenant", "policy", "purpose", "since"],
             "/v1/runs" => &["limit", "after", "status", "kind"],
             "/v1/versions" => &["line", "limit", "after"],
+            "/v1/datasets" => &["name", "limit", "after"],
             "/v1/releases" => &["alias", "limit"],
             "/v1/swaps" => &["replica", "limit"],
             "/v1/store" => {
@@ -138,6 +139,7 @@ impl Pool<'_> {
             "/v1/episode-ends" => json!({"episode_id": id}),
             "/v1/runs" => json!({"kind": "grpo", "policy": policy, "base_version": 1001,
                                  "tasks": [{"prompt": "a", "answer": "b"}]}),
+            "/v1/datasets" => json!({"name": policy, "query": {"tenants": [self.word(random)]}}),
             "/v1/releases" => {
                 let kind = *["promote", "pin", "rollback"].choose(random).unwrap();
                 let alias = *["champion", "old"].choose(random).unwrap();
@@ -206,6 +208,8 @@ impl Shot {
         for (part, value) in [
             ("{id}", pool.id(random)),
             ("{serial}", random.random_range(1000..1004).to_string()),
+            ("{name}", side.policy.to_owned()),
+            ("{version}", random.random_range(0..3).to_string()),
             ("{digest}", digest),
             (
                 "{key}",

@@ -20,3 +20,5 @@ select id::uuid, 'completion', 1, 0.75, 'accept'
 from (values ('01980000-0000-7000-8000-000000000001'), ('01980000-0000-7000-8000-000000000002')) as closed (id);
 insert into disposition (generation_id, kind, run_id, step)
 select generation_id, 'trained', '01980000-0000-7000-8000-0000000000aa', 1 from trajectory;
+insert into trajectory_use (generation_id, run_id, step, purpose)
+select generation_id, '01980000-0000-7000-8000-0000000000aa', 1, 'trained' from trajectory;

@@ -10,7 +10,7 @@ use super::world::{Sampled, World};
 use crate::support::eventually;
 
 /// Shortens a stored prompt to `rest`; its parent has the `shared` prefix.
-async fn shorten(pool: &PgPool, id: Uuid, parent: Uuid, shared: &[u32], rest: &[u32]) {
+pub async fn shorten(pool: &PgPool, id: Uuid, parent: Uuid, shared: &[u32], rest: &[u32]) {
     let rest: Vec<i32> = rest.iter().map(|id| id.cast_signed()).collect();
     sqlx::query(
         "update generation set parent_id = $2, prompt_prefix_len = $3, prompt_prefix_hash = $4, prompt_ids = $5 where id = $1",
@@ -132,7 +132,7 @@ async fn a_turn_in_parts_is_trained_on_with_its_whole_context_and_a_broken_turn_
     );
 }
 
-async fn shorten_to(pool: &PgPool, id: Uuid, rest: &[u32]) {
+pub async fn shorten_to(pool: &PgPool, id: Uuid, rest: &[u32]) {
     let rest: Vec<i32> = rest.iter().map(|id| id.cast_signed()).collect();
     sqlx::query("update generation set prompt_ids = $2 where id = $1")
         .bind(id)

@@ -43,13 +43,13 @@ async fn the_show_rate_alarm_appends_one_event_when_it_begins_and_one_when_it_en
     let mut alarm = ShowRateAlarm::new(pool.clone(), "demo", &options);
     alarm.poll().await.unwrap();
     generate(&world, "base", 200, 80, false).await;
-    generate(&world, "champion", 200, 70, false).await;
+    generate(&world, "learner", 200, 70, false).await;
     alarm.poll().await.unwrap();
     assert!(world.events().await.is_empty(), "35 % is enough");
 
     // generations that exploration forced to show do not count
-    generate(&world, "champion", 480, 20, false).await;
-    generate(&world, "champion", 300, 300, true).await;
+    generate(&world, "learner", 480, 20, false).await;
+    generate(&world, "learner", 300, 300, true).await;
     alarm.poll().await.unwrap();
     alarm.poll().await.unwrap();
     let mut restarted = ShowRateAlarm::new(pool.clone(), "demo", &options);
@@ -58,7 +58,7 @@ async fn the_show_rate_alarm_appends_one_event_when_it_begins_and_one_when_it_en
     assert_eq!(events.len(), 1, "{events:?}");
     // the latest 500: 20 shown of 480, and 20 earlier ones that were declined
     assert!(
-        events[0].starts_with("champion declines almost everything: it shows 4.0 % of its latest 500"),
+        events[0].starts_with("learner declines almost everything: it shows 4.0 % of its latest 500"),
         "{events:?}"
     );
     assert!(events[0].contains("the other arms show 40 %"), "{events:?}");
@@ -75,14 +75,14 @@ async fn the_show_rate_alarm_appends_one_event_when_it_begins_and_one_when_it_en
     let shown = format!("{}/v1/runs/{run}", control(&world).await);
     assert_eq!(get(shown.clone()).await["alarm"], events[0].as_str());
 
-    generate(&world, "champion", 500, 150, false).await;
+    generate(&world, "learner", 500, 150, false).await;
     restarted.poll().await.unwrap();
     restarted.poll().await.unwrap();
     let events = world.events().await;
     assert_eq!(events.len(), 2, "{events:?}");
     assert_eq!(
         events[1],
-        "champion shows enough again: 30 % of its latest 500 generations"
+        "learner shows enough again: 30 % of its latest 500 generations"
     );
     assert!(get(shown).await["alarm"].is_null());
 }
@@ -98,8 +98,8 @@ async fn without_other_arms_the_show_rate_is_compared_with_the_first_version() {
         .unwrap();
     let mut options = Realtime::default();
     options.alarms.show_rate_window = 100;
-    generate(&world, "champion", 100, 90, false).await;
-    generate(&world, "champion", 100, 25, false).await;
+    generate(&world, "learner", 100, 90, false).await;
+    generate(&world, "learner", 100, 25, false).await;
     ShowRateAlarm::new(world.stack.pool.clone(), "demo", &options)
         .poll()
         .await

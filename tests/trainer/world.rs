@@ -205,6 +205,8 @@ impl World {
             poll_ms: 20,
             ..Options::default()
         };
+        // One arm is enough here. `tests/arms.rs` and `tests/spine.rs` learn from `learner`.
+        options.realtime.alias = Some("champion".into());
         options.realtime.cohort_size = 8;
         options.offline.enabled = false;
         options
@@ -599,7 +601,9 @@ fn to_sample(sampled: &Sampled) -> Sample {
         replica: "r".into(),
         class: "completion".into(),
         group: None,
+        turn: None,
         version: sampled.version,
+        staleness: 0,
         prompt: sampled.prompt.clone(),
         tokens: sampled.tokens.clone(),
         logprobs: sampled.logprobs.clone(),

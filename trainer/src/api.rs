@@ -1,4 +1,4 @@
-//! Runs, versions and lines over HTTP. Needs no libtorch.
+//! Runs, versions, lines and datasets over HTTP. Needs no libtorch.
 //!
 //! `/v1/runs` has the shape of `/v1/fine_tuning/jobs`: create a run, read its progress, pause,
 //! resume, cancel. Handlers only write rows, and what was requested with which key into the audit.
@@ -7,14 +7,18 @@
 pub mod audited;
 mod control;
 pub mod create;
+mod datasets;
+pub mod offline;
 mod runs;
 mod versions;
 
 pub use create::Config;
 
-use edge::auth::Scope;
+use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use edge::routes::{Routes, get, post};
+use edge::turns::Turns;
+use ingest::payload::Store as Payloads;
 use serde::Serialize;
 use sqlx::PgPool;
 use std::sync::Arc;
@@ -23,17 +27,26 @@ use std::sync::Arc;
 const BODY_BYTES_MAX: usize = 32 << 20;
 const PAGE_DEFAULT: i64 = 20;
 const PAGE_MAX: i64 = 200;
+/// A dataset's query may read every generation, so few run at a time.
+const DATASETS_AT_ONCE: usize = 2;
+/// Running ones and those that wait.
+const DATASETS_PER_KEY: usize = 2;
 
 /// What the handlers share.
 #[derive(Debug, Clone)]
 struct Shared {
     pool: PgPool,
     policy: Arc<str>,
+    /// Where exports lie. `None`: none can be downloaded here.
+    payloads: Option<Payloads>,
 }
 
-/// `/v1/runs`, `/v1/versions` and `/v1/lines` of one policy.
-pub fn routes(pool: PgPool, policy: &str) -> Routes {
+/// `/v1/runs`, `/v1/versions`, `/v1/lines` and `/v1/datasets` of one policy.
+pub fn routes(pool: PgPool, policy: &str, payloads: Option<Payloads>) -> Routes {
     let create = post(create::create).body_bytes_max(BODY_BYTES_MAX);
+    let turns = Turns::new(DATASETS_AT_ONCE, DATASETS_PER_KEY);
+    let create_dataset = post(datasets::create).in_turn(turns.clone());
+    let dataset = get(datasets::one).in_turn(turns);
     let (read, research) = (Scope::Read, Scope::Research);
     Routes::new()
         .route(research, "/v1/runs", "Schedule a run", create)
@@ -57,9 +70,24 @@ pub fn routes(pool: PgPool, policy: &str) -> Routes {
         .route(read, "/v1/versions", "List versions", get(versions::list))
         .route(read, "/v1/versions/{serial}", "One version", get(versions::one))
         .route(read, "/v1/lines", "List lines and their heads", get(versions::lines))
+        .route(research, "/v1/datasets", "Make a dataset", create_dataset)
+        .route(read, "/v1/datasets", "List datasets", get(datasets::list))
+        .route(
+            read,
+            "/v1/datasets/{name}/{version}",
+            "One dataset, and what is gone of it",
+            dataset,
+        )
+        .route(
+            research,
+            "/v1/datasets/{name}/{version}/export",
+            "The file of the newest export",
+            get(datasets::export),
+        )
         .with_state(Shared {
             pool,
             policy: policy.into(),
+            payloads,
         })
 }
 
@@ -88,6 +116,12 @@ fn limit(requested: Option<i64>) -> Result<i64, Problem> {
             "limit is {other}; it must be in 1..={PAGE_MAX}"
         ))),
     }
+}
+
+/// Whose data a caller may see of what the policy's tenant shares: that of its own tenant; `None`, for
+/// administrators: all.
+fn visible_tenant(principal: &Principal) -> Option<&str> {
+    (!principal.scopes.allow(Scope::Admin)).then_some(principal.tenant.as_str())
 }
 
 /// A database error as a problem, which logs it.

@@ -3,21 +3,25 @@
 //! The folders follow the life of a step:
 //!
 //! ```text
+//! dataset/   named queries over closed trajectories, for runs that do not learn from the stream
 //! select/    rewarded trajectories of the database ─► samples; others get the reason why not
 //! learn/     advantage ─► batch ─► loss ─► gradient ─► optimizer ─► guards
 //! publish/   run state, delta, manifest, and one fenced transaction: a new version
-//! runs/      what drives the steps: realtime (production), grpo (rollouts), sft
+//! runs/      what drives the steps: realtime (production), grpo (rollouts), runs over datasets
+//! uses       which runs used a trajectory, and what for
 //! api/       runs, versions and lines over HTTP, without libtorch
 //! ```
 //! The crate knows serving only as a URL, and reads which version an alias serves from the view
 //! `alias`.
 
 pub mod api;
+pub mod dataset;
 pub mod learn;
 pub mod options;
 pub mod publish;
 pub mod runs;
 pub mod select;
+pub mod uses;
 
 pub use options::Options;
 #[cfg(feature = "torch")]

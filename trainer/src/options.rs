@@ -1,11 +1,12 @@
 //! `[trainer]` of `springtide.toml`. Every field has a default. Invalid values are refused when the
 //! file is loaded.
 
-use crate::learn::advantage::BaselineKind;
+use crate::learn::advantage::{BaselineKind, Credit};
 use crate::learn::guards::Limits;
 use crate::learn::settings::StepSettings;
 use crate::select::caps::Caps;
 use anyhow::{anyhow, bail, ensure};
+use artifact::assignment::LEARNER;
 use serde::{Deserialize, Serialize};
 
 /// `[trainer]`.
@@ -62,19 +63,29 @@ pub struct Realtime {
     pub enabled: bool,
     /// The line that it writes; default `realtime`. No other value is supported yet.
     pub line: String,
-    /// The alias whose traffic it learns from; default `champion`. If a release moves the alias, the
-    /// run continues from that version. No other value is supported yet.
-    pub alias: String,
+    /// The alias whose traffic it learns from: `learner`, or `champion` as before there was a learner.
+    /// If a release moves the alias, the run continues from that version. Default: `learner` if a
+    /// `[[release.arm]]` serves it, else `champion`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
     /// Trajectories per step; default 32. At least a quarter of them have a gradient, however long
     /// the step waits for that.
     pub cohort_size: u32,
     /// Answers that take longer than this from the first token to the last may be missed, because
     /// the step does not wait for them, seconds; default 60.
     pub answer_seconds_max: f64,
+    /// A turn of an episode is trained on if the oldest version that sampled it is at most this many
+    /// steps before the head; 0 to 64, default 0. The loss weighs each token for it. A single
+    /// generation must be the head's.
+    pub staleness_max: u32,
     /// How much one user, tenant, surface or replica may weigh in what is trained on.
     pub caps: Caps,
     /// What rewards are compared with; default `zero`.
     pub baseline: BaselineKind,
+    /// What each turn of an episode is credited with; default `trajectory`.
+    pub credit: Credit,
+    /// How much a reward counts for the turn before, with `credit` `to_go`; 0 to 1, default 1.
+    pub discount: f64,
     /// If set, train an adapter instead of all weights. Default: not set. Fields and defaults are
     /// PEFT's; by default it adapts the matrices of all layers.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,6 +98,8 @@ pub struct Realtime {
     pub alarms: Alarms,
 }
 
+/// Largest allowed `staleness_max`.
+const STALENESS_MAX: u32 = 64;
 /// Smallest allowed `show_rate_window`. With fewer generations a show rate says little.
 pub const SHOW_RATE_WINDOW_MIN: u32 = 100;
 
@@ -128,16 +141,26 @@ impl Default for Realtime {
         Realtime {
             enabled: true,
             line: "realtime".into(),
-            alias: "champion".into(),
+            alias: None,
             cohort_size: 32,
             answer_seconds_max: 60.0,
+            staleness_max: 0,
             caps: Caps::default(),
             baseline: BaselineKind::Zero,
+            credit: Credit::default(),
+            discount: 1.0,
             lora: None,
             step: StepSettings::default(),
             guards: Limits::default(),
             alarms: Alarms::default(),
         }
+    }
+}
+
+impl Realtime {
+    /// The alias whose traffic it learns from.
+    pub fn alias(&self) -> &str {
+        self.alias.as_deref().unwrap_or(LEARNER)
     }
 }
 
@@ -214,9 +237,26 @@ impl Options {
             (0.0..=86_400.0).contains(&self.realtime.answer_seconds_max),
             "trainer.realtime.answer_seconds_max must be from 0 to 86400"
         );
+        ensure!(
+            self.realtime.staleness_max <= STALENESS_MAX,
+            "trainer.realtime.staleness_max must be at most {STALENESS_MAX}"
+        );
+        ensure!(
+            self.realtime.staleness_max == 0 || self.realtime.step.loss.corrects_for_older_versions(),
+            "trainer.realtime.staleness_max must be 0 with this trainer.realtime.step.loss: only `reinforce_is` weighs \
+             the tokens of older versions"
+        );
+        ensure!(
+            (0.0..=1.0).contains(&self.realtime.discount),
+            "trainer.realtime.discount must be from 0 to 1"
+        );
         if let Some(lora) = &self.realtime.lora {
             lora.check().map_err(|why| anyhow!("trainer.realtime.lora: {why}"))?;
         }
+        ensure!(
+            !self.realtime.step.loss.is_supervised(),
+            "trainer.realtime.step.loss: `cross_entropy` is for runs over a dataset: here it would ignore who sampled"
+        );
         for (section, checked) in [
             ("trainer.realtime.step", self.realtime.step.check()),
             ("trainer.realtime.guards", self.realtime.guards.check()),
@@ -291,6 +331,26 @@ mod tests {
         options.realtime.alarms = Alarms::default();
         options.realtime.alarms.show_rate_min = f64::NAN;
         assert!(error(&options).contains("show_rate_min"));
+    }
+
+    #[test]
+    fn older_versions_need_a_loss_that_corrects_for_them() {
+        let with = |json: &str| serde_json::from_str::<Options>(&format!(r#"{{"realtime": {json}}}"#)).unwrap();
+        with(r#"{"staleness_max": 64, "credit": "to_go", "discount": 0.95}"#)
+            .check()
+            .unwrap();
+        assert_eq!(with(r#"{"credit": "turn"}"#).realtime.credit, Credit::Turn);
+        for (bad, field) in [
+            (r#"{"staleness_max": 65}"#, "staleness_max"),
+            (
+                r#"{"staleness_max": 1, "step": {"loss": {"name": "ppo_clip", "low": 0.2, "high": 0.2, "dual": 3}}}"#,
+                "staleness_max",
+            ),
+            (r#"{"discount": 1.5}"#, "discount"),
+        ] {
+            let error = error(&with(bad));
+            assert!(error.contains(&format!("trainer.realtime.{field}")), "{error}");
+        }
     }
 
     #[test]

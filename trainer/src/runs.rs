@@ -1,8 +1,9 @@
 //! What drives the steps: runs, the process that executes them, and the claim that lets it write.
 //!
-//! `process.rs` is `springtide train`. It executes the realtime run (`realtime.rs`) and queued GRPO
-//! runs (`grpo.rs`), both through `executor.rs`, and watches the show rate (`show_rate.rs`).
-//! `trainer.rs` has what they share. `sft.rs` is a program of its own.
+//! `process.rs` is `springtide train`. It executes the realtime run (`realtime.rs`) and queued
+//! offline runs (`offline.rs`): GRPO (`grpo.rs`) and runs over datasets. What trains does it through
+//! `executor.rs`. `show_rate.rs` watches the show rate, and `trainer.rs` has what they share. `sft.rs`
+//! is a program of its own.
 
 pub mod claim;
 pub mod grader;
@@ -16,6 +17,8 @@ mod executor;
 #[cfg(feature = "torch")]
 mod grpo;
 #[cfg(feature = "torch")]
+mod offline;
+#[cfg(feature = "torch")]
 pub mod process;
 #[cfg(feature = "torch")]
 mod quarantine;
@@ -25,6 +28,8 @@ mod realtime;
 pub mod sft;
 #[cfg(feature = "torch")]
 mod share_alarm;
+#[cfg(feature = "torch")]
+mod step_metrics;
 #[cfg(feature = "torch")]
 pub mod trainer;
 #[cfg(feature = "torch")]

@@ -1,7 +1,7 @@
--- The state of the loop for the live line: champion, run, lag, latest delta and latest swap.
+-- The state of the loop for the live line: learner, run, lag, latest delta and latest swap.
 -- $1 policy
 select
-    (select version from alias where policy = $1 and alias = 'champion' and not withdrawn) as champion,
+    (select version from alias where policy = $1 and alias = 'learner' and not withdrawn) as learner,
     (select steps_done from run where policy = $1 and kind = 'realtime' order by created_at desc limit 1) as step,
     (select status from run where policy = $1 and kind = 'realtime' order by created_at desc limit 1) as status,
     (select reason from run where policy = $1 and kind = 'realtime' order by created_at desc limit 1) as reason,

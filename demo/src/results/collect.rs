@@ -11,7 +11,7 @@ use crate::{
     POLL_EVERY,
     progress::Progress,
     queries::{self, Scope},
-    stats::{self, LEARNING, Measure, Outcome},
+    stats::{self, FOLLOWING, LEARNING, Measure, Outcome},
 };
 
 const QUERY_ATTEMPTS: u32 = 10;
@@ -50,8 +50,10 @@ pub async fn collect(
         seconds,
         interrupted,
         arms: stats::arms(&outcomes, tau),
-        difference: stats::difference(&outcomes, Measure::Reward, tau),
-        difference_accepts_per_100: stats::difference(&outcomes, Measure::Accepts, tau),
+        difference: stats::difference(&outcomes, LEARNING, Measure::Reward, tau),
+        difference_accepts_per_100: stats::difference(&outcomes, LEARNING, Measure::Accepts, tau),
+        following_difference: stats::difference(&outcomes, FOLLOWING, Measure::Reward, tau),
+        following_difference_accepts_per_100: stats::difference(&outcomes, FOLLOWING, Measure::Accepts, tau),
         thirds: stats::periods(&outcomes, length, 3, tau),
         content_hashes_agree: versions_served
             .iter()

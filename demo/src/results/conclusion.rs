@@ -6,7 +6,7 @@ use report::{
 };
 
 use super::RunReport;
-use crate::stats::{FROZEN, LEARNING};
+use crate::stats::{FOLLOWING, FROZEN, LEARNING};
 
 /// What the intervals allow to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,17 +55,19 @@ impl RunReport {
 
     /// One line for the terminal.
     pub fn summary(&self) -> String {
-        let [learning, frozen] = self.both_arms();
-        let difference = self
-            .difference
-            .map_or("no difference measured".to_owned(), |difference| {
+        let [learning, _, frozen] = self.all_arms();
+        let difference = |of: Option<Interval>| {
+            of.map_or("no difference measured".to_owned(), |difference| {
                 let Interval { mean, ci95 } = difference;
                 let (mean, ends) = (signed(Some(mean), 3), range(Some(ci95), 3));
                 format!("{mean} reward per pause over {FROZEN} (95% {ends})")
-            });
+            })
+        };
         format!(
-            "{}: {difference}; accepts per 100 pauses {} against {}; shown {} against {}",
+            "{}: {LEARNING} {}, {FOLLOWING} {}; accepts per 100 pauses {} against {}; shown {} against {}",
             self.title(),
+            difference(self.difference),
+            difference(self.following_difference),
             decimal(learning.accepts_per_100, 1),
             decimal(frozen.accepts_per_100, 1),
             percent(learning.show_rate, 0),
@@ -75,7 +77,7 @@ impl RunReport {
 
     /// The result in sentences, for the top of the page.
     pub fn sentences(&self) -> Vec<String> {
-        let [learning, frozen] = self.both_arms();
+        let [learning, following, frozen] = self.all_arms();
         let mut sentences = Vec::new();
         match self.difference {
             Some(difference) => sentences.push(format!(
@@ -88,6 +90,17 @@ impl RunReport {
                 learning.users + frozen.users,
             )),
             None => sentences.push("An interval needs at least two users in each arm.".to_owned()),
+        }
+        if let Some(difference) = self.following_difference {
+            sentences.push(format!(
+                "The arm that follows it without exploring ({FOLLOWING}) earned {:.3} {} than the frozen arm. The 95% \
+                 interval is {}, over {} pauses of {} users.",
+                difference.mean.abs(),
+                if difference.mean < 0.0 { "less" } else { "more" },
+                range(Some(difference.ci95), 3),
+                following.n + frozen.n,
+                following.users + frozen.users,
+            ));
         }
         let difference = self
             .difference_accepts_per_100
@@ -263,7 +276,8 @@ mod tests {
         assert!(learned.sentences().join(" ").contains("clearly rose"));
         let summary = learned.summary();
         assert!(
-            summary.starts_with("It learned: +0.030 reward per pause over base (95% +0.010 … +0.050)"),
+            summary
+                .starts_with("It learned: learner +0.030 reward per pause over base (95% +0.010 … +0.050), champion +"),
             "{summary}"
         );
     }
@@ -283,12 +297,12 @@ mod tests {
     #[test]
     fn the_alarms_of_the_run_are_in_the_sentences_and_the_table() {
         let mut report = sample::report();
-        let message = "`champion` shows 3.1% of its generations".to_owned();
+        let message = "`learner` shows 3.1% of its generations".to_owned();
         report.alarms.push(Alarm {
             at_seconds: 125.9,
             message,
         });
-        let alarm = "alarm after 02:05: `champion` shows 3.1% of its generations";
+        let alarm = "alarm after 02:05: `learner` shows 3.1% of its generations";
         assert!(report.sentences().iter().any(|sentence| sentence.starts_with(alarm)));
         assert!(report.table().contains(alarm));
     }

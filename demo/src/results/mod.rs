@@ -19,7 +19,7 @@ use crate::{
     progress::Counts,
     queries::{Alarm, FeedbackToServing, Ledger, Phase, Step, Traffic},
     references::References,
-    stats::{ArmStats, Arms, FROZEN, LEARNING, Period, VersionServed},
+    stats::{ArmStats, Arms, FOLLOWING, FROZEN, LEARNING, Period, VersionServed},
 };
 
 #[derive(Debug, Default, Serialize)]
@@ -35,6 +35,9 @@ pub struct RunReport {
     /// Reward per pause, learning arm minus frozen arm.
     pub difference: Option<Interval>,
     pub difference_accepts_per_100: Option<Interval>,
+    /// Reward per pause, following arm minus frozen arm.
+    pub following_difference: Option<Interval>,
+    pub following_difference_accepts_per_100: Option<Interval>,
     /// The first, second and last third of the run.
     pub thirds: Vec<Period>,
     pub versions_served: Vec<VersionServed>,
@@ -134,9 +137,9 @@ impl Staleness {
 }
 
 impl RunReport {
-    /// The statistics of the learning arm and of the frozen one.
-    fn both_arms(&self) -> [ArmStats; 2] {
-        [LEARNING, FROZEN].map(|arm| self.arms.get(arm).cloned().unwrap_or_default())
+    /// The statistics of the learning arm, of the one that follows it and of the frozen one.
+    fn all_arms(&self) -> [ArmStats; 3] {
+        [LEARNING, FOLLOWING, FROZEN].map(|arm| self.arms.get(arm).cloned().unwrap_or_default())
     }
 }
 
@@ -152,7 +155,7 @@ mod tests {
                 assert!(value.get(member).is_some(), "{member} is not in {value}");
             }
         };
-        for arm in [LEARNING, FROZEN] {
+        for arm in [LEARNING, FOLLOWING, FROZEN] {
             has(&json["arms"][arm], &["reward_mean", "accept_rate", "show_rate", "n"]);
         }
         let dispositions = [
@@ -170,14 +173,15 @@ mod tests {
         has(&json["feedback_to_serving_seconds"], &["p50", "p95", "n"]);
         has(&json["swap_pause_ms"], &["p50", "max"]);
         has(&json["difference"], &["mean", "ci95"]);
-        has(&json["thirds"][2], &["arms", "difference"]);
+        has(&json["following_difference"], &["mean", "ci95"]);
+        has(&json["thirds"][2], &["arms", "difference", "following_difference"]);
         has(
             &json["timeline"][0],
             &["from_seconds", "until_seconds", "arms", "difference", "traffic"],
         );
         has(&json["headroom"]["beforehand"][0], &["name", "figures"]);
         has(&json["headroom"]["shadows"][0], &["name", "whole", "thirds"]);
-        has(&json["versions_served"][0]["answers"], &["champion"]);
+        has(&json["versions_served"][0]["answers"], &["learner"]);
         has(&json, &["roots_agree", "steps_taken", "staleness", "alarms"]);
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     queries::{FeedbackToServing, Ledger, LedgerCounts, Phase, Step, Traffic},
     random::Draws,
     references::{Comparison, Paired, Reference, References},
-    stats::{self, ArmStats, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome, tests::outcome},
+    stats::{self, ArmStats, FOLLOWING, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome, tests::outcome},
 };
 
 const SECONDS: u64 = 600;
@@ -26,8 +26,10 @@ pub fn report() -> RunReport {
     let timeline = timeline(&outcomes, length);
     RunReport {
         arms: stats::arms(&outcomes, TAU),
-        difference: stats::difference(&outcomes, Measure::Reward, TAU),
-        difference_accepts_per_100: stats::difference(&outcomes, Measure::Accepts, TAU),
+        difference: stats::difference(&outcomes, LEARNING, Measure::Reward, TAU),
+        difference_accepts_per_100: stats::difference(&outcomes, LEARNING, Measure::Accepts, TAU),
+        following_difference: stats::difference(&outcomes, FOLLOWING, Measure::Reward, TAU),
+        following_difference_accepts_per_100: stats::difference(&outcomes, FOLLOWING, Measure::Accepts, TAU),
         thirds: stats::periods(&outcomes, length, 3, TAU),
         versions_served: stats::versions_served(&outcomes),
         feedback_to_serving_seconds: FeedbackToServing {
@@ -44,7 +46,7 @@ pub fn report() -> RunReport {
         delta_ratio: Some(0.0231),
         steps: 92,
         parity_log_prob_difference_max: Some(3.1e-6),
-        ledger: ledger(stats::of_arm(&outcomes, FROZEN).count() as i64),
+        ledger: ledger((PAUSES as usize - stats::of_arm(&outcomes, LEARNING).count()) as i64),
         completion_latency_ms: Latency {
             p50: Some(61.0),
             p95: Some(148.0),
@@ -96,7 +98,9 @@ pub fn outcomes() -> Vec<Outcome> {
     let outcomes = (0..PAUSES).map(|nth| {
         let mut draws = Draws::new("sample report", &[nth]);
         let user = draws.below(USERS);
-        let learning = user * 5 < USERS * 3;
+        // 60% learner, 20% champion, 20% base
+        let arm = [LEARNING, LEARNING, LEARNING, FOLLOWING, FROZEN][user * 5 / USERS];
+        let learning = arm != FROZEN;
         let progress = if learning {
             0.9 * nth as f64 / PAUSES as f64
         } else {
@@ -104,7 +108,6 @@ pub fn outcomes() -> Vec<Outcome> {
         };
         let skill = 0.06 * ((user % 7) as f64 - 3.0) / 3.0;
         let judgment = judgment(&mut draws, 0.92 - 0.3 * progress, 0.34 + skill + 0.2 * progress);
-        let arm = if learning { LEARNING } else { FROZEN };
         Outcome {
             at: Duration::from_secs_f64(SECONDS as f64 * nth as f64 / PAUSES as f64),
             version: if learning { 1 + (nth / 52) as i64 } else { 1 },

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use report::number::{decimal, interval, percent, range, signed};
 
 use super::RunReport;
-use crate::stats::{Arms, FROZEN, LEARNING};
+use crate::stats::{Arms, FOLLOWING, FROZEN, LEARNING};
 
 impl RunReport {
     /// Ends with a newline.
@@ -33,12 +33,18 @@ impl RunReport {
             signed(Some(accept), 2),
             signed(Some(reject), 2),
         )?;
-        writeln!(
-            out,
-            "{LEARNING} − {FROZEN}: reward {}, accepts per 100 {}",
-            interval(self.difference, 3),
-            interval(self.difference_accepts_per_100, 1)
-        )?;
+        let following = (self.following_difference, self.following_difference_accepts_per_100);
+        for (arm, (reward, accepts)) in [
+            (LEARNING, (self.difference, self.difference_accepts_per_100)),
+            (FOLLOWING, following),
+        ] {
+            writeln!(
+                out,
+                "{arm} − {FROZEN}: reward {}, accepts per 100 {}",
+                interval(reward, 3),
+                interval(accepts, 1)
+            )?;
+        }
         let waits = &self.feedback_to_serving_seconds;
         writeln!(
             out,
@@ -78,7 +84,7 @@ impl RunReport {
 }
 
 fn write_arms(out: &mut String, label: &str, arms: &Arms) -> std::fmt::Result {
-    for name in [LEARNING, FROZEN] {
+    for name in [LEARNING, FOLLOWING, FROZEN] {
         let Some(arm) = arms.get(name) else { continue };
         writeln!(
             out,
@@ -103,6 +109,10 @@ mod tests {
     fn the_table_says_whether_the_ledger_balances_and_what_was_not_reached() {
         let mut report = sample::report();
         let table = report.table();
+        assert!(
+            table.contains("learner − base: reward +") && table.contains("champion − base: reward +"),
+            "{table}"
+        );
         assert!(
             table.contains("reward: accept +0.75, reject −0.25, decline 0"),
             "{table}"

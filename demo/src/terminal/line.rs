@@ -7,14 +7,14 @@ use report::number::{decimal, percent, signed};
 use crate::{
     progress::Progress,
     queries::Live,
-    stats::{self, FROZEN, LEARNING},
+    stats::{self, FOLLOWING, FROZEN, LEARNING},
 };
 
 /// All figures of the arms are over the run so far.
 pub fn line(elapsed: Duration, progress: &Progress, live: &Live, tau: f64) -> String {
     let arms = stats::arms(&progress.outcomes, tau);
     let mut parts = vec![clock(elapsed), rate(elapsed, progress)];
-    parts.extend([LEARNING, FROZEN].map(|arm| {
+    parts.extend([LEARNING, FOLLOWING, FROZEN].map(|arm| {
         let stats = &arms[arm];
         let (reward, shown) = (signed(stats.reward_mean, 3), percent(stats.show_rate, 0));
         format!("{arm} {reward} shown {shown} of {}", stats.pauses)
@@ -35,7 +35,7 @@ pub fn loop_facts(live: &Live) -> String {
     let state = &live.state;
     let integer = |value: Option<i64>| decimal(value.map(|value| value as f64), 0);
     [
-        format!("v{} step {}", integer(state.champion), integer(state.step)),
+        format!("v{} step {}", integer(state.learner), integer(state.step)),
         format!("feedback to serving {} s", decimal(live.feedback_to_serving, 1)),
         format!("lag {} s", decimal(state.lag_seconds, 1)),
         format!("delta {}", percent(state.delta_ratio, 2)),
@@ -65,18 +65,19 @@ mod tests {
     };
 
     #[test]
-    fn the_line_shows_both_arms_the_version_and_only_the_problems_there_are() {
+    fn the_line_shows_the_arms_the_version_and_only_the_problems_there_are() {
         let mut progress = Progress {
             outcomes: vec![
-                outcome(1, "champion", Judgment::Right, true),
-                outcome(1, "champion", Judgment::Declined, true),
+                outcome(1, "learner", Judgment::Right, true),
+                outcome(1, "learner", Judgment::Declined, true),
+                outcome(3, "champion", Judgment::Right, true),
                 outcome(2, "base", Judgment::Wrong, true),
             ],
             ..Progress::default()
         };
         (progress.counts.due, progress.counts.shed) = (1620, 2);
         let state = LoopState {
-            champion: Some(37),
+            learner: Some(37),
             step: Some(36),
             lag_seconds: Some(0.44),
             delta_ratio: Some(0.031),
@@ -88,8 +89,8 @@ mod tests {
         };
         assert_eq!(
             line(Duration::from_secs(200), &progress, &live, 0.25),
-            "03:20 | 8.1/s | champion +0.375 shown 50% of 2 | base −0.250 shown 100% of 1 | v37 step 36 \
-             | feedback to serving – s | lag 0.4 s | delta 3.10% | swap – ms | shed 2"
+            "03:20 | 8.1/s | learner +0.375 shown 50% of 2 | champion +0.750 shown 100% of 1 \
+             | base −0.250 shown 100% of 1 | v37 step 36 | feedback to serving – s | lag 0.4 s | delta 3.10% | swap – ms | shed 2"
         );
     }
 }

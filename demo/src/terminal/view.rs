@@ -1,4 +1,4 @@
-//! The view that fills the terminal: both arms, their reward over time, the loop and the problems.
+//! The view that fills the terminal: the arms, their reward over time, the loop and the problems.
 //! Pure: it turns a [`Scene`] into cells.
 
 use std::time::Duration;
@@ -20,14 +20,18 @@ use super::line::{clock, loop_facts, problems, rate};
 use crate::{
     progress::{Progress, Run},
     queries::Live,
-    stats::{self, ArmStats, FROZEN, LEARNING, Measure, Period},
+    stats::{self, ArmStats, FOLLOWING, FROZEN, LEARNING, Measure, Period},
 };
 
 /// Newest lines of the log that are shown.
 pub const LOG_LINES_MAX: usize = 3;
 /// Points of each arm's line.
 const PERIODS: u32 = 12;
-const ARMS: [(&str, Color); 2] = [(LEARNING, Color::Cyan), (FROZEN, Color::Gray)];
+const ARMS: [(&str, Color); 3] = [
+    (LEARNING, Color::Cyan),
+    (FOLLOWING, Color::Magenta),
+    (FROZEN, Color::Gray),
+];
 
 /// All that the view shows.
 pub struct Scene<'a> {
@@ -42,7 +46,7 @@ pub fn draw(frame: &mut Frame, scene: &Scene) {
     let [title, progress, arms, chart, facts, notes, keys] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
-        Constraint::Length(6),
+        Constraint::Length(8),
         Constraint::Min(8),
         Constraint::Length(1),
         Constraint::Length(LOG_LINES_MAX as u16 + 1),
@@ -86,15 +90,17 @@ fn gauge(scene: &Scene) -> LineGauge<'static> {
 fn table(scene: &Scene) -> Table<'static> {
     let (outcomes, tau) = (&scene.progress.outcomes, scene.run.tau);
     let arms = stats::arms(outcomes, tau);
-    let reward = stats::difference(outcomes, Measure::Reward, tau);
-    let accepts = stats::difference(outcomes, Measure::Accepts, tau);
+    let differences = [LEARNING, FOLLOWING].map(|arm| {
+        let difference = |measure| stats::difference(outcomes, arm, measure, tau);
+        difference_row(arm, difference(Measure::Reward), difference(Measure::Accepts))
+    });
     let header = ["", "reward", "95%", "accepts/100", "shown", "of shown", "pauses"];
     let rows = ARMS.map(|(arm, color)| arm_row(arm, &arms[arm]).fg(color));
-    let widths = [12, 8, 20, 13, 8, 10, 8].map(Constraint::Length);
-    Table::new(rows.into_iter().chain([difference_row(reward, accepts)]), widths)
+    let widths = [15, 8, 18, 12, 7, 9, 8].map(Constraint::Length);
+    Table::new(rows.into_iter().chain(differences), widths)
         .header(Row::new(header.map(right)).dark_gray())
         .column_spacing(0)
-        .block(panel(" Both arms so far "))
+        .block(panel(" The arms so far "))
 }
 
 fn right(text: impl Into<String>) -> Cell<'static> {
@@ -114,7 +120,7 @@ fn arm_row(arm: &str, stats: &ArmStats) -> Row<'static> {
 }
 
 /// Green or red once the interval excludes 0.
-fn difference_row(reward: Option<Interval>, accepts: Option<Interval>) -> Row<'static> {
+fn difference_row(arm: &str, reward: Option<Interval>, accepts: Option<Interval>) -> Row<'static> {
     let color = match reward {
         Some(reward) if reward.is_above_zero() => Color::Green,
         Some(reward) if reward.is_below_zero() => Color::Red,
@@ -125,9 +131,8 @@ fn difference_row(reward: Option<Interval>, accepts: Option<Interval>) -> Row<'s
         range(reward.map(|d| d.ci95), 3),
         signed(accepts.map(|d| d.mean), 1),
     ];
-    Row::new([Cell::from("difference")].into_iter().chain(cells.map(right)))
-        .fg(color)
-        .bold()
+    let name = Cell::from(format!("{arm} − {FROZEN}"));
+    Row::new([name].into_iter().chain(cells.map(right))).fg(color).bold()
 }
 
 fn reward_over_time(frame: &mut Frame, area: Rect, scene: &Scene) {
@@ -234,7 +239,7 @@ mod tests {
     fn live() -> Live {
         Live {
             state: LoopState {
-                champion: Some(37),
+                learner: Some(37),
                 step: Some(36),
                 status: Some("paused".to_owned()),
                 reason: Some("the loss is not finite".to_owned()),
@@ -275,15 +280,16 @@ mod tests {
     }
 
     #[test]
-    fn the_view_shows_both_arms_the_loop_and_the_problems() {
+    fn the_view_shows_the_arms_the_loop_and_the_problems() {
         let (progress, live) = (progress(), live());
         let text = text(100, 30, &scene(&progress, &live));
         for shown in [
             "300 developers, seed 1, 3200 pauses, 8.0/s",
             "06:40 of 10:00, 03:20 left",
+            "learner",
             "champion",
-            "base",
-            "difference",
+            "learner − base",
+            "champion − base",
             "v37",
             "8.4 s",
             "2.31%",

@@ -1,5 +1,5 @@
 //! The closer turns every generation whose horizon has passed into a trajectory, rewarded or
-//! censored.
+//! censored. Where an episode is the trajectory, its generations close together ([`super::episodes`]).
 //!
 //! Event time decides, up to the time for which the tables hold all events. If the sink lags or
 //! stops, nothing closes, so a lag never turns an accept into a censored sample.
@@ -19,8 +19,9 @@ use uuid::Uuid;
 
 use super::unscored::Unscored;
 use crate::reward::stored::Surfaces;
-use crate::reward::{Closing, Outcome, score, starts_at};
+use crate::reward::{Closing, Outcome, Rule, score, starts_at};
 use crate::rows::feedback::Needed;
+use crate::rows::join::visible::Visible;
 use crate::rows::join::{self, signals};
 use crate::rows::offset::{self, EventLog};
 use crate::rows::transaction;
@@ -37,14 +38,32 @@ pub(crate) struct Closer {
     /// How long after a horizon feedback may still reach the log.
     pub grace: time::Duration,
     pub unscored: Unscored,
+    pub visible: Visible,
     pub shutdown: CancellationToken,
+}
+
+/// What the rules read.
+pub(super) struct AllNeeded {
+    pub of_generations: Needed,
+    pub of_episodes: Needed,
+    pub of_turns: Needed,
+}
+
+impl AllNeeded {
+    pub(super) fn by<'a>(rules: impl Iterator<Item = &'a Rule> + Clone) -> Self {
+        Self {
+            of_generations: Needed::by(rules.clone()),
+            of_episodes: Needed::about_episodes(rules.clone()),
+            of_turns: Needed::about_turns(rules),
+        }
+    }
 }
 
 impl Closer {
     /// Runs until the shutdown. Several closers may run at once, because each skips rows that
     /// another has locked.
     pub(crate) async fn run(mut self) {
-        let needed = Needed::by(self.surfaces.rules());
+        let needed = AllNeeded::by(self.surfaces.rules());
         while !self.shutdown.is_cancelled() {
             let pause = match self.round(&needed).await {
                 Ok(true) => continue,
@@ -58,12 +77,14 @@ impl Closer {
         }
     }
 
-    async fn round(&mut self, needed: &Needed) -> anyhow::Result<bool> {
+    async fn round(&mut self, needed: &AllNeeded) -> anyhow::Result<bool> {
         let known = offset::caught_up_to(&self.pool, &self.log).await;
-        match known.context("read progress")? {
-            Some(known) => self.close(known - self.grace, needed).await,
-            None => Ok(false),
-        }
+        let Some(known) = known.context("read progress")? else {
+            return Ok(false);
+        };
+        let more = self.close(known - self.grace, &needed.of_generations).await?;
+        let more_episodes = self.close_episodes(known, needed).await.context("close episodes")?;
+        Ok(more || more_episodes)
     }
 
     /// Closes generations whose horizon ended at `until` or before: up to [`BATCH_MAX`], as far as
@@ -128,6 +149,7 @@ impl Closer {
                 definition: version.unwrap_or(0),
                 closes_at,
                 outcome: score(rule, &closing, about),
+                episode: None,
             });
         }
         postpone(&mut transaction, &postponed).await.context("postpone")?;
@@ -135,25 +157,45 @@ impl Closer {
         transaction.commit().await.context("commit")?;
         signals.record_metrics();
         for closed in &closed {
-            let (Outcome::Rewarded { signal: label, .. } | Outcome::Censored { code: label }) = closed.outcome;
-            metrics::counter!("springtide_ingest_trajectories_total", "outcome" => label).increment(1);
-            self.unscored.record(&closed.surface, &closed.outcome);
+            self.record(&closed.surface, &closed.outcome);
         }
-        self.unscored.report();
-        let late = (OffsetDateTime::now_utc() - due[0].closes_at).as_seconds_f64();
-        metrics::histogram!("springtide_ingest_close_delay_seconds").record(late.max(0.0));
+        self.report(due[0].closes_at);
         Ok(more)
+    }
+
+    /// Counts a trajectory.
+    pub(super) fn record(&mut self, surface: &str, outcome: &Outcome) {
+        let (Outcome::Rewarded { signal: label, .. } | Outcome::Censored { code: label }) = *outcome;
+        metrics::counter!("springtide_ingest_trajectories_total", "outcome" => label).increment(1);
+        self.unscored.record(surface, outcome);
+    }
+
+    /// Reports the alarm, and how late a round was for its first trajectory.
+    pub(super) fn report(&mut self, closes_at: OffsetDateTime) {
+        self.unscored.report();
+        let late = (OffsetDateTime::now_utc() - closes_at).as_seconds_f64();
+        metrics::histogram!("springtide_ingest_close_delay_seconds").record(late.max(0.0));
     }
 }
 
-/// A new trajectory.
-struct Closed {
-    generation_id: Uuid,
-    surface: String,
+/// A new row of `trajectory`.
+pub(super) struct Closed {
+    pub generation_id: Uuid,
+    pub surface: String,
     /// Version of its reward definition; 0: none.
-    definition: i32,
-    closes_at: OffsetDateTime,
-    outcome: Outcome,
+    pub definition: i32,
+    pub closes_at: OffsetDateTime,
+    pub outcome: Outcome,
+    /// The episode that is its trajectory.
+    pub episode: Option<OfEpisode>,
+}
+
+/// A turn's part of its episode.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OfEpisode {
+    pub id: Uuid,
+    pub turns: i32,
+    pub turn_reward: Option<f64>,
 }
 
 /// Postpones generations whose surface now has a longer horizon.
@@ -175,7 +217,7 @@ async fn postpone(connection: &mut PgConnection, postponed: &[(Uuid, OffsetDateT
 }
 
 /// Inserts trajectories and closes their generations.
-async fn store(connection: &mut PgConnection, closed: &[Closed]) -> sqlx::Result<()> {
+pub(super) async fn store(connection: &mut PgConnection, closed: &[Closed]) -> sqlx::Result<()> {
     macro_rules! column {
         ($row:ident => $value:expr) => {
             &closed.iter().map(|$row| $value).collect::<Vec<_>>()
@@ -197,13 +239,16 @@ async fn store(connection: &mut PgConnection, closed: &[Closed]) -> sqlx::Result
         signals.push(signal);
         feedback_at.push(given_at);
     }
-    // Not `now()`: everything that the closure has used was stored before `closed_at`.
+    // Not `now()`: everything that the closure has used was stored before `closed_at`. Once, so that
+    // the turns of an episode share it.
     sqlx::query!(
         "insert into trajectory \
-             (generation_id, surface, reward_definition, closes_at, reward, censor_code, signal, feedback_at, closed_at) \
-         select *, clock_timestamp() \
+             (generation_id, surface, reward_definition, closes_at, reward, censor_code, signal, feedback_at, episode_id, \
+              episode_turns, turn_reward, closed_at) \
+         select r.*, clock.now \
          from unnest($1::uuid[], $2::text[], $3::int[], $4::timestamptz[], $5::double precision[], $6::text[], $7::text[], \
-                     $8::timestamptz[])",
+                     $8::timestamptz[], $9::uuid[], $10::int[], $11::double precision[]) as r, \
+              (select clock_timestamp() as now offset 0) as clock",
         ids,
         column!(row => row.surface.clone()),
         column!(row => row.definition),
@@ -211,7 +256,10 @@ async fn store(connection: &mut PgConnection, closed: &[Closed]) -> sqlx::Result
         &rewards as _,
         &codes as _,
         &signals as _,
-        &feedback_at as _
+        &feedback_at as _,
+        column!(row => row.episode.map(|episode| episode.id)) as _,
+        column!(row => row.episode.map(|episode| episode.turns)) as _,
+        column!(row => row.episode.and_then(|episode| episode.turn_reward)) as _
     )
     .execute(&mut *connection)
     .await?;

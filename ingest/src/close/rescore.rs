@@ -3,9 +3,11 @@
 //!
 //! All signals within the horizon of that definition count by event time, however late they
 //! arrived, as if the log were read again from its start. With `as_seen`, only signals count that
-//! the tables would have had in time ([`arrival`]).
+//! the tables would have had in time ([`arrival`]). Where the definition's trajectory is an episode,
+//! the same holds for turns ([`episodes`]).
 
 mod arrival;
+mod episodes;
 
 use std::collections::BTreeMap;
 
@@ -15,7 +17,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::reward::{Closing, Outcome, Rule, Signal, score, starts_at};
-use crate::rows::feedback::{self, FeedbackRow, Needed, RetractionRow};
+use crate::rows::feedback::{self, FeedbackRow, Needed, Page, RetractionRow};
 
 /// Trajectories of one query.
 const PAGE: i64 = 500;
@@ -25,9 +27,9 @@ const PAGE: i64 = 500;
 pub struct Request {
     /// Its definition also selects the surface.
     pub rule: Rule,
-    /// Only generations sampled at this time or later.
+    /// Only generations, or episodes whose first turn was, sampled at this time or later.
     pub since: Option<OffsetDateTime>,
-    /// Only generations sampled before.
+    /// Only those sampled before.
     pub until: Option<OffsetDateTime>,
     /// Absent: all tenants.
     pub tenant: Option<String>,
@@ -37,16 +39,24 @@ pub struct Request {
     pub known: OffsetDateTime,
 }
 
-/// A trajectory with its stored score and its new one.
+/// A generation with the stored score of its trajectory and the new one.
 #[derive(Debug, Clone)]
 pub struct Rescored {
     pub generation_id: Uuid,
+    /// By the new definition, the trajectory is this episode.
+    pub episode_id: Option<Uuid>,
+    /// An earlier turn of the episode has been returned, with the same score.
+    pub repeats: bool,
+    /// By the new definition, the turn's own reward.
+    pub turn_reward: Option<f64>,
     pub tenant: String,
     pub sampled_at: OffsetDateTime,
     /// Event time after which no signal counts by the new definition.
     pub closes_at: OffsetDateTime,
-    /// Absent: the new horizon is not over yet.
+    /// Absent: the new horizon is not over yet, or the episode is not whole.
     pub outcome: Option<Outcome>,
+    /// Turns of its episode have expired, so it cannot be scored.
+    pub is_cut: bool,
     /// False: the start of the horizon is not stored, so it is assumed to be the first token.
     pub exact: bool,
     pub closed: Closed,
@@ -64,6 +74,9 @@ pub struct Closed {
     /// Absent in rows of older versions.
     pub closes_at: Option<OffsetDateTime>,
     pub closed_at: OffsetDateTime,
+    /// The trajectory was this episode.
+    pub episode_id: Option<Uuid>,
+    pub turn_reward: Option<f64>,
 }
 
 /// Reads trajectories in the order of their generations' times.
@@ -71,6 +84,8 @@ pub struct Reader {
     pool: PgPool,
     request: Request,
     needed: Needed,
+    /// About turns of episodes.
+    needed_of_turns: Needed,
     after: Uuid,
     until: Uuid,
 }
@@ -90,13 +105,24 @@ impl Reader {
                 .until
                 .filter(|_| request.until.is_some())
                 .unwrap_or_else(Uuid::max),
-            needed: Needed::by([&request.rule]),
+            needed: match request.rule.is_of_episodes() {
+                true => Needed::about_episodes([&request.rule]),
+                false => Needed::by([&request.rule]),
+            },
+            needed_of_turns: Needed::about_turns([&request.rule]),
             request,
         })
     }
 
     /// The next page; empty at the end.
     pub async fn next(&mut self) -> anyhow::Result<Vec<Rescored>> {
+        match self.request.rule.is_of_episodes() {
+            true => self.next_episodes().await,
+            false => self.next_generations().await,
+        }
+    }
+
+    async fn next_generations(&mut self) -> anyhow::Result<Vec<Rescored>> {
         // One snapshot per page, so that trajectories and their signals are consistent.
         let begin = self.pool.begin_with("begin isolation level repeatable read, read only");
         let mut transaction = begin.await.context("begin")?;
@@ -116,7 +142,9 @@ impl Reader {
             .needed
             .page(std::iter::repeat_n(request.rule.definition.name.as_str(), rows.len()));
         let mut ids: Vec<Uuid> = rows.iter().take(page).map(|row| row.generation_id).collect();
-        let (mut histories, generations) = histories(&mut transaction, &ids, &self.needed).await?;
+        let feedback = feedback::feedback(&mut transaction, &ids, &self.needed).await;
+        let feedback = feedback.context("read feedback")?;
+        let (mut histories, generations) = histories(&mut transaction, feedback).await?;
         ids.truncate(generations);
         rows.truncate(generations);
         transaction.rollback().await.context("end reading")?;
@@ -140,6 +168,8 @@ impl Reader {
                 feedback_at: row.feedback_at,
                 closes_at: row.closes_at,
                 closed_at: row.closed_at,
+                episode_id: row.of_episode,
+                turn_reward: row.turn_reward,
             };
             let about = histories.remove(&row.generation_id).unwrap_or_default();
             let (closing, signals) = if request.as_seen {
@@ -152,6 +182,10 @@ impl Reader {
             let over = closes_at <= request.known;
             rescored.push(Rescored {
                 generation_id: row.generation_id,
+                episode_id: None,
+                repeats: false,
+                turn_reward: None,
+                is_cut: false,
                 tenant: row.tenant_id,
                 sampled_at: row.sampled_at,
                 closes_at,
@@ -168,6 +202,7 @@ impl Reader {
 }
 
 /// A feedback event with all its retractions.
+#[derive(Clone)]
 struct History {
     feedback: FeedbackRow,
     retractions: Vec<RetractionRow>,
@@ -182,15 +217,8 @@ impl History {
     }
 }
 
-/// By generation, and how many of the generations have been read, from the first.
-async fn histories(
-    connection: &mut PgConnection,
-    ids: &[Uuid],
-    needed: &Needed,
-) -> anyhow::Result<(BTreeMap<Uuid, Vec<History>>, usize)> {
-    let page = feedback::feedback(&mut *connection, ids, needed)
-        .await
-        .context("read feedback")?;
+/// By generation or episode, and how many of them have been read, from the first.
+async fn histories(connection: &mut PgConnection, page: Page) -> anyhow::Result<(BTreeMap<Uuid, Vec<History>>, usize)> {
     let rows = page.rows;
     let retractions = feedback::retractions(connection, &rows)
         .await
@@ -204,7 +232,7 @@ async fn histories(
     for feedback in rows {
         // Feedback about an episode has a row for each of its generations.
         let retractions = by_feedback.get(&feedback.key()).cloned().unwrap_or_default();
-        let histories = by_generation.entry(feedback.generation_id).or_default();
+        let histories = by_generation.entry(feedback.about).or_default();
         histories.push(History { feedback, retractions });
     }
     Ok((by_generation, page.generations))

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::reward::Outcome;
+use crate::reward::episode::{LATE_TURN, NOT_SHOWN};
 
 /// The share is of this many latest trajectories of a surface. It needs at least `WINDOW_MIN`.
 const WINDOW: usize = 1000;
@@ -37,12 +38,13 @@ impl Unscored {
         }
     }
 
-    /// Counts a trajectory, unless it is never scored (no consent, an evaluation).
+    /// Counts a trajectory, unless it is never scored (no consent, an evaluation, an episode that
+    /// nobody saw, a turn that came too late).
     pub fn record(&mut self, surface: &str, outcome: &Outcome) {
         let (surface, unscored) = match outcome {
             Outcome::Rewarded { .. } => (surface, false),
             Outcome::Censored {
-                code: "no_consent" | "evaluation",
+                code: "no_consent" | "evaluation" | NOT_SHOWN | LATE_TURN,
             } => return,
             Outcome::Censored {
                 code: "unknown_surface",

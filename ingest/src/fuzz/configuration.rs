@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::event::Value;
 use crate::options::Options;
-use crate::reward::{Closing, Definition, Metric, MetricType, Outcome, Rule, Signal, score};
+use crate::reward::{Closing, Definition, EpisodeFacts, Expression, Metric, MetricType, Outcome, Rule, Signal, score};
 
 fn metrics() -> Vec<Metric> {
     vec![
@@ -18,6 +18,33 @@ fn metrics() -> Vec<Metric> {
 /// An accepted expression scores any signals, with the same result every time.
 pub(super) fn expression(input: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(input) else { return false };
+    let of_episodes = expression_of_episodes(text);
+    of_generations(text) || of_episodes
+}
+
+/// The same of an episode.
+fn expression_of_episodes(text: &str) -> bool {
+    let Ok(expression) = Expression::of_episode(text, &metrics()) else {
+        return false;
+    };
+    let all = signals();
+    let about_episode: Vec<&Signal> = all.iter().collect();
+    let mut facts = EpisodeFacts::default();
+    for signal in &all {
+        let values = facts.of_turns.entry(signal.metric.clone()).or_default();
+        values.push(signal.value.clone());
+    }
+    for facts in [&facts, &EpisodeFacts::default()] {
+        for signals in [&about_episode[..], &[]] {
+            let reward = expression.episode_reward(facts, signals).ok();
+            assert_eq!(reward, expression.episode_reward(facts, signals).ok());
+            assert!(reward.flatten().is_none_or(f64::is_finite));
+        }
+    }
+    true
+}
+
+fn of_generations(text: &str) -> bool {
     let definition = Definition {
         reward: Some(text.to_owned()),
         ..Definition::completion()

@@ -190,6 +190,8 @@ pub(super) fn expression() -> Vec<Vec<u8>> {
         "all.retry.filter(n, n > 2.0).size()",
         "shown != true && finish_reason in ['stop', 'length'] ? -1 : tokens / 2 % 7",
         "comment == null ? null : comment.contains('good') ? 1u : 0u",
+        "turn.count.kept == 0 || !ended ? null : turn.mean.kept - 0.1 * double(turns)",
+        "turn['last']['accept'] == true ? seconds : turn.all.retry.size() + segments",
         "has(all.kept) && all.kept.exists(x, x > 0.5) ? 1.0 : null",
     ]
     .map(|text| text.as_bytes().to_vec())

@@ -22,7 +22,7 @@ impl Surfaces {
         Some((*version, rule))
     }
 
-    pub(crate) fn rules(&self) -> impl Iterator<Item = &Rule> {
+    pub(crate) fn rules(&self) -> impl Iterator<Item = &Rule> + Clone {
         self.0.values().map(|(_, rule)| rule)
     }
 

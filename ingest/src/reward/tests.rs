@@ -273,7 +273,38 @@ fn bounds_are_checked_and_absent_ones_are_not_stored() {
     assert!(for_users.check().unwrap_err().to_string().contains("purpose"));
     // a definition without them is the one that earlier builds stored
     let stored = serde_json::to_value(Definition::rollout()).unwrap();
-    for field in ["reward_min", "reward_max", "purpose"] {
+    for field in ["reward_min", "reward_max", "purpose", "trajectory", "turn_reward"] {
         assert!(stored.get(field).is_none(), "{field}");
     }
+}
+
+#[test]
+fn what_belongs_to_episodes_is_refused_elsewhere() {
+    let refusal = |definition: Definition| definition.check().unwrap_err().to_string();
+    let turns = Definition {
+        turn_reward: Some("1.0".to_owned()),
+        ..Definition::completion()
+    };
+    assert!(refusal(turns.clone()).contains("turn_reward needs trajectory"));
+    let session = Definition {
+        trajectory: Unit::Episode,
+        ..turns
+    };
+    session.check().unwrap();
+    let rollout = Definition {
+        trajectory: Unit::Episode,
+        ..Definition::rollout()
+    };
+    assert!(refusal(rollout).contains("GRPO"));
+    let stored = serde_json::to_value(&session).unwrap();
+    assert_eq!(stored["trajectory"], "episode");
+    // `turn_reward` is about one turn, so it has a generation's variables.
+    let by_episode = Definition {
+        turn_reward: Some("turn.count.accept".to_owned()),
+        ..session.clone()
+    };
+    assert!(Rule::new(by_episode, &[]).is_err());
+    // One that was stored as a generation's is not scored as an episode of one turn.
+    let outcome = score(Some(&rule(session)), &closing(), &[accept(1, true, 10)]);
+    assert_eq!(outcome, Outcome::Censored { code: "redefined" });
 }

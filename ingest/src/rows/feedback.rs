@@ -23,10 +23,11 @@ const TEXT_PAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Retractions of one feedback event that a rescore sees, by event time.
 const RETRACTIONS_MAX: i64 = 16;
 
-/// A stored feedback event and one of the generations that it is about.
+/// A stored feedback event and what it is about.
 #[derive(Debug, Clone)]
 pub(crate) struct FeedbackRow {
-    pub generation_id: Uuid,
+    /// The generation or episode, of those that were asked for.
+    pub about: Uuid,
     pub tenant: String,
     /// Unique in its tenant.
     pub id: Uuid,
@@ -84,23 +85,42 @@ pub(crate) struct Needed {
 }
 
 impl Needed {
+    /// About generations that are trajectories, directly or through their episode.
     pub(crate) fn by<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
+        let rules = rules.into_iter().filter(|rule| !rule.is_of_episodes());
+        Self::from(rules.map(|rule| (rule, rule.metrics())), 2)
+    }
+
+    /// About episodes that are trajectories.
+    pub(crate) fn about_episodes<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
+        let rules = rules.into_iter().filter(|rule| rule.is_of_episodes());
+        Self::from(rules.map(|rule| (rule, rule.metrics())), 1)
+    }
+
+    /// About their turns.
+    pub(crate) fn about_turns<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
+        let rules = rules.into_iter().filter(|rule| rule.is_of_episodes());
+        Self::from(rules.map(|rule| (rule, rule.turn_metrics())), 1)
+    }
+
+    /// Rules with their metrics, each with whether its texts are read. `targets`: how many things
+    /// the feedback of one entry may be about.
+    fn from<'a>(rules: impl Iterator<Item = (&'a Rule, BTreeMap<&'a str, bool>)>, targets: i64) -> Self {
         let mut needed = Self {
             rows_max: ROWS_MAX,
             ..Self::default()
         };
-        for rule in rules {
+        for (rule, metrics) in rules {
             let surface = &rule.definition.name;
             let (mut rows, mut texts) = (0, 0);
-            for (metric, reads_text) in rule.metrics() {
+            for (metric, reads_text) in metrics {
                 let signals_max = if reads_text { TEXTS_MAX } else { SIGNALS_MAX };
                 needed.surfaces.push(surface.clone());
                 needed.metrics.push(metric.to_owned());
                 needed.signals_max.push(signals_max);
                 needed.texts.push(reads_text);
-                // About the generation, and about its episode.
-                rows += 2 * signals_max;
-                texts += if reads_text { 2 * TEXTS_MAX } else { 0 };
+                rows += targets * signals_max;
+                texts += if reads_text { targets * TEXTS_MAX } else { 0 };
             }
             needed.rows_max = needed.rows_max.max(rows);
             let text_bytes = usize::try_from(texts).unwrap_or(0) * TEXT_BYTES_MAX;
@@ -122,10 +142,10 @@ impl Needed {
     }
 }
 
-/// The feedback about the first of the given generations.
+/// The feedback about the first of what was asked for.
 pub(crate) struct Page {
     pub rows: Vec<FeedbackRow>,
-    /// How many of the generations this covers, at least 1.
+    /// How many of the generations or episodes this covers, at least 1.
     pub generations: usize,
 }
 
@@ -148,7 +168,7 @@ pub(crate) async fn feedback(
     .fetch_all(connection)
     .await?;
     let rows = rows.into_iter().map(|row| FeedbackRow {
-        generation_id: row.generation_id,
+        about: row.generation_id,
         tenant: row.tenant_id,
         id: row.id,
         metric: row.metric_name,
@@ -158,20 +178,85 @@ pub(crate) async fn feedback(
         late: row.late,
         after_seconds: row.after_seconds,
     });
-    let mut page = Page {
-        rows: rows.collect(),
-        generations: generations.len(),
-    };
-    // The last generation of a full page may be incomplete. It is not the first one, whose rows
-    // `rows_max` covers.
-    let is_full = i64::try_from(page.rows.len()).is_ok_and(|rows| rows > needed.rows_max);
-    let last = page.rows.last().map(|row| row.generation_id).filter(|_| is_full);
-    let before_last = last.and_then(|last| generations.iter().position(|id| *id == last));
-    if let Some(before_last) = before_last.filter(|before_last| *before_last > 0) {
-        page.rows.retain(|row| Some(row.generation_id) != last);
-        page.generations = before_last;
+    Ok(Page::of(rows.collect(), generations, needed))
+}
+
+impl Page {
+    fn of(rows: Vec<FeedbackRow>, targets: &[Uuid], needed: &Needed) -> Self {
+        let mut page = Self {
+            rows,
+            generations: targets.len(),
+        };
+        // The last target of a full page may be incomplete. It is not the first one, whose rows
+        // `rows_max` covers.
+        let is_full = i64::try_from(page.rows.len()).is_ok_and(|rows| rows > needed.rows_max);
+        let last = page.rows.last().map(|row| row.about).filter(|_| is_full);
+        let before_last = last.and_then(|last| targets.iter().position(|id| *id == last));
+        if let Some(before_last) = before_last.filter(|before_last| *before_last > 0) {
+            page.rows.retain(|row| Some(row.about) != last);
+            page.generations = before_last;
+        }
+        page
     }
-    Ok(page)
+}
+
+/// What feedback is about, and when that was stored.
+#[derive(Debug, Clone)]
+pub(crate) struct About {
+    pub tenant: String,
+    pub id: Uuid,
+    /// Whose rule says which feedback is needed.
+    pub surface: String,
+    pub stored_at: OffsetDateTime,
+}
+
+/// Reads feedback about the first of `about` by a query that takes [`About`] as columns.
+macro_rules! read_about {
+    ($connection:expr, $file:literal, $about:expr, $needed:expr) => {{
+        let (about, needed) = ($about, $needed);
+        let ids: Vec<Uuid> = about.iter().map(|about| about.id).collect();
+        let rows = sqlx::query_file!(
+            $file,
+            &about.iter().map(|about| about.tenant.clone()).collect::<Vec<_>>(),
+            &ids,
+            &about.iter().map(|about| about.surface.clone()).collect::<Vec<_>>(),
+            &about.iter().map(|about| about.stored_at).collect::<Vec<_>>(),
+            &needed.surfaces,
+            &needed.metrics,
+            &needed.signals_max,
+            &needed.texts,
+            needed.rows_max + 1
+        )
+        .fetch_all($connection)
+        .await?;
+        let rows = rows.into_iter().map(|row| FeedbackRow {
+            about: row.about,
+            tenant: row.tenant_id,
+            id: row.id,
+            metric: row.metric_name,
+            value: value(row.value_bool, row.value_float, row.value_text),
+            given_at: row.given_at,
+            stored_at: row.stored_at,
+            late: row.late,
+            after_seconds: row.after_seconds,
+        });
+        Ok(Page::of(rows.collect(), &ids, needed))
+    }};
+}
+
+/// The feedback about the first of these episodes that is needed, without that about their turns. No
+/// two have the same id, not even of two tenants.
+pub(crate) async fn about_episodes(
+    connection: &mut PgConnection,
+    about: &[About],
+    needed: &Needed,
+) -> sqlx::Result<Page> {
+    read_about!(connection, "src/rows/feedback/about_episodes.sql", about, needed)
+}
+
+/// The feedback about the first of these turns that is needed, without that about their episodes.
+pub(crate) async fn about_turns(connection: &mut PgConnection, about: &[About], needed: &Needed) -> sqlx::Result<Page> {
+    read_about!(connection, "src/rows/feedback/about_turns.sql", about, needed)
 }
 
 /// The value in the three columns of `feedback`, of which one is set.

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::record::Record;
 use crate::event::{EpisodeEnd, Event, Feedback, Generation, Retraction, Sampling, Target, Value, time_of};
+use crate::reward::episode::JOIN_MAX;
 use crate::reward::starts_at;
 use crate::reward::stored::Surfaces;
 
@@ -20,7 +21,7 @@ pub(crate) struct Row<'a, T> {
 }
 
 /// An id that is unique in its tenant.
-pub(super) type TenantId = (String, Uuid);
+pub(crate) type TenantId = (String, Uuid);
 
 impl<T> Row<'_, T> {
     /// The tenant, with an id of the body.
@@ -208,8 +209,26 @@ fn sampling(sampling: &Sampling) -> serde_json::Value {
     serde_json::to_value(sampling).unwrap_or_default()
 }
 
+/// Whether its trajectory is its episode.
+pub(crate) fn is_turn(row: &Row<'_, Generation>, surfaces: &Surfaces) -> bool {
+    let surface = surfaces.get(&row.body.surface);
+    surface.is_some_and(|(_, rule)| rule.is_of_episodes())
+}
+
+/// When its horizon starts.
+fn horizon_starts_at(row: &Row<'_, Generation>) -> OffsetDateTime {
+    let sampled_at = time_of(row.body.id).unwrap_or(row.event.time);
+    starts_at(sampled_at, row.event.time)
+}
+
+fn horizon_seconds(row: &Row<'_, Generation>, surfaces: &Surfaces) -> f64 {
+    let surface = surfaces.get(&row.body.surface);
+    surface.map_or(0.0, |(_, rule)| rule.definition.horizon_seconds)
+}
+
 /// Stores when to close each generation: once its horizon has passed both by its own times and since
-/// it was stored, because its producer's clock may be behind. Unknown surfaces have no horizon.
+/// it was stored, because its producer's clock may be behind. Unknown surfaces have no horizon. Turns
+/// close with their episode ([`open_episodes`]).
 pub(super) async fn open_generations(
     connection: &mut PgConnection,
     rows: &[Row<'_, Generation>],
@@ -219,25 +238,43 @@ pub(super) async fn open_generations(
     if rows.is_empty() {
         return Ok(());
     }
-    let starts_at = |row: &Row<'_, Generation>| -> OffsetDateTime {
-        let sampled_at = time_of(row.body.id).unwrap_or(row.event.time);
-        starts_at(sampled_at, row.event.time)
-    };
-    let horizon_seconds = |row: &Row<'_, Generation>| -> f64 {
-        let surface = surfaces.get(&row.body.surface);
-        surface.map_or(0.0, |(_, rule)| rule.definition.horizon_seconds)
-    };
     // `now()` is also the `stored_at` of this transaction's generations.
     sqlx::query!(
-        "insert into open_generation (generation_id, surface, closes_at, proven) \
-         select id, surface, greatest(starts_at, now()) + make_interval(secs => horizon_seconds), proven \
-         from unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::double precision[], $5::bool[]) \
-              as g (id, surface, starts_at, horizon_seconds, proven)",
+        "insert into open_generation (generation_id, surface, closes_at, proven, episode_id) \
+         select id, surface, greatest(starts_at, now()) + make_interval(secs => horizon_seconds), proven, episode_id \
+         from unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::double precision[], $5::bool[], $6::uuid[]) \
+              as g (id, surface, starts_at, horizon_seconds, proven, episode_id)",
         column!(rows, id),
         column!(rows, surface),
-        column!(rows, row => starts_at(row)),
-        column!(rows, row => horizon_seconds(row)),
-        column!(rows, row => checked.get(&row.body.id).is_some_and(|checked| checked.proven == Some(true)))
+        column!(rows, row => horizon_starts_at(row)),
+        column!(rows, row => horizon_seconds(row, surfaces)),
+        column!(rows, row => checked.get(&row.body.id).is_some_and(|checked| checked.proven == Some(true))),
+        column!(rows, row => is_turn(row, surfaces).then_some(row.body.episode_id)) as _
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Opens the episodes of turns, or moves when to look at them: one horizon after their last turn, but
+/// not for ever. Those that exist are locked ([`super::join::hold`]).
+pub(super) async fn open_episodes(
+    connection: &mut PgConnection,
+    rows: &[Row<'_, Generation>],
+    surfaces: &Surfaces,
+) -> sqlx::Result<()> {
+    let turns: Vec<&Row<'_, Generation>> = rows.iter().filter(|row| is_turn(row, surfaces)).collect();
+    if turns.is_empty() {
+        return Ok(());
+    }
+    sqlx::query_file!(
+        "src/rows/insert/open_episodes.sql",
+        column!(turns, row => row.event.tenant.clone()),
+        column!(turns, episode_id),
+        column!(turns, surface),
+        column!(turns, row => horizon_starts_at(row)),
+        column!(turns, row => horizon_seconds(row, surfaces)),
+        JOIN_MAX.as_seconds_f64()
     )
     .execute(connection)
     .await?;

@@ -24,6 +24,16 @@
 //! Feedback about an episode always announces the episode's id, and also locks the rows of the
 //! episode's open generations in the same cases.
 //!
+//! Where an episode is the trajectory, one row of `open_episode` stands for all of its turns:
+//!
+//! 5. Sink and closer lock the episode's row, never the rows of its turns. A sink that stores a turn
+//!    locks it too, so no turn is added while the episode closes.
+//! 6. Sinks lock episodes before generations, in the order of their ids and all at once
+//!    ([`hold::hold_episodes`]), and nothing waits for an episode while it holds a generation that
+//!    others wait for.
+//! 7. A turn that is stored after its episode has closed opens a row of its own. The closer finds that
+//!    the episode has closed, and censors the turn as late.
+//!
 //! "Nothing" is safe because the sink's transaction also locks the offsets of its partitions. Until
 //! it ends, these partitions are not marked as caught up further. The closer closes nothing beyond
 //! the time up to which all partitions are caught up.
@@ -33,10 +43,16 @@
 //! there is no row to lock: the closer skips them ([`ids_being_written`]). Retractions announce the
 //! ids of their feedback in the same way, because that feedback may not be stored yet
 //! ([`signals`]).
+//!
+//! An announcement matters only if the sink could not see what it is about. The closer asks about a
+//! thousand turns at once, and announced ids share few locks, so it asks only about rows that a
+//! transaction which still runs may not have seen ([`visible`]). Otherwise a long episode would meet
+//! somebody's announcement in every round.
 
 pub(crate) mod hold;
 pub(crate) mod settle;
 pub(crate) mod signals;
+pub(crate) mod visible;
 
 use std::collections::HashSet;
 

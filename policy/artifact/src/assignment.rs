@@ -13,12 +13,19 @@ use crate::digest::Digest;
 
 /// The kind in the envelope's payload type.
 pub const KIND: &str = "assignment";
+/// The kind of an assignment with a salt. Replicas from before there were salts refuse it and keep
+/// the assignment before, instead of giving users another arm than the other replicas do.
+pub const SALTED_KIND: &str = "salted-assignment";
+/// Longest salt, bytes.
+pub const SALT_BYTES_MAX: usize = 64;
 /// Epochs rise one by one, or by fewer than this. A larger jump is an attempt to block all later
 /// epochs.
 pub const EPOCH_JUMP_MAX: i64 = 1_000_000;
 
 /// The alias that serves everyone if there is no experiment.
 pub const CHAMPION: &str = "champion";
+/// The alias that explores and that the realtime run learns from.
+pub const LEARNER: &str = "learner";
 
 /// Most that an arm may explore: exploration stays the exception.
 pub const EXPLORE_MAX: f64 = 0.5;
@@ -32,6 +39,10 @@ pub struct Assignment {
     pub aliases: BTreeMap<String, Target>,
     /// How users are divided. Empty: everyone gets `champion`.
     pub arms: Vec<Arm>,
+    /// Another salt draws every user's arm anew. Empty: users are where they were before there were
+    /// salts. Left out of the document then.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub salt: String,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
@@ -72,6 +83,8 @@ pub enum Error {
     NoWeight,
     #[error("the arm `{0}` explores {1} of its requests; a share is from 0 to {EXPLORE_MAX}")]
     Explore(String, f64),
+    #[error("the salt `{0}` is not up to {SALT_BYTES_MAX} of a-z, 0-9 and `-`")]
+    Salt(String),
 }
 
 impl Assignment {
@@ -81,6 +94,7 @@ impl Assignment {
         if self.epoch < 1 {
             return Err(Error::Epoch(self.epoch));
         }
+        check_salt(&self.salt)?;
         for (alias, target) in &self.aliases {
             if target.version < 1 {
                 return Err(Error::Version(alias.clone(), target.version));
@@ -111,13 +125,15 @@ impl Assignment {
 
     /// The alias of a user's arm, and the arm's probability.
     ///
-    /// Sticky: it depends only on the policy, the user's key and the arms. A new epoch with the
-    /// same arms leaves every user in place. The user's point is the first 8 bytes (little-endian)
-    /// of BLAKE3(`"springtide arm 1\0" policy "\0" user_key`) divided by 2^64. Arms take
-    /// consecutive shares of [0, 1) in their order.
+    /// Sticky: it depends only on the policy, the salt, the user's key and the arms. A new epoch with
+    /// the same arms and salt leaves every user in place. The user's point is the first 8 bytes
+    /// (little-endian) of a BLAKE3 divided by 2^64: without a salt of
+    /// `"springtide arm 1\0" policy "\0" user_key`, with one of
+    /// `"springtide arm 2\0" salt "\0" policy "\0" user_key`. Arms take consecutive shares of
+    /// [0, 1) in their order.
     pub fn arm_for(&self, user_key: &str) -> (&str, f64) {
         let total = self.total_weight();
-        let point = user_point(&self.policy, user_key) * total;
+        let point = user_point(&self.salt, &self.policy, user_key) * total;
         let mut end = 0.0;
         let mut chosen = None;
         for arm in self.arms.iter().filter(|arm| arm.weight > 0.0) {
@@ -140,6 +156,14 @@ impl Assignment {
         arm.map_or(0.0, |arm| arm.explore)
     }
 
+    /// The kind to sign it as.
+    pub fn kind(&self) -> &'static str {
+        match self.salt.is_empty() {
+            true => KIND,
+            false => SALTED_KIND,
+        }
+    }
+
     fn total_weight(&self) -> f64 {
         self.arms.iter().map(|arm| arm.weight).sum()
     }
@@ -150,10 +174,25 @@ fn is_zero(share: &f64) -> bool {
     *share == 0.0
 }
 
+/// Returns an error unless it is empty or can be a salt.
+pub fn check_salt(salt: &str) -> Result<(), Error> {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    match salt.len() <= SALT_BYTES_MAX && salt.bytes().all(allowed) {
+        true => Ok(()),
+        false => Err(Error::Salt(salt.into())),
+    }
+}
+
 /// The user's point in [0, 1).
-fn user_point(policy: &str, user_key: &str) -> f64 {
+fn user_point(salt: &str, policy: &str, user_key: &str) -> f64 {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(b"springtide arm 1\0");
+    if salt.is_empty() {
+        hasher.update(b"springtide arm 1\0");
+    } else {
+        hasher.update(b"springtide arm 2\0");
+        hasher.update(salt.as_bytes());
+        hasher.update(b"\0");
+    }
     hasher.update(policy.as_bytes());
     hasher.update(b"\0");
     hasher.update(user_key.as_bytes());
@@ -182,6 +221,7 @@ pub(crate) mod tests {
             epoch: 3,
             aliases: [("champion".into(), target(8)), ("base".into(), target(1))].into(),
             arms: vec![arm("champion", 0.6), arm("base", 0.4)],
+            salt: String::new(),
             created_at: time::macros::datetime!(2026-11-21 06:00 UTC),
         }
     }
@@ -215,6 +255,59 @@ pub(crate) mod tests {
                 assert_eq!(after.arm_for(&user).0, "base");
             }
         }
+    }
+
+    /// How often each pair of arms meets under two salts, over 10⁵ users.
+    #[test]
+    fn another_salt_draws_every_user_anew_whatever_arm_it_had() {
+        let before = sample();
+        let salted = |salt: &str| Assignment {
+            salt: salt.into(),
+            ..sample()
+        };
+        let (one, two) = (salted("one"), salted("two"));
+        for (first, second) in [(&before, &one), (&one, &two)] {
+            let mut met = [[0.0_f64; 2]; 2];
+            for user in (0..100_000).map(|i| format!("user-{i}")) {
+                let arm = |assignment: &Assignment| usize::from(assignment.arm_for(&user).0 == "base");
+                met[arm(first)][arm(second)] += 1.0;
+                assert_eq!(first.arm_for(&user), first.clone().arm_for(&user));
+            }
+            let share = [0.6, 0.4];
+            let chi_square: f64 = (0..4)
+                .map(|i| {
+                    let expected = 100_000.0 * share[i / 2] * share[i % 2];
+                    (met[i / 2][i % 2] - expected).powi(2) / expected
+                })
+                .sum();
+            // independent draws exceed this once in 10,000 (3 degrees of freedom); the users are fixed
+            assert!(chi_square < 21.1, "{chi_square} {met:?}");
+        }
+    }
+
+    /// Other programs compute these too: docs/FORMAT.md has them.
+    #[test]
+    fn the_point_of_a_user_is_the_documented_one() {
+        assert_eq!(user_point("", "demo", "ada"), 0.115_970_222_959_893_79);
+        assert_eq!(user_point("2026-spring", "demo", "ada"), 0.471_113_261_231_304_8);
+    }
+
+    /// An assignment from before there were salts, byte for byte as it was signed.
+    const UNSALTED: &str = r#"{"policy":"demo","epoch":3,"aliases":{"base":{"version":1,"root":"48fc721fbbc172e0925fa27af1671de225ba927134802998b10a1568a188652b"},"champion":{"version":8,"root":"48fc721fbbc172e0925fa27af1671de225ba927134802998b10a1568a188652b"}},"arms":[{"alias":"champion","weight":0.6,"explore":0.02},{"alias":"base","weight":0.4}],"created_at":"2026-11-21T06:00:00Z"}"#;
+
+    #[test]
+    fn a_document_without_a_salt_has_the_bytes_and_the_kind_that_it_had() {
+        let read: Assignment = serde_json::from_str(UNSALTED).unwrap();
+        assert_eq!((read.salt.as_str(), read.kind()), ("", KIND));
+        assert_eq!(serde_json::to_string(&read).unwrap(), UNSALTED);
+        let salted = Assignment {
+            salt: "2026-spring".into(),
+            ..read
+        };
+        let text = serde_json::to_string(&salted).unwrap();
+        let expected = UNSALTED.replace(r#","created_at""#, r#","salt":"2026-spring","created_at""#);
+        assert_eq!((text.as_str(), salted.kind()), (expected.as_str(), SALTED_KIND));
+        assert_eq!(serde_json::from_str::<Assignment>(&text).unwrap(), salted);
     }
 
     #[test]
@@ -253,6 +346,9 @@ pub(crate) mod tests {
         ));
         assert!(matches!(with(&|a| a.arms[0].weight = -1.0), Error::Weight(..)));
         assert!(matches!(with(&|a| a.arms[0].weight = f64::NAN), Error::Weight(..)));
+        for salt in ["Spring", "a b", "nul\0", &"s".repeat(65)] {
+            assert_eq!(with(&|a| a.salt = salt.into()), Error::Salt(salt.into()));
+        }
         for share in [-0.1, 0.6, f64::NAN] {
             assert!(matches!(with(&|a| a.arms[0].explore = share), Error::Explore(..)));
         }

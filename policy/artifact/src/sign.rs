@@ -95,7 +95,7 @@ impl Role {
     /// The role that signs documents of `kind`.
     pub fn of_kind(kind: &str) -> Self {
         match kind {
-            assignment::KIND | TIMESTAMP_KIND => Role::Release,
+            assignment::KIND | assignment::SALTED_KIND | TIMESTAMP_KIND => Role::Release,
             REVOCATION_KIND => Role::Root,
             _ => Role::Trainer,
         }

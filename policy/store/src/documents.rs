@@ -74,12 +74,15 @@ impl Document for Manifest {
 }
 
 impl Document for Assignment {
-    fn kind_of(_: &Envelope) -> &'static str {
-        assignment::KIND
+    fn kind_of(envelope: &Envelope) -> &'static str {
+        match envelope.claims_kind(assignment::SALTED_KIND) {
+            true => assignment::SALTED_KIND,
+            false => assignment::KIND,
+        }
     }
 
     fn kind(&self) -> &'static str {
-        assignment::KIND
+        Assignment::kind(self)
     }
 
     fn key(&self) -> Result<Path, Error> {

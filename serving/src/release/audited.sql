@@ -29,13 +29,21 @@ with known as (
                when r.kind <> 'follow' and (q.actor, q.reason) <> (r.actor, r.reason)
                    then 'the audit names another person or reason'
                when r.kind <> 'follow' then null
-               when m.is_first and (m.alias in ('champion', 'base') and m.line = 'realtime' or m.alias like 'run-%') then null
+               when m.is_first and (m.alias in ('learner', 'champion', 'base') and m.line = 'realtime' or m.alias like 'run-%') then null
+               -- a learner that is younger than champion begins as champion is
+               when m.is_first and m.alias = 'learner' and exists (
+                        select from assignment c
+                        where c.policy = m.policy and c.alias = 'champion' and c.version = m.version and c.epoch < m.epoch) then null
                when (m.version, m.follows, m.withdrawn)
                     is not distinct from (m.version_before, m.follows_before, m.withdrawn_before) then null
                when m.withdrawn and m.alias like 'run-%' then null
                when m.alias = 'candidate' and exists (
                         select from run where run.policy = m.policy and run.line = m.line and run.kind <> 'realtime') then null
                when not m.withdrawn and m.follows = m.follows_before and m.line = m.follows then null
+               -- champion follows the line by way of learner, wherever a person moved that
+               when not m.withdrawn and m.follows = m.follows_before and m.alias = 'champion' and exists (
+                        select from assignment l
+                        where l.policy = m.policy and l.alias = 'learner' and l.version = m.version and l.epoch <= m.epoch) then null
                else 'nobody requested it, and the release loop does not move an alias like that'
            end as fault
     from moved m

@@ -1,20 +1,51 @@
-//! Decides which version each alias serves. Pure: no database, no clock, no store.
+//! Decides which version each alias serves and how users are divided. Pure: no database, no clock,
+//! no store.
 //!
 //! `automatic` holds the moves that the release loop makes by itself, such as following the head of
-//! a line. `manual` holds the moves that people request: promote, rollback and pin.
+//! a line. `manual` holds the moves that people request: promote, rollback and pin. `arms` holds
+//! the shares of users.
 
+pub mod arms;
 pub mod automatic;
 pub mod manual;
+
+use std::collections::BTreeMap;
 
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use super::{LEARNER, LearningAlias};
+use arms::Experiment;
+
 /// Everything that decisions depend on, as of one moment.
 #[derive(Debug, Clone, Default)]
 pub struct ReleaseState {
+    pub rules: Rules,
     pub aliases: Vec<Alias>,
     pub lines: Vec<Line>,
     pub runs: Vec<Run>,
+    /// Parents of the newest versions of the realtime line: enough for [`Self::is_behind`].
+    pub parents: BTreeMap<i64, i64>,
+    /// `None`: no arms were written yet.
+    pub experiment: Option<Experiment>,
+}
+
+/// What the configuration says about following.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// The alias that the realtime run learns from. It follows every head.
+    pub learning: LearningAlias,
+    /// `champion` moves to the version of `learner` when it is this many versions behind.
+    pub champion_every: u32,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Rules {
+            learning: LearningAlias::Learner,
+            champion_every: 1,
+        }
+    }
 }
 
 /// The latest assignment of an alias.
@@ -22,7 +53,8 @@ pub struct ReleaseState {
 pub struct Alias {
     pub alias: String,
     pub version: i64,
-    /// The line whose head it follows; `None`: pinned.
+    /// The line whose head it follows; `None`: pinned. `champion` follows by way of `learner`, if
+    /// the run learns from that.
     pub follows: Option<String>,
     /// Heads of earlier branches of that line are not followed.
     pub branch: i32,
@@ -74,6 +106,21 @@ impl ReleaseState {
         self.lines.iter().find(|line| line.line == name)
     }
 
+    /// `learner`, if the run learns from it.
+    pub fn learner(&self) -> Option<&Alias> {
+        self.alias(LEARNER)
+            .filter(|_| self.rules.learning == LearningAlias::Learner)
+    }
+
+    /// Whether `champion` at `version` would move to `learner` at `newest`: it is `champion_every`
+    /// or more versions behind, or `newest` does not descend from it.
+    pub fn is_behind(&self, version: i64, newest: i64) -> bool {
+        let path = std::iter::successors(Some(newest), |version| self.parents.get(version).copied());
+        !path
+            .take(self.rules.champion_every as usize)
+            .any(|near| near == version)
+    }
+
     /// A pin of the alias to a version, on its current branch.
     pub fn pin(&self, alias: &str, to: i64, reason: impl Into<String>) -> Change {
         let current = self.alias(alias);
@@ -86,5 +133,17 @@ impl ReleaseState {
             withdrawn: false,
             reason: reason.into(),
         }
+    }
+
+    /// One alias as it is, for a new epoch that has other arms or takes another's place. `None`:
+    /// nothing is assigned yet.
+    pub fn restate(&self, reason: impl Into<String>) -> Option<Change> {
+        let alias = self
+            .alias(super::CHAMPION)
+            .or(self.aliases.iter().find(|alias| !alias.withdrawn))?;
+        Some(Change {
+            follows: alias.follows.clone(),
+            ..self.pin(&alias.alias, alias.version, reason)
+        })
     }
 }

@@ -1,8 +1,9 @@
-//! The release API: `GET /v1/aliases`, `GET /v1/releases`, `POST /v1/releases`. The caller's
-//! key goes into the audit.
+//! The release API: `GET /v1/aliases`, `GET /v1/releases`, `POST /v1/releases`, and the arms
+//! (`experiment`). The caller's key goes into the audit.
 
+use super::decide::Change;
 use super::decide::manual::{self, ReleaseRequest, RequestError};
-use super::{ReleaseService, tables};
+use super::{ReleaseService, experiment, tables};
 use crate::database::{page_limit, unavailable};
 use artifact::digest::Digest;
 use axum::extract::State;
@@ -30,6 +31,7 @@ pub fn routes(service: ReleaseService) -> Routes {
         )
         .route(Scope::Read, "/v1/releases", "List releases", get(releases))
         .route(Scope::Release, "/v1/releases", "Move an alias", post(request_release))
+        .merge(experiment::routes())
         .with_state(service)
 }
 
@@ -156,11 +158,32 @@ struct Released {
     status: &'static str,
     /// The line whose head it follows from now on; null: pinned.
     follows: Option<String>,
+    /// `learner`, if a move of `champion` moved it too.
+    also: Vec<Moved>,
+}
+
+#[derive(Debug, Serialize)]
+struct Moved {
+    alias: String,
+    from_version: Option<i64>,
+    to_version: i64,
+    follows: Option<String>,
+}
+
+impl From<Change> for Moved {
+    fn from(change: Change) -> Self {
+        Moved {
+            alias: change.alias,
+            from_version: change.from,
+            to_version: change.to,
+            follows: change.follows,
+        }
+    }
 }
 
 /// A conflict if garbage collection has deleted objects that the version needs: replicas could not
 /// load it. If the store does not answer, the release proceeds.
-async fn check_loadable(service: &ReleaseService, version: i64) -> Result<(), Problem> {
+pub(super) async fn check_loadable(service: &ReleaseService, version: i64) -> Result<(), Problem> {
     let inner = &service.0;
     let reachable = async {
         let keys = service.trusted().await?;
@@ -189,14 +212,19 @@ async fn request_release(
     let policy = &inner.policy;
     let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
     let mut transaction = tables::begin(&mut connection, policy).await.map_err(unavailable)?;
-    let state = tables::read(&mut transaction, policy).await.map_err(unavailable)?;
+    let state = tables::read(&mut transaction, policy, service.rules())
+        .await
+        .map_err(unavailable)?;
     let before = tables::served_before(&mut transaction, policy, &request.alias)
         .await
         .map_err(unavailable)?;
-    let change = manual::decide(&state, before, &request).map_err(|error| {
+    let changes = manual::decide(&state, before, &request).map_err(|error| {
         tracing::info!(alias = request.alias, kind, reason = %error, "release refused");
         into_problem(&error)
     })?;
+    let (change, also) = changes
+        .split_first()
+        .ok_or_else(|| Problem::internal("a release without a change"))?;
     let known = tables::has_version(&mut transaction, policy, change.to)
         .await
         .map_err(unavailable)?;
@@ -208,25 +236,27 @@ async fn request_release(
         true => check_loadable(&service, change.to).await,
     };
     if let Err(problem) = loadable {
-        let release = tables::record(&mut transaction, policy, kind, actor, &change, None)
+        let release = tables::record(&mut transaction, policy, kind, actor, change, None)
             .await
             .map_err(unavailable)?;
         transaction.commit().await.map_err(unavailable)?;
         return Err(problem.with("release_id", release.to_string()));
     }
-    let (epoch, releases) = tables::write(&mut transaction, policy, 0, kind, actor, std::slice::from_ref(&change))
+    let (epoch, releases) = tables::write(&mut transaction, policy, 0, kind, actor, &changes)
         .await
         .map_err(unavailable)?;
-    let change_of_alias = audit::Change {
-        tenant: &principal.tenant,
-        action: &format!("release.{kind}"),
-        subject: &format!("{policy}@{}", change.alias),
-        detail: &format!("version {}, epoch {epoch}", change.to),
-        reason: &request.reason,
-    };
-    audit::append(&mut transaction, principal.actor(), change_of_alias)
-        .await
-        .map_err(unavailable)?;
+    for change in &changes {
+        let change_of_alias = audit::Change {
+            tenant: &principal.tenant,
+            action: &format!("release.{kind}"),
+            subject: &format!("{policy}@{}", change.alias),
+            detail: &format!("version {}, epoch {epoch}", change.to),
+            reason: &request.reason,
+        };
+        audit::append(&mut transaction, principal.actor(), change_of_alias)
+            .await
+            .map_err(unavailable)?;
+    }
     transaction.commit().await.map_err(unavailable)?;
     drop(connection);
     tracing::info!(epoch, alias = change.alias, version = change.to, kind, "alias moved");
@@ -238,12 +268,13 @@ async fn request_release(
     let released = Released {
         release_id: releases.first().copied().unwrap_or_default(),
         epoch,
-        alias: change.alias,
+        alias: change.alias.clone(),
         from_version: change.from,
         to_version: change.to,
         kind,
         status: "done",
-        follows: change.follows,
+        follows: change.follows.clone(),
+        also: also.iter().cloned().map(Moved::from).collect(),
     };
     Ok((StatusCode::CREATED, Json(released)))
 }

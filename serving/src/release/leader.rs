@@ -4,9 +4,10 @@
 //! The database notifies the leader when a line moves; it also polls. Each round publishes missing
 //! documents, plans the automatic changes and writes them as one epoch.
 
-use super::decide::{Change, ReleaseState, automatic};
-use super::{CHAMPION, ReleaseService, tables};
+use super::decide::{Change, ReleaseState, arms, automatic};
+use super::{ArmOptions, ReleaseService, audited, tables};
 use anyhow::Context;
+use edge::audit::{self, Actor};
 use sqlx::PgConnection;
 use sqlx::postgres::PgListener;
 use std::sync::atomic::Ordering;
@@ -67,6 +68,7 @@ async fn lead(service: &ReleaseService) -> anyhow::Result<()> {
     }
     tracing::info!(policy = inner.policy, "leading releases");
     catch_up(service, &mut connection).await?;
+    let mut warned = false;
     let mut moved = PgListener::connect_with(&inner.pool).await.context("listen")?;
     moved.listen(LINE_MOVED).await.context("listen")?;
     let mut ticks = tokio::time::interval(Duration::from_millis(inner.options.poll_interval_ms));
@@ -82,7 +84,23 @@ async fn lead(service: &ReleaseService) -> anyhow::Result<()> {
             timestamp = Some(Instant::now());
         }
         round(service, &mut connection).await?;
+        if !warned {
+            warned = warn(service, &mut connection).await?;
+        }
     }
+}
+
+/// Logs what is wrong with the arms in force. Returns false if there are none yet.
+async fn warn(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<bool> {
+    let inner = &service.0;
+    let state = tables::read(connection, &inner.policy, service.rules()).await;
+    let Some(experiment) = state.context("read the release state")?.experiment else {
+        return Ok(false);
+    };
+    for warning in arms::warnings(&experiment, &inner.options.arms, inner.learning) {
+        tracing::warn!("{warning}");
+    }
+    Ok(true)
 }
 
 /// Goes on from the tables' newest epoch, or states all aliases again under an epoch that is free in
@@ -95,7 +113,7 @@ async fn catch_up(service: &ReleaseService, connection: &mut PgConnection) -> an
         tracing::warn!(
             taken,
             epoch,
-            "the store's newest assignment is not this configuration's: aliases stated again"
+            "the store's newest assignment is not the one of the tables: aliases stated again"
         );
         // Earlier epochs that are missing are not needed any longer, and may be taken.
         service.0.published.store(epoch - 1, Ordering::Relaxed);
@@ -108,8 +126,9 @@ async fn catch_up(service: &ReleaseService, connection: &mut PgConnection) -> an
 async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<Round> {
     let epoch = service.publish_missing().await?;
     // without the lock first: almost every round has nothing to do
-    let state = tables::read(connection, &service.0.policy).await;
-    if automatic::plan(&state.context("read the release state")?).is_empty() {
+    let state = tables::read(connection, &service.0.policy, service.rules()).await;
+    let state = state.context("read the release state")?;
+    if changes(&state, &service.0.options.arms, automatic::plan).is_empty() {
         return Ok(Round { epoch, changes: 0 });
     }
     let Some((epoch, changes)) = write_changes(service, connection, 0, automatic::plan).await? else {
@@ -132,39 +151,55 @@ async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyho
     })
 }
 
-/// Decides under the lock and writes the changes as one epoch above `taken`. `None`: there were none.
+/// What `decide` decides, or one alias as it is if the configuration changes the arms alone.
+fn changes(state: &ReleaseState, configured: &[ArmOptions], decide: fn(&ReleaseState) -> Vec<Change>) -> Vec<Change> {
+    let changes = decide(state);
+    if changes.is_empty() && arms::by_configuration(state.experiment.as_ref(), configured).is_some() {
+        return state.restate("stated again with other arms").into_iter().collect();
+    }
+    changes
+}
+
+/// Decides under the lock and writes the changes as one epoch above `taken`, with the arms of the
+/// configuration if they count and are new. `None`: there were no changes.
 async fn write_changes(
     service: &ReleaseService,
     connection: &mut PgConnection,
     taken: i64,
     decide: fn(&ReleaseState) -> Vec<Change>,
 ) -> anyhow::Result<Option<(i64, Vec<Change>)>> {
-    let policy = &service.0.policy;
+    let (policy, configured) = (&service.0.policy, &service.0.options.arms);
     let mut transaction = tables::begin(connection, policy).await.context("begin")?;
-    let state = tables::read(&mut transaction, policy).await;
-    let changes = decide(&state.context("read the release state")?);
+    let state = tables::read(&mut transaction, policy, service.rules()).await;
+    let state = state.context("read the release state")?;
+    let changes = changes(&state, configured, decide);
     if changes.is_empty() {
         return Ok(None);
     }
     let (epoch, _) = tables::write(&mut transaction, policy, taken, "follow", "follow", &changes)
         .await
         .context("write assignment")?;
+    if let Some(draft) = arms::by_configuration(state.experiment.as_ref(), configured) {
+        let role = audit::role_name("control");
+        let actor = Actor { key: None, name: &role };
+        audited::write_experiment(&mut transaction, policy, epoch, &draft, actor)
+            .await
+            .context("write the arms of the configuration")?;
+        tracing::info!(
+            policy,
+            epoch,
+            arms = draft.text(),
+            reason = draft.reason,
+            "arms in force"
+        );
+    }
     transaction.commit().await.context("commit assignment")?;
     Ok(Some((epoch, changes)))
 }
 
 /// One alias as it is. The document of its epoch has all aliases and arms.
 fn restate(state: &ReleaseState) -> Vec<Change> {
-    let alias = state.alias(CHAMPION).or(state.aliases.first());
-    let change = alias.map(|alias| Change {
-        follows: alias.follows.clone(),
-        withdrawn: alias.withdrawn,
-        ..state.pin(
-            &alias.alias,
-            alias.version,
-            "stated again: the arms changed, or the store's newest assignment was not ours",
-        )
-    });
+    let change = state.restate("stated again: the store's newest assignment was not ours");
     change.into_iter().collect()
 }
 

@@ -1,17 +1,24 @@
 //! Configuration of the release loop and of the experiment.
 
+use super::BASE;
 use anyhow::{bail, ensure};
-use artifact::assignment::EXPLORE_MAX;
+use artifact::assignment::{CHAMPION, EXPLORE_MAX, LEARNER};
 use serde::{Deserialize, Serialize};
+
+/// Largest `champion_every`. Each look at the heads walks so many versions.
+const CHAMPION_EVERY_MAX: u32 = 1000;
 
 /// Options of the release loop, which runs in the control role.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// The arms of the experiment, as in `[[release.arm]] alias = "champion" weight = 0.6`. Default:
-    /// champion 0.6, base 0.4.
+    /// The arms of the experiment until a request sets others, as in `[[release.arm]] alias =
+    /// "champion" weight = 0.5`. Default: learner 0.3, champion 0.5, base 0.2.
     #[serde(rename = "arm")]
     pub arms: Vec<ArmOptions>,
+    /// `champion` moves to the version of `learner` when it is this many versions behind, 1 to 1000.
+    /// Default: 1, so it moves with every new version.
+    pub champion_every: u32,
     /// How often lines and runs are polled, milliseconds. Default: 250.
     pub poll_interval_ms: u64,
 }
@@ -29,50 +36,120 @@ pub struct ArmOptions {
     pub explore: f64,
 }
 
+/// What releases know of the realtime run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Learning {
+    /// The alias that it learns from.
+    pub alias: LearningAlias,
+    /// Whether it runs. Then the alias needs an arm.
+    pub enabled: bool,
+}
+
+/// The aliases that a realtime run can learn from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LearningAlias {
+    #[default]
+    Learner,
+    /// Configured before there was `learner`: `champion` follows every head and is learned from.
+    Champion,
+}
+
+impl LearningAlias {
+    pub fn name(self) -> &'static str {
+        match self {
+            LearningAlias::Learner => LEARNER,
+            LearningAlias::Champion => CHAMPION,
+        }
+    }
+
+    pub fn of(alias: &str) -> Option<Self> {
+        [LearningAlias::Learner, LearningAlias::Champion]
+            .into_iter()
+            .find(|known| known.name() == alias)
+    }
+
+    /// The alias to learn from if the configuration names none: `learner` if an arm serves it.
+    pub fn by_arms(arms: &[ArmOptions]) -> Self {
+        match arms.iter().any(|arm| arm.alias == LEARNER) {
+            true => LearningAlias::Learner,
+            false => LearningAlias::Champion,
+        }
+    }
+}
+
+impl Default for Learning {
+    fn default() -> Self {
+        Learning {
+            alias: LearningAlias::Learner,
+            enabled: true,
+        }
+    }
+}
+
+fn arm(alias: &str, weight: f64, explore: f64) -> ArmOptions {
+    ArmOptions {
+        alias: alias.into(),
+        weight,
+        explore,
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
-        let arm = |alias: &str, weight, explore| ArmOptions {
-            alias: alias.into(),
-            weight,
-            explore,
-        };
         Options {
-            arms: vec![arm("champion", 0.6, 0.02), arm("base", 0.4, 0.0)],
+            arms: vec![arm(LEARNER, 0.3, 0.02), arm(CHAMPION, 0.5, 0.0), arm(BASE, 0.2, 0.0)],
+            champion_every: 1,
             poll_interval_ms: 250,
         }
     }
 }
 
 impl Options {
+    /// The default arms from before there was `learner`.
+    pub fn arms_without_learner() -> Vec<ArmOptions> {
+        vec![arm(CHAMPION, 0.6, 0.02), arm(BASE, 0.4, 0.0)]
+    }
+
     /// Checks all values. The error names the first invalid one.
     pub fn check(&self) -> anyhow::Result<()> {
+        check_arms("release.arm", &self.arms)?;
         ensure!(
-            !self.arms.is_empty(),
-            "release.arm is empty; name at least champion with weight 1"
+            (1..=CHAMPION_EVERY_MAX).contains(&self.champion_every),
+            "release.champion_every is {}: give 1 to {CHAMPION_EVERY_MAX}",
+            self.champion_every
         );
-        let total: f64 = self.arms.iter().map(|arm| arm.weight).sum();
-        if (total - 1.0).abs() > 1e-6 || self.arms.iter().any(|arm| arm.weight.is_nan() || arm.weight <= 0.0) {
-            bail!(
-                "release.arm weights are {:?}; each must be above 0, and they must sum to 1",
-                self.arms.iter().map(|arm| arm.weight).collect::<Vec<_>>()
-            );
-        }
-        for (i, arm) in self.arms.iter().enumerate() {
-            ensure!(
-                self.arms[..i].iter().all(|other| other.alias != arm.alias),
-                "release.arm names {:?} twice",
-                arm.alias
-            );
-            ensure!(
-                (0.0..=EXPLORE_MAX).contains(&arm.explore),
-                "release.arm {:?} has explore = {}; give 0 to {EXPLORE_MAX}",
-                arm.alias,
-                arm.explore
-            );
-        }
         ensure!(self.poll_interval_ms > 0, "release.poll_interval_ms must be at least 1");
         Ok(())
     }
+}
+
+/// Checks the arms of an experiment, which errors call `name`.
+pub(super) fn check_arms(name: &str, arms: &[ArmOptions]) -> anyhow::Result<()> {
+    ensure!(
+        !arms.is_empty(),
+        "{name} is empty; name at least champion with weight 1"
+    );
+    let total: f64 = arms.iter().map(|arm| arm.weight).sum();
+    if (total - 1.0).abs() > 1e-6 || arms.iter().any(|arm| arm.weight.is_nan() || arm.weight <= 0.0) {
+        bail!(
+            "{name} weights are {:?}; each must be above 0, and they must sum to 1",
+            arms.iter().map(|arm| arm.weight).collect::<Vec<_>>()
+        );
+    }
+    for (i, arm) in arms.iter().enumerate() {
+        ensure!(
+            arms[..i].iter().all(|other| other.alias != arm.alias),
+            "{name} names {:?} twice",
+            arm.alias
+        );
+        ensure!(
+            (0.0..=EXPLORE_MAX).contains(&arm.explore),
+            "{name} {:?} has explore = {}; give 0 to {EXPLORE_MAX}",
+            arm.alias,
+            arm.explore
+        );
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -82,18 +159,34 @@ mod tests {
     #[test]
     fn the_defaults_are_valid() {
         Options::default().check().unwrap();
+        check_arms("arms", &Options::arms_without_learner()).unwrap();
     }
 
     #[test]
     fn an_error_names_the_invalid_field() {
-        let mut options = Options::default();
-        options.arms[0].weight = 0.7;
-        assert!(options.check().unwrap_err().to_string().contains("release.arm weights"));
-        options.arms[0] = options.arms[1].clone();
-        options.arms[0].weight = 0.6;
-        assert!(options.check().unwrap_err().to_string().contains("twice"));
-        let mut options = Options::default();
-        options.arms[0].explore = 0.6;
-        assert!(options.check().unwrap_err().to_string().contains("explore = 0.6"));
+        let refusal = |change: &dyn Fn(&mut Options)| {
+            let mut options = Options::default();
+            change(&mut options);
+            options.check().unwrap_err().to_string()
+        };
+        assert!(refusal(&|o| o.arms[0].weight = 0.7).contains("release.arm weights"));
+        assert!(refusal(&|o| o.arms[0].weight = f64::NAN).contains("release.arm weights"));
+        assert!(refusal(&|o| o.arms.clear()).contains("release.arm is empty"));
+        assert!(refusal(&|o| o.arms[0].alias = "base".into()).contains("\"base\" twice"));
+        assert!(refusal(&|o| o.arms[0].explore = 0.6).contains("explore = 0.6"));
+        for n in [0, 1001] {
+            assert!(refusal(&|o| o.champion_every = n).contains("release.champion_every"));
+        }
+    }
+
+    #[test]
+    fn the_run_learns_from_learner_if_an_arm_serves_it_and_else_from_champion() {
+        let mut arms = Options::default().arms;
+        assert_eq!(LearningAlias::by_arms(&arms), LearningAlias::Learner);
+        arms.remove(0);
+        assert_eq!(LearningAlias::by_arms(&arms), LearningAlias::Champion);
+        assert_eq!(LearningAlias::of("learner"), Some(LearningAlias::Learner));
+        assert_eq!(LearningAlias::of("champion"), Some(LearningAlias::Champion));
+        assert_eq!(LearningAlias::of("base"), None);
     }
 }

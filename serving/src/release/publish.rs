@@ -4,7 +4,8 @@
 //! The rows in the database are authoritative. Publishing can be repeated: a document is written
 //! only if it is absent, so the next leader publishes what a crashed one left out.
 
-use super::ReleaseService;
+use super::decide::arms::Experiment;
+use super::{ReleaseService, tables};
 use anyhow::Context;
 use artifact::assignment::{self, Arm, Assignment, EPOCH_JUMP_MAX, Target};
 use artifact::digest::Digest;
@@ -84,8 +85,7 @@ impl ReleaseService {
 
     /// The epoch below the one to go on at, if releases cannot go on from the newest one in the
     /// tables:
-    /// - its document is signed by a key that is no longer trusted or says something else, or it
-    ///   has other arms than the configuration;
+    /// - its document is signed by a key that is no longer trusted or says something else;
     /// - the store has later documents that verify, as after a database restore;
     /// - somebody else's document takes the next place.
     ///
@@ -159,15 +159,17 @@ impl ReleaseService {
         Ok(())
     }
 
-    /// Whether the store's document of `epoch` is trusted and says what the tables and the
-    /// configured arms say.
+    /// Whether the store's document of `epoch` is trusted and says what the tables say.
     async fn is_published(&self, epoch: i64) -> anyhow::Result<bool> {
         let inner = &self.0;
         let trusted = self.trusted().await?;
         match inner.store.get_assignment(&inner.policy, epoch, &trusted).await {
             Ok(found) => {
                 let expected = self.document(epoch).await?;
-                Ok(found.aliases == expected.aliases && found.arms == expected.arms)
+                let arms = (&found.arms, &found.salt) == (&expected.arms, &expected.salt);
+                // before there was an experiment, the arms were another configuration's
+                let known = self.experiment(epoch).await?.is_some();
+                Ok(found.aliases == expected.aliases && (arms || !known))
             }
             Err(error @ store::Error::Backend { .. }) => Err(error).context("read the newest assignment"),
             Err(error) => {
@@ -214,19 +216,11 @@ impl ReleaseService {
         put.context("write the store's timestamp")
     }
 
-    /// The configured arms whose aliases exist.
-    fn arms(&self, aliases: &BTreeMap<String, Target>) -> Vec<Arm> {
-        self.0
-            .options
-            .arms
-            .iter()
-            .filter(|arm| aliases.contains_key(&arm.alias))
-            .map(|arm| Arm {
-                alias: arm.alias.clone(),
-                weight: arm.weight,
-                explore: arm.explore,
-            })
-            .collect()
+    /// The experiment that divides users at `epoch`. `None`: there was none yet.
+    async fn experiment(&self, epoch: i64) -> anyhow::Result<Option<Experiment>> {
+        let mut connection = self.0.pool.acquire().await.context("connect")?;
+        let experiment = tables::experiment(&mut connection, &self.0.policy, epoch).await;
+        experiment.context("read the experiment")
     }
 
     async fn publish(&self, epoch: i64) -> anyhow::Result<()> {
@@ -256,7 +250,7 @@ impl ReleaseService {
         Ok(())
     }
 
-    /// The assignment of `epoch`: all aliases as of then, and the arms.
+    /// The assignment of `epoch`: all aliases as of then, and the arms whose aliases exist.
     async fn document(&self, epoch: i64) -> anyhow::Result<Assignment> {
         let inner = &self.0;
         let rows = sqlx::query!(
@@ -286,10 +280,22 @@ impl ReleaseService {
             let version = row.version;
             aliases.insert(row.alias, Target { version, root });
         }
+        let (arms, salt) = match self.experiment(epoch).await? {
+            Some(experiment) => (experiment.arms, experiment.salt),
+            None => (inner.options.arms.clone(), String::new()),
+        };
+        let arms = arms.into_iter().filter(|arm| aliases.contains_key(&arm.alias));
         Ok(Assignment {
             policy: inner.policy.clone(),
             epoch,
-            arms: self.arms(&aliases),
+            arms: arms
+                .map(|arm| Arm {
+                    alias: arm.alias,
+                    weight: arm.weight,
+                    explore: arm.explore,
+                })
+                .collect(),
+            salt,
             aliases,
             created_at,
         })

@@ -2,8 +2,12 @@
 //! deciding and writing happen in one transaction, under a lock that every writer of the policy's
 //! assignments takes.
 
-use super::decide::{Alias, Change, Line, ReleaseState, Run};
+use super::decide::arms::{Draft, Experiment, Source};
+use super::decide::{Alias, Change, Line, ReleaseState, Rules, Run};
+use super::{ArmOptions, LEARNER, REALTIME};
+use sqlx::types::Json;
 use sqlx::{PgConnection, Postgres, Transaction};
+use std::collections::BTreeMap;
 use uuid::Uuid;
 
 /// First half of the advisory lock's key; the second is a hash of the policy's name.
@@ -22,7 +26,7 @@ pub async fn begin<'a>(connection: &'a mut PgConnection, policy: &str) -> sqlx::
     Ok(transaction)
 }
 
-pub async fn read(connection: &mut PgConnection, policy: &str) -> sqlx::Result<ReleaseState> {
+pub async fn read(connection: &mut PgConnection, policy: &str, rules: Rules) -> sqlx::Result<ReleaseState> {
     let aliases = sqlx::query_as!(
         Alias,
         r#"select alias as "alias!", version as "version!", follows, branch as "branch!", withdrawn as "withdrawn!",
@@ -58,9 +62,95 @@ pub async fn read(connection: &mut PgConnection, policy: &str) -> sqlx::Result<R
            order by created_at"#,
         policy
     )
+    .fetch_all(&mut *connection)
+    .await?;
+    Ok(ReleaseState {
+        rules,
+        aliases,
+        lines,
+        runs,
+        parents: parents(&mut *connection, policy, rules).await?,
+        experiment: experiment(connection, policy, i64::MAX).await?,
+    })
+}
+
+/// Parents of the newest versions: `champion_every` generations back from the line's head and from
+/// `learner`.
+async fn parents(connection: &mut PgConnection, policy: &str, rules: Rules) -> sqlx::Result<BTreeMap<i64, i64>> {
+    let rows = sqlx::query!(
+        r#"
+        with recursive path (serial, parent, depth) as (
+            select v.serial, v.parent, 1
+            from version v
+            where v.policy = $1
+              and v.serial in (select head from line where policy = $1 and line = $2
+                               union all
+                               select version from alias where policy = $1 and alias = $3)
+            union
+            select v.serial, v.parent, path.depth + 1
+            from path
+            join version v on v.policy = $1 and v.serial = path.parent
+            where path.depth < $4::bigint
+        )
+        select distinct serial as "serial!", parent as "parent!" from path where parent is not null
+        "#,
+        policy,
+        REALTIME,
+        LEARNER,
+        i64::from(rules.champion_every)
+    )
     .fetch_all(connection)
     .await?;
-    Ok(ReleaseState { aliases, lines, runs })
+    Ok(rows.into_iter().map(|row| (row.serial, row.parent)).collect())
+}
+
+/// The experiment that divides users at `epoch`.
+pub async fn experiment(connection: &mut PgConnection, policy: &str, epoch: i64) -> sqlx::Result<Option<Experiment>> {
+    let row = sqlx::query!(
+        r#"select id, epoch, salt, arms as "arms: Json<Vec<ArmOptions>>", source = 'request' as "by_request!", actor, reason,
+                  created_at
+           from experiment where policy = $1 and epoch <= $2 order by epoch desc limit 1"#,
+        policy,
+        epoch
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(row.map(|row| Experiment {
+        id: row.id,
+        epoch: row.epoch,
+        salt: row.salt,
+        arms: row.arms.0,
+        source: match row.by_request {
+            true => Source::Request,
+            false => Source::Configuration,
+        },
+        actor: row.actor,
+        reason: row.reason,
+        created_at: row.created_at,
+    }))
+}
+
+/// Writes the experiment that divides users from `epoch` on. Returns its id.
+pub async fn write_experiment(
+    connection: &mut PgConnection,
+    policy: &str,
+    epoch: i64,
+    draft: &Draft,
+    actor: &str,
+) -> sqlx::Result<Uuid> {
+    sqlx::query_scalar!(
+        "insert into experiment (policy, epoch, salt, arms, source, actor, reason)
+         values ($1, $2, $3, $4, $5, $6, $7) returning id",
+        policy,
+        epoch,
+        draft.salt,
+        Json(&draft.arms) as _,
+        draft.source.name(),
+        actor,
+        draft.reason
+    )
+    .fetch_one(connection)
+    .await
 }
 
 /// The version that the alias served before its current one.

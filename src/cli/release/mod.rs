@@ -1,12 +1,13 @@
 //! `springtide release`: who is served by which version. A client of the control API.
 
+mod arms;
 mod view;
 
 use serde_json::{Value, json};
 
 use super::App;
 use super::control_client::ControlClient;
-use super::output::{Output, rows};
+use super::output::{Output, cell, rows};
 
 /// Releases to read: enough to find the last move of every alias.
 const HISTORY: &str = "200";
@@ -22,26 +23,31 @@ pub enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Give an alias a version. `champion` then follows the realtime line from there; other aliases
-    /// stay.
+    /// Give an alias a version. `learner` and `champion` follow again from there; other aliases stay.
+    ///
+    /// Without a version, `champion` gets that of `learner`.
     ///
     /// Example: springtide release promote 41 --reason "passed the evaluation"
     Promote(Move),
-    /// Give an alias a version, by default the one it served before. `champion` then follows the
-    /// realtime line from there.
+    /// Give an alias a version, by default the one it served before. After a rollback of `champion`,
+    /// `champion` stays there, and `learner` continues from there.
     ///
     /// Example: springtide release rollback 40 --reason "worse completions"
     Rollback(Move),
     /// Hold an alias at a version, by default the current one. It follows nothing until it is
-    /// promoted or rolled back.
+    /// promoted. Learning goes on unless `learner` is pinned.
     ///
     /// Example: springtide release pin 41 --reason "bad completions"
     Pin(Move),
+    /// Show how users are divided, or change it. A change is in force within seconds.
+    ///
+    /// Example: springtide release arms --set learner=0.2,champion=0.7,base=0.1 --reason "wider"
+    Arms(arms::Args),
 }
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Move {
-    /// Number of the version. `promote` needs it.
+    /// Number of the version. `promote` needs it for every alias but `champion`.
     version: Option<i64>,
     #[arg(long = "version", value_name = "VERSION", hide = true, conflicts_with = "version")]
     version_option: Option<i64>,
@@ -59,29 +65,32 @@ impl Command {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
         let client = ControlClient::new(&app.config)?;
         match self {
-            Self::List { history, output } => list(&client, app, history, output).await,
+            Self::List { history, output } => list(&client, history, output).await,
             Self::Promote(to) => to.send(&client, "promote").await,
             Self::Rollback(to) => to.send(&client, "rollback").await,
             Self::Pin(to) => to.send(&client, "pin").await,
+            Self::Arms(arms) => arms.run(&client).await,
         }
     }
 }
 
-async fn list(client: &ControlClient, app: &App, history: usize, output: Output) -> anyhow::Result<()> {
+async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow::Result<()> {
     let aliases: Value = client.get("/v1/aliases", &[]).await?;
     let releases: Value = client.get("/v1/releases", &[("limit", HISTORY)]).await?;
     let replicas: Value = client.get("/v1/replicas", &[]).await?;
+    // before the first version there is none
+    let experiment: Value = client.get("/v1/experiment", &[]).await.unwrap_or_default();
     let document = json!({
         "policy": aliases["policy"],
         "epoch": aliases["epoch"],
         "aliases": aliases["aliases"],
+        "experiment": experiment,
         "replicas": replicas["replicas"],
         "releases": rows(&releases["releases"]).take(history).collect::<Vec<_>>(),
     });
     let now = time::OffsetDateTime::now_utc();
-    let arms = &app.config.release.arms;
     output.print(&document, || {
-        view::page(&aliases, &releases, &replicas, arms, history, now)
+        view::page(&aliases, &releases, &replicas, &experiment, history, now)
     })
 }
 
@@ -100,7 +109,15 @@ impl Move {
                 None => "it is pinned".to_owned(),
             };
             let (to, epoch) = (&done["to_version"], &done["epoch"]);
-            format!("{}: version {from} → {to} (epoch {epoch})\n{then}", self.alias)
+            let also = rows(&done["also"]).map(|moved| {
+                let (alias, to) = (cell(&moved["alias"]), &moved["to_version"]);
+                match moved["follows"].as_str() {
+                    Some(line) => format!("\n{alias} has version {to} too; the line {line} continues from there"),
+                    None => format!("\n{alias} has version {to} too, and stays pinned"),
+                }
+            });
+            let also: String = also.collect();
+            format!("{}: version {from} → {to} (epoch {epoch})\n{then}{also}", self.alias)
         })
     }
 }

@@ -1,7 +1,6 @@
 //! The page that `springtide release list` prints. Pure.
 
 use serde_json::Value;
-use serving::ArmOptions;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use time::macros::format_description;
@@ -11,13 +10,13 @@ use crate::cli::output::{cell, rows, table};
 /// Hexadecimal digits of a content hash to show.
 const HASH_DIGITS: usize = 12;
 
-/// Everything, as text. `aliases`, `releases` (newest first) and `replicas` are answers of the
-/// control API.
+/// Everything, as text. `aliases`, `releases` (newest first), `replicas` and `experiment` are
+/// answers of the control API.
 pub fn page(
     aliases: &Value,
     releases: &Value,
     replicas: &Value,
-    arms: &[ArmOptions],
+    experiment: &Value,
     history: usize,
     now: OffsetDateTime,
 ) -> String {
@@ -29,7 +28,7 @@ pub fn page(
     );
     page += &table(
         ["alias", ">version", "content hash", ">users", "follows", "since", "why"],
-        rows(&aliases["aliases"]).map(|alias| alias_row(alias, releases, arms, now)),
+        rows(&aliases["aliases"]).map(|alias| alias_row(alias, releases, experiment, now)),
     );
     page.push('\n');
     page += &match rows(&replicas["replicas"]).next() {
@@ -56,10 +55,11 @@ pub fn page(
     page
 }
 
-fn alias_row(alias: &Value, releases: &Value, arms: &[ArmOptions], now: OffsetDateTime) -> [String; 7] {
+fn alias_row(alias: &Value, releases: &Value, experiment: &Value, now: OffsetDateTime) -> [String; 7] {
     let name = cell(&alias["alias"]);
     let root = alias["root"].as_str().unwrap_or("unknown");
-    let users = arms.iter().find(|arm| arm.alias == name);
+    let arm = rows(&experiment["arms"]).find(|arm| arm["alias"] == alias["alias"]);
+    let users = arm.and_then(|arm| arm["weight"].as_f64());
     let why = done(alias, releases).next().map_or(String::new(), |release| {
         let (kind, actor) = (cell(&release["kind"]), cell(&release["actor"]));
         let by = if actor == kind {
@@ -73,7 +73,7 @@ fn alias_row(alias: &Value, releases: &Value, arms: &[ArmOptions], now: OffsetDa
         name,
         cell(&alias["version"]),
         root.get(..HASH_DIGITS).unwrap_or(root).to_owned(),
-        users.map_or("-".to_owned(), |arm| format!("{:.0}%", arm.weight * 100.0)),
+        users.map_or("-".to_owned(), |weight| format!("{:.0}%", weight * 100.0)),
         alias["follows"].as_str().unwrap_or("pinned").to_owned(),
         format!("{} ({} ago)", clock(&alias["since"]), ago(&alias["since"], now)),
         why,
@@ -186,9 +186,9 @@ mod tests {
              "ready": true, "silent": false, "reported_at": "2026-11-21T02:59:58Z",
              "resident": [{"version": 40, "root": "x", "aliases": ["champion"]}, {"version": 39, "root": "y", "aliases": []}]},
         ]});
-        let arms = serving::ReleaseOptions::default().arms;
+        let experiment = json!({"arms": [{"alias": "champion", "weight": 0.6}]});
         let now = datetime!(2026-11-21 03:00:00 UTC);
-        let page = page(&aliases, &releases, &replicas, &arms, 5, now);
+        let page = page(&aliases, &releases, &replicas, &experiment, 5, now);
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for expected in [
             "policy demo, epoch 12",

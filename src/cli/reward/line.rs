@@ -1,4 +1,4 @@
-//! One trajectory as one line of JSON.
+//! One generation and the score of its trajectory as one line of JSON.
 
 use ingest::rescore::Rescored;
 use ingest::reward::Outcome;
@@ -18,6 +18,7 @@ pub fn line(rescored: &Rescored, outcome: &Outcome) -> Value {
     let closed = &rescored.closed;
     json!({
         "generation_id": rescored.generation_id,
+        "episode_id": rescored.episode_id, // null: the generation is the trajectory
         "tenant": rescored.tenant,
         "sampled_at": rfc3339(rescored.sampled_at),
         "closes_at": rfc3339(rescored.closes_at), // later feedback does not count
@@ -25,6 +26,7 @@ pub fn line(rescored: &Rescored, outcome: &Outcome) -> Value {
         "censor_code": censor_code,
         "signal": signal,
         "feedback_at": feedback_at,
+        "turn_reward": rescored.turn_reward,
         "closed": {
             "definition": closed.definition, // 0: none
             "reward": closed.reward,
@@ -33,14 +35,16 @@ pub fn line(rescored: &Rescored, outcome: &Outcome) -> Value {
             "feedback_at": closed.feedback_at.map(rfc3339),
             "closes_at": closed.closes_at.map(rfc3339),
             "closed_at": rfc3339(closed.closed_at),
+            "episode_id": closed.episode_id,
+            "turn_reward": closed.turn_reward,
         },
     })
 }
 
-/// Whether the reward or the censor code differs from the stored one.
+/// Whether the reward, the turn's own reward or the censor code differs from the stored one.
 pub fn changed(rescored: &Rescored, outcome: &Outcome) -> bool {
     let closed = &rescored.closed;
-    score(outcome) != (closed.reward, closed.censor_code.as_deref())
+    score(outcome) != (closed.reward, closed.censor_code.as_deref()) || rescored.turn_reward != closed.turn_reward
 }
 
 /// A reward, or the code of why there is none.

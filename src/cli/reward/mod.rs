@@ -170,16 +170,22 @@ struct Tally {
     censored: BTreeMap<&'static str, u64>,
     changed: u64,
     open: u64,
+    cut: u64,
     inexact: u64,
 }
 
 impl Tally {
-    /// Returns whether the score changes.
+    /// Returns whether the score changes. Counts an episode once.
     fn add(&mut self, rescored: &Rescored) -> bool {
         let Some(outcome) = &rescored.outcome else {
-            self.open += 1;
+            let left_out = if rescored.is_cut { &mut self.cut } else { &mut self.open };
+            *left_out += u64::from(!rescored.repeats);
             return false;
         };
+        let changed = line::changed(rescored, outcome);
+        if rescored.repeats {
+            return changed;
+        }
         match outcome {
             Outcome::Rewarded { reward, .. } => {
                 self.rewarded += 1;
@@ -188,7 +194,6 @@ impl Tally {
             Outcome::Censored { code } => *self.censored.entry(*code).or_default() += 1,
         }
         self.inexact += u64::from(!rescored.exact);
-        let changed = line::changed(rescored, outcome);
         self.changed += u64::from(changed);
         changed
     }
@@ -218,6 +223,9 @@ impl std::fmt::Display for Tally {
                 "\nleft out: {} whose horizon is not over by this definition",
                 self.open
             )?;
+        }
+        if self.cut > 0 {
+            write!(f, "\nleft out: {} episodes of which turns have expired", self.cut)?;
         }
         if self.inexact > 0 {
             write!(

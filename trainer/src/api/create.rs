@@ -1,8 +1,9 @@
-//! `POST /v1/runs`: creates a queued run with its tasks. Everything is checked before a row is
-//! written.
+//! `POST /v1/runs`: creates a queued run, with its tasks if it has any. Everything is checked before
+//! a row is written.
 
+use super::offline::{Evaluation, Export, ExportFor, Supervised};
 use super::runs::{self, Run};
-use super::{Shared, audited, database};
+use super::{Shared, audited, database, visible_tenant};
 use crate::learn::optimizer::OptimizerSettings;
 use crate::learn::settings::StepSettings;
 use crate::runs::claim;
@@ -13,7 +14,7 @@ use edge::auth::Principal;
 use edge::json::Json;
 use edge::problem::Problem;
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeSet;
 use uuid::Uuid;
 
@@ -30,12 +31,20 @@ pub struct Task {
     pub answer: String,
 }
 
-/// The body of the request.
+/// The body of the request, by its `kind`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Request {
+    Grpo(Box<Grpo>),
+    Sft(OnDataset<Supervised>),
+    Evaluate(OnDataset<Evaluation>),
+    Export(OnDataset<Export>),
+}
+
+/// A GRPO run.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
-    /// `grpo`.
-    pub kind: String,
+pub struct Grpo {
     pub policy: Option<String>,
     /// Default: the version that `champion` serves, else the head of `realtime`.
     pub base_version: Option<i64>,
@@ -44,6 +53,18 @@ pub struct Request {
     pub tasks_jsonl: Option<String>,
     #[serde(flatten)]
     pub config: Config,
+}
+
+/// A run over a dataset.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OnDataset<C> {
+    pub policy: Option<String>,
+    /// Where training starts, or what is measured. Default: the version that `champion` serves, else
+    /// the head of `realtime`.
+    pub base_version: Option<i64>,
+    #[serde(flatten)]
+    pub config: C,
 }
 
 /// The configuration of a GRPO run, kept in its row.
@@ -165,28 +186,112 @@ pub(super) async fn create(
     principal: Principal,
     Json(request): Json<Request>,
 ) -> Result<(StatusCode, Json<Run>), Problem> {
-    if request.kind != "grpo" {
-        return Err(Problem::bad_request(format!(
-            "kind is `{}`; only `grpo` can be created",
-            request.kind
-        )));
-    }
-    let policy = request.policy.as_deref().unwrap_or(&shared.policy);
-    if policy != &*shared.policy {
-        return Err(Problem::not_found(format!(
-            "policy `{policy}` is not trained here; `{}` is",
-            shared.policy
-        )));
-    }
-    request.config.check().map_err(Problem::bad_request)?;
-    let tasks = tasks(request.tasks, request.tasks_jsonl.as_deref()).map_err(Problem::bad_request)?;
-    let base = base_version(&shared.pool, policy, request.base_version).await?;
-    let config = serde_json::to_value(&request.config).map_err(Problem::internal)?;
-    let id = insert(&shared.pool, policy, base, &config, &tasks, &principal)
+    let new = match request {
+        Request::Grpo(grpo) => shared.grpo(*grpo).await?,
+        Request::Sft(sft) => shared.supervised(sft, &principal).await?,
+        Request::Evaluate(evaluation) => shared.evaluation(evaluation, &principal).await?,
+        Request::Export(export) => shared.export(export, &principal).await?,
+    };
+    let id = insert(&shared.pool, &shared.policy, &new, &principal)
         .await
         .map_err(database)?;
-    let run = runs::get(&shared.pool, policy, id).await?;
+    let run = runs::get(&shared.pool, &shared.policy, id).await?;
     Ok((StatusCode::CREATED, Json(run)))
+}
+
+/// A run that has been checked.
+struct NewRun {
+    kind: &'static str,
+    base: Option<i64>,
+    config: serde_json::Value,
+    steps: i64,
+    tasks: Vec<Task>,
+    /// For people.
+    about: String,
+}
+
+impl Shared {
+    async fn grpo(&self, request: Grpo) -> Result<NewRun, Problem> {
+        self.check_policy(request.policy.as_deref())?;
+        request.config.check().map_err(Problem::bad_request)?;
+        let tasks = tasks(request.tasks, request.tasks_jsonl.as_deref()).map_err(Problem::bad_request)?;
+        let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+        Ok(NewRun {
+            kind: "grpo",
+            base: Some(base),
+            config: serde_json::to_value(&request.config).map_err(Problem::internal)?,
+            steps: request.config.steps,
+            about: format!("{} tasks, from version {base}", tasks.len()),
+            tasks,
+        })
+    }
+
+    async fn supervised(&self, request: OnDataset<Supervised>, principal: &Principal) -> Result<NewRun, Problem> {
+        self.check_policy(request.policy.as_deref())?;
+        let mut config = request.config;
+        config.check().map_err(Problem::bad_request)?;
+        let dataset = self.dataset(&config.dataset, principal).await?;
+        let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+        let once = dataset.generations.unsigned_abs().div_ceil(config.batch_size.into());
+        let steps = *config.steps.get_or_insert(i64::try_from(once).unwrap_or(i64::MAX));
+        Ok(NewRun {
+            kind: "sft",
+            base: Some(base),
+            about: format!("dataset {}, from version {base}", config.dataset),
+            config: serde_json::to_value(&config).map_err(Problem::internal)?,
+            steps,
+            tasks: vec![],
+        })
+    }
+
+    async fn evaluation(&self, request: OnDataset<Evaluation>, principal: &Principal) -> Result<NewRun, Problem> {
+        self.check_policy(request.policy.as_deref())?;
+        let config = request.config;
+        config.check().map_err(Problem::bad_request)?;
+        self.dataset(&config.dataset, principal).await?;
+        let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+        Ok(NewRun {
+            kind: "evaluate",
+            base: Some(base),
+            about: format!("version {base} on dataset {}", config.dataset),
+            config: serde_json::to_value(&config).map_err(Problem::internal)?,
+            steps: 1,
+            tasks: vec![],
+        })
+    }
+
+    async fn export(&self, request: OnDataset<Export>, principal: &Principal) -> Result<NewRun, Problem> {
+        self.check_policy(request.policy.as_deref())?;
+        if request.base_version.is_some() {
+            return Err(Problem::bad_request("base_version: an export has none"));
+        }
+        let export = request.config;
+        self.dataset(&export.dataset, principal).await?;
+        let about = format!("dataset {} as {}", export.dataset, export.format.as_str());
+        let config = ExportFor {
+            export,
+            tenant: principal.tenant.clone(),
+            all_tenants: visible_tenant(principal).is_none(),
+        };
+        Ok(NewRun {
+            kind: "export",
+            base: None,
+            about,
+            config: serde_json::to_value(&config).map_err(Problem::internal)?,
+            steps: 1,
+            tasks: vec![],
+        })
+    }
+
+    fn check_policy(&self, requested: Option<&str>) -> Result<(), Problem> {
+        match requested {
+            Some(other) if other != &*self.policy => Err(Problem::not_found(format!(
+                "policy `{other}` is not trained here; `{}` is",
+                self.policy
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 async fn base_version(pool: &PgPool, policy: &str, requested: Option<i64>) -> Result<i64, Problem> {
@@ -209,48 +314,49 @@ async fn base_version(pool: &PgPool, policy: &str, requested: Option<i64>) -> Re
     })
 }
 
-async fn insert(
-    pool: &PgPool,
-    policy: &str,
-    base: i64,
-    config: &serde_json::Value,
-    tasks: &[Task],
-    principal: &Principal,
-) -> Result<Uuid, sqlx::Error> {
+async fn insert(pool: &PgPool, policy: &str, new: &NewRun, principal: &Principal) -> Result<Uuid, sqlx::Error> {
     let id = Uuid::now_v7();
-    let ids: Vec<String> = tasks.iter().map(|t| t.id.clone().unwrap_or_default()).collect();
-    let prompts: Vec<String> = tasks.iter().map(|t| t.prompt.clone()).collect();
-    let answers: Vec<String> = tasks.iter().map(|t| t.answer.clone()).collect();
     let mut transaction = pool.begin().await?;
     sqlx::query!(
         r#"
         insert into run (id, kind, policy, line, status, config, base_version, steps_total)
-        values ($1, 'grpo', $2, $3, 'queued', $4, $5, ($4::jsonb ->> 'steps')::bigint)
+        values ($1, $2, $3, $4, 'queued', $5, $6, $7)
         "#,
         id,
+        new.kind,
         policy,
         line_of(id),
-        config,
-        base
+        new.config,
+        new.base,
+        new.steps
     )
     .execute(&mut *transaction)
     .await?;
+    if !new.tasks.is_empty() {
+        insert_tasks(&mut transaction, id, &new.tasks).await?;
+    }
+    let message = format!("requested by {}: {}", principal.label, new.about);
+    claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({})).await?;
+    let about = format!("{}, {}", new.kind, new.about);
+    audited::append(&mut transaction, principal.actor(), id, "run.create", &about).await?;
+    transaction.commit().await?;
+    Ok(id)
+}
+
+async fn insert_tasks(connection: &mut PgConnection, run: Uuid, tasks: &[Task]) -> Result<(), sqlx::Error> {
+    let ids: Vec<String> = tasks.iter().map(|t| t.id.clone().unwrap_or_default()).collect();
+    let prompts: Vec<String> = tasks.iter().map(|t| t.prompt.clone()).collect();
+    let answers: Vec<String> = tasks.iter().map(|t| t.answer.clone()).collect();
     sqlx::query!(
         "insert into task (run_id, id, prompt, answer) select $1, * from unnest($2::text[], $3::text[], $4::text[])",
-        id,
+        run,
         &ids,
         &prompts,
         &answers
     )
-    .execute(&mut *transaction)
+    .execute(connection)
     .await?;
-    let about = format!("{} tasks, from version {base}", tasks.len());
-    let message = format!("requested by {}: {about}", principal.label);
-    claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({})).await?;
-    let about = format!("grpo, {about}");
-    audited::append(&mut transaction, principal.actor(), id, "run.create", &about).await?;
-    transaction.commit().await?;
-    Ok(id)
+    Ok(())
 }
 
 /// The line of an offline run: `run-` and the last 8 hex digits of its id. The first digits of a
@@ -294,18 +400,50 @@ mod tests {
         assert_eq!(line_of(a).len(), 12);
     }
 
+    fn grpo(json: &str) -> Result<Config, String> {
+        match serde_json::from_str(json).map_err(|error| error.to_string())? {
+            Request::Grpo(grpo) => Ok(grpo.config),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn a_request_is_read_by_its_kind() {
+        let read = |json: &str| serde_json::from_str::<Request>(json);
+        let sft = read(r#"{"kind": "sft", "dataset": "a@1", "base_version": 3}"#).unwrap();
+        let Request::Sft(sft) = sft else { panic!("{sft:?}") };
+        assert_eq!((sft.base_version, sft.config.dataset.version), (Some(3), 1));
+        assert!(matches!(
+            read(r#"{"kind": "evaluate", "dataset": "a@1"}"#),
+            Ok(Request::Evaluate(_))
+        ));
+        assert!(matches!(
+            read(r#"{"kind": "export", "dataset": "a@1"}"#),
+            Ok(Request::Export(_))
+        ));
+        for wrong in [
+            r#"{"kind": "dpo", "dataset": "a@1"}"#,
+            r#"{"kind": "grpo", "grop_size": 4}"#,
+            r#"{"kind": "sft", "dataset": "a@1", "batch": 4}"#,
+            r#"{"kind": "evaluate", "dataset": "a@1", "steps": 4}"#,
+            r#"{"kind": "export", "dataset": "a@1", "form": "jsonl"}"#,
+        ] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
     #[test]
     fn a_request_takes_defaults_and_refuses_the_impossible() {
-        let request: Request = serde_json::from_str(r#"{"kind": "grpo", "steps": 3, "tasks": []}"#).unwrap();
-        assert_eq!((request.config.steps, request.config.group_size), (3, 8));
-        assert_eq!(request.config.check(), Ok(()));
+        let config = grpo(r#"{"kind": "grpo", "steps": 3, "tasks": []}"#).unwrap();
+        assert_eq!((config.steps, config.group_size), (3, 8));
+        assert_eq!(config.check(), Ok(()));
         let lonely = Config {
             group_size: 1,
-            ..request.config
+            ..config
         };
         assert!(lonely.check().unwrap_err().starts_with("group_size"));
         let request = r#"{"kind": "grpo", "tasks": [], "lora": {"r": 2, "target_modules": "all-linear"}}"#;
-        let mut config = serde_json::from_str::<Request>(request).unwrap().config;
+        let mut config = grpo(request).unwrap();
         assert_eq!(config.check(), Ok(()));
         config.lora.as_mut().unwrap().lora_alpha = 0.0;
         assert!(config.check().unwrap_err().starts_with("lora"));

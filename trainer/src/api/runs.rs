@@ -33,6 +33,9 @@ pub(super) struct Run {
     pub steps_total: Option<i64>,
     /// A person's pending request to the executor.
     pub requested: Option<String>,
+    /// What an evaluation measured, or an export wrote (without where the file lies); absent until
+    /// the run has succeeded.
+    pub result: Option<serde_json::Value>,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
     #[serde(with = "time::serde::rfc3339::option")]
@@ -58,7 +61,8 @@ pub(super) async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Pr
         Run,
         r#"
         select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
-               r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at,
+               r.steps_done, r.steps_total, r.requested, r.result - 'parts' as result,
+               r.created_at, r.started_at, r.finished_at,
                (select string_agg(e.message, '; ')
                 from (select distinct on (data ->> 'alarm') message, data ->> 'state' as state
                       from run_event
@@ -88,7 +92,8 @@ pub(super) async fn list(State(shared): State<Shared>, Query(page): Query<Page>)
         Run,
         r#"
         select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
-               r.steps_done, r.steps_total, r.requested, r.created_at, r.started_at, r.finished_at,
+               r.steps_done, r.steps_total, r.requested, r.result - 'parts' as result,
+               r.created_at, r.started_at, r.finished_at,
                (select string_agg(e.message, '; ')
                 from (select distinct on (data ->> 'alarm') message, data ->> 'state' as state
                       from run_event

@@ -4,7 +4,11 @@
 //! one generation per prompt, so its rewards are compared with a running baseline per class of
 //! request. A baseline is read before it sees the rewards it is compared with, so no sample moves
 //! its own baseline.
+//!
+//! In production a trajectory may be an episode of several turns. [`Credit`] says what each turn is
+//! credited with.
 
+use crate::learn::sample::Turn;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -19,8 +23,77 @@ pub struct Baseline {
     pub weight: f64,
 }
 
-/// Baselines by class of request.
+/// Baselines by class of request, and by turn (see [`Credit`]).
 pub type Baselines = BTreeMap<String, Baseline>;
+
+/// Between class and turn in the name of a baseline. No surface's name contains it.
+const SEPARATOR: char = '\u{1f}';
+/// Turns from this index on share a baseline.
+const TURN_SHARED: usize = 16;
+
+/// What each turn of an episode is credited with.
+///
+/// R is the reward of the episode, r_t the own reward of turn t, γ the discount, T the last turn; b is
+/// a baseline, by class of request or by class and turn. All turns of the episode count in a sum,
+/// also those that are not trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Credit {
+    /// A_t = R − b(class). Own rewards do not count.
+    #[default]
+    Trajectory,
+    /// A_t = G_t − b(class, t) with G_t = γ^(T−t) R + Σ_{k≥t} γ^(k−t) r_k, where r_k is 0 if turn k
+    /// has none.
+    ToGo,
+    /// A_t = r_t − b(class, t). If turn t has no own reward, A_t = R − b(class).
+    Turn,
+}
+
+/// What a generation is credited with, before its baseline is subtracted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Return {
+    /// The baseline that it is compared with.
+    pub baseline: String,
+    pub value: f64,
+    /// It is the reward of the whole trajectory, so the trajectory updates the baseline only once.
+    pub is_shared: bool,
+}
+
+impl Credit {
+    /// What a generation of this class is credited with. `turn`: `None` if it is a trajectory of its
+    /// own, which is credited with its reward.
+    pub fn of(self, discount: f64, class: &str, reward: f64, turn: Option<&Turn>) -> Return {
+        let shared = || Return {
+            baseline: class.to_owned(),
+            value: reward,
+            is_shared: true,
+        };
+        let Some(turn) = turn else { return shared() };
+        let own = |value: f64| Return {
+            baseline: format!("{class}{SEPARATOR}{}", turn.index.min(TURN_SHARED)),
+            value,
+            is_shared: false,
+        };
+        match self {
+            Credit::Trajectory => shared(),
+            Credit::ToGo => own(reward_to_go(discount, reward, turn)),
+            Credit::Turn => turn.reward().map_or_else(shared, own),
+        }
+    }
+
+    /// Whether turns' own rewards count.
+    pub fn reads_turns(self) -> bool {
+        self != Credit::Trajectory
+    }
+}
+
+/// G_t, computed from the end: G_T = R + r_T and G_t = r_t + γ G_{t+1}.
+fn reward_to_go(discount: f64, reward: f64, turn: &Turn) -> f64 {
+    let rewards = turn.rewards.iter().skip(turn.index);
+    let mut from_the_end = rewards.rev().map(|reward| reward.unwrap_or(0.0));
+    let last = reward + from_the_end.next().unwrap_or(0.0);
+    from_the_end.fold(last, |to_go, reward| reward + discount * to_go)
+}
 
 /// What rewards of production are compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,9 +107,9 @@ pub enum BaselineKind {
 
 impl BaselineKind {
     /// The advantages of production's rewards. None of them depends on the other rewards, because
-    /// the learner adds gradients before the cohort is full. `classes` and `rewards` have equal
-    /// lengths.
-    pub fn advantages(self, baselines: &Baselines, classes: &[&str], rewards: &[f64]) -> Vec<f64> {
+    /// the learner adds gradients before the cohort is full. `classes`: the name of each reward's
+    /// baseline.
+    pub fn advantages<C: AsRef<str>>(self, baselines: &Baselines, classes: &[C], rewards: &[f64]) -> Vec<f64> {
         match self {
             BaselineKind::Ema => against_baseline(baselines, classes, rewards),
             BaselineKind::Zero => rewards.to_vec(),
@@ -44,7 +117,7 @@ impl BaselineKind {
     }
 
     /// Updates the baselines with the rewards of a full cohort, in the order given.
-    pub fn update(self, baselines: &mut Baselines, classes: &[&str], rewards: &[f64]) {
+    pub fn update<C: AsRef<str>>(self, baselines: &mut Baselines, classes: &[C], rewards: &[f64]) {
         match self {
             BaselineKind::Ema => update_moving_averages(baselines, classes, rewards),
             BaselineKind::Zero => {}
@@ -53,16 +126,16 @@ impl BaselineKind {
 }
 
 /// R − b, with the baseline b of its class.
-fn against_baseline(baselines: &Baselines, classes: &[&str], rewards: &[f64]) -> Vec<f64> {
-    let value = |class: &str| baselines.get(class).copied().unwrap_or_default().value;
+fn against_baseline<C: AsRef<str>>(baselines: &Baselines, classes: &[C], rewards: &[f64]) -> Vec<f64> {
+    let value = |class: &C| baselines.get(class.as_ref()).copied().unwrap_or_default().value;
     let pairs = classes.iter().zip(rewards);
-    pairs.map(|(&class, reward)| reward - value(class)).collect()
+    pairs.map(|(class, reward)| reward - value(class)).collect()
 }
 
 /// b ← 0.95 b + 0.05 R, for each reward in turn.
-fn update_moving_averages(baselines: &mut Baselines, classes: &[&str], rewards: &[f64]) {
-    for (&class, reward) in classes.iter().zip(rewards) {
-        let baseline = baselines.entry(class.to_string()).or_default();
+fn update_moving_averages<C: AsRef<str>>(baselines: &mut Baselines, classes: &[C], rewards: &[f64]) {
+    for (class, reward) in classes.iter().zip(rewards) {
+        let baseline = baselines.entry(class.as_ref().to_owned()).or_default();
         baseline.value = EMA_DECAY * baseline.value + (1.0 - EMA_DECAY) * reward;
         baseline.weight += 1.0;
     }
@@ -132,6 +205,63 @@ mod tests {
         // 0.95 · 0.2 + 0.05 · 0.75 = 0.2275; 0.95 · 0.2275 − 0.05 · 0.25 = 0.203625
         close(&[baselines["a"].value, baselines["b"].value], &[0.203625, 0.0375]);
         close(&[baselines["a"].weight, baselines["b"].weight], &[11.0, 1.0]);
+    }
+
+    /// What the turns of an episode with reward 1 are credited with.
+    fn credited(credit: Credit, discount: f64, rewards: &[Option<f64>]) -> (Vec<f64>, Vec<String>) {
+        let turns = (0..rewards.len()).map(|index| Turn {
+            episode: uuid::Uuid::nil(),
+            index,
+            rewards: rewards.into(),
+        });
+        let returns = turns.map(|turn| credit.of(discount, "chat", 1.0, Some(&turn)));
+        returns.map(|one| (one.value, one.baseline)).unzip()
+    }
+
+    #[test]
+    fn every_turn_gets_the_reward_of_its_trajectory() {
+        let (values, baselines) = credited(Credit::Trajectory, 0.5, &[None, Some(-1.0), Some(0.5)]);
+        close(&values, &[1.0; 3]);
+        assert_eq!(baselines, ["chat"; 3]);
+    }
+
+    #[test]
+    fn rewards_to_go_are_discounted_by_the_distance() {
+        // 1 + 0.25 = 1.25; −1 + 0.5 · 1.25 = −0.375; 0 + 0.5 · −0.375 = −0.1875
+        let (values, baselines) = credited(Credit::ToGo, 0.5, &[None, Some(-1.0), Some(0.25)]);
+        close(&values, &[-0.1875, -0.375, 1.25]);
+        assert_eq!(baselines, ["chat\u{1f}0", "chat\u{1f}1", "chat\u{1f}2"]);
+        let (values, _) = credited(Credit::ToGo, 1.0, &[None, Some(-1.0), Some(0.25)]);
+        close(&values, &[0.25, 0.25, 1.25]);
+        // γ² · 1, γ · 1, 1
+        let (values, _) = credited(Credit::ToGo, 0.9, &[None; 3]);
+        close(&values, &[0.81, 0.9, 1.0]);
+        let (values, _) = credited(Credit::ToGo, 0.0, &[None, Some(0.5), None]);
+        close(&values, &[0.0, 0.5, 1.0]);
+    }
+
+    #[test]
+    fn a_turn_with_a_reward_of_its_own_gets_that_and_the_others_the_trajectorys() {
+        let (values, baselines) = credited(Credit::Turn, 0.5, &[None, Some(-1.0), Some(0.25)]);
+        close(&values, &[1.0, -1.0, 0.25]);
+        assert_eq!(baselines, ["chat", "chat\u{1f}1", "chat\u{1f}2"]);
+    }
+
+    #[test]
+    fn late_turns_share_a_baseline_and_a_single_generation_has_that_of_its_class() {
+        let (values, baselines) = credited(Credit::ToGo, 1.0, &[Some(0.0); 19]);
+        close(&values, &[1.0; 19]);
+        assert_eq!(
+            baselines[15..],
+            ["chat\u{1f}15", "chat\u{1f}16", "chat\u{1f}16", "chat\u{1f}16"]
+        );
+        for credit in [Credit::Trajectory, Credit::ToGo, Credit::Turn] {
+            let single = credit.of(0.5, "chat", -0.25, None);
+            assert_eq!(
+                (single.value, single.baseline.as_str(), single.is_shared),
+                (-0.25, "chat", true)
+            );
+        }
     }
 
     #[test]

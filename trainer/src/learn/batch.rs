@@ -22,7 +22,7 @@ pub struct MicroBatch {
     pub targets: Vec<i64>,
     /// Logged log μ of the trained token, nats.
     pub behavior: Vec<f32>,
-    /// Advantage of its trajectory, times the trajectory's weight.
+    /// Advantage of its generation, times the generation's weight.
     pub advantage: Vec<f32>,
     pub temperature: Vec<f32>,
     /// Indices of the trained tokens that were sampled with the decline token masked, ascending.
@@ -31,6 +31,8 @@ pub struct MicroBatch {
     pub routing: Option<Routing>,
     /// Trained tokens that were not sampled from the model's own distribution, ascending.
     pub reshaped: Vec<ReshapedToken>,
+    /// Older versions than the head sampled some tokens of each sequence.
+    pub stale: bool,
 }
 
 /// A trained token with a [`Behavior`], and where to find it.
@@ -70,19 +72,21 @@ impl MicroBatch {
 /// Denominators of means over a cohort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    pub sequences: usize,
+    /// An episode is one, however many of its turns are trained on.
+    pub trajectories: usize,
     /// Trained tokens.
     pub tokens: usize,
 }
 
 /// Cuts samples into micro-batches of at most `tokens_max` input tokens, longest first. A longer
-/// sequence gets a micro-batch of its own. Samples with and without gradient, and with and without
-/// logged experts, are never mixed. The result is a function of the arguments. Logged experts of
-/// different layers in one micro-batch are an error.
+/// sequence gets a micro-batch of its own. Samples with and without gradient, with and without logged
+/// experts, and of the head and of older versions are never mixed. The result is a function of the
+/// arguments. Logged experts of different layers in one micro-batch are an error.
 pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result<Vec<MicroBatch>, Mismatch> {
-    let mut kinds = [const { Vec::new() }; 4];
+    let mut kinds = [const { Vec::new() }; 8];
     for (i, sample) in samples.iter().enumerate() {
-        let kind = 2 * usize::from(advantages[i] == 0.0) + usize::from(sample.experts.is_some());
+        let traits = [sample.staleness > 0, advantages[i] == 0.0, sample.experts.is_some()];
+        let kind = traits.iter().fold(0, |kind, &is| 2 * kind + usize::from(is));
         kinds[kind].push(i);
     }
     let mut batches = Vec::new();
@@ -108,6 +112,7 @@ fn micro_batch(chosen: &[usize], samples: &[Sample], advantages: &[f64]) -> Resu
     let mut first_row = 0;
     for &i in chosen {
         let sample = &samples[i];
+        batch.stale = sample.staleness > 0;
         let inputs = sample.prompt.iter().chain(&sample.tokens).take(sample.input_len());
         batch.sequences.push(inputs.copied().collect());
         batch.samples.push((i, sample.trained_tokens()));
@@ -220,6 +225,20 @@ mod tests {
         let shape = |b: &MicroBatch| (b.sequences.iter().map(Vec::len).collect::<Vec<_>>(), b.has_gradient());
         let shapes: Vec<_> = batches.iter().map(shape).collect();
         assert_eq!(shapes, [(vec![3, 2], true), (vec![4, 1], false)]);
+    }
+
+    #[test]
+    fn samples_of_older_versions_are_packed_apart() {
+        let samples: Vec<Sample> = (0..4)
+            .map(|n| Sample {
+                staleness: n % 3,
+                ..sample(&vec![3; n + 1], &[4], &[true])
+            })
+            .collect();
+        let batches = pack(&samples, &[1.0; 4], 100).unwrap();
+        let shape = |b: &MicroBatch| (b.samples.iter().map(|(i, _)| *i).collect::<Vec<_>>(), b.stale);
+        let shapes: Vec<_> = batches.iter().map(shape).collect();
+        assert_eq!(shapes, [(vec![3, 0], false), (vec![2, 1], true)]);
     }
 
     #[test]

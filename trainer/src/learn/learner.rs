@@ -58,6 +58,8 @@ pub struct Metrics {
     pub clipped: f64,
     /// Mean entropy of the old policy at the trained tokens.
     pub entropy: f64,
+    /// An episode is one, with any number of sequences: its turns.
+    pub trajectories: usize,
     pub sequences: usize,
     /// Sequences sampled with the decline token masked.
     pub explored: usize,
@@ -71,8 +73,10 @@ pub struct Metrics {
     pub reward_mean: f64,
     pub advantage_mean: f64,
     pub advantage_std: f64,
-    /// Logged against recomputed log-probabilities: the parity of sampler and trainer.
+    /// Logged against recomputed log-probabilities of the head: the parity of sampler and trainer.
     pub mismatch: Mismatch,
+    /// The same of turns that older versions sampled: how far the policy has moved since.
+    pub stale: Mismatch,
     /// Published values that differ from the parent's.
     pub changed_weights: u64,
     pub total_weights: u64,
@@ -232,10 +236,10 @@ impl Learner {
     /// Adds the gradients of samples to the next step and changes nothing else. An advantage must
     /// not depend on samples that come later. After an error the caller must discard.
     ///
-    /// Samples with a token whose logged log-probability differs from the recomputed one by more
-    /// than `difference_max` are not added, but returned, in the order given. So is the whole group
-    /// of such a rollout, because its reward is in the advantages of the others. All groups of a step
-    /// must be given at once.
+    /// Samples with a token whose logged log-probability differs from the recomputed one by more than
+    /// `difference_max` are not added, but returned, in the order given; stale ones only if the model
+    /// cannot produce a token. So is the whole group of such a rollout, because its reward is in the
+    /// advantages of the others. All groups of a step must be given at once.
     pub fn accumulate(
         &mut self,
         samples: &[Sample],
@@ -293,7 +297,8 @@ impl Learner {
             let scored = self.score(&batch)?;
             let (mut good, mut bad) = (Vec::new(), Vec::new());
             for (index, difference) in batch.differences(&scored.recomputed) {
-                match difference <= difference_max {
+                let stale = samples[index].staleness > 0; // the loss corrects for older versions
+                match difference <= if stale { f64::MAX } else { difference_max } {
                     true => good.push(index),
                     // also if it is not a number
                     false => bad.push(Rejected {
@@ -331,7 +336,7 @@ impl Learner {
         let started = Instant::now();
         self.ensure_nothing_pending()?;
         let accumulated = std::mem::take(&mut self.accumulator);
-        let denominator = settings.aggregation.denominator(accumulated.counts);
+        let denominator = settings.aggregation.denominator(accumulated.counts());
         let mut metrics = accumulated.metrics(denominator);
         let gradients = self.take_gradients(denominator);
         metrics.gradient_norm = optimizer::norm(&gradients);
@@ -436,8 +441,11 @@ impl Learner {
 
     /// Adds the gradients of the micro-batch's summed loss to the leaves. If every advantage is 0,
     /// there is no backward pass.
-    fn backward(&mut self, batch: MicroBatch, scored: Scored, settings: &StepSettings) -> anyhow::Result<()> {
+    fn backward(&mut self, mut batch: MicroBatch, scored: Scored, settings: &StepSettings) -> anyhow::Result<()> {
         let Scored { pass, recomputed } = scored;
+        if settings.loss.is_supervised() {
+            batch.behavior.clone_from(&recomputed); // no mismatch is measured, whoever sampled
+        }
         let backward = batch.has_gradient();
         let _no_grad = (!backward).then(tch::no_grad_guard);
         let hidden = autograd::leaf(&pass.hidden);

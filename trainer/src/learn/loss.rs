@@ -1,10 +1,10 @@
-//! Policy-gradient losses: the loss of one token, and how the tokens of a cohort are averaged.
+//! Losses: the loss of one token, and how the tokens of a cohort are averaged.
 //!
 //! How to add one: CONTRIBUTING.md, "Add a loss".
 //!
 //! Symbols, all per trained token; logarithms are natural: `logp` = log π of the weights being trained, with
 //! gradient; `behavior` = log μ as logged by the sampler; `proximal` = log π at the start of the
-//! step, without gradient; `advantage` = A of the token's trajectory. sg(x) is x without gradient.
+//! step, without gradient; `advantage` = A of the token's generation. sg(x) is x without gradient.
 //! Log-ratios are clamped to ±20 before they are exponentiated.
 
 use crate::learn::batch::Counts;
@@ -22,6 +22,9 @@ pub enum Loss {
     /// proximal policy: the ratio is 1, nothing is clipped, and the gradient is that of REINFORCE
     /// without importance weights.
     PpoClip { low: f64, high: f64, dual: f64 },
+    /// Cross-entropy with the advantage as its weight, for supervised runs. The sampler's
+    /// log-probabilities are not used.
+    CrossEntropy,
 }
 
 impl Loss {
@@ -37,12 +40,23 @@ impl Loss {
         }
     }
 
+    /// Whether it weighs each token by π/μ, so that it may be trained on tokens of older versions.
+    pub fn corrects_for_older_versions(&self) -> bool {
+        matches!(self, Loss::ReinforceIs { .. })
+    }
+
+    /// Whether it needs no sampler's log-probabilities. Then they are not compared either.
+    pub fn is_supervised(&self) -> bool {
+        matches!(self, Loss::CrossEntropy)
+    }
+
     /// The loss of each trained token, before aggregation. All tensors are f32 of the same length.
     #[cfg(feature = "torch")]
     pub fn terms(&self, logp: &Tensor, behavior: &Tensor, proximal: &Tensor, advantage: &Tensor) -> Terms {
         match *self {
             Loss::ReinforceIs { cap } => reinforce_is(logp, behavior, advantage, cap),
             Loss::PpoClip { low, high, dual } => ppo_clip(logp, proximal, advantage, low, high, dual),
+            Loss::CrossEntropy => cross_entropy(logp, advantage),
         }
     }
 }
@@ -53,8 +67,10 @@ impl Loss {
 pub enum Aggregation {
     /// Every token counts the same.
     TokenMean,
-    /// Sum over the tokens of a sequence, mean over sequences. The gradient of −A Σ log π is the
-    /// policy gradient without a bias for length.
+    /// Sum over the tokens of a trajectory, mean over trajectories. The gradient of −A Σ log π is
+    /// the policy gradient without a bias for length: a trajectory's sum is divided by neither its
+    /// tokens nor its turns, so a short session weighs no more for being short (Dr. GRPO, Liu et al.
+    /// 2025).
     #[default]
     SeqMeanTokenSum,
 }
@@ -65,7 +81,7 @@ impl Aggregation {
     pub fn denominator(self, counts: Counts) -> f64 {
         match self {
             Aggregation::TokenMean => counts.tokens.max(1) as f64,
-            Aggregation::SeqMeanTokenSum => counts.sequences.max(1) as f64,
+            Aggregation::SeqMeanTokenSum => counts.trajectories.max(1) as f64,
         }
     }
 }
@@ -108,6 +124,15 @@ pub fn ppo_clip(logp: &Tensor, proximal: &Tensor, advantage: &Tensor, low: f64, 
     }
 }
 
+/// −A · log π.
+#[cfg(feature = "torch")]
+pub fn cross_entropy(logp: &Tensor, advantage: &Tensor) -> Terms {
+    Terms {
+        per_token: -(advantage * logp),
+        clipped: logp.detach().zeros_like(),
+    }
+}
+
 #[cfg(feature = "torch")]
 fn ratio(logp: &Tensor, reference: &Tensor) -> Tensor {
     const LOG_RATIO_MAX: f64 = 20.0;
@@ -137,9 +162,9 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_divided_by_the_whole_cohorts_tokens_or_sequences() {
+    fn a_sum_is_divided_by_the_whole_cohorts_tokens_or_trajectories() {
         let counts = Counts {
-            sequences: 2,
+            trajectories: 2,
             tokens: 5,
         };
         assert_eq!(Aggregation::TokenMean.denominator(counts), 5.0);
@@ -175,6 +200,16 @@ mod tests {
         close(&terms.clipped, &[1.0, 0.0, 1.0, 0.0]);
         terms.per_token.sum(Kind::Float).backward();
         close(&logp.grad(), &[0.0, -1.1, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn cross_entropy_ignores_the_sampler() {
+        let logp = leaf(&logs(&[0.5, 0.2]));
+        let terms = cross_entropy(&logp, &constant(&[1.0, 0.5]));
+        close(&terms.per_token, &[-0.5f64.ln(), -0.5 * 0.2f64.ln()]);
+        close(&terms.clipped, &[0.0, 0.0]);
+        terms.per_token.sum(Kind::Float).backward();
+        close(&logp.grad(), &[-1.0, -0.5]);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Train/sampler mismatch: how far recomputed log-probabilities are from the logged ones.
 //!
-//! Pure arithmetic over the trained tokens of a cohort. All of them were sampled by the version
-//! that is recomputed, so the differences should be rounding at most. A larger one means wrong
-//! weights, ids or sampling parameters. [`crate::learn::guards`] decides what follows.
+//! Pure arithmetic over the trained tokens of a cohort. Those that were sampled by the version that
+//! is recomputed should differ by rounding at most. A larger difference means wrong weights, ids or
+//! sampling parameters. [`crate::learn::guards`] decides what follows. Tokens of older versions are
+//! measured apart: theirs differ by what the policy has learned since.
 
 use serde::{Deserialize, Serialize};
 

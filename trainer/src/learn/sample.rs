@@ -1,5 +1,5 @@
-//! One trajectory as the trainer sees it: exactly the ids and log-probabilities that were logged,
-//! never re-tokenized.
+//! One generation as the trainer sees it: exactly the ids and log-probabilities that were logged,
+//! never re-tokenized. It is a trajectory, or a turn of one.
 
 use ingest::event::Sampling;
 use model::config::Experts;
@@ -8,7 +8,7 @@ use model::sampling::Params;
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// A rewarded generation, ready for training.
+/// A generation with the reward of its trajectory, ready for training.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     pub generation: Uuid,
@@ -21,8 +21,12 @@ pub struct Sample {
     pub class: String,
     /// The rollouts of one task; `None` in production.
     pub group: Option<String>,
+    /// Its place in its episode. `None`: it is a trajectory of its own.
+    pub turn: Option<Turn>,
     /// Serial of the oldest version that sampled any of its tokens.
     pub version: i64,
+    /// How many steps the head is away from that version. 0: all tokens are the head's.
+    pub staleness: usize,
     /// At least one id.
     pub prompt: Vec<u32>,
     /// Sampled ids including the stop token; at least one.
@@ -44,7 +48,44 @@ pub struct Sample {
     pub weight: f64,
 }
 
+/// A turn of an episode that is one trajectory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Turn {
+    /// Unique among the episodes of the tenant.
+    pub episode: Uuid,
+    /// Its place among the turns of the episode, from 0.
+    pub index: usize,
+    /// The own reward of every turn of the episode, also of those that are not trained on. `None`: the
+    /// turn has none.
+    pub rewards: Arc<[Option<f64>]>,
+}
+
+impl Turn {
+    /// Its own reward.
+    pub fn reward(&self) -> Option<f64> {
+        self.rewards.get(self.index).copied().flatten()
+    }
+}
+
+/// What has one reward.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trajectory {
+    Generation(Uuid),
+    Episode { tenant: String, id: Uuid },
+}
+
 impl Sample {
+    /// The trajectory that it is, or is a turn of.
+    pub fn trajectory(&self) -> Trajectory {
+        match &self.turn {
+            None => Trajectory::Generation(self.generation),
+            Some(turn) => Trajectory::Episode {
+                tenant: self.tenant.clone(),
+                id: turn.episode,
+            },
+        }
+    }
+
     /// Tokens that the model reads to score the sampled ones: all but the last.
     pub fn input_len(&self) -> usize {
         self.prompt.len() + self.tokens.len() - 1
@@ -77,7 +118,9 @@ impl Sample {
             replica: "r".into(),
             class: "completion".into(),
             group: None,
+            turn: None,
             version: 1,
+            staleness: 0,
             prompt: vec![1, 2],
             tokens: vec![3],
             logprobs: vec![-1.0],
@@ -88,6 +131,19 @@ impl Sample {
             reward: 0.0,
             suppressed: false,
             weight: 1.0,
+        }
+    }
+
+    /// Turn `index` of an episode whose turns have these own rewards, for tests.
+    #[cfg(test)]
+    pub fn example_of(episode: u128, index: usize, rewards: &[Option<f64>]) -> Self {
+        Sample {
+            turn: Some(Turn {
+                episode: Uuid::from_u128(episode),
+                index,
+                rewards: rewards.into(),
+            }),
+            ..Sample::example()
         }
     }
 }

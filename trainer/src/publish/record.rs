@@ -1,7 +1,8 @@
-//! Publishing in the database: the tables `version`, `line`, `step`, `baseline`, `disposition` and
-//! `published_intent`.
+//! Publishing in the database: the tables `version`, `line`, `step`, `baseline`, `disposition`,
+//! `trajectory_use` and `published_intent`.
 
 use super::{Error, Prepared};
+use crate::uses::{self, Purpose};
 use artifact::digest::Digest;
 use artifact::manifest::{Manifest, RunStep};
 use sqlx::postgres::PgQueryResult;
@@ -236,7 +237,7 @@ async fn move_head(
 
 /// Fails if a sampler of the cohort has been revoked since its samples were checked. None can be from
 /// now until the transaction ends.
-async fn refuse_revoked(connection: &mut PgConnection, cohort: &[Uuid]) -> Result<(), Error> {
+pub(crate) async fn refuse_revoked(connection: &mut PgConnection, cohort: &[Uuid]) -> Result<(), Error> {
     edge::sampler::hold_revocations(&mut *connection).await?;
     let revoked = sqlx::query_scalar!(
         r#"
@@ -257,7 +258,11 @@ async fn refuse_revoked(connection: &mut PgConnection, cohort: &[Uuid]) -> Resul
 
 /// Fails unless the tenants of the whole cohort consent to the policy. None can withdraw from now until
 /// the transaction ends.
-async fn refuse_withdrawn(connection: &mut PgConnection, policy: &str, cohort: &[Uuid]) -> Result<(), Error> {
+pub(crate) async fn refuse_withdrawn(
+    connection: &mut PgConnection,
+    policy: &str,
+    cohort: &[Uuid],
+) -> Result<(), Error> {
     edge::tenant::hold_consents(&mut *connection, policy).await?;
     let allowed = sqlx::query_scalar!(
         r#"
@@ -304,10 +309,12 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
     )
     .execute(&mut *connection)
     .await?;
+    // What a run over a dataset uses, the realtime ledger decides.
     sqlx::query!(
         r#"
         insert into disposition (generation_id, kind, run_id, step)
         select id, 'trained', $2, $3 from unnest($1::uuid[]) as cohort (id)
+        where exists (select from run where run.id = $2 and run.kind in ('realtime', 'grpo'))
         "#,
         &record.cohort,
         record.run,
@@ -319,6 +326,14 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
         Some("disposition_pkey") => Error::AlreadyDecided,
         _ => error.into(),
     })?;
+    uses::insert(
+        &mut *connection,
+        record.run,
+        record.step,
+        Purpose::Trained,
+        &record.cohort,
+    )
+    .await?;
     refuse_revoked(&mut *connection, &record.cohort).await?;
     refuse_withdrawn(&mut *connection, &manifest.policy, &record.cohort).await?;
     let classes: Vec<String> = record.baselines.keys().cloned().collect();

@@ -1,9 +1,11 @@
-//! The cohort of the next step while it fills: which generations joined, and when. The learner has
+//! The cohort of the next step while it fills: which trajectories joined, and when. The learner has
 //! the sums of their gradients. Nothing here is durable; after a restart the cohort fills from the
 //! same rows.
 
-use crate::learn::sample::Sample;
+use crate::learn::advantage::Credit;
+use crate::learn::sample::{Sample, Trajectory, Turn};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::time::Instant;
 use uuid::Uuid;
 
@@ -22,17 +24,22 @@ pub(crate) struct Timings {
 
 #[derive(Debug)]
 pub(crate) struct Cohort {
-    members: Vec<Member>,
+    members: BTreeMap<Trajectory, Member>,
     started: Instant,
     first_joined: Option<Instant>,
     last_joined: Option<Instant>,
 }
 
-#[derive(Debug)]
+/// A trajectory: a generation, or the turns of an episode that are trained on, all from one call of
+/// [`Cohort::join`].
+#[derive(Debug, Default)]
 struct Member {
-    generation: Uuid,
+    /// In ascending order.
+    generations: Vec<Uuid>,
     class: String,
     reward: f64,
+    /// In the order of `generations`.
+    turns: Vec<Option<Turn>>,
     informative: bool,
 }
 
@@ -46,20 +53,21 @@ impl Cohort {
     /// An empty cohort. Its waiting time starts now.
     pub fn new() -> Self {
         Cohort {
-            members: Vec::new(),
+            members: BTreeMap::new(),
             started: Instant::now(),
             first_joined: None,
             last_joined: None,
         }
     }
 
+    /// How many trajectories it has.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// How many members have a gradient.
+    /// How many of them have a gradient.
     pub fn informative(&self) -> usize {
-        self.members.iter().filter(|member| member.informative).count()
+        self.members.values().filter(|member| member.informative).count()
     }
 
     /// How many more may join a cohort of `size`. 0: it is full.
@@ -73,30 +81,60 @@ impl Cohort {
         }
     }
 
-    /// Adds samples, each with its advantage. Members are sorted by generation, whenever they
-    /// joined.
+    /// Adds samples, each with its advantage. The turns of an episode are one member.
     pub fn join<'a>(&mut self, samples: impl IntoIterator<Item = (&'a Sample, f64)>) {
         let now = Instant::now();
         self.first_joined.get_or_insert(now);
         self.last_joined = Some(now);
-        self.members
-            .extend(samples.into_iter().map(|(sample, advantage)| Member {
-                generation: sample.generation,
-                class: sample.class.clone(),
-                reward: sample.reward,
-                informative: is_informative(sample, advantage),
-            }));
-        self.members.sort_by_key(|member| member.generation);
+        for (sample, advantage) in samples {
+            let member = self.members.entry(sample.trajectory()).or_default();
+            let position = member.generations.partition_point(|id| *id < sample.generation);
+            member.generations.insert(position, sample.generation);
+            member.turns.insert(position, sample.turn.clone());
+            member.class.clone_from(&sample.class);
+            member.reward = sample.reward;
+            member.informative |= is_informative(sample, advantage);
+        }
     }
 
     /// In ascending order.
     pub fn generations(&self) -> Vec<Uuid> {
-        self.members.iter().map(|member| member.generation).collect()
+        let members = self.members.values();
+        let mut generations: Vec<Uuid> = members.flat_map(|member| &member.generations).copied().collect();
+        generations.sort_unstable();
+        generations
     }
 
-    /// In the order of [`generations`](Self::generations).
-    pub fn classes_and_rewards(&self) -> (Vec<&str>, Vec<f64>) {
-        self.members.iter().map(|m| (m.class.as_str(), m.reward)).unzip()
+    /// The last generation of each trajectory, in ascending order.
+    pub fn last_generations(&self) -> Vec<Uuid> {
+        self.sorted().into_iter().map(|(last, _)| last).collect()
+    }
+
+    /// The names of the baselines that it updates, and the values that it updates them with. A
+    /// trajectory's own reward is among them once.
+    pub fn returns(&self, credit: Credit, discount: f64) -> (Vec<String>, Vec<f64>) {
+        let mut returns = Vec::new();
+        for (_, member) in self.sorted() {
+            let mut shared = false;
+            for turn in &member.turns {
+                let one = credit.of(discount, &member.class, member.reward, turn.as_ref());
+                if !(one.is_shared && shared) {
+                    shared |= one.is_shared;
+                    returns.push((one.baseline, one.value));
+                }
+            }
+        }
+        returns.into_iter().unzip()
+    }
+
+    /// By the last generation.
+    fn sorted(&self) -> Vec<(Uuid, &Member)> {
+        let members = self.members.values();
+        let mut sorted: Vec<_> = members
+            .filter_map(|member| Some((*member.generations.last()?, member)))
+            .collect();
+        sorted.sort_by_key(|(last, _)| *last);
+        sorted
     }
 
     /// Timings of the step, called as soon as it is computed. `guard`: seconds spent on the guards.
@@ -130,8 +168,45 @@ mod tests {
         cohort.join([(&sample(2, 0.75), 0.75), (&sample(5, -0.25), -0.25)]);
         cohort.join([(&sample(3, 0.0), 0.0)]);
         assert_eq!(cohort.generations(), [2, 3, 5].map(Uuid::from_u128));
-        assert_eq!(cohort.classes_and_rewards().1, [0.75, 0.0, -0.25]);
+        assert_eq!(cohort.last_generations(), cohort.generations());
+        assert_eq!(cohort.returns(Credit::ToGo, 0.5).1, [0.75, 0.0, -0.25]);
         assert_eq!(cohort.len(), 3);
+    }
+
+    #[test]
+    fn the_turns_of_an_episode_are_one_member() {
+        let turn = |id: u128, index: usize| Sample {
+            reward: 0.75,
+            generation: Uuid::from_u128(id),
+            ..Sample::example_of(9, index, &[None, Some(0.5), None])
+        };
+        let mut cohort = Cohort::new();
+        cohort.join([(&turn(4, 2), 0.0), (&sample(3, -0.25), -0.25), (&turn(2, 1), 0.0)]);
+        assert_eq!((cohort.len(), cohort.informative(), cohort.room(4)), (2, 1, 2));
+        assert_eq!(cohort.generations(), [2, 3, 4].map(Uuid::from_u128));
+        assert_eq!(cohort.last_generations(), [3, 4].map(Uuid::from_u128));
+        let of_another_tenant = Sample {
+            tenant: "b".into(),
+            ..turn(5, 0)
+        };
+        cohort.join([(&of_another_tenant, 0.5)]);
+        assert_eq!((cohort.len(), cohort.informative()), (3, 2));
+        let class = |name: &str| name.replace('#', "\u{1f}");
+        let names = |credit| cohort.returns(credit, 1.0).0.join(" ");
+        let values = |credit| cohort.returns(credit, 1.0).1;
+        // the reward of a trajectory counts once
+        assert_eq!(values(Credit::Trajectory), [-0.25, 0.75, 0.75]);
+        assert_eq!(names(Credit::Trajectory), "completion completion completion");
+        assert_eq!(values(Credit::Turn), [-0.25, 0.5, 0.75, 0.75]);
+        assert_eq!(
+            names(Credit::Turn),
+            class("completion completion#1 completion completion")
+        );
+        assert_eq!(values(Credit::ToGo), [-0.25, 1.25, 0.75, 1.25]);
+        assert_eq!(
+            names(Credit::ToGo),
+            class("completion completion#1 completion#2 completion#0")
+        );
     }
 
     #[test]

@@ -13,8 +13,9 @@ use crate::learn::settings::StepSettings;
 use crate::publish::run_state::{RunState, StepRecord};
 use crate::publish::{self, Draft};
 use crate::runs::claim::{self, Claim};
-use crate::runs::cohort::{Cohort, Timings};
+use crate::runs::cohort::Cohort;
 use crate::runs::quarantine::{self, Change, Quarantine};
+use crate::runs::step_metrics;
 use crate::runs::trainer::Trainer;
 use crate::select;
 use anyhow::{Context, anyhow};
@@ -284,9 +285,11 @@ impl<'a> Executor<'a> {
                 "quarantined samples: their logged log-probabilities are not those of their version"
             );
         }
-        self.quarantine.record(of(Verdict::Quarantined), true);
-        self.quarantine.record(of(Verdict::OfBadGroup), false);
-        self.quarantine.record(of(Verdict::Kept), false);
+        // nothing is compared with the log-probabilities of older versions
+        let compared = |verdict| of(verdict).filter(|sample| sample.staleness == 0);
+        self.quarantine.record(compared(Verdict::Quarantined), true);
+        self.quarantine.record(compared(Verdict::OfBadGroup), false);
+        self.quarantine.record(compared(Verdict::Kept), false);
         let kept: Vec<(&Sample, f64)> = samples
             .iter()
             .zip(advantages)
@@ -418,11 +421,12 @@ impl<'a> Executor<'a> {
         self.random = Some(random);
         self.cohort = Cohort::new(); // restarts its clock at the publication
         let tail_seconds = timings.compute_tail + timings.guard + started.elapsed().as_secs_f64();
-        record_metrics(&self.line, &proposal.metrics, timings, published.timings, tail_seconds);
+        step_metrics::record(&self.line, &proposal.metrics, timings, published.timings, tail_seconds);
         tracing::info!(
             run = %self.claim.run, line = self.line, step = self.steps_done, version = published.version,
             loss = proposal.metrics.loss, kl = proposal.metrics.kl, reward = proposal.metrics.reward_mean,
-            parity = proposal.metrics.mismatch.difference_max, ?timings, publish = ?published.timings,
+            trajectories = proposal.metrics.trajectories, turns = proposal.metrics.sequences, tokens = proposal.metrics.tokens,
+            stale_tokens = proposal.metrics.stale.tokens, parity = proposal.metrics.mismatch.difference_max, ?timings, publish = ?published.timings,
             "published a version"
         );
         Ok(StepOutcome::Published)
@@ -516,39 +520,5 @@ impl<'a> Executor<'a> {
         .execute(connection)
         .await?;
         Ok(())
-    }
-}
-
-fn record_metrics(line: &str, metrics: &Metrics, timings: Timings, publish: publish::Timings, tail_seconds: f64) {
-    let line = line.to_string();
-    metrics::counter!("springtide_train_steps_total", "line" => line.clone()).increment(1);
-    metrics::counter!("springtide_train_trajectories_total", "line" => line.clone())
-        .increment(metrics.sequences as u64);
-    metrics::histogram!("springtide_train_compute_seconds", "line" => line.clone()).record(metrics.seconds);
-    metrics::histogram!("springtide_train_step_seconds", "line" => line.clone()).record(tail_seconds);
-    let phases = [
-        ("wait", timings.wait),
-        ("collect", timings.collect),
-        ("compute_tail", timings.compute_tail),
-        ("guard", timings.guard),
-        ("encode", publish.encode),
-        ("upload", publish.upload),
-        ("commit", publish.commit),
-    ];
-    for (phase, seconds) in phases {
-        metrics::histogram!("springtide_train_phase_seconds", "line" => line.clone(), "phase" => phase).record(seconds);
-    }
-    let mismatch = &metrics.mismatch;
-    let gauges = [
-        ("springtide_train_loss", metrics.loss),
-        ("springtide_train_kl_nats", metrics.kl),
-        ("springtide_train_gradient_norm", metrics.gradient_norm),
-        ("springtide_train_entropy_nats", metrics.entropy),
-        ("springtide_train_reward_mean", metrics.reward_mean),
-        ("springtide_train_parity_difference_max_nats", mismatch.difference_max),
-        ("springtide_train_effective_sample_ratio", mismatch.ess),
-    ];
-    for (name, value) in gauges {
-        metrics::gauge!(name, "line" => line.clone()).set(value);
     }
 }

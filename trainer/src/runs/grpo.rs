@@ -2,7 +2,7 @@
 //!
 //! Rollouts use the public completions API at low priority and are logged like all traffic. Grades
 //! are feedback events on the log. The run trains on what arrived in the database, and publishes to
-//! its own line, which users never get. Runs execute one at a time.
+//! its own line, which users never get.
 
 mod grade;
 mod groups;
@@ -11,8 +11,8 @@ mod rollout;
 use crate::api;
 use crate::learn::learner::thread::Handle;
 use crate::learn::sample::Sample;
-use crate::runs::claim::{Claim, Fenced};
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
+use crate::runs::offline::{Failed, IDLE};
 use crate::runs::random::Random;
 use crate::runs::trainer::{Trainer, pause};
 use crate::select;
@@ -24,91 +24,12 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// How often the queue is checked and ended runs are swept.
-const IDLE: Duration = Duration::from_secs(1);
-/// Errors of one run in a row before it fails.
-const ERRORS_MAX: u32 = 5;
-
-/// The run cannot be finished. People read the text as its reason.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Failed(pub String);
-
-/// Executes queued runs until `shutdown`.
-pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyhow::Result<()> {
-    if !trainer.options.offline.enabled {
-        return Ok(());
-    }
-    let learner = Handle::spawn("learner-offline", trainer.options.threads)?;
-    let mut errors: BTreeMap<Uuid, u32> = BTreeMap::new();
-    loop {
-        if let Err(error) = poll(trainer, &learner, shutdown, &mut errors).await {
-            tracing::error!(error = format!("{error:#}"), "could not check the offline runs");
-        }
-        if !pause(shutdown, IDLE).await {
-            return Ok(());
-        }
-    }
-}
-
-/// Sweeps, and executes the next run. `errors` counts errors in a row by run.
-async fn poll(
+pub(super) async fn execute(
     trainer: &Trainer,
     learner: &Handle,
+    id: Uuid,
     shutdown: &CancellationToken,
-    errors: &mut BTreeMap<Uuid, u32>,
 ) -> anyhow::Result<()> {
-    let swept = select::sweep_abandoned(&trainer.pool, &trainer.policy).await?;
-    if swept > 0 {
-        tracing::info!(swept, "dropped rollouts of ended runs");
-    }
-    select::sweep_expired(&trainer.pool).await?;
-    let Some(id) = next_run(trainer).await? else {
-        return Ok(());
-    };
-    let Err(error) = execute(trainer, learner, id, shutdown).await else {
-        errors.remove(&id);
-        return Ok(());
-    };
-    if error.chain().any(|cause| cause.is::<Fenced>()) {
-        tracing::info!(run = %id, "the run was ended or taken over during its execution");
-        return Ok(());
-    }
-    let count = errors.entry(id).or_default();
-    *count += 1;
-    tracing::error!(run = %id, error = format!("{error:#}"), errors = *count, "an offline run had an error");
-    if *count >= ERRORS_MAX || error.chain().any(|cause| cause.is::<Failed>()) {
-        errors.remove(&id);
-        fail(trainer, id, &format!("{error:#}")).await?;
-    }
-    Ok(())
-}
-
-/// The oldest run that an executor left running, else the oldest queued run.
-async fn next_run(trainer: &Trainer) -> Result<Option<Uuid>, sqlx::Error> {
-    sqlx::query_scalar!(
-        r#"
-        select id from run
-        where policy = $1 and kind = 'grpo' and status in ('queued', 'running', 'pausing')
-        order by status = 'queued', created_at, id
-        limit 1
-        "#,
-        trainer.policy
-    )
-    .fetch_optional(&trainer.pool)
-    .await
-}
-
-async fn fail(trainer: &Trainer, run: Uuid, reason: &str) -> anyhow::Result<()> {
-    if let Some(claim) = Claim::take(&trainer.pool, run).await? {
-        let mut transaction = trainer.pool.begin().await?;
-        claim.release(&mut transaction, "failed", Some(reason)).await?;
-        transaction.commit().await?;
-    }
-    Ok(())
-}
-
-async fn execute(trainer: &Trainer, learner: &Handle, id: Uuid, shutdown: &CancellationToken) -> anyhow::Result<()> {
     let row = sqlx::query!("select line, config, base_version from run where id = $1", id)
         .fetch_one(&trainer.pool)
         .await?;

@@ -6,7 +6,7 @@
 use crate::options::Options;
 use crate::publish::{self, squash};
 use crate::runs::trainer::{Environment, Trainer, pause};
-use crate::runs::{claim, grpo, realtime, show_rate};
+use crate::runs::{claim, offline, realtime, show_rate};
 use anyhow::{Context, bail};
 use sqlx::{Postgres, pool::PoolConnection};
 use std::time::Duration;
@@ -47,9 +47,9 @@ pub async fn run(options: Options, environment: Environment, shutdown: Cancellat
         }
         anyhow::Ok(())
     };
-    let (realtime, grpo) = (realtime::run(&trainer, &shutdown), grpo::run(&trainer, &shutdown));
+    let (realtime, offline) = (realtime::run(&trainer, &shutdown), offline::run(&trainer, &shutdown));
     tokio::select! {
-        done = async { tokio::try_join!(realtime, grpo, Box::pin(show_rate), Box::pin(squash)) } => {
+        done = async { tokio::try_join!(realtime, offline, Box::pin(show_rate), Box::pin(squash)) } => {
             done?;
         }
         error = lease_lost(&mut lease) => bail!("the lease of policy `{}` is lost: {error}", trainer.policy),

@@ -1,6 +1,7 @@
-//! The realtime run: production's trajectories become versions of the line that `champion` follows.
+//! The realtime run: production's trajectories become versions of the line that `learner` follows.
 //!
-//! It is always on-policy: it trains only on what the head sampled.
+//! It is on-policy: it trains only on what the head sampled. Only of episodes it also takes turns of a
+//! few versions before, if `staleness_max` says so.
 //! - A release that moves the alias re-bases the line on the version that serves: a new branch and
 //!   a fresh optimizer.
 //! - A pinned alias makes training off-policy, so the run pauses, and continues by itself when the
@@ -16,8 +17,10 @@ mod admission;
 mod alias;
 mod capped;
 
+use crate::learn::advantage::Baselines;
 use crate::learn::learner::thread::Handle;
 use crate::learn::sample::Sample;
+use crate::options::Realtime;
 use crate::runs::claim::{Fenced, append_event};
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
 use crate::runs::quarantine;
@@ -25,13 +28,13 @@ use crate::runs::trainer::{Trainer, pause};
 use crate::runs::unproven::Unproven;
 use crate::select::caps::{self, Contributor, Recent};
 use crate::select::{self, AnswerTimes, Criteria};
-use admission::Candidate;
+use admission::{Candidate, contributor};
 use alias::AliasState;
 use capped::Capped;
 use futures::FutureExt;
 use serde_json::json;
 use sqlx::postgres::PgListener;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
@@ -118,6 +121,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
     let mut recent = trained(trainer, &executor).await?;
     let mut unproven = Unproven::open(&executor).await?;
     let mut capped = Capped::open(&executor).await?;
+    let mut versions: Vec<i64> = Vec::new();
     let mut answer_times = AnswerTimes::default();
     let mut timed: Option<Instant> = None;
     let mut scanned: [Option<Instant>; SCANS.len()] = Default::default();
@@ -132,7 +136,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         match alias::state(trainer, executor.branch).await? {
             AliasState::Follows => {}
             AliasState::OtherTarget(target) => {
-                let reason = target.to_reason(&options.alias, &options.line);
+                let reason = target.to_reason(options.alias(), &options.line);
                 executor.release("paused", &reason).await?;
                 return Ok(End::Idle);
             }
@@ -149,18 +153,23 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             notification?; // the poll below sees its row
         }
         if timed.is_none_or(|at| at.elapsed() >= TIMED_EVERY) {
-            let (policy, alias) = (&trainer.policy, &options.alias);
+            let (policy, alias) = (&trainer.policy, options.alias());
             answer_times = select::answer_times(&trainer.pool, policy, alias, options.answer_seconds_max).await?;
             timed = Some(Instant::now());
         }
+        if versions.first() != Some(&executor.head) {
+            let staleness_max = options.staleness_max;
+            versions = select::versions(&trainer.pool, &trainer.policy, executor.head, staleness_max).await?;
+        }
         recent.forget_before(OffsetDateTime::now_utc() - caps::MEMORY);
-        let joined = executor.cohort.generations();
+        let joined = executor.cohort.last_generations();
         let criteria = Criteria {
             policy: &trainer.policy,
-            alias: &options.alias,
-            head: executor.head,
+            alias: options.alias(),
+            versions: &versions,
+            reads_turn_rewards: options.credit.reads_turns(),
             model_limits: &executor.model_limits,
-            room: executor.cohort.room(size) as i64,
+            room: executor.cohort.room(size),
             joined: &joined,
             exhausted: &recent.exhausted(),
             answer_times: &answer_times,
@@ -196,9 +205,9 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             }
             continue;
         }
-        let members = executor.cohort.len();
+        let members = executor.cohort.generations().len();
         let dropped = join(&mut executor, selection.ready, &mut recent).await?;
-        capped.record_joined((executor.cohort.len() - members) as u64);
+        capped.record_joined((executor.cohort.generations().len() - members) as u64);
         capped.record_dropped(&dropped);
         count(&mut set_aside, dropped);
         executor.watch_quarantine(options.alarms.quarantine_share_max).await?;
@@ -227,7 +236,7 @@ async fn trained(trainer: &Trainer, executor: &Executor<'_>) -> Result<Recent, s
     select::trained(&trainer.pool, executor.claim.run, trainer.options.realtime.caps).await
 }
 
-/// Counts trajectories that were set aside, by code.
+/// Counts generations that were set aside, by code.
 fn count<K: Into<String>>(set_aside: &mut BTreeMap<String, u64>, by_code: BTreeMap<K, u64>) {
     for (code, count) in by_code {
         let code = code.into();
@@ -236,17 +245,31 @@ fn count<K: Into<String>>(set_aside: &mut BTreeMap<String, u64>, by_code: BTreeM
     }
 }
 
-/// Adds samples to the cohort. Returns how many were dropped instead, by code.
+/// The samples of a trajectory with their advantages.
+fn with_advantages(samples: Vec<Sample>, options: &Realtime, baselines: &Baselines) -> Candidate {
+    let credited = samples.iter().map(|sample| {
+        let Sample {
+            class, reward, turn, ..
+        } = sample;
+        let credited = options.credit.of(options.discount, class, *reward, turn.as_ref());
+        (credited.baseline, credited.value)
+    });
+    let (classes, values): (Vec<String>, Vec<f64>) = credited.unzip();
+    let advantages = options.baseline.advantages(baselines, &classes, &values);
+    samples.into_iter().zip(advantages).collect()
+}
+
+/// Adds trajectories to the cohort. Returns how many generations were dropped instead, by code.
 async fn join(
     executor: &mut Executor<'_>,
-    samples: Vec<Sample>,
+    trajectories: Vec<Vec<Sample>>,
     recent: &mut Recent,
 ) -> anyhow::Result<BTreeMap<&'static str, u64>> {
     let options = &executor.trainer.options.realtime;
-    let rewards: Vec<f64> = samples.iter().map(|s| s.reward).collect();
-    let classes: Vec<&str> = samples.iter().map(|s| s.class.as_str()).collect();
-    let advantages = options.baseline.advantages(&executor.baselines, &classes, &rewards);
-    let mut candidates: Vec<Candidate> = samples.into_iter().zip(advantages).collect();
+    let mut candidates: Vec<Candidate> = trajectories
+        .into_iter()
+        .map(|samples| with_advantages(samples, options, &executor.baselines))
+        .collect();
     let size = options.cohort_size as usize;
     let mut dropped = BTreeMap::new();
     loop {
@@ -259,8 +282,9 @@ async fn join(
             candidates = admission.capped.into_iter().map(|(candidate, _)| candidate).collect();
         } else {
             candidates = vec![];
-            for ((sample, _), code) in admission.capped {
-                ids_by_code.entry(code).or_default().push(sample.generation);
+            for (candidate, code) in admission.capped {
+                let ids = candidate.iter().map(|(sample, _)| sample.generation);
+                ids_by_code.entry(code).or_default().extend(ids);
             }
         }
         ids_by_code.retain(|_, ids| !ids.is_empty());
@@ -274,24 +298,30 @@ async fn join(
     }
 }
 
-/// Adds samples within the caps to the cohort. Those that are quarantined instead use up no cap.
-/// Returns how many.
+/// Adds trajectories within the caps to the cohort. Those of which every generation is quarantined use
+/// up no cap. Returns how many generations were quarantined.
 async fn accumulate(executor: &mut Executor<'_>, joining: Vec<Candidate>, recent: &mut Recent) -> anyhow::Result<u64> {
     if joining.is_empty() {
         return Ok(0);
     }
     let options = &executor.trainer.options.realtime;
     let (settings, difference_max) = (options.step, options.guards.difference_max);
-    let contributors = joining
+    let contributors: Vec<(Contributor, Vec<Uuid>)> = joining
         .iter()
-        .map(|(sample, _)| (sample.generation, Contributor::of(sample)));
-    let contributors: BTreeMap<Uuid, Contributor> = contributors.collect();
-    let (samples, advantages) = joining.into_iter().unzip();
+        .map(|candidate| {
+            let ids = candidate.iter().map(|(sample, _)| sample.generation);
+            (contributor(candidate), ids.collect())
+        })
+        .collect();
+    let (samples, advantages) = joining.into_iter().flatten().unzip();
     let quarantined = executor
         .accumulate(samples, advantages, settings, difference_max)
         .await?;
-    for contributor in quarantined.iter().filter_map(|id| contributors.get(id)) {
-        recent.withdraw(contributor);
+    let quarantined: BTreeSet<Uuid> = quarantined.into_iter().collect();
+    for (contributor, ids) in &contributors {
+        if ids.iter().all(|id| quarantined.contains(id)) {
+            recent.withdraw(contributor);
+        }
     }
     Ok(quarantined.len() as u64)
 }
@@ -299,8 +329,8 @@ async fn accumulate(executor: &mut Executor<'_>, joining: Vec<Candidate>, recent
 async fn step(executor: &mut Executor<'_>, set_aside: &BTreeMap<String, u64>) -> anyhow::Result<StepOutcome> {
     let options = &executor.trainer.options.realtime;
     let mut baselines = executor.baselines.clone();
-    let (classes, rewards) = executor.cohort.classes_and_rewards();
-    options.baseline.update(&mut baselines, &classes, &rewards);
+    let (classes, values) = executor.cohort.returns(options.credit, options.discount);
+    options.baseline.update(&mut baselines, &classes, &values);
     let cohort = executor.cohort.generations();
     let inputs = StepInputs {
         settings: options.step,

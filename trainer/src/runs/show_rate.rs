@@ -10,6 +10,7 @@ mod bound;
 use crate::options::Realtime;
 use crate::runs::claim;
 use crate::select::first_id_of_the_last;
+use artifact::assignment::{CHAMPION, LEARNER};
 use bound::{Observation, Reference, ShowCounts};
 use serde_json::json;
 use sqlx::PgPool;
@@ -87,7 +88,7 @@ impl<'a> ShowRateAlarm<'a> {
         };
         let arms = self.recent_arms().await?;
         arms.iter().for_each(Arm::record_metrics);
-        let alias = self.options.alias.as_str();
+        let alias = self.options.alias();
         let Some(learning) = arms.iter().find(|arm| arm.arm == alias) else {
             return Ok(());
         };
@@ -132,10 +133,12 @@ impl<'a> ShowRateAlarm<'a> {
         .await
     }
 
-    /// The other arms if they have traffic, else the version that the run started from.
+    /// The arms that do not follow the run if they have traffic, else the version that the run started
+    /// from.
     async fn reference(&self, arms: &[Arm], run: &Run) -> Result<Option<Reference>, sqlx::Error> {
         let mut others = ShowCounts::default();
-        for arm in arms.iter().filter(|arm| arm.arm != self.options.alias) {
+        // `champion` follows `learner`, so it would fall silent with it
+        for arm in arms.iter().filter(|arm| ![LEARNER, CHAMPION].contains(&&*arm.arm)) {
             others.generations += arm.generations;
             others.shown += arm.shown;
         }

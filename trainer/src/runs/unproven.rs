@@ -34,7 +34,7 @@ impl Unproven {
         let excluded = selection.set_aside.iter();
         let unproven = excluded.filter(|(code, _)| provenance::is_code(code));
         let unproven: u64 = unproven.map(|(_, count)| count).sum();
-        self.0.record(selection.ready.len() as u64, false);
+        self.0.record(selection.ready.iter().flatten().count() as u64, false);
         self.0.record(unproven, true);
         let change = self.0.change(share_max);
         let line = executor.line.clone();

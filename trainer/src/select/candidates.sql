@@ -1,21 +1,25 @@
--- The oldest queued trajectories of the head, by generation: the next to be checked and to join the
--- cohort. Two things end a surface's cohort, so that neither fast feedback nor short answers are
--- favored:
--- - its oldest generation of the head whose horizon is still open;
+-- The oldest queued trajectories, by their last generation: the next to be checked and to join the
+-- cohort. A generation must be the head's. An episode needs a turn of one of the given versions; the
+-- last of those stands for it here. Two things end a surface's cohort, so that neither fast feedback
+-- nor short answers nor short sessions are favored:
+-- - the oldest of its generations and episodes that are still open, an episode by its last turn so
+--   far;
 -- - the time until which all its answers have arrived: what the tables hold, less the time that
 --   nearly all of its answers take. An id is the time of an answer's first token, and its row
 --   appears after the last, so a younger trajectory may have overtaken an answer that is still
 --   being sampled. On a surface without an answer in the last hour, that time is not known yet and 0.
+-- By the first turn, one long session would stop its surface until it ends.
 --
--- Nothing here says that a trajectory may be trained on: faults.sql does, for each of these ids,
--- whatever its age. A cohort fills over several calls: its members stay, and a row that appears
--- later is added after them, even if its id is smaller. Parameters: policy, learning alias, head,
--- maximum rows, generations to skip, surfaces that were timed, how long their answers take in
+-- Nothing here says that a trajectory may be trained on: faults.sql does, for each of its
+-- generations, whatever their age. A cohort fills over several calls: its members stay, and a row
+-- that appears later is added after them, even if its id is smaller. Parameters: policy, learning
+-- alias, versions that turns of episodes may come from (the head first), maximum rows, last
+-- generations of trajectories to skip, surfaces that were timed, how long their answers take in
 -- seconds.
-with head as (
-    -- open generations of the head are not older than this; a minute for clocks that differ
-    select first_generation_id(v.created_at - interval '1 minute') as oldest
-    from version v where v.policy = $1 and v.serial = $3
+with admitted as (
+    -- open generations of these versions are not older than this; a minute for clocks that differ
+    select first_generation_id(min(v.created_at) - interval '1 minute') as oldest
+    from version v where v.policy = $1 and v.serial = any ($3)
 ),
 arrived as (
     select coalesce(min(o.caught_up_to), clock_timestamp()) as until
@@ -31,10 +35,16 @@ boundary as materialized (
                 where o.surface = defined.surface
                   -- nobody holds a cohort back with generations that nobody sampled
                   and o.proven
-                  and o.generation_id >= (select oldest from head)
+                  and o.generation_id >= (select oldest from admitted)
+                  and (o.episode_id is null
+                       or o.generation_id = (select turn.generation_id from open_generation turn
+                                             where turn.episode_id = o.episode_id
+                                             order by turn.generation_id desc limit 1))
                   -- no join, so that Postgres asks for the oldest ones only, one by one
                   and (select waiting.policy = $1 and waiting.purpose = 'production' and waiting.arm = $2
-                              and waiting.version = $3 and waiting.consent
+                              and case when o.episode_id is null then waiting.version = ($3::bigint[])[1]
+                                       else waiting.version = any ($3) end
+                              and waiting.consent
                               and waiting.tenant_id = any ((select consenting_tenants($1))::text[])
                               and provenance_fault(waiting.sampler, waiting.replica, waiting.policy, waiting.arm,
                                                    waiting.version, waiting.sampled_at, waiting.stored_at) is null
@@ -45,18 +55,34 @@ boundary as materialized (
     from (select distinct surface from reward_definition) as defined
     left join unnest($6::text[], $7::double precision[]) as timed (surface, seconds) using (surface)
 )
-select g.id
-from generation g
-join trajectory t on t.generation_id = g.id
-where g.policy = $1
-  and g.purpose = 'production'
-  and g.arm = $2
-  and g.version = $3
-  and t.reward is not null
-  and g.id <> all ($5)
-  and not exists (select from disposition d where d.generation_id = g.id)
-  -- the end of the index range
-  and g.id < (select b.id from boundary b order by b.id desc limit 1)
-  and g.id < (select b.id from boundary b where b.surface = g.surface)
-order by g.id
+select candidate.id as "id!", candidate.episode_turns
+from unnest($3::bigint[]) as sampled_by (version)
+cross join lateral ( -- each version's rows by the index, in order
+    select g.id, t.episode_turns
+    from generation g
+    -- one by one, or Postgres may read all trajectories
+    cross join lateral (select t.reward, t.episode_id, t.episode_turns from trajectory t where t.generation_id = g.id offset 0) as t
+    where g.policy = $1
+      and g.purpose = 'production'
+      and g.arm = $2
+      and g.version = sampled_by.version
+      and t.reward is not null
+      and g.id <> all ($5)
+      and not exists (select from disposition d where d.generation_id = g.id)
+      -- the end of the index range
+      and g.id < (select b.id from boundary b order by b.id desc limit 1)
+      and g.id < (select b.id from boundary b where b.surface = g.surface)
+      and case
+              when t.episode_id is null then g.version = ($3::bigint[])[1]
+              else not exists (
+                  select from trajectory later
+                  join generation turn on turn.id = later.generation_id
+                  where later.episode_id = t.episode_id and later.generation_id > g.id and turn.id > g.id
+                    and turn.tenant_id = g.tenant_id and turn.policy = $1 and turn.arm = $2 and turn.version = any ($3)
+                    and not exists (select from disposition d where d.generation_id = turn.id))
+          end
+    order by g.id
+    limit $4
+) as candidate
+order by candidate.id
 limit $4

@@ -17,6 +17,8 @@
 //!   who is left is held back for a week at most.
 //! - Requests without a user are one user together.
 //!
+//! An episode is one trajectory, however many turns it has.
+//!
 //! Pure. [`super::next`] drops what users at their cap have sent before it is read;
 //! [`Recent::admit`] decides one by one about the rest.
 
@@ -87,12 +89,23 @@ pub struct Contributor {
 }
 
 impl Contributor {
-    pub fn of(sample: &Sample) -> Self {
+    /// Of a trajectory's generations: each name is the one that most of them have (as `trained.sql`
+    /// says).
+    pub fn of(turns: &[&Sample]) -> Self {
+        let most = |name: fn(&Sample) -> &String| {
+            let mut counts: BTreeMap<&String, usize> = BTreeMap::new();
+            for turn in turns {
+                *counts.entry(name(turn)).or_default() += 1;
+            }
+            // of those with equal counts the first by name
+            let most = counts.into_iter().rev().max_by_key(|(_, count)| *count);
+            most.map_or_else(String::new, |(name, _)| name.clone())
+        };
         Contributor {
-            tenant: sample.tenant.clone(),
-            user: sample.user.clone(),
-            surface: sample.class.clone(),
-            replica: sample.replica.clone(),
+            tenant: most(|sample| &sample.tenant),
+            user: most(|sample| &sample.user),
+            surface: most(|sample| &sample.class),
+            replica: most(|sample| &sample.replica),
         }
     }
 }

@@ -12,7 +12,8 @@ use model::router::Routing;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Coded, Row, provenance};
+use super::row::Row;
+use super::{Coded, provenance};
 use crate::learn::sample::{ModelLimits, Sample};
 
 /// Rows that became samples, and rows that never will. Other rows wait.

@@ -1,9 +1,11 @@
 -- Which of these trajectories may not be trained on, and why. Every trajectory passes here before it
 -- becomes a sample, of production and of offline runs, whatever its age. What needs the whole prompt
--- or the signature is checked after it (context.rs). Parameters: generation ids, head, context in
--- tokens, size of the vocabulary, whether the model is dense; then who has reached a cap: tenants
--- and user keys (pairs, in two arrays; requests without a user have one key), tenants, surfaces,
--- replicas.
+-- or the signature is checked after it (context.rs). Some of these codes are for a whole episode if
+-- one of its turns has them (queue.rs). Parameters: generation ids, the versions that turns of
+-- episodes may come from, the head first (null: samples of any version will do), context in tokens,
+-- size of the vocabulary, whether the model is dense; who has reached a cap: tenants and user keys
+-- (pairs, in two arrays; requests without a user have one key), tenants, surfaces, replicas; whether
+-- turns' own rewards count.
 select checked.id as "id!", checked.code as "code!"
 from (
     select g.id,
@@ -12,8 +14,10 @@ from (
                -- a harness's surface pays what its grader says; users must not be able to
                when g.purpose = 'production' and (g.surface = 'rollout' or w.definition ->> 'purpose' = 'rollout')
                    then 'quarantined_surface'
-               -- real-time runs admit staleness 0 only
-               when g.purpose = 'production' and (g.version_oldest <> $2 or g.version <> $2) then 'stale'
+               -- a single generation has staleness 0
+               when g.purpose = 'production' and t.episode_id is null
+                    and (g.version_oldest <> ($2::bigint[])[1] or g.version <> ($2::bigint[])[1]) then 'stale'
+               when g.purpose = 'production' and (g.version_oldest <> all ($2) or g.version <> all ($2)) then 'stale'
                when f.provenance is not null then f.provenance
                -- the sink has verified the signature
                when not g.proven then 'bad_signature'
@@ -30,8 +34,10 @@ from (
                                 where g.payload_digest is not null and r.generation_id = g.id and r.kind = 'prompt'), 0)
                     > $3 then 'longer_than_context'
                when exists (select from unnest(g.prompt_ids || g.token_ids) as id where id < 0 or id >= $4) then 'token_outside_vocabulary'
-               when t.reward in ('NaN', 'Infinity', '-Infinity') then 'reward_not_finite'
-               when not reward_in_bounds(t.reward, w.definition) then 'quarantined_reward'
+               when t.reward in ('NaN', 'Infinity', '-Infinity')
+                    or $11 and t.turn_reward in ('NaN', 'Infinity', '-Infinity') then 'reward_not_finite'
+               when not reward_in_bounds(t.reward, w.definition)
+                    or $11 and not reward_in_bounds(t.turn_reward, w.definition) then 'quarantined_reward'
                when g.logprobs && array['NaN', 'Infinity', '-Infinity']::real[] then 'logprob_not_finite'
                -- a decline weighs 1 / (1 - share), and no arm explores more than half
                when g.exploration_share > 0.5 then 'quarantined_exploration'

@@ -6,7 +6,7 @@
 use edge::sampler;
 use ingest::event::signed_bytes;
 
-use super::Row;
+use super::row::Row;
 
 /// The codes of generations of which nothing proves who sampled them, or that they could.
 #[cfg(feature = "torch")]

@@ -1,4 +1,4 @@
-//! Both arms over time.
+//! The arms over time.
 
 use maud::{Markup, html};
 use report::{
@@ -9,7 +9,7 @@ use report::{
 
 use crate::{
     results::RunReport,
-    stats::{ArmStats, Arms, FROZEN, LEARNING},
+    stats::{ArmStats, Arms, FOLLOWING, FROZEN, LEARNING},
 };
 
 /// A mean and its interval.
@@ -57,7 +57,7 @@ const MEASURES: [Measure; 4] = [
 ];
 
 /// The arms and their style classes. The learning arm is drawn last, on top.
-pub const ARMS: [(&str, &str); 2] = [(FROZEN, "baseline"), (LEARNING, "primary")];
+pub const ARMS: [(&str, &str); 3] = [(FROZEN, "baseline"), (FOLLOWING, "second"), (LEARNING, "primary")];
 
 impl RunReport {
     /// Time since the first pause.
@@ -68,7 +68,7 @@ impl RunReport {
 
     pub fn over_time_section(&self) -> Markup {
         section(
-            "Both arms over time",
+            "The arms over time",
             &html! {
                 div .grid { @for measure in &MEASURES { (self.over_time(measure)) } }
                 (self.thirds_table())
@@ -116,16 +116,17 @@ impl RunReport {
     }
 
     fn thirds_table(&self) -> Markup {
-        let whole_run = [("whole run", &self.arms, self.difference)];
+        let differences = [self.difference, self.following_difference];
+        let whole_run = [("whole run", &self.arms, differences)];
         let thirds = self.thirds.iter().zip(["first third", "second third", "last third"]);
-        let thirds = thirds.map(|(third, name)| (name, &third.arms, third.difference));
+        let thirds = thirds.map(|(third, name)| (name, &third.arms, [third.difference, third.following_difference]));
         html! {
             div .card { table .numbers {
                 thead { tr {
                     th { "" } th .text { "arm" } th { "users" } th { "pauses" } th { "reward" } th { "95%" }
-                    th { "accepts per 100" } th { "shown" } th { "accepted of shown" } th { (LEARNING) " − " (FROZEN) }
+                    th { "accepts per 100" } th { "shown" } th { "accepted of shown" } th { "minus " (FROZEN) }
                 } }
-                @for (name, arms, difference) in whole_run.into_iter().chain(thirds) {
+                @for (name, arms, differences) in whole_run.into_iter().chain(thirds) {
                     tbody { @for (nth, (arm, class)) in ARMS.iter().rev().enumerate() {
                         @let stats = stats_of(arms, arm);
                         tr {
@@ -137,7 +138,7 @@ impl RunReport {
                             td { (decimal(stats.accepts_per_100, 1)) }
                             td { (percent(stats.show_rate, 0)) }
                             td { (percent(stats.accept_rate, 0)) }
-                            td { @if let (0, Some(d)) = (nth, difference) {
+                            td { @if let Some(d) = differences.get(nth).copied().flatten() {
                                 b { (signed(Some(d.mean), 3)) } " (" (range(Some(d.ci95), 3)) ")"
                             } }
                         }

@@ -12,7 +12,7 @@ use report::{
 };
 
 use super::{RunReport, conclusion::Conclusion};
-use crate::stats::{FROZEN, LEARNING};
+use crate::stats::{FOLLOWING, FROZEN, LEARNING};
 
 /// Styles of this report only.
 const STYLE: &str = include_str!("style.css");
@@ -53,6 +53,7 @@ impl RunReport {
                 (self.tiles())
                 p .legend {
                     span .primary { "learning arm (" (LEARNING) ")" }
+                    span .second { "following arm (" (FOLLOWING) ")" }
                     span .baseline { "frozen arm (" (FROZEN) ")" }
                     " Bands and whiskers are 95% intervals, clustered by user."
                 }
@@ -65,38 +66,46 @@ impl RunReport {
                 }
                 p {
                     "Users were assigned to an arm by a hash of their name. The learning arm was trained on these answers \
-                     while the run went on; the frozen arm always served the first version. A pause earns " (accept)
+                     while the run went on, and in a few of its requests it must not decline. The following arm served the \
+                     versions that the learning arm made, and was not trained on. The frozen arm always served the first \
+                     version. A pause earns " (accept)
                     " for an accepted suggestion, " (reject) " for a rejected one, and 0 if the policy declined to suggest \
                      anything. So a policy can earn more by being right more often, or by showing fewer wrong suggestions. \
-                     Pauses whose developer gives no answer are left out of both arms."
+                     Pauses whose developer gives no answer are left out of all arms."
                 }
             }))
         }
     }
 
     fn tiles(&self) -> Markup {
-        let [learning, frozen] = self.both_arms();
+        let [learning, following, frozen] = self.all_arms();
         let waits = &self.feedback_to_serving_seconds;
-        let against = |value: String| format!("{FROZEN} {value}");
+        let against = |followed: String, frozen: String| format!("{FOLLOWING} {followed}, {FROZEN} {frozen}");
         let difference = |of, digits| format!("difference {}", interval(of, digits));
         page::render_tiles(&[
             Tile {
                 label: "reward per pause",
                 value: signed(learning.reward_mean, 3),
-                notes: vec![against(signed(frozen.reward_mean, 3)), difference(self.difference, 3)],
+                notes: vec![
+                    against(signed(following.reward_mean, 3), signed(frozen.reward_mean, 3)),
+                    difference(self.difference, 3),
+                ],
             },
             Tile {
                 label: "accepts per 100 pauses",
                 value: decimal(learning.accepts_per_100, 1),
                 notes: vec![
-                    against(decimal(frozen.accepts_per_100, 1)),
+                    against(
+                        decimal(following.accepts_per_100, 1),
+                        decimal(frozen.accepts_per_100, 1),
+                    ),
                     difference(self.difference_accepts_per_100, 1),
                 ],
             },
             Tile {
                 label: "pauses with a suggestion",
                 value: percent(learning.show_rate, 0),
-                notes: vec![against(percent(frozen.show_rate, 0))],
+                notes: vec![against(percent(following.show_rate, 0), percent(frozen.show_rate, 0))],
             },
             Tile {
                 label: "from an answer to a version that learned from it",
@@ -144,7 +153,7 @@ mod tests {
         "What you are looking at",
         "What was not reached",
         "Against other ways of serving the base",
-        "Both arms over time",
+        "The arms over time",
         "The policy while it learns",
         "The loop",
         "The ledger",

@@ -49,7 +49,7 @@ impl RunReport {
     }
 
     fn scale(&self, references: &References) -> Markup {
-        let [learning, _] = self.both_arms();
+        let [learning, ..] = self.all_arms();
         let learning = Row {
             name: LEARNING,
             class: "primary",

@@ -96,13 +96,15 @@ mod tests {
             feedback_at: None,
             closes_at: Some(after(2.0)),
             closed_at: after(2.5),
+            episode_id: None,
+            turn_reward: None,
         }
     }
 
     fn accept(number: u128, value: bool, given: f64, stored: f64) -> History {
         History {
             feedback: FeedbackRow {
-                generation_id: Uuid::nil(),
+                about: Uuid::nil(),
                 tenant: "default".to_owned(),
                 id: Uuid::from_u128(number),
                 metric: "accept".to_owned(),

@@ -2,6 +2,7 @@
 -- (null: all), at most $5. Both tables have the bounds, so that Postgres uses their indexes and
 -- skips partitions.
 select t.generation_id, t.reward_definition, t.reward, t.censor_code, t.signal, t.feedback_at, t.closes_at, t.closed_at,
+       t.episode_id as of_episode, t.turn_reward,
        g.tenant_id, g.purpose, g.declined, g.consent, g.shown,
        (select coalesce(sum(case when jsonb_typeof(span -> 1) = 'number' then (span ->> 1)::numeric end), 0)::bigint
         from jsonb_path_query(g.version_spans, '$[*]') span) as "tokens!",

@@ -65,7 +65,7 @@ pub(super) struct Preview {
     /// itself.
     pub target: TargetState,
     /// Feedback given later does not count. For an episode: the latest time of its open
-    /// generations.
+    /// generations. Where the episode is the trajectory: if no turn follows.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub closes_at: Option<OffsetDateTime>,
     /// Number of stored feedback events about the target.

@@ -1,5 +1,6 @@
 -- `late`: the target has closed. `held`: it is a generation that is open until the end of this
--- transaction. An episode has closed if it has trajectories and no open generation.
+-- transaction. An episode has closed if it has trajectories and no open generation that may use the
+-- feedback. A turn that is open after its episode has closed uses none.
 insert into feedback (
     id, tenant_id, generation_id, episode_id, metric_name, value_bool, value_float, value_text, tags, given_at, late
 )
@@ -18,6 +19,7 @@ select
             and not exists (
                 select 1 from generation g join open_generation o on o.generation_id = g.id
                 where g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
+                  and (o.episode_id is null or not episode_closed(f.tenant_id, f.episode_id))
             )
     end
 from unnest(

@@ -16,6 +16,7 @@ select
               and not exists (
                   select 1 from generation g join open_generation o on o.generation_id = g.id
                   where g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
+                    and (o.episode_id is null or not episode_closed(f.tenant_id, f.episode_id))
               )
           )
     )

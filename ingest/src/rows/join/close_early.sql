@@ -1,4 +1,4 @@
--- Closes generations at their first closing feedback. $1 generations and $2 episodes that were
+-- Closes generations that are trajectories at their first closing feedback. $1 generations and $2 episodes that were
 -- touched; $3 surfaces that close on feedback, $4 the metric of each. Not before the feedback and
 -- the generation were stored: what the log had by then must be in the tables.
 update open_generation o
@@ -18,3 +18,4 @@ from (
     group by g.id, g.stored_at
 ) decided
 where o.generation_id = decided.id and decided.closes_at < o.closes_at
+  and o.episode_id is null

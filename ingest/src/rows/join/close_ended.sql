@@ -1,4 +1,4 @@
--- Closes generations at the end of their episode. $1 generations and $2 episodes that were touched;
+-- Closes generations that are trajectories at the end of their episode. $1 generations and $2 episodes that were touched;
 -- $3 surfaces that close when the episode ends. Not before the end and the generation were stored:
 -- what the log had by then must be in the tables.
 update open_generation o
@@ -10,3 +10,4 @@ from (
     where (g.id = any($1) or g.episode_id = any($2)) and g.surface = any($3)
 ) ended
 where o.generation_id = ended.id and ended.closes_at < o.closes_at
+  and o.episode_id is null

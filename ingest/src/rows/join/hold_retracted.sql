@@ -1,5 +1,5 @@
 -- Locks the open generations that feedback $1 is about, so that the closer skips them until the
--- commit.
+-- commit. Turns are held by their episodes (hold_episodes.sql).
 select from open_generation
 where generation_id in (
     select f.generation_id from feedback f where f.id = any($1) and f.generation_id is not null
@@ -8,4 +8,5 @@ where generation_id in (
     join generation g on g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
     where f.id = any($1)
 )
+and episode_id is null
 order by generation_id for share

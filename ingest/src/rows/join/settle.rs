@@ -8,12 +8,16 @@
 //! If the process dies between the checks, the generation closes at its horizon instead. The reward
 //! is the same, because the closer computes by itself until when signals count.
 
+use std::collections::BTreeSet;
+
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::event::{EpisodeEnd, Feedback, Generation, Target};
+use crate::reward::episode::EARLY_CLOSE_SLACK;
 use crate::reward::stored::Surfaces;
-use crate::rows::insert::Row;
+use crate::reward::{Definition, Unit};
+use crate::rows::insert::{Row, TenantId};
 
 /// The events of a batch that can have such consequences.
 #[derive(Debug, Default)]
@@ -22,6 +26,8 @@ pub(crate) struct Touched {
     by_feedback: Targets,
     /// May close because an episode ended.
     by_end: Targets,
+    /// Where the episode is the trajectory: may close for either reason.
+    episodes: BTreeSet<TenantId>,
     /// Feedback that is late or retracted.
     pub feedback: Vec<Uuid>,
 }
@@ -50,6 +56,12 @@ impl Touched {
             let Some((_, rule)) = surfaces.get(&row.body.surface) else {
                 continue;
             };
+            if rule.is_of_episodes() {
+                if closes_early(&rule.definition) {
+                    touched.episodes.insert(row.in_tenant(row.body.episode_id));
+                }
+                continue;
+            }
             if rule.definition.close_on_feedback {
                 touched.by_feedback.generations.push(row.body.id);
             }
@@ -68,18 +80,37 @@ impl Touched {
         {
             match row.body.target {
                 Target::Generation(id) => touched.by_feedback.generations.push(id),
-                Target::Episode(id) => touched.by_feedback.episodes.push(id),
+                Target::Episode(id) => {
+                    touched.by_feedback.episodes.push(id);
+                    touched.episodes.insert(row.in_tenant(id));
+                }
             }
         }
         if surfaces.definitions().any(|surface| surface.close_on_episode_end) {
             touched.by_end.episodes = ends.iter().map(|row| row.body.episode_id).collect();
+            let ended = ends.iter().map(|row| row.in_tenant(row.body.episode_id));
+            touched.episodes.extend(ended);
+        }
+        if !surfaces
+            .definitions()
+            .any(|surface| is_of_episodes(surface) && closes_early(surface))
+        {
+            touched.episodes.clear();
         }
         touched
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_feedback.is_empty() && self.by_end.is_empty() && self.feedback.is_empty()
+        self.by_feedback.is_empty() && self.by_end.is_empty() && self.episodes.is_empty() && self.feedback.is_empty()
     }
+}
+
+fn is_of_episodes(surface: &Definition) -> bool {
+    surface.trajectory == Unit::Episode
+}
+
+fn closes_early(surface: &Definition) -> bool {
+    surface.close_on_feedback || surface.close_on_episode_end
 }
 
 /// Applies the consequences that are visible now. Idempotent.
@@ -108,8 +139,38 @@ pub(crate) async fn settle(connection: &mut PgConnection, touched: &Touched, sur
         let names: Vec<String> = early().map(|surface| surface.name.clone()).collect();
         let metrics: Vec<String> = early().map(|surface| surface.metric.clone()).collect();
         sqlx::query_file!("src/rows/join/close_early.sql", generations, episodes, &names, &metrics)
-            .execute(connection)
+            .execute(&mut *connection)
             .await?;
     }
+    settle_episodes(connection, &touched.episodes, surfaces).await
+}
+
+/// The same for episodes that are trajectories.
+async fn settle_episodes(
+    connection: &mut PgConnection,
+    episodes: &BTreeSet<TenantId>,
+    surfaces: &Surfaces,
+) -> sqlx::Result<()> {
+    if episodes.is_empty() {
+        return Ok(());
+    }
+    let (tenants, ids): (Vec<String>, Vec<Uuid>) = episodes.iter().cloned().unzip();
+    let closing = || surfaces.definitions().filter(|surface| is_of_episodes(surface));
+    let ending = closing().filter(|surface| surface.close_on_episode_end);
+    let ending: Vec<String> = ending.map(|surface| surface.name.clone()).collect();
+    let decided = || closing().filter(|surface| surface.close_on_feedback);
+    let names: Vec<String> = decided().map(|surface| surface.name.clone()).collect();
+    let metrics: Vec<String> = decided().map(|surface| surface.metric.clone()).collect();
+    sqlx::query_file!(
+        "src/rows/join/close_episodes.sql",
+        &tenants,
+        &ids,
+        &ending,
+        &names,
+        &metrics,
+        EARLY_CLOSE_SLACK.as_seconds_f64()
+    )
+    .execute(connection)
+    .await?;
     Ok(())
 }

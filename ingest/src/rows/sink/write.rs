@@ -182,7 +182,19 @@ impl Sink {
         insert::payload_references(connection, &generations).await?;
         insert::open_generations(connection, &generations, &checked, &self.surfaces).await?;
 
-        let held = hold::hold_targets(connection, &feedback, caught_up_to, &self.surfaces).await?;
+        let targets = hold::Targets::of(
+            &generations,
+            &feedback,
+            &retractions,
+            &ends,
+            caught_up_to,
+            &self.surfaces,
+        );
+        let of_turns = hold::announce(connection, &targets).await?;
+        hold::hold_episodes(connection, &targets, of_turns).await?;
+        insert::open_episodes(connection, &generations, &self.surfaces).await?;
+
+        let held = hold::hold_targets(connection, &targets).await?;
         let stored = insert::feedback(connection, &feedback, &held).await?;
         refuse(
             &mut feedback,
@@ -192,7 +204,7 @@ impl Sink {
         let late = stored.iter().filter(|(_, late)| **late);
         let late: Vec<Uuid> = late.map(|((_, id), _)| *id).collect();
 
-        hold::hold_retracted(connection, &retractions).await?;
+        hold::hold_retracted(connection, &targets).await?;
         let retracted: Vec<Uuid> = retractions.iter().map(|row| row.body.feedback_id).collect();
         let stored = insert::retractions(connection, &retractions).await?;
         refuse(

@@ -142,6 +142,7 @@ fn a_key_signs_only_documents_of_its_role() {
         ("fold", Role::Trainer),
         ("share", Role::Trainer),
         ("assignment", Role::Release),
+        ("salted-assignment", Role::Release),
         ("statement", Role::Release),
         ("revocation", Role::Root),
     ];

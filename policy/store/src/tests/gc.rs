@@ -172,6 +172,7 @@ impl Fixture {
             epoch,
             aliases: aliases.collect(),
             arms: vec![],
+            salt: String::new(),
             created_at: time::OffsetDateTime::now_utc() - time::Duration::days(2),
         };
         self.store.put_assignment(&assignment, &self.key).await.unwrap();

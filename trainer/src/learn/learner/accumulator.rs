@@ -4,8 +4,9 @@
 use super::{Metrics, at_targets, to_vec};
 use crate::learn::batch::{Counts, MicroBatch};
 use crate::learn::loss::Terms;
-use crate::learn::sample::Sample;
+use crate::learn::sample::{Sample, Trajectory};
 use crate::learn::{advantage, mismatch};
+use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
 /// One in this many sequences is kept to measure KL on. More would cost time that nothing else
@@ -24,22 +25,22 @@ pub(super) struct KlBatch {
 
 #[derive(Debug, Default)]
 pub(super) struct Accumulator {
-    pub counts: Counts,
+    /// Trained tokens.
+    tokens: usize,
+    /// With their rewards.
+    trajectories: BTreeMap<Trajectory, f64>,
     pub kl_batches: Vec<KlBatch>,
     /// Time spent on all of it.
     pub seconds: f64,
-    rewards: Vec<f64>,
     advantages: Vec<f64>,
     explored: usize,
     replayed: usize,
     /// Samples that were refused and are in none of the sums.
     pub quarantined: usize,
-    /// log μ as logged.
-    logged: Vec<f32>,
-    /// log μ recomputed.
-    recomputed: Vec<f32>,
-    /// log π.
-    policy: Vec<f32>,
+    /// Tokens of sequences that the head sampled.
+    of_head: LogProbs,
+    /// Tokens of the others.
+    stale: LogProbs,
     loss: f64,
     clipped: f64,
     entropy: f64,
@@ -47,17 +48,40 @@ pub(super) struct Accumulator {
     kl_sequences: usize,
 }
 
+/// What trained tokens were logged with, and what the head gives them.
+#[derive(Debug, Default)]
+struct LogProbs {
+    /// log μ as logged.
+    logged: Vec<f32>,
+    /// log μ recomputed.
+    recomputed: Vec<f32>,
+    /// log π.
+    policy: Vec<f32>,
+}
+
+impl LogProbs {
+    fn measure(&self) -> mismatch::Mismatch {
+        mismatch::measure(&self.logged, &self.recomputed, &self.policy)
+    }
+}
+
 impl Accumulator {
     /// Whether no sample has been given.
     pub fn is_empty(&self) -> bool {
-        self.counts.sequences == 0 && self.quarantined == 0
+        self.advantages.is_empty() && self.quarantined == 0
+    }
+
+    pub fn counts(&self) -> Counts {
+        Counts {
+            trajectories: self.trajectories.len(),
+            tokens: self.tokens,
+        }
     }
 
     /// Counts a sample that joins the cohort.
     pub fn add_sample(&mut self, sample: &Sample, advantage: f64) {
-        self.counts.sequences += 1;
-        self.counts.tokens += sample.trained_tokens();
-        self.rewards.push(sample.reward);
+        self.trajectories.insert(sample.trajectory(), sample.reward);
+        self.tokens += sample.trained_tokens();
         self.advantages.push(advantage);
         self.explored += usize::from(sample.suppressed);
         self.replayed += usize::from(sample.experts.is_some());
@@ -76,9 +100,14 @@ impl Accumulator {
         self.loss += terms.per_token.sum(Kind::Double).double_value(&[]);
         self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
         self.entropy += distribution.exp().special_entr().sum(Kind::Double).double_value(&[]);
-        self.recomputed.extend_from_slice(recomputed);
-        self.policy.extend(to_vec(&at_targets(&distribution, &batch)));
-        self.logged.extend_from_slice(&batch.behavior);
+        let log_probs = if batch.stale {
+            &mut self.stale
+        } else {
+            &mut self.of_head
+        };
+        log_probs.recomputed.extend_from_slice(recomputed);
+        log_probs.policy.extend(to_vec(&at_targets(&distribution, &batch)));
+        log_probs.logged.extend_from_slice(&batch.behavior);
         self.sequences += batch.sequences.len();
         if self.kl_sequences * KL_ONE_IN < self.sequences {
             self.kl_sequences += batch.sequences.len();
@@ -92,21 +121,23 @@ impl Accumulator {
 
     /// The metrics that are known before the update.
     pub fn metrics(&self, denominator: f64) -> Metrics {
-        let tokens = self.counts.tokens.max(1) as f64;
+        let tokens = self.tokens.max(1) as f64;
         Metrics {
             loss: self.loss / denominator,
             clipped: self.clipped / tokens,
             entropy: self.entropy / tokens,
-            sequences: self.counts.sequences,
+            trajectories: self.trajectories.len(),
+            sequences: self.advantages.len(),
             explored: self.explored,
             replayed: self.replayed,
             quarantined: self.quarantined,
-            tokens: self.counts.tokens,
+            tokens: self.tokens,
             without_gradient: self.advantages.iter().filter(|&&a| a == 0.0).count(),
-            reward_mean: advantage::mean(&self.rewards),
+            reward_mean: advantage::mean(&self.trajectories.values().copied().collect::<Vec<f64>>()),
             advantage_mean: advantage::mean(&self.advantages),
             advantage_std: advantage::std(&self.advantages),
-            mismatch: mismatch::measure(&self.logged, &self.recomputed, &self.policy),
+            mismatch: self.of_head.measure(),
+            stale: self.stale.measure(),
             ..Metrics::default()
         }
     }

@@ -12,6 +12,7 @@ use model::exact::{Compute, KvCache};
 use model::sampling::{self, Params, PreviousTokens, Source};
 use uuid::Uuid;
 
+mod episodes;
 mod lora;
 
 pub(crate) fn tiny() -> ModelConfig {
@@ -52,7 +53,9 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
                 replica: "r".into(),
                 class: "completion".into(),
                 group: None,
+                turn: None,
                 version: 1,
+                staleness: 0,
                 prompt: (0..3 + i % 5).map(id).collect(),
                 logprobs: vec![0.0; tokens.len()],
                 mask: vec![true; tokens.len()],

@@ -4,6 +4,7 @@
 use crate::api::audited;
 use crate::runs::claim;
 use crate::runs::trainer::Trainer;
+use artifact::assignment::{CHAMPION, LEARNER};
 use edge::audit::{self, Actor};
 use serde_json::json;
 use uuid::Uuid;
@@ -38,9 +39,13 @@ impl OtherTarget {
         format!("{alias} {place}; the run goes on when it follows line {line} again")
     }
 
-    /// The inverse of [`to_reason`](Self::to_reason). `None`: the run is paused for another reason.
-    pub fn from_reason(reason: &str, alias: &str) -> Option<Self> {
-        let place = reason.strip_prefix(alias)?.strip_prefix(' ')?;
+    /// The inverse of [`to_reason`](Self::to_reason), whichever alias the run learned from then.
+    /// `None`: the run is paused for another reason.
+    pub fn from_reason(reason: &str) -> Option<Self> {
+        let (alias, place) = reason.split_once(' ')?;
+        if ![LEARNER, CHAMPION].contains(&alias) {
+            return None;
+        }
         let (place, _) = place.split_once("; the run goes on when it follows line ")?;
         match (
             place.strip_prefix("is pinned to version "),
@@ -74,7 +79,7 @@ pub(super) async fn state(trainer: &Trainer, line_branch: i32) -> Result<AliasSt
         where policy = $1 and alias = $2 and not withdrawn
         "#,
         trainer.policy,
-        options.alias
+        options.alias()
     )
     .fetch_optional(&trainer.pool)
     .await?;
@@ -152,9 +157,9 @@ pub(super) async fn may_run(trainer: &Trainer, run: Uuid) -> Result<bool, sqlx::
     if row.status != "paused" {
         return Ok(matches!(row.status.as_str(), "queued" | "running" | "pausing"));
     }
-    let alias = &trainer.options.realtime.alias;
+    let alias = trainer.options.realtime.alias();
     let reason = row.reason.unwrap_or_default();
-    let by_alias = OtherTarget::from_reason(&reason, alias).is_some();
+    let by_alias = OtherTarget::from_reason(&reason).is_some();
     if !by_alias || matches!(state(trainer, i32::MAX).await?, AliasState::OtherTarget(_)) {
         return Ok(false);
     }
@@ -207,20 +212,23 @@ mod tests {
         for (follows, text) in [
             (
                 None,
-                "champion is pinned to version 7; the run goes on when it follows line realtime again",
+                "learner is pinned to version 7; the run goes on when it follows line realtime again",
             ),
             (
                 Some("run-1"),
-                "champion follows line run-1; the run goes on when it follows line realtime again",
+                "learner follows line run-1; the run goes on when it follows line realtime again",
             ),
         ] {
             let AliasState::OtherTarget(target) = judged(follows, 3, 2) else {
                 panic!("the alias does not follow the line")
             };
-            let reason = target.to_reason("champion", "realtime");
+            let reason = target.to_reason("learner", "realtime");
             assert_eq!(reason, text);
-            assert_eq!(OtherTarget::from_reason(&reason, "champion"), Some(target));
+            assert_eq!(OtherTarget::from_reason(&reason).as_ref(), Some(&target));
+            // a run that was paused while it learned from champion
+            let before = target.to_reason("champion", "realtime");
+            assert_eq!(OtherTarget::from_reason(&before), Some(target));
         }
-        assert_eq!(OtherTarget::from_reason("paused by request", "champion"), None);
+        assert_eq!(OtherTarget::from_reason("paused by request"), None);
     }
 }

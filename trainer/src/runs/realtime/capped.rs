@@ -21,7 +21,7 @@ impl Capped {
         Ok(Capped(ShareAlarm::new(active)))
     }
 
-    /// Counts samples that joined the cohort.
+    /// Counts generations that joined the cohort.
     pub fn record_joined(&mut self, count: u64) {
         self.0.record(count, false);
     }

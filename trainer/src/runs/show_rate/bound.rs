@@ -91,12 +91,13 @@ impl Observation<'_> {
         format!(
             "{} declines almost everything: it shows {} of its latest {} generations, and should show {}{compared}. \
              Declined generations get no feedback, so it learns only from the few that it shows, with {exploration}. Go \
-             back to the version it served before with `springtide release rollback --reason '…'`, or raise `explore` \
-             of its [[release.arm]]",
+             back to an earlier version with `springtide release rollback VERSION --reason '…'`, or raise `explore` with \
+             `springtide release arms --explore {}=SHARE --reason '…'`",
             self.arm,
             percent(self.shown.rate()),
             self.shown.generations,
             percent(self.bound()),
+            self.arm,
         )
     }
 
@@ -179,7 +180,7 @@ mod tests {
             "{message}"
         );
         assert!(
-            message.contains("release rollback") && message.contains("raise `explore`"),
+            message.contains("release rollback") && message.contains("--explore champion="),
             "{message}"
         );
         let first = Some(Reference::First {

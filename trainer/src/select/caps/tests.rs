@@ -76,6 +76,19 @@ fn refused(recent: &mut Recent, level: usize, names: impl IntoIterator<Item = &'
 }
 
 #[test]
+fn an_episode_is_of_whom_most_of_its_turns_are() {
+    let turn = |replica: &str| Sample {
+        replica: replica.into(),
+        ..Sample::example()
+    };
+    let turns = [turn("r2"), turn("r1"), turn("r2"), turn("r3")];
+    let turns: Vec<&Sample> = turns.iter().collect();
+    assert_eq!(Contributor::of(&turns).replica, "r2");
+    assert_eq!(Contributor::of(&turns[..2]).replica, "r1", "the first by name");
+    assert_eq!(Contributor::of(&turns[..1]).user, "u");
+}
+
+#[test]
 fn a_new_or_small_key_caps_nobody() {
     for level in [USER, TENANT, SURFACE, REPLICA] {
         // one alone, then a second and a third that send one each

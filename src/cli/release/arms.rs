@@ -1,0 +1,225 @@
+//! `springtide release arms`: how users are divided among aliases.
+
+use anyhow::{Context, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::cli::control_client::ControlClient;
+use crate::cli::output::{Output, cell, rows, table};
+
+const PATH: &str = "/v1/experiment";
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// All arms with their shares of the users, such as learner=0.2,champion=0.7,base=0.1. An arm
+    /// that is not named gets no users any more.
+    #[arg(long, value_name = "ALIAS=SHARE,…", value_delimiter = ',', value_parser = pair)]
+    set: Vec<(String, f64)>,
+    /// The share of an arm's requests that must not decline, such as learner=0.02. Arms that are not
+    /// named keep theirs.
+    #[arg(long, value_name = "ALIAS=SHARE,…", value_delimiter = ',', value_parser = pair)]
+    explore: Vec<(String, f64)>,
+    /// Draw every user's arm anew. Without it, a user changes arms only if the shares move past them.
+    #[arg(long)]
+    new_salt: bool,
+    /// Why; kept for audits. A change needs it.
+    #[arg(long)]
+    reason: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// An arm as the API has it. Other fields of an answer are not needed to change it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Arm {
+    alias: String,
+    weight: f64,
+    explore: f64,
+}
+
+impl Args {
+    pub async fn run(self, client: &ControlClient) -> anyhow::Result<()> {
+        let current: Value = client.get(PATH, &[]).await?;
+        if self.set.is_empty() && self.explore.is_empty() && !self.new_salt {
+            ensure!(
+                self.reason.is_none(),
+                "--reason belongs to a change: add --set, --explore or --new-salt"
+            );
+            return self.output.print(&current, || page(&current));
+        }
+        let reason = self.reason.context("a change of the arms needs --reason '…'")?;
+        let arms: Vec<Arm> = serde_json::from_value(current["arms"].clone()).context("read the arms in force")?;
+        let mut body = json!({
+            "arms": changed(&arms, &self.set, &self.explore)?,
+            "replaces": current["id"],
+            "reason": reason,
+        });
+        if self.new_salt {
+            body["salt"] = Uuid::now_v7().simple().to_string().into();
+        }
+        let done: Value = client.put(PATH, &body).await?;
+        self.output.print(&done, || page(&done))
+    }
+}
+
+/// `alias=share`.
+fn pair(text: &str) -> Result<(String, f64), String> {
+    let (alias, share) = text
+        .split_once('=')
+        .ok_or("give alias=share, such as champion=0.7".to_owned())?;
+    let share = share.trim().parse().map_err(|error| format!("{share:?}: {error}"))?;
+    Ok((alias.trim().to_owned(), share))
+}
+
+/// The arms to ask for. Arms stay in their order, because users move if it changes.
+fn changed(current: &[Arm], set: &[(String, f64)], explore: &[(String, f64)]) -> anyhow::Result<Vec<Arm>> {
+    let named = |pairs: &[(String, f64)], alias: &str| {
+        let pair = pairs.iter().find(|(name, _)| name == alias);
+        pair.map(|(_, share)| *share)
+    };
+    if let Some((twice, _)) = (set.iter().enumerate())
+        .find(|(i, (alias, _))| named(&set[..*i], alias).is_some())
+        .map(|(_, pair)| pair)
+    {
+        bail!("--set names {twice} twice");
+    }
+    let kept = current.iter().filter_map(|arm| match set {
+        [] => Some(arm.clone()),
+        set => Some(Arm {
+            weight: named(set, &arm.alias)?,
+            ..arm.clone()
+        }),
+    });
+    let new = set
+        .iter()
+        .filter(|(alias, _)| current.iter().all(|arm| arm.alias != *alias));
+    let new = new.map(|(alias, weight)| Arm {
+        alias: alias.clone(),
+        weight: *weight,
+        explore: 0.0,
+    });
+    let mut arms: Vec<Arm> = kept.chain(new).collect();
+    for (alias, share) in explore {
+        let arm = arms.iter_mut().find(|arm| arm.alias == *alias);
+        arm.with_context(|| format!("--explore names {alias}, which is no arm"))?
+            .explore = *share;
+    }
+    Ok(arms)
+}
+
+/// The experiment as text.
+fn page(experiment: &Value) -> String {
+    let share = |value: &Value| {
+        value
+            .as_f64()
+            .map_or("?".to_owned(), |share| format!("{:.1}%", share * 100.0))
+    };
+    let arms = rows(&experiment["arms"]).map(|arm| {
+        let version = match arm["version"].is_null() {
+            true => "none".to_owned(),
+            false => cell(&arm["version"]),
+        };
+        [
+            cell(&arm["alias"]),
+            share(&arm["weight"]),
+            share(&arm["explore"]),
+            version,
+        ]
+    });
+    let text = |field: &str| cell(&experiment[field]);
+    let salt = match experiment["salt"].as_str() {
+        None | Some("") => "none".to_owned(),
+        Some(salt) => salt.to_owned(),
+    };
+    let mut page = table(["arm", ">users", ">explores", ">version"], arms);
+    page += &format!(
+        "\nsince {} (epoch {}), by {}: {}\nsalt: {salt}\nthe realtime run learns from {}; champion moves every {} version(s)\n",
+        text("since"),
+        text("epoch"),
+        text("actor"),
+        text("reason"),
+        text("learning_alias"),
+        text("champion_every"),
+    );
+    for warning in rows(&experiment["warnings"]) {
+        page += &format!("warning: {}\n", cell(warning));
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arm(alias: &str, weight: f64, explore: f64) -> Arm {
+        Arm {
+            alias: alias.to_owned(),
+            weight,
+            explore,
+        }
+    }
+
+    fn pairs(text: &str) -> Vec<(String, f64)> {
+        text.split(',').map(|text| pair(text).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_change_keeps_the_order_and_what_it_does_not_name() {
+        let current = [
+            arm("learner", 0.3, 0.02),
+            arm("champion", 0.5, 0.0),
+            arm("base", 0.2, 0.0),
+        ];
+        let set = pairs("base=0.1,canary=0.1,champion=0.6,learner=0.2");
+        let arms = changed(&current, &set, &pairs("canary=0.5")).unwrap();
+        let expected = [
+            arm("learner", 0.2, 0.02),
+            arm("champion", 0.6, 0.0),
+            arm("base", 0.1, 0.0),
+            arm("canary", 0.1, 0.5),
+        ];
+        assert_eq!(arms, expected);
+        let without_base = changed(&current, &pairs("champion=0.7, learner=0.3"), &[]).unwrap();
+        assert_eq!(without_base, [arm("learner", 0.3, 0.02), arm("champion", 0.7, 0.0)]);
+        let explored = changed(&current, &[], &pairs("learner=0")).unwrap();
+        assert_eq!((explored.len(), &explored[0]), (3, &arm("learner", 0.3, 0.0)));
+    }
+
+    #[test]
+    fn a_change_that_contradicts_itself_is_refused() {
+        let current = [arm("learner", 1.0, 0.0)];
+        let refused =
+            |set: &[(String, f64)], explore: &[(String, f64)]| changed(&current, set, explore).unwrap_err().to_string();
+        assert_eq!(
+            refused(&pairs("learner=0.5,learner=0.5"), &[]),
+            "--set names learner twice"
+        );
+        assert_eq!(
+            refused(&[], &pairs("base=0.1")),
+            "--explore names base, which is no arm"
+        );
+        assert!(pair("learner").unwrap_err().contains("alias=share"));
+        assert!(pair("learner=much").unwrap_err().contains("much"));
+    }
+
+    #[test]
+    fn the_page_has_the_shares_and_the_warnings() {
+        let experiment = json!({
+            "epoch": 12, "salt": "", "since": "2026-11-27T10:00:00Z", "actor": "ana", "reason": "more champions",
+            "learning_alias": "learner", "champion_every": 1, "warnings": ["no arm serves `learner`"],
+            "arms": [{"alias": "champion", "weight": 0.95, "explore": 0.02, "version": 41},
+                     {"alias": "canary", "weight": 0.05, "explore": 0.0, "version": null}],
+        });
+        let page = page(&experiment);
+        let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        for expected in [
+            "champion 95.0% 2.0% 41",
+            "canary 5.0% 0.0% none",
+            "by ana: more champions salt: none",
+            "warning: no arm serves `learner`",
+        ] {
+            assert!(page.contains(expected), "no {expected:?} in\n{page}");
+        }
+    }
+}

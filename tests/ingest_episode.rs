@@ -1,0 +1,356 @@
+//! Episodes that are trajectories: their turns close together, whatever is being stored meanwhile.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ingest::event::{self, EpisodeEnd, Event, Feedback, Generation, Target, Value};
+use ingest::reward::{Definition, Metric, MetricType, Unit};
+use serde_json::json;
+use sqlx::PgPool;
+use uuid::Uuid;
+
+use crate::ingest::{Service, Trajectory, count, generation, options, send, stored, trajectory};
+use crate::ingest_order::{hold_the_closer, release_the_closer};
+use crate::support::{Stack, eventually};
+
+const SOON: Duration = Duration::from_secs(120);
+const SOURCE: &str = "tests/episode";
+
+/// `session` closes at its end, `patient` two seconds after its last turn.
+pub fn with_sessions() -> ingest::Options {
+    let session = Definition {
+        name: "session".to_owned(),
+        trajectory: Unit::Episode,
+        horizon_seconds: 3_600.0,
+        close_on_episode_end: true,
+        turn_reward: Some("kept == null ? null : kept".to_owned()),
+        ..Definition::completion()
+    };
+    let patient = Definition {
+        name: "patient".to_owned(),
+        horizon_seconds: 2.0,
+        close_on_episode_end: false,
+        ..session.clone()
+    };
+    ingest::Options {
+        surface: vec![session, patient],
+        metric: vec![Metric::new("kept", MetricType::Float)],
+        ..options()
+    }
+}
+
+fn in_session(episode_id: Uuid, number: u32, surface: &str) -> Generation {
+    Generation {
+        episode_id,
+        turn: number,
+        surface: surface.to_owned(),
+        ..generation()
+    }
+}
+
+fn about(target: Target, metric: &str, value: Value) -> Event {
+    let feedback = Feedback {
+        id: Uuid::now_v7(),
+        target,
+        metric_name: metric.to_owned(),
+        value,
+        tags: BTreeMap::new(),
+    };
+    feedback.into_event("default", SOURCE, event::now())
+}
+
+fn end(episode_id: Uuid) -> Event {
+    EpisodeEnd { episode_id }.into_event("default", SOURCE, event::now())
+}
+
+fn logged(turn: &Generation) -> Event {
+    turn.clone().into_event("default", SOURCE)
+}
+
+/// How many transactions have written trajectories.
+pub async fn transactions(pool: &PgPool) -> i64 {
+    count(pool, "select count(distinct xmin::text) from trajectory").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_after_an_episode_has_closed_is_late_and_another_tenant_is_another_episode() {
+    let stack = Stack::start("late-turn").await;
+    let service = Service::start_with(&stack, with_sessions()).await;
+    let episode = Uuid::now_v7();
+    let turns = [0, 1].map(|number| in_session(episode, number, "patient"));
+    let foreign = in_session(episode, 0, "patient");
+    let foreign_id = foreign.id;
+    send(
+        &stack,
+        &[
+            logged(&turns[0]),
+            logged(&turns[1]),
+            foreign.into_event("other", SOURCE),
+        ],
+    )
+    .await;
+    send(&stack, &[about(Target::Episode(episode), "accept", Value::Bool(false))]).await;
+    let rejected = Trajectory::rewarded(-0.25, "reject");
+    for turn in &turns {
+        assert_eq!(trajectory(&stack.pool, turn.id).await, rejected);
+    }
+    assert_eq!(
+        trajectory(&stack.pool, foreign_id).await,
+        Trajectory::censored("no_feedback")
+    );
+
+    let late = in_session(episode, 2, "patient");
+    hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;
+    send(&stack, &[logged(&late)]).await;
+    stored(&stack.pool, 5).await;
+    // The late turn is open, but its episode is not.
+    let thumb = about(Target::Episode(episode), "accept", Value::Bool(true));
+    let event::Body::Feedback(body) = &thumb.body else {
+        panic!("feedback")
+    };
+    let question = json!({"id": body.id, "episode_id": episode, "metric_name": "accept", "value": true});
+    let (status, answer) = service.post("/v1/feedback?dryrun=true", &question).await;
+    assert_eq!(
+        (status, &answer["dryrun"]["feedback"]),
+        (200, &json!("late")),
+        "{answer}"
+    );
+    let feedback = [
+        thumb,
+        about(Target::Generation(turns[0].id), "kept", Value::Float(1.0)),
+        about(Target::Generation(late.id), "kept", Value::Float(1.0)),
+    ];
+    send(&stack, &feedback).await;
+    stored(&stack.pool, 8).await;
+    release_the_closer(&stack.pool).await;
+    assert_eq!(
+        trajectory(&stack.pool, late.id).await,
+        Trajectory::censored("late_turn")
+    );
+    let late_events: Vec<bool> = sqlx::query_scalar("select late from feedback order by id")
+        .fetch_all(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(late_events, [false, true, true, false], "the late turn itself was open");
+    for turn in &turns {
+        assert_eq!(trajectory(&stack.pool, turn.id).await, rejected, "it is given once");
+    }
+    let alone = "select count(*) from trajectory where episode_id is null and episode_turns is null";
+    assert_eq!(count(&stack.pool, alone).await, 1);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_trajectory_censors_what_is_open() {
+    let stack = Stack::start("redefined").await;
+    let as_generations = || {
+        let mut options = with_sessions();
+        for surface in &mut options.surface {
+            (surface.trajectory, surface.turn_reward) = (Unit::Generation, None);
+            surface.horizon_seconds = 4.0;
+        }
+        options
+    };
+    let mut as_episodes = with_sessions();
+    as_episodes.surface[0].horizon_seconds = 4.0;
+    let mut turns = Vec::new();
+    for options in [as_generations(), as_episodes.clone(), as_generations()] {
+        let service = Service::start_with(&stack, options).await;
+        if turns.is_empty() {
+            hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;
+        }
+        let turn = in_session(Uuid::now_v7(), 0, "session");
+        turns.push(turn.id);
+        send(&stack, &[logged(&turn)]).await;
+        stored(&stack.pool, turns.len() as i64).await;
+        service.stop().await;
+    }
+    let service = Service::start_with(&stack, as_episodes).await;
+    release_the_closer(&stack.pool).await;
+    assert_eq!(
+        trajectory(&stack.pool, turns[0]).await,
+        Trajectory::censored("redefined")
+    );
+    assert_eq!(
+        trajectory(&stack.pool, turns[1]).await,
+        Trajectory::censored("no_feedback")
+    );
+    assert_eq!(
+        trajectory(&stack.pool, turns[2]).await,
+        Trajectory::censored("redefined")
+    );
+    service.stop().await;
+    let turn = in_session(Uuid::now_v7(), 0, "session");
+    let mut as_episodes = with_sessions();
+    as_episodes.surface[0].horizon_seconds = 1.0;
+    let service = Service::start_with(&stack, as_episodes).await;
+    hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;
+    send(&stack, &[logged(&turn)]).await;
+    stored(&stack.pool, 4).await;
+    service.stop().await;
+    let service = Service::start_with(&stack, as_generations()).await;
+    release_the_closer(&stack.pool).await;
+    assert_eq!(
+        trajectory(&stack.pool, turn.id).await,
+        Trajectory::censored("redefined")
+    );
+    assert_eq!(count(&stack.pool, "select count(*) from open_episode").await, 0);
+    service.stop().await;
+}
+
+/// Stores turns of an episode that is due, without the sink.
+async fn fill(pool: &PgPool, surface: &str, turns: i32) -> Uuid {
+    let episode = Uuid::now_v7();
+    for statement in [
+        "insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, \
+             surface, episode_id, turn, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p, \
+             finish_reason, declined, sampled_at, finished_at) \
+         select uuidv7(), 'default', 'demo', 1, 1, '[[1, 1]]', '\\x00', 'realtime', 'replica-1', 'production', $2, $1, n, \
+                'user', 'champion', 1, array[1], array[2], array[-0.5::real], 1, 1, 'stop', false, now(), now() \
+         from generate_series(1, $3) n",
+        "insert into open_generation (generation_id, surface, closes_at, episode_id) \
+         select id, surface, now(), episode_id from generation where episode_id = $1 and surface = $2 and turn <= $3",
+        "insert into feedback (id, tenant_id, generation_id, metric_name, value_text, given_at) \
+         select uuidv7(), 'default', id, 'comment', repeat('x', 60000), finished_at from generation \
+         where episode_id = $1 and surface = $2 and turn <= least($3, 1000) and turn % 2 = 0",
+        "insert into feedback (id, tenant_id, episode_id, metric_name, value_bool, given_at) \
+         select uuidv7(), 'default', $1, 'accept', true, min(finished_at) from generation \
+         where episode_id = $1 and surface = $2 and $3 > 0",
+        "insert into open_episode (tenant_id, episode_id, surface, turn_stored_at, closes_at) \
+         select 'default', $1, $2, now(), now() where $3 > 0",
+    ] {
+        let query = sqlx::query(statement).bind(episode).bind(surface).bind(turns);
+        query.execute(pool).await.unwrap();
+    }
+    episode
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_turns_close_in_one_transaction_page_by_page() {
+    let stack = Stack::start("thousand-turns").await;
+    fill(&stack.pool, "session", 1_000).await;
+    let mut options = with_sessions();
+    // It reads texts of 64 KiB, so that a page has 16 turns.
+    options.surface[0].turn_reward = Some("comment == null ? null : double(comment.size())".to_owned());
+    options.surface[0].horizon_seconds = 1.0;
+    let service = Service::start_with(&stack, options).await;
+    let all = "select count(*) from trajectory where reward = 0.75 and episode_turns = 1000";
+    eventually("all are closed", SOON, async || {
+        (count(&stack.pool, all).await == 1_000).then_some(())
+    })
+    .await;
+    assert_eq!(transactions(&stack.pool).await, 1);
+    let own = "select count(*) from trajectory where turn_reward = 60000";
+    assert_eq!(count(&stack.pool, own).await, 500);
+    let left = "select (select count(*) from open_generation) + (select count(*) from open_episode)";
+    assert_eq!(count(&stack.pool, left).await, 0);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_episode_with_too_many_turns_is_censored_and_holds_no_other_up() {
+    let stack = Stack::start("too-many-turns").await;
+    fill(&stack.pool, "session", 4_097).await;
+    let other = fill(&stack.pool, "session", 4_096).await;
+    let mut options = with_sessions();
+    options.surface[0].horizon_seconds = 1.0;
+    let service = Service::start_with(&stack, options).await;
+    let closed = "select count(*) from trajectory where closed_at is not null";
+    eventually("all are closed", SOON, async || {
+        (count(&stack.pool, closed).await == 8_193).then_some(())
+    })
+    .await;
+    let codes = "select count(*) from trajectory where censor_code = 'too_many_turns' and episode_turns = 4097";
+    assert_eq!(count(&stack.pool, codes).await, 4_097);
+    let rewarded: i64 = sqlx::query_scalar("select count(*) from trajectory where episode_id = $1 and reward = 0.75")
+        .bind(other)
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(rewarded, 4_096);
+    assert_eq!(transactions(&stack.pool).await, 2);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_episode_stays_open_while_a_sink_may_store_feedback_about_a_turn() {
+    let stack = Stack::start("contested").await;
+    let service = Service::start_with(&stack, with_sessions()).await;
+    let episode = Uuid::now_v7();
+    let turns = [0, 1].map(|number| in_session(episode, number, "session"));
+    // A sink that does not see the second turn yet announces it, and is slow.
+    let mut slow = stack.pool.begin().await.unwrap();
+    sqlx::query("select pg_current_xact_id()")
+        .execute(&mut *slow)
+        .await
+        .unwrap();
+    sqlx::query("select pg_advisory_xact_lock_shared(1, hashtext($1::uuid::text) & 4095)")
+        .bind(turns[1].id)
+        .execute(&mut *slow)
+        .await
+        .unwrap();
+    send(&stack, &[logged(&turns[0]), logged(&turns[1]), end(episode)]).await;
+    // Another episode that is over later closes.
+    let other = in_session(Uuid::now_v7(), 0, "session");
+    stored(&stack.pool, 3).await;
+    send(&stack, &[logged(&other), end(other.episode_id)]).await;
+    trajectory(&stack.pool, other.id).await;
+    assert_eq!(count(&stack.pool, "select count(*) from trajectory").await, 1);
+    sqlx::query(
+        "insert into feedback (id, tenant_id, generation_id, metric_name, value_float, given_at) \
+         select uuidv7(), 'default', id, 'kept', 0.25, finished_at from generation where id = $1",
+    )
+    .bind(turns[1].id)
+    .execute(&mut *slow)
+    .await
+    .unwrap();
+    sqlx::query(
+        "insert into feedback (id, tenant_id, episode_id, metric_name, value_bool, given_at) \
+         select uuidv7(), 'default', episode_id, 'accept', true, finished_at from generation where id = $1",
+    )
+    .bind(turns[1].id)
+    .execute(&mut *slow)
+    .await
+    .unwrap();
+    slow.commit().await.unwrap();
+    assert_eq!(
+        trajectory(&stack.pool, turns[0].id).await,
+        Trajectory::rewarded(0.75, "accept")
+    );
+    let own: Option<f64> = sqlx::query_scalar("select turn_reward from trajectory where generation_id = $1")
+        .bind(turns[1].id)
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(own, Some(0.25));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_episode_keeps_its_week_until_a_run_has_decided() {
+    let stack = Stack::start("week-of-episode").await;
+    let pool = &stack.pool;
+    let run = "insert into run (id, kind, policy, line, status, config) \
+               values (uuidv7(), 'realtime', 'demo', 'realtime', 'running', '{}')";
+    sqlx::query(run).execute(pool).await.unwrap();
+    fill(pool, "session", 3).await;
+    let needed = async || -> Option<String> {
+        let query = "select generations_needed(first_generation_id(now() + interval '1 day'))";
+        sqlx::query_scalar(query).fetch_one(pool).await.unwrap()
+    };
+    assert_eq!(needed().await.as_deref(), Some("open"));
+    let mut options = with_sessions();
+    options.surface[0].horizon_seconds = 1.0;
+    let service = Service::start_with(&stack, options).await;
+    let all = "select count(*) from trajectory where reward = 0.75";
+    eventually("all are closed", SOON, async || {
+        (count(pool, all).await == 3).then_some(())
+    })
+    .await;
+    service.stop().await;
+    assert_eq!(needed().await.as_deref(), Some("queued"));
+    let decided =
+        "insert into disposition (generation_id, kind, code) select generation_id, 'dropped', 'stale' from trajectory";
+    sqlx::query(decided).execute(pool).await.unwrap();
+    assert_eq!(needed().await, None);
+}

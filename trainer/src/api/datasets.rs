@@ -1,0 +1,298 @@
+//! `/v1/datasets`: create a version, find one, say what is gone of it, stream the file of an export.
+//!
+//! A dataset is shown to keys of the tenant that made it, and to administrators. It may have
+//! generations of all tenants that consent to the policy, for training and measuring. An export
+//! has only those of the caller's tenant, or, for an administrator, all.
+
+use super::offline::{ExportFor, Exported};
+use super::{List, Shared, database, limit, visible_tenant};
+use crate::dataset::file::Format;
+use crate::dataset::store::{self, Dataset, Error, New};
+use crate::dataset::{self, Query as DatasetQuery, Reference, check_name};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use edge::auth::Principal;
+use edge::json::Json;
+use edge::path::Path;
+use edge::problem::Problem;
+use edge::query::Query;
+use futures::{StreamExt, stream};
+use ingest::payload::Store as Payloads;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use time::OffsetDateTime;
+
+/// The body of `POST /v1/datasets`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Request {
+    name: String,
+    /// Default: every closed trajectory with a reward.
+    #[serde(default)]
+    query: DatasetQuery,
+}
+
+/// A version of a dataset as clients see it.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "object", rename = "dataset")]
+pub(super) struct Shown {
+    name: String,
+    version: i32,
+    policy: String,
+    tenant: String,
+    /// What was asked for, and what fixes it: `tenants`, `closed_before`, `last_id`, `limit`.
+    query: Value,
+    created_by: String,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+    /// At its creation.
+    generations: i64,
+    /// BLAKE3 of their ids in ascending order, hexadecimal.
+    digest: String,
+    #[serde(flatten)]
+    now: Option<Now>,
+}
+
+/// What is left of it. Absent in lists.
+#[derive(Debug, Clone, Serialize)]
+struct Now {
+    /// Generations that a run gets.
+    available: i64,
+    /// Deleted by retention.
+    expired: i64,
+    /// Stored, but their tenant has withdrawn its consent.
+    withdrawn: i64,
+    /// Whether a run gets exactly the generations of its creation.
+    complete: bool,
+}
+
+impl Shown {
+    fn new(dataset: Dataset, now: Option<Now>) -> Self {
+        Shown {
+            name: dataset.name,
+            version: dataset.version,
+            policy: dataset.policy,
+            tenant: dataset.tenant,
+            query: dataset.query,
+            created_by: dataset.created_by,
+            created_at: dataset.created_at,
+            generations: dataset.generations,
+            digest: hex::encode(dataset.digest),
+            now,
+        }
+    }
+}
+
+impl Shared {
+    /// A version of a dataset that the caller may use, or a 404.
+    pub(super) async fn dataset(&self, reference: &Reference, principal: &Principal) -> Result<Dataset, Problem> {
+        let mut connection = self.pool.acquire().await.map_err(database)?;
+        let found = store::find(&mut connection, &self.policy, reference, visible_tenant(principal)).await;
+        let missing = || Problem::not_found(format!("policy `{}` has no dataset {reference}", self.policy));
+        found.map_err(database)?.ok_or_else(missing)
+    }
+}
+
+pub(super) async fn create(
+    State(shared): State<Shared>,
+    principal: Principal,
+    Json(request): Json<Request>,
+) -> Result<(StatusCode, Json<Shown>), Problem> {
+    check_name(&request.name).map_err(Problem::bad_request)?;
+    let checked = request.query.check();
+    checked.map_err(|why| Problem::bad_request(format!("query.{why}")))?;
+    let new = New {
+        policy: &shared.policy,
+        name: &request.name,
+        tenant: &principal.tenant,
+        query: &request.query,
+        actor: principal.actor(),
+    };
+    let made = store::create(&shared.pool, new).await.map_err(|error| match error {
+        Error::Empty => Problem::conflict(error),
+        Error::Database(error) => database(error),
+        error => Problem::internal(error),
+    })?;
+    Ok((StatusCode::CREATED, Json(Shown::new(made, None))))
+}
+
+/// Which datasets to list.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Page {
+    limit: Option<i64>,
+    /// The last `name@version` of the page before.
+    after: Option<Reference>,
+    name: Option<String>,
+}
+
+pub(super) async fn list(
+    State(shared): State<Shared>,
+    principal: Principal,
+    Query(page): Query<Page>,
+) -> Result<Json<List<Shown>>, Problem> {
+    let limit = limit(page.limit)?;
+    let (tenant, name) = (visible_tenant(&principal), page.name.as_deref());
+    let found = store::list(
+        &shared.pool,
+        &shared.policy,
+        tenant,
+        name,
+        page.after.as_ref(),
+        limit + 1,
+    )
+    .await;
+    let shown = found
+        .map_err(database)?
+        .into_iter()
+        .map(|dataset| Shown::new(dataset, None));
+    Ok(Json(List::page(shown.collect(), limit)))
+}
+
+pub(super) async fn one(
+    State(shared): State<Shared>,
+    principal: Principal,
+    Path((name, version)): Path<(String, i32)>,
+) -> Result<Json<Shown>, Problem> {
+    let dataset = shared.dataset(&Reference { name, version }, &principal).await?;
+    let mut connection = shared.pool.acquire().await.map_err(database)?;
+    let count = dataset::count(&mut connection, &shared.policy, &dataset.query, false)
+        .await
+        .map_err(database)?;
+    let now = Now {
+        available: count.available,
+        expired: (dataset.generations - count.stored).max(0),
+        withdrawn: count.stored - count.available,
+        complete: count.available == dataset.generations && count.digest.0[..] == dataset.digest[..],
+    };
+    Ok(Json(Shown::new(dataset, Some(now))))
+}
+
+/// Which export.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Exports {
+    #[serde(default)]
+    format: Format,
+}
+
+pub(super) async fn export(
+    State(shared): State<Shared>,
+    principal: Principal,
+    Path((name, version)): Path<(String, i32)>,
+    Query(wanted): Query<Exports>,
+) -> Result<Response, Problem> {
+    let reference = Reference { name, version };
+    let format = wanted.format;
+    shared.dataset(&reference, &principal).await?;
+    let found = shared.newest_export(&reference, format, &principal).await?;
+    let (kept, exported) = found.ok_or_else(|| {
+        Problem::not_found(format!(
+            "no run has exported {reference} as {} for this key's tenant: create one with `{{\"kind\": \"export\", \
+             \"dataset\": \"{reference}\", \"format\": \"{}\"}}`, and ask again when it has succeeded",
+            format.as_str(),
+            format.as_str()
+        ))
+    })?;
+    shared.check_consents(&exported).await?;
+    let payloads = shared.payloads.clone().ok_or_else(|| {
+        Problem::not_implemented("this control role has no store of payloads: set ingest.payload_store, as for `train`")
+    })?;
+    // So that an export that is gone is a problem document, and not half an answer.
+    for part in &exported.parts {
+        payloads.check_exists(&kept.tenant, part).await.map_err(unreadable)?;
+    }
+    let headers = [
+        (header::CONTENT_TYPE, format.media_type().to_owned()),
+        (header::CONTENT_LENGTH, exported.bytes.to_string()),
+        (
+            header::CONTENT_DISPOSITION,
+            format!(
+                "attachment; filename=\"{}-{}.{}\"",
+                reference.name,
+                reference.version,
+                format.as_str()
+            ),
+        ),
+    ];
+    Ok((headers, Body::from_stream(file(payloads, kept.tenant, exported))).into_response())
+}
+
+/// The bytes of an export, part by part. Each part is compared with its digest.
+fn file(
+    payloads: Payloads,
+    tenant: String,
+    exported: Exported,
+) -> impl futures::Stream<Item = Result<bytes::Bytes, ingest::payload::Error>> {
+    stream::iter(exported.parts).then(move |part| {
+        let (payloads, tenant) = (payloads.clone(), tenant.clone());
+        async move { payloads.get(&tenant, &part).await }
+    })
+}
+
+fn unreadable(error: ingest::payload::Error) -> Problem {
+    match error {
+        ingest::payload::Error::Missing => Problem::not_found(
+            "the file of this export has been deleted, as files are that nothing refers to: export again",
+        ),
+        ingest::payload::Error::Unavailable { .. } => Problem::unavailable("the store of payloads does not answer", 2),
+        error => Problem::internal(error),
+    }
+}
+
+impl Shared {
+    /// The newest export that has succeeded and has what the caller may see: the rows of its
+    /// tenant, or, for an administrator, of all.
+    async fn newest_export(
+        &self,
+        reference: &Reference,
+        format: Format,
+        principal: &Principal,
+    ) -> Result<Option<(ExportFor, Exported)>, Problem> {
+        let tenant = visible_tenant(principal);
+        let row = sqlx::query!(
+            r#"
+            select config, result as "result!" from run
+            where policy = $1 and kind = 'export' and status = 'succeeded' and result is not null
+              and config ->> 'dataset' = $2 and config ->> 'format' = $3
+              and config ->> 'all_tenants' = case when $4::text is null then 'true' else 'false' end
+              and ($4 is null or config ->> 'tenant' = $4)
+            order by created_at desc
+            limit 1
+            "#,
+            &*self.policy,
+            reference.to_string(),
+            format.as_str(),
+            tenant
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(database)?;
+        let Some(row) = row else { return Ok(None) };
+        let kept = serde_json::from_value(row.config).map_err(Problem::internal)?;
+        let exported = serde_json::from_value(row.result).map_err(Problem::internal)?;
+        Ok(Some((kept, exported)))
+    }
+
+    /// Fails if a tenant whose rows the file has does not consent any more. The file itself is deleted
+    /// later, by the store's own sweep.
+    async fn check_consents(&self, exported: &Exported) -> Result<(), Problem> {
+        let withdrawn = sqlx::query_scalar!(
+            r#"select exists (select from unnest($2::text[]) as one (id)
+                              where one.id <> all (dataset_tenants($1))) as "withdrawn!""#,
+            &*self.policy,
+            &exported.tenants
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map_err(database)?;
+        match withdrawn {
+            true => Err(Problem::conflict(
+                "a tenant has withdrawn its consent since this export: export the dataset again",
+            )),
+            false => Ok(()),
+        }
+    }
+}

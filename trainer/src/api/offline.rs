@@ -1,0 +1,167 @@
+//! Runs over a dataset, as they are asked for and kept in their rows: `sft`, `evaluate`, `export`.
+
+use crate::dataset::Reference;
+use crate::dataset::file::Format;
+use crate::learn::loss::{Aggregation, Loss};
+use crate::learn::optimizer::OptimizerSettings;
+use crate::learn::settings::StepSettings;
+use serde::{Deserialize, Serialize};
+
+/// The configuration of a supervised run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Supervised {
+    pub dataset: Reference,
+    /// Optimizer steps. Default: as many as read the dataset once.
+    #[serde(default)]
+    pub steps: Option<i64>,
+    /// Trajectories per step, default 32.
+    #[serde(default = "batch_size")]
+    pub batch_size: u32,
+    /// Default 5e-5.
+    #[serde(default = "learning_rate")]
+    pub learning_rate: f64,
+    /// Seed of the order of trajectories and of an adapter's initial factors; default 0.
+    #[serde(default)]
+    pub seed: u64,
+    /// Train an adapter of the base instead of all weights. Fields and defaults are PEFT's; by
+    /// default it adapts the matrices of all layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<model::lora::Config>,
+}
+
+fn batch_size() -> u32 {
+    32
+}
+
+fn learning_rate() -> f64 {
+    5e-5
+}
+
+impl Supervised {
+    /// Refuses values that cannot work. The text begins with the field.
+    pub fn check(&self) -> Result<(), String> {
+        let steps = self.steps.unwrap_or(1);
+        let rules = [
+            ((1..=1_000_000).contains(&steps), "steps must be in 1..=1000000"),
+            ((1..=4096).contains(&self.batch_size), "batch_size must be in 1..=4096"),
+            (
+                self.learning_rate > 0.0 && self.learning_rate <= 1.0,
+                "learning_rate must be in (0, 1]",
+            ),
+        ];
+        if let Some((_, why)) = rules.iter().find(|(holds, _)| !holds) {
+            return Err((*why).to_string());
+        }
+        let lora = self.lora.as_ref().map_or(Ok(()), model::lora::Config::check);
+        lora.map_err(|why| format!("lora: {why}"))
+    }
+
+    /// The settings of its steps: cross-entropy, every trained token counts the same.
+    pub fn step_settings(&self) -> StepSettings {
+        StepSettings {
+            loss: Loss::CrossEntropy,
+            aggregation: Aggregation::TokenMean,
+            optimizer: OptimizerSettings {
+                learning_rate: self.learning_rate,
+                ..OptimizerSettings::default()
+            },
+            ..StepSettings::default()
+        }
+    }
+}
+
+/// The configuration of an evaluation: a version, measured on a dataset. The version is the run's
+/// `base_version`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Evaluation {
+    pub dataset: Reference,
+    /// Importance weights above this count as this; default 10.
+    #[serde(default = "weight_max")]
+    pub weight_max: f64,
+}
+
+fn weight_max() -> f64 {
+    10.0
+}
+
+impl Evaluation {
+    /// Refuses values that cannot work. The text begins with the field.
+    pub fn check(&self) -> Result<(), String> {
+        match self.weight_max.is_finite() && self.weight_max >= 1.0 {
+            true => Ok(()),
+            false => Err("weight_max must be finite and at least 1".into()),
+        }
+    }
+}
+
+/// The configuration of an export.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Export {
+    pub dataset: Reference,
+    /// Default `jsonl`.
+    #[serde(default)]
+    pub format: Format,
+}
+
+/// An export as its run keeps it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExportFor {
+    #[serde(flatten)]
+    pub export: Export,
+    /// Of the key that asked: the file is stored for it.
+    pub tenant: String,
+    /// Whether the file has the rows of all tenants, for an administrator, or only of `tenant`.
+    pub all_tenants: bool,
+}
+
+/// Where an export lies: `run.result`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Exported {
+    pub generations: i64,
+    pub bytes: u64,
+    /// Prompts that could not be put together.
+    pub prompts_missing: i64,
+    /// Tenants whose rows the file has.
+    pub tenants: Vec<String>,
+    /// Payloads of the run's tenant that make the file, one after another.
+    pub parts: Vec<ingest::payload::PayloadRef>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervised_run_takes_defaults_and_refuses_the_impossible() {
+        let run: Supervised = serde_json::from_str(r#"{"dataset": "accepted@1"}"#).unwrap();
+        assert_eq!((run.batch_size, run.steps), (32, None));
+        assert_eq!(run.check(), Ok(()));
+        assert!(run.step_settings().loss.is_supervised());
+        let slow = Supervised {
+            learning_rate: 0.0,
+            ..run.clone()
+        };
+        assert!(slow.check().unwrap_err().starts_with("learning_rate"));
+        let none = Supervised { steps: Some(0), ..run };
+        assert!(none.check().unwrap_err().starts_with("steps"));
+        assert!(serde_json::from_str::<Supervised>(r#"{"dataset": "accepted"}"#).is_err());
+    }
+
+    #[test]
+    fn an_export_is_kept_with_the_tenant_that_asked() {
+        let kept = ExportFor {
+            export: serde_json::from_str(r#"{"dataset": "accepted@1", "format": "parquet"}"#).unwrap(),
+            tenant: "ours".into(),
+            all_tenants: false,
+        };
+        let json = serde_json::to_value(&kept).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({"dataset": "accepted@1", "format": "parquet", "tenant": "ours", "all_tenants": false})
+        );
+        assert_eq!(serde_json::from_value::<ExportFor>(json).unwrap(), kept);
+    }
+}
