@@ -451,21 +451,17 @@ impl Config {
         Self::complete(&figment.merge(Env::prefixed(ENV_PREFIX).split("__")))
     }
 
-    /// Reads what was set, and fills in which alias the realtime run learns from. A configuration
-    /// from before there was `learner` names `champion` or arms without `learner`, and goes on as it
-    /// was.
+    /// Reads what was set. A configuration from before there was `learner` names `champion` or arms
+    /// without `learner`, and goes on as it was.
     fn complete(figment: &Figment) -> anyhow::Result<Self> {
         let mut config: Self = figment.extract().context("read the configuration")?;
-        let learning = config.learning().alias;
-        if learning == LearningAlias::Champion && !figment.contains("release.arm") {
+        if config.learning().alias == LearningAlias::Champion && !figment.contains("release.arm") {
             config.release.arms = serving::ReleaseOptions::arms_without_learner();
         }
-        let alias = &mut config.trainer.realtime.alias;
-        alias.get_or_insert_with(|| learning.name().to_owned());
         Ok(config)
     }
 
-    /// What releases know of the realtime run.
+    /// What releases know of the realtime run. For `control`: the trainer reads the arms in force.
     pub fn learning(&self) -> Learning {
         let realtime = &self.trainer.realtime;
         let named = realtime.alias.as_deref().and_then(LearningAlias::of);

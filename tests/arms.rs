@@ -1,5 +1,5 @@
 //! The arms of the experiment: changed by the API while users are served, drawn anew by a salt, and
-//! kept when the configuration changes.
+//! kept when the configuration changes. `make bench-arms` serves more users and prints the figures.
 
 use crate::ingest::Service;
 use crate::serving::{Publisher, Role, control, releases, releases_with, serve, wait_for};
@@ -10,14 +10,17 @@ use reqwest::Client;
 use serde_json::{Value, json};
 use serving::{ArmOptions, ReleaseOptions};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use store::Store;
 
 const SOON: Duration = Duration::from_secs(90);
-/// Users who are served in turn.
-const USERS: usize = 300;
+/// Users who are served in turn: SPRINGTIDE_ARMS_USERS.
+static USERS: LazyLock<usize> = LazyLock::new(|| match std::env::var("SPRINGTIDE_ARMS_USERS") {
+    Ok(users) => users.parse().unwrap(),
+    Err(_) => 300,
+});
 const CALLERS: usize = 3;
 
 fn user(n: usize) -> String {
@@ -40,7 +43,7 @@ async fn call(url: String, caller: usize, passes: Arc<AtomicUsize>, stop: Arc<At
     let http = Client::new();
     let mut answers = Vec::new();
     while !stop.load(Ordering::Relaxed) {
-        for user_number in (caller..USERS).step_by(CALLERS) {
+        for user_number in (caller..*USERS).step_by(CALLERS) {
             let body = json!({"model": "demo", "prompt": [5, 6, 7], "max_tokens": 1, "user": user(user_number)});
             let sent = Instant::now();
             let request = http.post(format!("{url}/v1/completions")).json(&body);
@@ -65,7 +68,8 @@ async fn call(url: String, caller: usize, passes: Arc<AtomicUsize>, stop: Arc<At
 /// Waits until every user was served twice from now on.
 async fn all_served(passes: &[Arc<AtomicUsize>]) {
     let before: Vec<usize> = passes.iter().map(|passes| passes.load(Ordering::Relaxed)).collect();
-    eventually("every user was served", SOON, async || {
+    let long = SOON.mul_f64((*USERS as f64 / 300.0).max(1.0));
+    eventually("every user was served", long, async || {
         let mut since = passes.iter().zip(&before);
         // the pass that runs began before
         let all = since.all(|(now, before)| now.load(Ordering::Relaxed) >= before + 2);
@@ -197,11 +201,11 @@ async fn arms_change_under_load_without_a_failed_request_and_what_is_logged_stay
         let mut arms = possible.map(|i| changes[i].0.arm_for(&user(answer.user)).0);
         assert!(arms.any(|arm| arm == answer.arm), "{answer:?}");
     }
-    let drawn_anew = (0..USERS).filter(|&n| {
+    let drawn_anew = (0..*USERS).filter(|&n| {
         let arm = |document: &Assignment| document.arm_for(&user(n)).0.to_owned();
         arm(&reweighed.document) != arm(&salted.document)
     });
-    assert!(drawn_anew.count() > USERS / 5, "another salt moves many users");
+    assert!(drawn_anew.count() > *USERS / 5, "another salt moves many users");
 
     check_logged(&stack, &answers, &changes).await;
     for (document, ..) in changes {
@@ -257,7 +261,7 @@ async fn check_logged(stack: &Stack, answers: &[Answer], changes: &[(&Assignment
         let of_user: BTreeMap<usize, uuid::Uuid> = certain.map(|(answer, id)| (answer.user, *id)).collect();
         assert_eq!(
             of_user.len(),
-            USERS,
+            *USERS,
             "every user was served under epoch {}",
             document.epoch
         );
@@ -272,11 +276,11 @@ async fn check_logged(stack: &Stack, answers: &[Answer], changes: &[(&Assignment
         assert!((total - 1.0).abs() < 1e-6, "{probabilities:?}");
         let expected = probabilities
             .into_iter()
-            .map(|(arm, share)| (arm, USERS as f64 * share));
+            .map(|(arm, share)| (arm, *USERS as f64 * share));
         let chi_square = chi_square(&observed, &expected.collect());
         println!(
-            "epoch {}: chi-square of {USERS} logged users {chi_square:.2}",
-            document.epoch
+            "epoch {}: chi-square of {} logged users {chi_square:.2}",
+            document.epoch, *USERS
         );
         assert!(chi_square < 13.8, "{observed:?}");
     }

@@ -269,8 +269,8 @@ async fn every_change_is_audited_and_every_change_without_springtide_is_found() 
         ),
         // datasets
         (
-            "insert into dataset (policy, name, version, tenant_id, query, created_by, generations, digest) \
-             values ('demo', 'mine', 1, 'default', '{}', 'night shift', 0, '')"
+            "insert into dataset (policy, name, version, tenant_id, query, created_by, trajectories, generations, digest) \
+             values ('demo', 'mine', 1, 'default', '{}', 'night shift', 0, 0, '')"
                 .to_owned(),
             "dataset demo/mine@1 is not in the audit",
         ),

@@ -87,6 +87,9 @@ const ATTACKS: &[(&str, &str)] = &[
     ("control", "insert into feedback select * from feedback"),
     ("ingest", "update reward_definition set definition = '{}'"),
     ("control", "update run_event set data = '{}'"),
+    ("control", "insert into trajectory_use select * from trajectory_use"),
+    ("train", "insert into dataset select * from dataset"),
+    ("train", "insert into experiment select * from experiment"),
     // let one tenant's data in
     (
         "train",

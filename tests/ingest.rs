@@ -38,6 +38,9 @@ pub const JSON: (&str, &str) = ("content-type", "application/json");
 /// An ingest service on a free port. It stops when dropped, also after a failed test.
 pub struct Service {
     pub address: SocketAddr,
+    /// Opens a connection for each request. Making a client takes long in a test build, and the server
+    /// closes a connection whose request is 10 s late.
+    http: reqwest::Client,
     stop: DropGuard,
     running: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
@@ -74,6 +77,7 @@ impl Service {
         });
         Self {
             address,
+            http: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(),
             stop: stop.drop_guard(),
             running,
         }
@@ -90,7 +94,7 @@ impl Service {
         headers: &[(&str, &str)],
         body: impl Into<reqwest::Body>,
     ) -> (u16, axum::http::HeaderMap, serde_json::Value) {
-        let mut request = reqwest::Client::new().post(format!("http://{}{path}", self.address));
+        let mut request = self.http.post(format!("http://{}{path}", self.address));
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -190,8 +194,17 @@ pub fn accept(generation_id: Uuid, accepted: bool) -> Event {
     about(generation_id, "accept", Value::Bool(accepted))
 }
 
+/// Waits longer for the broker than a service does.
+pub fn patient_producer(stack: &Stack) -> Producer {
+    let mut options = stack.kafka.clone();
+    options
+        .librdkafka
+        .insert("message.timeout.ms".to_owned(), SOON.as_millis().to_string());
+    Producer::new(&options).unwrap()
+}
+
 pub async fn send(stack: &Stack, events: &[Event]) {
-    let producer = Producer::new(&stack.kafka).unwrap();
+    let producer = patient_producer(stack);
     for event in events {
         producer.send_event(event).await.unwrap();
     }
@@ -282,6 +295,10 @@ impl Trajectory {
             censor_code: Some(code.to_owned()),
             signal: None,
         }
+    }
+
+    pub fn reward(&self) -> Option<f64> {
+        self.reward
     }
 }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 use ingest::event::{self, EpisodeEnd, Event, Feedback, Generation, Target, Value};
 use ingest::reward::{Definition, Metric, MetricType, Unit};
 use serde_json::json;
-use sqlx::PgPool;
-use uuid::Uuid;
+use sqlx::{PgConnection, PgPool};
+use time::OffsetDateTime;
+use uuid::{Builder, Uuid};
 
 use crate::ingest::{Service, Trajectory, count, generation, options, send, stored, trajectory};
 use crate::ingest_order::{hold_the_closer, release_the_closer};
@@ -39,7 +40,7 @@ pub fn with_sessions() -> ingest::Options {
     }
 }
 
-fn in_session(episode_id: Uuid, number: u32, surface: &str) -> Generation {
+pub fn in_session(episode_id: Uuid, number: u32, surface: &str) -> Generation {
     Generation {
         episode_id,
         turn: number,
@@ -48,7 +49,7 @@ fn in_session(episode_id: Uuid, number: u32, surface: &str) -> Generation {
     }
 }
 
-fn about(target: Target, metric: &str, value: Value) -> Event {
+pub fn about(target: Target, metric: &str, value: Value) -> Event {
     let feedback = Feedback {
         id: Uuid::now_v7(),
         target,
@@ -59,12 +60,26 @@ fn about(target: Target, metric: &str, value: Value) -> Event {
     feedback.into_event("default", SOURCE, event::now())
 }
 
-fn end(episode_id: Uuid) -> Event {
+pub fn end(episode_id: Uuid) -> Event {
     EpisodeEnd { episode_id }.into_event("default", SOURCE, event::now())
 }
 
-fn logged(turn: &Generation) -> Event {
+pub fn logged(turn: &Generation) -> Event {
     turn.clone().into_event("default", SOURCE)
+}
+
+/// The same, sampled at this time.
+fn sampled_at(time: OffsetDateTime, turn: Generation, tenant: &str) -> Event {
+    let milliseconds = u64::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap();
+    let random = turn.id.into_bytes()[6..].try_into().unwrap();
+    let id = Builder::from_unix_timestamp_millis(milliseconds, &random).into_uuid();
+    let mut event = Generation { id, ..turn }.into_event(tenant, SOURCE);
+    event.time = time;
+    event
+}
+
+fn id_of(event: &Event) -> Uuid {
+    event.id.parse().unwrap()
 }
 
 /// How many transactions have written trajectories.
@@ -77,31 +92,33 @@ async fn what_comes_after_an_episode_has_closed_is_late_and_another_tenant_is_an
     let stack = Stack::start("late-turn").await;
     let service = Service::start_with(&stack, with_sessions()).await;
     let episode = Uuid::now_v7();
-    let turns = [0, 1].map(|number| in_session(episode, number, "patient"));
-    let foreign = in_session(episode, 0, "patient");
-    let foreign_id = foreign.id;
-    send(
-        &stack,
-        &[
-            logged(&turns[0]),
-            logged(&turns[1]),
-            foreign.into_event("other", SOURCE),
-        ],
-    )
-    .await;
-    send(&stack, &[about(Target::Episode(episode), "accept", Value::Bool(false))]).await;
+    let begin = event::now() - Duration::from_secs(60);
+    let turn = |number: u32, after: u64, tenant| {
+        let turn = in_session(episode, number, "patient");
+        sampled_at(begin + Duration::from_secs(after), turn, tenant)
+    };
+    let events = [turn(0, 0, "default"), turn(1, 1, "default"), turn(0, 0, "other")];
+    let [first, second, foreign] = [0, 1, 2].map(|nth: usize| id_of(&events[nth]));
+    hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;
+    send(&stack, &events).await;
+    let mut thumb = about(Target::Episode(episode), "accept", Value::Bool(false));
+    thumb.time = begin + Duration::from_secs(2);
+    send(&stack, &[thumb]).await;
+    stored(&stack.pool, 4).await;
+    release_the_closer(&stack.pool).await;
     let rejected = Trajectory::rewarded(-0.25, "reject");
-    for turn in &turns {
-        assert_eq!(trajectory(&stack.pool, turn.id).await, rejected);
+    for turn in [first, second] {
+        assert_eq!(trajectory(&stack.pool, turn).await, rejected);
     }
     assert_eq!(
-        trajectory(&stack.pool, foreign_id).await,
+        trajectory(&stack.pool, foreign).await,
         Trajectory::censored("no_feedback")
     );
 
-    let late = in_session(episode, 2, "patient");
     hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;
-    send(&stack, &[logged(&late)]).await;
+    let late = turn(2, 10, "default");
+    let late_id = id_of(&late);
+    send(&stack, &[late]).await;
     stored(&stack.pool, 5).await;
     // The late turn is open, but its episode is not.
     let thumb = about(Target::Episode(episode), "accept", Value::Bool(true));
@@ -117,14 +134,14 @@ async fn what_comes_after_an_episode_has_closed_is_late_and_another_tenant_is_an
     );
     let feedback = [
         thumb,
-        about(Target::Generation(turns[0].id), "kept", Value::Float(1.0)),
-        about(Target::Generation(late.id), "kept", Value::Float(1.0)),
+        about(Target::Generation(first), "kept", Value::Float(1.0)),
+        about(Target::Generation(late_id), "kept", Value::Float(1.0)),
     ];
     send(&stack, &feedback).await;
     stored(&stack.pool, 8).await;
     release_the_closer(&stack.pool).await;
     assert_eq!(
-        trajectory(&stack.pool, late.id).await,
+        trajectory(&stack.pool, late_id).await,
         Trajectory::censored("late_turn")
     );
     let late_events: Vec<bool> = sqlx::query_scalar("select late from feedback order by id")
@@ -132,8 +149,8 @@ async fn what_comes_after_an_episode_has_closed_is_late_and_another_tenant_is_an
         .await
         .unwrap();
     assert_eq!(late_events, [false, true, true, false], "the late turn itself was open");
-    for turn in &turns {
-        assert_eq!(trajectory(&stack.pool, turn.id).await, rejected, "it is given once");
+    for turn in [first, second] {
+        assert_eq!(trajectory(&stack.pool, turn).await, rejected, "it is given once");
     }
     let alone = "select count(*) from trajectory where episode_id is null and episode_turns is null";
     assert_eq!(count(&stack.pool, alone).await, 1);
@@ -216,8 +233,8 @@ async fn fill(pool: &PgPool, surface: &str, turns: i32) -> Uuid {
         "insert into feedback (id, tenant_id, episode_id, metric_name, value_bool, given_at) \
          select uuidv7(), 'default', $1, 'accept', true, min(finished_at) from generation \
          where episode_id = $1 and surface = $2 and $3 > 0",
-        "insert into open_episode (tenant_id, episode_id, surface, turn_stored_at, closes_at) \
-         select 'default', $1, $2, now(), now() where $3 > 0",
+        "insert into open_episode (tenant_id, episode_id, surface, turn_stored_at, closes_at, turns) \
+         select 'default', $1, $2, now(), now(), $3 where $3 > 0",
     ] {
         let query = sqlx::query(statement).bind(episode).bind(surface).bind(turns);
         query.execute(pool).await.unwrap();
@@ -272,57 +289,142 @@ async fn an_episode_with_too_many_turns_is_censored_and_holds_no_other_up() {
     service.stop().await;
 }
 
+/// A part of the log that a sink reads elsewhere. The sink knows everything up to so many seconds from
+/// now.
+async fn add_partition(pool: &PgPool, partition: i32, ahead_seconds: f64) {
+    let insert = "insert into consumer_offset (consumer, cluster_id, topic, partition, caught_up_to) \
+                  select distinct consumer, cluster_id, topic, $1::int, now() + make_interval(secs => $2) \
+                  from consumer_offset where consumer = 'sink' and topic like '%.generation.v1'";
+    let inserted = sqlx::query(insert)
+        .bind(partition)
+        .bind(ahead_seconds)
+        .execute(pool)
+        .await;
+    assert_eq!(inserted.unwrap().rows_affected(), 1);
+}
+
+/// Says that this sink has ended its transaction, and knows everything.
+async fn remove_partition(pool: &PgPool, partition: i32) {
+    let delete = "delete from consumer_offset where partition = $1";
+    sqlx::query(delete).bind(partition).execute(pool).await.unwrap();
+}
+
+/// Announces that a transaction stores something about this id.
+async fn announce(connection: &mut PgConnection, id: Uuid) {
+    sqlx::query("select pg_advisory_xact_lock_shared(1, hashtext($1::uuid::text) & 4095)")
+        .bind(id)
+        .execute(connection)
+        .await
+        .unwrap();
+}
+
+/// Ids that do not share one of the 4,096 locks of announced ids.
+async fn ids_with_own_locks<const N: usize>(pool: &PgPool) -> [Uuid; N] {
+    loop {
+        let ids = [(); N].map(|()| Uuid::now_v7());
+        let locks = "select count(distinct hashtext(id::text) & 4095) from unnest($1::uuid[]) id";
+        let locks: i64 = sqlx::query_scalar(locks).bind(&ids[..]).fetch_one(pool).await.unwrap();
+        if locks == N as i64 {
+            return ids;
+        }
+    }
+}
+
+async fn closes_well(stack: &Stack, turn: Uuid) {
+    assert_eq!(
+        trajectory(&stack.pool, turn).await,
+        Trajectory::rewarded(0.75, "accept")
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_episode_stays_open_while_a_sink_may_store_feedback_about_a_turn() {
     let stack = Stack::start("contested").await;
+    let pool = &stack.pool;
     let service = Service::start_with(&stack, with_sessions()).await;
-    let episode = Uuid::now_v7();
-    let turns = [0, 1].map(|number| in_session(episode, number, "session"));
-    // A sink that does not see the second turn yet announces it, and is slow.
-    let mut slow = stack.pool.begin().await.unwrap();
-    sqlx::query("select pg_current_xact_id()")
-        .execute(&mut *slow)
+    hold_the_closer(pool, &stack.kafka.topics().generation).await;
+    // Two other sinks. The first stores turns in a slow transaction. The second one begins a second
+    // later, when these turns are still invisible to it.
+    add_partition(pool, 997, 0.0).await;
+    release_the_closer(pool).await;
+    let mut first = pool.begin().await.unwrap();
+    sqlx::query("select now()").execute(&mut *first).await.unwrap();
+    add_partition(pool, 998, 1.0).await;
+    let [announced, other, first_episode, other_episode] = ids_with_own_locks(pool).await;
+    let mut second = pool.begin().await.unwrap();
+    sqlx::query("select from consumer_offset where partition = 998 for update")
+        .execute(&mut *second)
         .await
         .unwrap();
-    sqlx::query("select pg_advisory_xact_lock_shared(1, hashtext($1::uuid::text) & 4095)")
-        .bind(turns[1].id)
-        .execute(&mut *slow)
-        .await
-        .unwrap();
-    send(&stack, &[logged(&turns[0]), logged(&turns[1]), end(episode)]).await;
-    // Another episode that is over later closes.
-    let other = in_session(Uuid::now_v7(), 0, "session");
-    stored(&stack.pool, 3).await;
-    send(&stack, &[logged(&other), end(other.episode_id)]).await;
-    trajectory(&stack.pool, other.id).await;
-    assert_eq!(count(&stack.pool, "select count(*) from trajectory").await, 1);
+    announce(&mut second, announced).await;
+    for (turn, episode) in [(announced, first_episode), (other, other_episode)] {
+        for statement in [
+            "insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, \
+                 purpose, surface, episode_id, turn, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, \
+                 temperature, top_p, finish_reason, declined, sampled_at, finished_at) \
+             select $1, 'default', 'demo', 1, 1, '[[1, 1]]', '\\x00', 'realtime', 'replica-1', 'production', 'session', $2, \
+                    0, 'user', 'champion', 1, array[1], array[2], array[-0.5::real], 1, 1, 'stop', false, at, at \
+             from (select now() - interval '10 seconds' as at) begun",
+            "insert into open_generation (generation_id, surface, closes_at, episode_id) \
+             select $1, 'session', now(), $2",
+            "insert into feedback (id, tenant_id, episode_id, metric_name, value_bool, given_at) \
+             select uuidv7(), 'default', episode_id, 'accept', true, finished_at from generation \
+             where id = $1 and episode_id = $2",
+            "insert into episode_end (tenant_id, episode_id, ended_at) \
+             select 'default', episode_id, finished_at from generation where id = $1 and episode_id = $2",
+            "insert into open_episode (tenant_id, episode_id, surface, turn_stored_at, closes_at) \
+             select 'default', episode_id, surface, stored_at, stored_at from generation \
+             where id = $1 and episode_id = $2",
+        ] {
+            let query = sqlx::query(statement).bind(turn).bind(episode);
+            query.execute(&mut *first).await.unwrap();
+        }
+    }
+    first.commit().await.unwrap();
+    remove_partition(pool, 997).await;
+    closes_well(&stack, other).await;
+    assert_eq!(count(pool, "select count(*) from trajectory").await, 1);
     sqlx::query(
         "insert into feedback (id, tenant_id, generation_id, metric_name, value_float, given_at) \
          select uuidv7(), 'default', id, 'kept', 0.25, finished_at from generation where id = $1",
     )
-    .bind(turns[1].id)
-    .execute(&mut *slow)
+    .bind(announced)
+    .execute(&mut *second)
     .await
     .unwrap();
-    sqlx::query(
-        "insert into feedback (id, tenant_id, episode_id, metric_name, value_bool, given_at) \
-         select uuidv7(), 'default', episode_id, 'accept', true, finished_at from generation where id = $1",
-    )
-    .bind(turns[1].id)
-    .execute(&mut *slow)
-    .await
-    .unwrap();
-    slow.commit().await.unwrap();
-    assert_eq!(
-        trajectory(&stack.pool, turns[0].id).await,
-        Trajectory::rewarded(0.75, "accept")
-    );
+    second.commit().await.unwrap();
+    remove_partition(pool, 998).await;
+    closes_well(&stack, announced).await;
     let own: Option<f64> = sqlx::query_scalar("select turn_reward from trajectory where generation_id = $1")
-        .bind(turns[1].id)
-        .fetch_one(&stack.pool)
+        .bind(announced)
+        .fetch_one(pool)
         .await
         .unwrap();
     assert_eq!(own, Some(0.25));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_transaction_of_anybody_else_keeps_no_episode_open() {
+    let stack = Stack::start("foreign-transaction").await;
+    let pool = &stack.pool;
+    let [turn_id, episode] = ids_with_own_locks(pool).await;
+    let mut foreign = pool.begin().await.unwrap();
+    sqlx::query("select pg_current_xact_id()")
+        .execute(&mut *foreign)
+        .await
+        .unwrap();
+    // Somebody's feedback about something that shares the turn's lock.
+    announce(&mut foreign, turn_id).await;
+    let service = Service::start_with(&stack, with_sessions()).await;
+    let turn = Generation {
+        id: turn_id,
+        ..in_session(episode, 0, "session")
+    };
+    let thumb = about(Target::Episode(episode), "accept", Value::Bool(true));
+    send(&stack, &[logged(&turn), thumb, end(episode)]).await;
+    closes_well(&stack, turn_id).await;
+    foreign.rollback().await.unwrap();
     service.stop().await;
 }
 

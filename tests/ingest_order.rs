@@ -6,11 +6,10 @@
 //! episode. `SPRINGTIDE_ORDER_STORIES=100000` runs more stories (`make property-order`).
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use ingest::event::{EpisodeEnd, Event, Feedback, Generation, Retraction, Target, Value};
-use ingest::log::Producer;
 use ingest::reward::{Definition, MetricType};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -19,13 +18,14 @@ use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::{Builder, Uuid};
 
-use crate::ingest::{Service, generation};
+use crate::ingest::{Service, generation, patient_producer};
 use crate::support::{Stack, eventually};
 
 pub const SEED: u64 = 20_261_121;
 /// Stories per stack, which gives some ten thousand rows.
 pub const STORIES_AT_ONCE: usize = 2_000;
 const STORIES: usize = 300;
+/// How long nothing may change.
 const PATIENCE: Duration = Duration::from_secs(120);
 const SOURCE: &str = "tests/order";
 /// Events lie in the past, so that trajectories may close at once.
@@ -311,13 +311,14 @@ async fn any_order_of_the_same_events_gives_the_same_rows() {
     let stories = number_of_stories();
     let mut rng = StdRng::seed_from_u64(SEED);
     let mut outcomes: BTreeMap<String, usize> = BTreeMap::new();
-    let mut left = stories;
+    let (began, mut left) = (Instant::now(), stories);
     while left > 0 {
         let some = left.min(STORIES_AT_ONCE);
         run_stories(some, &mut rng, &mut outcomes).await;
         left -= some;
     }
-    println!("{stories} stories, each sent twice: {outcomes:?}");
+    let took = began.elapsed();
+    println!("{stories} stories, each sent twice, in {took:.0?}: {outcomes:?}");
     for kind in ["accept", "reject", "decline", "value", "no_feedback", "retracted"] {
         assert!(outcomes.contains_key(kind), "no story ended with {kind}: {outcomes:?}");
     }
@@ -377,7 +378,7 @@ async fn run_stories(stories: usize, rng: &mut StdRng, outcomes: &mut BTreeMap<S
 
 /// Sends events, and waits until the tables hold them and the `sent` of before.
 pub async fn send_and_read(stack: &Stack, batches: &[&[Event]], sent: &mut i64) {
-    let producer = Producer::new(&stack.kafka).unwrap();
+    let producer = patient_producer(stack);
     for events in batches {
         for some in events.chunks(500) {
             try_join_all(some.iter().map(|event| producer.send_event(event)))
@@ -387,16 +388,23 @@ pub async fn send_and_read(stack: &Stack, batches: &[&[Event]], sent: &mut i64) 
         *sent += i64::try_from(events.len()).unwrap();
     }
     let read = "select coalesce(sum(next_offset), 0)::bigint from consumer_offset where consumer = 'sink'";
-    eventually("the sink reads everything", PATIENCE, async || {
-        (number(&stack.pool, read).await == *sent).then_some(())
-    })
-    .await;
+    becomes("records that the sink has read", &stack.pool, read, *sent).await;
 }
 
 pub async fn everything_closes(pool: &PgPool) {
     let open = "select (select count(*) from open_generation) + (select count(*) from open_episode)";
-    eventually("everything closes", PATIENCE, async || {
-        (number(pool, open).await == 0).then_some(())
-    })
-    .await;
+    becomes("what is open", pool, open, 0).await;
+}
+
+/// Waits until the query returns this number. Fails if the number has not changed for [`PATIENCE`].
+async fn becomes(what: &str, pool: &PgPool, query: &'static str, wanted: i64) {
+    let mut last = (number(pool, query).await, Instant::now());
+    while last.0 != wanted {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let now = number(pool, query).await;
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+        assert!(last.1.elapsed() < PATIENCE, "{what} stays {now}, not {wanted}");
+    }
 }

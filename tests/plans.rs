@@ -1,8 +1,10 @@
 //! Query plans of a running service on large tables: no query scans a large table, and none reads
-//! too many pages. Over 500 lines, because it fills every table and names every query.
+//! too many pages. Over 500 lines, because it names every query.
 //!
 //! `make plans` fills the tables with 10⁷ rows, a plain test run with 10⁵.
 //! SPRINGTIDE_PLANS_DATABASE, the URL of a database that an earlier run has filled, skips filling.
+
+mod fill;
 
 use serde_json::Value;
 use sqlx::postgres::PgArguments;
@@ -11,6 +13,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool, Postgres, Row, Transaction};
 use uuid::Uuid;
 
 use crate::support::{Stack, eventually};
+pub use fill::{fill, fill_history};
 
 const ROWS: i64 = 100_000;
 /// Rows that a sequential scan may read. For small tables it is the right plan.
@@ -27,95 +30,12 @@ const RUN: Uuid = Uuid::from_u128(0x019a_a5e6_2f40_7abc_8def_0123_4567_89ab);
 
 /// As many as this variable says.
 pub fn rows(variable: &str) -> i64 {
-    let given = std::env::var(variable).ok();
-    given.map_or(ROWS, |rows| rows.parse().unwrap())
+    rows_or(variable, ROWS)
 }
 
-/// Eight weeks of traffic up to now, ordered by time. The head has sampled only the newest rows.
-pub async fn fill(pool: &PgPool, rows: i64) {
-    let statements: Vec<String> = [
-        "create function at(n bigint) returns timestamptz language sql immutable as
-         $$ select timestamptz '{now}' - interval '56 days' * (({rows} - n)::float8 / {rows}) $$",
-        "create function nth(n bigint) returns uuid language sql immutable as
-         $$ select (left(first_generation_id(at(n))::text, 14) || '7' || substr(md5(n::text), 1, 3) || '-8' || substr(md5(n::text), 4, 3)
-                    || '-' || substr(md5(n::text), 7, 12))::uuid $$",
-        // As after a year: every week has a partition, and none is left of the time before the partitions.
-        "do $do$ begin
-             execute (select format('drop table %I', relname) from pg_class where relname like 'trajectory_before_%' and relkind = 'r');
-         end $do$",
-        "select create_generation_partition('generation_' || to_char(monday, 'IYYY\"w\"IW'), first_generation_id(monday),
-                                            first_generation_id(monday + interval '7 days')),
-                create_trajectory_partition('trajectory_' || to_char(monday, 'IYYY\"w\"IW'), first_generation_id(monday),
-                                            first_generation_id(monday + interval '7 days'))
-         from generate_series(date_trunc('week', timestamptz '{now}' at time zone 'utc') - interval '9 weeks',
-                              date_trunc('week', timestamptz '{now}' at time zone 'utc'), interval '1 week') as week (local),
-              lateral (select local at time zone 'utc' as monday) m",
-        "insert into policy (name, tenant_id) values ('demo', 'default')",
-        "insert into run (id, kind, policy, line, status, config) values ('{run}', 'realtime', 'demo', 'realtime', 'running', '{}')",
-        "insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
-                                 episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
-                                 finish_reason, declined, sampled_at, parent_id, prompt_prefix_len, sampler, proven)
-         select nth(n), 'default', 'demo', v, v, '[]', '\\x00', 'realtime', 'replica-1', 'production', 'completion',
-                nth(n / 4 * 4), 'user-' || n % 1000, case when n % 5 < 3 or n > {rows} - {head} then 'champion' else 'base' end, 0.6,
-                array[1, 2, 3, 4, 5, 6, 7, 8], array[9, 10, 11, 2], array[-0.5, -0.25, -1, -2], 1, 1, 'stop', false, at(n),
-                case when n % 4 > 0 then nth(n - 1) end, case when n % 4 > 0 then 4 else 0 end, '{sampler}', true
-         from generate_series(1::bigint, {rows}) n, lateral (select least(n, {rows} - {head}) / {cohort} + 1 as v) version",
-        "insert into trajectory (generation_id, surface, reward_definition, reward, censor_code, signal, feedback_at, closed_at)
-         select nth(n), 'completion', 1, case when n % 5 < 3 then 0.75 end, case when n % 5 >= 3 then 'no_feedback' end, 'accept',
-                at(n) + interval '1 second', at(n) + interval '3 seconds'
-         from generate_series(1::bigint, {rows} - {open}) n",
-        "insert into sampler (id, public_key, name) values ('{sampler}', decode(repeat('07', 32), 'hex'), 'replica-1')",
-        "insert into reward_definition (surface, version, definition) values ('completion', 1, '{}'), ('session', 1, '{}')",
-        "insert into assignment (policy, epoch, alias, version, follows, branch, created_at)
-         select 'demo', s, 'champion', s, 'realtime', 0, at(s * {cohort}) from generate_series(1::bigint, ({rows} - {head}) / {cohort} + 1) s",
-        "insert into open_generation select nth(n), 'completion', at(n) + interval '3 seconds', true
-         from generate_series({rows} - {open} + 1, {rows}) n",
-        // Sessions of four turns that closed, and as many open ones as there are open generations.
-        "update trajectory t set episode_id = g.episode_id, episode_turns = 4 from generation g
-         where g.id = t.generation_id and t.generation_id between nth({rows} - 4 * {open}) and nth({rows} - 3 * {open})",
-        "insert into open_generation select nth(n), 'session', at(n) + interval '1 hour', true, nth(n / 4 * 4)
-         from generate_series({rows} - 3 * {open} + 1, {rows} - 2 * {open}) n",
-        "delete from trajectory t using open_generation o where o.generation_id = t.generation_id",
-        "insert into open_episode (tenant_id, episode_id, surface, turn_stored_at, closes_at)
-         select 'default', episode_id, 'session', max(closes_at), max(closes_at) - case when random() < 0.5 then interval '1 hour' else '0' end
-         from open_generation where episode_id is not null group by episode_id",
-        "insert into disposition (generation_id, kind, code, run_id, step, decided_at)
-         select nth(n), 'trained', null, '{run}',
-                n / {cohort} + 1, at(n)
-         from generate_series(1::bigint, {rows} - {head}) n
-         where n % 5 < 3 and nth(n) not in (select generation_id from open_generation)",
-        "insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, committed_at)
-         select '{run}', s, s + 1, s, '\\x00', '{}', 'private/1', at(s * {cohort}) from generate_series(1::bigint, ({rows} - {head}) / {cohort}) s",
-        "insert into version (policy, serial, root, parent, line, branch, run_id, step, manifest_key, delta_bytes, image_bytes, created_at)
-         select 'demo', s, '\\x00', nullif(s - 1, 0), 'realtime', 0, '{run}', s - 1, 'm', 10, 100, at(s * {cohort})
-         from generate_series(1::bigint, ({rows} - {head}) / {cohort} + 1) s",
-        "insert into feedback (id, tenant_id, generation_id, metric_name, value_bool, given_at, stored_at)
-         select overlay(nth(n)::text placing '9' from 20)::uuid, 'default', nth(n), 'accept', n % 3 > 0,
-                at(n) + interval '1 second', at(n) + interval '1 second'
-         from generate_series(1::bigint, {rows}) n where n % 5 < 3",
-        "insert into event_key (tenant_id, source, event_id, digest, received_at)
-         select 'default', 'springtide/serve/replica-1', nth(n)::text, decode(repeat('00', 32), 'hex'), at(n)
-         from generate_series(1::bigint, {rows}) n",
-        "analyze",
-    ]
-    .map(|statement| {
-        let now = time::OffsetDateTime::now_utc().unix_timestamp();
-        statement
-            .replace("timestamptz '{now}'", &format!("to_timestamp({now})"))
-            .replace("{rows}", &rows.to_string())
-            .replace("{open}", &OPEN.to_string())
-            .replace("{head}", &(OPEN + QUEUED).to_string())
-            .replace("{cohort}", &COHORT.to_string())
-            .replace("{run}", &RUN.to_string())
-            .replace("{sampler}", &"07".repeat(32))
-    })
-    .into();
-    for statement in statements {
-        sqlx::raw_sql(AssertSqlSafe(statement.clone()))
-            .execute(pool)
-            .await
-            .unwrap_or_else(|error| panic!("{error}: {statement}"));
-    }
+pub fn rows_or(variable: &str, default: i64) -> i64 {
+    let given = std::env::var(variable).ok();
+    given.map_or(default, |rows| rows.parse().unwrap())
 }
 
 /// The cost of one execution.
@@ -228,9 +148,14 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
             .await
             .unwrap();
     let mut plans: Vec<(&str, Plan)> = Vec::new();
+    macro_rules! ask_text {
+        ($name:literal, $sql:expr $(, $value:expr)*) => {
+            plans.push(($name, explain(pool, $name, $sql, |query| query $(.bind($value.clone()))*).await));
+        };
+    }
     macro_rules! ask {
         ($name:literal, $file:literal $(, $value:expr)*) => {
-            plans.push(($name, explain(pool, $name, include_str!($file), |query| query $(.bind($value.clone()))*).await));
+            ask_text!($name, include_str!($file) $(, $value)*)
         };
     }
     ask!(
@@ -257,7 +182,9 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         no_names,
         no_names,
         no_names,
-        true
+        true,
+        ids,
+        vec![0.5_f64; ids.len()]
     );
     ask!(
         "trainer: turns of episodes",
@@ -382,14 +309,6 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         vec![1_000_i64],
         vec![false],
         50_001_i64
-    );
-    ask!(
-        "closer: an episode with too many turns",
-        "../ingest/src/close/episodes/close_too_many.sql",
-        "default",
-        episodes[0],
-        1_i32,
-        "too_many_turns"
     );
     ask!(
         "rescore: a page of episodes",
@@ -578,6 +497,87 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         vec!["session".to_owned()],
         vec!["accept".to_owned()],
         1.0_f64
+    );
+    let new_ids: Vec<Uuid> = (0..400).map(|_| Uuid::now_v7()).collect();
+    let about_generation = |id: &Uuid| (Some(*id), None::<Uuid>);
+    let about_episode = |id: &Uuid| (None::<Uuid>, Some(*id));
+    let closed = ids.iter().take(200).map(about_generation);
+    let of_closed = turns.iter().take(100).map(about_generation);
+    let (generations, targets): (Vec<_>, Vec<_>) = closed
+        .chain(of_closed)
+        .chain(episodes.iter().take(100).map(about_episode))
+        .unzip();
+    let count = targets.len();
+    ask!(
+        "sink: store feedback",
+        "../ingest/src/rows/insert/feedback.sql",
+        new_ids[..count].to_vec(),
+        vec!["default"; count],
+        generations,
+        targets,
+        vec!["accept"; count],
+        vec![Some(true); count],
+        vec![None::<f64>; count],
+        vec![None::<String>; count],
+        vec![serde_json::json!({}); count],
+        vec![now; count],
+        vec![false; count]
+    );
+    let given: Vec<Uuid> = sqlx::query_scalar("select id from feedback where generation_id = any($1)")
+        .bind(&ids)
+        .fetch_all(pool)
+        .await
+        .unwrap();
+    let retractions: Vec<Uuid> = given.iter().map(|_| Uuid::now_v7()).collect();
+    ask!(
+        "sink: store retractions",
+        "../ingest/src/rows/insert/retractions.sql",
+        retractions,
+        vec!["default"; given.len()],
+        given,
+        vec![""; given.len()],
+        vec![now; given.len()]
+    );
+    ask!(
+        "sink: open episodes",
+        "../ingest/src/rows/insert/open_episodes.sql",
+        tenants,
+        episodes,
+        surfaces,
+        stored_at,
+        vec![60.0_f64; episodes.len()],
+        2_678_400.0_f64,
+        4_096_i64,
+        8_192_i64
+    );
+    ask!(
+        "sink: what was stored before",
+        "../ingest/src/rows/insert/older_keys.sql",
+        vec!["default".to_owned(); names.len()],
+        sources,
+        names
+    );
+    ask!("trainer: rows of a dataset", "../trainer/src/dataset/rows.sql", ids);
+    let members = "select generation_ids, tenant_id, consents from dataset_members('demo', $1, true)";
+    let at = |at: time::OffsetDateTime| at.format(&time::format_description::well_known::Rfc3339).unwrap();
+    let query = serde_json::json!({"sampled_from": at(now - time::Duration::days(1)), "closed_before": at(now),
+                                   "limit": 1_000_000});
+    ask_text!("trainer: a dataset of a day", members, query);
+    let newest: Uuid = ids[ids.len() - 1];
+    ask_text!(
+        "trainer: uses past retention",
+        "select generation_id from trajectory_use where generation_id < $1 order by generation_id limit 5000",
+        newest
+    );
+    ask_text!(
+        "control: what a step was trained on",
+        "select t.generation_id, g.version, t.reward, t.signal, t.closed_at from trajectory_use u
+         join trajectory t on t.generation_id = u.generation_id join generation g on g.id = u.generation_id
+         where u.run_id = $1 and u.step = $2 and u.purpose = 'trained' and ($3::text is null or g.tenant_id = $3)
+         order by t.generation_id",
+        RUN,
+        head / 2,
+        None::<String>
     );
     ask!("reader: turns of a context", "../ingest/src/rows/context.sql", ids);
     ask!(

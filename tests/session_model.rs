@@ -3,9 +3,9 @@
 //! The model knows only the events of one session and the words of the guide. It shares no code with
 //! ingest: it works on milliseconds, reads everything at once, and has no tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ingest::event::Value;
+use ingest::event::{Purpose, Value};
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -110,7 +110,8 @@ pub fn expected(steps: &[Step], rules: Rules) -> BTreeMap<Role, Row> {
         let about = about(turn, metric);
         about.into_iter().filter(|given| !is_retracted(given)).collect()
     };
-    let judged = judge(surface, &members, &about, &standing, &is_retracted);
+    let is_ended = ended.is_some_and(|at| at <= closes_ms);
+    let judged = judge(surface, is_ended, &members, &about, &standing, &is_retracted);
     let mut rows = BTreeMap::new();
     for turn in &members {
         let mut row = Row {
@@ -157,6 +158,7 @@ type Judged = Result<(f64, &'static str, Option<i64>), &'static str>;
 
 fn judge<'a>(
     surface: &str,
+    is_ended: bool,
     members: &[&Turn],
     about: &impl Fn(Option<Role>, &str) -> Vec<&'a Given>,
     standing: &impl Fn(Option<Role>, &str) -> Vec<&'a Given>,
@@ -166,6 +168,13 @@ fn judge<'a>(
     if !all(|turn| turn.consent) {
         return Err("no_consent");
     }
+    if !all(|turn| turn.purpose != Purpose::Evaluation) {
+        return Err("evaluation");
+    }
+    let differs = |turn: &&Turn| (turn.purpose, turn.run) != (members[0].purpose, members[0].run);
+    if members.iter().any(differs) {
+        return Err("mixed_purposes");
+    }
     if members.iter().any(|turn| turn.surface != members[0].surface) {
         return Err("mixed_surfaces");
     }
@@ -173,7 +182,9 @@ fn judge<'a>(
         return Err("mixed_policies");
     }
     let all_declined = all(|turn| turn.declined);
-    if !all_declined && all(|turn| turn.declined || turn.shown == Some(false)) {
+    // A harness's turns are shown to nobody.
+    let for_users = all(|turn| turn.purpose == Purpose::Production);
+    if for_users && !all_declined && all(|turn| turn.declined || turn.shown == Some(false)) {
         return Err("not_shown");
     }
     let nothing = |retracted: bool| if retracted { "retracted" } else { "no_feedback" };
@@ -211,7 +222,51 @@ fn judge<'a>(
     }
     let accepted = firsts.iter().filter(|accepted| **accepted).count() as f64;
     let mean = accepted / firsts.len() as f64;
-    Ok((mean + 0.125 * members.len() as f64, "expression", feedback_ms))
+    let segments: BTreeSet<u32> = members.iter().map(|turn| turn.segment).collect();
+    let tokens: u32 = members.iter().map(|turn| turn.tokens()).sum();
+    let last = if firsts.ends_with(&[true]) { 8.0 } else { 0.0 };
+    let end = if is_ended { 16.0 } else { 0.0 };
+    let shape = mean + 0.125 * members.len() as f64 + 0.25 * segments.len() as f64;
+    let reward = shape + f64::from(tokens) / 1024.0 + last + end;
+    Ok((reward, "expression", feedback_ms))
+}
+
+/// What the ledger keeps of each turn, by generation, to compare with what was sent: segment, number,
+/// versions with their tokens, newest and oldest version, purpose.
+pub type Logged = (i32, i32, serde_json::Value, i64, i64, String);
+
+pub fn as_logged(turn: &Turn) -> Logged {
+    let spans: Vec<_> = turn
+        .versions
+        .iter()
+        .map(|(version, tokens)| serde_json::json!([version, tokens]))
+        .collect();
+    let purpose = match turn.purpose {
+        Purpose::Production => "production",
+        Purpose::Rollout => "rollout",
+        Purpose::Evaluation => "evaluation",
+    };
+    let (newest, oldest) = (turn.versions[turn.versions.len() - 1].0, turn.versions[0].0);
+    (
+        turn.segment.cast_signed(),
+        turn.number.cast_signed(),
+        spans.into(),
+        newest,
+        oldest,
+        purpose.to_owned(),
+    )
+}
+
+pub async fn logged(pool: &PgPool) -> BTreeMap<Uuid, Logged> {
+    type Columns = (Uuid, i32, i32, serde_json::Value, i64, i64, String);
+    let rows: Vec<Columns> =
+        sqlx::query_as("select id, segment, turn, version_spans, version, version_oldest, purpose from generation")
+            .fetch_all(pool)
+            .await
+            .unwrap();
+    let row =
+        |(id, segment, number, spans, newest, oldest, purpose)| (id, (segment, number, spans, newest, oldest, purpose));
+    rows.into_iter().map(row).collect()
 }
 
 /// The rows of the tables by generation.

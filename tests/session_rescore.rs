@@ -124,7 +124,8 @@ async fn rescoring_sessions_gives_what_the_model_says_of_the_other_definition() 
     assert_eq!(after, before, "stored trajectories are unchanged");
     // Retention has deleted a week with turns of a session.
     sqlx::query(
-        "with cut as (select generation_id from trajectory where surface = 'talk' and episode_turns = 3 limit 1), \
+        "with cut as (select generation_id from trajectory t where surface = 'talk' and episode_turns = 3 \
+                      and (select count(*) from generation g where g.episode_id = t.episode_id) = 3 limit 1), \
               gone as (delete from generation where id in (select generation_id from cut)) \
          delete from trajectory where generation_id in (select generation_id from cut)",
     )

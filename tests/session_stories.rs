@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use ingest::event::{EpisodeEnd, Event, Feedback, Generation, Retraction, Target, Value};
+use ingest::event::{EpisodeEnd, Event, Feedback, Generation, Purpose, Retraction, Target, Value, VersionSpan};
 use ingest::reward::{Definition, MetricType, Unit};
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
+use uuid::Uuid;
 
 use crate::ingest::generation;
 use crate::ingest_order::{Role, StoryCopy};
@@ -33,7 +34,10 @@ pub const RULES: Rules = Rules {
 
 /// `talk` has thumbs, `task` an expression and rewards of turns, `exam` a grader.
 pub const SURFACES: [&str; 3] = ["talk", "task", "exam"];
-const TASK: &str = "score != null ? score : turn.count.accept == 0 ? null : turn.mean.accept + 0.125 * double(turns)";
+/// Depends on everything that an expression knows of a session's turns, also on their order.
+const TASK: &str = "score != null ? score : turn.count.accept == 0 ? null : \
+                    turn.mean.accept + 0.125 * double(turns) + 0.25 * double(segments) + double(tokens) / 1024.0 \
+                    + (turn.last.accept ? 8.0 : 0.0) + (ended ? 16.0 : 0.0)";
 const TASK_TURN: &str = "accept == null ? null : (accept ? 1.0 : -1.0)";
 
 pub fn surfaces(rules: Rules) -> Vec<Definition> {
@@ -96,9 +100,20 @@ pub struct Turn {
     pub segment: u32,
     pub surface: &'static str,
     pub policy: &'static str,
+    pub purpose: Purpose,
+    /// Of a rollout.
+    pub run: Option<Uuid>,
+    /// Versions and how many tokens each sampled.
+    pub versions: Vec<(i64, u32)>,
     pub consent: bool,
     pub declined: bool,
     pub shown: Option<bool>,
+}
+
+impl Turn {
+    pub fn tokens(&self) -> u32 {
+        self.versions.iter().map(|(_, tokens)| tokens).sum()
+    }
 }
 
 impl Step {
@@ -116,8 +131,8 @@ impl Step {
     }
 }
 
-/// One to six turns, some of them late, some that do not belong together, and up to ten events about
-/// them.
+/// One to six turns of growing versions in growing segments, some of them late, some that do not
+/// belong together, and up to ten events about them.
 pub fn session(rng: &mut StdRng) -> Vec<Step> {
     let mut next = EPISODE;
     let mut role = || {
@@ -126,19 +141,37 @@ pub fn session(rng: &mut StdRng) -> Vec<Step> {
     };
     let surface = *SURFACES.choose(rng).unwrap();
     let unseen = rng.random_bool(0.05);
+    let runs = [Uuid::from_u128(1), Uuid::from_u128(2)];
+    let of_harness = rng.random_bool(0.1);
     let mut steps = Vec::new();
     let mut turns = Vec::new();
-    let (mut at, mut segment) = (0, 0);
+    let (mut at, mut segment, mut version) = (0, 0, 3);
     for number in 0..rng.random_range(1..=6) {
         // Few distinct times, so that some coincide. Some pauses are longer than the horizon.
         at += 250 * rng.random_range(0..=5) + if rng.random_bool(0.08) { 1_500 } else { 0 };
         segment += u32::from(rng.random_bool(0.2));
+        version += i64::from(rng.random_bool(0.15));
+        let mut versions = vec![(version, rng.random_range(1..=8))];
+        if rng.random_bool(0.15) {
+            version += 1;
+            versions.push((version, rng.random_range(1..=8)));
+        }
+        let (purpose, run) = match rng.random_range(0..100) {
+            0 => (Purpose::Evaluation, None),
+            1 => (Purpose::Rollout, Some(runs[1])),
+            _ if of_harness => (Purpose::Rollout, Some(runs[0])),
+            _ => (Purpose::Production, None),
+        };
         let turn = Turn {
             role: role(),
-            number,
-            segment,
+            // Producers count, and some count wrong. A subagent goes on in an earlier segment.
+            number: number - u32::from(number > 0 && rng.random_bool(0.05)),
+            segment: if rng.random_bool(0.05) { 0 } else { segment },
             surface: if rng.random_bool(0.02) { "exam" } else { surface },
             policy: if rng.random_bool(0.02) { "other" } else { "demo" },
+            purpose,
+            run,
+            versions,
             consent: !rng.random_bool(0.02),
             declined: rng.random_bool(0.15),
             shown: if unseen {
@@ -240,6 +273,12 @@ impl StoryCopy {
         let time = self.begin() + time::Duration::milliseconds(step.at);
         match &step.action {
             Action::Turn(turn) => {
+                let tokens = turn.tokens();
+                let span = |(version, tokens): &(i64, u32)| VersionSpan {
+                    version: *version,
+                    root: [u8::try_from(*version).unwrap(); 32],
+                    tokens: *tokens,
+                };
                 let generation = Generation {
                     id: self.id(turn.role),
                     episode_id: self.id(EPISODE),
@@ -247,6 +286,13 @@ impl StoryCopy {
                     turn: turn.number,
                     surface: turn.surface.to_owned(),
                     policy: turn.policy.to_owned(),
+                    purpose: turn.purpose,
+                    run_id: turn.run,
+                    versions: turn.versions.iter().map(span).collect(),
+                    token_ids: (0..tokens).collect(),
+                    logprobs: vec![-0.5; tokens as usize],
+                    train_mask: None,
+                    sampling: None,
                     consent: turn.consent,
                     declined: turn.declined,
                     decline_suppressed: false,

@@ -1,10 +1,13 @@
 //! The realtime run against a real database, log and store: trajectories become versions.
 //! Trajectories are inserted as the sink would write them, sampled by the model that is trained.
 
+mod alias;
 mod bounds;
 mod caps;
 mod consent;
 mod context;
+mod datasets;
+mod episode_bounds;
 mod episodes;
 mod experts;
 mod fleet;

@@ -283,6 +283,8 @@ async fn http(
     let mut stopping = false;
     loop {
         tokio::select! {
+            // first, so that a busy process reads what has arrived before it looks at the time
+            biased;
             ended = served.as_mut() => {
                 if let Err(error) = ended {
                     tracing::debug!(%error, "a connection failed");

@@ -35,7 +35,7 @@ pub async fn run(
     spool.check()?;
     spool::check_upstream("the upstream", upstream)?;
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
-    let validator = Arc::new(Validator::new(options.metrics()?, skew));
+    let validator = Arc::new(Validator::new(options.metrics()?, skew).with_judges(&options.judges()?));
     let auth = Auth::fixed(spool.caller_key.as_deref()).requests_per_second_max(spool.requests_per_second_max);
     let (path, url) = (folder.to_owned(), upstream.to_owned());
     let open = move || spool::open(&path, &url, &spool);

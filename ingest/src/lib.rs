@@ -14,6 +14,9 @@
 //!      trajectory: rewarded, or censored with a code
 //! ```
 //!
+//! Texts of users may be scored by a model behind an endpoint ([`judge`]). `judging` asks it, and its
+//! answer goes into the log like any other feedback.
+//!
 //! A [`collector`] has the same API in front of a spool on its disk, and forwards its events to an
 //! ingest. This crate never handles tensors or policy files. Other crates decide what to train on
 //! and what to serve.
@@ -21,8 +24,8 @@
 //! Modules import only from those to their left, so there are no circles:
 //!
 //! ```text
-//!  event ◄ payload, reward ◄ options, clock ◄ validator ◄ log ◄ rows
-//!        ◄ close, upkeep ◄ entry ◄ service ◄ collector
+//!  event ◄ payload, reward ◄ judge ◄ options, clock ◄ validator ◄ log ◄ rows
+//!        ◄ close, judging, upkeep ◄ entry ◄ service ◄ collector
 //! ```
 
 mod clock;
@@ -33,6 +36,8 @@ pub mod event;
 pub mod feedback_token;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+pub mod judge;
+mod judging;
 pub mod log;
 mod options;
 pub mod payload;

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use edge::intake::Intake;
 use serde::{Deserialize, Serialize};
 
+use crate::judge::{self, Judges};
 use crate::reward::{Definition, Metric, MetricType, Rule};
 
 /// `[ingest]` of the configuration file.
@@ -19,6 +20,8 @@ pub struct Options {
     /// `[[ingest.metric]]`: metrics of feedback besides those of surfaces, `comment` and
     /// `demonstration`. Default: none.
     pub metric: Vec<Metric>,
+    /// `[[ingest.judge]]`: models that score texts of users. Default: none.
+    pub judge: Vec<judge::Options>,
     /// Partitions of event topics that ingest creates. Default: 4.
     pub partitions: i32,
     /// How long feedback may wait for its generation before a copy goes to the dead-letter queue,
@@ -84,6 +87,7 @@ impl Default for Options {
         Self {
             surface: vec![Definition::completion()],
             metric: Vec::new(),
+            judge: Vec::new(),
             partitions: 4,
             orphan_ttl_seconds: 600.0,
             close_grace_seconds: 0.25,
@@ -158,6 +162,11 @@ impl Options {
         surfaces.map(|surface| Rule::new(surface, &metrics)).collect()
     }
 
+    /// All judges. Refuses those that contradict the metrics or each other.
+    pub fn judges(&self) -> anyhow::Result<Judges> {
+        Judges::new(&self.judge, &self.metrics()?)
+    }
+
     /// The rule if `definition` replaced the surface of its name, and `metrics` those of their
     /// names.
     pub fn rule_of(&self, definition: Definition, metrics: &[Metric]) -> anyhow::Result<Rule> {
@@ -201,6 +210,7 @@ impl Options {
                 surface.name
             );
         }
+        self.judges()?;
         self.rules().map(|_| ())
     }
 

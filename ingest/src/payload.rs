@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! payload/{tenant}/{digest}     {tenant}: BLAKE3 of the tenant's name
+//! export/{tenant}/{digest}      parts of files that runs made of datasets
 //! ```
 //! The tenant is part of the key so that no tenant can read another's payload by its digest.
 //! Payloads are uploaded before the record that refers to them. They are not in the policy store,
@@ -32,7 +33,9 @@ use crate::event::PAYLOAD_BYTES_MAX;
 pub use crate::event::{EXPERTS, PayloadRef, TOKEN_IDS};
 pub use experts::{Experts, Malformed};
 
-const FOLDER: &str = "payload";
+const PAYLOADS: &str = "payload";
+/// A folder of its own, so that the role that answers people needs no right to read contexts.
+const EXPORTS: &str = "export";
 
 /// Why a payload could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -68,17 +71,17 @@ impl Key {
         }
     }
 
-    fn path(&self) -> Path {
-        Path::from_iter([FOLDER.to_owned(), hex::encode(self.tenant), hex::encode(self.digest)])
+    fn path(&self, folder: &str) -> Path {
+        Path::from_iter([folder.to_owned(), hex::encode(self.tenant), hex::encode(self.digest)])
     }
 
-    /// `None` if the object is not a payload.
-    fn parse(path: &Path) -> Option<Self> {
+    /// `None` if the object is no payload of this folder.
+    fn parse(folder: &str, path: &Path) -> Option<Self> {
         let mut parts = path.parts().skip(1);
         let mut hash = || hex::decode(parts.next()?.as_ref()).ok()?.try_into().ok();
         let (tenant, digest) = (hash()?, hash()?);
         let key = Self { tenant, digest };
-        (key.path() == *path).then_some(key)
+        (key.path(folder) == *path).then_some(key)
     }
 }
 
@@ -94,6 +97,7 @@ pub(crate) struct Object {
 #[derive(Debug, Clone)]
 pub struct Store {
     backend: Arc<dyn ObjectStore>,
+    folder: &'static str,
 }
 
 impl Store {
@@ -116,24 +120,33 @@ impl Store {
             Some(("s3", rest)) => bucket(url, rest).map_err(refuse)?,
             _ => return Err(refuse("use file://<path> or s3://<bucket>/<prefix>".to_owned())),
         };
-        Ok(Self { backend })
+        Ok(Self {
+            backend,
+            folder: PAYLOADS,
+        })
+    }
+
+    /// The exports of datasets, which are kept in the same way but in another folder.
+    #[must_use]
+    pub fn exports(&self) -> Self {
+        Self {
+            folder: EXPORTS,
+            ..self.clone()
+        }
     }
 
     /// Writes bytes under their digest. Idempotent. Renews the payload's age.
     pub async fn put(&self, tenant: &str, bytes: Bytes, media_type: &str) -> Result<PayloadRef, Error> {
         let payload = PayloadRef::of(&bytes, media_type);
         let payload_bytes = PutPayload::from(bytes);
-        let written = self
-            .backend
-            .put(&Key::new(tenant, payload.digest).path(), payload_bytes)
-            .await;
+        let written = self.backend.put(&self.path(tenant, &payload), payload_bytes).await;
         written.map_err(failed_to("write"))?;
         Ok(payload)
     }
 
     /// Reads a payload and checks its size and digest.
     pub async fn get(&self, tenant: &str, payload: &PayloadRef) -> Result<Bytes, Error> {
-        let found = self.backend.get(&Key::new(tenant, payload.digest).path()).await;
+        let found = self.backend.get(&self.path(tenant, payload)).await;
         let found = found.map_err(failed_to("read"))?;
         check_size(found.meta.size, payload)?;
         let bytes = found.bytes().await.map_err(failed_to("read"))?;
@@ -146,13 +159,22 @@ impl Store {
 
     /// Checks that a payload of this size exists, without reading it.
     pub async fn check_exists(&self, tenant: &str, payload: &PayloadRef) -> Result<(), Error> {
-        let found = self.backend.head(&Key::new(tenant, payload.digest).path()).await;
+        let found = self.backend.head(&self.path(tenant, payload)).await;
         check_size(found.map_err(failed_to("find"))?.size, payload)
+    }
+
+    fn path(&self, tenant: &str, payload: &PayloadRef) -> Path {
+        Key::new(tenant, payload.digest).path(self.folder)
+    }
+
+    /// Deletes a payload that nothing refers to. Succeeds if it does not exist.
+    pub async fn remove(&self, tenant: &str, payload: &PayloadRef) -> Result<(), Error> {
+        self.delete(&Key::new(tenant, payload.digest)).await
     }
 
     /// Deletes a payload. Succeeds if it does not exist.
     pub(crate) async fn delete(&self, key: &Key) -> Result<(), Error> {
-        match self.backend.delete(&key.path()).await {
+        match self.backend.delete(&key.path(self.folder)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(failed_to("delete")(error)),
         }
@@ -161,7 +183,7 @@ impl Store {
     /// The last upload of a payload. `None` if it does not exist. Some stores return seconds here,
     /// but list milliseconds.
     pub(crate) async fn written_at(&self, key: &Key) -> Result<Option<OffsetDateTime>, Error> {
-        match self.backend.head(&key.path()).await {
+        match self.backend.head(&key.path(self.folder)).await {
             Ok(found) => Ok(Some(written_at(&found))),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(failed_to("find")(error)),
@@ -170,9 +192,10 @@ impl Store {
 
     /// Lists the payloads of all tenants. Skips objects with other names.
     pub(crate) fn objects(&self) -> impl Stream<Item = Result<Object, Error>> {
-        let found = self.backend.list(Some(&Path::from(FOLDER)));
-        found.map_err(failed_to("list")).try_filter_map(|meta| {
-            let object = Key::parse(&meta.location).map(|key| Object {
+        let folder = self.folder;
+        let found = self.backend.list(Some(&Path::from(folder)));
+        found.map_err(failed_to("list")).try_filter_map(move |meta| {
+            let object = Key::parse(folder, &meta.location).map(|key| Object {
                 key,
                 written_at: written_at(&meta),
             });

@@ -281,6 +281,26 @@ impl Rule {
         metrics
     }
 
+    /// Whether the value of this metric can matter, so that a missing one must not be taken for none.
+    /// Other than [`Self::metrics`], an expression that uses `all.<metric>` refers to that metric
+    /// alone.
+    pub(crate) fn refers_to(&self, metric: &str) -> bool {
+        let decides = self.expression.is_none() || self.definition.close_on_feedback;
+        (decides && metric == self.definition.metric)
+            || self
+                .expression
+                .as_ref()
+                .is_some_and(|expression| expression.refers_to(metric))
+    }
+
+    /// The same for feedback about turns.
+    pub(crate) fn turns_refer_to(&self, metric: &str) -> bool {
+        let of_episode = self.expression.iter().flat_map(Expression::turn_metrics);
+        let of_turn = self.turn_expression.as_ref();
+        of_episode.into_iter().any(|name| name == metric)
+            || of_turn.is_some_and(|expression| expression.refers_to(metric))
+    }
+
     /// Whether turns are looked at one by one.
     pub(crate) fn reads_turns(&self) -> bool {
         self.turn_expression.is_some() || !self.turn_metrics().is_empty()

@@ -4,6 +4,7 @@ pub mod context;
 pub(crate) mod feedback;
 mod insert;
 pub(crate) mod join;
+pub(crate) mod judgement;
 pub mod offset;
 mod record;
 pub mod sink;

@@ -17,6 +17,7 @@ use crate::close::closer::Closer;
 use crate::close::unscored::Unscored;
 use crate::entry::api::Api;
 use crate::entry::destination::Destination;
+use crate::judging::Judging;
 use crate::log::Producer;
 use crate::log::kafka::{self, ClientOptions};
 use crate::options::Options;
@@ -49,7 +50,8 @@ pub async fn run(
     partition::ensure(&pool).await?;
     let surfaces = Arc::new(stored::store(&pool, options.rules()?).await?);
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
-    let validator = Arc::new(Validator::new(options.metrics()?, skew));
+    let judges = options.judges()?;
+    let validator = Arc::new(Validator::new(options.metrics()?, skew).with_judges(&judges));
     let age_max = time::Duration::days(options.retention_days.into());
     let age_max = Some(age_max).filter(|age_max| !age_max.is_zero());
     retention::inform(&pool, &validator, age_max).await?;
@@ -79,6 +81,7 @@ pub async fn run(
         kafka,
         cluster_id: log.cluster_id.clone(),
         surfaces: surfaces.clone(),
+        judges: judges.clone(),
         validator: validator.clone(),
         samplers: Samplers::default(),
         batch_records_max: options.batch_records_max,
@@ -92,12 +95,17 @@ pub async fn run(
         pool: pool.clone(),
         log: log.clone(),
         surfaces,
+        judges: judges.clone(),
         grace: time::Duration::seconds_f64(options.close_grace_seconds),
         unscored: Unscored::new(options.unscored_share_max),
         visible: Visible::default(),
         shutdown: stop.clone(),
     };
     parts.spawn(until_stopped(closer.run()));
+    for judge in judges.iter() {
+        let judging = Judging::new(pool.clone(), producer.clone(), judge.clone(), stop.clone())?;
+        parts.spawn(until_stopped(judging.run()));
+    }
     let orphans = OrphanSweep {
         pool: pool.clone(),
         producer: producer.clone(),

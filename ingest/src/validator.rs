@@ -1,6 +1,6 @@
 //! Checks of an event that depend on the configuration, the clock or retention.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{PoisonError, RwLock};
 
 use time::{Duration, OffsetDateTime};
@@ -8,12 +8,15 @@ use uuid::Uuid;
 
 use crate::clock::Clock;
 use crate::event::{Body, Event, Invalid, Target, time_of};
+use crate::judge::{Judges, SOURCE_PREFIX};
 use crate::reward::Metric;
 
 /// Applied in addition to [`Event::check`], by every entry point and by the sink.
 #[derive(Debug)]
 pub struct Validator {
     metrics: BTreeMap<String, Metric>,
+    /// Metrics that only a judge answers.
+    judged: BTreeSet<String>,
     clock_skew_max: Duration,
     /// Observed by the sink. A collector has no database, so it uses its own.
     pub(crate) clock: Clock,
@@ -31,11 +34,18 @@ impl Validator {
             .collect();
         Self {
             metrics,
+            judged: BTreeSet::new(),
             clock_skew_max,
             clock: Clock::default(),
             oldest_kept: RwLock::default(),
             oldest_accepted: RwLock::default(),
         }
+    }
+
+    /// Takes feedback of the metrics that these judges answer from judges alone.
+    pub fn with_judges(self, judges: &Judges) -> Self {
+        let judged = judges.iter().map(|judge| judge.metric().to_owned()).collect();
+        Self { judged, ..self }
     }
 
     /// From now on, refuses generations with ids below `id` and events about them.
@@ -104,6 +114,10 @@ impl Validator {
             Body::Feedback(feedback) => {
                 if let Target::Generation(id) = feedback.target {
                     self.check_kept("generation_id", id)?;
+                }
+                if self.judged.contains(&feedback.metric_name) && !event.source.starts_with(SOURCE_PREFIX) {
+                    let rule = "is answered by a judge ([[ingest.judge]]), and nobody else may give it";
+                    return Err(Invalid::new("metric_name", rule));
                 }
                 if let Some(metric) = self.metrics.get(&feedback.metric_name) {
                     let checked = metric.check(feedback.target, &feedback.value);

@@ -29,14 +29,17 @@ impl Args {
             &config.keys_dir(),
             Some(Producer::new(&config.kafka_client()?).context("connect to the log")?),
         )?;
-        let payloads = role::payloads(app).inspect_err(|error| {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                "exports of datasets cannot be downloaded from here"
-            );
-        });
+        // Of the store of payloads, this role reads the folder of exports alone.
+        let exports = role::payloads(app)
+            .map(|payloads| payloads.exports())
+            .inspect_err(|error| {
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "exports of datasets cannot be downloaded from here"
+                );
+            });
         let report = config.state_dir.join("report.html");
-        let router = control_api::routes(&role.pool, &config.policy.name, releases.clone(), payloads.ok(), report)
+        let router = control_api::routes(&role.pool, &config.policy.name, releases.clone(), exports.ok(), report)
             .protected_by(&role.auth, "Springtide control")
             .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());

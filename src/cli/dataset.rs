@@ -84,8 +84,8 @@ impl Command {
                 let body = json!({"name": name, "query": query});
                 let made: Value = client.post_and_wait("/v1/datasets", &body).await?;
                 output.print(&made, || {
-                    let (name, generations) = (cell(&made["name"]), &made["generations"]);
-                    format!("{name}@{}: {generations} generations", made["version"])
+                    let (name, version) = (cell(&made["name"]), &made["version"]);
+                    format!("{name}@{version}: {}", size(&made))
                 })
             }
             Self::List { name, output } => {
@@ -140,14 +140,20 @@ async fn export(client: &ControlClient, dataset: &Reference, format: Format, out
         .with_context(|| format!("write {}", unfinished.display()))?;
     let renamed = tokio::fs::rename(&unfinished, out).await;
     renamed.with_context(|| format!("write {}", out.display()))?;
-    println!("{}: {} generations", out.display(), run["result"]["generations"]);
+    println!("{}: {}", out.display(), size(&run["result"]));
     Ok(())
+}
+
+/// `12 trajectories, 40 generations`.
+fn size(of: &Value) -> String {
+    format!("{} trajectories, {} generations", of["trajectories"], of["generations"])
 }
 
 fn list(page: &Value) -> String {
     let row = |dataset: &Value| {
         [
             format!("{}@{}", cell(&dataset["name"]), dataset["version"]),
+            cell(&dataset["trajectories"]),
             cell(&dataset["generations"]),
             cell(&dataset["created_at"]),
             cell(&dataset["created_by"]),
@@ -156,7 +162,7 @@ fn list(page: &Value) -> String {
     match rows(&page["data"]).next() {
         None => "there are no datasets yet".to_owned(),
         Some(_) => table(
-            ["dataset", ">generations", "created", "by"],
+            ["dataset", ">trajectories", ">generations", "created", "by"],
             rows(&page["data"]).map(row),
         ),
     }
@@ -168,19 +174,22 @@ fn facts(dataset: &Value) -> String {
     let left = match dataset["complete"] == true {
         true => "all are available".to_owned(),
         false => format!(
-            "{} are available; {} were deleted by retention, and the tenants of {} have withdrawn their consent",
+            "{} ({} trajectories) are available; {} were deleted by retention, and the tenants of {} have withdrawn their \
+             consent",
             dataset["available"],
+            dataset["available_trajectories"],
             gone("expired"),
             gone("withdrawn")
         ),
     };
     format!(
-        "{}@{} of policy {}\ncreated      {} by {}\ngenerations  {}: {left}\ndigest       {}\nquery        {}\n",
+        "{}@{} of policy {}\ncreated      {} by {}\ntrajectories {}\ngenerations  {}: {left}\ndigest       {}\nquery        {}\n",
         cell(&dataset["name"]),
         dataset["version"],
         cell(&dataset["policy"]),
         cell(&dataset["created_at"]),
         cell(&dataset["created_by"]),
+        dataset["trajectories"],
         dataset["generations"],
         cell(&dataset["digest"]),
         dataset["query"]
@@ -193,10 +202,13 @@ mod tests {
 
     #[test]
     fn what_is_gone_is_said() {
-        let mut dataset = json!({"name": "accepted", "version": 2, "policy": "demo", "generations": 10,
-                                 "available": 7, "expired": 2, "withdrawn": 1, "complete": false});
+        let mut dataset = json!({"name": "accepted", "version": 2, "policy": "demo", "trajectories": 4, "generations": 10,
+                                 "available": 7, "available_trajectories": 3, "expired": 2, "withdrawn": 1, "complete": false});
         let page = facts(&dataset);
-        assert!(page.contains("7 are available; 2 were deleted by retention"), "{page}");
+        assert!(
+            page.contains("7 (3 trajectories) are available; 2 were deleted by retention"),
+            "{page}"
+        );
         dataset["complete"] = true.into();
         assert!(facts(&dataset).contains("all are available"));
     }

@@ -97,7 +97,7 @@ fn the_alias_to_learn_from_follows_from_the_arms_unless_it_is_named() {
         let config = Config::complete(&Figment::new().merge(Toml::string(text))).unwrap();
         config.check().unwrap();
         let arms = config.release.arms.iter().map(|arm| (arm.alias.clone(), arm.weight));
-        (config.trainer.realtime.alias().to_owned(), arms.collect::<Vec<_>>())
+        (config.learning().alias.name().to_owned(), arms.collect::<Vec<_>>())
     };
     let arms = |arms: &[(&str, f64)]| {
         arms.iter()

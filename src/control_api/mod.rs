@@ -16,7 +16,7 @@ use edge::auth::{Principal, Scope};
 use edge::routes::{Routes, get};
 use edge::tenant::OwnerOnly;
 use edge::turns::Turns;
-use ingest::payload::Store as Payloads;
+use ingest::payload::Store as Exports;
 use serving::release::ReleaseService;
 use sqlx::{PgConnection, PgPool};
 
@@ -25,12 +25,12 @@ const LEDGERS_AT_ONCE: usize = 2;
 /// Running ones and those that wait.
 const LEDGERS_PER_KEY: usize = 2;
 
-/// All routes. `report`: the path of the demo's report. `payloads`: where exports of datasets lie.
+/// All routes. `report`: the path of the demo's report. `exports`: where exports of datasets lie.
 pub fn routes(
     pool: &PgPool,
     policy: &str,
     releases: ReleaseService,
-    payloads: Option<Payloads>,
+    exports: Option<Exports>,
     report: PathBuf,
 ) -> Routes {
     let read = Scope::Read;
@@ -52,7 +52,7 @@ pub fn routes(
         .route(read, "/report", "The demo's report", get(report::page).page())
         .with_state(report);
     let of_the_policy = report
-        .merge(trainer::api::routes(pool.clone(), policy, payloads))
+        .merge(trainer::api::routes(pool.clone(), policy, exports))
         .merge(serving::release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .only_for_owner(OwnerOnly::new(pool.clone(), policy));

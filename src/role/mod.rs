@@ -142,7 +142,7 @@ fn allow_connections(wanted: usize) -> anyhow::Result<usize> {
     Ok(allowed)
 }
 
-/// The store of long contexts, expert ids and exports.
+/// The store of long contexts and expert ids, and with it that of exports.
 pub fn payloads(app: &App) -> anyhow::Result<ingest::payload::Store> {
     let url = app.config.ingest.payload_store.as_deref();
     let url = url.context("ingest.payload_store is not set")?;

@@ -45,8 +45,14 @@ pub struct Audit {
     pub unaccounted: i64,
     /// Closed without a signal despite timely feedback, or with one that was retracted in time.
     pub overlooked: i64,
-    /// Episodes whose turns did not close together, and open episodes.
+    /// Sessions that closed.
+    pub episodes: i64,
+    /// Turns that came after their session had closed.
+    pub late_turns: i64,
+    /// See [`SPLIT`], [`TURNS_MISPLACED`], and [`SESSIONS_MISJUDGED`] with [`TURNS_MISJUDGED`].
     pub split: i64,
+    pub turns_misplaced: i64,
+    pub sessions_misjudged: i64,
     /// Examples of failures.
     pub examples: Vec<String>,
     /// Feedback without a generation that did not become a dead letter.
@@ -67,6 +73,8 @@ impl Audit {
             ("unaccounted for", self.unaccounted),
             ("feedback overlooked", self.overlooked),
             ("episodes split", self.split),
+            ("turns misplaced", self.turns_misplaced),
+            ("sessions misjudged", self.sessions_misjudged),
             ("orphans not reported", self.orphans_unmarked),
         ];
         must_be_zero.into_iter().filter(|(_, number)| *number != 0).collect()
@@ -159,26 +167,71 @@ pub async fn audit(entries: &[Entry], poison: &[Vec<u8>], pool: &PgPool, kafka: 
                            and o.given_at = f.given_at)",
     )
     .await;
-    audit.overlooked += number(
-        pool,
-        "select count(*) from trajectory t join generation g on g.id = t.generation_id \
-         join feedback f on f.episode_id = t.episode_id and f.metric_name = 'accept' \
-         left join retraction r on r.feedback_id = f.id \
-         where t.surface = 'session' and t.censor_code = 'no_feedback' and not f.late and r.id is null \
-           and f.given_at <= g.sampled_at + interval '2 seconds'",
-    )
-    .await;
-    audit.split = number(
-        pool,
-        "select (select count(*) from open_episode) + count(*) from ( \
-             select from trajectory where episode_id is not null group by episode_id \
-             having count(distinct (reward, censor_code, signal, feedback_at, closes_at, closed_at)) > 1 \
-                 or count(*) <> min(episode_turns)) as split",
-    )
-    .await;
+    audit.episodes = number(pool, "select count(distinct episode_id) from trajectory").await;
+    audit.late_turns = number(pool, "select count(*) from trajectory where censor_code = 'late_turn'").await;
+    audit.split = number(pool, SPLIT).await;
+    audit.turns_misplaced = number(pool, TURNS_MISPLACED).await;
+    audit.sessions_misjudged = number(pool, SESSIONS_MISJUDGED).await + number(pool, TURNS_MISJUDGED).await;
     audit.orphans_unmarked = number(pool, ORPHANS_UNMARKED).await;
     audit
 }
+
+/// Episodes that are open, or whose turns did not all close with one outcome in one transaction.
+const SPLIT: &str = "\
+    select (select count(*) from open_episode) + count(*) from ( \
+        select from trajectory where episode_id is not null group by episode_id \
+        having count(distinct (reward, censor_code, signal, feedback_at, closes_at, closed_at)) > 1 \
+            or count(distinct xmin::text) > 1 or count(*) <> min(episode_turns)) as split";
+
+/// Turns that neither belong to their episode nor say that they came late; turns that were late to
+/// nothing, or for no reason (a transaction may begin before the closure and wait for it); and turns of
+/// an episode, other than its first, that are of a time after its close.
+const TURNS_MISPLACED: &str = "\
+    with turn as ( \
+        select g.id, g.episode_id, g.stored_at, greatest(g.sampled_at, g.finished_at) as starts_at, t.episode_id as closed_with, \
+               t.censor_code, t.closes_at, t.closed_at, \
+               row_number() over (partition by t.episode_id order by greatest(g.sampled_at, g.finished_at), g.id) as nth \
+        from generation g join trajectory t on t.generation_id = g.id \
+        where g.surface in ('session', 'ending', 'deciding') \
+    ) \
+    select count(*) from turn \
+    left join (select distinct episode_id, closes_at, closed_at from turn where closed_with is not null) closed \
+        on closed.episode_id = turn.episode_id \
+    where (turn.closed_with is null) <> (turn.censor_code is not distinct from 'late_turn') \
+       or turn.closed_with <> turn.episode_id \
+       or turn.closed_with is null and closed.episode_id is null \
+       or turn.closed_with is null and turn.starts_at <= closed.closes_at \
+          and turn.stored_at < closed.closed_at - interval '1 minute' \
+       or turn.closed_with is not null and turn.nth > 1 and turn.starts_at > turn.closes_at + interval '1 second'";
+
+/// Sessions whose reward is not that of the first feedback about them that was stored and given in
+/// time and not retracted in time.
+const SESSIONS_MISJUDGED: &str = "\
+    select count(*) from ( \
+        select episode_id, min(closes_at) as closes_at, min(reward) as reward from trajectory \
+        where episode_id is not null group by episode_id \
+    ) session \
+    left join lateral ( \
+        select f.value_bool from feedback f \
+        where f.episode_id = session.episode_id and f.metric_name = 'accept' and not f.late \
+          and f.given_at <= session.closes_at \
+          and not exists (select from retraction r \
+                          where r.feedback_id = f.id and not r.late and r.given_at <= session.closes_at) \
+        order by f.given_at, f.id limit 1 \
+    ) first on true \
+    where session.reward is distinct from case first.value_bool when true then 0.75 when false then -0.25 end";
+
+/// The same for the own rewards of turns.
+const TURNS_MISJUDGED: &str = "\
+    select count(*) from trajectory t \
+    left join lateral ( \
+        select f.value_bool from feedback f \
+        where f.generation_id = t.generation_id and f.metric_name = 'accept' and not f.late and f.given_at <= t.closes_at \
+          and not exists (select from retraction r where r.feedback_id = f.id and not r.late and r.given_at <= t.closes_at) \
+        order by f.given_at, f.id limit 1 \
+    ) first on true \
+    where t.surface = 'session' and t.reward is not null \
+      and t.turn_reward is distinct from case first.value_bool when true then 1.0 when false then 0.0 end";
 
 pub const ORPHANS_UNMARKED: &str = "select count(*) from feedback f where f.orphaned_at is null \
      and not exists (select from generation g where g.id = f.generation_id or g.episode_id = f.episode_id)";

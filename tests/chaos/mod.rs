@@ -51,6 +51,11 @@ name = \"ending\"
 trajectory = \"episode\"
 horizon_seconds = 4.0
 close_on_episode_end = true
+[[ingest.surface]]
+name = \"deciding\"
+trajectory = \"episode\"
+horizon_seconds = 4.0
+close_on_feedback = true
 [telemetry]
 filter = \"warn,springtide=info\"
 ";
@@ -145,6 +150,7 @@ async fn no_acknowledged_event_is_lost_or_duplicated_while_processes_are_killed(
     }
     assert!(failures.is_empty(), "seed {}: {failures:?}\n{audit:#?}", size.seed);
     assert_eq!(kills.len(), size.kills, "every kill hit a process");
+    assert!(audit.episodes > 0 && audit.late_turns > 0, "{audit:#?}");
 }
 
 /// Sends stories at the given rate until the kills are over.

@@ -92,6 +92,13 @@ impl Report<'_> {
         row("acks", self.ledger.acks());
         row("events acknowledged", audit.acked_events);
         row("rows", sum(&audit.rows));
+        let count = |number: i64| u64::try_from(number).unwrap_or_default();
+        row("sessions that closed", count(audit.episodes));
+        row("turns that came after the close", count(audit.late_turns));
+        row(
+            "sessions split, misplaced or misjudged",
+            count(audit.split + audit.turns_misplaced + audit.sessions_misjudged),
+        );
         row("lost", audit.lost + audit.poison_lost);
         row("doubled", audit.doubled);
         row("refused as conflicts (409)", audit.conflicts_refused);

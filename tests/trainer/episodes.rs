@@ -8,11 +8,11 @@ use trainer::learn::advantage::{BaselineKind, Credit};
 use trainer::learn::sample::{ModelLimits, Sample};
 use trainer::runs::claim::Claim;
 use trainer::select::caps::{Caps, Exhausted};
-use trainer::select::{self, AnswerTimes, Criteria};
+use trainer::select::{self, AnswerTimes, Criteria, Selection};
 use uuid::Uuid;
 
 /// Answers a prompt that continues `context`, which then has both.
-async fn turn(world: &World, version: i64, context: &mut Vec<u32>, prompt: &[u32]) -> Sampled {
+pub async fn turn(world: &World, version: i64, context: &mut Vec<u32>, prompt: &[u32]) -> Sampled {
     context.extend(prompt);
     let checkpoint = world.materialize(version).await;
     let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
@@ -100,23 +100,38 @@ pub async fn selected(
     room: usize,
     joined: &[Uuid],
 ) -> Vec<Vec<Sample>> {
+    poll(world, claim, (versions, limits), (room, joined), |_| {})
+        .await
+        .ready
+}
+
+/// What a poll with other criteria selects.
+pub async fn poll(
+    world: &World,
+    claim: &Claim,
+    (versions, limits): (&[i64], &ModelLimits),
+    (room, joined): (usize, &[Uuid]),
+    change: impl FnOnce(&mut Criteria<'_>),
+) -> Selection {
     let (exhausted, answer_times) = (Exhausted::default(), AnswerTimes::default());
-    let criteria = Criteria {
+    let mut criteria = Criteria {
         policy: POLICY,
         alias: "champion",
         versions,
-        reads_turn_rewards: true,
+        credit: Credit::Turn,
+        discount: 1.0,
+        trajectory_tokens_max: 1 << 22,
         model_limits: limits,
         room,
         joined,
         exhausted: &exhausted,
         answer_times: &answer_times,
     };
+    change(&mut criteria);
     let pool = world.stack.pool_of("train");
-    let selection = select::next(&pool, &world.payloads(), claim, &criteria, None)
+    select::next(&pool, &world.payloads(), claim, &criteria, None)
         .await
-        .unwrap();
-    selection.ready
+        .unwrap()
 }
 
 fn ids(trajectories: &[Vec<Sample>]) -> Vec<Vec<Uuid>> {

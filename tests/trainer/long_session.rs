@@ -1,130 +1,61 @@
-//! A session of 50 turns with 200,000 tokens: what of it reaches the model, byte for byte. What is stored
-//! of such a session is tested in `tests/session_long.rs`.
+//! A session of 50 turns with 200,000 tokens from HTTP to the model's input, byte for byte.
+//! `tests/session_long.rs` makes the session and compares what is stored.
 
-use super::context::{refer, shorten, shorten_to};
-use super::episodes::{claim, close, code, limits, log, second_version, selected};
-use super::world::{POLICY, Sampled, World};
-use ingest::payload::{self, TOKEN_IDS};
+use super::episodes::{claim, code, limits, second_version, selected};
+use super::world::{DECLINE, POLICY, World, config, ensure_assigned, register, sampler_key};
+use crate::session_long::{ANSWER, KEPT, SWAPPED, Sampler, TURNS, check_stored, mask, run_long_session, service};
+use rand::Rng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use trainer::learn::batch;
 use trainer::learn::sample::ModelLimits;
 use trainer::select;
-use uuid::Uuid;
 
-/// Turns of the long session, and where a summary opens a new segment.
-const TURNS: usize = 50;
-const SEGMENTS: [usize; 3] = [0, 20, 35];
-/// Tokens with which each segment opens, and of each prompt and answer.
-const OPENINGS: [usize; 3] = [100_000, 30_000, 20_000];
-const PROMPT: usize = 600;
-const ANSWER: usize = 400;
-/// Within this turn, the second version begins.
-const SWAPPED: usize = 27;
-
-/// Which tokens of an answer are trained on; a tool wrote the others.
-fn mask(number: usize) -> Vec<bool> {
-    (0..ANSWER)
-        .map(|nth| number % 7 != 3 || !(100..180).contains(&nth))
-        .collect()
+/// Of the model's vocabulary. A sampler would end at the decline token.
+fn tokens(random: &mut StdRng, count: usize) -> Vec<u32> {
+    let vocabulary = u32::try_from(config().vocab_size).unwrap();
+    let any = |_| random.random_range(0..vocabulary - 1);
+    (0..count).map(any).map(|id| id + u32::from(id >= DECLINE)).collect()
 }
 
-/// Logs a session of 50 turns with 200,000 tokens in three segments, of two versions. Returns its turns
-/// with their whole contexts.
-async fn log_long_session(world: &World, episode: Uuid, old: i64, new: i64) -> Vec<Sampled> {
-    let pool = &world.stack.pool;
-    let mut random = StdRng::seed_from_u64(19);
-    let mut tokens = |count: usize| -> Vec<u32> { (0..count).map(|_| random.random_range(0..61)).collect() };
-    let like = world.sample(old, 1).await.remove(0);
-    let mut session: Vec<Sampled> = Vec::new();
-    let mut segment = 0;
-    for number in 0..TURNS {
-        let (rest, answer) = (tokens(PROMPT), tokens(ANSWER));
-        let logprobs: Vec<f32> = answer
-            .iter()
-            .map(|id| -0.001 * (*id as f32) - 1e-7 * number as f32)
-            .collect();
-        let mut turn = Sampled {
-            version: if number < SWAPPED { old } else { new },
-            prompt: rest.clone(),
-            tokens: answer,
-            logprobs,
-            suppressed: false,
-            ..like.clone().renewed()
-        };
-        if let Some(nth) = SEGMENTS.iter().position(|first| *first == number) {
-            segment = nth;
-            let opening = tokens(OPENINGS[nth]);
-            log(
-                world,
-                episode,
-                i32::try_from(segment).unwrap(),
-                number,
-                std::slice::from_ref(&turn),
-            )
-            .await;
-            let bytes = payload::token_bytes(&opening);
-            let prompt = world.payloads().put("default", bytes.into(), TOKEN_IDS).await.unwrap();
-            refer(pool, turn.id, "prompt", &prompt).await;
-            shorten_to(pool, turn.id, &rest).await;
-            turn.prompt = [opening, rest].concat();
-        } else {
-            let parent = &session[number - 1];
-            let shared = [&parent.prompt[..], &parent.tokens[..]].concat();
-            log(
-                world,
-                episode,
-                i32::try_from(segment).unwrap(),
-                number,
-                std::slice::from_ref(&turn),
-            )
-            .await;
-            shorten(pool, turn.id, parent.id, &shared, &rest).await;
-            turn.prompt = [shared, rest].concat();
-        }
-        let swapped = (number == SWAPPED).then_some(old);
-        sqlx::query(
-            "update generation set train_mask = $2, version_oldest = coalesce($3, version_oldest) where id = $1",
-        )
-        .bind(turn.id)
-        .bind(mask(number))
-        .bind(swapped)
-        .execute(pool)
-        .await
-        .unwrap();
-        session.push(turn);
-    }
-    session
-}
-
-/// The layers up to the model's input: a forward pass over 3 million tokens would take a day here.
+/// The layers up to the model's input: a forward pass over 200,000 tokens would take hours here.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_of_200_000_tokens_reaches_the_model_byte_for_byte() {
     let world = World::start("long_episode").await;
     let head = second_version(&world).await;
-    let episode = Uuid::now_v7();
-    let session = log_long_session(&world, episode, world.base, head).await;
-    let logged_once = OPENINGS.iter().sum::<usize>() + TURNS * (PROMPT + ANSWER);
-    assert_eq!(logged_once, 200_000);
+    let pool = &world.stack.pool;
+    let key = sampler_key("replica-1");
+    register(pool, &key, "replica-1").await;
+    for version in [world.base, head] {
+        ensure_assigned(pool, "champion", version).await;
+    }
+    let ingest = service(&world.stack).await;
+    let sampler = Sampler {
+        versions: [world.base, head],
+        tokens,
+        key: Some(key),
+    };
+    let session = run_long_session(&world.stack, &ingest, &sampler).await;
+    check_stored(&world.stack, &session).await;
+    ingest.stop().await;
+
     let mut rewards = vec![None; TURNS];
-    rewards[30] = Some(0.5);
-    close(&world, episode, 0.75, &rewards).await;
+    rewards[KEPT.0] = Some(KEPT.1);
     let claim = claim(&world).await;
     let limits = ModelLimits {
         context: 200_000,
         ..limits()
     };
-    let versions = select::versions(&world.stack.pool, POLICY, head, 1).await.unwrap();
+    let versions = select::versions(pool, POLICY, head, 1).await.unwrap();
     assert_eq!(versions, [head, world.base]);
     let mut trajectories = selected(&world, &claim, &versions, &limits, 8, &[]).await;
     assert_eq!(trajectories.len(), 1);
     let samples = trajectories.remove(0);
     assert_eq!(samples.len(), TURNS);
-    for (number, (sample, turn)) in samples.iter().zip(&session).enumerate() {
+    for (number, (sample, (turn, context))) in samples.iter().zip(&session).enumerate() {
         assert_eq!(sample.generation, turn.id);
-        assert!(sample.prompt == turn.prompt, "the context of turn {number}");
+        assert!(sample.prompt == *context, "the context of turn {number}");
         assert!(
-            sample.tokens == turn.tokens && sample.mask == mask(number),
+            sample.tokens == turn.token_ids && sample.mask == mask(number),
             "turn {number}"
         );
         let bits = |logprobs: &[f32]| -> Vec<u32> { logprobs.iter().map(|logprob| logprob.to_bits()).collect() };
@@ -133,32 +64,46 @@ async fn a_session_of_200_000_tokens_reaches_the_model_byte_for_byte() {
         let place = sample.turn.as_ref().unwrap();
         assert_eq!(
             (place.episode, place.index, place.reward()),
-            (episode, number, rewards[number])
+            (turn.episode_id, number, rewards[number])
         );
         assert_eq!(&place.rewards[..], &rewards[..]);
     }
     let batches = batch::pack(&samples, &[0.75; TURNS], 4096).unwrap();
     let mut seen = [false; TURNS];
     for batch in &batches {
-        // longer than the budget, so each turn goes alone
-        let [(number, count)] = batch.samples[..] else {
-            panic!("{:?}", batch.samples)
+        // longer than the budget, so each sequence goes alone, with the turns that continue each other
+        let [sequence] = &batch.sequences[..] else {
+            panic!("{} sequences", batch.sequences.len())
         };
-        seen[number] = true;
-        let turn = &session[number];
-        let sampled = turn.tokens.iter().zip(&turn.logprobs).zip(mask(number));
-        let (targets, behavior): (Vec<i64>, Vec<f32>) = sampled
-            .filter(|(_, trained)| *trained)
-            .map(|((token, logprob), _)| (i64::from(*token), *logprob))
-            .unzip();
-        assert_eq!(count, if number % 7 == 3 { ANSWER - 80 } else { ANSWER });
-        assert!(batch.targets == targets && batch.behavior == behavior, "turn {number}");
-        let whole = [&turn.prompt[..], &turn.tokens[..]].concat();
-        assert!(batch.sequences == [&whole[..whole.len() - 1]], "turn {number}");
-        let predicted = batch.positions.iter().map(|position| i64::from(whole[position + 1]));
-        assert!(predicted.eq(batch.targets.iter().copied()), "turn {number}");
-        assert_eq!(batch.stale, number <= SWAPPED);
+        let (mut at, mut length) = (0, 0);
+        for &(number, count) in &batch.samples {
+            seen[number] = true;
+            let span = at..at + count;
+            at = span.end;
+            let (turn, context) = &session[number];
+            let sampled = turn.token_ids.iter().zip(&turn.logprobs).zip(mask(number));
+            let (targets, behavior): (Vec<i64>, Vec<f32>) = sampled
+                .filter(|(_, trained)| *trained)
+                .map(|((token, logprob), _)| (i64::from(*token), *logprob))
+                .unzip();
+            assert_eq!(count, if number % 7 == 3 { ANSWER - 80 } else { ANSWER });
+            assert!(batch.targets[span.clone()] == targets, "turn {number}");
+            assert!(batch.behavior[span.clone()] == behavior, "turn {number}");
+            let whole = [&context[..], &turn.token_ids[..]].concat();
+            length = whole.len() - 1;
+            assert!(sequence.starts_with(&whole[..length]), "turn {number}");
+            let predicted = batch.positions[span].iter().map(|position| whole[position + 1]);
+            assert!(predicted.map(i64::from).eq(targets), "turn {number}");
+            assert_eq!(batch.stale, number <= SWAPPED);
+        }
+        assert_eq!((sequence.len(), at), (length, batch.targets.len()));
+        assert!(at <= 4096, "{at} rows of logits at once");
     }
+    assert!(
+        batches.len() <= TURNS / 4,
+        "turns go together: {} sequences",
+        batches.len()
+    );
     assert!(seen.iter().all(|seen| *seen));
     // with no room for older versions, the turns before the swap are dropped and the others stay
     let mut trajectories = selected(&world, &claim, &versions[..1], &limits, 8, &[]).await;
@@ -166,5 +111,5 @@ async fn a_session_of_200_000_tokens_reaches_the_model_byte_for_byte() {
     assert_eq!(rest.len(), TURNS - SWAPPED - 1);
     let first = rest[0].turn.as_ref().unwrap();
     assert_eq!((first.index, first.rewards.len()), (SWAPPED + 1, TURNS));
-    assert_eq!(code(&world, session[SWAPPED].id).await, "stale");
+    assert_eq!(code(&world, session[SWAPPED].0.id).await, "stale");
 }

@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(90);
 pub async fn control(world: &World) -> String {
     let pool = world.stack.pool_of("control");
     let auth = Auth::new(AuthOptions::default(), pool.clone());
-    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads()));
+    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });

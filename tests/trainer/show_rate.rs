@@ -34,9 +34,17 @@ async fn generate(world: &World, arm: &str, count: i32, shown: i32, suppressed: 
     .unwrap();
 }
 
+/// The run learns from `learner`.
+async fn with_learner(world: &World) {
+    let arms = "insert into experiment (policy, epoch, salt, arms, source, actor, reason)
+                values ('demo', 1, '', '[{\"alias\": \"learner\", \"weight\": 1}]', 'configuration', 'test', '')";
+    sqlx::query(arms).execute(&world.stack.pool).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_show_rate_alarm_appends_one_event_when_it_begins_and_one_when_it_ends() {
     let world = World::start("silence").await;
+    with_learner(&world).await;
     let pool = &world.stack.pool;
     let (run, _claim) = world.claimed_run().await;
     let options = Realtime::default();
@@ -90,6 +98,7 @@ async fn the_show_rate_alarm_appends_one_event_when_it_begins_and_one_when_it_en
 #[tokio::test(flavor = "multi_thread")]
 async fn without_other_arms_the_show_rate_is_compared_with_the_first_version() {
     let world = World::start("silence_alone").await;
+    with_learner(&world).await;
     let (run, _claim) = world.claimed_run().await;
     sqlx::query("update run set base_version = 1 where id = $1")
         .bind(run)

@@ -14,15 +14,15 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use uuid::Uuid;
 
-const SOON: Duration = Duration::from_secs(90);
+pub const SOON: Duration = Duration::from_secs(90);
 
-async fn post(url: String, body: &Value) -> (u16, Value) {
+pub async fn post(url: String, body: &Value) -> (u16, Value) {
     let response = reqwest::Client::new().post(url).json(body).send().await.unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
 /// Inserts trajectories that closed a minute ago: younger ones are in no dataset yet.
-async fn insert(world: &World, sampled: &[Sampled]) {
+pub async fn insert(world: &World, sampled: &[Sampled]) {
     world.insert_all(sampled, "champion").await;
     let ids: Vec<Uuid> = sampled.iter().map(|one| one.id).collect();
     sqlx::query("update trajectory set closed_at = closed_at - interval '1 minute' where generation_id = any ($1)")
@@ -32,14 +32,14 @@ async fn insert(world: &World, sampled: &[Sampled]) {
         .unwrap();
 }
 
-async fn dataset(control: &str, name: &str, query: Value) -> Value {
+pub async fn dataset(control: &str, name: &str, query: Value) -> Value {
     let (status, made) = post(format!("{control}/v1/datasets"), &json!({"name": name, "query": query})).await;
     assert_eq!(status, 201, "{made}");
     made
 }
 
 /// Creates a run and waits until it has succeeded.
-async fn run(control: &str, body: Value) -> Value {
+pub async fn run(control: &str, body: Value) -> Value {
     let (status, created) = post(format!("{control}/v1/runs"), &body).await;
     assert_eq!(status, 201, "{created}");
     let url = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
@@ -64,7 +64,7 @@ async fn uses(world: &World, generation: Uuid) -> Vec<(String, String)> {
     .unwrap()
 }
 
-fn lines(text: &str) -> Vec<Value> {
+pub fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
@@ -230,7 +230,7 @@ async fn a_trajectory_has_one_disposition_and_a_use_for_each_run_that_used_it() 
     assert!(cli("dataset list").contains("accepted@1"));
     let shown = cli("dataset show accepted@1");
     assert!(
-        shown.contains("2 are available; 1 were deleted by retention"),
+        shown.contains("2 (2 trajectories) are available; 1 were deleted by retention"),
         "{shown}"
     );
     cli("dataset export accepted@1 --format parquet --out accepted.parquet");
@@ -368,7 +368,7 @@ async fn control_with_keys(world: &World) -> String {
         ..AuthOptions::default()
     };
     let auth = Auth::new(required, pool.clone());
-    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads()));
+    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });

@@ -18,7 +18,7 @@ use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use edge::routes::{Routes, get, post};
 use edge::turns::Turns;
-use ingest::payload::Store as Payloads;
+use ingest::payload::Store as Exports;
 use serde::Serialize;
 use sqlx::PgPool;
 use std::sync::Arc;
@@ -38,11 +38,12 @@ struct Shared {
     pool: PgPool,
     policy: Arc<str>,
     /// Where exports lie. `None`: none can be downloaded here.
-    payloads: Option<Payloads>,
+    exports: Option<Exports>,
 }
 
-/// `/v1/runs`, `/v1/versions`, `/v1/lines` and `/v1/datasets` of one policy.
-pub fn routes(pool: PgPool, policy: &str, payloads: Option<Payloads>) -> Routes {
+/// `/v1/runs`, `/v1/versions`, `/v1/lines` and `/v1/datasets` of one policy. `exports`: from
+/// [`Exports::exports`].
+pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>) -> Routes {
     let create = post(create::create).body_bytes_max(BODY_BYTES_MAX);
     let turns = Turns::new(DATASETS_AT_ONCE, DATASETS_PER_KEY);
     let create_dataset = post(datasets::create).in_turn(turns.clone());
@@ -87,7 +88,7 @@ pub fn routes(pool: PgPool, policy: &str, payloads: Option<Payloads>) -> Routes 
         .with_state(Shared {
             pool,
             policy: policy.into(),
-            payloads,
+            exports,
         })
 }
 

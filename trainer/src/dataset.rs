@@ -1,9 +1,10 @@
 //! Datasets: named, versioned queries over closed trajectories, for runs that do not learn from the
 //! stream.
 //!
-//! A version is a row of `dataset` and never changes. The row has the query, how many generations it
-//! selected at its creation, and a digest of their ids. Nothing is copied, so a dataset gets smaller
-//! as retention deletes generations and tenants withdraw their consent. [`count`] says by how much.
+//! A version is a row of `dataset` and never changes. The row has the query, how many trajectories it
+//! selected at its creation, and a digest of the ids of their generations. Nothing is copied, so a
+//! dataset gets smaller as retention deletes generations and tenants withdraw their consent. [`count`]
+//! says by how much. A trajectory is in a dataset as a whole or not at all.
 //!
 //! ```text
 //! query.rs     what a query may say
@@ -12,7 +13,7 @@
 //! file.rs      rows as JSON lines or Parquet, in parts
 //! parquet.rs   the columns of Parquet
 //! ```
-//! The SQL function `dataset_members` selects the generations, for everybody who reads a dataset.
+//! The SQL function `dataset_members` selects the trajectories, for everybody who reads a dataset.
 //! Runs are in `runs/offline`, the API in `api/datasets.rs`.
 
 pub mod file;
@@ -91,17 +92,26 @@ pub fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// The generations that a query selects now.
+/// The trajectories that a query selects now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Count {
     /// Those that are stored.
-    pub stored: i64,
+    pub stored: Size,
     /// Those of them whose tenant consents.
-    pub available: i64,
-    /// Of the stored ones.
+    pub available: Size,
+    /// Of the stored generations.
     pub digest: Digest,
+    /// The generation with the highest id.
     pub last: Option<Uuid>,
     pub tenants: BTreeSet<String>,
+}
+
+/// How much something has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Size {
+    pub trajectories: i64,
+    /// A single generation is one trajectory; an episode has several.
+    pub generations: i64,
 }
 
 /// Counts what a query selects. `only_consenting`: for a new dataset, see `dataset_members`.
@@ -113,46 +123,63 @@ pub async fn count(
 ) -> Result<Count, sqlx::Error> {
     let mut rows = sqlx::query!(
         r#"
-        select generation_id as "id!", tenant_id as "tenant!", consents as "consents!"
-        from dataset_members($1, $2, $3) order by generation_id
+        select generation_ids as "ids!", tenant_id as "tenant!", consents as "consents!"
+        from dataset_members($1, $2, $3)
         "#,
         policy,
         query,
         only_consenting
     )
     .fetch(connection);
-    let mut ids = blake3::Hasher::new();
-    let (mut stored, mut available, mut last, mut tenants) = (0, 0, None, BTreeSet::new());
+    let mut ids: Vec<Uuid> = Vec::new();
+    let (mut stored, mut available, mut tenants) = (Size::default(), Size::default(), BTreeSet::new());
     while let Some(row) = rows.try_next().await? {
-        ids.update(row.id.as_bytes());
-        stored += 1;
-        available += i64::from(row.consents);
-        last = Some(row.id);
+        let generations = i64::try_from(row.ids.len()).unwrap_or(i64::MAX);
+        for size in [Some(&mut stored), row.consents.then_some(&mut available)] {
+            let Some(size) = size else { continue };
+            size.trajectories += 1;
+            size.generations += generations;
+        }
+        ids.extend(row.ids);
         if !tenants.contains(&row.tenant) {
             tenants.insert(row.tenant);
         }
     }
+    ids.sort_unstable();
+    let mut hasher = blake3::Hasher::new();
+    for id in &ids {
+        hasher.update(id.as_bytes());
+    }
     Ok(Count {
         stored,
         available,
-        digest: Digest(*ids.finalize().as_bytes()),
-        last,
+        digest: Digest(*hasher.finalize().as_bytes()),
+        last: ids.last().copied(),
         tenants,
     })
 }
 
-/// The generations of a dataset that are stored and whose tenant consents, by id. `tenant`: only
-/// what it logged.
+/// A trajectory of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// `None`: it is a single generation.
+    pub episode: Option<Uuid>,
+    /// At least one, in the order of the session.
+    pub generations: Vec<Uuid>,
+}
+
+/// The trajectories of a dataset that are stored and whose tenant consents, the oldest first.
+/// `tenant`: only what it logged.
 pub async fn available(
     connection: &mut PgConnection,
     dataset: &Dataset,
     tenant: Option<&str>,
-) -> Result<Vec<Uuid>, sqlx::Error> {
-    sqlx::query_scalar!(
+) -> Result<Vec<Member>, sqlx::Error> {
+    sqlx::query_as!(
+        Member,
         r#"
-        select generation_id as "id!" from dataset_members($1, $2, false)
+        select episode_id as episode, generation_ids as "generations!" from dataset_members($1, $2, false)
         where consents and ($3::text is null or tenant_id = $3)
-        order by generation_id
         "#,
         dataset.policy,
         dataset.query,

@@ -6,7 +6,6 @@ use crate::learn::guards::Limits;
 use crate::learn::settings::StepSettings;
 use crate::select::caps::Caps;
 use anyhow::{anyhow, bail, ensure};
-use artifact::assignment::LEARNER;
 use serde::{Deserialize, Serialize};
 
 /// `[trainer]`.
@@ -64,6 +63,8 @@ pub struct Realtime {
     /// The line that it writes; default `realtime`. No other value is supported yet.
     pub line: String,
     /// The alias whose traffic it learns from: `learner`, or `champion` as before there was a learner.
+    /// `control` reads it for its first arms. The trainer learns from what the arms in force say:
+    /// `learner` if one of them serves it, else `champion`; if this names the other one, it waits.
     /// If a release moves the alias, the run continues from that version. Default: `learner` if a
     /// `[[release.arm]]` serves it, else `champion`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,6 +79,10 @@ pub struct Realtime {
     /// steps before the head; 0 to 64, default 0. The loss weighs each token for it. A single
     /// generation must be the head's.
     pub staleness_max: u32,
+    /// A session with more tokens is dropped as `too_large`; default 4194304. Each of its turns counts
+    /// with its whole context: so much is in memory at once (4 bytes a token), and goes through the
+    /// model, but for turns that continue each other, which go together.
+    pub trajectory_tokens_max: u64,
     /// How much one user, tenant, surface or replica may weigh in what is trained on.
     pub caps: Caps,
     /// What rewards are compared with; default `zero`.
@@ -145,6 +150,7 @@ impl Default for Realtime {
             cohort_size: 32,
             answer_seconds_max: 60.0,
             staleness_max: 0,
+            trajectory_tokens_max: 1 << 22,
             caps: Caps::default(),
             baseline: BaselineKind::Zero,
             credit: Credit::default(),
@@ -154,13 +160,6 @@ impl Default for Realtime {
             guards: Limits::default(),
             alarms: Alarms::default(),
         }
-    }
-}
-
-impl Realtime {
-    /// The alias whose traffic it learns from.
-    pub fn alias(&self) -> &str {
-        self.alias.as_deref().unwrap_or(LEARNER)
     }
 }
 
@@ -207,6 +206,10 @@ impl Options {
             ("trainer.threads", self.threads >= 1),
             ("trainer.poll_ms", self.poll_ms >= 1),
             ("trainer.realtime.cohort_size", self.realtime.cohort_size >= 1),
+            (
+                "trainer.realtime.trajectory_tokens_max",
+                self.realtime.trajectory_tokens_max >= 1,
+            ),
             ("trainer.offline.requests_max", self.offline.requests_max >= 1),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, valid)| !valid) {
@@ -289,6 +292,9 @@ mod tests {
         let mut options = Options::default();
         options.realtime.cohort_size = 0;
         assert!(error(&options).contains("trainer.realtime.cohort_size"));
+        let mut options = Options::default();
+        options.realtime.trajectory_tokens_max = 0;
+        assert!(error(&options).contains("trainer.realtime.trajectory_tokens_max"));
         let mut options = Options::default();
         options.realtime.step.optimizer.learning_rate = -1.0;
         assert!(error(&options).contains("trainer.realtime.step.optimiser.learning_rate"));

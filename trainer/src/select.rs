@@ -21,6 +21,7 @@ pub(crate) mod provenance;
 mod queue;
 mod row;
 
+use crate::learn::advantage::Credit;
 use crate::learn::sample::ModelLimits;
 use crate::runs::claim::{self, Claim};
 use ingest::payload::Store as Payloads;
@@ -31,9 +32,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use caps::{Caps, Contributor, Exhausted, Recent};
+use caps::{Caps, Contributor, Exhausted, Member, Recent};
 pub use context::Assembled;
-pub use queue::{Selection, next};
+pub use queue::{Selection, TOO_LARGE, next};
 
 /// Generations by the code of their disposition.
 pub type Coded = BTreeMap<Cow<'static, str>, Vec<Uuid>>;
@@ -53,8 +54,11 @@ pub struct Criteria<'a> {
     /// The versions that turns of episodes may come from, from [`versions`]. The first is the line's
     /// head: only what it samples is on-policy.
     pub versions: &'a [i64],
-    /// Whether turns' own rewards count.
-    pub reads_turn_rewards: bool,
+    /// What each turn of an episode is credited with.
+    pub credit: Credit,
+    pub discount: f64,
+    /// Largest number of tokens of all turns of an episode, each with its context.
+    pub trajectory_tokens_max: u64,
     pub model_limits: &'a ModelLimits,
     /// How many trajectories may still join the cohort.
     pub room: usize,
@@ -107,25 +111,37 @@ pub async fn versions(pool: &PgPool, policy: &str, head: i64, staleness_max: u32
 /// The newest trajectories that a run trained on.
 pub async fn trained(pool: &PgPool, run: Uuid, caps: Caps) -> Result<Recent, sqlx::Error> {
     let forgotten = OffsetDateTime::now_utc() - caps::MEMORY;
-    let window = i64::from(caps.window);
+    let window = caps.window as usize;
     let mut newest_first = Vec::new();
-    let mut before = i64::MAX;
+    let (mut before, mut generations) = (i64::MAX, 0);
     // a page of episodes has fewer trajectories than generations
-    while newest_first.len() < caps.window as usize {
-        let rows = sqlx::query_file!("src/select/trained.sql", run, window, forgotten, before)
+    while newest_first.len() < window && generations < caps.generations_max() {
+        let rows = sqlx::query_file!("src/select/trained.sql", run, i64::from(caps.window), forgotten, before)
             .fetch_all(pool)
             .await?;
         let Some(last) = rows.last() else { break };
         before = last.step;
-        newest_first.extend(rows.into_iter().map(|row| {
-            let contributor = Contributor {
-                tenant: row.tenant_id,
-                user: row.user_key,
-                surface: row.surface,
-                replica: row.replica,
+        for row in rows {
+            let count = |value: i64| usize::try_from(value).unwrap_or(0);
+            generations += count(row.generations);
+            // a tenant that is not seen has withdrawn its consent, and weighs nothing any more
+            let (Some(tenant), Some(user), Some(surface), Some(replica)) =
+                (row.tenant_id, row.user_key, row.surface, row.replica)
+            else {
+                continue;
             };
-            (contributor, row.decided_at)
-        }));
+            let member = Member {
+                from: Contributor {
+                    tenant,
+                    user,
+                    surface,
+                    replica,
+                },
+                generations: count(row.generations),
+                tokens: count(row.tokens),
+            };
+            newest_first.push((member, row.decided_at));
+        }
     }
     Ok(Recent::new(caps, newest_first))
 }
@@ -189,15 +205,20 @@ pub async fn rollouts(
 
 /// Closed trajectories for a run over a dataset, whatever version sampled them and whatever became
 /// of them. They pass the same checks as all samples, but for staleness and caps. Ids that are not
-/// stored any more, or whose tenant has withdrawn its consent, are in neither list.
+/// stored any more, or whose tenant has withdrawn its consent, are in neither list. Fails if the store
+/// of payloads does not answer.
 pub async fn closed(
     pool: &PgPool,
     payloads: &Payloads,
     ids: &[Uuid],
     limits: &ModelLimits,
-) -> Result<Assembled, sqlx::Error> {
+) -> Result<Assembled, ingest::context::Error> {
     let mut connection = pool.acquire().await?;
-    check_and_read(&mut connection, payloads, ids.to_vec(), None, limits).await
+    let mut assembled = check_and_read(&mut connection, payloads, ids.to_vec(), None, limits).await?;
+    match assembled.unavailable.take() {
+        Some(error) => Err(error),
+        None => Ok(assembled),
+    }
 }
 
 async fn check_and_read(
@@ -211,11 +232,12 @@ async fn check_and_read(
         versions,
         model_limits: limits,
         exhausted: &Exhausted::default(),
-        reads_turn_rewards: false,
+        credited: None,
     };
     let faults = checks.faults(connection, &ids).await?;
     ids.retain(|id| !faults.contains_key(id));
-    let mut assembled = row::read(connection, payloads, &ids, limits).await?;
+    let stored = row::read(connection, &ids).await?;
+    let mut assembled = stored.assemble(payloads, limits).await?;
     for (id, code) in faults {
         assembled.broken.entry(code.into()).or_default().push(id);
     }
@@ -228,7 +250,8 @@ struct Checks<'a> {
     versions: Option<&'a [i64]>,
     model_limits: &'a ModelLimits,
     exhausted: &'a Exhausted,
-    reads_turn_rewards: bool,
+    /// What turns are credited with, if their own rewards count.
+    credited: Option<BTreeMap<Uuid, f64>>,
 }
 
 impl Checks<'_> {
@@ -237,6 +260,8 @@ impl Checks<'_> {
         if ids.is_empty() {
             return Ok(BTreeMap::new());
         }
+        let credited = self.credited.iter().flatten();
+        let (turns, credits): (Vec<Uuid>, Vec<f64>) = credited.map(|(id, value)| (*id, *value)).unzip();
         let found = sqlx::query_file!(
             "src/select/faults.sql",
             ids,
@@ -249,7 +274,9 @@ impl Checks<'_> {
             &self.exhausted.tenants,
             &self.exhausted.surfaces,
             &self.exhausted.replicas,
-            self.reads_turn_rewards
+            self.credited.is_some(),
+            &turns,
+            &credits
         )
         .fetch_all(connection)
         .await?;

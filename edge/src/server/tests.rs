@@ -115,6 +115,29 @@ async fn an_open_request_finishes_after_a_shutdown() {
     drop(idle);
 }
 
+#[tokio::test]
+async fn a_header_that_has_arrived_is_in_time_although_the_process_was_too_busy_to_read_it() {
+    let server = Server::start(limits(100), echo()).await;
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        streams.push(server.connect().await);
+    }
+    while server.connections.taken() < streams.len() {
+        tokio::task::yield_now().await;
+    }
+    for stream in &mut streams {
+        let request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello";
+        stream.write_all(request).await.unwrap();
+    }
+    // The only thread: nothing is read meanwhile.
+    std::thread::sleep(2 * SHORT);
+    for mut stream in streams {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
 /// Sends `start`, then a byte whenever it may, until the server has closed the connection.
 async fn drip(address: SocketAddr, start: &'static [u8]) {
     let Ok(mut stream) = TcpStream::connect(address).await else {

@@ -6,7 +6,7 @@
 //!
 //! `open_generation.closes_at` says when to look at a generation. The rule that scores it says
 //! until when signals count. If that is later, because the surface was changed, the generation is
-//! postponed.
+//! postponed. So is one that waits for the answer of a judge ([`super::judged`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,11 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::judged::{Needs, UNSCORED, Without, judges_of};
 use super::unscored::Unscored;
+use crate::event::{Purpose, Target};
+use crate::judge::Judges;
+use crate::reward::episode::LATE_TURN;
 use crate::reward::stored::Surfaces;
 use crate::reward::{Closing, Outcome, Rule, score, starts_at};
 use crate::rows::feedback::Needed;
@@ -35,6 +39,7 @@ pub(crate) struct Closer {
     pub pool: PgPool,
     pub log: EventLog,
     pub surfaces: Arc<Surfaces>,
+    pub judges: Judges,
     /// How long after a horizon feedback may still reach the log.
     pub grace: time::Duration,
     pub unscored: Unscored,
@@ -78,12 +83,15 @@ impl Closer {
     }
 
     async fn round(&mut self, needed: &AllNeeded) -> anyhow::Result<bool> {
-        let known = offset::caught_up_to(&self.pool, &self.log).await;
-        let Some(known) = known.context("read progress")? else {
+        let caught_up = offset::caught_up(&self.pool, &self.log).await;
+        let Some(caught_up) = caught_up.context("read progress")? else {
             return Ok(false);
         };
-        let more = self.close(known - self.grace, &needed.of_generations).await?;
-        let more_episodes = self.close_episodes(known, needed).await.context("close episodes")?;
+        let visible = self.visible.observe(caught_up);
+        let until = caught_up.to - self.grace;
+        let more = self.close(until, &needed.of_generations).await?;
+        let more_episodes = self.close_episodes(until, visible, needed).await;
+        let more_episodes = more_episodes.context("close episodes")?;
         Ok(more || more_episodes)
     }
 
@@ -118,6 +126,7 @@ impl Closer {
         }
         let mut closed = Vec::new();
         let mut postponed = Vec::new();
+        let mut needs = Needs::default();
         for row in &due {
             let (version, rule) = self.surfaces.get(&row.surface).unzip();
             let closing = Closing {
@@ -134,6 +143,17 @@ impl Closer {
                 },
                 ended_at: row.ended_at,
             };
+            if row.stray {
+                closed.push(Closed {
+                    generation_id: row.generation_id,
+                    surface: row.surface.clone(),
+                    definition: version.unwrap_or(0),
+                    closes_at: closing.starts_at,
+                    outcome: Outcome::Censored { code: LATE_TURN },
+                    episode: None,
+                });
+                continue;
+            }
             let about = signals
                 .by_generation
                 .get(&row.generation_id)
@@ -142,6 +162,17 @@ impl Closer {
             if closes_at > until {
                 postponed.push((row.generation_id, closes_at));
                 continue;
+            }
+            let is_scored = closing.consent && closing.purpose != Purpose::Evaluation;
+            let judges = rule
+                .filter(|_| is_scored)
+                .map_or_else(Vec::new, |rule| judges_of(&self.judges, rule));
+            for target in [Target::Generation(row.generation_id), Target::Episode(row.episode_id)] {
+                needs.add(row.generation_id, &row.tenant_id, target, closes_at, &judges);
+            }
+            // Rows of older versions have no other end than the one that waiting would move.
+            if row.finished_at.is_some() {
+                needs.wait(row.generation_id, closes_at.max(row.stored_at), &judges);
             }
             closed.push(Closed {
                 generation_id: row.generation_id,
@@ -152,6 +183,19 @@ impl Closer {
                 episode: None,
             });
         }
+        let without = needs.without(&mut transaction, until).await;
+        let without = without.context("look for answers of judges")?;
+        closed.retain_mut(|closed| match without.get(&closed.generation_id) {
+            None => true,
+            Some(Without::Wait(at)) => {
+                postponed.push((closed.generation_id, *at));
+                false
+            }
+            Some(Without::Censor) => {
+                closed.outcome = Outcome::Censored { code: UNSCORED };
+                true
+            }
+        });
         postpone(&mut transaction, &postponed).await.context("postpone")?;
         store(&mut transaction, &closed).await.context("store trajectories")?;
         transaction.commit().await.context("commit")?;
@@ -159,7 +203,9 @@ impl Closer {
         for closed in &closed {
             self.record(&closed.surface, &closed.outcome);
         }
-        self.report(due[0].closes_at);
+        if !closed.is_empty() {
+            self.report(due[0].closes_at);
+        }
         Ok(more)
     }
 
@@ -198,7 +244,7 @@ pub(super) struct OfEpisode {
     pub turn_reward: Option<f64>,
 }
 
-/// Postpones generations whose surface now has a longer horizon.
+/// Postpones generations whose surface now has a longer horizon, or that wait for a judge.
 async fn postpone(connection: &mut PgConnection, postponed: &[(Uuid, OffsetDateTime)]) -> sqlx::Result<()> {
     if postponed.is_empty() {
         return Ok(());

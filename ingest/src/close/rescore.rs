@@ -16,6 +16,9 @@ use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use super::judged::{Needs, UNSCORED, judges_of};
+use crate::event::{Purpose, Target};
+use crate::judge::Judges;
 use crate::reward::{Closing, Outcome, Rule, Signal, score, starts_at};
 use crate::rows::feedback::{self, FeedbackRow, Needed, Page, RetractionRow};
 
@@ -27,6 +30,8 @@ const PAGE: i64 = 500;
 pub struct Request {
     /// Its definition also selects the surface.
     pub rule: Rule,
+    /// Without their answers, trajectories that need them have no score.
+    pub judges: Judges,
     /// Only generations, or episodes whose first turn was, sampled at this time or later.
     pub since: Option<OffsetDateTime>,
     /// Only those sampled before.
@@ -147,7 +152,8 @@ impl Reader {
         let (mut histories, generations) = histories(&mut transaction, feedback).await?;
         ids.truncate(generations);
         rows.truncate(generations);
-        transaction.rollback().await.context("end reading")?;
+        let judges = judges_of(&request.judges, &request.rule);
+        let mut needs = Needs::default();
         let mut rescored = Vec::with_capacity(rows.len());
         for row in rows {
             let closing = Closing {
@@ -180,6 +186,11 @@ impl Reader {
             };
             let closes_at = closing.closes_at(Some(&request.rule), &signals);
             let over = closes_at <= request.known;
+            if over && closing.consent && closing.purpose != Purpose::Evaluation {
+                for target in [Target::Generation(row.generation_id), Target::Episode(row.in_episode)] {
+                    needs.add(row.generation_id, &row.tenant_id, target, closes_at, &judges);
+                }
+            }
             rescored.push(Rescored {
                 generation_id: row.generation_id,
                 episode_id: None,
@@ -193,6 +204,14 @@ impl Reader {
                 exact: row.finished_at.is_some(),
                 closed,
             });
+        }
+        let missing = needs.missing(&mut transaction, request.as_seen).await;
+        let missing = missing.context("look for answers of judges")?;
+        transaction.rollback().await.context("end reading")?;
+        for rescored in &mut rescored {
+            if missing.contains_key(&rescored.generation_id) {
+                rescored.outcome = Some(Outcome::Censored { code: UNSCORED });
+            }
         }
         if let Some(last) = ids.last() {
             self.after = *last;

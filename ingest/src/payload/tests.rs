@@ -24,6 +24,29 @@ async fn only_its_tenant_can_read_a_payload() {
 }
 
 #[tokio::test]
+async fn an_export_is_no_payload() {
+    let (folder, store) = store();
+    let exports = store.exports();
+    let part = exports
+        .put("a", Bytes::from_static(b"rows"), "application/jsonl")
+        .await
+        .unwrap();
+    assert!(matches!(store.get("a", &part).await, Err(Error::Missing)));
+    assert_eq!(exports.get("a", &part).await.unwrap(), "rows");
+    let listed: Vec<Object> = store.objects().try_collect().await.unwrap();
+    assert_eq!(listed, []);
+    let listed: Vec<Object> = exports.objects().try_collect().await.unwrap();
+    assert_eq!(listed.len(), 1);
+    let inside = folder.path().join("export");
+    assert!(
+        inside.is_dir() && !folder.path().join("payload").exists(),
+        "who sees this folder reads no contexts"
+    );
+    exports.remove("a", &part).await.unwrap();
+    assert!(matches!(exports.check_exists("a", &part).await, Err(Error::Missing)));
+}
+
+#[tokio::test]
 async fn a_payload_with_another_size_or_a_flipped_bit_is_refused() {
     let (folder, store) = store();
     let payload = store
@@ -36,7 +59,9 @@ async fn a_payload_with_another_size_or_a_flipped_bit_is_refused() {
     };
     assert!(matches!(store.check_exists("a", &short).await, Err(Error::Differs(_))));
     assert!(matches!(store.get("a", &short).await, Err(Error::Differs(_))));
-    let path = folder.path().join(Key::new("a", payload.digest).path().as_ref());
+    let path = folder
+        .path()
+        .join(Key::new("a", payload.digest).path(PAYLOADS).as_ref());
     std::fs::write(path, b"12345679").unwrap();
     store.check_exists("a", &payload).await.unwrap();
     assert!(matches!(store.get("a", &payload).await, Err(Error::Differs(_))));
@@ -46,8 +71,8 @@ async fn a_payload_with_another_size_or_a_flipped_bit_is_refused() {
 fn a_tenant_may_have_any_name() {
     for tenant in ["../../etc", "", "a/b", "\u{1F600}"] {
         let key = Key::new(tenant, [7; 32]);
-        assert_eq!(key.path().parts().count(), 3);
-        assert_eq!(Key::parse(&key.path()), Some(key));
+        assert_eq!(key.path(PAYLOADS).parts().count(), 3);
+        assert_eq!(Key::parse(PAYLOADS, &key.path(PAYLOADS)), Some(key));
     }
 }
 

@@ -55,6 +55,8 @@ pub struct Expression {
     program: Arc<Program>,
     /// All metrics, so that one without a value is `null` instead of unknown.
     metrics: Arc<[String]>,
+    /// Those of them whose values it can read.
+    referred: Arc<[String]>,
     /// Those of them whose texts it can read.
     texts: Arc<[String]>,
     /// Those of them that are texts.
@@ -174,8 +176,16 @@ impl Expression {
         let texts = text_metrics
             .iter()
             .filter(|name| text.contains(name.as_str()) || is_indexed(text, "all"));
+        let references = program.references();
+        let referred: Vec<String> = metrics
+            .iter()
+            .map(|metric| metric.name.clone())
+            .filter(|name| references.has_variable(name) || refers_through(text, "all", name))
+            .collect();
+        drop(references);
         Ok(Self {
             program: Arc::new(program),
+            referred: referred.into(),
             metrics: metrics.iter().map(|metric| metric.name.clone()).collect(),
             texts: texts.cloned().collect(),
             text_metrics: text_metrics.into(),
@@ -282,6 +292,11 @@ impl Expression {
             && (references.has_variable(metric) || references.has_variable("all"))
     }
 
+    /// Whether it can read the value of this metric. For an episode: of feedback about the episode.
+    pub(crate) fn refers_to(&self, metric: &str) -> bool {
+        self.referred.iter().any(|name| name == metric)
+    }
+
     /// The metrics whose feedback about turns can change the reward of an episode.
     pub(crate) fn turn_metrics(&self) -> &[String] {
         &self.of_turns
@@ -352,15 +367,27 @@ fn is_indexed(text: &str, name: &str) -> bool {
     uses(text, name).any(|after| !after.starts_with('.'))
 }
 
+/// Whether `list` is used as `list.<metric>`, or otherwise, so that it may stand for any.
+fn refers_through(text: &str, list: &str, metric: &str) -> bool {
+    uses(text, list).any(|after| match after.strip_prefix('.') {
+        None => true,
+        Some(rest) => first_name(rest) == metric,
+    })
+}
+
+/// The name with which the text begins.
+fn first_name(text: &str) -> &str {
+    let text = text.trim_start();
+    let end = text.find(|character: char| !character.is_alphanumeric() && character != '_');
+    &text[..end.unwrap_or(text.len())]
+}
+
 /// Whether `turn` is used as `turn.<how>.<metric>`, or otherwise, so that it may stand for any.
 fn reads_turns(text: &str, metric: &str) -> bool {
     uses(text, "turn").any(|after| {
         let how_and_metric = || {
             let (how, rest) = after.strip_prefix('.')?.trim_start().split_once('.')?;
-            let rest = rest.trim_start();
-            let end = rest.find(|character: char| !character.is_alphanumeric() && character != '_');
-            let name = &rest[..end.unwrap_or(rest.len())];
-            OF_TURNS.contains(&how.trim_end()).then_some(name)
+            OF_TURNS.contains(&how.trim_end()).then(|| first_name(rest))
         };
         how_and_metric().is_none_or(|name| name == metric || name.is_empty())
     })

@@ -1,7 +1,8 @@
 //! Rebuilds the full prompt of a generation that was logged turn by turn.
 //!
 //! A turn stores its new tokens, its parent's id, and the length and hash of the shared prefix. The
-//! reader walks up the parents, fetches payloads, and checks the hash.
+//! reader walks up the parents, fetches payloads, and checks the hash. Rows and payloads are read one
+//! after the other, so that no transaction waits for the object store.
 //!
 //! A context that cannot be rebuilt has exactly one reason ([`Broken`]). Only
 //! [`Broken::ParentMissing`] may be temporary, if the parent has not arrived yet. A parent of
@@ -15,9 +16,10 @@ use uuid::Uuid;
 
 use crate::event::PayloadRef;
 use crate::payload::{self, Experts, Store};
+use crate::reward::episode;
 
-/// Parents above a generation.
-const TURNS_MAX: usize = 1024;
+/// Parents above a generation. An episode that is scored has no more turns.
+const PARENTS_MAX: usize = episode::TURNS_MAX;
 
 /// Why a context cannot be rebuilt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +28,7 @@ pub enum Broken {
     ParentMissing,
     #[error("its parents form a cycle")]
     Cycle,
-    #[error("it has more than {TURNS_MAX} parents above it")]
+    #[error("it has more than {PARENTS_MAX} parents above it")]
     TooDeep,
     #[error("it shares more tokens than its parent has")]
     PrefixTooLong,
@@ -113,44 +115,115 @@ pub async fn prompts(
     ids: &[Uuid],
     tokens_max: usize,
 ) -> Result<BTreeMap<Uuid, Result<Vec<u32>, Broken>>, Error> {
-    let turns = read_turns(connection, ids).await?;
-    let mut prompts = BTreeMap::new();
-    for id in ids.iter().filter(|id| turns.contains_key(id)) {
-        let prompt = match lineage(&turns, *id) {
-            Ok(lineage) => separate(build(payloads, &lineage, tokens_max).await)?,
-            Err(broken) => Err(broken),
-        };
-        prompts.insert(*id, prompt);
-    }
-    Ok(prompts)
+    let lineages = Lineages::read(connection, ids).await?;
+    lineages.prompts(payloads, tokens_max).await
 }
 
-/// The expert ids of those of these generations that were logged with them.
-pub async fn experts(
-    connection: &mut PgConnection,
-    payloads: &Store,
-    ids: &[Uuid],
-) -> Result<BTreeMap<Uuid, Result<Experts, Broken>>, Error> {
-    let rows = sqlx::query!(
-        "select generation_id, tenant_id, digest, size_bytes, media_type from payload_reference
-         where kind = 'experts' and generation_id = any($1)",
-        ids
-    )
-    .fetch_all(connection)
-    .await?;
-    let mut experts = BTreeMap::new();
-    for row in rows {
-        let payload = PayloadRef {
-            // A digest of another length is in no store.
-            digest: row.digest.try_into().unwrap_or_default(),
-            size_bytes: row.size_bytes.unsigned_abs(),
-            media_type: row.media_type,
-        };
-        let read = separate(read_payload(payloads, &row.tenant_id, &payload, payload::EXPERTS).await)?;
-        let decoded = read.and_then(|bytes| Experts::decode(&bytes).map_err(|_| Broken::ExpertsDiffer));
-        experts.insert(row.generation_id, decoded);
+/// Generations with their parents, as they are stored. Payloads are not read yet.
+#[derive(Debug)]
+pub struct Lineages {
+    ids: Vec<Uuid>,
+    turns: BTreeMap<Uuid, Turn>,
+}
+
+impl Lineages {
+    /// Reads the rows. Ids that are not in the tables are omitted.
+    pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Self, Error> {
+        let turns = read_turns(connection, ids).await?;
+        let known = ids.iter().copied().filter(|id| turns.contains_key(id));
+        Ok(Self {
+            ids: known.collect(),
+            turns,
+        })
     }
-    Ok(experts)
+
+    /// Their full prompts, each up to `tokens_max` tokens. A payload that several of them share, such
+    /// as the opening of a session, is read once.
+    pub async fn prompts(
+        &self,
+        payloads: &Store,
+        tokens_max: usize,
+    ) -> Result<BTreeMap<Uuid, Result<Vec<u32>, Broken>>, Error> {
+        let mut found = TokenPayloads {
+            store: payloads,
+            read: BTreeMap::new(),
+        };
+        let mut prompts = BTreeMap::new();
+        for id in &self.ids {
+            let prompt = match lineage(&self.turns, *id) {
+                Ok(lineage) => separate(build(&mut found, &lineage, tokens_max).await)?,
+                Err(broken) => Err(broken),
+            };
+            prompts.insert(*id, prompt);
+        }
+        Ok(prompts)
+    }
+}
+
+/// Which generations were logged with expert ids, and where those are.
+#[derive(Debug)]
+pub struct ExpertPayloads(Vec<(Uuid, String, PayloadRef)>);
+
+impl ExpertPayloads {
+    /// Reads the rows.
+    pub async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Self, Error> {
+        let rows = sqlx::query!(
+            "select generation_id, tenant_id, digest, size_bytes, media_type from payload_reference
+             where kind = 'experts' and generation_id = any($1)",
+            ids
+        )
+        .fetch_all(connection)
+        .await?;
+        let payloads = rows.into_iter().map(|row| {
+            let payload = PayloadRef {
+                // A digest of another length is in no store.
+                digest: row.digest.try_into().unwrap_or_default(),
+                size_bytes: row.size_bytes.unsigned_abs(),
+                media_type: row.media_type,
+            };
+            (row.generation_id, row.tenant_id, payload)
+        });
+        Ok(Self(payloads.collect()))
+    }
+
+    /// The expert ids.
+    pub async fn experts(&self, payloads: &Store) -> Result<BTreeMap<Uuid, Result<Experts, Broken>>, Error> {
+        let mut experts = BTreeMap::new();
+        for (id, tenant, payload) in &self.0 {
+            let read = separate(read_payload(payloads, tenant, payload, payload::EXPERTS).await)?;
+            let decoded = read.and_then(|bytes| Experts::decode(&bytes).map_err(|_| Broken::ExpertsDiffer));
+            experts.insert(*id, decoded);
+        }
+        Ok(experts)
+    }
+}
+
+/// Token ids from the store, each payload read once.
+struct TokenPayloads<'a> {
+    store: &'a Store,
+    /// By tenant and digest.
+    read: BTreeMap<(String, [u8; 32]), Result<Vec<u32>, Broken>>,
+}
+
+impl TokenPayloads<'_> {
+    async fn get(&mut self, tenant: &str, payload: &PayloadRef) -> Result<&[u32], Stop> {
+        use std::collections::btree_map::Entry;
+        if payload.media_type != payload::TOKEN_IDS {
+            return Err(Broken::PayloadUnknown.into());
+        }
+        let read = match self.read.entry((tenant.to_owned(), payload.digest)) {
+            Entry::Occupied(read) => read.into_mut(),
+            Entry::Vacant(unread) => {
+                let bytes = separate(read_payload(self.store, tenant, payload, payload::TOKEN_IDS).await);
+                let bytes = bytes.map_err(Stop::Error)?;
+                unread.insert(bytes.and_then(|bytes| payload::token_ids(&bytes).ok_or(Broken::PayloadDiffers)))
+            }
+        };
+        match read {
+            Ok(ids) => Ok(ids),
+            Err(broken) => Err((*broken).into()),
+        }
+    }
 }
 
 /// These generations and all parents that they share tokens with, with one query per level.
@@ -158,7 +231,7 @@ async fn read_turns(connection: &mut PgConnection, ids: &[Uuid]) -> Result<BTree
     let mut turns = BTreeMap::new();
     let mut known: BTreeSet<Uuid> = ids.iter().copied().collect();
     let mut wanted: Vec<Uuid> = known.iter().copied().collect();
-    for _ in 0..=TURNS_MAX {
+    for _ in 0..=PARENTS_MAX {
         if wanted.is_empty() {
             break;
         }
@@ -199,7 +272,7 @@ fn lineage(turns: &BTreeMap<Uuid, Turn>, id: Uuid) -> Result<Vec<&Turn>, Broken>
         if !seen.insert(id) {
             return Err(Broken::Cycle);
         }
-        if lineage.len() > TURNS_MAX {
+        if lineage.len() > PARENTS_MAX {
             return Err(Broken::TooDeep);
         }
         let turn = turns.get(&id).ok_or(Broken::ParentMissing)?;
@@ -215,7 +288,7 @@ fn lineage(turns: &BTreeMap<Uuid, Turn>, id: Uuid) -> Result<Vec<&Turn>, Broken>
 
 /// Concatenates the turns of a lineage, each up to where the next one shares it. Only the hash of
 /// the last turn is checked, because it covers all turns before.
-async fn build(store: &Store, lineage: &[&Turn], tokens_max: usize) -> Result<Vec<u32>, Stop> {
+async fn build(store: &mut TokenPayloads<'_>, lineage: &[&Turn], tokens_max: usize) -> Result<Vec<u32>, Stop> {
     let (last, above) = lineage.split_last().ok_or(Broken::ParentMissing)?;
     if last.shared > tokens_max {
         return Err(Broken::TooLong.into());
@@ -250,14 +323,18 @@ async fn build(store: &Store, lineage: &[&Turn], tokens_max: usize) -> Result<Ve
 }
 
 /// Adds a turn's prompt after its shared prefix.
-async fn add_prompt(store: &Store, turn: &Turn, context: &mut Vec<u32>, tokens_max: usize) -> Result<(), Stop> {
+async fn add_prompt(
+    store: &mut TokenPayloads<'_>,
+    turn: &Turn,
+    context: &mut Vec<u32>,
+    tokens_max: usize,
+) -> Result<(), Stop> {
     if let Some(payload) = &turn.payload {
         let left = tokens_max.saturating_sub(context.len());
         if payload.media_type == payload::TOKEN_IDS && payload.size_bytes / 4 > left as u64 {
             return Err(Broken::TooLong.into());
         }
-        let bytes = read_payload(store, &turn.tenant, payload, payload::TOKEN_IDS).await?;
-        context.extend(payload::token_ids(&bytes).ok_or(Broken::PayloadDiffers)?);
+        context.extend(store.get(&turn.tenant, payload).await?);
     }
     context.extend(&turn.prompt_ids);
     Ok(())
@@ -272,4 +349,59 @@ async fn read_payload(store: &Store, tenant: &str, payload: &PayloadRef, media_t
         payload::Error::Differs(_) => Broken::PayloadDiffers.into(),
         error => Stop::Error(Error::Payload(error)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_payload_that_opens_a_session_is_read_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&format!("file://{}", dir.path().display())).unwrap();
+        let bytes = payload::token_bytes(&[5, 6, 7]);
+        let opening = store.put("t", bytes.into(), payload::TOKEN_IDS).await.unwrap();
+        let mut found = TokenPayloads {
+            store: &store,
+            read: BTreeMap::new(),
+        };
+        assert!(matches!(found.get("t", &opening).await, Ok([5, 6, 7])));
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        assert!(matches!(found.get("t", &opening).await, Ok([5, 6, 7])));
+        // another tenant's is not shown, and is missing
+        for _ in 0..2 {
+            let other = found.get("u", &opening).await;
+            assert!(matches!(other, Err(Stop::Broken(Broken::PayloadMissing))));
+        }
+        let unknown = PayloadRef {
+            media_type: "text/plain".into(),
+            ..opening
+        };
+        let unknown = found.get("t", &unknown).await;
+        assert!(matches!(unknown, Err(Stop::Broken(Broken::PayloadUnknown))));
+    }
+
+    /// One generation after another, each with the one before as its parent.
+    fn session(turns: usize) -> BTreeMap<Uuid, Turn> {
+        let id = |nth: usize| Uuid::from_u128(nth as u128 + 1);
+        let turn = |nth: usize| Turn {
+            tenant: "default".to_owned(),
+            parent: nth.checked_sub(1).map(id),
+            shared: nth,
+            hash: Vec::new(),
+            payload: None,
+            prompt_ids: Vec::new(),
+            token_ids: vec![1],
+        };
+        (0..turns).map(|nth| (id(nth), turn(nth))).collect()
+    }
+
+    #[test]
+    fn the_last_turn_of_the_longest_episode_has_a_context() {
+        let last = |turns: &BTreeMap<Uuid, Turn>| *turns.keys().next_back().unwrap();
+        let longest = session(episode::TURNS_MAX);
+        assert_eq!(lineage(&longest, last(&longest)).unwrap().len(), episode::TURNS_MAX);
+        let longer = session(PARENTS_MAX + 2);
+        assert_eq!(lineage(&longer, last(&longer)).err(), Some(Broken::TooDeep));
+    }
 }

@@ -13,7 +13,7 @@ use crate::event::{TEXT_BYTES_MAX, Value};
 use crate::reward::{Rule, Signal};
 
 /// Events of a metric about one generation or episode that count, by event time.
-const SIGNALS_MAX: i64 = 1_000;
+pub(super) const SIGNALS_MAX: i64 = 1_000;
 /// The same where the rule reads their texts.
 const TEXTS_MAX: i64 = 64;
 /// Rows of a page.
@@ -273,7 +273,8 @@ fn keys(feedback: &[FeedbackRow]) -> (Vec<String>, Vec<Uuid>) {
     feedback.iter().map(FeedbackRow::key).unzip()
 }
 
-/// When each of these feedback events was first retracted by its tenant, by event time.
+/// When each of these feedback events was first retracted by its tenant, by event time. A judge's
+/// answer is retracted with its text.
 pub(crate) async fn first_retractions(
     connection: &mut PgConnection,
     feedback: &[FeedbackRow],
@@ -283,8 +284,14 @@ pub(crate) async fn first_retractions(
     }
     let (tenants, ids) = keys(feedback);
     let rows = sqlx::query!(
-        "select tenant_id, feedback_id, min(given_at) as \"given_at!\" from retraction \
-         where feedback_id = any($2) and (tenant_id, feedback_id) in (select * from unnest($1::text[], $2::uuid[])) \
+        "select tenant_id as \"tenant_id!\", feedback_id as \"feedback_id!\", min(given_at) as \"given_at!\" from ( \
+             select tenant_id, feedback_id, given_at from retraction where feedback_id = any($2) \
+             union all \
+             select r.tenant_id, j.answer_id, r.given_at from judgement j \
+             join retraction r on r.feedback_id = j.feedback_id and r.tenant_id = j.tenant_id \
+             where j.answer_id = any($2) \
+         ) r \
+         where (tenant_id, feedback_id) in (select * from unnest($1::text[], $2::uuid[])) \
          group by tenant_id, feedback_id",
         &tenants,
         &ids
@@ -297,7 +304,8 @@ pub(crate) async fn first_retractions(
         .collect())
 }
 
-/// The first retractions of each of these feedback events, of the same tenant.
+/// The first retractions of each of these feedback events, of the same tenant. A judge's answer has
+/// those of its text.
 pub(crate) async fn retractions(
     connection: &mut PgConnection,
     feedback: &[FeedbackRow],
@@ -308,10 +316,13 @@ pub(crate) async fn retractions(
     let (tenants, ids) = keys(feedback);
     sqlx::query_as!(
         RetractionRow,
-        "select r.tenant_id as tenant, r.feedback_id, r.given_at, r.stored_at, r.late \
+        "select r.tenant_id as tenant, r.feedback_id as \"feedback_id!\", r.given_at, r.stored_at, r.late \
          from (select distinct * from unnest($1::text[], $2::uuid[])) as f (tenant_id, id) cross join lateral ( \
-             select tenant_id, feedback_id, given_at, stored_at, late from retraction \
-             where feedback_id = f.id and tenant_id = f.tenant_id order by given_at, id limit $3) r",
+             select tenant_id, f.id as feedback_id, given_at, stored_at, late from retraction \
+             where tenant_id = f.tenant_id and feedback_id in ( \
+                 select f.id union all \
+                 select feedback_id from judgement where answer_id = f.id and tenant_id = f.tenant_id) \
+             order by given_at, id limit $3) r",
         &tenants,
         &ids,
         RETRACTIONS_MAX

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::record::Record;
 use crate::event::{EpisodeEnd, Event, Feedback, Generation, Retraction, Sampling, Target, Value, time_of};
-use crate::reward::episode::JOIN_MAX;
+use crate::reward::episode::{JOIN_MAX, OPEN_TURNS_MAX, TURNS_MAX};
 use crate::reward::starts_at;
 use crate::reward::stored::Surfaces;
 
@@ -210,7 +210,7 @@ fn sampling(sampling: &Sampling) -> serde_json::Value {
 }
 
 /// Whether its trajectory is its episode.
-pub(crate) fn is_turn(row: &Row<'_, Generation>, surfaces: &Surfaces) -> bool {
+fn is_turn(row: &Row<'_, Generation>, surfaces: &Surfaces) -> bool {
     let surface = surfaces.get(&row.body.surface);
     surface.is_some_and(|(_, rule)| rule.is_of_episodes())
 }
@@ -226,44 +226,43 @@ fn horizon_seconds(row: &Row<'_, Generation>, surfaces: &Surfaces) -> f64 {
     surface.map_or(0.0, |(_, rule)| rule.definition.horizon_seconds)
 }
 
-/// Stores when to close each generation: once its horizon has passed both by its own times and since
-/// it was stored, because its producer's clock may be behind. Unknown surfaces have no horizon. Turns
-/// close with their episode ([`open_episodes`]).
+/// Stores when to close each generation. Unknown surfaces have no horizon. Returns the turns that join
+/// their episodes, which close them ([`open_episodes`]).
 pub(super) async fn open_generations(
     connection: &mut PgConnection,
     rows: &[Row<'_, Generation>],
     checked: &HashMap<Uuid, Checked>,
     surfaces: &Surfaces,
-) -> sqlx::Result<()> {
+) -> sqlx::Result<HashSet<Uuid>> {
     if rows.is_empty() {
-        return Ok(());
+        return Ok(HashSet::new());
     }
-    // `now()` is also the `stored_at` of this transaction's generations.
-    sqlx::query!(
-        "insert into open_generation (generation_id, surface, closes_at, proven, episode_id) \
-         select id, surface, greatest(starts_at, now()) + make_interval(secs => horizon_seconds), proven, episode_id \
-         from unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::double precision[], $5::bool[], $6::uuid[]) \
-              as g (id, surface, starts_at, horizon_seconds, proven, episode_id)",
+    let joining = sqlx::query_file_scalar!(
+        "src/rows/insert/open_generations.sql",
         column!(rows, id),
+        column!(rows, row => row.event.tenant.clone()),
         column!(rows, surface),
         column!(rows, row => horizon_starts_at(row)),
         column!(rows, row => horizon_seconds(row, surfaces)),
         column!(rows, row => checked.get(&row.body.id).is_some_and(|checked| checked.proven == Some(true))),
         column!(rows, row => is_turn(row, surfaces).then_some(row.body.episode_id)) as _
     )
-    .execute(connection)
+    .fetch_all(connection)
     .await?;
-    Ok(())
+    Ok(joining.into_iter().collect())
 }
 
 /// Opens the episodes of turns, or moves when to look at them: one horizon after their last turn, but
-/// not for ever. Those that exist are locked ([`super::join::hold`]).
+/// not for ever. Those that exist are locked ([`super::join::hold`]). `joining`: see
+/// [`open_generations`].
 pub(super) async fn open_episodes(
     connection: &mut PgConnection,
     rows: &[Row<'_, Generation>],
+    joining: &HashSet<Uuid>,
     surfaces: &Surfaces,
 ) -> sqlx::Result<()> {
-    let turns: Vec<&Row<'_, Generation>> = rows.iter().filter(|row| is_turn(row, surfaces)).collect();
+    let turns = rows.iter().filter(|row| joining.contains(&row.body.id));
+    let turns: Vec<&Row<'_, Generation>> = turns.collect();
     if turns.is_empty() {
         return Ok(());
     }
@@ -274,7 +273,9 @@ pub(super) async fn open_episodes(
         column!(turns, surface),
         column!(turns, row => horizon_starts_at(row)),
         column!(turns, row => horizon_seconds(row, surfaces)),
-        JOIN_MAX.as_seconds_f64()
+        JOIN_MAX.as_seconds_f64(),
+        TURNS_MAX as i64,
+        OPEN_TURNS_MAX as i64
     )
     .execute(connection)
     .await?;

@@ -21,8 +21,8 @@
 //!  not visible as an open row (closed, or being stored just now)   announces its id
 //! ```
 //!
-//! Feedback about an episode always announces the episode's id, and also locks the rows of the
-//! episode's open generations in the same cases.
+//! Feedback about an episode, and a retraction of such feedback, always announces the episode's id. The
+//! closer asks about the episode of everything that it closes.
 //!
 //! Where an episode is the trajectory, one row of `open_episode` stands for all of its turns:
 //!
@@ -30,9 +30,13 @@
 //!    locks it too, so no turn is added while the episode closes.
 //! 6. Sinks lock episodes before generations, in the order of their ids and all at once
 //!    ([`hold::hold_episodes`]), and nothing waits for an episode while it holds a generation that
-//!    others wait for.
+//!    others wait for. What a sink finds out later about other episodes, it does after its commit
+//!    ([`settle`]). Only episodes whose first turns two sinks store at the same time may deadlock.
+//!    Postgres then aborts one of the two transactions, which is repeated.
 //! 7. A turn that is stored after its episode has closed opens a row of its own. The closer finds that
 //!    the episode has closed, and censors the turn as late.
+//! 8. An episode with too many turns is marked as full. Its further turns wait for no lock: they are
+//!    strays, which close alone and are late.
 //!
 //! "Nothing" is safe because the sink's transaction also locks the offsets of its partitions. Until
 //! it ends, these partitions are not marked as caught up further. The closer closes nothing beyond
@@ -45,8 +49,8 @@
 //! ([`signals`]).
 //!
 //! An announcement matters only if the sink could not see what it is about. The closer asks about a
-//! thousand turns at once, and announced ids share few locks, so it asks only about rows that a
-//! transaction which still runs may not have seen ([`visible`]). Otherwise a long episode would meet
+//! thousand turns at once, and announced ids share few locks, so it asks only about rows that a sink
+//! which is still writing may not have seen ([`visible`]). Otherwise a long episode would meet
 //! somebody's announcement in every round.
 
 pub(crate) mod hold;

@@ -222,21 +222,43 @@ pub(crate) async fn store_progress(pool: &PgPool, cluster_id: &str, progress: &[
     Ok(stored.rows_affected())
 }
 
-/// Up to when the tables hold all events of all partitions, by the database's clock. `None` if that
-/// is unknown for a partition, because nobody has read it yet or because its time lies ahead.
-pub(crate) async fn caught_up_to(pool: &PgPool, log: &EventLog) -> sqlx::Result<Option<OffsetDateTime>> {
-    sqlx::query_scalar!(
+/// How far the tables are, by the database's clock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CaughtUp {
+    /// The tables hold all events of all partitions up to this time.
+    pub to: OffsetDateTime,
+    /// All partitions have moved since this time.
+    pub moved_since: OffsetDateTime,
+    /// When this was read.
+    pub read_at: OffsetDateTime,
+}
+
+/// `None` if it is unknown for a partition, because nobody has read it yet or because its time lies
+/// ahead.
+pub(crate) async fn caught_up(pool: &PgPool, log: &EventLog) -> sqlx::Result<Option<CaughtUp>> {
+    let row = sqlx::query!(
         "select case when bool_and(caught_up_to is not null and caught_up_to <= clock_timestamp()) \
-                     then min(caught_up_to) end \
+                     then min(caught_up_to) end as \"to\", \
+                min(updated_at) as moved_since, clock_timestamp() as \"read_at!\" \
          from consumer_offset where consumer = 'sink' and cluster_id = $1 and topic = any($2)",
         log.cluster_id,
         &log.topics
     )
     .fetch_one(pool)
-    .await
+    .await?;
+    Ok(row.to.zip(row.moved_since).map(|(to, moved_since)| CaughtUp {
+        to,
+        moved_since,
+        read_at: row.read_at,
+    }))
 }
 
-/// Like [`caught_up_to`], for the cluster that was read last.
+/// [`CaughtUp::to`] alone.
+pub(crate) async fn caught_up_to(pool: &PgPool, log: &EventLog) -> sqlx::Result<Option<OffsetDateTime>> {
+    Ok(caught_up(pool, log).await?.map(|caught_up| caught_up.to))
+}
+
+/// Like [`CaughtUp::to`], for the cluster that was read last.
 pub async fn last_caught_up_to(pool: &PgPool, topics: &[String]) -> sqlx::Result<Option<OffsetDateTime>> {
     sqlx::query_scalar!(
         "select case when bool_and(caught_up_to is not null and caught_up_to <= clock_timestamp()) \

@@ -28,6 +28,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::event;
+use crate::judge::Judges;
 use crate::log::Producer;
 use crate::log::kafka::ClientOptions;
 use crate::reward::stored::Surfaces;
@@ -72,6 +73,7 @@ pub struct Sink {
     pub kafka: ClientOptions,
     pub cluster_id: String,
     pub surfaces: Arc<Surfaces>,
+    pub judges: Judges,
     pub validator: Arc<Validator>,
     pub samplers: Samplers,
     pub batch_records_max: usize,

@@ -1,6 +1,6 @@
 //! Metrics of how far the tables are behind the log, for every partition, including those that no
-//! sink reads. Every process reports the same values, because they come from the log and the
-//! tables.
+//! sink reads, and of open episodes. Every process reports the same values, because they come from
+//! the log and the tables.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +17,8 @@ use crate::rows::offset::{EventLog, Slot};
 use crate::validator::Validator;
 
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Rounds between two looks at the open episodes, which read all of them.
+const EPISODES_EVERY: u32 = 15;
 
 pub(crate) struct Lag {
     pub pool: PgPool,
@@ -40,6 +42,7 @@ impl Lag {
         let consumer = Arc::new(consumer);
         let started_at = self.validator.clock.now();
         let mut progress = BTreeMap::new();
+        let mut rounds = (0..EPISODES_EVERY).cycle();
         while !self.shutdown.is_cancelled() {
             // If the database is unavailable, the lag grows from the last known progress.
             match self.progress(started_at).await {
@@ -55,8 +58,26 @@ impl Lag {
                 Ok(ends) => record_metrics(&progress, &ends),
                 Err(error) => tracing::debug!(error = %format!("{error:#}"), "cannot look up the ends of the log"),
             }
+            if rounds.next() == Some(0)
+                && let Err(error) = self.count_episodes().await
+            {
+                tracing::debug!(%error, "cannot count open episodes, will retry");
+            }
             self.shutdown.run_until_cancelled(tokio::time::sleep(INTERVAL)).await;
         }
+        Ok(())
+    }
+
+    async fn count_episodes(&self) -> sqlx::Result<()> {
+        let open = sqlx::query!(
+            "select count(*) as \"count!\", coalesce(max(turns), 0) as \"turns!\", \
+                    coalesce(extract(epoch from clock_timestamp() - min(opened_at)), 0)::double precision as \"age!\" \
+             from open_episode where turns > 0"
+        );
+        let open = open.fetch_one(&self.pool).await?;
+        metrics::gauge!("springtide_ingest_open_episodes").set(open.count as f64);
+        metrics::gauge!("springtide_ingest_open_episode_turns_max").set(f64::from(open.turns));
+        metrics::gauge!("springtide_ingest_open_episode_age_seconds_max").set(open.age);
         Ok(())
     }
 

@@ -5,5 +5,5 @@ from pg_class c
 where c.relkind = 'r'
   and c.relnamespace = (select relnamespace from pg_class where oid = 'generation'::regclass)
   and (c.oid in (select inhrelid from pg_inherits where inhparent in ('generation'::regclass, 'trajectory'::regclass))
-       or c.relname in ('event_key', 'open_generation', 'open_episode', 'feedback', 'retraction', 'episode_end', 'payload_reference',
+       or c.relname in ('event_key', 'open_generation', 'open_episode', 'feedback', 'retraction', 'episode_end', 'judgement', 'payload_reference',
                         'expired_generation', 'expiring_generation', 'payload_unreferenced', 'payload_sweep', 'reward_definition', 'consumer_offset'))

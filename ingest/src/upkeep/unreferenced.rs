@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use futures::TryStreamExt;
 use sqlx::PgPool;
+use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 
 use crate::payload::{self, Key, Object};
@@ -61,25 +62,35 @@ impl UnreferencedSweep {
             return Ok(true);
         }
         let written_before = known - self.ttl;
-        let objects = self.payloads.objects();
-        let expired = objects.try_filter(|object| std::future::ready(object.written_at < written_before));
-        let mut chunks = std::pin::pin!(expired.try_chunks(BATCH_MAX));
         let mut deleted = 0;
-        while let Some(objects) = chunks.try_next().await.context("list the object store")? {
-            for object in self.unreferenced(&objects).await.context("find references")? {
-                // Producers upload a payload again before they refer to it, which renews its age.
-                let written_at = self.payloads.written_at(&object.key).await?;
-                if written_at.is_some_and(|at| at < written_before) {
-                    self.payloads.delete(&object.key).await?;
-                    deleted += 1;
-                }
-            }
+        // Nothing refers to an export.
+        for store in [self.payloads.clone(), self.payloads.exports()] {
+            deleted += self.sweep_folder(&store, written_before).await?;
         }
         metrics::counter!("springtide_ingest_payloads_unnamed_total").increment(deleted);
         if deleted > 0 {
             tracing::info!(deleted, "unreferenced payloads deleted");
         }
         Ok(true)
+    }
+
+    /// Returns how many it deleted.
+    async fn sweep_folder(&self, store: &payload::Store, written_before: OffsetDateTime) -> anyhow::Result<u64> {
+        let objects = store.objects();
+        let expired = objects.try_filter(|object| std::future::ready(object.written_at < written_before));
+        let mut chunks = std::pin::pin!(expired.try_chunks(BATCH_MAX));
+        let mut deleted = 0;
+        while let Some(objects) = chunks.try_next().await.context("list the object store")? {
+            for object in self.unreferenced(&objects).await.context("find references")? {
+                // Producers upload a payload again before they refer to it, which renews its age.
+                let written_at = store.written_at(&object.key).await?;
+                if written_at.is_some_and(|at| at < written_before) {
+                    store.delete(&object.key).await?;
+                    deleted += 1;
+                }
+            }
+        }
+        Ok(deleted)
     }
 
     /// At most one process succeeds per [`INTERVAL`].

@@ -14,6 +14,7 @@ use edge::auth::{Principal, Scope};
 use edge::json::Json;
 use edge::routes::{Routes, get, put};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -108,26 +109,32 @@ async fn request_experiment(
     let inner = &service.0;
     let policy = &inner.policy;
     let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
+    // Outside the lock on the policy's assignments: a store that does not answer delays no release.
+    let state = tables::read(&mut connection, policy, service.rules())
+        .await
+        .map_err(unavailable)?;
+    let draft_of = |state: &ReleaseState| {
+        arms::by_request(state, inner.learning, &request).map_err(|error| {
+            tracing::info!(reason = %error, "arms refused");
+            into_problem(&error)
+        })
+    };
+    draft_of(&state)?;
+    let loadable = new_versions(&state, &request);
+    for version in &loadable {
+        check_loadable(&service, *version).await?;
+    }
     let mut transaction = tables::begin(&mut connection, policy).await.map_err(unavailable)?;
     let mut state = tables::read(&mut transaction, policy, service.rules())
         .await
         .map_err(unavailable)?;
-    let draft = arms::by_request(&state, inner.learning, &request).map_err(|error| {
-        tracing::info!(reason = %error, "arms refused");
-        into_problem(&error)
-    })?;
-    let none = || Problem::internal("the arms in force have no row");
-    let Some(draft) = draft else {
-        return Ok(Json(ExperimentView::new(&service, state).ok_or_else(none)?));
+    let Some(draft) = draft_of(&state)? else {
+        return Ok(Json(ExperimentView::new(&service, state).ok_or_else(no_row)?));
     };
-    // Replicas take an assignment only if they can load every arm.
-    let has_arm = |alias: &str| {
-        let mut arms = state.experiment.iter().flat_map(|experiment| &experiment.arms);
-        arms.any(|arm| arm.alias == alias)
-    };
-    let new = draft.arms.iter().filter(|arm| !has_arm(&arm.alias));
-    for alias in new.filter_map(|arm| state.alias(&arm.alias)) {
-        check_loadable(&service, alias.version).await?;
+    if !new_versions(&state, &request).is_subset(&loadable) {
+        return Err(Problem::conflict(
+            "the alias of a new arm has moved while this request was looked at: send it again",
+        ));
     }
     let restated = state.restate(format!("stated again with other arms: {}", draft.reason));
     let restated = restated.ok_or_else(|| into_problem(&RequestError::NothingAssigned))?;
@@ -148,7 +155,23 @@ async fn request_experiment(
     if let Err(error) = service.publish_missing().await {
         tracing::warn!(epoch, error = format!("{error:#}"), "assignment not published yet");
     }
-    Ok(Json(ExperimentView::new(&service, state).ok_or_else(none)?))
+    Ok(Json(ExperimentView::new(&service, state).ok_or_else(no_row)?))
+}
+
+/// The versions of arms that are new. Replicas take an assignment only if they can load every arm.
+fn new_versions(state: &ReleaseState, request: &ExperimentRequest) -> BTreeSet<i64> {
+    let has_arm = |alias: &str| {
+        let mut arms = state.experiment.iter().flat_map(|experiment| &experiment.arms);
+        arms.any(|arm| arm.alias == alias)
+    };
+    let new = request.arms.iter().filter(|arm| !has_arm(&arm.alias));
+    new.filter_map(|arm| Some(state.alias(&arm.alias)?.version)).collect()
+}
+
+fn no_row() -> Problem {
+    Problem::internal(
+        "the table `experiment` has no row of this policy: restart control, which writes the arms of its configuration",
+    )
 }
 
 fn into_problem(error: &RequestError) -> Problem {
@@ -157,6 +180,7 @@ fn into_problem(error: &RequestError) -> Problem {
         RequestError::NothingAssigned
         | RequestError::NoAlias(_)
         | RequestError::NoLearningArm(_)
+        | RequestError::LearnerUnused
         | RequestError::Replaced(_) => Problem::conflict(error),
     }
 }

@@ -15,6 +15,7 @@ use edge::json::Json;
 use edge::query::Query;
 use edge::routes::{Routes, get, post};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -181,6 +182,9 @@ impl From<Change> for Moved {
     }
 }
 
+/// How long a release waits for the store to say whether a version can be loaded.
+const LOADABLE_MAX: Duration = Duration::from_secs(5);
+
 /// A conflict if garbage collection has deleted objects that the version needs: replicas could not
 /// load it. If the store does not answer, the release proceeds.
 pub(super) async fn check_loadable(service: &ReleaseService, version: i64) -> Result<(), Problem> {
@@ -189,7 +193,12 @@ pub(super) async fn check_loadable(service: &ReleaseService, version: i64) -> Re
         let keys = service.trusted().await?;
         anyhow::Ok(inner.store.reachable(&inner.policy, version, &keys).await?)
     };
-    let Err(error) = reachable.await else { return Ok(()) };
+    // A release holds the lock on the policy's assignments meanwhile.
+    let reachable = match tokio::time::timeout(LOADABLE_MAX, reachable).await {
+        Ok(reachable) => reachable,
+        Err(_) => Err(anyhow::anyhow!("no answer within {} s", LOADABLE_MAX.as_secs())),
+    };
+    let Err(error) = reachable else { return Ok(()) };
     if let Some(store::Error::NoPath { .. } | store::Error::NotFound(_)) = error.downcast_ref() {
         return Err(Problem::conflict(format!(
             "version {version} can no longer be loaded ({error}); `springtide policy versions` shows which can"

@@ -127,6 +127,7 @@ impl Rescore {
         })?;
         let request = Request {
             rule,
+            judges: config.ingest.judges()?,
             since: self.since,
             until: self.until,
             tenant: self.tenant,

@@ -232,7 +232,7 @@ impl Shared {
         config.check().map_err(Problem::bad_request)?;
         let dataset = self.dataset(&config.dataset, principal).await?;
         let base = base_version(&self.pool, &self.policy, request.base_version).await?;
-        let once = dataset.generations.unsigned_abs().div_ceil(config.batch_size.into());
+        let once = dataset.trajectories.unsigned_abs().div_ceil(config.batch_size.into());
         let steps = *config.steps.get_or_insert(i64::try_from(once).unwrap_or(i64::MAX));
         Ok(NewRun {
             kind: "sft",

@@ -19,10 +19,13 @@ use edge::path::Path;
 use edge::problem::Problem;
 use edge::query::Query;
 use futures::{StreamExt, stream};
-use ingest::payload::Store as Payloads;
+use ingest::payload::Store;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use time::OffsetDateTime;
+
+/// Postgres' code for a statement that took longer than it may.
+const QUERY_CANCELED: &str = "57014";
 
 /// The body of `POST /v1/datasets`.
 #[derive(Debug, Clone, Deserialize)]
@@ -48,6 +51,8 @@ pub(super) struct Shown {
     #[serde(with = "time::serde::rfc3339")]
     created_at: OffsetDateTime,
     /// At its creation.
+    trajectories: i64,
+    /// Of all of them: a single generation is one trajectory, an episode has several.
     generations: i64,
     /// BLAKE3 of their ids in ascending order, hexadecimal.
     digest: String,
@@ -58,9 +63,10 @@ pub(super) struct Shown {
 /// What is left of it. Absent in lists.
 #[derive(Debug, Clone, Serialize)]
 struct Now {
-    /// Generations that a run gets.
+    /// Generations that a run gets, and of how many trajectories.
     available: i64,
-    /// Deleted by retention.
+    available_trajectories: i64,
+    /// Deleted by retention, and the rest of their episodes.
     expired: i64,
     /// Stored, but their tenant has withdrawn its consent.
     withdrawn: i64,
@@ -78,6 +84,7 @@ impl Shown {
             query: dataset.query,
             created_by: dataset.created_by,
             created_at: dataset.created_at,
+            trajectories: dataset.trajectories,
             generations: dataset.generations,
             digest: hex::encode(dataset.digest),
             now,
@@ -85,11 +92,27 @@ impl Shown {
     }
 }
 
+/// An error of the query that selects trajectories, as a problem.
+fn of_query(error: sqlx::Error) -> Problem {
+    let code = error.as_database_error().and_then(|error| error.code());
+    match code.as_deref() {
+        Some(QUERY_CANCELED) => Problem::unavailable(
+            format!(
+                "selecting the trajectories took longer than {} s: ask for a shorter time, with sampled_from and sampled_until",
+                store::STATEMENT_MAX.as_secs()
+            ),
+            60,
+        ),
+        _ => database(error),
+    }
+}
+
 impl Shared {
     /// A version of a dataset that the caller may use, or a 404.
     pub(super) async fn dataset(&self, reference: &Reference, principal: &Principal) -> Result<Dataset, Problem> {
-        let mut connection = self.pool.acquire().await.map_err(database)?;
-        let found = store::find(&mut connection, &self.policy, reference, visible_tenant(principal)).await;
+        let tenant = visible_tenant(principal);
+        let mut transaction = store::begin(&self.pool, tenant).await.map_err(database)?;
+        let found = store::find(&mut transaction, &self.policy, reference, tenant).await;
         let missing = || Problem::not_found(format!("policy `{}` has no dataset {reference}", self.policy));
         found.map_err(database)?.ok_or_else(missing)
     }
@@ -112,7 +135,7 @@ pub(super) async fn create(
     };
     let made = store::create(&shared.pool, new).await.map_err(|error| match error {
         Error::Empty => Problem::conflict(error),
-        Error::Database(error) => database(error),
+        Error::Database(error) => of_query(error),
         error => Problem::internal(error),
     })?;
     Ok((StatusCode::CREATED, Json(Shown::new(made, None))))
@@ -135,8 +158,9 @@ pub(super) async fn list(
 ) -> Result<Json<List<Shown>>, Problem> {
     let limit = limit(page.limit)?;
     let (tenant, name) = (visible_tenant(&principal), page.name.as_deref());
+    let mut transaction = store::begin(&shared.pool, tenant).await.map_err(database)?;
     let found = store::list(
-        &shared.pool,
+        &mut transaction,
         &shared.policy,
         tenant,
         name,
@@ -157,15 +181,18 @@ pub(super) async fn one(
     Path((name, version)): Path<(String, i32)>,
 ) -> Result<Json<Shown>, Problem> {
     let dataset = shared.dataset(&Reference { name, version }, &principal).await?;
-    let mut connection = shared.pool.acquire().await.map_err(database)?;
-    let count = dataset::count(&mut connection, &shared.policy, &dataset.query, false)
+    let tenant = visible_tenant(&principal);
+    let mut transaction = store::begin(&shared.pool, tenant).await.map_err(database)?;
+    let count = dataset::count(&mut transaction, &shared.policy, &dataset.query, false)
         .await
-        .map_err(database)?;
+        .map_err(of_query)?;
+    let (stored, available) = (count.stored.generations, count.available.generations);
     let now = Now {
-        available: count.available,
-        expired: (dataset.generations - count.stored).max(0),
-        withdrawn: count.stored - count.available,
-        complete: count.available == dataset.generations && count.digest.0[..] == dataset.digest[..],
+        available,
+        available_trajectories: count.available.trajectories,
+        expired: (dataset.generations - stored).max(0),
+        withdrawn: stored - available,
+        complete: available == dataset.generations && count.digest.0[..] == dataset.digest[..],
     };
     Ok(Json(Shown::new(dataset, Some(now))))
 }
@@ -197,12 +224,18 @@ pub(super) async fn export(
         ))
     })?;
     shared.check_consents(&exported).await?;
-    let payloads = shared.payloads.clone().ok_or_else(|| {
+    if exported.parts.is_empty() && exported.generations > 0 {
+        return Err(Problem::conflict(
+            "the file of this export has been deleted, because retention has deleted a generation that it had: export \
+             the dataset again",
+        ));
+    }
+    let exports = shared.exports.clone().ok_or_else(|| {
         Problem::not_implemented("this control role has no store of payloads: set ingest.payload_store, as for `train`")
     })?;
     // So that an export that is gone is a problem document, and not half an answer.
     for part in &exported.parts {
-        payloads.check_exists(&kept.tenant, part).await.map_err(unreadable)?;
+        exports.check_exists(&kept.tenant, part).await.map_err(unreadable)?;
     }
     let headers = [
         (header::CONTENT_TYPE, format.media_type().to_owned()),
@@ -217,18 +250,18 @@ pub(super) async fn export(
             ),
         ),
     ];
-    Ok((headers, Body::from_stream(file(payloads, kept.tenant, exported))).into_response())
+    Ok((headers, Body::from_stream(file(exports, kept.tenant, exported))).into_response())
 }
 
 /// The bytes of an export, part by part. Each part is compared with its digest.
 fn file(
-    payloads: Payloads,
+    exports: Store,
     tenant: String,
     exported: Exported,
 ) -> impl futures::Stream<Item = Result<bytes::Bytes, ingest::payload::Error>> {
     stream::iter(exported.parts).then(move |part| {
-        let (payloads, tenant) = (payloads.clone(), tenant.clone());
-        async move { payloads.get(&tenant, &part).await }
+        let (exports, tenant) = (exports.clone(), tenant.clone());
+        async move { exports.get(&tenant, &part).await }
     })
 }
 
@@ -276,8 +309,8 @@ impl Shared {
         Ok(Some((kept, exported)))
     }
 
-    /// Fails if a tenant whose rows the file has does not consent any more. The file itself is deleted
-    /// later, by the store's own sweep.
+    /// Fails if a tenant whose rows the file has does not consent any more. The trainer deletes the file
+    /// soon.
     async fn check_consents(&self, exported: &Exported) -> Result<(), Problem> {
         let withdrawn = sqlx::query_scalar!(
             r#"select exists (select from unnest($2::text[]) as one (id)

@@ -6,6 +6,7 @@ use crate::learn::loss::{Aggregation, Loss};
 use crate::learn::optimizer::OptimizerSettings;
 use crate::learn::settings::StepSettings;
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 /// The configuration of a supervised run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -120,13 +121,16 @@ pub struct ExportFor {
 /// Where an export lies: `run.result`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Exported {
+    pub trajectories: i64,
     pub generations: i64,
     pub bytes: u64,
     /// Prompts that could not be put together.
     pub prompts_missing: i64,
     /// Tenants whose rows the file has.
     pub tenants: Vec<String>,
-    /// Payloads of the run's tenant that make the file, one after another.
+    /// The lowest id of a generation.
+    pub oldest: Option<Uuid>,
+    /// Exports of the run's tenant that make the file, one after another. Empty: it has been deleted.
     pub parts: Vec<ingest::payload::PayloadRef>,
 }
 

@@ -3,14 +3,15 @@
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-/// Most generations of a dataset.
+/// Most generations of a dataset, and most trajectories. `dataset_members` knows it too.
 pub const GENERATIONS_MAX: i64 = 1_000_000;
 /// Values in one list.
 const VALUES_MAX: usize = 1_000;
 const SALT_BYTES_MAX: usize = 200;
 const PURPOSES: [&str; 3] = ["production", "rollout", "evaluation"];
 
-/// Which closed trajectories with a reward a dataset has. A field that is absent excludes nothing.
+/// Which closed trajectories with a reward a dataset has. A field that is absent excludes nothing. An
+/// episode is selected if all of its turns are.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Query {
@@ -38,20 +39,22 @@ pub struct Query {
     pub reward_min: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_max: Option<f64>,
-    /// When they were sampled: from this millisecond until before that one.
+    /// When their last generation was sampled: from this millisecond until before that one.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub sampled_from: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub sampled_until: Option<OffsetDateTime>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
-    /// Only the oldest ones; default 1,000,000, which is also the most.
+    /// So many trajectories, the oldest ones; default 1,000,000, which is also the most. Whatever it is, a
+    /// dataset has at most 1,000,000 generations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<i64>,
 }
 
 /// A share of the users with all that they did, or the other users. The salt chooses them: the same
-/// salt and share give the same users in every dataset.
+/// salt and share give the same users in every dataset. An episode of users on both sides is in
+/// neither.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {

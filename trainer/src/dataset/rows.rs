@@ -6,6 +6,7 @@ use ingest::payload::Store as Payloads;
 use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgConnection;
+use std::collections::BTreeMap;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -70,8 +71,20 @@ pub struct Row {
     pub closed_at: OffsetDateTime,
 }
 
-/// Reads the rows of these generations, by id. Ids that are not stored any more are left out. Fails
-/// if the store of payloads does not answer.
+/// How many tokens each of these generations has, with its whole context. Ids that are not stored any
+/// more are left out.
+pub async fn tokens(connection: &mut PgConnection, ids: &[Uuid]) -> Result<BTreeMap<Uuid, u64>, sqlx::Error> {
+    let rows = sqlx::query_file!("src/dataset/tokens.sql", ids)
+        .fetch_all(connection)
+        .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| (row.id, row.tokens.unsigned_abs()))
+        .collect())
+}
+
+/// Reads the rows of these generations, in the order of the ids. Ids that are not stored any more are
+/// left out. Fails if the store of payloads does not answer.
 pub async fn read(
     connection: &mut PgConnection,
     payloads: &Payloads,
@@ -134,7 +147,8 @@ pub async fn read(
             closed_at: row.closed_at,
         }
     });
-    Ok(rows.collect())
+    let mut rows: BTreeMap<Uuid, Row> = rows.map(|row| (row.generation_id, row)).collect();
+    Ok(ids.iter().filter_map(|id| rows.remove(id)).collect())
 }
 
 fn unsigned(ids: Vec<i32>) -> Vec<u32> {

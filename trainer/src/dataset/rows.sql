@@ -1,5 +1,4 @@
--- Generations of a dataset as they were logged, with their rewards, by id. Parameters: generation
--- ids.
+-- Generations of a dataset as they were logged, with their rewards. Parameters: generation ids.
 select g.id, g.tenant_id, g.policy, g.surface, g.arm, g.arm_probability, g.purpose, g.version, g.version_oldest,
        g.version_spans, g.line, g.replica, g.run_id, g.task_id, g.group_id, g.episode_id, g.segment, g.turn, g.parent_id,
        g.user_key, g.sampled_at, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature, g.top_p, g.sampling,
@@ -10,4 +9,3 @@ from generation g
 join trajectory t on t.generation_id = g.id
 where g.id = any ($1)
   and t.generation_id = any ($1) -- or Postgres may read all of them
-order by g.id

@@ -5,13 +5,16 @@ use super::{Count, Reference, count};
 use edge::audit::Actor;
 use edge::audit::rows::{Audited, Fingerprint};
 use serde_json::{Value, json};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
+use std::time::Duration;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 /// A trajectory belongs to a dataset only if it closed this long before its creation. Otherwise a
 /// transaction that closed it earlier and commits later would add it.
 const CLOSED_FOR: time::Duration = time::Duration::seconds(30);
+/// A query that selects trajectories may read every generation.
+pub const STATEMENT_MAX: Duration = Duration::from_secs(300);
 
 /// A row of `dataset`.
 #[derive(Debug, Clone)]
@@ -26,6 +29,8 @@ pub struct Dataset {
     pub created_by: String,
     pub created_at: OffsetDateTime,
     /// At its creation.
+    pub trajectories: i64,
+    /// Of all of them.
     pub generations: i64,
     pub digest: Vec<u8>,
 }
@@ -66,9 +71,25 @@ pub enum Error {
     Time(#[from] time::error::Format),
 }
 
+/// Begins a transaction that sees the datasets of a tenant's keys; `None`: all. No statement of it runs
+/// longer than [`STATEMENT_MAX`].
+pub async fn begin(pool: &PgPool, tenant: Option<&str>) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    sqlx::query!(
+        "select set_config('springtide.tenant', coalesce($1, ''), true) as tenant,
+                set_config('springtide.all_tenants', case when $1 is null then 'on' else 'off' end, true) as all_tenants,
+                set_config('statement_timeout', $2, true) as statement_timeout",
+        tenant,
+        STATEMENT_MAX.as_millis().to_string()
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    Ok(transaction)
+}
+
 /// Makes the next version of the name. `new.query` has been checked.
 pub async fn create(pool: &PgPool, new: New<'_>) -> Result<Dataset, Error> {
-    let mut transaction = pool.begin().await?;
+    let mut transaction = begin(pool, Some(new.tenant)).await?;
     // Two requests for the same name get two versions.
     sqlx::query!(
         "select from pg_advisory_xact_lock(hashtextextended($1, 0))",
@@ -94,9 +115,8 @@ pub async fn create(pool: &PgPool, new: New<'_>) -> Result<Dataset, Error> {
     query["tenants"] = json!(tenants);
     let row = sqlx::query!(
         r#"
-        insert into dataset (policy, name, version, tenant_id, query, created_by, generations, digest)
-        select $1, $2, coalesce(max(version), 0) + 1, $3, $4, $5, $6, $7
-        from dataset where policy = $1 and name = $2
+        insert into dataset (policy, name, version, tenant_id, query, created_by, trajectories, generations, digest)
+        values ($1, $2, next_dataset_version($1, $2), $3, $4, $5, $6, $7, $8)
         returning version, created_at
         "#,
         new.policy,
@@ -104,7 +124,8 @@ pub async fn create(pool: &PgPool, new: New<'_>) -> Result<Dataset, Error> {
         new.tenant,
         query,
         new.actor.name,
-        stored,
+        stored.trajectories,
+        stored.generations,
         &digest.0[..]
     )
     .fetch_one(&mut *transaction)
@@ -117,10 +138,11 @@ pub async fn create(pool: &PgPool, new: New<'_>) -> Result<Dataset, Error> {
         query,
         created_by: new.actor.name.to_owned(),
         created_at: row.created_at,
-        generations: stored,
+        trajectories: stored.trajectories,
+        generations: stored.generations,
         digest: digest.0.to_vec(),
     };
-    let about = format!("{} generations", made.generations);
+    let about = format!("{} trajectories, {} generations", made.trajectories, made.generations);
     let rows = read_audited(&mut transaction, Some((new.policy, &made.reference()))).await?;
     let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
     row.append(&mut transaction, new.actor, "dataset.create", &about, "")
@@ -139,7 +161,8 @@ pub async fn find(
     sqlx::query_as!(
         Dataset,
         r#"
-        select policy, name, version, tenant_id as tenant, query, created_by, created_at, generations, digest
+        select policy, name, version, tenant_id as tenant, query, created_by, created_at, trajectories, generations,
+               digest
         from dataset
         where policy = $1 and name = $2 and version = $3 and ($4::text is null or tenant_id = $4)
         "#,
@@ -154,7 +177,7 @@ pub async fn find(
 
 /// Datasets by name, the newest version of each first. `after`: the last one of the page before.
 pub async fn list(
-    pool: &PgPool,
+    connection: &mut PgConnection,
     policy: &str,
     tenant: Option<&str>,
     name: Option<&str>,
@@ -164,7 +187,8 @@ pub async fn list(
     sqlx::query_as!(
         Dataset,
         r#"
-        select policy, name, version, tenant_id as tenant, query, created_by, created_at, generations, digest
+        select policy, name, version, tenant_id as tenant, query, created_by, created_at, trajectories, generations,
+               digest
         from dataset
         where policy = $1
           and ($2::text is null or tenant_id = $2)
@@ -180,7 +204,7 @@ pub async fn list(
         after.map(|after| after.version),
         count_max
     )
-    .fetch_all(pool)
+    .fetch_all(connection)
     .await
 }
 
@@ -192,7 +216,7 @@ pub async fn audited(connection: &mut PgConnection) -> sqlx::Result<Vec<Audited>
 async fn read_audited(connection: &mut PgConnection, one: Option<(&str, &Reference)>) -> sqlx::Result<Vec<Audited>> {
     let rows = sqlx::query!(
         r#"
-        select policy, name, version, tenant_id, query::text as "query!", created_by, generations, digest
+        select policy, name, version, tenant_id, query::text as "query!", created_by, trajectories, generations, digest
         from dataset
         where $1::text is null or policy = $1 and name = $2 and version = $3
         "#,
@@ -210,6 +234,7 @@ async fn read_audited(connection: &mut PgConnection, one: Option<(&str, &Referen
             .text(&*row.tenant_id)
             .text(&*row.query)
             .text(&*row.created_by)
+            .number(row.trajectories)
             .number(row.generations)
             .bytes(&*row.digest)
             .finish(),

@@ -55,8 +55,6 @@ pub struct Return {
     /// The baseline that it is compared with.
     pub baseline: String,
     pub value: f64,
-    /// It is the reward of the whole trajectory, so the trajectory updates the baseline only once.
-    pub is_shared: bool,
 }
 
 impl Credit {
@@ -66,13 +64,11 @@ impl Credit {
         let shared = || Return {
             baseline: class.to_owned(),
             value: reward,
-            is_shared: true,
         };
         let Some(turn) = turn else { return shared() };
         let own = |value: f64| Return {
             baseline: format!("{class}{SEPARATOR}{}", turn.index.min(TURN_SHARED)),
             value,
-            is_shared: false,
         };
         match self {
             Credit::Trajectory => shared(),
@@ -257,10 +253,7 @@ mod tests {
         );
         for credit in [Credit::Trajectory, Credit::ToGo, Credit::Turn] {
             let single = credit.of(0.5, "chat", -0.25, None);
-            assert_eq!(
-                (single.value, single.baseline.as_str(), single.is_shared),
-                (-0.25, "chat", true)
-            );
+            assert_eq!((single.value, single.baseline.as_str()), (-0.25, "chat"));
         }
     }
 

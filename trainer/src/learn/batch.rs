@@ -1,6 +1,11 @@
 //! Micro-batches: samples become the arrays of a forward pass, sequence after sequence, without
 //! padding.
 //!
+//! Turns of an episode that continue each other exactly are one sequence, with several trained spans.
+//! So a long session costs about as much as its last context, and not the sum of all of them. What
+//! the model computes at a position depends on the tokens before it alone, bit by bit, so nothing
+//! else changes.
+//!
 //! Everything after the model works on the trained tokens alone, packed into one dimension; masked
 //! tokens are left out. Denominators are those of the whole cohort, so cutting it into
 //! micro-batches changes only the order of summation.
@@ -14,7 +19,7 @@ use std::sync::Arc;
 pub struct MicroBatch {
     /// The input ids of each sequence: all but its last token.
     pub sequences: Vec<Vec<u32>>,
-    /// Index of each sequence's sample, and how many of its tokens are trained on.
+    /// Index of each sample, in the order of the trained tokens, and how many of them it has.
     pub samples: Vec<(usize, usize)>,
     /// Row, counted through all sequences, whose logits predict the trained token.
     pub positions: Vec<usize>,
@@ -79,7 +84,8 @@ pub struct Counts {
 }
 
 /// Cuts samples into micro-batches of at most `tokens_max` input tokens, longest first. A longer
-/// sequence gets a micro-batch of its own. Samples with and without gradient, with and without logged
+/// sequence gets a micro-batch of its own. Turns that continue each other are one sequence, unless
+/// they have more than `tokens_max` trained tokens together. Samples with and without gradient, with and without logged
 /// experts, and of the head and of older versions are never mixed. The result is a function of the
 /// arguments. Logged experts of different layers in one micro-batch are an error.
 pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result<Vec<MicroBatch>, Mismatch> {
@@ -90,13 +96,14 @@ pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result
         kinds[kind].push(i);
     }
     let mut batches = Vec::new();
-    for mut order in kinds {
-        order.sort_by_key(|&i| (std::cmp::Reverse(samples[i].input_len()), i));
+    for kind in kinds {
+        let mut order = merge(&kind, samples, tokens_max);
+        order.sort_by_key(|merged| (std::cmp::Reverse(merged.input_len), merged.turns.first().copied()));
         let mut rest = order.as_slice();
         while !rest.is_empty() {
             let mut tokens = 0;
-            let fits = |&&i: &&usize| {
-                tokens += samples[i].input_len();
+            let fits = |merged: &&Merged| {
+                tokens += merged.input_len;
                 tokens <= tokens_max
             };
             let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
@@ -107,40 +114,97 @@ pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result
     Ok(batches)
 }
 
-fn micro_batch(chosen: &[usize], samples: &[Sample], advantages: &[f64]) -> Result<MicroBatch, Mismatch> {
+/// Samples that go through the model as one sequence, the last one's.
+#[derive(Debug)]
+struct Merged {
+    /// Indices of the samples. Each but the first continues the one before.
+    turns: Vec<usize>,
+    input_len: usize,
+    trained_tokens: usize,
+}
+
+/// Joins samples that continue the one before. `trained_tokens_max`: of one sequence with several,
+/// because the logits of all of them are in memory at once.
+fn merge(order: &[usize], samples: &[Sample], trained_tokens_max: usize) -> Vec<Merged> {
+    let mut merged: Vec<Merged> = Vec::new();
+    for &i in order {
+        let (input_len, trained_tokens) = (samples[i].input_len(), samples[i].trained_tokens());
+        let before = merged.last_mut().filter(|before| {
+            let last = before.turns.last().map(|&last| &samples[last]);
+            before.trained_tokens + trained_tokens <= trained_tokens_max
+                && last.is_some_and(|last| continues(&samples[i], last))
+        });
+        match before {
+            Some(before) => {
+                before.turns.push(i);
+                before.input_len = input_len;
+                before.trained_tokens += trained_tokens;
+            }
+            None => merged.push(Merged {
+                turns: vec![i],
+                input_len,
+                trained_tokens,
+            }),
+        }
+    }
+    merged
+}
+
+/// Whether a turn's prompt begins with all that the model read and sampled at an earlier turn.
+/// Logged experts are those of one pass, so turns with them stay apart.
+fn continues(turn: &Sample, earlier: &Sample) -> bool {
+    let (prompt, sampled) = (&earlier.prompt, &earlier.tokens);
+    turn.turn.is_some()
+        && turn.trajectory() == earlier.trajectory()
+        && turn.experts.is_none()
+        && turn.prompt.get(..prompt.len()) == Some(prompt)
+        && turn.prompt[prompt.len()..].starts_with(sampled)
+}
+
+fn micro_batch(chosen: &[Merged], samples: &[Sample], advantages: &[f64]) -> Result<MicroBatch, Mismatch> {
     let mut batch = MicroBatch::default();
     let mut first_row = 0;
-    for &i in chosen {
-        let sample = &samples[i];
-        batch.stale = sample.staleness > 0;
-        let inputs = sample.prompt.iter().chain(&sample.tokens).take(sample.input_len());
-        batch.sequences.push(inputs.copied().collect());
-        batch.samples.push((i, sample.trained_tokens()));
-        if let Some(experts) = &sample.experts {
-            batch.routing.get_or_insert_default().append(experts)?;
+    for merged in chosen {
+        for &i in &merged.turns {
+            let sample = &samples[i];
+            batch.stale = sample.staleness > 0;
+            batch.samples.push((i, sample.trained_tokens()));
+            if let Some(experts) = &sample.experts {
+                batch.routing.get_or_insert_default().append(experts)?;
+            }
+            batch.add_tokens(sample, advantages[i], first_row);
         }
+        let last = merged.turns.last().map(|&last| &samples[last]);
+        let inputs = last.map(|last| last.prompt.iter().chain(&last.tokens).take(last.input_len()));
+        batch.sequences.push(inputs.into_iter().flatten().copied().collect());
+        first_row += merged.input_len;
+    }
+    Ok(batch)
+}
+
+impl MicroBatch {
+    /// Adds the trained tokens of a sample whose sequence begins at `first_row` and is the next.
+    fn add_tokens(&mut self, sample: &Sample, advantage: f64, first_row: usize) {
         for (position, &token) in sample.tokens.iter().enumerate().filter(|&(j, _)| sample.mask[j]) {
             if sample.suppressed {
-                batch.suppressed.push(batch.targets.len() as i64);
+                self.suppressed.push(self.targets.len() as i64);
             }
             if let Some(behavior) = &sample.behavior {
-                batch.reshaped.push(ReshapedToken {
-                    index: batch.targets.len(),
-                    sequence: batch.sequences.len() - 1,
+                self.reshaped.push(ReshapedToken {
+                    index: self.targets.len(),
+                    sequence: self.sequences.len(),
                     prompt_len: sample.prompt.len(),
                     position,
                     behavior: behavior.clone(),
                 });
             }
-            batch.positions.push(first_row + sample.prompt.len() - 1 + position);
-            batch.targets.push(i64::from(token));
-            batch.behavior.push(sample.logprobs[position]);
-            batch.advantage.push((advantages[i] * sample.weight) as f32);
-            batch.temperature.push(sample.temperature);
+            self.positions.push(first_row + sample.prompt.len() - 1 + position);
+            self.targets.push(i64::from(token));
+            self.behavior.push(sample.logprobs[position]);
+            self.advantage.push((advantage * sample.weight) as f32);
+            self.temperature.push(sample.temperature);
         }
-        first_row += sample.input_len();
     }
-    Ok(batch)
 }
 
 #[cfg(test)]
@@ -247,5 +311,59 @@ mod tests {
         let batches = pack(&samples, &[0.0, 0.0], 10).unwrap();
         assert_eq!(batches[0].sequences, [vec![1; 50]]);
         assert_eq!(batches.len(), 2);
+    }
+
+    /// Turns of one session, each with what the session has before it as its context.
+    fn session(turns: &[(&[u32], &[u32])]) -> Vec<Sample> {
+        let mut context = Vec::new();
+        let rewards = vec![None; turns.len()];
+        let turn = |(index, (prompt, tokens)): (usize, &(&[u32], &[u32]))| {
+            context.extend_from_slice(prompt);
+            let one = sample(&context, tokens, &vec![true; tokens.len()]);
+            context.extend_from_slice(tokens);
+            Sample {
+                turn: Sample::example_of(1, index, &rewards).turn,
+                ..one
+            }
+        };
+        turns.iter().enumerate().map(turn).collect()
+    }
+
+    #[test]
+    fn turns_that_continue_each_other_are_one_sequence() {
+        let mut turns = session(&[(&[5, 6], &[7, 8]), (&[9], &[10]), (&[], &[11, 12])]);
+        turns[1].mask = vec![false];
+        let batch = &pack(&turns, &[0.5, 1.0, -1.0], 100).unwrap()[0];
+        assert_eq!(batch.sequences, [[5, 6, 7, 8, 9, 10, 11]]);
+        assert_eq!(batch.samples, [(0, 2), (1, 0), (2, 2)]);
+        assert_eq!(batch.positions, [1, 2, 5, 6]);
+        assert_eq!(batch.targets, [7, 8, 11, 12]);
+        assert_eq!(batch.advantage, [0.5, 0.5, -1.0, -1.0]);
+        // a turn between them that is not trained on changes nothing
+        turns.remove(1);
+        let batch = &pack(&turns, &[0.5, -1.0], 100).unwrap()[0];
+        assert_eq!((batch.sequences.len(), batch.targets.len()), (1, 4));
+    }
+
+    #[test]
+    fn other_turns_stay_apart() {
+        let turns = session(&[(&[5, 6], &[7, 8]), (&[9], &[10])]);
+        let sequences = |turns: &[Sample], tokens_max: usize| -> usize {
+            let batches = pack(turns, &[1.0, 1.0], tokens_max).unwrap();
+            batches.iter().map(|batch| batch.sequences.len()).sum()
+        };
+        assert_eq!(sequences(&turns, 100), 1);
+        assert_eq!(sequences(&turns, 2), 2, "too many trained tokens for one sequence");
+        let changed = |change: fn(&mut Sample)| {
+            let mut turns = turns.clone();
+            change(&mut turns[1]);
+            sequences(&turns, 100)
+        };
+        assert_eq!(changed(|turn| turn.prompt[0] = 4), 2, "another context");
+        assert_eq!(changed(|turn| turn.prompt[3] = 4), 2, "another answer in it");
+        assert_eq!(changed(|turn| turn.prompt.truncate(3)), 2, "less than the answer in it");
+        assert_eq!(changed(|turn| turn.staleness = 1), 2, "another version");
+        assert_eq!(changed(|turn| turn.turn = None), 2, "another trajectory");
+        assert_eq!(changed(|turn| turn.tenant = "b".into()), 2, "another tenant");
     }
 }

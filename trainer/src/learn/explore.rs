@@ -19,6 +19,14 @@
 //! ratios per token instead of their product. For a policy that declines only at its first token,
 //! that token has its exact weight, and later tokens count 1 instead of 1 − π_1(d). `ppo_clip` does
 //! not use μ and treats explored completions as free ones.
+//!
+//! This is exact for a completion whose reward depends on it alone. Turns of a session are drawn
+//! one by one. For each turn the table holds for its own tokens, given what came before. But the
+//! turns before and after it are sampled from the mixture (1 − s) π + s π̃, and so is the reward
+//! that it is credited with. The sum over turns is the gradient of π at each turn while the
+//! others explore, and differs from that of π in terms of order s·T for T turns. Drawing once per
+//! session would need a weight for the whole session, and would let one constant session id
+//! decide for a whole product.
 
 /// The factor of a trajectory's advantage. `share`: the logged probability s, below 1; `None`:
 /// exploration was off.

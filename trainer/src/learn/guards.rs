@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 pub struct Limits {
     /// Global gradient norm before clipping, in units of the loss; default 1000.
     pub gradient_norm_max: f64,
-    /// KL(old‖new) in nats, exact over the vocabulary, mean over the trained tokens of at least a
-    /// quarter of the sequences; default 0.5.
+    /// KL(old‖new) in nats, exact over the vocabulary, mean over at least a quarter of the trained
+    /// tokens, or as many as fit in 256 MiB; default 0.5.
     pub kl_max: f64,
     /// Largest |logged − recomputed| log-probability of a sample's trained tokens, nats; default
     /// 0.01. A sample beyond it is quarantined.

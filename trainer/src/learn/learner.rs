@@ -51,8 +51,8 @@ pub struct Metrics {
     pub loss: f64,
     /// Global norm before clipping.
     pub gradient_norm: f64,
-    /// KL(old‖new), exact over the vocabulary, mean over the trained tokens of at least a quarter
-    /// of the sequences.
+    /// KL(old‖new), exact over the vocabulary, mean over at least a quarter of the trained tokens, or
+    /// as many as fit in 256 MiB.
     pub kl: f64,
     /// Share of trained tokens that the loss truncated or clipped.
     pub clipped: f64,
@@ -384,7 +384,7 @@ impl Learner {
         let guarding = Instant::now();
         let model =
             ExactModel::with_arithmetic(&checkpoint, &self.arithmetic).context("build the model of the new weights")?;
-        metrics.kl = mean_kl(&model, &accumulated.kl_batches)?;
+        metrics.kl = mean_kl(&model, accumulated.kl_batches())?;
         metrics.guard_seconds = guarding.elapsed().as_secs_f64();
         if let Err(breach) = limits.after_update(metrics.kl) {
             return Ok(Err(breach));

@@ -110,19 +110,20 @@ impl Cohort {
         self.sorted().into_iter().map(|(last, _)| last).collect()
     }
 
-    /// The names of the baselines that it updates, and the values that it updates them with. A
-    /// trajectory's own reward is among them once.
+    /// The names of the baselines that it updates, and the values that it updates them with. Each
+    /// trajectory updates a baseline once, with the mean of what its generations are compared with it
+    /// for. So a session of many turns moves a baseline no further than a short one.
     pub fn returns(&self, credit: Credit, discount: f64) -> (Vec<String>, Vec<f64>) {
         let mut returns = Vec::new();
         for (_, member) in self.sorted() {
-            let mut shared = false;
+            let mut means: BTreeMap<String, (f64, f64)> = BTreeMap::new();
             for turn in &member.turns {
                 let one = credit.of(discount, &member.class, member.reward, turn.as_ref());
-                if !(one.is_shared && shared) {
-                    shared |= one.is_shared;
-                    returns.push((one.baseline, one.value));
-                }
+                let (mean, count) = means.entry(one.baseline).or_default();
+                *count += 1.0;
+                *mean += (one.value - *mean) / *count; // exact if all are equal
             }
+            returns.extend(means.into_iter().map(|(baseline, (mean, _))| (baseline, mean)));
         }
         returns.into_iter().unzip()
     }
@@ -197,16 +198,42 @@ mod tests {
         // the reward of a trajectory counts once
         assert_eq!(values(Credit::Trajectory), [-0.25, 0.75, 0.75]);
         assert_eq!(names(Credit::Trajectory), "completion completion completion");
-        assert_eq!(values(Credit::Turn), [-0.25, 0.5, 0.75, 0.75]);
+        assert_eq!(values(Credit::Turn), [-0.25, 0.75, 0.5, 0.75]);
         assert_eq!(
             names(Credit::Turn),
-            class("completion completion#1 completion completion")
+            class("completion completion completion#1 completion")
         );
         assert_eq!(values(Credit::ToGo), [-0.25, 1.25, 0.75, 1.25]);
         assert_eq!(
             names(Credit::ToGo),
             class("completion completion#1 completion#2 completion#0")
         );
+    }
+
+    #[test]
+    fn a_session_of_many_turns_updates_each_baseline_once() {
+        // turns 16 to 49 share a baseline; their rewards are 1 and −1 in turn, so their mean is 0
+        let rewards: Vec<Option<f64>> = (0..50).map(|n| Some([1.0, -1.0][n % 2])).collect();
+        let turns: Vec<Sample> = (0..50)
+            .map(|index| Sample {
+                generation: Uuid::from_u128(index as u128),
+                reward: 0.5,
+                ..Sample::example_of(9, index, &rewards)
+            })
+            .collect();
+        let mut cohort = Cohort::new();
+        cohort.join(turns.iter().map(|turn| (turn, 1.0)));
+        let (names, values) = cohort.returns(Credit::Turn, 1.0);
+        assert_eq!(names.len(), 17);
+        let shared: Vec<f64> = names
+            .iter()
+            .zip(values)
+            .filter(|(name, _)| name.ends_with("\u{1f}16"))
+            .map(|(_, value)| value)
+            .collect();
+        assert!(matches!(shared[..], [mean] if mean.abs() < 1e-12), "{shared:?}");
+        let (names, values) = cohort.returns(Credit::Trajectory, 1.0);
+        assert_eq!((names, values), (vec!["completion".to_owned()], vec![0.5]));
     }
 
     #[test]

@@ -6,21 +6,26 @@
 //! evaluate     a version, measured on a dataset
 //! export       a dataset as a file
 //! ```
-//! Exports compute nothing, so they have a queue of their own and do not wait for training.
+//! Exports compute nothing, so they have a queue of their own and do not wait for training. What has
+//! expired is swept beside both.
+//!
+//! While the store of payloads does not answer, runs wait ([`StoreWait`]): nothing is left out because
+//! of an outage.
 
 mod evaluate;
 mod export;
 mod supervised;
 
-use crate::dataset::{self, Dataset, Reference};
+use crate::dataset::{self, Dataset, Member, Reference, rows};
 use crate::learn::learner::thread::Handle;
 use crate::learn::sample::{ModelLimits, Sample};
 use crate::publish::record;
-use crate::runs::claim::{Claim, Fenced};
+use crate::runs::claim::{self, Claim, Fenced};
 use crate::runs::grpo;
 use crate::runs::trainer::{Trainer, pause};
 use crate::{select, uses};
 use anyhow::Context;
+use ingest::payload;
 use sqlx::PgPool;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,6 +39,15 @@ const ERRORS_MAX: u32 = 5;
 /// How often, and how long after each other, trajectories are asked for whose context cannot be read.
 const READ_ATTEMPTS_MAX: u32 = 3;
 const READ_EVERY: Duration = Duration::from_secs(1);
+/// How long a run waits for a store that does not answer before it asks again.
+const STORE_ASKED_MIN: Duration = Duration::from_millis(250);
+const STORE_ASKED_MAX: Duration = Duration::from_secs(5);
+/// Tokens that are read together, with their contexts, unless one generation has more.
+const PAGE_TOKENS_MAX: u64 = 1 << 20;
+/// Generations that are read together.
+const PAGE_GENERATIONS_MAX: usize = 64;
+/// Generations whose sizes are read together.
+const SIZED_AT_ONCE: usize = 4096;
 
 /// The run cannot be finished. People read the text as its reason.
 #[derive(Debug, thiserror::Error)]
@@ -52,8 +66,20 @@ pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyh
     let learner = Handle::spawn("learner-offline", trainer.options.threads)?;
     let computing = queue(trainer, shutdown, COMPUTING, Some(&learner));
     let exports = queue(trainer, shutdown, EXPORTS, None);
-    tokio::join!(computing, exports);
+    tokio::join!(computing, exports, sweeps(trainer, shutdown));
     Ok(())
+}
+
+/// Forgets what has expired, also while runs execute.
+async fn sweeps(trainer: &Trainer, shutdown: &CancellationToken) {
+    loop {
+        if let Err(error) = sweep(trainer).await {
+            tracing::error!(error = format!("{error:#}"), "could not sweep; trying again");
+        }
+        if !pause(shutdown, IDLE).await {
+            return;
+        }
+    }
 }
 
 async fn queue(trainer: &Trainer, shutdown: &CancellationToken, kinds: &[&str], learner: Option<&Handle>) {
@@ -68,7 +94,7 @@ async fn queue(trainer: &Trainer, shutdown: &CancellationToken, kinds: &[&str], 
     }
 }
 
-/// Sweeps, and executes the next run. `errors` counts errors in a row by run.
+/// Executes the next run. `errors` counts errors in a row by run.
 async fn poll(
     trainer: &Trainer,
     kinds: &[&str],
@@ -76,9 +102,6 @@ async fn poll(
     shutdown: &CancellationToken,
     errors: &mut BTreeMap<Uuid, u32>,
 ) -> anyhow::Result<()> {
-    if learner.is_some() {
-        sweep(trainer).await?;
-    }
     let Some((id, kind)) = next_run(trainer, kinds).await? else {
         return Ok(());
     };
@@ -114,7 +137,7 @@ async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     }
     select::sweep_expired(&trainer.pool).await?;
     uses::sweep_expired(&trainer.pool).await?;
-    Ok(())
+    export::sweep(trainer).await
 }
 
 /// The oldest run that an executor left running, else the oldest queued run.
@@ -183,36 +206,131 @@ async fn dataset_of(trainer: &Trainer, reference: &Reference) -> anyhow::Result<
     Ok(found.ok_or_else(|| Failed(format!("policy `{}` has no dataset {reference}", trainer.policy)))?)
 }
 
+/// Waits for the store of payloads, with one event when a run begins to wait and one when it goes on.
+#[derive(Debug, Default)]
+struct StoreWait {
+    /// How long the run has waited last. Zero: it does not wait.
+    waited: Duration,
+}
+
+impl StoreWait {
+    /// Waits after an error of the store. False: a person has paused or cancelled the run meanwhile, or
+    /// the process is to stop. Other errors are returned.
+    async fn after(
+        &mut self,
+        error: anyhow::Error,
+        trainer: &Trainer,
+        claim: &Claim,
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<bool> {
+        if !is_unavailable(&error) {
+            return Err(error);
+        }
+        if self.waited.is_zero() {
+            let message = format!("waits until the store of payloads answers: {error:#}");
+            tracing::warn!(run = %claim.run, "{message}");
+            self.append_event(trainer, claim, "warn", &message).await?;
+        }
+        self.waited = (self.waited * 2).clamp(STORE_ASKED_MIN, STORE_ASKED_MAX);
+        Ok(pause(shutdown, self.waited).await && !is_stopped(&trainer.pool, claim, shutdown).await?)
+    }
+
+    /// The store has answered.
+    async fn answered(&mut self, trainer: &Trainer, claim: &Claim) -> anyhow::Result<()> {
+        if self.waited.is_zero() {
+            return Ok(());
+        }
+        self.waited = Duration::ZERO;
+        self.append_event(trainer, claim, "info", "the store of payloads answers again")
+            .await
+    }
+
+    async fn append_event(&self, trainer: &Trainer, claim: &Claim, level: &str, message: &str) -> anyhow::Result<()> {
+        let mut connection = trainer.pool.acquire().await?;
+        claim::append_event(&mut connection, claim.run, level, message, &serde_json::json!({})).await?;
+        Ok(())
+    }
+}
+
+fn is_unavailable(error: &anyhow::Error) -> bool {
+    let unavailable = |error: &payload::Error| matches!(error, payload::Error::Unavailable { .. });
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(unavailable))
+}
+
+/// Cuts generations into pages that fit into memory. `tokens`: of each.
+fn pages(ids: &[Uuid], tokens: &BTreeMap<Uuid, u64>) -> Vec<Vec<Uuid>> {
+    let mut pages: Vec<Vec<Uuid>> = Vec::new();
+    let mut sum = 0;
+    for id in ids {
+        let tokens = tokens.get(id).copied().unwrap_or(0);
+        sum += tokens;
+        match pages.last_mut() {
+            Some(page) if sum <= PAGE_TOKENS_MAX && page.len() < PAGE_GENERATIONS_MAX => page.push(*id),
+            _ => {
+                sum = tokens;
+                pages.push(vec![*id]);
+            }
+        }
+    }
+    pages
+}
+
+/// The generations of trajectories, in order, in slices whose sizes are read together.
+fn generations_of(members: &[Member]) -> Vec<Vec<Uuid>> {
+    let ids: Vec<Uuid> = members
+        .iter()
+        .flat_map(|member| member.generations.iter().copied())
+        .collect();
+    ids.chunks(SIZED_AT_ONCE).map(<[Uuid]>::to_vec).collect()
+}
+
+/// The pages of these generations.
+async fn pages_of(trainer: &Trainer, ids: &[Uuid]) -> anyhow::Result<Vec<Vec<Uuid>>> {
+    let mut connection = trainer.pool.acquire().await?;
+    let tokens = rows::tokens(&mut connection, ids).await;
+    Ok(pages(ids, &tokens.context("read the sizes of generations")?))
+}
+
 /// Samples of a dataset's generations.
 #[derive(Debug, Default)]
 struct Read {
     samples: Vec<Sample>,
-    /// Trajectories that may not be used, by code.
-    refused: BTreeMap<String, usize>,
-    /// Trajectories that are gone meanwhile, or whose context cannot be read now.
+    /// Generations that may not be used, by code.
+    refused: BTreeMap<String, Vec<Uuid>>,
+    /// How many are gone meanwhile, or have a parent that is not stored yet.
     missing: usize,
 }
 
+/// Reads a page. `None`: the run has been paused or cancelled, or the process is to stop.
 async fn read_samples(
     trainer: &Trainer,
+    claim: &Claim,
     ids: &[Uuid],
     limits: &ModelLimits,
     shutdown: &CancellationToken,
-) -> anyhow::Result<Read> {
+) -> anyhow::Result<Option<Read>> {
+    let mut store = StoreWait::default();
     let mut attempt = 0;
     loop {
+        let read = select::closed(&trainer.pool, &trainer.payloads, ids, limits).await;
+        let select::Assembled { samples, broken, .. } = match read {
+            Ok(assembled) => assembled,
+            Err(error) => match store.after(error.into(), trainer, claim, shutdown).await? {
+                true => continue,
+                false => return Ok(None),
+            },
+        };
+        store.answered(trainer, claim).await?;
         attempt += 1;
-        let select::Assembled { samples, broken } =
-            select::closed(&trainer.pool, &trainer.payloads, ids, limits).await?;
         let refused: usize = broken.values().map(Vec::len).sum();
         let missing = ids.len().saturating_sub(samples.len() + refused);
         if missing == 0 || attempt == READ_ATTEMPTS_MAX || !pause(shutdown, READ_EVERY).await {
-            let refused = broken.into_iter().map(|(code, ids)| (code.into_owned(), ids.len()));
-            return Ok(Read {
+            let refused = broken.into_iter().map(|(code, ids)| (code.into_owned(), ids));
+            return Ok(Some(Read {
                 samples,
                 refused: refused.collect(),
                 missing,
-            });
+            }));
         }
     }
 }
@@ -242,4 +360,27 @@ async fn succeed(
     claim.release(&mut transaction, "succeeded", Some(reason)).await?;
     transaction.commit().await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_as_many_tokens_as_fit_and_at_least_one_generation() {
+        let ids: Vec<Uuid> = (0..200).map(Uuid::from_u128).collect();
+        let of = |tokens: &dyn Fn(usize) -> u64| {
+            let tokens = ids.iter().enumerate().map(|(at, id)| (*id, tokens(at))).collect();
+            let pages = pages(&ids, &tokens);
+            assert_eq!(pages.concat(), ids);
+            pages.iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&|_| 100), [64, 64, 64, 8], "short ones");
+        assert_eq!(of(&|_| PAGE_TOKENS_MAX / 100), [64, 64, 64, 8]);
+        assert_eq!(of(&|_| PAGE_TOKENS_MAX / 2), [2; 100]);
+        let sizes = of(&|at| if at == 10 { 4 * PAGE_TOKENS_MAX } else { 1 });
+        assert_eq!(sizes, [10, 1, 64, 64, 61], "a long one alone");
+        assert!(pages(&[], &BTreeMap::new()).is_empty());
+        assert_eq!(pages(&ids[..2], &BTreeMap::new()).len(), 1, "gone meanwhile");
+    }
 }

@@ -26,10 +26,10 @@ use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
 use crate::runs::quarantine;
 use crate::runs::trainer::{Trainer, pause};
 use crate::runs::unproven::Unproven;
-use crate::select::caps::{self, Contributor, Recent};
+use crate::select::caps::{self, Member, Recent};
 use crate::select::{self, AnswerTimes, Criteria};
-use admission::{Candidate, contributor};
-use alias::AliasState;
+use admission::{Candidate, Joining};
+use alias::{AliasState, Announced};
 use capped::Capped;
 use futures::FutureExt;
 use serde_json::json;
@@ -119,12 +119,15 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
     closed.listen(CLOSED_CHANNEL).await?;
     let mut set_aside: BTreeMap<String, u64> = BTreeMap::new();
     let mut recent = trained(trainer, &executor).await?;
+    let mut announced = Announced::open(&trainer.pool, &executor.claim).await?;
     let mut unproven = Unproven::open(&executor).await?;
     let mut capped = Capped::open(&executor).await?;
     let mut versions: Vec<i64> = Vec::new();
     let mut answer_times = AnswerTimes::default();
     let mut timed: Option<Instant> = None;
     let mut scanned: [Option<Instant>; SCANS.len()] = Default::default();
+    // somebody may have withdrawn the consent, and weighs nothing then
+    let mut has_leavers = false;
     loop {
         if shutdown.is_cancelled() {
             return Ok(End::Shutdown);
@@ -133,10 +136,21 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             executor.release("paused", "paused by request").await?;
             return Ok(End::Idle);
         }
-        match alias::state(trainer, executor.branch).await? {
-            AliasState::Follows => {}
+        let (alias, state) = alias::state(trainer, executor.branch).await?;
+        match state {
+            AliasState::Follows => {
+                let (claim, steps_done) = (&executor.claim, executor.steps_done);
+                announced.learns_from(&trainer.pool, claim, alias, steps_done).await?;
+            }
+            AliasState::Waits(obstacle) => {
+                announced.waits(&trainer.pool, &executor.claim, &obstacle).await?;
+                if !pause(shutdown, IDLE).await {
+                    return Ok(End::Shutdown);
+                }
+                continue;
+            }
             AliasState::OtherTarget(target) => {
-                let reason = target.to_reason(options.alias(), &options.line);
+                let reason = target.to_reason(alias, &options.line);
                 executor.release("paused", &reason).await?;
                 return Ok(End::Idle);
             }
@@ -153,8 +167,8 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             notification?; // the poll below sees its row
         }
         if timed.is_none_or(|at| at.elapsed() >= TIMED_EVERY) {
-            let (policy, alias) = (&trainer.policy, options.alias());
-            answer_times = select::answer_times(&trainer.pool, policy, alias, options.answer_seconds_max).await?;
+            answer_times =
+                select::answer_times(&trainer.pool, &trainer.policy, alias, options.answer_seconds_max).await?;
             timed = Some(Instant::now());
         }
         if versions.first() != Some(&executor.head) {
@@ -165,9 +179,11 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         let joined = executor.cohort.last_generations();
         let criteria = Criteria {
             policy: &trainer.policy,
-            alias: options.alias(),
+            alias,
             versions: &versions,
-            reads_turn_rewards: options.credit.reads_turns(),
+            credit: options.credit,
+            discount: options.discount,
+            trajectory_tokens_max: options.trajectory_tokens_max,
             model_limits: &executor.model_limits,
             room: executor.cohort.room(size),
             joined: &joined,
@@ -179,12 +195,23 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         if scan + 1 < SCANS.len() {
             let (policy, claim) = (&trainer.policy, &executor.claim);
             let dropped = select::drop_without_consent(&trainer.pool, policy, claim, since).await?;
+            has_leavers |= dropped > 0 || since.is_none();
             if dropped > 0 {
                 count(&mut set_aside, BTreeMap::from([("tenant_without_consent", dropped)]));
             }
         }
         let selection = select::next(&trainer.pool, &trainer.payloads, &executor.claim, &criteria, since).await?;
         scanned[scan..].fill(Some(Instant::now())); // a scan covers the shorter ones
+        if let Some((last, tokens)) = selection.too_large {
+            let message = format!(
+                "dropped {} turns of sessions that are too large: the one that ends with {last} has {tokens} tokens, each \
+                 turn with its context, and trainer.realtime.trajectory_tokens_max is {}",
+                selection.set_aside.get(select::TOO_LARGE).copied().unwrap_or(0),
+                options.trajectory_tokens_max
+            );
+            tracing::warn!(%run, line = executor.line, "{message}");
+            executor.append_event("warn", &message).await?;
+        }
         let unproven_share_max = options.alarms.unproven_share_max;
         unproven.watch(&executor, &selection, unproven_share_max).await?;
         let quarantined = selection.set_aside.iter();
@@ -223,9 +250,14 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         metrics::gauge!("springtide_train_users").set(recent.users() as f64);
         let set_aside = std::mem::take(&mut set_aside);
         match step(&mut executor, &set_aside).await? {
-            StepOutcome::Published | StepOutcome::Empty => recent = trained(trainer, &executor).await?,
             // who was in a refused cohort has used up that part of the cap
             StepOutcome::Refused => recent.use_up(OffsetDateTime::now_utc()),
+            StepOutcome::Published if !has_leavers => recent.use_up(OffsetDateTime::now_utc()),
+            // reads many rows, so this is rare
+            StepOutcome::Published | StepOutcome::Empty => {
+                recent = trained(trainer, &executor).await?;
+                has_leavers = false;
+            }
             StepOutcome::Paused => return Ok(End::Idle),
         }
     }
@@ -298,29 +330,42 @@ async fn join(
     }
 }
 
-/// Adds trajectories within the caps to the cohort. Those of which every generation is quarantined use
-/// up no cap. Returns how many generations were quarantined.
-async fn accumulate(executor: &mut Executor<'_>, joining: Vec<Candidate>, recent: &mut Recent) -> anyhow::Result<u64> {
+/// Adds trajectories within the caps to the cohort. Quarantined generations use up no cap. Returns how
+/// many there were.
+async fn accumulate(executor: &mut Executor<'_>, joining: Vec<Joining>, recent: &mut Recent) -> anyhow::Result<u64> {
     if joining.is_empty() {
         return Ok(0);
     }
     let options = &executor.trainer.options.realtime;
     let (settings, difference_max) = (options.step, options.guards.difference_max);
-    let contributors: Vec<(Contributor, Vec<Uuid>)> = joining
-        .iter()
-        .map(|candidate| {
-            let ids = candidate.iter().map(|(sample, _)| sample.generation);
-            (contributor(candidate), ids.collect())
-        })
-        .collect();
-    let (samples, advantages) = joining.into_iter().flatten().unzip();
+    let mut members: Vec<(Member, Vec<(Uuid, usize)>)> = Vec::new();
+    let (mut samples, mut advantages) = (Vec::new(), Vec::new());
+    for Joining { turns, member } in joining {
+        let tokens = turns
+            .iter()
+            .map(|(sample, _)| (sample.generation, caps::tokens(sample)));
+        members.push((member, tokens.collect()));
+        for (sample, advantage) in turns {
+            samples.push(sample);
+            advantages.push(advantage);
+        }
+    }
     let quarantined = executor
         .accumulate(samples, advantages, settings, difference_max)
         .await?;
     let quarantined: BTreeSet<Uuid> = quarantined.into_iter().collect();
-    for (contributor, ids) in &contributors {
-        if ids.iter().all(|id| quarantined.contains(id)) {
-            recent.withdraw(contributor);
+    for (member, turns) in &members {
+        let bad = turns.iter().filter(|(id, _)| quarantined.contains(id));
+        let bad_tokens: Vec<usize> = bad.map(|(_, tokens)| *tokens).collect();
+        if !bad_tokens.is_empty() {
+            recent.withdraw(member);
+        }
+        if !bad_tokens.is_empty() && bad_tokens.len() < turns.len() {
+            recent.add(Member {
+                from: member.from.clone(),
+                generations: member.generations - bad_tokens.len(),
+                tokens: member.tokens - bad_tokens.iter().sum::<usize>(),
+            });
         }
     }
     Ok(quarantined.len() as u64)

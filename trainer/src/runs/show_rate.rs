@@ -8,7 +8,7 @@
 mod bound;
 
 use crate::options::Realtime;
-use crate::runs::claim;
+use crate::runs::{claim, learning};
 use crate::select::first_id_of_the_last;
 use artifact::assignment::{CHAMPION, LEARNER};
 use bound::{Observation, Reference, ShowCounts};
@@ -88,7 +88,7 @@ impl<'a> ShowRateAlarm<'a> {
         };
         let arms = self.recent_arms().await?;
         arms.iter().for_each(Arm::record_metrics);
-        let alias = self.options.alias();
+        let alias = learning::read(&self.pool, self.policy).await?.alias;
         let Some(learning) = arms.iter().find(|arm| arm.arm == alias) else {
             return Ok(());
         };

@@ -2,8 +2,8 @@
 -- cohort. A generation must be the head's. An episode needs a turn of one of the given versions; the
 -- last of those stands for it here. Two things end a surface's cohort, so that neither fast feedback
 -- nor short answers nor short sessions are favored:
--- - the oldest of its generations and episodes that are still open, an episode by its last turn so
---   far;
+-- - the oldest of its generations and episodes that are still open, an episode by the last of its
+--   turns so far that could be trained on;
 -- - the time until which all its answers have arrived: what the tables hold, less the time that
 --   nearly all of its answers take. An id is the time of an answer's first token, and its row
 --   appears after the last, so a younger trajectory may have overtaken an answer that is still
@@ -36,10 +36,6 @@ boundary as materialized (
                   -- nobody holds a cohort back with generations that nobody sampled
                   and o.proven
                   and o.generation_id >= (select oldest from admitted)
-                  and (o.episode_id is null
-                       or o.generation_id = (select turn.generation_id from open_generation turn
-                                             where turn.episode_id = o.episode_id
-                                             order by turn.generation_id desc limit 1))
                   -- no join, so that Postgres asks for the oldest ones only, one by one
                   and (select waiting.policy = $1 and waiting.purpose = 'production' and waiting.arm = $2
                               and case when o.episode_id is null then waiting.version = ($3::bigint[])[1]
@@ -48,6 +44,17 @@ boundary as materialized (
                               and waiting.tenant_id = any ((select consenting_tenants($1))::text[])
                               and provenance_fault(waiting.sampler, waiting.replica, waiting.policy, waiting.arm,
                                                    waiting.version, waiting.sampled_at, waiting.stored_at) is null
+                              -- it is the last of its episode for which all of this holds
+                              and not exists (
+                                  select from open_generation later
+                                  join generation turn on turn.id = later.generation_id
+                                  where later.episode_id = o.episode_id and later.generation_id > o.generation_id
+                                    and turn.id > o.generation_id and later.proven
+                                    and turn.tenant_id = waiting.tenant_id
+                                    and turn.policy = $1 and turn.purpose = 'production' and turn.arm = $2
+                                    and turn.version = any ($3) and turn.consent
+                                    and provenance_fault(turn.sampler, turn.replica, turn.policy, turn.arm, turn.version,
+                                                         turn.sampled_at, turn.stored_at) is null)
                        from generation waiting where waiting.id = o.generation_id)
                 order by o.generation_id
                 limit 1)) as id
@@ -78,6 +85,7 @@ cross join lateral ( -- each version's rows by the index, in order
                   select from trajectory later
                   join generation turn on turn.id = later.generation_id
                   where later.episode_id = t.episode_id and later.generation_id > g.id and turn.id > g.id
+                    and later.reward is not null
                     and turn.tenant_id = g.tenant_id and turn.policy = $1 and turn.arm = $2 and turn.version = any ($3)
                     and not exists (select from disposition d where d.generation_id = turn.id))
           end

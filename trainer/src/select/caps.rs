@@ -2,9 +2,14 @@
 //! much as others, or a load test, must not choose the direction of the steps.
 //!
 //! Over the newest [`Caps::window`] trajectories that were trained on in the last week, the cohort
-//! that fills included, a user has at most the share `user_share_max`, or twice as many as a typical
-//! user if that is more. Tenants, surfaces and replicas have caps of the same form. What is above a
-//! cap is dropped with a code, so it waits for nothing. A user is a pair of tenant and user key.
+//! that fills included, a user has at most the share `user_share_max` of the trajectories and of their
+//! trained tokens, or twice as many as a typical user if that is more. Tokens are what the loss sums
+//! up, and trajectories are what it divides by. Tenants, surfaces and replicas have caps of the same
+//! form. What is above a cap is dropped with a code, so it waits for nothing. A user is a pair of
+//! tenant and user key.
+//!
+//! An episode is one trajectory, however many turns it has. If only some of its turns fit, those are
+//! trained on.
 //!
 //! A cap must not stop learning, and must not serve whoever invents keys:
 //! - The *typical* user is found by weight: the lightest users who together have two fifths of the
@@ -16,11 +21,10 @@
 //! - There is no cap while others have less than a tenth of a window. So when they are gone, the one
 //!   who is left is held back for a week at most.
 //! - Requests without a user are one user together.
-//!
-//! An episode is one trajectory, however many turns it has.
+//! - One generation of a key that has nothing in the window is always allowed.
 //!
 //! Pure. [`super::next`] drops what users at their cap have sent before it is read;
-//! [`Recent::admit`] decides one by one about the rest.
+//! [`Recent::fitting`] decides one by one about the rest.
 
 use crate::learn::sample::Sample;
 use ingest::event::ANONYMOUS_USER_PREFIX;
@@ -30,14 +34,18 @@ use time::{Duration, OffsetDateTime};
 
 /// What was trained on longer ago does not count.
 pub const MEMORY: Duration = Duration::days(7);
-/// Share of the trajectories that the light keys have together.
+/// Generations that the trajectories of a window have on average at most; else the window is shorter.
+/// So its rows are read in bounded time.
+const GENERATIONS_PER_TRAJECTORY_MAX: usize = 64;
+/// Share of the window that the light keys have together.
 const LIGHT_SHARE: f64 = 0.4;
 /// How many times as heavy as a typical key another may be.
 const TIMES_TYPICAL: f64 = 2.0;
 /// Part of the window that others must have before a key has a cap.
 const OTHERS_MIN: f64 = 0.1;
 
-/// `[trainer.realtime.caps]`: the largest shares of the newest trained trajectories.
+/// `[trainer.realtime.caps]`: the largest shares of the newest trained trajectories, and of their
+/// trained tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Caps {
@@ -66,6 +74,11 @@ impl Default for Caps {
 }
 
 impl Caps {
+    /// The largest number of generations that a window has.
+    pub fn generations_max(&self) -> usize {
+        GENERATIONS_PER_TRAJECTORY_MAX * self.window as usize
+    }
+
     /// Refuses values that cannot work. The text begins with the field.
     pub fn check(&self) -> Result<(), String> {
         if self.window == 0 {
@@ -109,6 +122,33 @@ impl Contributor {
         }
     }
 }
+
+/// A trajectory in the window.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    pub from: Contributor,
+    /// How many of its generations are trained on.
+    pub generations: usize,
+    /// Their trained tokens. A generation without any counts as one token.
+    pub tokens: usize,
+}
+
+impl Member {
+    fn amounts(&self) -> Amounts {
+        [1, self.tokens]
+    }
+}
+
+/// What a generation counts for.
+pub fn tokens(turn: &Sample) -> usize {
+    turn.trained_tokens().max(1)
+}
+
+/// Trajectories, and trained tokens.
+type Amounts = [usize; MEASURES];
+const TRAJECTORIES: usize = 0;
+const TOKENS: usize = 1;
+const MEASURES: usize = 2;
 
 /// Who counts as one: a user has two names, the others one.
 type Key = (String, String);
@@ -185,46 +225,64 @@ pub struct Recent {
     caps: Caps,
     /// Newest first, with the time. The first `in_window` of them count. The others are kept for
     /// when a member leaves the cohort.
-    trained: Vec<(Contributor, OffsetDateTime)>,
+    trained: Vec<(Member, OffsetDateTime)>,
     in_window: usize,
     /// Members of the coming cohort.
-    joined: Vec<Contributor>,
+    joined: Vec<Member>,
+    /// In the window.
+    generations: usize,
     /// By level.
     counts: [Counts; LEVEL_COUNT],
 }
 
 impl Recent {
     /// `newest_first`: what has been trained on, and when.
-    pub fn new(caps: Caps, newest_first: impl IntoIterator<Item = (Contributor, OffsetDateTime)>) -> Self {
+    pub fn new(caps: Caps, newest_first: impl IntoIterator<Item = (Member, OffsetDateTime)>) -> Self {
         let mut recent = Recent {
             caps,
             trained: newest_first.into_iter().take(caps.window as usize).collect(),
             in_window: 0,
             joined: vec![],
+            generations: 0,
             counts: Default::default(),
         };
         recent.fill();
         recent
     }
 
-    /// Adds a trajectory to the cohort. An error is the code of the cap that it would exceed.
-    pub fn admit(&mut self, one: Contributor) -> Result<(), &'static str> {
+    /// How many of the first of these generations, given by their tokens, may join as one trajectory,
+    /// and the code of the cap that one more would exceed.
+    pub fn fitting(&self, from: &Contributor, tokens: &[usize]) -> (usize, Option<&'static str>) {
+        let mut sum = 0;
+        let sums = tokens.iter().zip(1..).map(|(tokens, count)| {
+            sum += tokens;
+            (count, sum)
+        });
+        let mut fitting: Vec<(usize, usize)> = sums.collect();
+        let mut code = None;
         for (level, room) in LEVELS.iter().zip(self.rooms()) {
-            if !room.has(&(level.key)(&one)) {
-                return Err(level.code);
+            let key = (level.key)(from);
+            let fits = fitting.iter().take_while(|(count, sum)| room.has(&key, *count, *sum));
+            let fit = fits.count();
+            if fit < fitting.len() {
+                code = Some(level.code);
+                fitting.truncate(fit);
             }
         }
-        if self.is_full() && self.in_window > 0 {
-            self.in_window -= 1;
-            self.count_down(&self.trained[self.in_window].0.clone());
-        }
+        (fitting.len(), code)
+    }
+
+    /// Adds a trajectory to the cohort.
+    pub fn add(&mut self, one: Member) {
         self.count_up(&one);
         self.joined.push(one);
-        Ok(())
+        while self.in_window > 0 && self.is_over() {
+            self.leave();
+        }
     }
 
     /// Takes a trajectory out of the cohort again: it was quarantined, and its place is free.
-    pub fn withdraw(&mut self, one: &Contributor) {
+    pub fn withdraw(&mut self, one: &Member) {
         if let Some(position) = self.joined.iter().rposition(|joined| joined == one) {
             let one = self.joined.remove(position);
             self.count_down(&one);
@@ -232,7 +290,7 @@ impl Recent {
         }
     }
 
-    /// The cohort's places are used up, although it was not trained on.
+    /// The cohort has been trained on, or has used up its places without that.
     pub fn use_up(&mut self, now: OffsetDateTime) {
         let used = std::mem::take(&mut self.joined).into_iter().map(|one| (one, now));
         self.in_window += used.len();
@@ -244,13 +302,12 @@ impl Recent {
     pub fn forget_before(&mut self, time: OffsetDateTime) {
         let kept = self.trained.partition_point(|(_, at)| *at >= time);
         while self.in_window > kept {
-            self.in_window -= 1;
-            self.count_down(&self.trained[self.in_window].0.clone());
+            self.leave();
         }
         self.trained.truncate(kept);
     }
 
-    /// Who has no room for another trajectory now.
+    /// Who has no room for another token now.
     pub fn exhausted(&self) -> Exhausted {
         let rooms = self.rooms();
         let (user_tenants, users) = rooms[USER].exhausted().into_iter().unzip();
@@ -264,9 +321,11 @@ impl Recent {
         }
     }
 
-    /// The share of the heaviest user.
+    /// The largest share of one user, of the trajectories or of the trained tokens.
     pub fn largest_user_share(&self) -> f64 {
-        self.counts[USER].largest() as f64 / self.size().max(1) as f64
+        let users = &self.counts[USER];
+        let shares = (0..MEASURES).map(|measure| users.largest(measure) as f64 / users.all[measure].max(1) as f64);
+        shares.fold(0.0, f64::max)
     }
 
     /// How many users there are.
@@ -278,48 +337,54 @@ impl Recent {
         self.in_window + self.joined.len()
     }
 
-    fn is_full(&self) -> bool {
-        self.size() >= self.caps.window as usize
+    fn is_over(&self) -> bool {
+        self.size() > self.caps.window as usize || self.generations > self.caps.generations_max()
     }
 
     /// Lets the newest trained trajectories into the window while it has place.
     fn fill(&mut self) {
-        while !self.is_full() && self.in_window < self.trained.len() {
-            self.count_up(&self.trained[self.in_window].0.clone());
+        while let Some((next, _)) = self.trained.get(self.in_window).cloned() {
+            self.count_up(&next);
             self.in_window += 1;
+            if self.is_over() {
+                return self.leave();
+            }
         }
     }
 
-    fn count_up(&mut self, one: &Contributor) {
+    /// The oldest trajectory leaves the window.
+    fn leave(&mut self) {
+        self.in_window -= 1;
+        self.count_down(&self.trained[self.in_window].0.clone());
+    }
+
+    fn count_up(&mut self, one: &Member) {
+        self.generations += one.generations;
         for (level, counts) in LEVELS.iter().zip(&mut self.counts) {
-            counts.add((level.key)(one));
+            counts.add((level.key)(&one.from), one.amounts());
         }
     }
 
-    fn count_down(&mut self, one: &Contributor) {
+    fn count_down(&mut self, one: &Member) {
+        self.generations -= one.generations;
         for (level, counts) in LEVELS.iter().zip(&mut self.counts) {
-            counts.remove(&(level.key)(one));
+            counts.remove((level.key)(&one.from), one.amounts());
         }
     }
 
     /// What each level allows if one more joins.
     fn rooms(&self) -> [Room<'_>; LEVEL_COUNT] {
-        let leaving = match self.is_full() && self.in_window > 0 {
+        let leaving = match self.size() >= self.caps.window as usize && self.in_window > 0 {
             true => Some(&self.trained[self.in_window - 1].0),
             false => None,
         };
-        let size = self.size() + usize::from(leaving.is_none());
         std::array::from_fn(|index| {
             let (level, counts) = (&LEVELS[index], &self.counts[index]);
-            let limit = f64::max(
-                (level.share_max)(&self.caps) * size as f64,
-                TIMES_TYPICAL * counts.typical() as f64,
-            );
             Room {
                 counts,
-                leaving: leaving.map(level.key),
-                size,
-                limit,
+                leaving: leaving.map(|one| ((level.key)(&one.from), one.amounts())),
+                share_max: (level.share_max)(&self.caps),
+                typical: std::array::from_fn(|measure| counts.typical(measure)),
                 others_min: OTHERS_MIN * f64::from(self.caps.window),
             }
         })
@@ -329,82 +394,101 @@ impl Recent {
 /// The room that the keys of a level have if one more trajectory joins the window.
 struct Room<'a> {
     counts: &'a Counts,
-    /// The key of what leaves the window then.
-    leaving: Option<Key>,
-    /// Trajectories in the window then.
-    size: usize,
-    /// How many of them one key may have.
-    limit: f64,
-    /// How many of them the others must have.
+    /// What leaves the window then.
+    leaving: Option<(Key, Amounts)>,
+    share_max: f64,
+    /// What a typical key has.
+    typical: Amounts,
+    /// How many trajectories the others must have.
     others_min: f64,
 }
 
 impl Room<'_> {
-    /// Whether the one that joins may be of `key`. One trajectory is always allowed.
-    fn has(&self, key: &Key) -> bool {
-        let after = self.counts.of(key) + 1 - usize::from(self.leaving.as_ref() == Some(key));
-        let others = self.size.saturating_sub(after);
-        after <= 1 || (others as f64) < self.others_min || after as f64 <= self.limit + 1e-9
+    /// Whether a trajectory of `key` with so many generations and tokens may join.
+    fn has(&self, key: &Key, generations: usize, tokens: usize) -> bool {
+        let (had, joining) = (self.counts.of(key), [1, tokens]);
+        // of all keys, and of this one
+        let (mut left, mut own_left) = ([0; MEASURES], [0; MEASURES]);
+        if let Some((of, amounts)) = &self.leaving {
+            left = *amounts;
+            own_left = if of == key { *amounts } else { own_left };
+        }
+        let after = |measure: usize| had[measure] + joining[measure] - own_left[measure];
+        let all = |measure: usize| self.counts.all[measure] + joining[measure] - left[measure];
+        let alone = after(TRAJECTORIES) == 1;
+        if alone && generations == 1 || ((all(TRAJECTORIES) - after(TRAJECTORIES)) as f64) < self.others_min {
+            return true;
+        }
+        let fits = |measure: usize| {
+            let typical = TIMES_TYPICAL * self.typical[measure] as f64;
+            after(measure) as f64 <= f64::max(self.share_max * all(measure) as f64, typical) + 1e-9
+        };
+        (alone || fits(TRAJECTORIES)) && fits(TOKENS)
     }
 
     fn exhausted(&self) -> Vec<Key> {
         let keys = self.counts.by_key.keys();
-        keys.filter(|key| !self.has(key)).cloned().collect()
+        keys.filter(|key| !self.has(key, 1, 1)).cloned().collect()
     }
 }
 
-/// Trajectories by key.
+/// What keys have.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Counts {
-    by_key: HashMap<Key, usize>,
-    /// How many keys have how many trajectories.
-    keys_with: BTreeMap<usize, usize>,
-    all: usize,
+    by_key: HashMap<Key, Amounts>,
+    /// How many keys have how much, by measure.
+    keys_with: [BTreeMap<usize, usize>; MEASURES],
+    all: Amounts,
 }
 
 impl Counts {
-    fn of(&self, key: &Key) -> usize {
-        self.by_key.get(key).copied().unwrap_or(0)
+    fn of(&self, key: &Key) -> Amounts {
+        self.by_key.get(key).copied().unwrap_or_default()
     }
 
-    fn add(&mut self, key: Key) {
-        let count = self.of(&key);
-        self.set(key, count, count + 1);
-        self.all += 1;
+    fn add(&mut self, key: Key, amounts: Amounts) {
+        self.change(key, |measure, had| had + amounts[measure]);
     }
 
-    fn remove(&mut self, key: &Key) {
-        if let Some((key, count)) = self.by_key.remove_entry(key) {
-            self.set(key, count, count - 1);
-            self.all -= 1;
-        }
+    fn remove(&mut self, key: Key, amounts: Amounts) {
+        self.change(key, |measure, had| had.saturating_sub(amounts[measure]));
     }
 
-    fn set(&mut self, key: Key, before: usize, now: usize) {
-        if let Some(keys) = self.keys_with.get_mut(&before) {
-            *keys -= 1;
-            if *keys == 0 {
-                self.keys_with.remove(&before);
+    fn change(&mut self, key: Key, now: impl Fn(usize, usize) -> usize) {
+        let before = self.of(&key);
+        let now: Amounts = std::array::from_fn(|measure| now(measure, before[measure]));
+        for (measure, keys_with) in self.keys_with.iter_mut().enumerate() {
+            if let Some(keys) = keys_with.get_mut(&before[measure]) {
+                *keys -= 1;
+                if *keys == 0 {
+                    keys_with.remove(&before[measure]);
+                }
             }
+            if now[measure] > 0 {
+                *keys_with.entry(now[measure]).or_default() += 1;
+            }
+            self.all[measure] = self.all[measure] + now[measure] - before[measure];
         }
-        if now > 0 {
-            *self.keys_with.entry(now).or_default() += 1;
-            self.by_key.insert(key, now);
-        }
+        match now[TRAJECTORIES] {
+            0 => self.by_key.remove(&key),
+            _ => self.by_key.insert(key, now),
+        };
     }
 
-    /// How many trajectories the heaviest key has.
-    fn largest(&self) -> usize {
-        self.keys_with.last_key_value().map_or(0, |(count, _)| *count)
+    /// How much the heaviest key has.
+    fn largest(&self, measure: usize) -> usize {
+        self.keys_with[measure]
+            .last_key_value()
+            .map_or(0, |(amount, _)| *amount)
     }
 
-    /// How many trajectories the heaviest of the light keys has.
-    fn typical(&self) -> usize {
+    /// How much the heaviest of the light keys has.
+    fn typical(&self, measure: usize) -> usize {
         let mut lighter = 0;
-        for (count, keys) in &self.keys_with {
-            lighter += count * keys;
-            if lighter as f64 >= LIGHT_SHARE * self.all as f64 - 1e-9 {
-                return *count;
+        for (amount, keys) in &self.keys_with[measure] {
+            lighter += amount * keys;
+            if lighter as f64 >= LIGHT_SHARE * self.all[measure] as f64 - 1e-9 {
+                return *amount;
             }
         }
         0

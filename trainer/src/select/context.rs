@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ingest::context::{self, Broken, Error};
+use ingest::context::{Broken, Error, ExpertPayloads, Lineages};
 use ingest::payload::{Experts, Store};
 use model::router::Routing;
 use sqlx::PgConnection;
@@ -21,28 +21,74 @@ use crate::learn::sample::{ModelLimits, Sample};
 pub struct Assembled {
     pub samples: Vec<Sample>,
     pub broken: Coded,
+    /// The store of payloads did not answer, so rows wait that need it.
+    pub unavailable: Option<Error>,
 }
 
-pub(super) async fn assemble(
-    connection: &mut PgConnection,
-    payloads: &Store,
+/// Rows with everything that the tables know of them. Payloads are not read yet.
+pub(super) struct Stored {
     rows: Vec<Row>,
+    lineages: Option<Lineages>,
+    experts: Option<ExpertPayloads>,
+}
+
+impl Stored {
+    pub async fn read(connection: &mut PgConnection, rows: Vec<Row>) -> Result<Self, sqlx::Error> {
+        let ids = |filter: fn(&Row) -> bool| -> Vec<Uuid> {
+            let rows = rows.iter().filter(|row| filter(row));
+            rows.map(|row| row.id).collect()
+        };
+        let (in_parts, routed) = (ids(|row| row.in_parts), ids(|row| row.routed));
+        let lineages = match in_parts.is_empty() {
+            true => None,
+            false => available(Lineages::read(connection, &in_parts).await, &mut None)?,
+        };
+        let experts = match routed.is_empty() {
+            true => None,
+            false => available(ExpertPayloads::read(connection, &routed).await, &mut None)?,
+        };
+        Ok(Stored {
+            rows,
+            lineages,
+            experts,
+        })
+    }
+
+    /// Whether the object store has parts of them.
+    pub fn needs_payloads(&self) -> bool {
+        self.lineages.is_some() || self.experts.is_some()
+    }
+
+    pub async fn assemble(self, payloads: &Store, limits: &ModelLimits) -> Result<Assembled, sqlx::Error> {
+        let tokens_max = usize::try_from(limits.context).unwrap_or(0);
+        let mut unavailable = None;
+        let prompts = match &self.lineages {
+            None => None,
+            Some(lineages) => available(lineages.prompts(payloads, tokens_max).await, &mut unavailable)?,
+        };
+        let experts = match &self.experts {
+            None => None,
+            Some(experts) => available(experts.experts(payloads).await, &mut unavailable)?,
+        };
+        let assembled = assemble(
+            self.rows,
+            prompts.unwrap_or_default(),
+            experts.unwrap_or_default(),
+            limits,
+        );
+        Ok(Assembled {
+            unavailable,
+            ..assembled
+        })
+    }
+}
+
+fn assemble(
+    rows: Vec<Row>,
+    mut prompts: BTreeMap<Uuid, Result<Vec<u32>, Broken>>,
+    mut experts: BTreeMap<Uuid, Result<Experts, Broken>>,
     limits: &ModelLimits,
-) -> Result<Assembled, sqlx::Error> {
-    let ids = |filter: fn(&Row) -> bool| -> Vec<Uuid> {
-        let rows = rows.iter().filter(|row| filter(row));
-        rows.map(|row| row.id).collect()
-    };
-    let (in_parts, routed) = (ids(|row| row.in_parts), ids(|row| row.routed));
-    let tokens_max = usize::try_from(limits.context).unwrap_or(0);
-    let mut prompts = match in_parts.is_empty() {
-        true => BTreeMap::new(),
-        false => available(context::prompts(connection, payloads, &in_parts, tokens_max).await)?,
-    };
-    let mut experts = match routed.is_empty() {
-        true => BTreeMap::new(),
-        false => available(context::experts(connection, payloads, &routed).await)?,
-    };
+) -> Assembled {
     let mut assembled = Assembled::default();
     for row in rows {
         let (id, young, in_parts, routed) = (row.id, row.young, row.in_parts, row.routed);
@@ -82,21 +128,19 @@ pub(super) async fn assemble(
             Some(code) => assembled.broken.entry(code.into()).or_default().push(id),
         }
     }
-    Ok(assembled)
+    assembled
 }
 
-/// If the object store is unavailable the result is empty, so every row waits.
-fn available<T>(read: Result<BTreeMap<Uuid, T>, Error>) -> Result<BTreeMap<Uuid, T>, sqlx::Error> {
+/// If the object store is unavailable there is nothing, so every row waits.
+fn available<T>(read: Result<T, Error>, unavailable: &mut Option<Error>) -> Result<Option<T>, sqlx::Error> {
     match read {
-        Ok(found) => Ok(found),
+        Ok(found) => Ok(Some(found)),
         Err(Error::Database(error)) => Err(error),
         Err(error) => {
-            let error = anyhow::Error::new(error);
-            tracing::warn!(
-                error = format!("{error:#}"),
-                "trajectories wait for the store of payloads"
-            );
-            Ok(BTreeMap::new())
+            let why = std::error::Error::source(&error).map(ToString::to_string);
+            tracing::warn!(why, "trajectories wait for the store of payloads");
+            *unavailable = Some(error);
+            Ok(None)
         }
     }
 }

@@ -5,7 +5,7 @@
 -- episodes may come from, the head first (null: samples of any version will do), context in tokens,
 -- size of the vocabulary, whether the model is dense; who has reached a cap: tenants and user keys
 -- (pairs, in two arrays; requests without a user have one key), tenants, surfaces, replicas; whether
--- turns' own rewards count.
+-- turns' own rewards count; what turns are credited with (ids, and values of the same number).
 select checked.id as "id!", checked.code as "code!"
 from (
     select g.id,
@@ -35,9 +35,11 @@ from (
                     > $3 then 'longer_than_context'
                when exists (select from unnest(g.prompt_ids || g.token_ids) as id where id < 0 or id >= $4) then 'token_outside_vocabulary'
                when t.reward in ('NaN', 'Infinity', '-Infinity')
-                    or $11 and t.turn_reward in ('NaN', 'Infinity', '-Infinity') then 'reward_not_finite'
+                    or $11 and t.turn_reward in ('NaN', 'Infinity', '-Infinity')
+                    or credited.value in ('NaN', 'Infinity', '-Infinity') then 'reward_not_finite'
                when not reward_in_bounds(t.reward, w.definition)
-                    or $11 and not reward_in_bounds(t.turn_reward, w.definition) then 'quarantined_reward'
+                    or $11 and not reward_in_bounds(t.turn_reward, w.definition)
+                    or not reward_in_bounds(credited.value, w.definition) then 'quarantined_reward'
                when g.logprobs && array['NaN', 'Infinity', '-Infinity']::real[] then 'logprob_not_finite'
                -- a decline weighs 1 / (1 - share), and no arm explores more than half
                when g.exploration_share > 0.5 then 'quarantined_exploration'
@@ -58,6 +60,7 @@ from (
         from (select distinct policy from generation where id = any ($1)) as policies
         offset 0 -- calls it once for each policy
     ) consenting on consenting.policy = g.policy
+    left join unnest($12::uuid[], $13::double precision[]) as credited (id, value) on credited.id = g.id
     left join reward_definition w on w.surface = t.surface and w.version = t.reward_definition
     -- both, or Postgres may read all trajectories
     where g.id = any ($1) and t.generation_id = any ($1)

@@ -2,14 +2,14 @@
 //!
 //! An episode joins as a whole and once: all of its turns that may be trained on, in the order of
 //! the session. What is wrong with one turn drops that turn ([`OF_EPISODES`] are the exceptions). If
-//! a turn cannot be read yet, the whole episode waits.
+//! a turn cannot be read yet, the whole episode waits. No transaction waits for the object store.
 
 use super::context::Assembled;
 use super::{Checks, Coded, Criteria, DECIDED_AT_ONCE_MAX, drop_generations, first_id_of_the_last, row};
 use crate::learn::sample::{Sample, Turn};
 use crate::runs::claim::{self, Claim};
 use ingest::payload::Store as Payloads;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -20,7 +20,7 @@ const CANDIDATES_MAX: i64 = 1_000;
 /// Generations checked by one statement, unless one episode has more.
 const CHECKED_AT_ONCE_MAX: usize = 1_000;
 /// Tokens, with their contexts, that one poll selects, unless one episode has more. The cohort fills
-/// over several polls. Each turn of an episode has its whole context in memory.
+/// over several polls. Each turn of an episode has its whole context in memory: 4 bytes a token.
 const TOKENS_AT_ONCE_MAX: u64 = 1 << 22;
 /// Codes that drop a whole episode if one of its turns has them.
 const OF_EPISODES: [&str; 7] = [
@@ -33,6 +33,9 @@ const OF_EPISODES: [&str; 7] = [
     "capped_surface",
 ];
 
+/// The code of episodes with more tokens than [`Criteria::trajectory_tokens_max`].
+pub const TOO_LARGE: &str = "too_large";
+
 /// The result of one poll.
 #[derive(Debug, Default)]
 pub struct Selection {
@@ -41,10 +44,12 @@ pub struct Selection {
     pub ready: Vec<Vec<Sample>>,
     /// Generations that this poll excluded: code → count.
     pub set_aside: BTreeMap<String, u64>,
+    /// The largest of the episodes that are [`TOO_LARGE`]: its last turn, and its tokens.
+    pub too_large: Option<(Uuid, u64)>,
 }
 
 /// Excludes generations that will never be trained on, and selects the trajectories that join the
-/// cohort next, in one fenced snapshot. `since`: how far back to look for generations to exclude;
+/// cohort next, in fenced snapshots: a new one after payloads were read. `since`: how far back to look for generations to exclude;
 /// `None`: at everything.
 pub async fn next(
     pool: &PgPool,
@@ -53,8 +58,7 @@ pub async fn next(
     criteria: &Criteria<'_>,
     since: Option<Duration>,
 ) -> Result<Selection, claim::Error> {
-    let mut transaction = pool.begin_with("begin isolation level repeatable read").await?;
-    claim.lock(&mut transaction).await?;
+    let mut transaction = snapshot(pool, claim).await?;
     let mut selection = Selection::default();
     selection.set_aside(&mut transaction, claim, criteria, since).await?;
     // trajectories that wait take no place in the cohort: ask for more behind them
@@ -86,12 +90,20 @@ pub async fn next(
             let mut sound = selection.check(&mut transaction, claim, criteria, some).await?;
             while !sound.is_empty() && selection.has_room(criteria) {
                 let room = criteria.room - selection.ready.len();
-                let mut chosen = take(&mut sound, TOKENS_AT_ONCE_MAX, |one: &Queued| one.tokens);
+                let mut chosen = take(&mut sound, TOKENS_AT_ONCE_MAX, Queued::tokens);
                 for later in chosen.drain(room.min(chosen.len())..).rev() {
                     sound.push_front(later);
                 }
                 let ids: Vec<Uuid> = chosen.iter().flat_map(|one| one.generations.iter().copied()).collect();
-                let read = row::read(&mut transaction, payloads, &ids, criteria.model_limits).await?;
+                let stored = row::read(&mut transaction, &ids).await?;
+                let read;
+                if stored.needs_payloads() {
+                    transaction.commit().await?;
+                    read = stored.assemble(payloads, criteria.model_limits).await?;
+                    transaction = snapshot(pool, claim).await?;
+                } else {
+                    read = stored.assemble(payloads, criteria.model_limits).await?;
+                }
                 let (whole, broken) = assemble(chosen, read, criteria.versions);
                 selection.refuse(&mut transaction, claim.run, &broken).await?;
                 selection.ready.extend(whole);
@@ -103,6 +115,13 @@ pub async fn next(
     }
     transaction.commit().await?;
     Ok(selection)
+}
+
+/// Begins a transaction that sees one moment, and holds the claim.
+async fn snapshot(pool: &PgPool, claim: &Claim) -> Result<Transaction<'static, Postgres>, claim::Error> {
+    let mut transaction = pool.begin_with("begin isolation level repeatable read").await?;
+    claim.lock(&mut transaction).await?;
+    Ok(transaction)
 }
 
 /// A trajectory that candidates.sql found.
@@ -124,10 +143,17 @@ impl Candidate {
 struct Queued {
     /// In the order of the session.
     generations: Vec<Uuid>,
-    /// Of an episode: where its queued turns stand in it.
-    turns: BTreeMap<Uuid, Turn>,
-    /// About as many tokens as its samples have. 0 for a single generation.
+    /// Of an episode.
+    turns: BTreeMap<Uuid, QueuedTurn>,
+}
+
+struct QueuedTurn {
+    /// Where it stands in its episode.
+    turn: Turn,
+    /// With its context.
     tokens: u64,
+    /// What it is credited with.
+    credited: f64,
 }
 
 /// Takes the first ones whose sizes together are at most `size_max`, but at least one.
@@ -193,17 +219,25 @@ impl Selection {
         candidates: Vec<Candidate>,
     ) -> Result<VecDeque<Queued>, sqlx::Error> {
         let mut queued = queued(connection, criteria, candidates).await?;
+        let turns = queued.iter().flat_map(|one| &one.turns);
+        let credited = turns.map(|(id, queued)| (*id, queued.credited)).collect();
         let ids: Vec<Uuid> = queued.iter().flat_map(|one| one.generations.iter().copied()).collect();
         let checks = Checks {
             versions: Some(criteria.versions),
             model_limits: criteria.model_limits,
             exhausted: criteria.exhausted,
-            reads_turn_rewards: criteria.reads_turn_rewards,
+            credited: criteria.credit.reads_turns().then_some(credited),
         };
         let faults = checks.faults(connection, &ids).await?;
         let mut coded = Coded::new();
         for one in &mut queued {
             one.drop_faulty(&faults, &mut coded);
+            let (last, tokens) = (one.generations.last().copied(), one.tokens());
+            if let Some(last) = last.filter(|_| tokens > criteria.trajectory_tokens_max) {
+                let largest = self.too_large.filter(|(_, largest)| *largest >= tokens);
+                self.too_large = largest.or(Some((last, tokens)));
+                coded.entry(TOO_LARGE.into()).or_default().append(&mut one.generations);
+            }
         }
         self.refuse(connection, claim.run, &coded).await?;
         queued.retain(|one| !one.generations.is_empty());
@@ -226,6 +260,12 @@ impl Selection {
 }
 
 impl Queued {
+    /// About as many as its samples have. 0 for a single generation.
+    fn tokens(&self) -> u64 {
+        let turns = self.generations.iter().filter_map(|id| self.turns.get(id));
+        turns.map(|queued| queued.tokens).sum()
+    }
+
     /// Moves generations with faults, or all of them, to `coded`.
     fn drop_faulty(&mut self, faults: &BTreeMap<Uuid, String>, coded: &mut Coded) {
         let mut codes = self.generations.iter().filter_map(|id| faults.get(id));
@@ -257,7 +297,6 @@ async fn queued(
         queued.push(Queued {
             generations,
             turns: BTreeMap::new(),
-            tokens: 0,
         });
     }
     if episodes.is_empty() {
@@ -287,9 +326,14 @@ async fn queued(
                 index: deleted + index,
                 rewards: rewards.clone(),
             };
+            let credited = criteria.credit.of(criteria.discount, "", row.reward, Some(&turn)).value;
+            let queued = QueuedTurn {
+                turn,
+                tokens: row.tokens.unsigned_abs(),
+                credited,
+            };
             episode.generations.push(row.id);
-            episode.turns.insert(row.id, turn);
-            episode.tokens += row.tokens.unsigned_abs();
+            episode.turns.insert(row.id, queued);
         }
     }
     Ok(queued)
@@ -311,7 +355,7 @@ fn assemble(chosen: Vec<Queued>, read: Assembled, versions: &[i64]) -> (Vec<Vec<
         let mut turns = Vec::new();
         for id in &one.generations {
             if let Some(mut sample) = samples.remove(id) {
-                sample.turn = one.turns.remove(id);
+                sample.turn = one.turns.remove(id).map(|queued| queued.turn);
                 let steps = versions.iter().position(|version| *version == sample.version);
                 sample.staleness = steps.unwrap_or(versions.len());
                 turns.push(sample);
@@ -341,12 +385,16 @@ mod tests {
                 index,
                 rewards: vec![None; ids.len()].into(),
             };
-            (id(*n), turn)
+            let queued = QueuedTurn {
+                turn,
+                tokens: 10,
+                credited: 0.0,
+            };
+            (id(*n), queued)
         };
         Queued {
             generations: ids.iter().map(|n| id(*n)).collect(),
             turns: ids.iter().enumerate().map(turn).collect(),
-            tokens: 10,
         }
     }
 
@@ -381,6 +429,7 @@ mod tests {
         let read = Assembled {
             samples: vec![sample(1, 7), sample(2, 5), sample(3, 7), sample(9, 7)],
             broken: Coded::from([("parent_missing".into(), vec![id(4), id(8)])]),
+            unavailable: None,
         };
         // turn 7 of the last one cannot be read yet
         let chosen = vec![episode(&[3, 4, 2]), episode(&[1]), episode(&[9, 8, 7])];

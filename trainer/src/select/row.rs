@@ -1,10 +1,9 @@
 //! A generation as it was logged, and how it becomes a sample.
 
-use super::context::{self, Assembled};
+use super::context::Stored;
 use crate::learn::explore;
-use crate::learn::sample::{Behavior, ModelLimits, Sample};
+use crate::learn::sample::{Behavior, Sample};
 use ingest::event::Sampling;
-use ingest::payload::Store as Payloads;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 use std::sync::Arc;
@@ -15,16 +14,11 @@ use uuid::Uuid;
 const PARENT_LATE_SECONDS_MAX: f64 = 60.0;
 
 /// Reads generations that `faults.sql` has passed.
-pub(super) async fn read(
-    connection: &mut PgConnection,
-    payloads: &Payloads,
-    ids: &[Uuid],
-    limits: &ModelLimits,
-) -> Result<Assembled, sqlx::Error> {
+pub(super) async fn read(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Stored, sqlx::Error> {
     let rows = sqlx::query_file_as!(Row, "src/select/rows.sql", ids, PARENT_LATE_SECONDS_MAX)
         .fetch_all(&mut *connection)
         .await?;
-    context::assemble(connection, payloads, rows, limits).await
+    Stored::read(connection, rows).await
 }
 
 pub(super) struct Row {

@@ -14,4 +14,5 @@ from generation g
 join trajectory t on t.generation_id = g.id
 where g.id = any ($1)
   and t.generation_id = any ($1) -- or Postgres may read all of them
+  and t.reward is not null
 order by g.id

@@ -1,6 +1,6 @@
 -- Open episodes that are due at $1, oldest first, at most $2. Skips those that a sink or another
 -- closer has locked, and all but one of those that share an id, of several tenants.
-select o.tenant_id, o.episode_id, o.closes_at, e.ended_at as "ended_at?",
+select o.tenant_id, o.episode_id, o.closes_at, o.turns, o.is_full, e.ended_at as "ended_at?",
        episode_closed(o.tenant_id, o.episode_id) as "has_closed!"
 from open_episode o
 left join episode_end e on e.tenant_id = o.tenant_id and e.episode_id = o.episode_id

@@ -7,8 +7,7 @@ select e.nth as "nth!", g.id as "id!", g.surface as "surface!", g.policy as "pol
 from unnest($1::text[], $2::uuid[]) with ordinality as e (tenant_id, id, nth)
 cross join lateral (
     select g.id, g.surface, g.policy, g.run_id, g.segment, g.turn, g.purpose, g.declined, g.consent, g.shown,
-           (select coalesce(sum(case when jsonb_typeof(span -> 1) = 'number' then (span ->> 1)::numeric end), 0)::bigint
-            from jsonb_path_query(g.version_spans, '$[*]') span) as tokens,
+           sampled_tokens(g.version_spans) as tokens,
            g.finish_reason, g.sampled_at, g.finished_at, g.stored_at
     from open_generation o
     join generation g on g.id = o.generation_id and g.tenant_id = e.tenant_id

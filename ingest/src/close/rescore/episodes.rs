@@ -8,9 +8,10 @@ use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
+use super::super::judged::{Needs, UNSCORED};
 use super::{Closed, History, Reader, Request, Rescored, histories};
-use crate::reward::episode::{self, Divided, LATE_TURN, Scoring, TOO_MANY_TURNS, TURNS_MAX, Turn};
-use crate::reward::{Closing, Outcome, Signal, starts_at};
+use crate::reward::episode::{self, Divided, LATE_TURN, OPEN_TURNS_MAX, Scoring, TOO_MANY_TURNS, TURNS_MAX, Turn};
+use crate::reward::{Outcome, Signal};
 use crate::rows::feedback::{self, About, RetractionRow};
 
 /// Episodes of one query.
@@ -84,7 +85,7 @@ impl Reader {
             .collect();
         let tenants: Vec<String> = episodes.iter().map(|episode| episode.tenant.clone()).collect();
         let ids: Vec<Uuid> = episodes.iter().map(|episode| episode.id).collect();
-        let rows_max = TURNS_MAX as i64 + 1;
+        let rows_max = OPEN_TURNS_MAX as i64 + 1;
         let rows = sqlx::query_file!("src/close/rescore/turns.sql", &tenants, &ids, rows_max, surface)
             .fetch_all(connection)
             .await
@@ -96,27 +97,7 @@ impl Reader {
             let Some(episode) = episodes.get_mut(last) else {
                 continue;
             };
-            let closing = Closing {
-                purpose: super::super::purpose(&row.purpose)?,
-                declined: row.declined,
-                consent: row.consent,
-                shown: row.shown,
-                tokens: super::super::tokens(row.tokens),
-                finish_reason: row.finish_reason,
-                starts_at: starts_at(row.sampled_at, row.finished_at.unwrap_or(row.sampled_at)),
-                ended_at: None,
-            };
-            let turn = Turn {
-                id: row.id,
-                surface: row.surface,
-                policy: row.policy,
-                run_id: row.run_id,
-                segment: row.segment,
-                number: row.turn,
-                sampled_at: row.sampled_at,
-                stored_at: row.stored_at,
-                closing,
-            };
+            let exact = row.finished_at.is_some();
             let closed = Closed {
                 definition: row.reward_definition,
                 reward: row.reward,
@@ -128,16 +109,26 @@ impl Reader {
                 episode_id: row.of_episode,
                 turn_reward: row.turn_reward,
             };
+            let of_turns = row.episode_turns;
             episode.turns.push(Stored {
-                turn,
+                turn: super::super::turn!(row),
                 closed,
-                exact: row.finished_at.is_some(),
-                of_turns: row.episode_turns,
+                exact,
+                of_turns,
             });
         }
-        // The last one may be incomplete. If it is the only one, it has too many turns.
+        // The last one may be incomplete. If it is the only one, it is scored without the turns that
+        // came too late.
         if is_full {
             episodes.truncate(last.max(1));
+        }
+        for episode in episodes
+            .iter_mut()
+            .filter(|episode| episode.turns.len() > OPEN_TURNS_MAX)
+        {
+            if episode.turns.iter().any(|stored| stored.of_turns.is_some()) {
+                episode.turns.retain(|stored| stored.of_turns.is_some());
+            }
         }
         Ok(episodes)
     }
@@ -147,13 +138,12 @@ impl Reader {
         let of_turns = episode.turns.iter().filter_map(|stored| stored.of_turns).max();
         let closed_together = episode.turns.iter().filter(|stored| stored.of_turns.is_some()).count();
         let is_cut = of_turns.is_some_and(|of_turns| i64::from(of_turns) > closed_together as i64);
-        if is_cut || episode.turns.len() > TURNS_MAX {
-            let outcome = (!is_cut).then_some(Outcome::Censored { code: TOO_MANY_TURNS });
+        if is_cut {
             let id = episode.id;
             return Ok(lines(request, episode, |turn| New {
                 episode_id: Some(id),
                 closes_at: turn.closing.starts_at,
-                outcome: outcome.clone(),
+                outcome: None,
                 turn_reward: None,
                 is_cut,
             }));
@@ -173,8 +163,12 @@ impl Reader {
         };
         let mut turn_rewards = vec![None; divided.turns.len()];
         let outcome = match episode::barred(&divided.turns) {
+            _ if divided.turns.len() > TURNS_MAX => Some(Outcome::Censored { code: TOO_MANY_TURNS }),
             _ if divided.over_at > request.known => None,
             Some(code) => Some(Outcome::Censored { code }),
+            None if self.lacks_answers(connection, &episode, &divided).await? => {
+                Some(Outcome::Censored { code: UNSCORED })
+            }
             None => {
                 let signals = about_episode.into_iter();
                 let signals = signals
@@ -203,6 +197,20 @@ impl Reader {
                 is_cut: false,
             }
         }))
+    }
+
+    /// Whether an answer of a judge is missing that it needs.
+    async fn lacks_answers(
+        &self,
+        connection: &mut PgConnection,
+        episode: &Episode,
+        divided: &Divided,
+    ) -> anyhow::Result<bool> {
+        let request = &self.request;
+        let mut needs = Needs::default();
+        needs.add_episode(episode.id, &episode.tenant, divided, &request.judges, &request.rule);
+        let missing = needs.missing(connection, request.as_seen).await;
+        Ok(!missing.context("look for answers of judges")?.is_empty())
     }
 
     async fn score_turns(

@@ -3,9 +3,8 @@
 -- skips partitions.
 select t.generation_id, t.reward_definition, t.reward, t.censor_code, t.signal, t.feedback_at, t.closes_at, t.closed_at,
        t.episode_id as of_episode, t.turn_reward,
-       g.tenant_id, g.purpose, g.declined, g.consent, g.shown,
-       (select coalesce(sum(case when jsonb_typeof(span -> 1) = 'number' then (span ->> 1)::numeric end), 0)::bigint
-        from jsonb_path_query(g.version_spans, '$[*]') span) as "tokens!",
+       g.tenant_id, g.episode_id as in_episode, g.purpose, g.declined, g.consent, g.shown,
+       sampled_tokens(g.version_spans) as "tokens!",
        g.finish_reason, g.sampled_at, g.finished_at,
        e.ended_at as "ended_at?", e.stored_at as "end_stored_at?"
 from trajectory t

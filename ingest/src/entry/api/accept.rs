@@ -16,7 +16,8 @@ use super::known::Key;
 use super::recent::{self, Digest, Name};
 use super::{Api, payload, tally};
 use crate::entry::{destination, spool};
-use crate::event::Event;
+use crate::event::{Event, Invalid};
+use crate::judge::SOURCE_PREFIX;
 use crate::log;
 
 /// A valid event.
@@ -116,7 +117,8 @@ impl Api {
             .into_iter()
             .map(|event| {
                 let event = event?;
-                let valid = event.check().and_then(|()| self.validator.check(&event, now));
+                let valid = check_source(&event).and_then(|()| event.check());
+                let valid = valid.and_then(|()| self.validator.check(&event, now));
                 valid.map_err(|error| invalid(&error))?;
                 Ok(event)
             })
@@ -175,6 +177,14 @@ impl Api {
             known.extend(found);
         }
         known
+    }
+}
+
+/// Judges write to the log themselves.
+fn check_source(event: &Event) -> Result<(), Invalid> {
+    match event.source.starts_with(SOURCE_PREFIX) {
+        true => Err(Invalid::new("source", "is that of a judge; give your own")),
+        false => Ok(()),
     }
 }
 

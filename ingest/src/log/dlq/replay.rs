@@ -60,7 +60,8 @@ impl DlqRecord {
 pub fn repaired(options: &Options, json: &[u8], now: OffsetDateTime) -> anyhow::Result<Event> {
     let event = Event::decode_json(json)?;
     let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
-    Validator::new(options.metrics()?, skew).check(&event, now)?;
+    let validator = Validator::new(options.metrics()?, skew).with_judges(&options.judges()?);
+    validator.check(&event, now)?;
     Ok(event)
 }
 

@@ -176,3 +176,28 @@ fn an_episodes_expression_knows_which_metrics_of_turns_it_reads() {
     assert_eq!(read("turn.mean == turn.first ? 1.0 : 0.0").1, "accept kept retry");
     assert_eq!(read("turns + tokens"), split("", ""));
 }
+
+#[test]
+fn an_expression_refers_to_the_metrics_whose_values_it_can_read() {
+    let referred = |expression: Expression| {
+        let names = metrics().into_iter().map(|metric| metric.name);
+        names.filter(|name| expression.refers_to(name)).collect::<Vec<_>>()
+    };
+    let of_generation = |text: &str| referred(Expression::new(text, &metrics()).unwrap());
+    assert_eq!(of_generation("kept == null ? null : 1.0"), ["kept"]);
+    // Its own metric alone, though `all` has the others too.
+    assert_eq!(of_generation("double(all.retry.size())"), ["retry"]);
+    assert_eq!(
+        of_generation("double( all . retry .filter(kept, kept > 1.0).size())"),
+        ["kept", "retry"]
+    );
+    assert_eq!(
+        of_generation("double(all['re' + 'try'].size())"),
+        ["accept", "kept", "retry"]
+    );
+    assert_eq!(of_generation("double(size(all))"), ["accept", "kept", "retry"]);
+    let of_episode = Expression::of_episode("turn.count.kept == 0 ? null : double(all.accept.size())", &metrics());
+    let of_episode = of_episode.unwrap();
+    assert_eq!(of_episode.turn_metrics(), ["kept"]);
+    assert_eq!(referred(of_episode), ["accept"]);
+}

@@ -9,15 +9,7 @@ select
           and (
               f.late
               or exists (select 1 from trajectory t where t.generation_id = f.generation_id)
-              or exists (
-                  select 1 from generation g join trajectory t on t.generation_id = g.id
-                  where g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
-              )
-              and not exists (
-                  select 1 from generation g join open_generation o on o.generation_id = g.id
-                  where g.episode_id = f.episode_id and g.tenant_id = f.tenant_id
-                    and (o.episode_id is null or not episode_closed(f.tenant_id, f.episode_id))
-              )
+              or f.episode_id is not null and episode_feedback_late(f.tenant_id, f.episode_id)
           )
     )
 from unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::timestamptz[]) as r (id, tenant_id, feedback_id, reason, given_at)

@@ -16,7 +16,7 @@ with closing as (
              where s.surface = o.surface)
         ) as closes_at
     ) early
-    where early.closes_at is not null
+    where early.closes_at is not null and not o.is_full
     order by o.episode_id, o.tenant_id
     for no key update of o
 )

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::announce_writes;
 use crate::event::{EpisodeEnd, Feedback, Generation, Retraction, Target};
 use crate::reward::stored::Surfaces;
-use crate::rows::insert::{self, Row};
+use crate::rows::insert::Row;
 
 /// What the events of a batch are about.
 pub(crate) struct Targets {
@@ -23,7 +23,7 @@ pub(crate) struct Targets {
     episodes: Vec<Uuid>,
     /// Feedback that is retracted.
     retracted: Vec<Uuid>,
-    /// Episodes that change: by a turn, or by their end.
+    /// Episodes that change: by a turn that joins, or by their end.
     changed: Vec<Uuid>,
     /// What is due may be closed now.
     due_until: OffsetDateTime,
@@ -32,8 +32,10 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
+    /// `joining`: see [`insert::open_generations`].
     pub(crate) fn of(
         generations: &[Row<'_, Generation>],
+        joining: &HashSet<Uuid>,
         feedback: &[Row<'_, Feedback>],
         retractions: &[Row<'_, Retraction>],
         ends: &[Row<'_, EpisodeEnd>],
@@ -44,7 +46,7 @@ impl Targets {
             Target::Generation(id) => (Some(id), None),
             Target::Episode(id) => (None, Some(id)),
         };
-        let turns = generations.iter().filter(|row| insert::is_turn(row, surfaces));
+        let turns = generations.iter().filter(|row| joining.contains(&row.body.id));
         let ended = ends.iter().map(|row| row.body.episode_id);
         let changed: BTreeSet<Uuid> = turns.map(|row| row.body.episode_id).chain(ended).collect();
         let early = surfaces
@@ -61,14 +63,21 @@ impl Targets {
     }
 }
 
-/// Announces the generations without a visible open row, the episodes, and the retracted feedback.
-/// Returns the episodes of the open turns among the generations.
+/// Announces the generations without a visible open row, the episodes, and the retracted feedback with
+/// its episodes. Returns the episodes of the open turns among the generations.
 ///
 /// Generations without a visible open row are closed, or another transaction is storing them and they
 /// could open and close before this commit.
 pub(crate) async fn announce(connection: &mut PgConnection, targets: &Targets) -> sqlx::Result<BTreeSet<Uuid>> {
     let mut ids = [&*targets.episodes, &*targets.retracted].concat();
     let mut episodes = BTreeSet::new();
+    if !targets.retracted.is_empty() {
+        let of_retracted = sqlx::query_scalar!(
+            "select distinct episode_id as \"id!\" from feedback where id = any($1) and episode_id is not null",
+            &targets.retracted
+        );
+        ids.extend(of_retracted.fetch_all(&mut *connection).await?);
+    }
     if !targets.generations.is_empty() {
         let open = sqlx::query!(
             "select generation_id, episode_id from open_generation where generation_id = any($1)",
@@ -111,35 +120,13 @@ pub(crate) async fn hold_episodes(
 }
 
 /// Holds the generations that feedback is about, as far as the closer may close them before the
-/// commit: those that are due, and those that may become due at any time. Turns are held by their
-/// episodes.
+/// commit: those that are due, and those that may become due at any time. Feedback about an episode
+/// needs no more than its announcement.
 ///
 /// Returns generations that are open until this transaction ends, so that feedback about them cannot
-/// be late.
-pub(crate) async fn hold_targets(connection: &mut PgConnection, targets: &Targets) -> sqlx::Result<HashSet<Uuid>> {
-    let held = hold_generations(&mut *connection, targets).await?;
-    if !targets.episodes.is_empty() {
-        sqlx::query!(
-            "select from open_generation where generation_id in \
-                 (select id from generation where episode_id = any($1)) \
-               and episode_id is null and (closes_at <= $2 or surface = any($3)) \
-             order by generation_id for share",
-            &targets.episodes,
-            targets.due_until,
-            &targets.early
-        )
-        .execute(connection)
-        .await?;
-    }
-    Ok(held)
-}
-
-/// Locks those that are due or on a surface that may close early. Returns all that stay open until
-/// the transaction ends.
-///
-/// An open turn stays open: its episode is locked, or cannot close yet, or the turn has become
+/// be late. An open turn stays open: its episode is locked, or cannot close yet, or the turn has become
 /// visible since it was announced.
-async fn hold_generations(connection: &mut PgConnection, targets: &Targets) -> sqlx::Result<HashSet<Uuid>> {
+pub(crate) async fn hold_targets(connection: &mut PgConnection, targets: &Targets) -> sqlx::Result<HashSet<Uuid>> {
     if targets.generations.is_empty() {
         return Ok(HashSet::new());
     }
@@ -168,8 +155,7 @@ async fn hold_generations(connection: &mut PgConnection, targets: &Targets) -> s
     Ok(held)
 }
 
-/// Holds the open generations that the retracted feedback is about. The feedback may not be stored
-/// yet.
+/// Holds the open generations that the retracted feedback is about.
 pub(crate) async fn hold_retracted(connection: &mut PgConnection, targets: &Targets) -> sqlx::Result<()> {
     if targets.retracted.is_empty() {
         return Ok(());

@@ -23,22 +23,23 @@ use crate::rows::insert::{Row, TenantId};
 #[derive(Debug, Default)]
 pub(crate) struct Touched {
     /// May close because feedback was given.
-    by_feedback: Targets,
+    by_feedback: Early,
     /// May close because an episode ended.
-    by_end: Targets,
+    by_end: Early,
     /// Where the episode is the trajectory: may close for either reason.
     episodes: BTreeSet<TenantId>,
     /// Feedback that is late or retracted.
     pub feedback: Vec<Uuid>,
 }
 
+/// Generations that are trajectories, by their own ids and by their episodes.
 #[derive(Debug, Default)]
-struct Targets {
+struct Early {
     generations: Vec<Uuid>,
     episodes: Vec<Uuid>,
 }
 
-impl Targets {
+impl Early {
     fn is_empty(&self) -> bool {
         self.generations.is_empty() && self.episodes.is_empty()
     }
@@ -69,25 +70,29 @@ impl Touched {
                 touched.by_end.generations.push(row.body.id);
             }
         }
-        let early: Vec<&str> = surfaces
-            .definitions()
-            .filter(|surface| surface.close_on_feedback)
-            .map(|surface| surface.metric.as_str())
-            .collect();
-        for row in feedback
-            .iter()
-            .filter(|row| early.contains(&row.body.metric_name.as_str()))
-        {
+        let alone = || surfaces.definitions().filter(|surface| !is_of_episodes(surface));
+        let decides = |row: &Row<'_, Feedback>, surface: &Definition| {
+            surface.close_on_feedback && surface.metric == row.body.metric_name
+        };
+        for row in feedback {
+            let of_generations = alone().any(|surface| decides(row, surface));
             match row.body.target {
-                Target::Generation(id) => touched.by_feedback.generations.push(id),
+                Target::Generation(id) if of_generations => touched.by_feedback.generations.push(id),
+                Target::Generation(_) => {}
                 Target::Episode(id) => {
-                    touched.by_feedback.episodes.push(id);
-                    touched.episodes.insert(row.in_tenant(id));
+                    if of_generations {
+                        touched.by_feedback.episodes.push(id);
+                    }
+                    if surfaces.definitions().any(|surface| decides(row, surface)) {
+                        touched.episodes.insert(row.in_tenant(id));
+                    }
                 }
             }
         }
-        if surfaces.definitions().any(|surface| surface.close_on_episode_end) {
+        if alone().any(|surface| surface.close_on_episode_end) {
             touched.by_end.episodes = ends.iter().map(|row| row.body.episode_id).collect();
+        }
+        if surfaces.definitions().any(|surface| surface.close_on_episode_end) {
             let ended = ends.iter().map(|row| row.in_tenant(row.body.episode_id));
             touched.episodes.extend(ended);
         }
@@ -113,8 +118,21 @@ fn closes_early(surface: &Definition) -> bool {
     surface.close_on_feedback || surface.close_on_episode_end
 }
 
+/// What to do about episodes that another transaction has locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// Leave them to the check after the commit: a transaction that holds episodes waits for no other.
+    Skip,
+    Wait,
+}
+
 /// Applies the consequences that are visible now. Idempotent.
-pub(crate) async fn settle(connection: &mut PgConnection, touched: &Touched, surfaces: &Surfaces) -> sqlx::Result<()> {
+pub(crate) async fn settle(
+    connection: &mut PgConnection,
+    touched: &Touched,
+    surfaces: &Surfaces,
+    others: Others,
+) -> sqlx::Result<()> {
     if !touched.feedback.is_empty() {
         sqlx::query!(
             "update retraction r set late = true from feedback f \
@@ -125,24 +143,47 @@ pub(crate) async fn settle(connection: &mut PgConnection, touched: &Touched, sur
         .execute(&mut *connection)
         .await?;
     }
-    let Targets { generations, episodes } = &touched.by_end;
+    let alone = || surfaces.definitions().filter(|surface| !is_of_episodes(surface));
+    let Early { generations, episodes } = &touched.by_end;
     if !touched.by_end.is_empty() {
-        let closing = surfaces.definitions().filter(|surface| surface.close_on_episode_end);
+        let closing = alone().filter(|surface| surface.close_on_episode_end);
         let names: Vec<String> = closing.map(|surface| surface.name.clone()).collect();
         sqlx::query_file!("src/rows/join/close_ended.sql", generations, episodes, &names)
             .execute(&mut *connection)
             .await?;
     }
-    let Targets { generations, episodes } = &touched.by_feedback;
+    let Early { generations, episodes } = &touched.by_feedback;
     if !touched.by_feedback.is_empty() {
-        let early = || surfaces.definitions().filter(|surface| surface.close_on_feedback);
+        let early = || alone().filter(|surface| surface.close_on_feedback);
         let names: Vec<String> = early().map(|surface| surface.name.clone()).collect();
         let metrics: Vec<String> = early().map(|surface| surface.metric.clone()).collect();
         sqlx::query_file!("src/rows/join/close_early.sql", generations, episodes, &names, &metrics)
             .execute(&mut *connection)
             .await?;
     }
-    settle_episodes(connection, &touched.episodes, surfaces).await
+    let mut episodes = touched.episodes.clone();
+    if others == Others::Skip {
+        episodes = lock_free(connection, episodes).await?;
+    }
+    settle_episodes(connection, &episodes, surfaces).await
+}
+
+/// Locks those of these open episodes that no other transaction has locked.
+async fn lock_free(connection: &mut PgConnection, episodes: BTreeSet<TenantId>) -> sqlx::Result<BTreeSet<TenantId>> {
+    if episodes.is_empty() {
+        return Ok(episodes);
+    }
+    let (tenants, ids): (Vec<String>, Vec<Uuid>) = episodes.into_iter().unzip();
+    let locked = sqlx::query!(
+        "select o.tenant_id, o.episode_id from unnest($1::text[], $2::uuid[]) as touched (tenant_id, episode_id) \
+         join open_episode o on o.episode_id = touched.episode_id and o.tenant_id = touched.tenant_id \
+         for no key update of o skip locked",
+        &tenants,
+        &ids
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(locked.into_iter().map(|row| (row.tenant_id, row.episode_id)).collect())
 }
 
 /// The same for episodes that are trajectories.

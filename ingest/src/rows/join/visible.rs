@@ -1,53 +1,42 @@
-//! Up to when every transaction that runs now could see all rows.
+//! Up to when every sink that is writing now could see all rows.
 
-use std::collections::VecDeque;
-
-use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-/// Observations that are kept: some minutes of a closer that is busy.
-const KEPT_MAX: usize = 10_000;
+use crate::rows::offset::CaughtUp;
 
 /// What a closer has observed.
-#[derive(Debug, Default)]
+///
+/// A sink locks the offsets of its partitions before it looks for anything, and nobody moves them
+/// until it ends. Once all partitions have moved since an observation, every sink that is writing has
+/// begun after it, and could see what the tables held by then. Other transactions do not matter,
+/// however long they run.
+#[derive(Debug)]
 pub(crate) struct Visible {
-    /// Oldest first: the first transaction id that was not given out yet, and a time for which the
-    /// tables held everything by then.
-    observed: VecDeque<(i64, OffsetDateTime)>,
+    until: OffsetDateTime,
+    /// Is to become `until`.
+    next: Option<CaughtUp>,
+}
+
+impl Default for Visible {
+    fn default() -> Self {
+        Self {
+            until: OffsetDateTime::UNIX_EPOCH,
+            next: None,
+        }
+    }
 }
 
 impl Visible {
-    /// `known`: the tables hold all events up to this time, since before this call. Returns a time:
-    /// all rows that were stored before could be seen by every transaction of a sink that runs now,
-    /// at each of its looks for them.
-    ///
-    /// A sink gets its transaction id when it locks its offsets, before it looks for anything. So a
-    /// running sink with an id from `observed` on has looked after that observation.
-    pub(crate) async fn until(
-        &mut self,
-        connection: &mut PgConnection,
-        known: OffsetDateTime,
-    ) -> sqlx::Result<OffsetDateTime> {
-        let ids = sqlx::query!(
-            "select pg_snapshot_xmin(s)::text::bigint as \"oldest_running!\", pg_snapshot_xmax(s)::text::bigint as \"next!\" \
-             from pg_current_snapshot() as s"
-        )
-        .fetch_one(connection)
-        .await?;
-        Ok(self.observe(ids.oldest_running, ids.next, known))
-    }
-
-    fn observe(&mut self, oldest_running: i64, next: i64, known: OffsetDateTime) -> OffsetDateTime {
-        if self.observed.len() < KEPT_MAX {
-            self.observed.push_back((next, known));
+    /// Returns a time: all rows that were stored before could be seen by every sink that is writing, at
+    /// each of its looks for them.
+    pub(crate) fn observe(&mut self, now: CaughtUp) -> OffsetDateTime {
+        match self.next {
+            Some(next) if now.moved_since <= next.read_at => return self.until,
+            Some(next) => self.until = next.to,
+            None => {}
         }
-        while self.observed.get(1).is_some_and(|(next, _)| *next <= oldest_running) {
-            self.observed.pop_front();
-        }
-        match self.observed.front() {
-            Some((next, known)) if *next <= oldest_running => *known,
-            _ => OffsetDateTime::UNIX_EPOCH,
-        }
+        self.next = Some(now);
+        self.until
     }
 }
 
@@ -56,26 +45,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_known_before_the_oldest_running_transaction_began_was_visible_to_it() {
+    fn only_what_was_known_before_all_partitions_moved_was_visible() {
         let at = |seconds: i64| OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(seconds);
         let mut visible = Visible::default();
-        // 10 runs since before the first observation.
-        assert_eq!(visible.observe(10, 11, at(1)), at(0));
-        assert_eq!(visible.observe(10, 15, at(2)), at(0));
-        // It has ended. 12 began after the first observation and before the second.
-        assert_eq!(visible.observe(12, 20, at(3)), at(1));
-        assert_eq!(visible.observe(15, 21, at(4)), at(2));
-        // Nothing runs.
-        assert_eq!(visible.observe(30, 30, at(5)), at(5));
-        assert_eq!(visible.observed.len(), 1);
-    }
-
-    #[test]
-    fn the_memory_is_bounded_while_a_transaction_runs_for_long() {
-        let mut visible = Visible::default();
-        for next in 2..20_000 {
-            visible.observe(1, next, OffsetDateTime::UNIX_EPOCH);
-        }
-        assert_eq!(visible.observed.len(), KEPT_MAX);
+        let mut observe = |to, moved_since, read_at| {
+            visible.observe(CaughtUp {
+                to: at(to),
+                moved_since: at(moved_since),
+                read_at: at(read_at),
+            })
+        };
+        // Whoever is writing may have begun before the first observation.
+        assert_eq!(observe(10, 11, 12), at(0));
+        assert_eq!(observe(10, 12, 13), at(0));
+        // It has ended, and whoever is writing has begun after the first one.
+        assert_eq!(observe(20, 13, 24), at(10));
+        assert_eq!(observe(30, 24, 34), at(10));
+        assert_eq!(observe(40, 43, 44), at(20));
     }
 }

@@ -16,7 +16,8 @@ use crate::event::{Body, Event};
 use crate::log::{DeadLetter, Reason};
 use crate::rows::insert::{self, Key, Row};
 use crate::rows::join::hold;
-use crate::rows::join::settle::{Touched, settle};
+use crate::rows::join::settle::{Others, Touched, settle};
+use crate::rows::judgement;
 use crate::rows::offset::{self, Claims, Next, Slot};
 use crate::rows::record::{Record, transaction_span};
 use crate::rows::transaction::begin_unflushed;
@@ -180,10 +181,11 @@ impl Sink {
         let stored = insert::generations(connection, &generations, &checked).await?;
         refuse(&mut generations, |row| !stored.contains(&row.body.id), dead);
         insert::payload_references(connection, &generations).await?;
-        insert::open_generations(connection, &generations, &checked, &self.surfaces).await?;
+        let joining = insert::open_generations(connection, &generations, &checked, &self.surfaces).await?;
 
         let targets = hold::Targets::of(
             &generations,
+            &joining,
             &feedback,
             &retractions,
             &ends,
@@ -192,7 +194,7 @@ impl Sink {
         );
         let of_turns = hold::announce(connection, &targets).await?;
         hold::hold_episodes(connection, &targets, of_turns).await?;
-        insert::open_episodes(connection, &generations, &self.surfaces).await?;
+        insert::open_episodes(connection, &generations, &joining, &self.surfaces).await?;
 
         let held = hold::hold_targets(connection, &targets).await?;
         let stored = insert::feedback(connection, &feedback, &held).await?;
@@ -201,6 +203,7 @@ impl Sink {
             |row| !stored.contains_key(&row.in_tenant(row.body.id)),
             dead,
         );
+        judgement::queue(connection, &feedback, &self.judges).await?;
         let late = stored.iter().filter(|(_, late)| **late);
         let late: Vec<Uuid> = late.map(|((_, id), _)| *id).collect();
 
@@ -222,14 +225,15 @@ impl Sink {
         counts.late = late.len() + stored.values().filter(|late| **late).count();
         let mut touched = Touched::of(&generations, &feedback, &ends, &self.surfaces);
         touched.feedback = [late, retracted].concat();
-        settle(connection, &touched, &self.surfaces).await?;
+        settle(connection, &touched, &self.surfaces, Others::Skip).await?;
         Ok((counts, touched))
     }
 
     /// The second check of [`settle`]. Waits until the database is available.
     async fn settle_committed(&self, touched: &Touched) {
         while !touched.is_empty() && !self.shutdown.is_cancelled() {
-            let settled = async { settle(&mut *self.pool.acquire().await?, touched, &self.surfaces).await };
+            let settled =
+                async { settle(&mut *self.pool.acquire().await?, touched, &self.surfaces, Others::Wait).await };
             match settled.await {
                 Ok(()) => return,
                 Err(error) => tracing::warn!(%error, "cannot settle committed rows, will retry"),

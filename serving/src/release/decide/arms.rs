@@ -2,7 +2,7 @@
 //! Pure; `release::experiment` carries requests out, the release loop the configuration.
 
 use super::super::options::check_arms;
-use super::super::{ArmOptions, Learning};
+use super::super::{ArmOptions, LEARNER, Learning, LearningAlias};
 use super::ReleaseState;
 use super::manual::check_name;
 use artifact::assignment;
@@ -125,6 +125,11 @@ pub enum RequestError {
          use `springtide release pin --alias {0} --reason …`"
     )]
     NoLearningArm(&'static str),
+    #[error(
+        "`learner` cannot have an arm, because the realtime run learns from champion, so nothing would move learner: to \
+         move to learner, follow docs/guide-release.md, How traffic is shared"
+    )]
+    LearnerUnused,
     #[error("experiment {0} is not in force any more: look again with GET /v1/experiment")]
     Replaced(Uuid),
 }
@@ -158,6 +163,9 @@ pub fn by_request(
     let learning_alias = learning.alias.name();
     if learning.enabled && request.arms.iter().all(|arm| arm.alias != learning_alias) {
         return Err(RequestError::NoLearningArm(learning_alias));
+    }
+    if learning.alias == LearningAlias::Champion && request.arms.iter().any(|arm| arm.alias == LEARNER) {
+        return Err(RequestError::LearnerUnused);
     }
     let in_force = |current: &Experiment| {
         current.source == Source::Request && current.arms == request.arms && current.salt == salt
@@ -197,7 +205,6 @@ pub fn warnings(current: &Experiment, configured: &[ArmOptions], learning: Learn
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::LearningAlias;
     use super::super::Alias;
     use super::*;
     use time::macros::datetime;
@@ -373,6 +380,9 @@ mod tests {
             enabled: true,
         };
         assert!(by_request(&state, old, &alone).unwrap().is_some());
+        // the trainer learns from `learner` as soon as an arm serves it
+        let both = request(arms(&[("champion", 0.5), ("learner", 0.5)]));
+        assert_eq!(by_request(&state, old, &both), Err(RequestError::LearnerUnused));
     }
 
     #[test]

@@ -9,9 +9,12 @@ use crate::learn::{advantage, mismatch};
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
-/// One in this many sequences is kept to measure KL on. More would cost time that nothing else
-/// overlaps.
+/// One in this many trained tokens is kept to measure KL on, by whole micro-batches. More would cost
+/// time that nothing else overlaps.
 const KL_ONE_IN: usize = 4;
+/// Values of log-softmax that are kept for it, unless one micro-batch has more: 256 MiB. Then half of
+/// what is kept goes, and half as much is kept from there on.
+const KL_VALUES_MAX: usize = 1 << 26;
 
 /// A micro-batch that KL is measured on after the update.
 #[derive(Debug)]
@@ -29,7 +32,7 @@ pub(super) struct Accumulator {
     tokens: usize,
     /// With their rewards.
     trajectories: BTreeMap<Trajectory, f64>,
-    pub kl_batches: Vec<KlBatch>,
+    kl: KlSample,
     /// Time spent on all of it.
     pub seconds: f64,
     advantages: Vec<f64>,
@@ -44,8 +47,35 @@ pub(super) struct Accumulator {
     loss: f64,
     clipped: f64,
     entropy: f64,
-    sequences: usize,
-    kl_sequences: usize,
+}
+
+/// The micro-batches that KL is measured on: an even part of all.
+#[derive(Debug, Default)]
+struct KlSample {
+    kept: Vec<KlBatch>,
+    /// Trained tokens of all micro-batches so far.
+    tokens: usize,
+    halvings: u32,
+}
+
+impl KlSample {
+    fn offer(&mut self, one: KlBatch, values_max: usize) {
+        self.tokens += one.batch.targets.len();
+        let kept: usize = self.kept.iter().map(|kept| kept.batch.targets.len()).sum();
+        if kept * (KL_ONE_IN << self.halvings) >= self.tokens {
+            return;
+        }
+        self.kept.push(one);
+        let values = |kept: &[KlBatch]| -> usize { kept.iter().map(|one| one.before.numel()).sum() };
+        while self.kept.len() > 1 && values(&self.kept) > values_max {
+            let mut stays = false;
+            self.kept.retain(|_| {
+                stays = !stays;
+                stays
+            });
+            self.halvings += 1;
+        }
+    }
 }
 
 /// What trained tokens were logged with, and what the head gives them.
@@ -108,15 +138,17 @@ impl Accumulator {
         log_probs.recomputed.extend_from_slice(recomputed);
         log_probs.policy.extend(to_vec(&at_targets(&distribution, &batch)));
         log_probs.logged.extend_from_slice(&batch.behavior);
-        self.sequences += batch.sequences.len();
-        if self.kl_sequences * KL_ONE_IN < self.sequences {
-            self.kl_sequences += batch.sequences.len();
-            self.kl_batches.push(KlBatch {
-                batch,
-                transform,
-                before: distribution,
-            });
-        }
+        let offered = KlBatch {
+            batch,
+            transform,
+            before: distribution,
+        };
+        self.kl.offer(offered, KL_VALUES_MAX);
+    }
+
+    /// What KL is measured on.
+    pub fn kl_batches(&self) -> &[KlBatch] {
+        &self.kl.kept
     }
 
     /// The metrics that are known before the update.
@@ -140,5 +172,54 @@ impl Accumulator {
             stale: self.stale.measure(),
             ..Metrics::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A micro-batch of so many trained tokens of a vocabulary of 10.
+    fn batch(number: usize, tokens: usize) -> KlBatch {
+        KlBatch {
+            batch: MicroBatch {
+                targets: vec![number as i64; tokens],
+                ..MicroBatch::default()
+            },
+            transform: None,
+            before: Tensor::zeros([tokens as i64, 10], (Kind::Float, tch::Device::Cpu)),
+        }
+    }
+
+    fn kept(sample: &KlSample) -> Vec<i64> {
+        sample.kept.iter().map(|one| one.batch.targets[0]).collect()
+    }
+
+    #[test]
+    fn kl_is_measured_on_a_quarter_of_the_tokens() {
+        let mut sample = KlSample::default();
+        (0..13).for_each(|number| sample.offer(batch(number, 5), 1_000));
+        assert_eq!(kept(&sample), [0, 4, 8, 12]);
+        // a long sequence is as many as its tokens
+        sample.offer(batch(13, 40), 10_000);
+        assert_eq!(kept(&sample), [0, 4, 8, 12, 13]);
+        (14..39).for_each(|number| sample.offer(batch(number, 5), 10_000));
+        assert_eq!(kept(&sample).len(), 5);
+    }
+
+    #[test]
+    fn what_kl_is_measured_on_is_bounded_and_from_the_whole_cohort() {
+        let mut sample = KlSample::default();
+        // 500 micro-batches of 50 values; 12 of them are kept at most
+        (0..500).for_each(|number| sample.offer(batch(number, 5), 600));
+        let kept = kept(&sample);
+        assert!((4..=12).contains(&kept.len()), "{kept:?}");
+        let gaps: Vec<i64> = kept.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(gaps.iter().all(|gap| *gap == gaps[0]), "evenly: {kept:?}");
+        assert!(kept[0] == 0 && kept[kept.len() - 1] > 400, "{kept:?}");
+        // one that is larger than the bound is kept alone
+        let mut sample = KlSample::default();
+        (0..9).for_each(|number| sample.offer(batch(number, 5), 1));
+        assert_eq!(sample.kept.len(), 1);
     }
 }

@@ -2,12 +2,33 @@
 //!
 //! The version computes the log-probability of every sampled token twice: in its own distribution,
 //! and as the token was sampled (temperature, top-p, penalties, exploration). The second one over
-//! what was logged gives importance weights. They are by generation and clipped, so what an estimate
-//! says about a version far from the samplers is little: the effective sample size tells how little.
+//! what was logged gives importance weights.
+//!
+//! **Estimates.** What is measured is a trajectory: a single generation, or all turns of an episode.
+//! Each counts once, however many turns it has. With π the version, μ what was sampled from, and a
+//! trajectory's reward R,
+//!
+//! ```text
+//! w = min(c, Π π(token | context) / μ(token | context))   over all sampled tokens of all turns
+//! reward_mean = Σ R / n          what the samplers got
+//! reward_weighted = Σ w R / n    truncated importance sampling
+//! reward_normalized = Σ w R / Σ w
+//! effective_sample_size = (Σ w)² / Σ w²
+//! ```
+//!
+//! The product of the turns' ratios is the ratio of the session's probabilities, because whatever
+//! users and tools add between turns is the same under both (Precup, Sutton and Singh 2000, section 3).
+//! Truncating at c = `weight_max` bounds the variance and biases toward the samplers' reward (Ionides
+//! 2008). The self-normalized estimate is biased too, but does not leave the range of rewards (Owen,
+//! Monte Carlo, section 9.2). The effective sample size is Kong's (1992): how many trajectories of the
+//! version itself the estimates are worth. It falls fast with the length of sessions and with the
+//! distance from the samplers; with an effective sample size of a few, the estimates say nothing.
+//!
+//! A trajectory of which any turn cannot be used has no such product. It is left out as a whole.
 
-use super::{Failed, configuration, dataset_of, is_stopped, read_samples, succeed};
+use super::{Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed};
 use crate::api::offline::Evaluation;
-use crate::dataset;
+use crate::dataset::{self, Member};
 use crate::learn::batch::{self, MicroBatch};
 use crate::learn::behavior;
 use crate::learn::sample::{ModelLimits, Sample};
@@ -18,13 +39,11 @@ use anyhow::Context;
 use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// Generations read at a time.
-const SAMPLES_AT_ONCE: usize = 64;
 /// Tokens that go through the model together.
 const BATCH_TOKENS: usize = 4096;
 
@@ -32,36 +51,49 @@ const BATCH_TOKENS: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Measured {
     version: i64,
+    trajectories: usize,
+    /// Of these trajectories.
     generations: usize,
-    /// Trained tokens.
+    /// Trained tokens of these generations.
     tokens: usize,
     /// Of a token in the version's own distribution.
     logprob_mean: f64,
-    /// Of the generations as they are.
+    /// Of the trajectories as they are.
     reward_mean: f64,
-    /// Estimates of the version's reward: the mean of weight · reward, and the same over the mean of
-    /// the weights.
+    /// Estimates of the version's reward.
     reward_weighted: f64,
     reward_normalized: f64,
-    /// (Σw)² / Σw²: how many generations the estimates are worth.
     effective_sample_size: f64,
     weight_mean: f64,
     /// Share of the weights above `weight_max`.
     weights_clipped: f64,
-    /// Trajectories that may not be used, by code.
+    /// Trajectories with a generation that may not be used, by its code.
     refused: BTreeMap<String, usize>,
-    /// Trajectories that are gone meanwhile, or whose context cannot be read now.
+    /// Trajectories of which a generation is gone meanwhile, or has a parent that is not stored yet.
     missing: usize,
 }
 
-/// What the version computed for one generation, summed over its trained tokens.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What the version computed for one generation or trajectory, summed over its trained tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Score {
+    generations: usize,
     tokens: usize,
     logprob: f64,
     /// log of the version's probability over the sampler's, as the tokens were sampled.
     log_ratio: f64,
+    /// Of the trajectory.
     reward: f64,
+}
+
+impl Score {
+    /// Adds a turn of the same trajectory.
+    fn add(&mut self, turn: &Score) {
+        self.generations += turn.generations;
+        self.tokens += turn.tokens;
+        self.logprob += turn.logprob;
+        self.log_ratio += turn.log_ratio;
+        self.reward = turn.reward;
+    }
 }
 
 pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &CancellationToken) -> anyhow::Result<()> {
@@ -69,10 +101,11 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         return Ok(());
     };
     let (config, version): (Evaluation, _) = configuration(&trainer.pool, id).await?;
-    let version = version.ok_or_else(|| Failed("the run names no version".into()))?;
+    let version = version
+        .ok_or_else(|| Failed("the run names no version to measure: create it again with `base_version`".into()))?;
     let dataset = dataset_of(trainer, &config.dataset).await?;
     let mut connection = trainer.pool.acquire().await?;
-    let ids = dataset::available(&mut connection, &dataset, None).await?;
+    let members = dataset::available(&mut connection, &dataset, None).await?;
     drop(connection);
     let checkpoint = trainer.publisher.load(version).await.context("load the version")?;
     let decline = text::tokenizer::decline_id(&checkpoint).context("read the decline token")?;
@@ -85,28 +118,38 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         experts: model.config().experts.clone(),
     };
     let decline = decline.filter(|&id| i64::from(id) < limits.vocabulary);
+    let mut trajectories = Trajectories::new(&members);
+    for slice in generations_of(&members) {
+        for page in pages_of(trainer, &slice).await? {
+            if is_stopped(&trainer.pool, &claim, shutdown).await? {
+                return Ok(());
+            }
+            let Some(read) = read_samples(trainer, &claim, &page, &limits, shutdown).await? else {
+                return Ok(());
+            };
+            trajectories.refuse(read.refused);
+            let model = Arc::clone(&model);
+            let work = move || score(&model, &read.samples, decline).map(|scores| (read.samples, scores));
+            let (samples, scores) = tokio::task::spawn_blocking(work).await??;
+            let ids = samples.iter().map(|sample| sample.generation);
+            for (id, score) in ids.zip(&scores) {
+                trajectories.add(id, score);
+            }
+        }
+    }
+    let (refused, missing) = trajectories.left_out();
     let mut scores = Scores::new(config.weight_max);
-    let mut used: Vec<Uuid> = Vec::with_capacity(ids.len());
-    let (mut refused, mut missing) = (BTreeMap::<String, usize>::new(), 0);
-    for page in ids.chunks(SAMPLES_AT_ONCE) {
-        if is_stopped(&trainer.pool, &claim, shutdown).await? {
-            return Ok(());
-        }
-        let read = read_samples(trainer, page, &limits, shutdown).await?;
-        missing += read.missing;
-        for (code, count) in read.refused {
-            *refused.entry(code).or_default() += count;
-        }
-        used.extend(read.samples.iter().map(|sample| sample.generation));
-        let model = Arc::clone(&model);
-        let work = move || score(&model, &read.samples, decline);
-        for score in tokio::task::spawn_blocking(work).await?? {
-            scores.add(score);
-        }
+    let mut used: Vec<Uuid> = Vec::new();
+    for (member, score) in trajectories.whole() {
+        used.extend(&member.generations);
+        scores.add(score);
     }
     if used.is_empty() {
         let why = serde_json::json!({"refused": refused, "missing": missing});
-        let reason = format!("no trajectory of dataset {} can be used: {why}", config.dataset);
+        let reason = format!(
+            "no trajectory of dataset {} can be used: {why}. docs/guide-research.md says what the codes mean",
+            config.dataset
+        );
         return Err(Failed(reason).into());
     }
     let measured = Measured {
@@ -115,12 +158,12 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         ..scores.measured(version)
     };
     let reason = format!(
-        "version {version}: mean log-probability {:.4}, mean reward {:.4}, weighted {:.4} from {:.1} effective of {} generations",
+        "version {version}: mean log-probability {:.4}, mean reward {:.4}, weighted {:.4} from {:.1} effective of {} trajectories",
         measured.logprob_mean,
         measured.reward_mean,
         measured.reward_weighted,
         measured.effective_sample_size,
-        measured.generations
+        measured.trajectories
     );
     let result = serde_json::to_value(&measured)?;
     succeed(trainer, &claim, Purpose::Evaluated, &used, &result, &reason).await
@@ -131,10 +174,9 @@ fn score(model: &ExactModel, samples: &[Sample], decline: Option<u32>) -> anyhow
     let mut scores: Vec<Score> = samples
         .iter()
         .map(|sample| Score {
-            tokens: 0,
-            logprob: 0.0,
-            log_ratio: 0.0,
+            generations: 1,
             reward: sample.reward,
+            ..Score::default()
         })
         .collect();
     // Micro-batches keep samples with and without an advantage apart; here all have the same.
@@ -170,10 +212,62 @@ fn add(model: &ExactModel, batch: &MicroBatch, decline: Option<u32>, scores: &mu
     Ok(())
 }
 
-/// Sums over generations.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The trajectories of a dataset while their generations are scored.
+struct Trajectories<'a> {
+    members: &'a [Member],
+    /// The index of each generation's trajectory.
+    of: HashMap<Uuid, usize>,
+    scores: Vec<Score>,
+    /// Trajectories with a generation that may not be used, by its code.
+    refused: BTreeMap<String, BTreeSet<usize>>,
+}
+
+impl<'a> Trajectories<'a> {
+    fn new(members: &'a [Member]) -> Self {
+        let of = members.iter().enumerate();
+        let of = of.flat_map(|(at, member)| member.generations.iter().map(move |id| (*id, at)));
+        Trajectories {
+            members,
+            of: of.collect(),
+            scores: vec![Score::default(); members.len()],
+            refused: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, generation: Uuid, score: &Score) {
+        let at = self.of.get(&generation);
+        if let Some(sum) = at.and_then(|&at| self.scores.get_mut(at)) {
+            sum.add(score);
+        }
+    }
+
+    fn refuse(&mut self, refused: BTreeMap<String, Vec<Uuid>>) {
+        for (code, ids) in refused {
+            let trajectories = ids.iter().filter_map(|id| self.of.get(id).copied());
+            self.refused.entry(code).or_default().extend(trajectories);
+        }
+    }
+
+    /// Those of which every generation was scored.
+    fn whole(&self) -> impl Iterator<Item = (&'a Member, &Score)> {
+        let scored = self.members.iter().zip(&self.scores);
+        scored.filter(|(member, score)| member.generations.len() == score.generations)
+    }
+
+    /// How many trajectories were refused, by code, and how many of the others are not whole.
+    fn left_out(&self) -> (BTreeMap<String, usize>, usize) {
+        let any: BTreeSet<usize> = self.refused.values().flatten().copied().collect();
+        let refused = self.refused.iter().map(|(code, of)| (code.clone(), of.len()));
+        let missing = self.members.len() - any.len() - self.whole().count();
+        (refused.collect(), missing)
+    }
+}
+
+/// Sums over trajectories.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Scores {
     weight_max: f64,
+    trajectories: usize,
     generations: usize,
     tokens: usize,
     logprob: f64,
@@ -188,21 +282,16 @@ impl Scores {
     fn new(weight_max: f64) -> Self {
         Scores {
             weight_max,
-            generations: 0,
-            tokens: 0,
-            logprob: 0.0,
-            reward: 0.0,
-            weight: 0.0,
-            weight_squared: 0.0,
-            weighted_reward: 0.0,
-            clipped: 0,
+            ..Scores::default()
         }
     }
 
-    fn add(&mut self, score: Score) {
+    /// Adds a whole trajectory.
+    fn add(&mut self, score: &Score) {
         let ratio = score.log_ratio.exp();
         let weight = ratio.min(self.weight_max);
-        self.generations += 1;
+        self.trajectories += 1;
+        self.generations += score.generations;
         self.tokens += score.tokens;
         self.logprob += score.logprob;
         self.reward += score.reward;
@@ -213,11 +302,12 @@ impl Scores {
     }
 
     fn measured(&self, version: i64) -> Measured {
-        let count = self.generations.max(1) as f64;
+        let count = self.trajectories.max(1) as f64;
         // 0 if every weight is 0: the version would never have said any of it
         let over = |value: f64, sum: f64| if sum > 0.0 { value / sum } else { 0.0 };
         Measured {
             version,
+            trajectories: self.trajectories,
             generations: self.generations,
             tokens: self.tokens,
             logprob_mean: self.logprob / self.tokens.max(1) as f64,
@@ -239,6 +329,7 @@ mod tests {
 
     fn score(log_ratio: f64, reward: f64) -> Score {
         Score {
+            generations: 1,
             tokens: 2,
             logprob: -3.0,
             log_ratio,
@@ -246,15 +337,18 @@ mod tests {
         }
     }
 
+    fn close(got: f64, want: f64) {
+        assert!((got - want).abs() < 1e-12, "{got} against {want}");
+    }
+
     #[test]
     fn estimates_are_those_computed_by_hand() {
         let mut scores = Scores::new(4.0);
         // weights 2, 0.5, and 8 clipped to 4
         for (ratio, reward) in [(2.0f64, 1.0), (0.5, -1.0), (8.0, 0.25)] {
-            scores.add(score(ratio.ln(), reward));
+            scores.add(&score(ratio.ln(), reward));
         }
         let measured = scores.measured(9);
-        let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} against {want}");
         close(measured.logprob_mean, -1.5);
         close(measured.reward_mean, 0.25 / 3.0);
         close(measured.reward_weighted, (2.0 - 0.5 + 1.0) / 3.0);
@@ -262,13 +356,75 @@ mod tests {
         close(measured.effective_sample_size, 6.5 * 6.5 / (4.0 + 0.25 + 16.0));
         close(measured.weight_mean, 6.5 / 3.0);
         close(measured.weights_clipped, 1.0 / 3.0);
-        assert_eq!((measured.version, measured.generations, measured.tokens), (9, 3, 6));
+        assert_eq!((measured.version, measured.trajectories), (9, 3));
+        assert_eq!((measured.generations, measured.tokens), (3, 6));
+    }
+
+    fn members(sizes: &[usize]) -> Vec<Member> {
+        let mut next = 0;
+        let mut member = |size: &usize| {
+            let ids = (next..next + size).map(|id| Uuid::from_u128(id as u128));
+            next += size;
+            Member {
+                episode: None,
+                generations: ids.collect(),
+            }
+        };
+        sizes.iter().map(&mut member).collect()
+    }
+
+    #[test]
+    fn a_session_counts_once_with_the_product_of_its_turns_ratios() {
+        let members = members(&[50, 1]);
+        let mut trajectories = Trajectories::new(&members);
+        for (at, id) in members[0].generations.iter().enumerate() {
+            // 2 and ½ in turn, and one more of 2: the product is 2
+            let ratio: f64 = if at == 49 { 4.0 } else { [2.0, 0.5][at % 2] };
+            trajectories.add(*id, &score(ratio.ln(), -1.0));
+        }
+        trajectories.add(members[1].generations[0], &score(0.0, 1.0));
+        let mut scores = Scores::new(10.0);
+        for (_, score) in trajectories.whole() {
+            scores.add(score);
+        }
+        let measured = scores.measured(1);
+        assert_eq!(
+            (measured.trajectories, measured.generations, measured.tokens),
+            (2, 51, 102)
+        );
+        close(measured.reward_mean, 0.0);
+        // 25 factors of 2 (the last is 4 instead of ½), 24 of ½
+        let weight: f64 = 2f64.powi(25) * 0.5f64.powi(24) * 4.0;
+        close(weight, 8.0);
+        close(measured.reward_weighted, (1.0 - weight) / 2.0);
+        close(measured.reward_normalized, (1.0 - weight) / (1.0 + weight));
+        close(
+            measured.effective_sample_size,
+            (1.0 + weight).powi(2) / (1.0 + weight * weight),
+        );
+        close(measured.logprob_mean, -1.5);
+    }
+
+    #[test]
+    fn a_session_with_a_turn_that_cannot_be_used_is_left_out_as_a_whole() {
+        let members = members(&[3, 2, 1]);
+        let mut trajectories = Trajectories::new(&members);
+        for (at, member) in members.iter().enumerate() {
+            for id in &member.generations[usize::from(at < 2)..] {
+                trajectories.add(*id, &score(0.0, 1.0));
+            }
+        }
+        let first = members[0].generations[0];
+        trajectories.refuse(BTreeMap::from([("greedy".to_owned(), vec![first])]));
+        let whole: Vec<&Member> = trajectories.whole().map(|(member, _)| member).collect();
+        assert_eq!(whole, [&members[2]]);
+        assert_eq!(trajectories.left_out(), (BTreeMap::from([("greedy".to_owned(), 1)]), 1));
     }
 
     #[test]
     fn a_version_that_would_never_say_it_has_no_effective_sample() {
         let mut scores = Scores::new(4.0);
-        scores.add(score(f64::NEG_INFINITY, 1.0));
+        scores.add(&score(f64::NEG_INFINITY, 1.0));
         let measured = scores.measured(1);
         assert_eq!((measured.effective_sample_size, measured.reward_normalized), (0.0, 0.0));
         assert_eq!(Scores::new(4.0).measured(1).logprob_mean, 0.0);

@@ -1,28 +1,33 @@
 //! Which of the selected trajectories join the cohort: those within the caps, and, once the cohort
 //! only waits for a gradient, those that have one. Pure.
+//!
+//! Of an episode that is above a cap, as many turns join as fit, drawn by a hash of their ids, so that
+//! no place in the session is favored. Their returns are those of the whole session.
 
 use crate::learn::sample::Sample;
 use crate::runs::cohort::{Cohort, is_informative};
-use crate::select::caps::{Contributor, Recent};
+use crate::select::caps::{self, Contributor, Member, Recent};
+use std::collections::BTreeSet;
 use uuid::Uuid;
 
 /// A selected trajectory: its generations, each with its advantage.
 pub(super) type Candidate = Vec<(Sample, f64)>;
 
-/// Who it counts for.
-pub(super) fn contributor(candidate: &Candidate) -> Contributor {
-    let turns: Vec<&Sample> = candidate.iter().map(|(sample, _)| sample).collect();
-    Contributor::of(&turns)
+/// A trajectory, or what joins of it, and what that counts for in the window of the caps.
+#[derive(Debug)]
+pub(super) struct Joining {
+    pub turns: Candidate,
+    pub member: Member,
 }
 
 /// What becomes of selected trajectories.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     /// They join, in the order of selection.
-    pub joining: Vec<Candidate>,
+    pub joining: Vec<Joining>,
     /// The generations of those that the cohort does not need.
     pub without_signal: Vec<Uuid>,
-    /// They would exceed a cap, with its code.
+    /// They, or these turns of them, would exceed a cap, with its code.
     pub capped: Vec<(Candidate, &'static str)>,
 }
 
@@ -31,18 +36,55 @@ pub(super) fn admit(candidates: Vec<Candidate>, cohort: &Cohort, size: usize, re
     let mut admission = Admission::default();
     for candidate in candidates {
         let members = cohort.len() + admission.joining.len();
-        let informs = |(sample, advantage): &(Sample, f64)| is_informative(sample, *advantage);
-        if members >= size && !candidate.iter().any(informs) {
-            let generations = candidate.iter().map(|(sample, _)| sample.generation);
-            admission.without_signal.extend(generations);
+        let waits = members >= size;
+        if waits && !informs(&candidate) {
+            admission.without_signal.extend(ids(&candidate));
             continue;
         }
-        match recent.admit(contributor(&candidate)) {
-            Ok(()) => admission.joining.push(candidate),
-            Err(code) => admission.capped.push((candidate, code)),
+        let (Joining { turns, member }, above) = split(candidate, recent);
+        admission.capped.extend(above);
+        if waits && !informs(&turns) {
+            admission.without_signal.extend(ids(&turns));
+        } else if !turns.is_empty() {
+            recent.add(member.clone());
+            admission.joining.push(Joining { turns, member });
         }
     }
     admission
+}
+
+fn informs(candidate: &Candidate) -> bool {
+    let mut turns = candidate.iter();
+    turns.any(|(sample, advantage)| is_informative(sample, *advantage))
+}
+
+fn ids(candidate: &Candidate) -> impl Iterator<Item = Uuid> {
+    candidate.iter().map(|(sample, _)| sample.generation)
+}
+
+/// What fits of a candidate, and the rest with the code of the cap.
+fn split(candidate: Candidate, recent: &Recent) -> (Joining, Option<(Candidate, &'static str)>) {
+    let turns: Vec<&Sample> = candidate.iter().map(|(sample, _)| sample).collect();
+    let from = Contributor::of(&turns);
+    let mut drawn: Vec<usize> = (0..turns.len()).collect();
+    drawn.sort_by_cached_key(|&at| *blake3::hash(turns[at].generation.as_bytes()).as_bytes());
+    let tokens: Vec<usize> = drawn.iter().map(|&at| caps::tokens(turns[at])).collect();
+    let (count, code) = recent.fitting(&from, &tokens);
+    let member = Member {
+        from,
+        generations: count,
+        tokens: tokens[..count].iter().sum(),
+    };
+    let Some(code) = code else {
+        let turns = candidate;
+        return (Joining { turns, member }, None);
+    };
+    let fits: BTreeSet<usize> = drawn.into_iter().take(count).collect();
+    let numbered = candidate.into_iter().enumerate();
+    let (fitting, above): (Vec<_>, Vec<_>) = numbered.partition(|(at, _)| fits.contains(at));
+    let unnumbered = |turns: Vec<(usize, (Sample, f64))>| turns.into_iter().map(|(_, turn)| turn).collect();
+    let turns = unnumbered(fitting);
+    (Joining { turns, member }, Some((unnumbered(above), code)))
 }
 
 #[cfg(test)]
@@ -94,9 +136,9 @@ mod tests {
         let ids: Vec<Uuid> = next.iter().flatten().map(|(sample, _)| sample.generation).collect();
         let admission = admit(next, &cohort, 8, &mut recent);
         assert_eq!(admission.joining.len(), 2);
-        assert_eq!(admission.joining[0][0].1, 0.75);
+        assert_eq!(admission.joining[0].turns[0].1, 0.75);
         assert_eq!(
-            admission.joining[1].len(),
+            admission.joining[1].turns.len(),
             2,
             "all turns, also the one without a gradient"
         );
@@ -115,7 +157,7 @@ mod tests {
         let joined: Vec<&str> = admission
             .joining
             .iter()
-            .map(|candidate| candidate[0].0.user.as_str())
+            .map(|joining| joining.turns[0].0.user.as_str())
             .collect();
         // the others have a tenth of the window, and twice what each of them has is two
         assert_eq!(joined, ["a", "a", "b", "c", "d"]);
@@ -124,21 +166,53 @@ mod tests {
     }
 
     #[test]
-    fn an_episode_counts_once_for_its_user() {
+    fn an_episode_counts_as_one_trajectory_and_for_all_of_its_tokens() {
         let caps = Caps {
-            window: 20,
+            window: 40,
             ..Caps::default()
         };
         let mut recent = Recent::new(caps, []);
-        let mut next: Vec<Candidate> = (1..=2).map(|id| episode("a", id, &[0.5; 50])).collect();
-        next.extend(candidates(&["b", "c", "d"], |_| 0.5));
-        next.push(episode("a", 3, &[0.5; 50]));
+        let turns = [0.5; 50];
+        let others: Vec<Candidate> = (10..14).map(|id| episode(&format!("u-{id}"), id, &turns)).collect();
+        admit(others, &Cohort::new(), 32, &mut recent);
+        // a typical user has 50 tokens, so everybody may have 100
+        let next: Vec<Candidate> = (1..=3).map(|id| episode("a", id, &turns)).collect();
         let admission = admit(next, &Cohort::new(), 32, &mut recent);
-        assert_eq!((admission.joining.len(), recent.users()), (5, 4));
+        assert_eq!((admission.joining.len(), recent.users()), (2, 5));
         assert_eq!(admission.capped.len(), 1);
         assert_eq!(
             (admission.capped[0].0.len(), admission.capped[0].1),
             (50, "capped_user")
         );
+    }
+
+    #[test]
+    fn as_many_turns_of_a_long_session_join_as_fit_from_all_over_it() {
+        let caps = Caps {
+            window: 40,
+            ..Caps::default()
+        };
+        let mut recent = Recent::new(caps, []);
+        let others: Vec<Candidate> = (10..20).map(|id| episode(&format!("u-{id}"), id, &[0.5; 10])).collect();
+        admit(others, &Cohort::new(), 32, &mut recent);
+        let long = episode("long", 1, &[0.5; 1000]);
+        let admission = admit(vec![long], &Cohort::new(), 32, &mut recent);
+        let indices = |turns: &Candidate| -> Vec<usize> {
+            let indices = turns.iter().map(|(sample, _)| sample.turn.as_ref().unwrap().index);
+            indices.collect()
+        };
+        let joined = indices(&admission.joining[0].turns);
+        assert_eq!(joined.len(), 20, "twice what a typical user has");
+        assert!(joined.is_sorted(), "in the order of the session");
+        assert!(joined[4] > 20 && joined[15] < 980, "{joined:?}");
+        let (rest, code) = &admission.capped[0];
+        assert_eq!((rest.len(), *code), (980, "capped_user"));
+        let mut all = [joined, indices(rest)].concat();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..1000));
+        // its own place is used up, and that of nobody else
+        let next = vec![episode("long", 2, &[0.5; 2]), episode("u-30", 30, &[0.5; 10])];
+        let admission = admit(next, &Cohort::new(), 32, &mut recent);
+        assert_eq!((admission.joining.len(), admission.capped.len()), (1, 1));
     }
 }

@@ -2,23 +2,26 @@
 //! may execute.
 
 use crate::api::audited;
-use crate::runs::claim;
+use crate::runs::claim::{self, Claim};
+use crate::runs::learning::{self, Obstacle, Target};
 use crate::runs::trainer::Trainer;
 use artifact::assignment::{CHAMPION, LEARNER};
 use edge::audit::{self, Actor};
 use serde_json::json;
+use sqlx::PgPool;
 use uuid::Uuid;
 
 /// The alias, as seen from the line.
 #[derive(Debug, PartialEq)]
 pub(super) enum AliasState {
-    /// It follows the line. An alias that is not assigned yet counts too: then there is nothing to
-    /// train on.
+    /// It follows the line.
     Follows,
     /// A release moved it to a version that the line must continue from.
     Rebase { branch: i32, version: i64 },
     /// It does not follow the line: the run pauses.
     OtherTarget(OtherTarget),
+    /// There is no such alias to learn from: the run waits, and sets nothing aside.
+    Waits(Obstacle),
 }
 
 /// Where an alias is that does not follow the line. `run.reason` has it as text while the run is
@@ -60,33 +63,19 @@ impl OtherTarget {
     }
 }
 
-/// The alias's row in force.
-#[derive(Debug)]
-struct Alias {
-    version: i64,
-    follows: Option<String>,
-    branch: i32,
-}
-
-/// Reads the state of the alias.
-pub(super) async fn state(trainer: &Trainer, line_branch: i32) -> Result<AliasState, sqlx::Error> {
+/// Reads which alias the run learns from, and its state.
+pub(super) async fn state(trainer: &Trainer, line_branch: i32) -> Result<(&'static str, AliasState), sqlx::Error> {
     let options = &trainer.options.realtime;
-    let row = sqlx::query_as!(
-        Alias,
-        r#"
-        select version as "version!", follows, branch as "branch!"
-        from alias
-        where policy = $1 and alias = $2 and not withdrawn
-        "#,
-        trainer.policy,
-        options.alias()
-    )
-    .fetch_optional(&trainer.pool)
-    .await?;
-    Ok(row.map_or(AliasState::Follows, |row| state_of(row, &options.line, line_branch)))
+    let learning = learning::read(&trainer.pool, &trainer.policy).await?;
+    let state = match (learning.obstacle(options.alias.as_deref()), learning.target) {
+        (Some(obstacle), _) => AliasState::Waits(obstacle),
+        (None, Some(target)) => state_of(target, &options.line, line_branch),
+        (None, None) => AliasState::Waits(Obstacle::NothingAssigned),
+    };
+    Ok((learning.alias, state))
 }
 
-fn state_of(row: Alias, line: &str, line_branch: i32) -> AliasState {
+fn state_of(row: Target, line: &str, line_branch: i32) -> AliasState {
     match row.follows {
         None => AliasState::OtherTarget(OtherTarget::Pinned { version: row.version }),
         Some(other) if other != line => AliasState::OtherTarget(OtherTarget::OtherLine { line: other }),
@@ -95,6 +84,74 @@ fn state_of(row: Alias, line: &str, line_branch: i32) -> AliasState {
             version: row.version,
         },
         Some(_) => AliasState::Follows,
+    }
+}
+
+/// Tells people which alias the run learns from, and why it waits.
+#[derive(Debug)]
+pub(super) struct Announced {
+    learns_from: String,
+    /// Set while the run waits.
+    advice: Option<String>,
+}
+
+impl Announced {
+    /// What the run's events say. A run without such an event learned from `champion`.
+    pub async fn open(pool: &PgPool, claim: &Claim) -> Result<Self, sqlx::Error> {
+        let said = sqlx::query_scalar!(
+            r#"select data ->> 'learns_from' as "alias!" from run_event
+               where run_id = $1 and data ? 'learns_from' order by id desc limit 1"#,
+            claim.run
+        )
+        .fetch_optional(pool)
+        .await?;
+        Ok(Announced {
+            learns_from: said.unwrap_or_else(|| CHAMPION.into()),
+            advice: None,
+        })
+    }
+
+    /// The run waits. One event for each reason.
+    pub async fn waits(&mut self, pool: &PgPool, claim: &Claim, obstacle: &Obstacle) -> Result<(), sqlx::Error> {
+        let advice = obstacle.advice();
+        metrics::gauge!("springtide_train_alias_missing").set(f64::from(u8::from(advice.is_some())));
+        if advice == self.advice.as_deref() {
+            return Ok(());
+        }
+        self.advice = advice.map(str::to_owned);
+        let Some(advice) = advice else { return Ok(()) };
+        let message = format!("learns nothing, and sets nothing aside: {advice}");
+        tracing::warn!(run = %claim.run, "{message}");
+        let mut connection = pool.acquire().await?;
+        claim::append_event(&mut connection, claim.run, "warn", &message, &json!({})).await
+    }
+
+    /// The run learns from this alias. An event if it is another than before. `steps_done`: by the run.
+    pub async fn learns_from(
+        &mut self,
+        pool: &PgPool,
+        claim: &Claim,
+        alias: &str,
+        steps_done: i64,
+    ) -> Result<(), sqlx::Error> {
+        metrics::gauge!("springtide_train_alias_missing").set(0.0);
+        let waited = self.advice.take().is_some();
+        if self.learns_from == alias && !waited {
+            return Ok(());
+        }
+        let before = std::mem::replace(&mut self.learns_from, alias.to_owned());
+        let message = if before == alias || steps_done == 0 {
+            format!("learns from `{alias}`")
+        } else {
+            format!(
+                "learns from `{alias}`, and from `{before}` no more: what `{before}` has answered and is not trained on yet \
+                 gets the disposition `held_out`"
+            )
+        };
+        tracing::info!(run = %claim.run, "{message}");
+        let mut connection = pool.acquire().await?;
+        let data = json!({"learns_from": alias});
+        claim::append_event(&mut connection, claim.run, "info", &message, &data).await
     }
 }
 
@@ -157,12 +214,13 @@ pub(super) async fn may_run(trainer: &Trainer, run: Uuid) -> Result<bool, sqlx::
     if row.status != "paused" {
         return Ok(matches!(row.status.as_str(), "queued" | "running" | "pausing"));
     }
-    let alias = trainer.options.realtime.alias();
     let reason = row.reason.unwrap_or_default();
-    let by_alias = OtherTarget::from_reason(&reason).is_some();
-    if !by_alias || matches!(state(trainer, i32::MAX).await?, AliasState::OtherTarget(_)) {
+    if OtherTarget::from_reason(&reason).is_none() {
         return Ok(false);
     }
+    let (alias, AliasState::Follows) = state(trainer, i32::MAX).await? else {
+        return Ok(false);
+    };
     let mut transaction = trainer.pool.begin().await?;
     // only if the run has not changed meanwhile
     let queued = sqlx::query!(
@@ -185,7 +243,7 @@ mod tests {
     use super::*;
 
     fn judged(follows: Option<&str>, branch: i32, line_branch: i32) -> AliasState {
-        let row = Alias {
+        let row = Target {
             version: 7,
             follows: follows.map(String::from),
             branch,

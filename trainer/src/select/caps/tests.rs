@@ -25,26 +25,66 @@ fn at(level: usize, name: &str, n: usize) -> Contributor {
     one
 }
 
+/// A trajectory of one generation of one token.
+fn member(from: Contributor) -> Member {
+    Member {
+        from,
+        generations: 1,
+        tokens: 1,
+    }
+}
+
 fn trained(newest_first: impl IntoIterator<Item = Contributor>) -> Recent {
-    Recent::new(Caps::default(), newest_first.into_iter().map(|one| (one, NOW)))
+    let trained = newest_first.into_iter().map(|one| (member(one), NOW));
+    Recent::new(Caps::default(), trained)
 }
 
 /// Trajectories of a cohort.
 const COHORT: usize = 32;
 
+impl Recent {
+    /// Adds a generation of one token if it fits.
+    fn admit(&mut self, one: Contributor) -> Result<(), &'static str> {
+        if let (_, Some(code)) = self.fitting(&one, &[1]) {
+            return Err(code);
+        }
+        self.add(member(one));
+        Ok(())
+    }
+}
+
 /// Admits one, and trains on every full cohort.
 fn admit(recent: &mut Recent, one: Contributor) -> Result<(), &'static str> {
     recent.admit(one)?;
+    step(recent);
+    Ok(())
+}
+
+fn step(recent: &mut Recent) {
     if recent.joined.len() == COHORT {
         recent.use_up(NOW);
     }
-    Ok(())
+}
+
+/// Admits what fits of a session whose turns have these tokens. Returns how many turns fit.
+fn admit_session(recent: &mut Recent, from: Contributor, turns: &[usize]) -> usize {
+    let (generations, _) = recent.fitting(&from, turns);
+    if generations > 0 {
+        let tokens = turns[..generations].iter().sum();
+        recent.add(Member {
+            from,
+            generations,
+            tokens,
+        });
+        step(recent);
+    }
+    generations
 }
 
 fn count(recent: &Recent, level: usize, name: &str) -> usize {
     let keys = recent.counts[level].by_key.iter();
     let named = keys.filter(|((first, second), _)| if level == USER { second == name } else { first == name });
-    named.map(|(_, count)| count).sum()
+    named.map(|(_, amounts)| amounts[TRAJECTORIES]).sum()
 }
 
 /// Names in proportion to their rates, evenly mixed.
@@ -151,10 +191,10 @@ fn a_user_who_sends_much_more_than_others_weighs_twice_a_typical_user() {
         for user in users {
             admitted[user] += usize::from(admit(&mut recent, from(&format!("user-{user}"))).is_ok());
         }
-        let typical = recent.counts[USER].typical();
+        let typical = recent.counts[USER].typical(TRAJECTORIES);
         assert!((6..=7).contains(&typical), "{typical}");
-        for (user, count) in &recent.counts[USER].by_key {
-            assert!(*count <= 14, "{user:?}: {count}");
+        for (user, amounts) in &recent.counts[USER].by_key {
+            assert!(amounts[TRAJECTORIES] <= 14, "{user:?}: {amounts:?}");
         }
         // the honest ones are trained on as often as they ask
         assert_eq!(admitted[attackers..].iter().min(), Some(&40));
@@ -179,7 +219,7 @@ fn inventing(keys: usize, share: f64) -> (f64, usize) {
     }
     let invented = recent.counts[USER].by_key.iter();
     let invented = invented.filter(|((_, user), _)| user.starts_with("invented"));
-    let weight = invented.map(|(_, count)| count).sum::<usize>() as f64 / 2000.0;
+    let weight = invented.map(|(_, amounts)| amounts[TRAJECTORIES]).sum::<usize>() as f64 / 2000.0;
     (weight, refused)
 }
 
@@ -215,7 +255,7 @@ fn who_is_left_is_held_back_for_a_week_at_most() {
     let names = ["a", "b", "c"];
     let trained = (0..2000).map(|n| {
         (
-            at(SURFACE, names[n % 3], n),
+            member(at(SURFACE, names[n % 3], n)),
             NOW - i32::try_from(n).unwrap() * hour / 100,
         )
     });
@@ -241,10 +281,10 @@ fn a_quarantined_trajectory_gives_its_place_back() {
     let admitted = (0..1000).filter(|_| recent.admit(named.clone()).is_ok()).count();
     assert_eq!(recent.admit(named.clone()), Err("capped_user"));
     for _ in 0..admitted {
-        recent.withdraw(&named);
+        recent.withdraw(&member(named.clone()));
     }
     assert_eq!(recent, before);
-    recent.withdraw(&named);
+    recent.withdraw(&member(named.clone()));
     assert_eq!(recent, before, "it is not in the cohort");
     recent.admit(named).unwrap();
 }
@@ -290,12 +330,12 @@ fn a_window_smaller_than_a_cohort_works() {
         window: 2,
         ..Caps::default()
     };
-    let mut recent = Recent::new(caps, [(from("a"), NOW), (from("b"), NOW), (from("c"), NOW)]);
+    let mut recent = Recent::new(caps, ["a", "b", "c"].map(|user| (member(from(user)), NOW)));
     for n in 0..5 {
         recent.admit(from(&format!("user-{n}"))).unwrap();
     }
     assert_eq!((recent.size(), recent.users()), (5, 5));
-    recent.withdraw(&from("user-1"));
+    recent.withdraw(&member(from("user-1")));
     recent.use_up(NOW);
     assert_eq!((recent.size(), recent.users()), (4, 4));
     recent.forget_before(NOW + Duration::HOUR);
@@ -317,4 +357,90 @@ fn shares_must_be_above_0_and_at_most_1() {
         ..Caps::default()
     };
     assert!(caps.check().unwrap_err().starts_with("window"));
+}
+
+/// The share of the window's trained tokens.
+fn token_share(recent: &Recent, user: &str) -> f64 {
+    let counts = &recent.counts[USER];
+    let tokens = counts.of(&("default".into(), user.into()))[TOKENS];
+    tokens as f64 / counts.all[TOKENS] as f64
+}
+
+#[test]
+fn one_user_with_few_huge_sessions_weighs_no_more_than_the_cap() {
+    const TURN: usize = 30;
+    for (others_turns, typical) in [(1, 10), (10, 10), (50, 50)] {
+        // 200 users in turn; one of them has 8 sessions of 4,096 turns among 2,000
+        let mut recent = trained([]);
+        for n in 0..4000 {
+            let user = format!("user-{}", n % 200);
+            let turns = match n % 250 {
+                249 => admit_session(&mut recent, from("long"), &[TURN; 4096]),
+                _ => admit_session(&mut recent, from(&user), &vec![TURN; others_turns]),
+            };
+            assert!(
+                n % 250 == 249 || turns == others_turns,
+                "{user}: {turns} of {others_turns}"
+            );
+        }
+        // 0.5%, or twice what a typical user has: ten sessions
+        let share = token_share(&recent, "long");
+        assert!(share <= 0.0101, "{share} with {others_turns} turns, typical {typical}");
+        assert!(share > 0.004, "they are trained on, within the cap: {share}");
+        assert!((recent.largest_user_share() - share).abs() < 0.003);
+    }
+}
+
+#[test]
+fn a_new_kind_of_long_session_is_let_in_by_and_by() {
+    // a surface of single short answers gets sessions of 50 turns, of many users
+    let mut recent = trained((0..2000).map(|n| from(&format!("user-{}", n % 200))));
+    let mut fit = Vec::new();
+    for n in 0..1000 {
+        fit.push(admit_session(&mut recent, from(&format!("session-{n}")), &[20; 50]));
+        admit(&mut recent, from(&format!("user-{}", n % 200))).ok();
+    }
+    assert_eq!(fit[0], 1, "one generation of a new user is always allowed");
+    assert!(fit[500] > 1 && fit[500] < 50, "{}", fit[500]);
+    assert_eq!(fit[999], 50, "sessions are what is typical now");
+}
+
+#[test]
+fn many_tiny_answers_of_one_user_are_capped_as_trajectories() {
+    let mut recent = trained([]);
+    for n in 0..2000 {
+        admit_session(&mut recent, from(&format!("user-{}", n % 200)), &[100]);
+    }
+    let tiny = (0..1000).filter(|_| recent.admit(from("tiny")).is_ok()).count();
+    assert_eq!(tiny, 20, "twice a typical user");
+}
+
+#[test]
+fn the_window_ends_at_a_number_of_generations() {
+    let caps = Caps {
+        window: 10,
+        ..Caps::default()
+    };
+    let long = |user: &str| Member {
+        from: from(user),
+        generations: 200,
+        tokens: 4000,
+    };
+    let mut recent = Recent::new(caps, (0..10).map(|n| (long(&format!("user-{n}")), NOW)));
+    assert_eq!((recent.size(), recent.generations), (3, 600), "of at most 640");
+    recent.add(long("a"));
+    assert_eq!((recent.size(), recent.generations, recent.in_window), (3, 600, 2));
+    recent.withdraw(&long("a"));
+    assert_eq!((recent.size(), recent.in_window), (3, 3));
+    recent.add(member(from("b")));
+    assert_eq!((recent.size(), recent.generations), (4, 601));
+    // what is in the cohort counts however much it is
+    recent.add(long("a"));
+    recent.add(Member {
+        generations: 1000,
+        ..long("c")
+    });
+    assert_eq!((recent.in_window, recent.joined.len()), (0, 3));
+    recent.use_up(NOW);
+    assert_eq!((recent.size(), recent.users()), (3, 3));
 }

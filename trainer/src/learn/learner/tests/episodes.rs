@@ -97,3 +97,96 @@ fn the_sum_of_a_session_is_not_divided_by_its_turns() {
     let rewards = [0.75, cohort[4].reward, cohort[5].reward];
     close(metrics.reward_mean, rewards.iter().sum::<f64>() / 3.0);
 }
+
+/// A session whose turns continue each other, logged with the bits of the learner's own model.
+fn session(learner: &Learner) -> Vec<Sample> {
+    let mut turns = samples(learner, 6);
+    as_episode(&mut turns);
+    let mut context = Vec::new();
+    for (index, turn) in turns.iter_mut().enumerate() {
+        context.append(&mut turn.prompt);
+        turn.prompt.clone_from(&context);
+        context.extend(&turn.tokens);
+        turn.temperature = 0.7 + 0.1 * index as f32;
+        turn.suppressed = index == 2;
+        turn.mask[0] = index != 3;
+        turn.behavior = (index > 3).then(|| {
+            let params = Params {
+                temperature: turn.temperature,
+                repetition_penalty: 1.3,
+                presence_penalty: 0.2,
+                ..Params::default()
+            };
+            let candidates = None;
+            Arc::new(Behavior { params, candidates })
+        });
+    }
+    turns
+}
+
+/// Log-probabilities by turn, and all logits, as bits.
+fn scored(learner: &Learner, batches: &[MicroBatch]) -> (Vec<(usize, Vec<u32>)>, Vec<u32>) {
+    let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|value| value.to_bits()).collect() };
+    let (mut turns, mut logits) = (Vec::new(), Vec::new());
+    for batch in batches {
+        let scored = learner.score(batch).unwrap();
+        logits.extend(bits(scored.pass.logits.values()));
+        let mut rest = scored.recomputed.as_slice();
+        for (index, count) in &batch.samples {
+            let (own, later) = rest.split_at(*count);
+            turns.push((*index, bits(own)));
+            rest = later;
+        }
+        assert!(rest.is_empty());
+    }
+    (turns, logits)
+}
+
+#[test]
+fn turns_that_share_a_sequence_have_the_bits_that_they_have_alone() {
+    let learner = learner(3);
+    let turns = session(&learner);
+    let together = batch::pack(&turns, &[1.0; 6], 100).unwrap();
+    assert_eq!((together.len(), together[0].sequences.len()), (1, 1));
+    let length = together[0].sequences[0].len();
+    assert!(length > 40, "several tiles of the kernels: {length}");
+    let alone: Vec<MicroBatch> = turns
+        .iter()
+        .enumerate()
+        .map(|(index, turn)| {
+            let mut batch = batch::pack(std::slice::from_ref(turn), &[1.0], 100).unwrap().remove(0);
+            batch.samples[0].0 = index;
+            batch
+        })
+        .collect();
+    assert_eq!(scored(&learner, &together), scored(&learner, &alone));
+}
+
+#[test]
+fn a_session_in_one_sequence_makes_the_step_that_its_turns_make_alone() {
+    let mut learner = learner(3);
+    let mut turns = session(&learner);
+    for batch in batch::pack(&turns, &[1.0; 6], 1).unwrap() {
+        let mut logprobs = learner.score(&batch).unwrap().recomputed.into_iter();
+        let turn = &mut turns[batch.samples[0].0];
+        let trained = turn
+            .logprobs
+            .iter_mut()
+            .zip(&turn.mask)
+            .filter(|(_, trained)| **trained);
+        trained.for_each(|(logprob, _)| *logprob = logprobs.next().unwrap());
+    }
+    let mut metrics = |micro_batch_tokens: usize| {
+        let settings = StepSettings {
+            micro_batch_tokens,
+            ..StepSettings::default()
+        };
+        propose(&mut learner, &turns, &settings).metrics
+    };
+    let (alone, together) = (metrics(1), metrics(4096));
+    assert_eq!((alone.sequences, together.sequences), (6, 6));
+    assert_eq!(together.mismatch.difference_max, 0.0);
+    close(together.gradient_norm, alone.gradient_norm);
+    close(together.loss, alone.loss);
+    close(together.entropy, alone.entropy);
+}
