@@ -85,6 +85,9 @@ const ATTACKS: &[(&str, &str)] = &[
     ("train", "update trajectory set reward = 1"),
     ("train", "insert into generation select * from generation"),
     ("control", "insert into feedback select * from feedback"),
+    ("control", "insert into judgement select * from judgement"),
+    ("train", "update judgement set value_bool = true"),
+    ("serve", "delete from judgement"),
     ("ingest", "update reward_definition set definition = '{}'"),
     ("control", "update run_event set data = '{}'"),
     ("control", "insert into trajectory_use select * from trajectory_use"),
@@ -106,6 +109,8 @@ const ATTACKS: &[(&str, &str)] = &[
     ("serve", "select id from generation"),
     ("serve", "select * from run"),
     ("train", "select * from feedback"),
+    ("control", "select * from judgement"),
+    ("train", "select * from judgement"),
     ("ingest", "select * from task"),
     // past the rules
     ("ingest", "alter table generation disable row level security"),
@@ -212,6 +217,7 @@ async fn queries_without_a_condition_show_no_other_tenants_rows() {
         "episode_end",
         "payload_reference",
         "expired_generation",
+        "judgement",
     ] {
         let count = format!("select count(*)::text from {table}");
         seen(&ingest, &[("springtide.tenant", "ours")], &count).await;

@@ -4,6 +4,7 @@
 mod docs;
 mod endpoint;
 mod kills;
+mod outage;
 mod queue;
 mod world;
 
@@ -19,10 +20,10 @@ use uuid::Uuid;
 
 use crate::ingest::{JSON, Service, Trajectory, count, dead_letters, send, trajectory};
 use crate::ingest_order::{hold_the_closer, release_the_closer};
-use crate::support::Stack;
+use crate::support::{Stack, eventually};
 use endpoint::{Endpoint, Reply, completion};
 use world::{
-    SOURCE, becomes, feedback_id, follow_up, given_up, judge_at, judge_of, logged, on, rescored, send_queued, unscored,
+    SOON, SOURCE, becomes, feedback_id, follow_up, given_up, judge_of, logged, on, rescored, send_queued, unscored,
     with_judges,
 };
 
@@ -130,6 +131,18 @@ async fn answers_become_feedback_and_rewards() {
         0
     );
     service.stop().await;
+
+    // Of older texts it knows nothing, and what would read its answer says so.
+    let mut options = with_judges([judge::Options {
+        name: "mood".to_owned(),
+        metric: "mood".to_owned(),
+        ..judge_of(&endpoint)
+    }]);
+    options.surface[0].reward = Some("mood == null ? 0.25 : mood".to_owned());
+    let outcomes = rescored(&stack, &options, "chat", false).await;
+    let rewarded_none = |outcome: &Outcome| matches!(outcome, Outcome::Rewarded { reward, .. } if *reward == 0.25);
+    assert_eq!(outcomes[&sad_one.id], Outcome::Censored { code: "unscored_judge" });
+    assert!(!rewarded_none(&outcomes[&glad_one.id]), "{outcomes:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -196,7 +209,7 @@ async fn a_slow_answer_is_late_and_a_rescore_uses_it() {
         (&turns[0], "no"),
         (&turns[1], "no"),
     ];
-    send_queued(&stack, &texts).await;
+    let sent = send_queued(&stack, &texts).await;
     for id in [waiting.id, turns[0].id, turns[1].id] {
         assert_eq!(trajectory(&stack.pool, id).await, unscored());
     }
@@ -226,55 +239,32 @@ async fn a_slow_answer_is_late_and_a_rescore_uses_it() {
         assert_eq!(scores(surface, true).await[&id], missing);
     }
     assert_eq!(trajectory(&stack.pool, waiting.id).await, unscored());
-    service.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_judge_that_is_down_is_asked_again_until_it_is_given_up() {
-    let stack = Stack::start("judge-down").await;
-    let endpoint = Endpoint::start(|text, before| match (text, before) {
-        ("in the end", 0) => Reply::Status(500, None),
-        ("in the end", 1) => Reply::Status(429, Some(1)),
-        ("in the end", 2) => Reply::Status(503, None),
-        ("in the end", _) => Reply::answer(false),
-        _ => Reply::Status(500, None),
-    })
-    .await;
-    let [nobody] = edge::bind::free_ports().unwrap();
-    let refused = judge::Options {
-        name: "mood".to_owned(),
-        metric: "mood".to_owned(),
-        attempts_max: 2,
-        ..judge_at(format!("http://127.0.0.1:{nobody}/v1"))
+    // With another horizon the answers would have come in time.
+    let mut longer = options.clone();
+    for surface in &mut longer.surface {
+        surface.horizon_seconds = 600.0;
+    }
+    for (surface, id, reward) in [("chat", waiting.id, -1.0), ("session", turns[0].id, -0.5)] {
+        let again = &rescored(&stack, &longer, surface, true).await[&id];
+        assert!(
+            matches!(again, Outcome::Rewarded { reward: is, .. } if *is == reward),
+            "{again:?}"
+        );
+    }
+    // The text was there when the trajectory closed, and its retraction was not.
+    let retraction = Retraction {
+        id: Uuid::now_v7(),
+        feedback_id: feedback_id(&sent[0]),
+        reason: String::new(),
     };
-    let answering = judge::Options {
-        attempts_max: 4,
-        ..judge_of(&endpoint)
-    };
-    let service = Service::start_with(&stack, with_judges([answering])).await;
-    let (in_the_end, never) = (on("chat"), on("chat"));
-    let texts = send_queued(&stack, &[(&in_the_end, "in the end"), (&never, "never")]).await;
+    let retraction = retraction.into_event("default", SOURCE, sent[0].time + Duration::from_millis(10));
+    send(&stack, &[retraction]).await;
+    becomes(&stack.pool, "select count(*) from retraction", 1).await;
+    assert_eq!(scores("chat", true).await[&waiting.id], missing);
     assert_eq!(
-        trajectory(&stack.pool, in_the_end.id).await,
-        Trajectory::rewarded(0.5, "expression")
+        scores("chat", false).await[&waiting.id],
+        Outcome::Censored { code: "retracted" }
     );
-    let questions = endpoint.questions();
-    let asked_at: Vec<_> = questions
-        .iter()
-        .filter(|question| question.text == "in the end")
-        .collect();
-    assert_eq!(asked_at.len(), 4);
-    assert!(asked_at[2].at - asked_at[1].at >= Duration::from_secs(1), "Retry-After");
-    assert_eq!(given_up(&stack.pool, &texts[1]).await, ("unavailable".to_owned(), 4));
-    assert_eq!(trajectory(&stack.pool, never.id).await, unscored());
-    assert_eq!(endpoint.times("never"), 4);
-    service.stop().await;
-
-    let service = Service::start_with(&stack, with_judges([refused])).await;
-    let nobody_there = on("moody");
-    let texts = send_queued(&stack, &[(&nobody_there, "hello?")]).await;
-    assert_eq!(given_up(&stack.pool, &texts[0]).await, ("unavailable".to_owned(), 2));
-    assert_eq!(trajectory(&stack.pool, nobody_there.id).await, unscored());
     service.stop().await;
 }
 
@@ -296,8 +286,9 @@ async fn what_is_not_by_the_schema_is_an_error_and_nothing_is_guessed() {
         ("no completion", Reply::Body(json!({"answer": 0.5})), "malformed"),
         ("cut off", Reply::Body(completion(right, "length")), "truncated"),
         ("refusal", Reply::Body(refusal), "refused"),
-        ("key", Reply::Status(401, None), "http_error"),
-        ("moved", Reply::Status(307, None), "http_error"),
+        ("bad request", Reply::Status(400, Some(600)), "http_error"),
+        ("too long", Reply::Status(413, Some(600)), "http_error"),
+        ("no such schema", Reply::Status(422, None), "http_error"),
     ];
     let stack = Stack::start("judge-lies").await;
     let replies: BTreeMap<&str, Reply> = lies.iter().map(|(text, reply, _)| (*text, reply.clone())).collect();
@@ -376,14 +367,15 @@ async fn texts_without_consent_of_other_tenants_or_retracted_are_not_asked_about
         tenants: vec!["default".to_owned()],
         ..judge_of(&endpoint)
     };
-    let service = Service::start_with(&stack, with_judges([judge])).await;
+    let options = with_judges([judge]);
+    let service = Service::start_with(&stack, options.clone()).await;
     let refused = Generation {
         consent: false,
         ..on("chat")
     };
     let taken_back = on("chat");
     let texts = send_queued(&stack, &[(&refused, "without consent"), (&taken_back, "taken back")]).await;
-    assert_eq!(given_up(&stack.pool, &texts[0]).await, ("no_consent".to_owned(), 1));
+    assert_eq!(given_up(&stack.pool, &texts[0]).await, ("no_consent".to_owned(), 0));
     let no_consent = Trajectory::censored("no_consent");
     assert_eq!(trajectory(&stack.pool, refused.id).await, no_consent);
     assert_eq!(
@@ -424,7 +416,65 @@ async fn texts_without_consent_of_other_tenants_or_retracted_are_not_asked_about
     );
     let asked: Vec<String> = endpoint.questions().into_iter().map(|question| question.text).collect();
     assert_eq!(asked, ["taken back"]);
+    let censored = |code| Outcome::Censored { code };
+    let outcomes = rescored(&stack, &options, "chat", false).await;
+    assert_eq!(
+        outcomes[&foreign.id],
+        censored("no_feedback"),
+        "its tenant has no answers"
+    );
+    // A judge that should have read the text, and has not.
     let outcomes = rescored(&stack, &with_judges([judge_of(&endpoint)]), "chat", false).await;
-    assert_eq!(outcomes[&later.id], Outcome::Censored { code: "retracted" });
+    assert_eq!(outcomes[&later.id], censored("retracted"));
+    assert_eq!(outcomes[&foreign.id], censored("unscored_judge"));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queued_text_of_a_tenant_that_the_judge_no_longer_reads_is_not_sent() {
+    let stack = Stack::start("judge-tenants").await;
+    let endpoint = Endpoint::start(|_, _| Reply::Status(503, None)).await;
+    let service = Service::start_with(&stack, with_judges([judge_of(&endpoint)])).await;
+    let generation = on("chat");
+    let texts = send_queued(&stack, &[(&generation, "not for you")]).await;
+    eventually("it is asked about", SOON, async || {
+        (endpoint.times("not for you") > 0).then_some(())
+    })
+    .await;
+    service.stop().await;
+    let asked = endpoint.times("not for you");
+    let judge = judge::Options {
+        tenants: vec!["another".to_owned()],
+        ..judge_of(&endpoint)
+    };
+    let service = Service::start_with(&stack, with_judges([judge])).await;
+    assert_eq!(given_up(&stack.pool, &texts[0]).await, ("other_tenant".to_owned(), 0));
+    assert_eq!(endpoint.times("not for you"), asked);
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_faulty_vote_is_asked_for_once_more() {
+    let stack = Stack::start("judge-votes").await;
+    // The second of three votes is faulty once, or twice.
+    let endpoint = Endpoint::start(|text, before| match (text, before) {
+        (_, 1) | ("twice", 2) => Reply::Says("prose".to_owned()),
+        _ => Reply::answer(true),
+    })
+    .await;
+    let judge = judge::Options {
+        votes: 3,
+        attempts_max: 1,
+        ..judge_of(&endpoint)
+    };
+    let service = Service::start_with(&stack, with_judges([judge])).await;
+    let (once, twice) = (on("chat"), on("chat"));
+    let texts = send_queued(&stack, &[(&once, "once"), (&twice, "twice")]).await;
+    assert_eq!(
+        trajectory(&stack.pool, once.id).await,
+        Trajectory::rewarded(-1.0, "expression")
+    );
+    assert_eq!(given_up(&stack.pool, &texts[1]).await, ("not_schema".to_owned(), 1));
+    assert_eq!((endpoint.times("once"), endpoint.times("twice")), (4, 3));
     service.stop().await;
 }

@@ -56,6 +56,7 @@ mod scopes;
 #[cfg(feature = "torch")]
 mod serving;
 mod session_cases;
+mod session_demo;
 mod session_long;
 mod session_model;
 mod session_order;

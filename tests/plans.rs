@@ -498,6 +498,91 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         vec!["accept".to_owned()],
         1.0_f64
     );
+    let process = Uuid::now_v7();
+    let (hot, unasked) = (vec![0_u8], vec![2_u8]);
+    let digest: Vec<u8> = sqlx::query_scalar("select decode(md5('0'), 'hex')")
+        .fetch_one(pool)
+        .await
+        .unwrap();
+    ask!(
+        "judge: take",
+        "../ingest/src/rows/judgement/take.sql",
+        "sadness",
+        8_i64,
+        30.0_f64,
+        process
+    );
+    ask!(
+        "judge: copies of a text",
+        "../ingest/src/rows/judgement/copies.sql",
+        "sadness",
+        "default",
+        hot,
+        256_i64,
+        30.0_f64,
+        process
+    );
+    let texts: Vec<Uuid> = sqlx::query_scalar(
+        "select feedback_id from judgement where tenant_id = 'default' and next_at is not null limit 200",
+    )
+    .fetch_all(pool)
+    .await
+    .unwrap();
+    for (name, version) in [("judge: read, cached", vec![1_u8]), ("judge: read", unasked)] {
+        let sql = include_str!("../ingest/src/rows/judgement/read.sql");
+        let tenants = vec!["default"; texts.len()];
+        let read = explain(pool, name, sql, |query| {
+            let query = query.bind(tenants.clone()).bind(texts.clone());
+            query.bind("sadness").bind(version.clone()).bind(4_096_i64)
+        });
+        plans.push((name, read.await));
+    }
+    ask!(
+        "judge: a text failed",
+        "../ingest/src/rows/judgement/failed.sql",
+        "sadness",
+        "tenant-1",
+        digest,
+        Uuid::nil(),
+        "malformed",
+        "",
+        8_i32,
+        1.0_f64,
+        process
+    );
+    ask_text!(
+        "judge: queue",
+        "select count(*) from (select from judgement where judge = $1 and next_at <= now() limit $2) q",
+        "sadness",
+        100_000_i64
+    );
+    let targets: Vec<Uuid> = ids.iter().chain(&ids).copied().collect();
+    let are_episodes: Vec<bool> = (0..targets.len()).map(|nth| nth >= ids.len()).collect();
+    let whose = |name: &'static str| vec![name; targets.len()];
+    ask!(
+        "closer: missing answers",
+        "../ingest/src/rows/judgement/missing.sql",
+        whose("default"),
+        targets,
+        are_episodes,
+        whose("sadness"),
+        whose("follow_up"),
+        vec![now; targets.len()],
+        vec![None::<time::OffsetDateTime>; targets.len()],
+        vec![None::<time::OffsetDateTime>; targets.len()],
+        1_000_i64
+    );
+    let answers: Vec<Uuid> =
+        sqlx::query_scalar("select answer_id from judgement where answer_id is not null limit 500")
+            .fetch_all(pool)
+            .await
+            .unwrap();
+    ask!(
+        "closer: retractions",
+        "../ingest/src/rows/feedback/first_retractions.sql",
+        vec!["default"; answers.len()],
+        answers
+    );
     let new_ids: Vec<Uuid> = (0..400).map(|_| Uuid::now_v7()).collect();
     let about_generation = |id: &Uuid| (Some(*id), None::<Uuid>);
     let about_episode = |id: &Uuid| (None::<Uuid>, Some(*id));

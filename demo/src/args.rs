@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, str::FromStr, sync::Arc};
 
-use crate::{corpus, house_style};
+use crate::{Settings, client, corpus, house_style};
 
 /// Replays developers at work on real code, and reports how well the arms served them.
 #[derive(Debug, Clone, clap::Args)]
@@ -10,22 +10,27 @@ pub struct Args {
     /// How long to replay, in minutes.
     #[arg(long, default_value_t = 10.0, value_parser = positive::<f64>)]
     pub minutes: f64,
-    /// Mean pauses per second, over all users.
-    #[arg(long, default_value_t = 16.0, value_parser = positive::<f64>)]
-    pub rate: f64,
+    /// What users do. `completion`: each pause is a suggestion of its own. `session`: up to four
+    /// turns about one line, and a verdict at the end.
+    #[arg(long, value_enum, default_value_t = Surface::Completion)]
+    pub surface: Surface,
+    /// Mean pauses or sessions per second, over all users [default: 16 pauses, 8 sessions]
+    #[arg(long, value_parser = positive::<f64>)]
+    rate: Option<f64>,
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]
     pub corpus: Corpus,
-    /// Where to write the report as JSON; default: report.json in the state folder. The page is
-    /// written beside it.
+    /// Where to write the report as JSON; default: report.json or session.json in the state folder.
+    /// The page of completions is written beside it.
     #[arg(long, alias = "json", value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Policy to ask, if not the configured one.
     #[arg(long, value_name = "NAME")]
     pub policy: Option<String>,
-    /// Permute the answers among the shown suggestions, so that there is nothing to learn.
+    /// Permute the answers among the shown suggestions, or the verdicts among the sessions, so that
+    /// there is nothing to learn.
     #[arg(long)]
     pub control: bool,
     /// Sampling temperature of all arms.
@@ -35,6 +40,47 @@ pub struct Args {
     /// references.
     #[arg(long, default_value_t = 1500)]
     pub reference_pauses: usize,
+    /// With `--surface session`: users also say of each turn whether they keep at least
+    /// half of the suggestion.
+    #[arg(long, conflicts_with = "control")]
+    pub turn_signals: bool,
+    /// With `--surface session`: sessions of other users that the base is tried on before the run.
+    #[arg(long, default_value_t = 600)]
+    pub start_sessions: usize,
+}
+
+impl Args {
+    /// Where the report goes.
+    pub fn report_file(&self, settings: &Settings) -> PathBuf {
+        let name = match self.surface {
+            Surface::Completion => "report.json",
+            Surface::Session => "session.json",
+        };
+        self.report.clone().unwrap_or_else(|| settings.state_dir.join(name))
+    }
+
+    pub fn rate(&self) -> f64 {
+        self.rate.unwrap_or(match self.surface {
+            Surface::Completion => 16.0,
+            Surface::Session => 8.0,
+        })
+    }
+}
+
+/// The surfaces that can be replayed, by the names that the stack knows them by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Surface {
+    Completion,
+    Session,
+}
+
+impl Surface {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Completion => client::SURFACE,
+            Self::Session => client::SESSION_SURFACE,
+        }
+    }
 }
 
 /// Whose code is replayed.

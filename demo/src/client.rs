@@ -1,5 +1,5 @@
-//! The two calls of a product with suggestions: ask for a completion, and report the developer's
-//! answer.
+//! The calls of a product with suggestions: ask for a completion, report the developer's answer, and
+//! say that a session is over.
 //!
 //! A failed completion is counted and not retried, because the developer has typed on. Feedback is
 //! retried with the same id and body until it is acknowledged, so a repetition changes nothing.
@@ -9,14 +9,11 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use reqwest::{Response, StatusCode};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-use crate::{
-    Settings,
-    corpus::{pauses::SUGGESTION_TOKENS_MAX, tokenizer::CUT},
-};
+use crate::{Settings, corpus::pauses::SUGGESTION_TOKENS_MAX};
 
 /// Most characters of the file that are sent. The demo's model reads 256 tokens: 239 of context,
 /// the cut and 16 of its own suggestion. A token holds 2.7 characters of Rust on average, so about
@@ -27,8 +24,9 @@ pub const CONTEXT_CHARS_MAX: usize = 560;
 pub const SHORTENINGS_MAX: u32 = 8;
 /// Problem type of a prompt that is too long.
 const TOO_LONG: &str = "context-too-long";
-/// Surface of the demo's product.
+/// Surfaces of the demo's product: single suggestions, and sessions.
 pub const SURFACE: &str = "completion";
+pub const SESSION_SURFACE: &str = "session";
 /// A later completion has failed: the developer has typed on.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(10);
 const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -102,6 +100,14 @@ struct Problem {
 pub struct Asker {
     pub user: String,
     pub session_id: Uuid,
+    pub surface: &'static str,
+}
+
+/// What feedback is about.
+#[derive(Debug, Clone, Copy)]
+pub enum Target {
+    Generation(Uuid),
+    Episode(Uuid),
 }
 
 /// What happened to one feedback event.
@@ -163,25 +169,26 @@ impl Client {
         Ok(())
     }
 
-    /// Asks for the rest of the line after `context(chars)`. Returns the suggestion and how often
-    /// the context had to be shortened.
+    /// Asks for the rest of the line after `prompt(chars)`, a prompt with at most so many characters
+    /// of the file. It begins with `chars`. Returns the suggestion and how often the prompt had to be
+    /// shortened.
     pub async fn complete(
         &self,
         asker: &Asker,
-        context: impl Fn(usize) -> String,
+        mut chars: usize,
+        prompt: impl Fn(usize) -> String,
     ) -> Result<(Suggestion, u32), Failure> {
         let call = "completion";
-        let mut chars = CONTEXT_CHARS_MAX;
         let mut shortenings = 0;
         loop {
             let request = json!({
                 "model": self.settings.policy,
-                "prompt": context(chars) + CUT,
+                "prompt": prompt(chars),
                 "max_tokens": SUGGESTION_TOKENS_MAX,
                 "temperature": self.temperature,
                 "user": asker.user,
                 "session_id": asker.session_id,
-                "surface": SURFACE,
+                "surface": asker.surface,
             });
             let url = format!("{}/v1/completions", self.settings.serve_url);
             let sent = self.post(url, COMPLETION_TIMEOUT).json(&request).send().await;
@@ -204,33 +211,53 @@ impl Client {
         }
     }
 
-    /// Reports that the developer accepted or rejected a suggestion at `time`.
-    pub async fn send_feedback(&self, generation_id: Uuid, accept: bool, time: OffsetDateTime) -> Delivery {
+    /// Reports the value of a metric, given at `time`.
+    pub async fn send_feedback(
+        &self,
+        target: Target,
+        metric: &str,
+        value: impl Into<Value>,
+        time: OffsetDateTime,
+    ) -> Delivery {
+        let (field, id) = match target {
+            Target::Generation(id) => ("generation_id", id),
+            Target::Episode(id) => ("episode_id", id),
+        };
+        let event = json!({
+            "id": Uuid::now_v7(),
+            field: id,
+            "metric_name": metric,
+            "value": value.into(),
+        });
+        self.deliver("feedback", "feedback", event, time).await
+    }
+
+    /// Says that an episode is over.
+    pub async fn end_episode(&self, episode_id: Uuid, time: OffsetDateTime) -> Delivery {
+        let event = json!({ "episode_id": episode_id });
+        self.deliver("end", "episode-ends", event, time).await
+    }
+
+    async fn deliver(&self, call: &'static str, path: &str, event: Value, time: OffsetDateTime) -> Delivery {
         let mut retries = 0;
-        let failure = self.try_feedback(generation_id, accept, time, &mut retries).await.err();
+        let failure = self.try_deliver(call, path, event, time, &mut retries).await.err();
         Delivery { retries, failure }
     }
 
-    async fn try_feedback(
+    async fn try_deliver(
         &self,
-        generation_id: Uuid,
-        accept: bool,
+        call: &'static str,
+        path: &str,
+        mut event: Value,
         time: OffsetDateTime,
         retries: &mut u64,
     ) -> Result<(), Failure> {
-        let call = "feedback";
-        let request = json!({
-            "id": Uuid::now_v7(),
-            "generation_id": generation_id,
-            "metric_name": "accept",
-            "value": accept,
-            "time": time.format(&Rfc3339).map_err(|_| Failure::new(call, "no time"))?,
-        });
+        event["time"] = time.format(&Rfc3339).map_err(|_| Failure::new(call, "no time"))?.into();
+        let url = format!("{}/v1/{path}", self.settings.ingest_url);
         let deadline = Instant::now() + FEEDBACK_PATIENCE;
         let mut backoff = BACKOFF_MIN;
         loop {
-            let url = format!("{}/v1/feedback", self.settings.ingest_url);
-            match self.post(url, FEEDBACK_TIMEOUT).json(&request).send().await {
+            match self.post(url.clone(), FEEDBACK_TIMEOUT).json(&event).send().await {
                 Ok(response) if response.status().is_success() => return Ok(()),
                 Ok(response) if !is_transient(response.status()) => {
                     let status = response.status();
@@ -299,6 +326,7 @@ mod tests {
         Asker {
             user: "s1-u0001".to_owned(),
             session_id: Uuid::now_v7(),
+            surface: SURFACE,
         }
     }
 
@@ -306,7 +334,12 @@ mod tests {
     async fn feedback_is_repeated_with_the_same_id_and_body_until_it_is_acknowledged() {
         let (client, bodies) = serve(|n, _| (if n < 3 { 503 } else { 200 }, json!({}))).await;
         let delivery = client
-            .send_feedback(Uuid::now_v7(), true, OffsetDateTime::now_utc())
+            .send_feedback(
+                Target::Generation(Uuid::now_v7()),
+                "accept",
+                true,
+                OffsetDateTime::now_utc(),
+            )
             .await;
         assert!(delivery.failure.is_none());
         assert_eq!(delivery.retries, 2);
@@ -323,7 +356,12 @@ mod tests {
     async fn feedback_that_is_refused_for_good_is_counted_and_not_repeated() {
         let (client, bodies) = serve(|_, _| (409, json!({"title": "conflict"}))).await;
         let delivery = client
-            .send_feedback(Uuid::now_v7(), false, OffsetDateTime::now_utc())
+            .send_feedback(
+                Target::Episode(Uuid::now_v7()),
+                "accept",
+                false,
+                OffsetDateTime::now_utc(),
+            )
             .await;
         assert_eq!(delivery.failure.unwrap().to_string(), "feedback: http 409");
         assert_eq!(bodies.lock().unwrap().len(), 1);
@@ -343,13 +381,13 @@ mod tests {
             }
         })
         .await;
-        let (suggestion, shortenings) = client.complete(&asker(), |chars| "a".repeat(chars)).await.unwrap();
+        let (suggestion, shortenings) = client.complete(&asker(), 560, |chars| "a".repeat(chars)).await.unwrap();
         assert_eq!(
             (suggestion.version, suggestion.arm.as_str(), shortenings),
             (3, "base", 2)
         );
         let bodies = bodies.lock().unwrap();
-        assert_eq!(bodies[2]["prompt"], json!("a".repeat(CONTEXT_CHARS_MAX * 9 / 16) + CUT));
+        assert_eq!(bodies[2]["prompt"], json!("a".repeat(560 * 9 / 16)));
         assert_eq!(
             (&bodies[1]["surface"], &bodies[1]["max_tokens"]),
             (&json!("completion"), &json!(16))
@@ -359,7 +397,7 @@ mod tests {
     #[tokio::test]
     async fn a_completion_that_fails_is_named_and_not_asked_for_again() {
         let (client, bodies) = serve(|_, _| (503, json!({"title": "the log is unavailable"}))).await;
-        let failure = client.complete(&asker(), |_| String::new()).await.unwrap_err();
+        let failure = client.complete(&asker(), 560, |_| String::new()).await.unwrap_err();
         assert_eq!(failure.to_string(), "completion: http 503");
         assert_eq!(bodies.lock().unwrap().len(), 1);
     }

@@ -20,6 +20,7 @@ mod random;
 mod references;
 mod replay;
 mod results;
+mod session;
 mod shuffle;
 mod stats;
 mod suggester;
@@ -40,7 +41,7 @@ use time::OffsetDateTime;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use self::{args::Args, client::SURFACE};
+pub use self::args::Args;
 use self::{
     arrivals::Arrivals,
     client::Client,
@@ -77,7 +78,7 @@ pub struct Settings {
     pub policy: String,
     /// Hugging Face folder of the base model.
     pub base: PathBuf,
-    /// How the stack rewards [`SURFACE`].
+    /// How the stack rewards the surface that is replayed ([`Args::surface`]).
     pub surface: Surface,
     /// Where the report is written by default.
     pub state_dir: PathBuf,
@@ -98,6 +99,8 @@ pub struct Console {
 /// The rewards of the replayed surface.
 #[derive(Debug, Clone)]
 pub struct Surface {
+    /// Its trajectories are episodes.
+    pub is_of_episodes: bool,
     /// Its metric is boolean: accepted or not.
     pub is_boolean: bool,
     pub accept: f64,
@@ -114,14 +117,16 @@ impl Surface {
     fn price(&self) -> anyhow::Result<f64> {
         let tau = -self.reject;
         let fits = self.is_boolean
+            && !self.is_of_episodes
             && (self.accept - (1.0 - tau)).abs() < 1e-9
             && self.decline == Some(0.0)
             && 0.0 < tau
             && tau < 1.0;
         ensure!(
             fits,
-            "[[ingest.surface]] {SURFACE:?} has rewards that the demo cannot use: for a price τ of showing a \
-             suggestion, between 0 and 1, set accept = 1 − τ, reject = −τ and decline = 0 (such as 0.75, −0.25 and 0)"
+            "[[ingest.surface]] {:?} has rewards that the demo cannot use: for a price τ of showing a \
+             suggestion, between 0 and 1, set accept = 1 − τ, reject = −τ and decline = 0 (such as 0.75, −0.25 and 0)",
+            client::SURFACE
         );
         Ok(tau)
     }
@@ -141,6 +146,9 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         );
         settings.policy.clone_from(policy);
     }
+    if args.surface == args::Surface::Session {
+        return session::run(args, settings, pool).await;
+    }
     let tau = settings.surface.price()?;
     let (plan, others, files) = plan(&args, tau).await?;
     let user_parts = plan.user_parts.clone();
@@ -148,10 +156,7 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         policy: settings.policy.clone(),
         since: OffsetDateTime::now_utc(),
     };
-    let json = args
-        .report
-        .clone()
-        .unwrap_or_else(|| settings.state_dir.join("report.json"));
+    let json = args.report_file(&settings);
     let html = json.with_extension("html");
     ensure!(
         html != json,
@@ -163,7 +168,10 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     let base = measure_base(&args, tau, &settings.base, others).await?;
     eprintln!(
         "{} developers on {files} files, {} pauses a second for {} minutes, seed {}",
-        args.corpus.developers, args.rate, args.minutes, args.seed
+        args.corpus.developers,
+        args.rate(),
+        args.minutes,
+        args.seed
     );
 
     let (live, poller) = poll_live(pool.clone(), scope.clone());
@@ -187,7 +195,7 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         policy: scope.policy.clone(),
         seed: args.seed,
         minutes: args.minutes,
-        rate: args.rate,
+        rate: args.rate(),
         temperature: args.temperature,
         control: args.control,
         users: args.corpus.users,
@@ -269,26 +277,31 @@ async fn references(
     }
 }
 
-/// Reads the corpus and deals it out to the users that are replayed and to others. Also returns the
-/// number of files.
 async fn plan(args: &Args, tau: f64) -> anyhow::Result<(Plan, Vec<Vec<FilePart>>, usize)> {
-    let corpus = args.corpus.clone();
-    let files = tokio::task::spawn_blocking(move || corpus.files())
-        .await
-        .context("read the corpus")??;
-    let users = args.corpus.developers as usize;
+    let (user_parts, others, files) = deal(args).await?;
     let length = Duration::from_secs_f64(60.0 * args.minutes);
-    let mut user_parts = developer::deal(&files, users + users / USERS_PER_OTHER_USER)?;
-    let others = user_parts.split_off(users);
     let plan = Plan {
-        arrivals: Arrivals::new(args.seed, args.rate, length, users),
+        arrivals: Arrivals::new(args.seed, args.rate(), length, user_parts.len()),
         length,
         user_parts,
         seed: args.seed,
         tau,
         shuffle: args.control.then(|| Shuffle::new(args.seed)),
     };
-    Ok((plan, others, files.len()))
+    Ok((plan, others, files))
+}
+
+/// Reads the corpus and deals it out to the users that are replayed, and to others. Also returns the
+/// number of files.
+async fn deal(args: &Args) -> anyhow::Result<(Vec<Vec<FilePart>>, Vec<Vec<FilePart>>, usize)> {
+    let corpus = args.corpus.clone();
+    let files = tokio::task::spawn_blocking(move || corpus.files())
+        .await
+        .context("read the corpus")??;
+    let users = args.corpus.developers as usize;
+    let mut user_parts = developer::deal(&files, users + users / USERS_PER_OTHER_USER)?;
+    let others = user_parts.split_off(users);
+    Ok((user_parts, others, files.len()))
 }
 
 /// Reads the tables in the background, so that a slow query delays no arrival.
@@ -371,6 +384,7 @@ mod tests {
 
     fn surface(accept: f64, reject: f64, decline: Option<f64>) -> Surface {
         Surface {
+            is_of_episodes: false,
             is_boolean: true,
             accept,
             reject,

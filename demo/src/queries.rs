@@ -97,6 +97,25 @@ pub struct LedgerCounts {
     pub trained_stale: i64,
 }
 
+impl std::fmt::Display for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let counts = &self.counts;
+        write!(
+            f,
+            "ledger: {} generations = {} trained + {} held out + {} censored + {} dropped + {} queued + {} open + {} erased: {}",
+            counts.generations,
+            counts.trained,
+            counts.held_out,
+            counts.censored,
+            counts.dropped,
+            counts.queued,
+            counts.open,
+            counts.erased,
+            if self.balanced { "balanced" } else { "NOT BALANCED" },
+        )
+    }
+}
+
 /// `answered`: generations that the demo got as answers.
 pub async fn ledger(pool: &PgPool, scope: &Scope, answered: &[Uuid]) -> sqlx::Result<Ledger> {
     let query = sqlx::query_file_as!(
@@ -123,6 +142,32 @@ pub async fn ledger(pool: &PgPool, scope: &Scope, answered: &[Uuid]) -> sqlx::Re
             .map(|row| (format!("{}: {}", row.disposition, row.code), row.generations))
             .collect(),
     })
+}
+
+/// The run's episodes, as the tables have them.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Episodes {
+    pub episodes: i64,
+    pub turns: i64,
+    /// Closed as one trajectory of all their turns.
+    pub closed: i64,
+    pub censored: i64,
+    /// Of the learning arm.
+    pub learner: i64,
+    /// At least one turn was trained on.
+    pub trained: i64,
+    /// All turns were trained on.
+    pub trained_whole: i64,
+    /// Trained on in more than one step. Must be 0.
+    pub divided: i64,
+    pub turns_trained: i64,
+    /// Turns that were dropped because their version was too old.
+    pub turns_stale: i64,
+}
+
+pub async fn episodes(pool: &PgPool, scope: &Scope, surface: &str) -> sqlx::Result<Episodes> {
+    let query = sqlx::query_file_as!(Episodes, "src/queries/sessions.sql", scope.policy, scope.since, surface);
+    query.fetch_one(pool).await
 }
 
 /// From a developer's answer to the first token of a version that trained on it, seconds.

@@ -18,7 +18,8 @@ use uuid::Uuid;
 
 use crate::{
     arrivals::{Arrival, Arrivals},
-    client::{Asker, Client},
+    client::{Asker, CONTEXT_CHARS_MAX, Client, SURFACE, Target},
+    corpus::tokenizer::CUT,
     developer::{self, FilePart, Pause},
     progress::{FinishedPause, Progress, Run},
     queries::Live,
@@ -93,7 +94,7 @@ pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: 
                 let session_id = *sessions.entry((arrival.user, pause.part.file)).or_insert_with(Uuid::now_v7);
                 // The seed is part of the name, so that another seed puts other people into the
                 // arms.
-                let asker = Asker { user: format!("s{seed}-u{:04}", arrival.user), session_id };
+                let asker = Asker { user: format!("s{seed}-u{:04}", arrival.user), session_id, surface: SURFACE };
                 pauses.spawn(play_pause(Arc::clone(&client), asker, arrival, pause, shuffle.clone(), permit));
             }
             Some(ended) = pauses.join_next(), if !pauses.is_empty() => match ended {
@@ -135,7 +136,8 @@ async fn play_pause(
     permit: OwnedSemaphorePermit,
 ) -> FinishedPause {
     let requested_at = Instant::now();
-    let answer = client.complete(&asker, |chars| pause.context(chars).to_owned()).await;
+    let prompt = |chars| pause.context(chars).to_owned() + CUT;
+    let answer = client.complete(&asker, CONTEXT_CHARS_MAX, prompt).await;
     drop(permit);
     let latency = requested_at.elapsed();
     let (suggestion, prompts_shortened) = match answer {
@@ -157,7 +159,8 @@ async fn play_pause(
         let answer = shuffle.map_or(judgment, |shuffle| shuffle.swap(judgment));
         sleep(pause.delay).await;
         let (accept, time) = (answer == Judgment::Right, OffsetDateTime::now_utc());
-        Some(client.send_feedback(suggestion.generation_id, accept, time).await)
+        let target = Target::Generation(suggestion.generation_id);
+        Some(client.send_feedback(target, "accept", accept, time).await)
     } else {
         None
     };

@@ -25,7 +25,7 @@ use openssl::x509::store::X509StoreBuilder;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
-pub use client::{ClientOptions, client, trust};
+pub use client::{ClientOptions, client, client_of_others, trust};
 pub use stream::{Stream, TlsStream};
 
 /// How soon a changed file is noticed.

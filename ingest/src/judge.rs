@@ -68,10 +68,12 @@ pub struct Options {
     /// Requests at once, per process of ingest. Default: 4.
     #[serde(default = "four")]
     pub concurrency: usize,
-    /// After so many failures a text is given up. Default: 8.
+    /// After so many faulty answers a text is given up. An endpoint that does not answer is none.
+    /// Default: 8.
     #[serde(default = "eight")]
     pub attempts_max: u32,
-    /// Only texts of these tenants are sent to the endpoint. Default: all.
+    /// Only texts of these tenants are sent to the endpoint. Others have no answers, and do not wait
+    /// for any. Default: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenants: Vec<String>,
 }
@@ -256,11 +258,13 @@ impl Options {
         let name = &self.name;
         let url = reqwest::Url::parse(&self.url).ok().filter(|url| {
             let is_http = matches!(url.scheme(), "http" | "https");
-            is_http && url.has_host() && url.query().is_none() && url.password().is_none()
+            let is_base = url.has_host() && url.query().is_none() && url.fragment().is_none();
+            // A user name may be a key, and this URL is printed.
+            is_http && is_base && url.username().is_empty() && url.password().is_none()
         });
         ensure!(
             url.is_some(),
-            "ingest.judge {name:?}: url is not a base URL such as https://models.example/v1"
+            "ingest.judge {name:?}: url is not a base URL such as https://models.example/v1; a key is api_key"
         );
         ensure!(
             !self.model.is_empty() && !self.rubric.trim().is_empty(),

@@ -5,15 +5,19 @@
 //! process that is killed in between leaves an answer that another process sends, and an event that
 //! is sent twice is the same event. Any number of processes may work on a queue.
 //!
+//! A fault of an answer counts against its text, which is given up after some. A fault of the endpoint
+//! does not: then the whole queue waits ([`pace`]).
+//!
 //! Neither texts nor answers are logged.
 
 mod alarm;
+mod pace;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rand::Rng;
+use futures::{TryStreamExt, stream};
 use sqlx::PgPool;
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
@@ -22,8 +26,9 @@ use tokio_util::sync::CancellationToken;
 use crate::event::{Event, Feedback, Target};
 use crate::judge::{self, Fault, Judge};
 use crate::log::Producer;
-use crate::rows::judgement::{self, Answer, Key, State, Taken};
+use crate::rows::judgement::{Answer, Key, Queue, State, Taken};
 use alarm::Alarm;
+use pace::Pace;
 
 /// How often an empty queue is looked at.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -31,18 +36,21 @@ const ERROR_PAUSE: Duration = Duration::from_secs(2);
 /// How long a judgement is taken for. A killed process' texts are taken by others after it.
 const LEASE: Duration = Duration::from_secs(30);
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
-/// The pause after the first failure. It doubles with each further one.
+/// The pause after the first answer that is a fault. It doubles with each further one.
 const BACKOFF: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(60);
 /// The longest pause that an endpoint may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 /// Until an answer that the log did not take is sent again.
 const RESEND_PAUSE: Duration = Duration::from_secs(1);
-/// While a text waits for what it is about, at least.
-const EARLY_PAUSE: Duration = Duration::from_secs(2);
+/// Until a text is looked at again that waits for what it is about, or for the endpoint, at least.
+const WAIT_MIN: Duration = Duration::from_secs(2);
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// A longer queue is reported as this.
 const COUNT_MAX: i64 = 100_000;
+/// Copies of an answered text that are settled with it, of which so many at once.
+const COPIES_MAX: i64 = 256;
+const COPIES_AT_ONCE: usize = 8;
 
 /// Works on the queue of one judge.
 pub(crate) struct Judging {
@@ -51,11 +59,12 @@ pub(crate) struct Judging {
 }
 
 struct Worker {
-    pool: PgPool,
+    queue: Queue,
     producer: Producer,
     judge: Arc<Judge>,
     http: reqwest::Client,
     alarm: Mutex<Alarm>,
+    pace: Mutex<Pace>,
 }
 
 impl Judging {
@@ -65,14 +74,13 @@ impl Judging {
         judge: Arc<Judge>,
         shutdown: CancellationToken,
     ) -> anyhow::Result<Self> {
-        let http = judge::client(&judge)?;
-        let alarm = Mutex::new(Alarm::new(judge.name()));
         let worker = Arc::new(Worker {
-            pool,
+            queue: Queue::new(pool, judge.clone()),
             producer,
+            http: judge::client(&judge)?,
+            alarm: Mutex::new(Alarm::new(&judge)),
+            pace: Mutex::new(Pace::new(judge.concurrency())),
             judge,
-            http,
-            alarm,
         });
         Ok(Self { worker, shutdown })
     }
@@ -80,17 +88,19 @@ impl Judging {
     /// Runs until the shutdown, and then gives back what it had taken.
     pub(crate) async fn run(self) {
         let worker = &self.worker;
-        let mut working: JoinSet<Option<Duration>> = JoinSet::new();
+        let mut working: JoinSet<()> = JoinSet::new();
         let mut keys: BTreeMap<Id, Key> = BTreeMap::new();
-        let mut resumes_at = Instant::now();
         let mut renewal = tokio::time::interval(RENEW_INTERVAL);
         let mut count = tokio::time::interval(COUNT_INTERVAL);
         let mut looks_at = Instant::now();
         while !self.shutdown.is_cancelled() {
-            let room = worker.judge.concurrency() - working.len().min(worker.judge.concurrency());
             let now = Instant::now();
+            let (room, resumes_at) = {
+                let pace = worker.pace();
+                (pace.room(working.len()), pace.resumes_at())
+            };
             if room > 0 && now >= resumes_at && now >= looks_at {
-                let taken = judgement::take(&worker.pool, &worker.judge, room, LEASE).await;
+                let taken = worker.queue.take(room, LEASE).await;
                 let taken = taken.unwrap_or_else(|error| {
                     worker.database_failed(&error);
                     looks_at = now + ERROR_PAUSE;
@@ -108,19 +118,13 @@ impl Judging {
             tokio::select! {
                 () = self.shutdown.cancelled() => {}
                 Some(ended) = working.join_next_with_id() => {
-                    let (id, pause) = match ended {
-                        Ok((id, pause)) => (id, pause),
-                        // It panicked. Its lease ends by itself.
-                        Err(error) => (error.id(), None),
-                    };
+                    // If it panicked, its lease ends by itself.
+                    let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
                     keys.remove(&id);
-                    if let Some(pause) = pause {
-                        resumes_at = resumes_at.max(Instant::now() + pause);
-                    }
                 }
                 _ = renewal.tick() => {
                     let keys: Vec<Key> = keys.values().cloned().collect();
-                    if let Err(error) = judgement::renew(&worker.pool, &worker.judge, &keys, LEASE).await {
+                    if let Err(error) = worker.queue.renew(&keys, LEASE).await {
                         worker.database_failed(&error);
                     }
                 }
@@ -130,66 +134,112 @@ impl Judging {
         }
         working.shutdown().await;
         let keys: Vec<Key> = keys.into_values().collect();
-        if let Err(error) = judgement::release(&worker.pool, &worker.judge, &keys, Duration::ZERO).await {
+        if let Err(error) = worker.queue.release(&keys, Duration::ZERO).await {
             worker.database_failed(&error);
         }
     }
 }
 
 impl Worker {
-    /// Returns how long the endpoint wants not to be asked.
-    async fn work(&self, taken: Taken) -> Option<Duration> {
-        let mut pause = None;
-        if let Err(error) = self.settle(taken, &mut pause).await {
+    async fn work(&self, taken: Taken) {
+        if let Err(error) = self.settle_with_copies(taken).await {
             // Its lease ends by itself.
             self.database_failed(&error);
         }
-        pause
     }
 
-    async fn settle(&self, taken: Taken, pause: &mut Option<Duration>) -> sqlx::Result<()> {
-        let Taken {
-            key,
-            attempts,
-            target,
-            given_at,
-            state,
-        } = taken;
-        let (pool, judge) = (&self.pool, &*self.judge);
-        let answer = match state {
-            State::Answered(answer) => Some(answer),
-            State::Early => return judgement::early(pool, judge, &key, EARLY_PAUSE).await,
+    /// Settles a judgement, and if its text has an answer, its queued copies.
+    async fn settle_with_copies(&self, taken: Taken) -> sqlx::Result<()> {
+        let (tenant, digest) = (taken.key.tenant.clone(), taken.digest.clone());
+        if !self.settle(taken).await? {
+            return Ok(());
+        }
+        loop {
+            let copies = self.queue.copies(&tenant, &digest, COPIES_MAX, LEASE).await?;
+            if copies.is_empty() {
+                return Ok(());
+            }
+            stream::iter(copies.into_iter().map(Ok))
+                .try_for_each_concurrent(COPIES_AT_ONCE, async |copy| self.settle(copy).await.map(|_| ()))
+                .await?;
+        }
+    }
+
+    /// Returns whether the text has an answer.
+    async fn settle(&self, taken: Taken) -> sqlx::Result<bool> {
+        let (queue, key) = (&self.queue, &taken.key);
+        let answer = match &taken.state {
+            State::Answered(answer) => Some(answer.clone()),
+            State::Early => {
+                queue.early(key, WAIT_MIN).await?;
+                return Ok(false);
+            }
             State::Retracted => {
                 self.counted("retracted");
-                return judgement::failed(pool, judge, &key, "retracted", "the text was retracted", None).await;
+                queue.give_up(key, "retracted", "the text was retracted").await?;
+                return Ok(false);
             }
             State::NoConsent => {
                 self.counted("no_consent");
-                return judgement::failed(pool, judge, &key, "no_consent", "a generation is without consent", None)
-                    .await;
+                queue
+                    .give_up(key, "no_consent", "a generation is without consent")
+                    .await?;
+                return Ok(false);
+            }
+            State::OtherTenant => {
+                self.counted("other_tenant");
+                let reason = "the judge's tenants do not include the text's";
+                queue.give_up(key, "other_tenant", reason).await?;
+                return Ok(false);
             }
             State::Cached(verdict) => {
                 self.counted("cached");
-                judgement::answer(pool, judge, &key, &verdict).await?
+                queue.answer(key, verdict).await?
             }
-            State::Open { text } => match judge.ask(&self.http, &text).await {
-                Ok(verdict) => {
-                    self.counted("answered");
-                    self.report(None);
-                    judgement::answer(pool, judge, &key, &verdict).await?
+            State::Open { text } => {
+                self.alarm().asks(Instant::now());
+                match self.judge.ask(&self.http, text).await {
+                    Ok(verdict) => {
+                        self.counted("answered");
+                        self.pace().answered();
+                        self.alarm().record(None, Instant::now());
+                        queue.answer(key, &verdict).await?
+                    }
+                    Err(fault) => {
+                        self.fault(&taken, &fault).await?;
+                        return Ok(false);
+                    }
                 }
-                Err(fault) => {
-                    *pause = fault.retry_after.map(|after| after.min(RETRY_AFTER_MAX));
-                    return self.fault(&key, attempts, &fault).await;
-                }
-            },
+            }
         };
         // Otherwise another process has answered, and sends it.
-        let Some(answer) = answer else { return Ok(()) };
-        let event = self
-            .event(&key, target, answer)
-            .into_event(&*key.tenant, judge.source(), given_at);
-        self.send(&key, &event).await
+        if let Some(answer) = answer {
+            let event = self.event(key, taken.target, answer);
+            let event = event.into_event(&*key.tenant, self.judge.source(), taken.given_at);
+            self.send(key, &event).await?;
+        }
+        Ok(true)
+    }
+
+    async fn fault(&self, taken: &Taken, fault: &Fault) -> sqlx::Result<()> {
+        let Taken {
+            key, digest, attempts, ..
+        } = taken;
+        let now = Instant::now();
+        self.counted(fault.code);
+        self.alarm().record(Some(fault), now);
+        if fault.is_of_endpoint {
+            let longest = RETRY_AFTER_MAX.min(self.judge.patience().unsigned_abs());
+            self.pace()
+                .failed(fault.retry_after.map(|after| after.min(longest)), now);
+            return self.queue.unanswered(key, digest, &fault.reason, WAIT_MIN).await;
+        }
+        self.pace().answered();
+        let pause = pace::doubled(BACKOFF, *attempts, BACKOFF_MAX);
+        let given_up = self.queue.failed(key, digest, fault.code, &fault.reason, pause).await?;
+        metrics::counter!("springtide_judge_given_up_total", "judge" => self.judge.name().to_owned())
+            .increment(given_up.unsigned_abs());
+        Ok(())
     }
 
     /// The answer as feedback about what the text is about. It is given when the text was.
@@ -210,23 +260,12 @@ impl Worker {
 
     async fn send(&self, key: &Key, event: &Event) -> sqlx::Result<()> {
         match self.producer.send_event(event).await {
-            Ok(()) => judgement::sent(&self.pool, &self.judge, key).await,
+            Ok(()) => self.queue.sent(key).await,
             Err(error) => {
                 tracing::warn!(judge = self.judge.name(), %error, "the log did not take an answer, will send it again");
-                judgement::release(&self.pool, &self.judge, std::slice::from_ref(key), RESEND_PAUSE).await
+                self.queue.release(std::slice::from_ref(key), RESEND_PAUSE).await
             }
         }
-    }
-
-    async fn fault(&self, key: &Key, attempts: i32, fault: &Fault) -> sqlx::Result<()> {
-        self.counted(fault.code);
-        self.report(Some(fault));
-        let retries = attempts + 1 < self.judge.attempts_max();
-        let pause = retries.then(|| backoff(attempts).max(fault.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX)));
-        if pause.is_none() {
-            metrics::counter!("springtide_judge_given_up_total", "judge" => self.judge.name().to_owned()).increment(1);
-        }
-        judgement::failed(&self.pool, &self.judge, key, fault.code, &fault.reason, pause).await
     }
 
     fn counted(&self, outcome: &'static str) {
@@ -234,12 +273,17 @@ impl Worker {
         metrics::counter!("springtide_judge_answers_total", "judge" => name, "outcome" => outcome).increment(1);
     }
 
-    fn report(&self, fault: Option<&Fault>) {
-        self.alarm.lock().unwrap_or_else(PoisonError::into_inner).record(fault);
+    fn alarm(&self) -> MutexGuard<'_, Alarm> {
+        self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn count(&self) {
-        match judgement::queued(&self.pool, &self.judge, COUNT_MAX).await {
+        self.alarm().look(Instant::now());
+        match self.queue.queued(COUNT_MAX).await {
             Ok(queued) => {
                 let name = self.judge.name().to_owned();
                 metrics::gauge!("springtide_judge_queue", "judge" => name).set(queued as f64);
@@ -250,27 +294,5 @@ impl Worker {
 
     fn database_failed(&self, error: &sqlx::Error) {
         tracing::warn!(judge = self.judge.name(), %error, "cannot use the judge's queue, will retry");
-    }
-}
-
-/// With jitter, so that texts that failed together are not asked about together.
-fn backoff(attempts: i32) -> Duration {
-    let doubled = BACKOFF * 2u32.saturating_pow(attempts.clamp(0, 16).unsigned_abs());
-    doubled.min(BACKOFF_MAX).mul_f64(rand::rng().random_range(0.75..1.25))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_double_up_to_a_limit() {
-        for (attempts, seconds) in [(0, 0.5), (1, 1.0), (3, 4.0), (7, 60.0), (i32::MAX, 60.0)] {
-            let pause = backoff(attempts).as_secs_f64();
-            assert!(
-                (seconds * 0.75..=seconds * 1.25).contains(&pause),
-                "{attempts}: {pause}"
-            );
-        }
     }
 }

@@ -18,7 +18,8 @@ impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
         let replay = async {
             let pool = database::connect(&app.config).await?;
-            demo::run(self.demo, settings(app)?, pool).await
+            let settings = settings(app, self.demo.surface.name())?;
+            demo::run(self.demo, settings, pool).await
         };
         // On SIGTERM the work is dropped, so that it restores a terminal it has taken.
         let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
@@ -41,17 +42,15 @@ impl Corpus {
     }
 }
 
-fn settings(app: &App) -> anyhow::Result<demo::Settings> {
+fn settings(app: &App, name: &str) -> anyhow::Result<demo::Settings> {
     let config = &app.config;
     let mut surfaces = config.ingest.surface.iter();
-    let surface = surfaces
-        .find(|surface| surface.name == demo::SURFACE)
-        .with_context(|| {
-            format!(
-                "the demo needs the surface {0:?}: add [[ingest.surface]] name = {0:?}",
-                demo::SURFACE
-            )
-        })?;
+    let surface = surfaces.find(|surface| surface.name == name).with_context(|| {
+        format!(
+            "the demo needs the surface {name:?}: add [[ingest.surface]] name = {name:?} \
+             (demo/session.toml is a configuration with a surface of sessions)"
+        )
+    })?;
     let url = |url: String| url.trim_end_matches('/').to_owned();
     Ok(demo::Settings {
         serve_url: url(config.serve_url()),
@@ -62,6 +61,7 @@ fn settings(app: &App) -> anyhow::Result<demo::Settings> {
         policy: config.policy.name.clone(),
         base: config.policy.base.clone(),
         surface: demo::Surface {
+            is_of_episodes: surface.trajectory == ingest::reward::Unit::Episode,
             is_boolean: surface.metric_type == ingest::reward::MetricType::Boolean,
             accept: surface.accept,
             reject: surface.reject,

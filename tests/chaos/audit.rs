@@ -43,8 +43,8 @@ pub struct Audit {
     pub behind: i64,
     /// Generations without exactly one disposition.
     pub unaccounted: i64,
-    /// Closed without a signal despite timely feedback, or with one that was retracted in time.
-    pub overlooked: i64,
+    /// See [`GENERATIONS_MISJUDGED`].
+    pub generations_misjudged: i64,
     /// Sessions that closed.
     pub episodes: i64,
     /// Turns that came after their session had closed.
@@ -71,7 +71,7 @@ impl Audit {
             ("poison lost", count(self.poison_lost)),
             ("behind", self.behind),
             ("unaccounted for", self.unaccounted),
-            ("feedback overlooked", self.overlooked),
+            ("generations misjudged", self.generations_misjudged),
             ("episodes split", self.split),
             ("turns misplaced", self.turns_misplaced),
             ("sessions misjudged", self.sessions_misjudged),
@@ -148,25 +148,7 @@ pub async fn audit(entries: &[Entry], poison: &[Vec<u8>], pool: &PgPool, kafka: 
               + (select count(*) from ledger where disposition not in ('queued', 'censored'))",
     )
     .await;
-    audit.overlooked = number(
-        pool,
-        "select count(*) from trajectory t join generation g on g.id = t.generation_id \
-         join feedback f on f.generation_id = g.id and f.metric_name = 'accept' \
-         left join retraction r on r.feedback_id = f.id \
-         where t.surface = 'completion' and t.censor_code = 'no_feedback' and not f.late and r.id is null \
-           and f.given_at <= g.sampled_at + interval '2 seconds'",
-    )
-    .await;
-    audit.overlooked += number(
-        pool,
-        "select count(*) from trajectory t join generation g on g.id = t.generation_id \
-         join feedback f on f.generation_id = g.id and f.metric_name = 'accept' and f.given_at = t.feedback_at \
-         join retraction r on r.feedback_id = f.id \
-         where t.surface = 'completion' and t.signal in ('accept', 'reject') and not r.late and r.given_at <= g.sampled_at + interval '2 seconds' \
-           and not exists (select from feedback o where o.generation_id = g.id and o.id <> f.id \
-                           and o.given_at = f.given_at)",
-    )
-    .await;
+    audit.generations_misjudged = number(pool, GENERATIONS_MISJUDGED).await;
     audit.episodes = number(pool, "select count(distinct episode_id) from trajectory").await;
     audit.late_turns = number(pool, "select count(*) from trajectory where censor_code = 'late_turn'").await;
     audit.split = number(pool, SPLIT).await;
@@ -203,6 +185,21 @@ const TURNS_MISPLACED: &str = "\
        or turn.closed_with is null and turn.starts_at <= closed.closes_at \
           and turn.stored_at < closed.closed_at - interval '1 minute' \
        or turn.closed_with is not null and turn.nth > 1 and turn.starts_at > turn.closes_at + interval '1 second'";
+
+/// Generations, trajectories of their own, whose reward is not that of the first feedback about them or
+/// their episode that was stored and given in time and not retracted in time.
+const GENERATIONS_MISJUDGED: &str = "\
+    select count(*) from trajectory t join generation g on g.id = t.generation_id \
+    left join lateral ( \
+        select f.value_bool from feedback f \
+        where (f.generation_id = g.id or f.episode_id = g.episode_id) and f.metric_name = 'accept' and not f.late \
+          and f.given_at <= t.closes_at \
+          and not exists (select from retraction r \
+                          where r.feedback_id = f.id and not r.late and r.given_at <= t.closes_at) \
+        order by f.given_at, f.id limit 1 \
+    ) first on true \
+    where t.surface = 'completion' \
+      and t.reward is distinct from case first.value_bool when true then 0.75 when false then -0.25 end";
 
 /// Sessions whose reward is not that of the first feedback about them that was stored and given in
 /// time and not retracted in time.

@@ -95,6 +95,7 @@ impl Report<'_> {
         let count = |number: i64| u64::try_from(number).unwrap_or_default();
         row("sessions that closed", count(audit.episodes));
         row("turns that came after the close", count(audit.late_turns));
+        row("generations misjudged", count(audit.generations_misjudged));
         row(
             "sessions split, misplaced or misjudged",
             count(audit.split + audit.turns_misplaced + audit.sessions_misjudged),

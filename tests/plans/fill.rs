@@ -66,6 +66,30 @@ const EVENTS: &[&str] = &[
      from generate_series(1::bigint, {rows}) n",
 ];
 
+/// Texts about every fourth generation, half of them the same, and answers of a judge to those that
+/// are not among the newest tenth. Seven more tenants have queues.
+const JUDGEMENTS: &[&str] = &[
+    "insert into feedback (id, tenant_id, generation_id, metric_name, value_text, given_at, stored_at)
+     select overlay(nth(n)::text placing 'a' from 20)::uuid, 'default', nth(n), 'follow_up',
+            case when n % 8 = 0 then 'ok' else 'text ' || n end, at(n) + interval '1 second', at(n) + interval '1 second'
+     from generate_series(4::bigint, {rows}, 4) n",
+    "insert into feedback (id, tenant_id, generation_id, metric_name, value_bool, given_at, stored_at)
+     select overlay(nth(n)::text placing 'b' from 20)::uuid, 'default', nth(n), 'dissatisfied', n % 8 = 0,
+            at(n) + interval '1 second', at(n) + interval '2 seconds'
+     from generate_series(4::bigint, {rows} * 9 / 10, 4) n",
+    "insert into judgement (feedback_id, tenant_id, judge, text_digest, created_at, next_at, version, value_bool, votes, answer_id,
+                            answered_at)
+     select overlay(nth(n)::text placing 'a' from 20)::uuid, 'default', 'sadness',
+            case when n % 8 = 0 then '\\x00' else decode(md5(n::text), 'hex') end, at(n),
+            case when not is_answered then at(n) end, case when is_answered then '\\x01'::bytea end,
+            case when is_answered then n % 8 = 0 end, case when is_answered then array[1.0::float8] end,
+            case when is_answered then overlay(nth(n)::text placing 'b' from 20)::uuid end, case when is_answered then at(n) end
+     from generate_series(4::bigint, {rows}, 4) n, lateral (select n <= {rows} * 9 / 10 as is_answered) a",
+    "insert into judgement (feedback_id, tenant_id, judge, text_digest, created_at, next_at)
+     select overlay(nth(n)::text placing 'a' from 20)::uuid, 'tenant-' || n % 7, 'sadness', decode(md5((n % 5)::text), 'hex'), at(n), at(n)
+     from generate_series(1::bigint, {rows}, 4) n",
+];
+
 /// Sessions of four turns that closed, and as many open ones as there are open generations. What the
 /// trajectories were used for.
 const SESSIONS: &[&str] = &[
@@ -84,7 +108,7 @@ const SESSIONS: &[&str] = &[
 
 /// Every table, on the newest schema.
 pub async fn fill(pool: &PgPool, rows: i64) {
-    for statements in [HISTORY, EVENTS, SESSIONS, &["analyze"]] {
+    for statements in [HISTORY, EVENTS, JUDGEMENTS, SESSIONS, &["analyze"]] {
         execute(pool, statements, rows).await;
     }
 }

@@ -79,7 +79,7 @@ pub struct Realtime {
     /// steps before the head; 0 to 64, default 0. The loss weighs each token for it. A single
     /// generation must be the head's.
     pub staleness_max: u32,
-    /// A session with more tokens is dropped as `too_large`; default 4194304. Each of its turns counts
+    /// A session with more tokens is dropped as `too_large`; default 8388608. Each of its turns counts
     /// with its whole context: so much is in memory at once (4 bytes a token), and goes through the
     /// model, but for turns that continue each other, which go together.
     pub trajectory_tokens_max: u64,
@@ -150,7 +150,7 @@ impl Default for Realtime {
             cohort_size: 32,
             answer_seconds_max: 60.0,
             staleness_max: 0,
-            trajectory_tokens_max: 1 << 22,
+            trajectory_tokens_max: 1 << 23,
             caps: Caps::default(),
             baseline: BaselineKind::Zero,
             credit: Credit::default(),

@@ -237,7 +237,7 @@ async fn check_and_read(
     let faults = checks.faults(connection, &ids).await?;
     ids.retain(|id| !faults.contains_key(id));
     let stored = row::read(connection, &ids).await?;
-    let mut assembled = stored.assemble(payloads, limits).await?;
+    let mut assembled = stored.assemble(Some(payloads), limits).await?;
     for (id, code) in faults {
         assembled.broken.entry(code.into()).or_default().push(id);
     }

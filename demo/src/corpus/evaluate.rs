@@ -1,6 +1,7 @@
-//! `springtide corpus evaluate`: how often a model's greedy suggestion is exactly what was typed.
+//! `springtide corpus evaluate`: how often a model's greedy suggestion is exactly what was typed, or
+//! in how many sessions a model reaches the user's text.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::ensure;
 use artifact::checkpoint::Checkpoint;
@@ -11,7 +12,11 @@ use super::{
     sources::{self, Split},
     tokenizer,
 };
-use crate::suggester::{Draft, Method, Suggester};
+use crate::{
+    developer,
+    session::{self, start},
+    suggester::{Draft, Method, Suggester},
+};
 
 /// Characters of a file in a prompt. What does not fit the context is cut on the left.
 const CONTEXT_CHARS: usize = 640;
@@ -24,12 +29,38 @@ pub struct Args {
     /// How many pauses, drawn from the held-out crates.
     #[arg(long, default_value_t = 2000)]
     pub pauses: usize,
+    /// Hold so many sessions instead, sampled at temperature 1.
+    #[arg(long, value_name = "N", conflicts_with = "pauses")]
+    pub sessions: Option<usize>,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
-/// Prints the fraction of exact matches on held-out crates, with and without the option to decline.
+/// Users among whom the held-out crates are dealt out for sessions.
+const USERS: usize = 100;
+
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    match args.sessions {
+        Some(sessions) => hold_sessions(args, sessions),
+        None => suggest(args),
+    }
+}
+
+/// Prints the fraction of sessions on held-out crates in which the user's text was reached.
+fn hold_sessions(args: &Args, sessions: usize) -> anyhow::Result<()> {
+    let files = sources::files_of(Split::HeldOut)?.into_iter();
+    let files: Vec<(String, Arc<str>)> = files
+        .map(|file| (file.krate + "/" + &file.path, file.text.into()))
+        .collect();
+    let users = developer::deal(&files, USERS)?;
+    let tasks = session::tasks(&users, 0, args.seed, sessions);
+    let checkpoint = Checkpoint::read_dir(&args.model)?;
+    println!("{}", start::measure(&checkpoint, &tasks, 1.0, args.seed)?);
+    Ok(())
+}
+
+/// Prints the fraction of exact matches on held-out crates, with and without the option to decline.
+fn suggest(args: &Args) -> anyhow::Result<()> {
     let mut suggester = Suggester::new(&Checkpoint::read_dir(&args.model)?)?;
     let files = sources::files_of(Split::HeldOut)?;
     ensure!(!files.is_empty(), "there are no held-out files; run `cargo fetch`");

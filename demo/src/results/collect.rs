@@ -104,7 +104,7 @@ async fn timeline(
 }
 
 /// Retries while the database is unavailable: a restart of it must not cost the run its report.
-async fn patiently<T, F: Future<Output = sqlx::Result<T>>>(query: impl Fn() -> F) -> anyhow::Result<T> {
+pub async fn patiently<T, F: Future<Output = sqlx::Result<T>>>(query: impl Fn() -> F) -> anyhow::Result<T> {
     for _ in 1..QUERY_ATTEMPTS {
         match query().await {
             Ok(value) => return Ok(value),

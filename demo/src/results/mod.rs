@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use report::Interval;
 use serde::Serialize;
 
-pub use self::collect::collect;
+pub use self::collect::{collect, patiently};
 use crate::{
     args::Users,
     progress::Counts,

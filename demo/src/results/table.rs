@@ -54,24 +54,7 @@ impl RunReport {
             waits.served,
             self.steps,
         )?;
-        let counts = &self.ledger.counts;
-        writeln!(
-            out,
-            "ledger: {} generations = {} trained + {} held out + {} censored + {} dropped + {} queued + {} open + {} erased: {}",
-            counts.generations,
-            counts.trained,
-            counts.held_out,
-            counts.censored,
-            counts.dropped,
-            counts.queued,
-            counts.open,
-            counts.erased,
-            if self.ledger.balanced {
-                "balanced"
-            } else {
-                "NOT BALANCED"
-            },
-        )?;
+        writeln!(out, "{}", self.ledger)?;
         for alarm in &self.alarms {
             writeln!(out, "{alarm}")?;
         }

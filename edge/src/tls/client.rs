@@ -50,12 +50,15 @@ pub fn trust(options: &ClientOptions) -> anyhow::Result<()> {
 
 /// A client that trusts what [`trust`] says.
 pub fn client() -> reqwest::ClientBuilder {
-    let trust = TRUST.get_or_init(Trust::default);
-    let client = reqwest::Client::builder()
-        .pool_idle_timeout(IDLE_MAX)
-        .tls_certs_merge(trust.authorities.iter().cloned());
-    match &trust.identity {
-        Some(identity) => client.identity(identity.clone()),
-        None => client,
+    match &TRUST.get_or_init(Trust::default).identity {
+        Some(identity) => client_of_others().identity(identity.clone()),
+        None => client_of_others(),
     }
+}
+
+/// The same for services that are not of this stack: they do not see its certificate.
+pub fn client_of_others() -> reqwest::ClientBuilder {
+    reqwest::Client::builder()
+        .pool_idle_timeout(IDLE_MAX)
+        .tls_certs_merge(TRUST.get_or_init(Trust::default).authorities.iter().cloned())
 }

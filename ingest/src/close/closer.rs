@@ -168,7 +168,7 @@ impl Closer {
                 .filter(|_| is_scored)
                 .map_or_else(Vec::new, |rule| judges_of(&self.judges, rule));
             for target in [Target::Generation(row.generation_id), Target::Episode(row.episode_id)] {
-                needs.add(row.generation_id, &row.tenant_id, target, closes_at, &judges);
+                needs.add(row.generation_id, &row.tenant_id, target, closes_at, None, &judges);
             }
             // Rows of older versions have no other end than the one that waiting would move.
             if row.finished_at.is_some() {

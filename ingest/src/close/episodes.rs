@@ -200,7 +200,7 @@ impl<'a> Round<'a> {
                 .filter(|open| episode::barred(&open.divided.turns).is_none())
             {
                 let due = &due[open.nth];
-                needs.add_episode(due.id, &due.tenant, &open.divided, self.judges, open.rule);
+                needs.add_episode((due.id, &due.tenant), &open.divided, None, self.judges, open.rule);
             }
             let without = needs.without(connection, self.until).await;
             let without = without.context("look for answers of judges")?;

@@ -3,8 +3,8 @@
 //!
 //! A trajectory needs an answer if its expression refers to the judge's metric, and a text was given
 //! within its horizon that the judge reads. Without texts it needs none. While answers may still
-//! come, it waits up to the judge's patience after its end. Then, or if an answer was given up, it is
-//! censored: nobody guesses what the judge would have said.
+//! come, it waits up to the judge's patience after its end. Then, or if an answer was given up, or the
+//! text is older than the judge, it is censored: nobody guesses what the judge would have said.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::event::Target;
 use crate::judge::{Judge, Judges};
 use crate::reward::Rule;
 use crate::reward::episode::Divided;
-use crate::rows::judgement::{self, Asked, Missing};
+use crate::rows::judgement::{self, Arrived, Asked, Missing};
 
 /// The censor code of a trajectory without an answer that it needs.
 pub(super) const UNSCORED: &str = "unscored_judge";
@@ -60,34 +60,43 @@ pub(super) struct Needs {
 
 impl Needs {
     /// `owner` needs the answers of these judges to texts about `target` that were given until
-    /// `closes_at`.
+    /// `closes_at`. Of judges that do not read its tenant's texts, none.
     pub(super) fn add(
         &mut self,
         owner: Uuid,
         tenant: &str,
         target: Target,
         closes_at: OffsetDateTime,
+        arrived: Option<Arrived>,
         judges: &[&Judge],
     ) {
-        for judge in judges {
+        for judge in judges.iter().filter(|judge| judge.reads_texts_of(tenant)) {
             self.asked.push(Asked {
                 tenant: tenant.to_owned(),
                 target,
                 judge: judge.name().to_owned(),
                 of: judge.of().to_owned(),
                 until: closes_at,
+                arrived,
             });
             self.owners.push(owner);
         }
     }
 
     /// What an episode needs, and how long it waits.
-    pub(super) fn add_episode(&mut self, id: Uuid, tenant: &str, divided: &Divided, judges: &Judges, rule: &Rule) {
+    pub(super) fn add_episode(
+        &mut self,
+        (id, tenant): (Uuid, &str),
+        divided: &Divided,
+        arrived: Option<Arrived>,
+        judges: &Judges,
+        rule: &Rule,
+    ) {
         let (of_episode, of_turns) = (judges_of(judges, rule), judges_of_turns(judges, rule));
         let closes_at = divided.closes_at;
-        self.add(id, tenant, Target::Episode(id), closes_at, &of_episode);
+        self.add(id, tenant, Target::Episode(id), closes_at, arrived, &of_episode);
         for turn in &divided.turns {
-            self.add(id, tenant, Target::Generation(turn.id), closes_at, &of_turns);
+            self.add(id, tenant, Target::Generation(turn.id), closes_at, arrived, &of_turns);
         }
         let stored_at = divided.turns.iter().map(|turn| turn.stored_at);
         let over_at = stored_at.fold(divided.over_at, OffsetDateTime::max);
@@ -114,12 +123,9 @@ impl Needs {
         connection: &mut PgConnection,
         until: OffsetDateTime,
     ) -> sqlx::Result<BTreeMap<Uuid, Without>> {
-        let missing = self.missing(connection, false).await?;
+        let missing = self.missing(connection).await?;
         let missing = missing.into_iter().map(|(owner, missing)| {
-            let wait = self
-                .waits
-                .get(&owner)
-                .filter(|_| missing.is_open && !missing.has_failed);
+            let wait = self.waits.get(&owner).filter(|_| missing == Missing::Open);
             let without = match wait {
                 Some((over_at, deadline)) if until < *deadline => Without::Wait(look_again(*over_at, *deadline, until)),
                 _ => Without::Censor,
@@ -129,19 +135,14 @@ impl Needs {
         Ok(missing.collect())
     }
 
-    /// What each trajectory lacks. `as_seen`: what arrived after a closure does not count.
-    pub(super) async fn missing(
-        &self,
-        connection: &mut PgConnection,
-        as_seen: bool,
-    ) -> sqlx::Result<BTreeMap<Uuid, Missing>> {
+    /// What each trajectory lacks.
+    pub(super) async fn missing(&self, connection: &mut PgConnection) -> sqlx::Result<BTreeMap<Uuid, Missing>> {
         let mut by_owner: BTreeMap<Uuid, Missing> = BTreeMap::new();
-        let missing = judgement::missing(connection, &self.asked, as_seen).await?;
+        let missing = judgement::missing(connection, &self.asked).await?;
         for (owner, missing) in self.owners.iter().zip(missing) {
-            if missing.any() {
-                let all = by_owner.entry(*owner).or_default();
-                all.is_open |= missing.is_open;
-                all.has_failed |= missing.has_failed;
+            if let Some(missing) = missing {
+                let worst = by_owner.entry(*owner).or_insert(missing);
+                *worst = missing.max(*worst);
             }
         }
         Ok(by_owner)

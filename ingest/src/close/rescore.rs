@@ -21,6 +21,7 @@ use crate::event::{Purpose, Target};
 use crate::judge::Judges;
 use crate::reward::{Closing, Outcome, Rule, Signal, score, starts_at};
 use crate::rows::feedback::{self, FeedbackRow, Needed, Page, RetractionRow};
+use crate::rows::judgement::Arrived;
 
 /// Trajectories of one query.
 const PAGE: i64 = 500;
@@ -178,17 +179,20 @@ impl Reader {
                 turn_reward: row.turn_reward,
             };
             let about = histories.remove(&row.generation_id).unwrap_or_default();
-            let (closing, signals) = if request.as_seen {
-                arrival::seen(&request.rule, closing, row.end_stored_at, about, &closed)
+            let (closing, signals, arrived) = if request.as_seen {
+                let (closing, signals, until) =
+                    arrival::seen(&request.rule, closing, row.end_stored_at, about, &closed);
+                let closed_at = closed.closed_at;
+                (closing, signals, Some(Arrived { until, closed_at }))
             } else {
                 let signals = about.into_iter().map(|history| history.signal(|_| true));
-                (closing, signals.collect())
+                (closing, signals.collect(), None)
             };
             let closes_at = closing.closes_at(Some(&request.rule), &signals);
             let over = closes_at <= request.known;
             if over && closing.consent && closing.purpose != Purpose::Evaluation {
                 for target in [Target::Generation(row.generation_id), Target::Episode(row.in_episode)] {
-                    needs.add(row.generation_id, &row.tenant_id, target, closes_at, &judges);
+                    needs.add(row.generation_id, &row.tenant_id, target, closes_at, arrived, &judges);
                 }
             }
             rescored.push(Rescored {
@@ -205,7 +209,7 @@ impl Reader {
                 closed,
             });
         }
-        let missing = needs.missing(&mut transaction, request.as_seen).await;
+        let missing = needs.missing(&mut transaction).await;
         let missing = missing.context("look for answers of judges")?;
         transaction.rollback().await.context("end reading")?;
         for rescored in &mut rescored {

@@ -23,7 +23,7 @@ pub(crate) fn client(judge: &Judge) -> anyhow::Result<reqwest::Client> {
         );
     }
     let timeout = judge.options.timeout();
-    edge::tls::client()
+    edge::tls::client_of_others()
         .timeout(timeout)
         // A redirect may send the text and the key to another host.
         .redirect(reqwest::redirect::Policy::none())
@@ -44,14 +44,19 @@ fn leaves_the_machine_unencrypted(options: &Options) -> bool {
 }
 
 impl Judge {
-    /// Asks about a text as often as there are votes, one after the other. One vote that fails fails
-    /// them all.
+    /// Asks about a text as often as there are votes, one after the other. Asks for a faulty vote once
+    /// more, so that many votes do not fail for one. With two faults, all votes fail.
     pub(crate) async fn ask(&self, http: &reqwest::Client, text: &str) -> Result<Verdict, Fault> {
         let request = self.request(text);
         let mut votes = Vec::new();
         for _ in 0..self.options.votes {
-            let started = Instant::now();
-            votes.push(self.vote(http, &request).await?);
+            let mut started = Instant::now();
+            let mut vote = self.vote(http, &request).await;
+            if self.options.votes > 1 && vote.as_ref().is_err_and(|fault| !fault.is_of_endpoint) {
+                started = Instant::now();
+                vote = self.vote(http, &request).await;
+            }
+            votes.push(vote?);
             let name = self.name().to_owned();
             metrics::histogram!("springtide_judge_seconds", "judge" => name).record(started.elapsed().as_secs_f64());
         }
@@ -71,15 +76,21 @@ impl Judge {
         let answer = post.send().await.map_err(broken)?;
         let status = answer.status();
         if !status.is_success() {
-            let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-            let retry_after = retry_after.and_then(|seconds| seconds.trim().parse().ok());
             let code = match status {
                 StatusCode::TOO_MANY_REQUESTS => "rate_limited",
                 status if status.is_server_error() => "unavailable",
                 _ => "http_error",
             };
+            let waits = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+            let retry_after = answer.headers().get(RETRY_AFTER).filter(|_| waits);
+            let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
             return Err(Fault {
                 retry_after: retry_after.map(Duration::from_secs),
+                // All else, such as a wrong key, is the same for every text.
+                is_of_endpoint: !matches!(
+                    status,
+                    StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNPROCESSABLE_ENTITY
+                ),
                 // Not the body, which may quote the text.
                 ..Fault::new(code, format!("HTTP {}", status.as_u16()))
             });
@@ -104,5 +115,8 @@ async fn read(mut answer: reqwest::Response) -> Result<Vec<u8>, Fault> {
 fn broken(error: reqwest::Error) -> Fault {
     let code = if error.is_timeout() { "timeout" } else { "unavailable" };
     let reason = format!("{:#}", anyhow::Error::new(error.without_url()));
-    Fault::new(code, reason.chars().take(REASON_MAX).collect::<String>())
+    Fault {
+        is_of_endpoint: true,
+        ..Fault::new(code, reason.chars().take(REASON_MAX).collect::<String>())
+    }
 }

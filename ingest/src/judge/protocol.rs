@@ -13,6 +13,10 @@ use serde_json::{Value as Json, json};
 use super::{Judge, Question};
 use crate::event::Value;
 
+/// Tokens of an answer, and of what a model thinks before it. With more it is `truncated`. Small,
+/// because endpoints refuse what does not fit their context with the prompt.
+const ANSWER_TOKENS_MAX: u32 = 2_048;
+
 /// Why a judge has not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -22,14 +26,18 @@ pub(crate) struct Fault {
     pub reason: String,
     /// The endpoint's Retry-After.
     pub retry_after: Option<Duration>,
+    /// Whether the endpoint did not answer, so that the text is not to blame.
+    pub is_of_endpoint: bool,
 }
 
 impl Fault {
-    pub(super) fn new(code: &'static str, reason: impl Into<String>) -> Self {
+    /// Of the answer.
+    pub(crate) fn new(code: &'static str, reason: impl Into<String>) -> Self {
         Self {
             code,
             reason: reason.into(),
             retry_after: None,
+            is_of_endpoint: false,
         }
     }
 }
@@ -118,6 +126,7 @@ impl Judge {
                 {"role": "system", "content": instructions(self.question, &self.options.rubric)},
                 {"role": "user", "content": json!({"message": text}).to_string()},
             ],
+            "max_completion_tokens": ANSWER_TOKENS_MAX,
             "response_format": {
                 "type": "json_schema",
                 "json_schema": {"name": "judgement", "strict": true, "schema": schema},

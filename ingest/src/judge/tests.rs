@@ -177,6 +177,11 @@ fn a_text_is_quoted_as_data() {
         (&schema["strict"], &schema["schema"]["required"]),
         (&json!(true), &json!(["answer"]))
     );
+    assert_eq!(
+        request["max_completion_tokens"],
+        json!(2048),
+        "a model that never stops costs no more"
+    );
     assert!(request.get("temperature").is_none(), "{request}");
     let warm = Options {
         temperature: Some(0.5),
@@ -241,7 +246,7 @@ fn contradictions_are_refused() {
         Judge::new(changed, &metrics()).unwrap_err().to_string()
     };
     type Change = fn(&mut Options);
-    let cases: [(Change, &str); 18] = [
+    let cases: [(Change, &str); 20] = [
         (|options| options.name = "a b".to_owned(), "a name has"),
         (|options| options.name.clear(), "a name has"),
         (
@@ -258,6 +263,14 @@ fn contradictions_are_refused() {
         (|options| options.url = "ftp://models.example".to_owned(), "url is not"),
         (
             |options| options.url = "https://user:word@models.example".to_owned(),
+            "url is not",
+        ),
+        (
+            |options| options.url = "https://sk-word@models.example/v1".to_owned(),
+            "url is not",
+        ),
+        (
+            |options| options.url = "https://models.example/v1#word".to_owned(),
             "url is not",
         ),
         (|options| options.rubric = " \n".to_owned(), "must not be empty"),

@@ -1,15 +1,18 @@
-//! Watches how many of a judge's answers are faults. A judge that does not answer looks to a trainer
-//! like users who say nothing.
+//! Watches whether a judge answers. One that does not looks to a trainer like users who say nothing.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
 
-use crate::judge::Fault;
+use tokio::time::Instant;
 
-/// The share is of this many latest requests. It needs at least `WINDOW_MIN`.
+use crate::judge::{Fault, Judge};
+
+/// The share of faults is of this many latest requests.
 const WINDOW: usize = 100;
-const WINDOW_MIN: usize = 10;
-/// The alarm is on while more than this share are faults.
-const SHARE_MAX: f64 = 0.5;
+/// The alarm is on once trajectories have lost their patience, but not sooner.
+const SILENCE_MIN: Duration = Duration::from_secs(60);
+/// So long after the last request, nobody wants an answer.
+const QUIET: Duration = Duration::from_secs(600);
 
 pub(super) struct Alarm {
     judge: String,
@@ -18,27 +21,41 @@ pub(super) struct Alarm {
     is_on: bool,
     /// Codes of faults since the last answer, so that each is logged once.
     failing: BTreeSet<&'static str>,
+    silence_max: Duration,
+    /// The first request since the last answer, and the latest.
+    unanswered: Option<(Instant, Instant)>,
 }
 
 impl Alarm {
-    pub(super) fn new(judge: &str) -> Self {
+    pub(super) fn new(judge: &Judge) -> Self {
         Self {
-            judge: judge.to_owned(),
+            judge: judge.name().to_owned(),
             last: VecDeque::new(),
             is_on: false,
             failing: BTreeSet::new(),
+            silence_max: judge.patience().unsigned_abs().max(SILENCE_MIN),
+            unanswered: None,
         }
     }
 
+    /// A request begins.
+    pub(super) fn asks(&mut self, now: Instant) {
+        let since = self.unanswered.map_or(now, |(since, _)| since);
+        self.unanswered = Some((since, now));
+    }
+
     /// Counts an answer, or the fault that came instead of it.
-    pub(super) fn record(&mut self, fault: Option<&Fault>) {
-        let judge = self.judge.clone();
+    pub(super) fn record(&mut self, fault: Option<&Fault>, now: Instant) {
         match fault {
-            None => self.failing.clear(),
+            None => {
+                self.failing.clear();
+                self.unanswered = None;
+            }
             Some(fault) => {
+                self.asks(now);
                 if self.failing.insert(fault.code) {
                     tracing::warn!(
-                        judge,
+                        judge = self.judge,
                         code = fault.code,
                         reason = fault.reason,
                         "the judge did not answer"
@@ -52,12 +69,24 @@ impl Alarm {
         }
         let faults = self.last.iter().filter(|is_fault| **is_fault).count();
         let share = faults as f64 / self.last.len() as f64;
-        let is_on = self.last.len() >= WINDOW_MIN && share > SHARE_MAX;
-        metrics::gauge!("springtide_judge_fault_share", "judge" => judge.clone()).set(share);
-        metrics::gauge!("springtide_judge_alarm", "judge" => judge.clone()).set(f64::from(u8::from(is_on)));
+        metrics::gauge!("springtide_judge_fault_share", "judge" => self.judge.clone()).set(share);
+        self.look(now);
+    }
+
+    /// Sets the alarm. By time, because a judge that hangs gets few requests.
+    pub(super) fn look(&mut self, now: Instant) {
+        let is_silent = |(since, latest): (Instant, Instant)| {
+            now.duration_since(since) >= self.silence_max && now.duration_since(latest) < self.silence_max + QUIET
+        };
+        let is_on = self.unanswered.is_some_and(is_silent);
+        metrics::gauge!("springtide_judge_alarm", "judge" => self.judge.clone()).set(f64::from(u8::from(is_on)));
         match (self.is_on, is_on) {
-            (false, true) => tracing::error!(judge, share, "most requests to the judge fail: is its endpoint well?"),
-            (true, false) => tracing::info!(judge, share, "the judge answers again"),
+            (false, true) => tracing::error!(
+                judge = self.judge,
+                seconds = self.silence_max.as_secs(),
+                "no request to the judge was answered for so long: is its endpoint well?"
+            ),
+            (true, false) => tracing::info!(judge = self.judge, "the judge answers again, or nobody asks it"),
             _ => {}
         }
         self.is_on = is_on;
@@ -68,25 +97,52 @@ impl Alarm {
 mod tests {
     use super::*;
 
+    fn alarm() -> Alarm {
+        Alarm {
+            judge: "mood".to_owned(),
+            last: VecDeque::new(),
+            is_on: false,
+            failing: BTreeSet::new(),
+            silence_max: SILENCE_MIN,
+            unanswered: None,
+        }
+    }
+
     #[test]
-    fn the_alarm_is_on_while_most_requests_fail() {
-        let fault = Fault {
-            code: "timeout",
-            reason: String::new(),
-            retry_after: None,
-        };
-        let mut alarm = Alarm::new("mood");
-        (0..WINDOW_MIN - 1).for_each(|_| alarm.record(Some(&fault)));
-        assert!(!alarm.is_on, "too few requests");
-        alarm.record(Some(&fault));
+    fn the_alarm_is_on_while_no_request_is_answered_however_few_there_are() {
+        let fault = Fault::new("timeout", "");
+        let (mut alarm, start) = (alarm(), Instant::now());
+        (0..WINDOW).for_each(|_| alarm.record(None, start));
+        let after = |seconds| start + Duration::from_secs(seconds);
+        // One that hangs.
+        alarm.asks(after(10));
+        alarm.look(after(69));
+        assert!(!alarm.is_on, "not yet");
+        alarm.look(after(70));
+        assert!(alarm.is_on);
+        alarm.record(Some(&fault), after(80));
         assert!(alarm.is_on);
         assert_eq!(alarm.failing.len(), 1);
-        (0..WINDOW_MIN).for_each(|_| alarm.record(None));
+        alarm.record(None, after(90));
         assert!(!alarm.is_on && alarm.failing.is_empty());
-        (0..WINDOW).for_each(|_| alarm.record(Some(&fault)));
-        (0..WINDOW / 2 - 1).for_each(|_| alarm.record(None));
-        assert!(alarm.is_on, "only the latest count");
-        alarm.record(None);
-        assert!(!alarm.is_on);
+        alarm.look(after(1_000));
+        assert!(!alarm.is_on, "nobody asks");
+    }
+
+    #[test]
+    fn many_faults_between_answers_are_no_alarm_and_an_alarm_ends_without_requests() {
+        let fault = Fault::new("unavailable", "");
+        let (mut alarm, start) = (alarm(), Instant::now());
+        for second in 0..200 {
+            let now = start + Duration::from_secs(second);
+            let fault = (second % 10 > 0).then_some(&fault);
+            alarm.record(fault, now);
+            assert!(!alarm.is_on);
+        }
+        let latest = start + Duration::from_secs(300);
+        alarm.record(Some(&fault), latest);
+        assert!(alarm.is_on);
+        alarm.look(latest + SILENCE_MIN + QUIET);
+        assert!(!alarm.is_on, "the text was given up, and there is no other");
     }
 }

@@ -283,21 +283,9 @@ pub(crate) async fn first_retractions(
         return Ok(BTreeMap::new());
     }
     let (tenants, ids) = keys(feedback);
-    let rows = sqlx::query!(
-        "select tenant_id as \"tenant_id!\", feedback_id as \"feedback_id!\", min(given_at) as \"given_at!\" from ( \
-             select tenant_id, feedback_id, given_at from retraction where feedback_id = any($2) \
-             union all \
-             select r.tenant_id, j.answer_id, r.given_at from judgement j \
-             join retraction r on r.feedback_id = j.feedback_id and r.tenant_id = j.tenant_id \
-             where j.answer_id = any($2) \
-         ) r \
-         where (tenant_id, feedback_id) in (select * from unnest($1::text[], $2::uuid[])) \
-         group by tenant_id, feedback_id",
-        &tenants,
-        &ids
-    )
-    .fetch_all(connection)
-    .await?;
+    let rows = sqlx::query_file!("src/rows/feedback/first_retractions.sql", &tenants, &ids)
+        .fetch_all(connection)
+        .await?;
     let rows = rows.into_iter();
     Ok(rows
         .map(|row| ((row.tenant_id, row.feedback_id), row.given_at))

@@ -85,9 +85,9 @@ pub struct Counts {
 
 /// Cuts samples into micro-batches of at most `tokens_max` input tokens, longest first. A longer
 /// sequence gets a micro-batch of its own. Turns that continue each other are one sequence, unless
-/// they have more than `tokens_max` trained tokens together. Samples with and without gradient, with and without logged
-/// experts, and of the head and of older versions are never mixed. The result is a function of the
-/// arguments. Logged experts of different layers in one micro-batch are an error.
+/// they have more than `tokens_max` trained tokens together. Samples with and without gradient, with
+/// and without logged experts, and of the head and of older versions are never mixed. The result is a
+/// function of the arguments. Logged experts of different layers in one micro-batch are an error.
 pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result<Vec<MicroBatch>, Mismatch> {
     let mut kinds = [const { Vec::new() }; 8];
     for (i, sample) in samples.iter().enumerate() {

@@ -313,7 +313,12 @@ async fn read_samples(
     let mut attempt = 0;
     loop {
         let read = select::closed(&trainer.pool, &trainer.payloads, ids, limits).await;
-        let select::Assembled { samples, broken, .. } = match read {
+        let select::Assembled {
+            samples,
+            broken,
+            orphans,
+            ..
+        } = match read {
             Ok(assembled) => assembled,
             Err(error) => match store.after(error.into(), trainer, claim, shutdown).await? {
                 true => continue,
@@ -324,7 +329,8 @@ async fn read_samples(
         attempt += 1;
         let refused: usize = broken.values().map(Vec::len).sum();
         let missing = ids.len().saturating_sub(samples.len() + refused);
-        if missing == 0 || attempt == READ_ATTEMPTS_MAX || !pause(shutdown, READ_EVERY).await {
+        // what is missing without being an orphan is gone for good
+        if orphans == 0 || attempt == READ_ATTEMPTS_MAX || !pause(shutdown, READ_EVERY).await {
             let refused = broken.into_iter().map(|(code, ids)| (code.into_owned(), ids));
             return Ok(Some(Read {
                 samples,

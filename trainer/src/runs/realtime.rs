@@ -19,7 +19,7 @@ mod capped;
 
 use crate::learn::advantage::Baselines;
 use crate::learn::learner::thread::Handle;
-use crate::learn::sample::Sample;
+use crate::learn::sample::{Sample, Trajectory};
 use crate::options::Realtime;
 use crate::runs::claim::{Fenced, append_event};
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
@@ -307,14 +307,22 @@ async fn join(
     loop {
         let admission = admission::admit(candidates, &executor.cohort, size, recent);
         let mut ids_by_code = BTreeMap::from([("no_signal", admission.without_signal)]);
+        let first_turns = admission.joining.iter().filter_map(|joining| joining.turns.first());
+        let joined: Vec<Trajectory> = first_turns.map(|(sample, _)| sample.trajectory()).collect();
         let quarantined = accumulate(executor, admission.joining, recent).await?;
         *dropped.entry(quarantine::LOGPROB).or_default() += quarantined;
-        // bad samples give their places back, perhaps to those whose user they named
-        if quarantined > 0 && !admission.capped.is_empty() {
-            candidates = admission.capped.into_iter().map(|(candidate, _)| candidate).collect();
-        } else {
-            candidates = vec![];
-            for (candidate, code) in admission.capped {
+        candidates = vec![];
+        for (candidate, code) in admission.capped {
+            let is_rest = || {
+                candidate
+                    .first()
+                    .is_some_and(|(sample, _)| joined.contains(&sample.trajectory()))
+            };
+            // Bad samples give their places back, perhaps to those whose user they named. The rest of
+            // a trajectory of which turns have joined would count as another one.
+            if quarantined > 0 && !is_rest() {
+                candidates.push(candidate);
+            } else {
                 let ids = candidate.iter().map(|(sample, _)| sample.generation);
                 ids_by_code.entry(code).or_default().extend(ids);
             }

@@ -23,6 +23,8 @@ pub struct Assembled {
     pub broken: Coded,
     /// The store of payloads did not answer, so rows wait that need it.
     pub unavailable: Option<Error>,
+    /// Rows that wait for a parent which may still arrive.
+    pub orphans: usize,
 }
 
 /// Rows with everything that the tables know of them. Payloads are not read yet.
@@ -59,16 +61,17 @@ impl Stored {
         self.lineages.is_some() || self.experts.is_some()
     }
 
-    pub async fn assemble(self, payloads: &Store, limits: &ModelLimits) -> Result<Assembled, sqlx::Error> {
+    /// Without `payloads`, rows that need them wait.
+    pub async fn assemble(self, payloads: Option<&Store>, limits: &ModelLimits) -> Result<Assembled, sqlx::Error> {
         let tokens_max = usize::try_from(limits.context).unwrap_or(0);
         let mut unavailable = None;
-        let prompts = match &self.lineages {
+        let prompts = match self.lineages.as_ref().zip(payloads) {
             None => None,
-            Some(lineages) => available(lineages.prompts(payloads, tokens_max).await, &mut unavailable)?,
+            Some((lineages, payloads)) => available(lineages.prompts(payloads, tokens_max).await, &mut unavailable)?,
         };
-        let experts = match &self.experts {
+        let experts = match self.experts.as_ref().zip(payloads) {
             None => None,
-            Some(experts) => available(experts.experts(payloads).await, &mut unavailable)?,
+            Some((experts, payloads)) => available(experts.experts(payloads).await, &mut unavailable)?,
         };
         let assembled = assemble(
             self.rows,
@@ -107,7 +110,10 @@ fn assemble(
         if in_parts {
             match prompts.remove(&id) {
                 Some(Ok(prompt)) => sample.prompt = prompt,
-                Some(Err(Broken::ParentMissing)) if young => continue,
+                Some(Err(Broken::ParentMissing)) if young => {
+                    assembled.orphans += 1;
+                    continue;
+                }
                 Some(Err(why)) => broken = Some(why.code()),
                 None => continue,
             }

@@ -49,8 +49,8 @@ pub struct Selection {
 }
 
 /// Excludes generations that will never be trained on, and selects the trajectories that join the
-/// cohort next, in fenced snapshots: a new one after payloads were read. `since`: how far back to look for generations to exclude;
-/// `None`: at everything.
+/// cohort next, in fenced snapshots: a new one after payloads were read. `since`: how far back to
+/// look for generations to exclude; `None`: at everything.
 pub async fn next(
     pool: &PgPool,
     payloads: &Payloads,
@@ -63,6 +63,7 @@ pub async fn next(
     selection.set_aside(&mut transaction, claim, criteria, since).await?;
     // trajectories that wait take no place in the cohort: ask for more behind them
     let mut passed_over = criteria.joined.to_vec();
+    let mut answering = Some(payloads);
     while selection.has_room(criteria) {
         let candidates = sqlx::query_file!(
             "src/select/candidates.sql",
@@ -97,12 +98,16 @@ pub async fn next(
                 let ids: Vec<Uuid> = chosen.iter().flat_map(|one| one.generations.iter().copied()).collect();
                 let stored = row::read(&mut transaction, &ids).await?;
                 let read;
-                if stored.needs_payloads() {
+                if stored.needs_payloads() && answering.is_some() {
                     transaction.commit().await?;
-                    read = stored.assemble(payloads, criteria.model_limits).await?;
+                    read = stored.assemble(answering, criteria.model_limits).await?;
                     transaction = snapshot(pool, claim).await?;
                 } else {
-                    read = stored.assemble(payloads, criteria.model_limits).await?;
+                    read = stored.assemble(answering, criteria.model_limits).await?;
+                }
+                // each question to a store that is down may last minutes: ask once in a poll
+                if read.unavailable.is_some() {
+                    answering = None;
                 }
                 let (whole, broken) = assemble(chosen, read, criteria.versions);
                 selection.refuse(&mut transaction, claim.run, &broken).await?;
@@ -430,6 +435,7 @@ mod tests {
             samples: vec![sample(1, 7), sample(2, 5), sample(3, 7), sample(9, 7)],
             broken: Coded::from([("parent_missing".into(), vec![id(4), id(8)])]),
             unavailable: None,
+            orphans: 0,
         };
         // turn 7 of the last one cannot be read yet
         let chosen = vec![episode(&[3, 4, 2]), episode(&[1]), episode(&[9, 8, 7])];

@@ -14,7 +14,8 @@ enum Arrival {
     EpisodeEnd(OffsetDateTime),
 }
 
-/// Returns `closing` with its episode's end if that had arrived, and the signals that had arrived.
+/// Returns `closing` with its episode's end if that had arrived, the signals that had arrived, and
+/// until when that was.
 ///
 /// `end_stored_at` is when the first end was stored. A later arrival of an earlier end is not
 /// visible.
@@ -24,7 +25,7 @@ pub(super) fn seen(
     end_stored_at: Option<OffsetDateTime>,
     histories: Vec<History>,
     closed: &Closed,
-) -> (Closing, Vec<Signal>) {
+) -> (Closing, Vec<Signal>, OffsetDateTime) {
     // A late event arrived after the closure, even if its transaction began before.
     let after_closure = closed.closed_at + Duration::microseconds(1);
     let arrived_at =
@@ -68,7 +69,7 @@ pub(super) fn seen(
     let signals = in_time.into_iter().map(|history| {
         history.signal(|retraction| arrived_at(retraction.stored_at, retraction.late) <= would_close_at)
     });
-    (closing, signals.collect())
+    (closing, signals.collect(), would_close_at)
 }
 
 #[cfg(test)]
@@ -139,7 +140,7 @@ mod tests {
             ended_at: end.map(|(ended, _)| after(ended)),
             ..Closing::example()
         };
-        let (closing, signals) = seen(
+        let (closing, signals, _) = seen(
             &rule,
             closing,
             end.map(|(_, stored)| after(stored)),

@@ -13,6 +13,7 @@ use super::{Closed, History, Reader, Request, Rescored, histories};
 use crate::reward::episode::{self, Divided, LATE_TURN, OPEN_TURNS_MAX, Scoring, TOO_MANY_TURNS, TURNS_MAX, Turn};
 use crate::reward::{Outcome, Signal};
 use crate::rows::feedback::{self, About, RetractionRow};
+use crate::rows::judgement::Arrived;
 
 /// Episodes of one query.
 const PAGE: i64 = 100;
@@ -166,7 +167,7 @@ impl Reader {
             _ if divided.turns.len() > TURNS_MAX => Some(Outcome::Censored { code: TOO_MANY_TURNS }),
             _ if divided.over_at > request.known => None,
             Some(code) => Some(Outcome::Censored { code }),
-            None if self.lacks_answers(connection, &episode, &divided).await? => {
+            None if self.lacks_answers(connection, &episode, &divided, &seen.cutoff).await? => {
                 Some(Outcome::Censored { code: UNSCORED })
             }
             None => {
@@ -205,11 +206,17 @@ impl Reader {
         connection: &mut PgConnection,
         episode: &Episode,
         divided: &Divided,
+        cutoff: &Cutoff,
     ) -> anyhow::Result<bool> {
         let request = &self.request;
         let mut needs = Needs::default();
-        needs.add_episode(episode.id, &episode.tenant, divided, &request.judges, &request.rule);
-        let missing = needs.missing(connection, request.as_seen).await;
+        let arrived = cutoff.until.map(|until| Arrived {
+            until,
+            closed_at: cutoff.closed_at,
+        });
+        let owner = (episode.id, episode.tenant.as_str());
+        needs.add_episode(owner, divided, arrived, &request.judges, &request.rule);
+        let missing = needs.missing(connection).await;
         Ok(!missing.context("look for answers of judges")?.is_empty())
     }
 

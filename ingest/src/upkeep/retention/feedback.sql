@@ -1,6 +1,6 @@
--- Deletes up to $3 feedback events about generations from $1 and below $2, with their retractions and judgements.
--- `next`: where to continue; null at the end. By physical row, because one generation may have any
--- number of feedback events.
+-- Deletes up to $3 feedback events about generations from $1 and below $2, with their retractions and
+-- judgements. `next`: where to continue; null at the end. By physical row, because one generation may
+-- have any number of feedback events.
 with batch as materialized (
     select ctid, generation_id from feedback where generation_id >= $1 and generation_id < $2
     order by generation_id limit $3

@@ -1,5 +1,6 @@
 -- Of about $3 feedback events that were stored after $1 and before $2, deletes those without a
--- stored generation, with their retractions and judgements. `next`: where to continue; null at the end.
+-- stored generation, with their retractions and judgements. `next`: where to continue; null at the
+-- end.
 with last as materialized (
     select stored_at from feedback where stored_at > $1 and stored_at < $2
     order by stored_at offset $3::bigint - 1 limit 1

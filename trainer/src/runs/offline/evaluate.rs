@@ -9,7 +9,7 @@
 //! trajectory's reward R,
 //!
 //! ```text
-//! w = min(c, Π π(token | context) / μ(token | context))   over all sampled tokens of all turns
+//! w = min(c, Π π(token | context) / μ(token | context))   over all trained tokens of all turns
 //! reward_mean = Σ R / n          what the samplers got
 //! reward_weighted = Σ w R / n    truncated importance sampling
 //! reward_normalized = Σ w R / Σ w

@@ -171,7 +171,13 @@ pub(super) async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     .await?;
     let exports = trainer.payloads.exports();
     for run in found {
-        let parts: Vec<PayloadRef> = serde_json::from_value(run.parts).context("read the parts of an export")?;
+        let parts: Vec<PayloadRef> = match serde_json::from_value(run.parts) {
+            Ok(parts) => parts,
+            Err(error) => {
+                tracing::error!(run = %run.id, %error, "the parts of an export cannot be read, so its files stay: delete them");
+                continue;
+            }
+        };
         for part in &parts {
             let removed = exports.remove(&run.tenant, part).await;
             removed.context("delete a part of an export")?;
