@@ -54,7 +54,11 @@ async fn metrics(place: &Place, world: &World) -> String {
         &world.relay,
         &world.collector,
     ] {
-        let answer = reqwest::get(format!("{base}/metrics")).await.unwrap();
+        // a role that lost the database may be about to start again
+        let answer = eventually(&format!("{base} answers"), SOON, async || {
+            reqwest::get(format!("{base}/metrics")).await.ok()
+        })
+        .await;
         assert_eq!(answer.status(), 200, "{base}");
         all += &answer.text().await.unwrap();
     }
