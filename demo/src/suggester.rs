@@ -47,6 +47,8 @@ pub struct Suggester {
 }
 
 struct Sequence {
+    /// In the cache.
+    slot: usize,
     prompt: usize,
     method: usize,
     how: Method,
@@ -98,22 +100,23 @@ impl Suggester {
         let mut running: Vec<Sequence> = Vec::new();
         let mut waiting = prompts.iter().enumerate();
         loop {
-            // Sequence i is in slot i of the cache.
             while running.len() + N <= SLOTS
                 && let Some((prompt, (ids, methods))) = waiting.next()
             {
+                let is_free = |slot: &usize| running.iter().all(|sequence| sequence.slot != *slot);
+                let free: Vec<usize> = (0..SLOTS).filter(is_free).take(N).collect();
                 let first = running.len();
-                let logits = self.model.prefill(&mut self.cache, first, ids)?;
-                for (method, &how) in methods.iter().enumerate() {
-                    if method > 0 {
-                        self.cache.copy_slot(first, first + method);
-                    }
+                self.cache.clear(free[0]);
+                let logits = self.model.prefill(&mut self.cache, free[0], ids)?;
+                for ((method, &how), &slot) in methods.iter().enumerate().zip(&free) {
+                    self.cache.copy_prefix(free[0], slot, ids.len());
                     let seed = match how {
                         Method::Sampled { seed, .. } => seed,
                         Method::Greedy => 0,
                     };
                     let (source, draft) = (Source::new(seed), Draft::default());
                     running.push(Sequence {
+                        slot,
                         prompt,
                         method,
                         how,
@@ -121,33 +124,32 @@ impl Suggester {
                         draft,
                     });
                 }
-                for slot in (first..running.len()).rev() {
-                    self.step(&mut running, &mut drafts, slot, &logits)?;
+                for index in (first..running.len()).rev() {
+                    self.step(&mut running, &mut drafts, index, &logits)?;
                 }
             }
             if running.is_empty() {
                 return Ok(drafts);
             }
-            let last = running
-                .iter()
-                .filter_map(|sequence| sequence.draft.tokens.last().copied());
-            let logits = self.model.decode(&mut self.cache, &last.collect::<Vec<_>>())?;
-            for slot in (0..running.len()).rev() {
-                self.step(&mut running, &mut drafts, slot, &logits[slot])?;
+            let last = |sequence: &Sequence| sequence.draft.tokens.last().copied().unwrap_or(0);
+            let last: Vec<(usize, [u32; 1])> = running.iter().map(|one| (one.slot, [last(one)])).collect();
+            let segments: Vec<(usize, &[u32])> = last.iter().map(|(slot, id)| (*slot, &id[..])).collect();
+            let logits = self.model.advance(&mut self.cache, &segments, None)?;
+            for index in (0..running.len()).rev() {
+                self.step(&mut running, &mut drafts, index, &logits[index])?;
             }
         }
     }
 
-    /// Adds one token. After the last one it stores the draft and frees the slot; the sequence of
-    /// the last slot takes its place.
+    /// Adds one token to a sequence. After the last one it stores the draft and frees the slot.
     fn step<const N: usize>(
         &mut self,
         running: &mut Vec<Sequence>,
         drafts: &mut [[Draft; N]],
-        slot: usize,
+        index: usize,
         logits: &[f32],
     ) -> anyhow::Result<()> {
-        let Sequence { how, source, draft, .. } = &mut running[slot];
+        let Sequence { how, source, draft, .. } = &mut running[index];
         let decline = self.tokenizer.decline_id();
         let (id, log_prob) = match *how {
             Method::Sampled { temperature, .. } => {
@@ -172,10 +174,7 @@ impl Suggester {
         }
         let written = draft.tokens.len() - usize::from(stopped);
         draft.text = self.tokenizer.decode(&draft.tokens[..written])?;
-        let last = running.len() - 1;
-        self.cache.move_slot(last, slot);
-        self.cache.clear(last);
-        let ended = running.swap_remove(slot);
+        let ended = running.swap_remove(index);
         drafts[ended.prompt][ended.method] = ended.draft;
         Ok(())
     }

@@ -146,6 +146,11 @@ fn displaced() -> Problem {
     Problem::too_many(detail, 2)
 }
 
+/// 429: the engine had no slot for too long.
+fn expired() -> Problem {
+    Problem::too_many("no slot became free in time; try again later", 2)
+}
+
 fn no_route(error: &RouteError) -> Problem {
     match error {
         RouteError::NotReady(_) => Problem::unavailable(error, 1),

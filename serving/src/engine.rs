@@ -1,6 +1,6 @@
 //! The engine: one thread that samples tokens. It batches sequences over one KV cache per loaded
 //! version, admits requests from a bounded priority queue, and installs and retires versions
-//! between decode steps.
+//! between passes.
 //!
 //! It knows token ids and versions, but no HTTP, text or log. It never chooses a version: each
 //! request names the version it was routed to and finishes on it.
@@ -88,6 +88,8 @@ pub enum SampleEvent {
     /// Removed from a full queue before its first token: by a production request, or because its caller
     /// held more places than others.
     Displaced,
+    /// Removed from the queue because no slot became free in time.
+    Expired,
     Failed(String),
 }
 

@@ -3,7 +3,7 @@
 //!
 //! It learns of a new assignment from an announcement, and also polls the store. Everything slow
 //! (fetch, verify, decode, build) happens beside the serving engine, which only pauses to install a
-//! version between two decode steps. A version that cannot be verified is never installed, and the
+//! version between two passes. A version that cannot be verified is never installed, and the
 //! old assignment stays in force. The follower decides nothing: releases decide which version an
 //! alias names.
 

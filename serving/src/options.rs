@@ -36,8 +36,12 @@ pub struct Options {
     /// A session's turn is logged without the tokens it shares with the previous turn if these are
     /// at least so many. A shorter prefix costs a reader more than it saves.
     pub shared_prefix_tokens_min: usize,
-    /// Prompts read between two decode steps.
-    pub prefills_per_step_max: usize,
+    /// Longest wait of a user's choice for a slot, in milliseconds; then its request gets 429.
+    /// Rollouts and evaluations wait as long as it takes.
+    pub queue_wait_ms_max: u64,
+    /// Tokens of prompts that one pass of the model reads, beside one token of each sequence that
+    /// decodes. More reads prompts sooner, less delays the others by less.
+    pub prompt_tokens_per_pass_max: usize,
     /// Default `max_tokens` of a completion, in tokens.
     pub max_tokens_default: usize,
     /// Largest `n` of one request.
@@ -72,7 +76,8 @@ impl Default for Options {
             in_flight_bytes_max: 64 << 20,
             prompt_threads: 2,
             shared_prefix_tokens_min: 1024,
-            prefills_per_step_max: 4,
+            queue_wait_ms_max: 60_000,
+            prompt_tokens_per_pass_max: 256,
             max_tokens_default: 16,
             choices_max: 16,
             log_experts: true,
@@ -108,7 +113,7 @@ impl Options {
             ("context_tokens_max", self.context_tokens_max),
             ("queue_choices_max", self.queue_choices_max),
             ("prompt_threads", self.prompt_threads),
-            ("prefills_per_step_max", self.prefills_per_step_max),
+            ("prompt_tokens_per_pass_max", self.prompt_tokens_per_pass_max),
             ("max_tokens_default", self.max_tokens_default),
             ("choices_max", self.choices_max),
         ] {
@@ -127,8 +132,8 @@ impl Options {
             self.in_flight_bytes_max
         );
         ensure!(
-            self.poll_interval_ms > 0 && self.heartbeat_interval_ms > 0,
-            "serve.poll_interval_ms and serve.heartbeat_interval_ms must be at least 1"
+            self.queue_wait_ms_max > 0 && self.poll_interval_ms > 0 && self.heartbeat_interval_ms > 0,
+            "serve.queue_wait_ms_max, serve.poll_interval_ms and serve.heartbeat_interval_ms must be at least 1"
         );
         Ok(())
     }

@@ -59,7 +59,8 @@ impl Replica {
         let routes = Arc::new(RouteTable::default());
         let engine = engine::spawn(engine::Config {
             queue_choices_max: options.queue_choices_max,
-            prefills_per_step_max: options.prefills_per_step_max,
+            queue_wait_max: Duration::from_millis(options.queue_wait_ms_max),
+            prompt_tokens_per_pass_max: options.prompt_tokens_per_pass_max,
             slots_reserved_for_production: options.slots_reserved_for_production,
         })
         .context("start the engine's thread")?;

@@ -120,19 +120,20 @@ impl Routing {
         self.layers.is_empty()
     }
 
-    /// Splits the routing of a pass over `rows` rows into one routing per row.
-    pub fn by_row(&self, rows: usize) -> Vec<Routing> {
-        let of = |row: usize| Routing {
-            layers: self
-                .layers
-                .iter()
-                .map(|(layer, experts)| {
-                    let each = experts.len() / rows.max(1);
-                    (*layer, experts[row * each..][..each].to_vec())
-                })
-                .collect(),
+    /// Splits the routing of a pass into parts of so many rows each. The parts have all its rows.
+    pub fn split(&self, rows: impl Iterator<Item = usize> + Clone) -> Vec<Routing> {
+        let all: usize = rows.clone().sum();
+        let mut first = 0;
+        let mut part = |rows: usize| {
+            let of_layer = |(layer, experts): &(i64, Vec<u32>)| {
+                let per_row = experts.len() / all.max(1);
+                (*layer, experts[first * per_row..][..rows * per_row].to_vec())
+            };
+            let layers = self.layers.iter().map(of_layer).collect();
+            first += rows;
+            Routing { layers }
         };
-        (0..rows).map(of).collect()
+        rows.map(&mut part).collect()
     }
 
     /// Appends the rows of a later pass, such as a decoded token's to its prompt's.
@@ -220,14 +221,15 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_splits_into_rows_and_rows_append_to_a_pass() {
+    fn a_pass_splits_into_parts_and_parts_append_to_a_pass() {
         let mut routing = Routing::default();
-        routing.record(1, vec![0, 2, 1, 3]);
-        routing.record(2, vec![4, 5, 0, 1]);
-        let rows = routing.by_row(2);
-        assert_eq!(rows[1].layers(), [(1, vec![1, 3]), (2, vec![0, 1])]);
-        let mut all = rows[0].clone();
-        all.append(&rows[1]).unwrap();
+        routing.record(1, vec![0, 2, 1, 3, 0, 1]);
+        routing.record(2, vec![4, 5, 0, 1, 2, 3]);
+        let parts = routing.split([1, 2].into_iter());
+        assert_eq!(parts[0].layers(), [(1, vec![0, 2]), (2, vec![4, 5])]);
+        assert_eq!(parts[1].layers(), [(1, vec![1, 3, 0, 1]), (2, vec![0, 1, 2, 3])]);
+        let mut all = parts[0].clone();
+        all.append(&parts[1]).unwrap();
         assert_eq!(all, routing);
     }
 

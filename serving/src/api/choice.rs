@@ -162,6 +162,7 @@ impl ChoiceTask {
                 }
                 Some(SampleEvent::Finished(finish)) => break End::Engine(finish),
                 Some(SampleEvent::Displaced) => return Err(super::displaced()),
+                Some(SampleEvent::Expired) => return Err(super::expired()),
                 Some(SampleEvent::Failed(error)) => return Err(Problem::internal(error)),
                 None => return Err(Problem::unavailable("the engine has stopped; try again shortly", 2)),
             }

@@ -71,22 +71,17 @@ impl Backend for Alphabet {
     fn slots(&self) -> usize {
         self.slots.len()
     }
-    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Step> {
-        self.slots[slot] = ids.to_vec();
-        Ok(self.step(slot, ids.len()))
-    }
-    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Step>> {
-        std::thread::sleep(self.pace);
-        for (slot, token) in tokens.iter().enumerate() {
-            self.slots[slot].push(*token);
+    fn advance(&mut self, segments: &[(usize, &[u32])]) -> anyhow::Result<Vec<Step>> {
+        if segments.iter().any(|(slot, _)| !self.slots[*slot].is_empty()) {
+            std::thread::sleep(self.pace);
         }
-        Ok((0..tokens.len()).map(|slot| self.step(slot, 1)).collect())
+        for (slot, ids) in segments {
+            self.slots[*slot].extend_from_slice(ids);
+        }
+        Ok(segments.iter().map(|(slot, ids)| self.step(*slot, ids.len())).collect())
     }
-    fn move_slot(&mut self, from: usize, to: usize) {
-        self.slots[to] = std::mem::take(&mut self.slots[from]);
-    }
-    fn clear(&mut self, slot: usize) {
-        self.slots[slot].clear();
+    fn copy_prefix(&mut self, from: usize, to: usize, tokens: usize) {
+        self.slots[to] = self.slots[from][..tokens].to_vec();
     }
 }
 
@@ -172,7 +167,8 @@ struct Server {
 async fn server_with(pace_ms: u64, options: Options) -> Server {
     let engine = engine::spawn(engine::Config {
         queue_choices_max: options.queue_choices_max,
-        prefills_per_step_max: 4,
+        queue_wait_max: Duration::from_millis(options.queue_wait_ms_max),
+        prompt_tokens_per_pass_max: options.prompt_tokens_per_pass_max,
         slots_reserved_for_production: options.slots_reserved_for_production,
     })
     .unwrap()

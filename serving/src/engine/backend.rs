@@ -12,20 +12,16 @@ pub struct Step {
     pub routing: Routing,
 }
 
-/// Sequences in slots; the slots in use come first. All calls come from the engine's thread.
+/// Sequences in slots. All calls come from the engine's thread.
 pub trait Backend: Send {
     /// Number of slots.
     fn slots(&self) -> usize;
 
-    /// Reads a prompt into an empty slot.
-    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Step>;
+    /// Appends tokens to slots in one pass: parts of prompts and single tokens together. Returns one
+    /// step per segment. After an error the slots are unchanged.
+    fn advance(&mut self, segments: &[(usize, &[u32])]) -> anyhow::Result<Vec<Step>>;
 
-    /// Advances slots `0..tokens.len()` by one token each; returns one step per slot.
-    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Step>>;
-
-    /// Moves a sequence to another slot and overwrites it; `from` is empty afterwards.
-    fn move_slot(&mut self, from: usize, to: usize);
-
-    /// Empties a slot.
-    fn clear(&mut self, slot: usize);
+    /// Replaces the sequence in slot `to` by the first `tokens` tokens of the one in slot `from`. If
+    /// both are the same slot, the rest of its sequence is dropped.
+    fn copy_prefix(&mut self, from: usize, to: usize, tokens: usize);
 }

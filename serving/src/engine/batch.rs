@@ -1,49 +1,96 @@
-//! The sequences that one loaded version is sampling: admit, step, compact. Sequence i always uses
-//! slot i.
+//! The sequences of one loaded version. Each pass reads one token of every sequence that decodes,
+//! and parts of prompts up to a limit, so that a long prompt delays nobody for long.
+//!
+//! A slot keeps its tokens after its sequence has ended. A later sequence of the same tenant that
+//! begins with them does not read them again, and neither does one that begins like a sequence that
+//! runs. This does not change results: a token's logits depend on the version and the tokens before
+//! it only.
+//!
+//! If all slots are taken, a production request takes the slot of a background sequence. That one
+//! pauses, and continues with the same bits once a slot is free.
+
+mod sequence;
 
 use super::backend::{Backend, Step};
 use super::caller::Caller;
-use super::{Finish, LoadedVersion, SampleEvent, SampleRequest, Token};
-use model::sampling;
+use super::{LoadedVersion, SampleRequest, TrafficClass};
+use sequence::Sequence;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// One version and its running sequences.
+/// A shorter common prefix is read again rather than copied.
+const REUSED_TOKENS_MIN: usize = 16;
+
+/// One version, and the sequences in its slots.
 pub struct Batch {
     pub version: Arc<LoadedVersion>,
     backend: Box<dyn Backend>,
-    running: Vec<Sequence>,
+    slots: Vec<Slot>,
+    /// Background sequences whose slots production requests took, the first to continue first.
+    paused: VecDeque<Sequence>,
+    /// Counts admissions.
+    admissions: u64,
 }
 
-struct Sequence {
-    request: SampleRequest,
-    source: sampling::Source,
-    /// Empty unless a penalty needs it.
-    history: sampling::PreviousTokens,
-    /// Sampled last, not yet in the cache.
-    last: u32,
-    sampled: usize,
+/// A place in the backend.
+#[derive(Default)]
+struct Slot {
+    /// What the backend holds.
+    read: Vec<u32>,
+    /// Of the last sequence. Nobody else may learn from delays what was read.
+    tenant: Arc<str>,
+    sequence: Option<Sequence>,
+    /// The value of `admissions` when its last sequence was admitted.
+    admitted: u64,
+}
+
+impl Slot {
+    /// How many tokens of `ids` the slot holds at its beginning, but not all of `ids`: the logits
+    /// after the last one are needed.
+    fn common_prefix(&self, tenant: &str, ids: &[u32]) -> usize {
+        if *self.tenant != *tenant {
+            return 0;
+        }
+        common(&self.read, ids).min(ids.len() - 1)
+    }
+}
+
+/// The part of a slot's sequence that the next pass reads.
+struct Part {
+    slot: usize,
+    tokens: Vec<u32>,
 }
 
 impl Batch {
     pub fn new(version: Arc<LoadedVersion>, backend: Box<dyn Backend>) -> Self {
         Batch {
             version,
+            slots: std::iter::repeat_with(Slot::default).take(backend.slots()).collect(),
             backend,
-            running: Vec::new(),
+            paused: VecDeque::new(),
+            admissions: 0,
         }
     }
 
-    pub fn running(&self) -> usize {
-        self.running.len()
+    /// How many sequences have not ended.
+    pub fn sequences(&self) -> usize {
+        self.running().count() + self.paused.len()
     }
 
     /// Whose sequences run, one for each slot in use.
     pub fn callers(&self) -> impl Iterator<Item = &Caller> {
-        self.running.iter().map(|sequence| &sequence.request.caller)
+        self.running().map(|sequence| &sequence.request.caller)
     }
 
-    pub fn free_slots(&self) -> usize {
-        self.backend.slots() - self.running.len()
+    /// How many sequences of a class could start now. `reserved`: slots that background sequences
+    /// leave free.
+    pub fn room(&self, class: TrafficClass, reserved: usize) -> usize {
+        let free = self.slots.len() - self.running().count();
+        match class {
+            TrafficClass::Production => free + self.running().filter(|sequence| sequence.is_background()).count(),
+            // those that pause come first
+            TrafficClass::Background => free.saturating_sub(reserved + self.paused.len()),
+        }
     }
 
     /// The backend, if nobody else holds the version. Afterwards no `Weak` of the version can be
@@ -55,121 +102,227 @@ impl Batch {
         }
     }
 
-    /// Reads the prompt and samples the first token. There must be a free slot.
+    /// Starts a sequence. [`Batch::room`] must have said that there is room for it.
     pub fn admit(&mut self, request: SampleRequest) {
-        let slot = self.running.len();
-        let step = match self.backend.prefill(slot, &request.prompt) {
-            Ok(step) => step,
-            Err(error) => {
-                self.backend.clear(slot);
-                fail(&request, &error);
+        if self.free_slot(&request.caller, &request.prompt).is_none() {
+            self.pause_one();
+        }
+        self.place(Sequence::new(request));
+    }
+
+    /// Continues paused sequences, but leaves `reserved` slots free.
+    pub fn resume(&mut self, reserved: usize) {
+        self.paused.retain(|sequence| !sequence.is_canceled());
+        let free = self.slots.len() - self.running().count();
+        for _ in reserved..free {
+            let Some(sequence) = self.paused.pop_front() else {
                 return;
-            }
-        };
-        metrics::histogram!("springtide_time_to_first_token_seconds").record(request.submitted.elapsed().as_secs_f64());
-        let history = match request.params.has_penalties() {
-            true => sampling::PreviousTokens::new(&request.prompt),
-            false => sampling::PreviousTokens::default(),
-        };
-        self.running.push(Sequence {
-            source: sampling::Source::new(request.seed),
-            request,
-            history,
-            last: 0,
-            sampled: 0,
-        });
-        if !self.running[slot].sample(step) {
-            self.release(slot);
+            };
+            self.place(sequence);
         }
     }
 
-    /// Samples one token for every running sequence.
-    pub fn step(&mut self) {
-        for slot in (0..self.running.len()).rev() {
-            if self.running[slot].request.events.is_closed() {
-                metrics::counter!("springtide_choices_cancelled_total").increment(1);
-                self.release(slot);
+    /// One pass: reads at most `prompt_tokens` tokens of prompts, and samples a token for every
+    /// sequence that has none left to read.
+    pub fn advance(&mut self, prompt_tokens: usize) {
+        for slot in &mut self.slots {
+            if slot.sequence.as_ref().is_some_and(Sequence::is_canceled) {
+                slot.sequence = None;
             }
         }
-        if self.running.is_empty() {
+        let parts = self.plan(prompt_tokens);
+        if parts.is_empty() {
             return;
         }
-        let tokens: Vec<u32> = self.running.iter().map(|sequence| sequence.last).collect();
-        let steps = match self.backend.decode(&tokens) {
-            Ok(steps) => steps,
-            Err(error) => {
-                for slot in (0..self.running.len()).rev() {
-                    fail(&self.running[slot].request, &error);
-                    self.release(slot);
+        let segments: Vec<(usize, &[u32])> = parts.iter().map(|part| (part.slot, &part.tokens[..])).collect();
+        match self.backend.advance(&segments) {
+            Ok(steps) => {
+                for (part, step) in parts.iter().zip(steps) {
+                    self.slots[part.slot].finish(part, step);
                 }
-                return;
             }
-        };
-        // in reverse, so that a release does not move slots still to visit
-        for (slot, step) in steps.into_iter().enumerate().rev() {
-            if !self.running[slot].sample(step) {
-                self.release(slot);
+            // one of them is at fault
+            Err(_) => {
+                for part in &parts {
+                    let step = self.backend.advance(&[(part.slot, &part.tokens)]);
+                    let step =
+                        step.and_then(|mut steps| steps.pop().ok_or_else(|| anyhow::anyhow!("no step came back")));
+                    match step {
+                        Ok(step) => self.slots[part.slot].finish(part, step),
+                        Err(error) => {
+                            if let Some(sequence) = self.slots[part.slot].sequence.take() {
+                                sequence.fail(&error);
+                            }
+                        }
+                    }
+                }
             }
         }
     }
 
-    /// Frees a slot and moves the last sequence into the gap.
-    fn release(&mut self, slot: usize) {
-        let last = self.running.len() - 1;
-        if slot != last {
-            self.backend.move_slot(last, slot);
-        }
-        self.backend.clear(last);
-        self.running.swap_remove(slot);
+    fn running(&self) -> impl Iterator<Item = &Sequence> {
+        self.slots.iter().filter_map(|slot| slot.sequence.as_ref())
     }
-}
 
-impl Sequence {
-    /// Samples from the step's logits and sends the token; false when the sequence has ended.
-    fn sample(&mut self, step: Step) -> bool {
-        let Step { mut logits, routing } = step;
-        let request = &self.request;
-        if let Some(id) = request.suppressed {
-            sampling::suppress(&mut logits, id);
+    /// The free slot that holds most of `ids`, or else the one that was used longest ago.
+    fn free_slot(&self, caller: &Caller, ids: &[u32]) -> Option<usize> {
+        let free = self
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| slot.sequence.is_none());
+        let rank = |slot: &Slot| (self.reusable(slot, caller, ids), std::cmp::Reverse(slot.admitted));
+        free.max_by_key(|(_, slot)| rank(slot)).map(|(at, _)| at)
+    }
+
+    /// How many tokens need not be read because a slot holds them.
+    fn reusable(&self, slot: &Slot, caller: &Caller, ids: &[u32]) -> usize {
+        // the experts that read a prompt are logged, and nobody has kept those of a slot
+        if self.version.experts.is_some() {
+            return 0;
         }
-        let drawn = sampling::draw(&logits, &request.params, &self.history, &mut self.source);
-        if request.params.has_penalties() {
-            self.history.push(drawn.id);
+        match slot.common_prefix(caller.tenant(), ids) {
+            tokens if tokens < REUSED_TOKENS_MIN => 0,
+            tokens => tokens,
         }
-        self.last = drawn.id;
-        self.sampled += 1;
-        let received = send(
-            request,
-            SampleEvent::Token(Token {
-                id: drawn.id,
-                logprob: drawn.log_prob,
-                candidates: drawn.candidates,
-                routing,
-                top: match request.top_logprobs {
-                    0 => Vec::new(),
-                    k => sampling::top_logprobs(&logits, k),
-                },
-            }),
-        );
-        let finish = if request.version.stop_ids.contains(&drawn.id) {
-            Finish::Stop(drawn.id)
-        } else if self.sampled >= request.max_tokens {
-            Finish::Length
-        } else {
-            return received;
+    }
+
+    fn place(&mut self, sequence: Sequence) {
+        let Some(at) = self.free_slot(&sequence.request.caller, &sequence.ids) else {
+            // `room` was not asked; it continues like one that was paused
+            self.paused.push_back(sequence);
+            return;
         };
-        send(request, SampleEvent::Finished(finish));
-        false
+        let reused = self.reusable(&self.slots[at], &sequence.request.caller, &sequence.ids);
+        self.take_prefix(at, at, reused);
+        self.admissions += 1;
+        let slot = &mut self.slots[at];
+        slot.tenant = sequence.request.caller.tenant().clone();
+        slot.admitted = self.admissions;
+        slot.sequence = Some(sequence);
+    }
+
+    /// Pauses the background sequence that was admitted last.
+    fn pause_one(&mut self) {
+        let background = self
+            .slots
+            .iter_mut()
+            .filter(|slot| slot.sequence.as_ref().is_some_and(Sequence::is_background));
+        let last = background
+            .max_by_key(|slot| slot.admitted)
+            .and_then(|slot| slot.sequence.take());
+        if let Some(sequence) = last {
+            metrics::counter!("springtide_choices_paused_total").increment(1);
+            self.paused.push_front(sequence);
+        }
+    }
+
+    /// What the next pass reads. Prompts of production come first, then the earlier admitted.
+    fn plan(&mut self, prompt_tokens: usize) -> Vec<Part> {
+        let mut order: Vec<usize> = (0..self.slots.len())
+            .filter(|&at| self.slots[at].sequence.is_some())
+            .collect();
+        order.sort_by_key(|&at| {
+            let slot = &self.slots[at];
+            let background = slot.sequence.as_ref().is_some_and(Sequence::is_background);
+            (background, slot.admitted)
+        });
+        let mut left = prompt_tokens;
+        let mut parts = Vec::with_capacity(order.len());
+        for (place, &at) in order.iter().enumerate() {
+            if self.unread(at) > 1 {
+                if left == 0 || self.waits_for(at, &order[..place]) {
+                    continue;
+                }
+                self.reuse(at);
+            }
+            let slot = &self.slots[at];
+            let Some(sequence) = &slot.sequence else { continue };
+            let unread = &sequence.ids[slot.read.len()..];
+            let tokens = match unread.len() {
+                1 => unread,
+                more => &unread[..more.min(left)],
+            };
+            if tokens.len() > 1 {
+                left -= tokens.len();
+            }
+            parts.push(Part {
+                slot: at,
+                tokens: tokens.to_vec(),
+            });
+        }
+        parts
+    }
+
+    fn unread(&self, at: usize) -> usize {
+        let slot = &self.slots[at];
+        slot.sequence
+            .as_ref()
+            .map_or(0, |sequence| sequence.ids.len() - slot.read.len())
+    }
+
+    /// Whether a sequence that comes before reads tokens which this one, too, begins with.
+    fn waits_for(&self, at: usize, before: &[usize]) -> bool {
+        let slot = &self.slots[at];
+        let Some(sequence) = slot.sequence.as_ref().filter(|_| self.version.experts.is_none()) else {
+            return false;
+        };
+        before.iter().any(|&other| {
+            let other = &self.slots[other];
+            let Some(earlier) = &other.sequence else { return false };
+            let all = match *other.tenant == *slot.tenant {
+                true => common(&earlier.ids, &sequence.ids).min(sequence.ids.len() - 1),
+                false => 0,
+            };
+            // what it has read can be copied now
+            all >= slot.read.len().max(other.read.len()) + REUSED_TOKENS_MIN
+        })
+    }
+
+    /// Copies from another slot what this one would have to read.
+    fn reuse(&mut self, at: usize) {
+        let slot = &self.slots[at];
+        let Some(sequence) = &slot.sequence else { return };
+        let of = |other: &Slot| self.reusable(other, &sequence.request.caller, &sequence.ids);
+        let best = self
+            .slots
+            .iter()
+            .enumerate()
+            .map(|(from, other)| (of(other), from))
+            .max();
+        if let Some((tokens, from)) = best
+            && from != at
+            && tokens >= slot.read.len() + REUSED_TOKENS_MIN
+        {
+            self.take_prefix(from, at, tokens);
+        }
+    }
+
+    fn take_prefix(&mut self, from: usize, to: usize, tokens: usize) {
+        self.backend.copy_prefix(from, to, tokens);
+        let prefix = self.slots[from].read[..tokens].to_vec();
+        self.slots[to].read = prefix;
+        metrics::counter!("springtide_prompt_tokens_reused_total").increment(tokens as u64);
     }
 }
 
-fn fail(request: &SampleRequest, error: &anyhow::Error) {
-    let error = format!("{error:#}");
-    tracing::error!(version = request.version.serial, error, "sequence failed");
-    send(request, SampleEvent::Failed(error));
+impl Slot {
+    /// After a pass has read a part.
+    fn finish(&mut self, part: &Part, step: Step) {
+        let before = self.read.len();
+        self.read.extend(&part.tokens);
+        if let Some(sequence) = &mut self.sequence
+            && !sequence.after(before, self.read.len(), step)
+        {
+            self.sequence = None;
+        }
+    }
 }
 
-/// False when the caller went away; the channel has room for every event.
-fn send(request: &SampleRequest, event: SampleEvent) -> bool {
-    request.events.try_send(event).is_ok()
+/// The length of the common prefix.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
+
+#[cfg(test)]
+mod tests;

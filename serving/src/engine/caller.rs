@@ -18,6 +18,10 @@ impl Caller {
         let tenant = tenant.into();
         Self { tenant, key }
     }
+
+    pub fn tenant(&self) -> &Arc<str> {
+        &self.tenant
+    }
 }
 
 /// How many of something each caller has, and each tenant. Who has none is absent.

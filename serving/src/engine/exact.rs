@@ -34,9 +34,9 @@ impl ExactBackend {
         let model = ExactModel::packed_on(checkpoint, &staging.arithmetic, &staging.packing)?;
         let cache = KvCache::new(&model, staging.slots, staging.context);
         let mut backend = ExactBackend { model, cache };
-        let mut steps = vec![backend.prefill(0, &[0])?];
-        steps.extend(backend.decode(&[0])?);
-        backend.clear(0);
+        let mut steps = backend.advance(&[(0, &[0])])?;
+        steps.extend(backend.advance(&[(0, &[0])])?);
+        backend.cache.clear(0);
         anyhow::ensure!(
             steps
                 .iter()
@@ -77,29 +77,15 @@ impl Backend for ExactBackend {
         self.cache.slots()
     }
 
-    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Step> {
-        self.cache.clear(slot);
+    fn advance(&mut self, segments: &[(usize, &[u32])]) -> anyhow::Result<Vec<Step>> {
         let mut routing = Routing::default();
-        let logits = self
-            .model
-            .advance(&mut self.cache, &[(slot, ids)], Some(&mut routing))?
-            .swap_remove(0);
-        Ok(Step { logits, routing })
-    }
-
-    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Step>> {
-        let segments: Vec<(usize, &[u32])> = tokens.chunks(1).enumerate().collect();
-        let mut routing = Routing::default();
-        let rows = self.model.advance(&mut self.cache, &segments, Some(&mut routing))?;
-        let steps = rows.into_iter().zip(routing.by_row(tokens.len()));
+        let rows = self.model.advance(&mut self.cache, segments, Some(&mut routing))?;
+        let routings = routing.split(segments.iter().map(|(_, ids)| ids.len()));
+        let steps = rows.into_iter().zip(routings);
         Ok(steps.map(|(logits, routing)| Step { logits, routing }).collect())
     }
 
-    fn move_slot(&mut self, from: usize, to: usize) {
-        self.cache.move_slot(from, to);
-    }
-
-    fn clear(&mut self, slot: usize) {
-        self.cache.clear(slot);
+    fn copy_prefix(&mut self, from: usize, to: usize, tokens: usize) {
+        self.cache.copy_prefix(from, to, tokens);
     }
 }

@@ -129,6 +129,14 @@ impl<T> Queue<T> {
         Some(taken.item)
     }
 
+    /// Takes all items that `gone` accepts.
+    pub fn remove_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<T> {
+        let of_item = |(rank, waiting): (&Rank, &Waiting<T>)| gone(&waiting.item).then_some(*rank);
+        let ranks: Vec<Rank> = self.waiting.iter().filter_map(of_item).collect();
+        let removed = ranks.into_iter().filter_map(|rank| self.remove(rank));
+        removed.map(|(_, waiting)| waiting.item).collect()
+    }
+
     /// Takes everything, in order.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.held.clear();
@@ -258,6 +266,16 @@ mod tests {
         assert_eq!(queue.take(&none, |item| *item != "busy version"), None);
         assert_eq!(queue.drain().collect::<Vec<_>>(), ["busy version"]);
         assert_eq!(queue.len(), 0);
+    }
+
+    #[test]
+    fn items_that_are_removed_give_their_places_back() {
+        let mut queue = Queue::new(2);
+        push(&mut queue, Production, 0, "gone").unwrap();
+        push(&mut queue, Background, 0, "stays").unwrap();
+        assert_eq!(queue.remove_if(|item| *item == "gone"), ["gone"]);
+        assert_eq!(push(&mut queue, Production, 0, "next"), Ok(vec![]));
+        assert_eq!(order(&mut queue), ["next", "stays"]);
     }
 
     #[test]

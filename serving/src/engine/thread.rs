@@ -20,7 +20,10 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
     pub queue_choices_max: usize,
-    pub prefills_per_step_max: usize,
+    /// Production requests that have waited longer for a slot get [`SampleEvent::Expired`].
+    pub queue_wait_max: Duration,
+    /// Tokens of prompts that one pass reads.
+    pub prompt_tokens_per_pass_max: usize,
     /// Slots of each version that background sequences never use.
     pub slots_reserved_for_production: usize,
 }
@@ -87,7 +90,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Installs a staged version between two decode steps; requests for it are answered from then
+    /// Installs a staged version between two passes; requests for it are answered from then
     /// on. It retires once nobody but the engine holds its `Arc`. Until then, upgrading a `Weak` of
     /// it keeps it installed. Fails only if the engine has stopped.
     pub async fn install(
@@ -185,7 +188,8 @@ impl Engine {
                 }
             }
             for resident in self.residents.values_mut() {
-                resident.batch.step();
+                resident.batch.resume(self.config.slots_reserved_for_production);
+                resident.batch.advance(self.config.prompt_tokens_per_pass_max);
             }
             self.retire();
         }
@@ -194,7 +198,8 @@ impl Engine {
     /// Waits for work, at most [`IDLE_CHECK_INTERVAL`]. `None`: stop.
     fn next_work(&self) -> Option<(Vec<Install>, Vec<SampleRequest>)> {
         let mut inbox = self.shared.lock();
-        let running: usize = self.residents.values().map(|resident| resident.batch.running()).sum();
+        let sequences = self.residents.values().map(|resident| resident.batch.sequences());
+        let running: usize = sequences.sum();
         let mut admitted = self.admit_from(&mut inbox.queue);
         if running == 0 && admitted.is_empty() && inbox.installs.is_empty() && !inbox.stopping {
             (inbox, _) = self
@@ -213,37 +218,47 @@ impl Engine {
         Some((installs, admitted))
     }
 
-    /// Takes the requests that fit now, in order, and drops those whose caller is gone.
+    /// Takes the requests that fit now, in order, and drops those whose callers are gone or have
+    /// waited too long.
     fn admit_from(&self, queue: &mut Queue<SampleRequest>) -> Vec<SampleRequest> {
         if queue.len() == 0 {
             return Vec::new();
+        }
+        let expired = |request: &SampleRequest| {
+            request.class == TrafficClass::Production && request.submitted.elapsed() > self.config.queue_wait_max
+        };
+        for request in queue.remove_if(|request| request.events.is_closed() || expired(request)) {
+            let reason = match request.events.try_send(SampleEvent::Expired) {
+                Ok(()) => "springtide_choices_expired_total",
+                Err(_) => "springtide_choices_cancelled_total",
+            };
+            metrics::counter!(reason).increment(1);
         }
         let mut running = Tally::default();
         for caller in self.residents.values().flat_map(|resident| resident.batch.callers()) {
             running.add(caller);
         }
-        let mut free: BTreeMap<i64, usize> = self
-            .residents
-            .iter()
-            .map(|(&serial, resident)| (serial, resident.batch.free_slots()))
-            .collect();
-        let mut admitted = Vec::new();
-        while admitted.len() < self.config.prefills_per_step_max {
-            let next = queue.take(&running, |request| {
-                let reserved = match request.class {
-                    TrafficClass::Production => 0,
-                    TrafficClass::Background => self.config.slots_reserved_for_production,
-                };
-                let fits = free.get(&request.version.serial).is_some_and(|&slots| slots > reserved);
-                fits || request.events.is_closed()
-            });
-            let Some(request) = next else { break };
-            if request.events.is_closed() {
-                metrics::counter!("springtide_choices_cancelled_total").increment(1);
-                continue;
+        let reserved = self.config.slots_reserved_for_production;
+        let mut rooms: BTreeMap<(i64, TrafficClass), usize> = BTreeMap::new();
+        for (&serial, resident) in &self.residents {
+            for class in [TrafficClass::Production, TrafficClass::Background] {
+                rooms.insert((serial, class), resident.batch.room(class, reserved));
             }
-            if let Some(slots) = free.get_mut(&request.version.serial) {
-                *slots -= 1;
+        }
+        let mut admitted = Vec::new();
+        while let Some(request) = queue.take(&running, |request| {
+            let room = rooms.get(&(request.version.serial, request.class));
+            room.is_some_and(|&room| room > 0)
+        }) {
+            let taken_from: &[TrafficClass] = match request.class {
+                TrafficClass::Production => &[TrafficClass::Production, TrafficClass::Background],
+                // its slot can still go to a production request
+                TrafficClass::Background => &[TrafficClass::Background],
+            };
+            for &class in taken_from {
+                if let Some(room) = rooms.get_mut(&(request.version.serial, class)) {
+                    *room = room.saturating_sub(1);
+                }
             }
             running.add(&request.caller);
             admitted.push(request);
@@ -264,7 +279,7 @@ impl Engine {
     /// Hands out the backends of versions that only this thread still holds.
     fn retire(&mut self) {
         let idle =
-            |resident: &Resident| resident.batch.running() == 0 && Arc::strong_count(&resident.batch.version) == 1;
+            |resident: &Resident| resident.batch.sequences() == 0 && Arc::strong_count(&resident.batch.version) == 1;
         let idle: Vec<_> = self.residents.extract_if(.., |_, resident| idle(resident)).collect();
         for (serial, Resident { batch, retired }) in idle {
             match batch.into_backend() {

@@ -302,7 +302,8 @@ mod tests {
         store.put_manifest(&manifest, &key).await.unwrap();
         let engine = engine::spawn(engine::Config {
             queue_choices_max: 1,
-            prefills_per_step_max: 1,
+            queue_wait_max: Duration::from_secs(60),
+            prompt_tokens_per_pass_max: 16,
             slots_reserved_for_production: 0,
         });
         let staging = Staging {

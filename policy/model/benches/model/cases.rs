@@ -64,7 +64,7 @@ impl Case<'_> {
         rows.push(self.row(format!("prefill of {half}"), 0, speeds, bound, "multiply-adds"));
 
         for slot in 1..slots {
-            cache.copy_slot(0, slot);
+            cache.copy_prefix(0, slot, half);
         }
         plain.spread(slots as i64);
         for (batch, steps) in BATCHES {
@@ -73,7 +73,7 @@ impl Case<'_> {
                 self.rounds,
                 || {
                     for slot in 0..batch {
-                        cache.truncate(slot, half);
+                        cache.copy_prefix(slot, slot, half);
                     }
                     for _ in 0..steps {
                         model.decode(&mut cache, &tokens)?;

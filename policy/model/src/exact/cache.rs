@@ -1,5 +1,4 @@
-//! Keys and values of running sequences. A slot holds one sequence. [`ExactModel::decode`] uses the
-//! first slots, so its callers keep slots in use first.
+//! Keys and values of sequences. A slot holds one sequence.
 
 use super::{Error, ExactModel};
 use crate::config::ModelConfig;
@@ -9,10 +8,8 @@ use crate::kernel::{Compute, KvHead};
 /// must not be used with another.
 #[derive(Debug)]
 pub struct KvCache {
-    /// `[buffers][layers][heads]`.
-    buffers: Vec<Vec<Vec<KvHead>>>,
-    /// The buffer of each slot. Moving a sequence swaps buffers and copies nothing.
-    buffer_of: Vec<usize>,
+    /// `[slots][layers][heads]`.
+    heads: Vec<Vec<Vec<KvHead>>>,
     /// Tokens in each slot.
     lengths: Vec<usize>,
     /// In tokens.
@@ -27,8 +24,7 @@ impl KvCache {
         let layer_heads = |_| empty_heads(config, context, model.compute());
         let layers = || (0..config.num_hidden_layers).map(layer_heads).collect();
         KvCache {
-            buffers: (0..slots).map(|_| layers()).collect(),
-            buffer_of: (0..slots).collect(),
+            heads: (0..slots).map(|_| layers()).collect(),
             lengths: vec![0; slots],
             context,
         }
@@ -57,7 +53,7 @@ impl KvCache {
 
     /// Bytes allocated for all slots.
     pub fn bytes(&self) -> u64 {
-        let heads = self.buffers.iter().flatten().flatten();
+        let heads = self.heads.iter().flatten().flatten();
         heads.map(|kv| kv.bytes() as u64).sum()
     }
 
@@ -70,30 +66,16 @@ impl KvCache {
         self.lengths[slot] = 0;
     }
 
-    /// Drops all but the first `tokens` tokens of a slot.
-    pub fn truncate(&mut self, slot: usize, tokens: usize) {
-        self.lengths[slot] = self.lengths[slot].min(tokens);
-    }
-
-    /// Moves a sequence to another slot, whose sequence is dropped. `from` is empty afterwards. Does
-    /// nothing if both are the same.
-    pub fn move_slot(&mut self, from: usize, to: usize) {
-        if from != to {
-            self.buffer_of.swap(from, to);
-            self.lengths[to] = std::mem::take(&mut self.lengths[from]);
-        }
-    }
-
-    /// Copies a sequence to another slot, whose sequence is dropped. So two continuations of one
-    /// prompt need only one prefill.
-    pub fn copy_slot(&mut self, from: usize, to: usize) {
-        let tokens = self.lengths[from];
-        let buffer_indices = [self.buffer_of[from], self.buffer_of[to]];
-        let Ok([source, target]) = self.buffers.get_disjoint_mut(buffer_indices) else {
-            return;
-        };
-        for (source, target) in source.iter().flatten().zip(target.iter_mut().flatten()) {
-            target.copy_from(source, tokens);
+    /// Replaces the sequence in slot `to` by the first `tokens` tokens of the one in slot `from`, or
+    /// by all of them if it has fewer. If both are the same slot, the rest of its sequence is
+    /// dropped. So two continuations of one prompt need only one prefill.
+    pub fn copy_prefix(&mut self, from: usize, to: usize, tokens: usize) {
+        let tokens = tokens.min(self.lengths[from]);
+        // an error says that both are the same slot, where nothing has to be copied
+        if let Ok([source, target]) = self.heads.get_disjoint_mut([from, to]) {
+            for (source, target) in source.iter().flatten().zip(target.iter_mut().flatten()) {
+                target.copy_from(source, tokens);
+            }
         }
         self.lengths[to] = tokens;
     }
@@ -113,11 +95,11 @@ impl KvCache {
     }
 
     pub(super) fn layer_heads_mut(&mut self, slot: usize, layer: usize) -> &mut [KvHead] {
-        &mut self.buffers[self.buffer_of[slot]][layer]
+        &mut self.heads[slot][layer]
     }
 
     pub(super) fn layer_heads(&self, slot: usize, layer: usize) -> &[KvHead] {
-        &self.buffers[self.buffer_of[slot]][layer]
+        &self.heads[slot][layer]
     }
 }
 

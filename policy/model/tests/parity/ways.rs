@@ -9,7 +9,7 @@ pub type Way = (&'static str, fn(&ExactModel, &[Vec<u32>]) -> Vec<f32>);
 /// The first position that is compared. Earlier ones are the prompt.
 const FROM: usize = 6;
 
-pub const WAYS: [Way; 7] = [
+pub const WAYS: [Way; 8] = [
     ("trainer, packed", |model, sequences| {
         let refs: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
         let mut rows = Vec::new();
@@ -71,26 +71,35 @@ pub const WAYS: [Way; 7] = [
         for (slot, ids) in sequences.iter().enumerate() {
             all.push(model.prefill(&mut cache, slot, &ids[..FROM]).unwrap());
         }
-        // When a sequence ends, the last one takes its slot, as in an engine.
-        let mut running: Vec<usize> = (0..sequences.len()).collect();
+        // slots of sequences that have ended stay empty, as in an engine
         for step in FROM.. {
-            for slot in (0..running.len()).rev() {
-                if sequences[running[slot]].len() == step {
-                    let last = running.len() - 1;
-                    cache.clear(slot);
-                    cache.move_slot(last, slot);
-                    running.swap_remove(slot);
-                }
-            }
-            if running.is_empty() {
+            let running = (0..).zip(sequences).filter(|(_, ids)| ids.len() > step);
+            let segments: Vec<(usize, &[u32])> = running.map(|(slot, ids)| (slot, &ids[step..=step])).collect();
+            if segments.is_empty() {
                 break;
             }
-            let tokens: Vec<u32> = running.iter().map(|&i| sequences[i][step]).collect();
-            for (&i, logits) in running.iter().zip(model.decode(&mut cache, &tokens).unwrap()) {
-                all[i].extend(logits);
+            for (&(slot, _), logits) in segments.iter().zip(model.advance(&mut cache, &segments, None).unwrap()) {
+                all[slot].extend(logits);
             }
         }
         all.concat()
+    }),
+    ("after a copied prefix", |model, sequences| {
+        // each continuation starts from a copy of a longer sequence's first tokens
+        let mut cache = KvCache::new(model, 2, 64);
+        let mut all = Vec::new();
+        for ids in sequences {
+            cache.clear(0);
+            model.prefill(&mut cache, 0, ids).unwrap();
+            for end in FROM..=ids.len() {
+                cache.copy_prefix(0, 1, end - 1);
+                all.extend(model.prefill(&mut cache, 1, &ids[end - 1..end]).unwrap());
+                cache.copy_prefix(1, 1, end / 2);
+                let again = model.prefill(&mut cache, 1, &ids[end / 2..end]).unwrap();
+                assert_eq!(again, all[all.len() - again.len()..]);
+            }
+        }
+        all
     }),
     ("decode beside prompts", |model, sequences| {
         // One sequence decodes in the same pass as another's prefill.

@@ -52,29 +52,21 @@ impl Backend for SequenceHash {
         self.slots.len()
     }
 
-    fn prefill(&mut self, slot: usize, ids: &[u32]) -> anyhow::Result<Step> {
-        assert!(self.slots[slot].is_empty(), "slot {slot} is in use");
-        anyhow::ensure!(ids != [13], "thirteen");
-        self.read.lock().unwrap().push(ids.to_vec());
-        self.slots[slot] = ids.to_vec();
-        Ok(self.step(slot))
-    }
-
-    fn decode(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<Step>> {
+    fn advance(&mut self, segments: &[(usize, &[u32])]) -> anyhow::Result<Vec<Step>> {
+        let thirteen = |(slot, ids): &(usize, &[u32])| *ids == [13] && self.slots[*slot].is_empty();
+        anyhow::ensure!(!segments.iter().any(thirteen), "thirteen");
         std::thread::sleep(self.pace);
-        for (slot, &token) in tokens.iter().enumerate() {
-            assert!(!self.slots[slot].is_empty(), "slot {slot} is empty");
-            self.slots[slot].push(token);
+        for (slot, ids) in segments {
+            if self.slots[*slot].is_empty() {
+                self.read.lock().unwrap().push(ids.to_vec());
+            }
+            self.slots[*slot].extend_from_slice(ids);
         }
-        Ok((0..tokens.len()).map(|slot| self.step(slot)).collect())
+        Ok(segments.iter().map(|(slot, _)| self.step(*slot)).collect())
     }
 
-    fn move_slot(&mut self, from: usize, to: usize) {
-        self.slots[to] = std::mem::take(&mut self.slots[from]);
-    }
-
-    fn clear(&mut self, slot: usize) {
-        self.slots[slot].clear();
+    fn copy_prefix(&mut self, from: usize, to: usize, tokens: usize) {
+        self.slots[to] = self.slots[from][..tokens].to_vec();
     }
 }
 
@@ -104,7 +96,8 @@ fn backend(slots: usize, pace_ms: u64) -> Box<dyn Backend> {
 fn engine(queue: usize) -> Handle {
     spawn(Config {
         queue_choices_max: queue,
-        prefills_per_step_max: 2,
+        queue_wait_max: Duration::from_secs(60),
+        prompt_tokens_per_pass_max: 2,
         slots_reserved_for_production: 1,
     })
     .unwrap()
@@ -274,6 +267,27 @@ async fn rollouts_leave_the_reserved_slots_to_users() {
 }
 
 #[tokio::test]
+async fn users_that_wait_too_long_are_told_and_rollouts_wait_on() {
+    let thread = spawn(Config {
+        queue_choices_max: 4,
+        queue_wait_max: Duration::from_millis(50),
+        prompt_tokens_per_pass_max: 2,
+        slots_reserved_for_production: 0,
+    });
+    let handle = thread.unwrap().handle;
+    // its version is not installed yet
+    let v = version(1);
+    let (user, expired) = request(&v, &[1], 4);
+    let (mut rollout, events) = request(&v, &[2], 4);
+    rollout.class = TrafficClass::Background;
+    handle.submit(vec![user]).unwrap();
+    handle.submit(vec![rollout]).unwrap();
+    assert_eq!(finish(expired).await, (Vec::new(), Some(SampleEvent::Expired)));
+    handle.install(v, backend(1, 0)).await.unwrap();
+    assert_eq!(finish(events).await.0, continuation(&[2], 4));
+}
+
+#[tokio::test]
 async fn a_caller_that_disconnects_frees_its_slot() {
     let handle = engine(64);
     let v = version(1);
@@ -328,7 +342,8 @@ async fn a_prompt_that_fails_does_not_affect_others() {
 async fn a_stopped_engine_notifies_every_caller() {
     let thread = spawn(Config {
         queue_choices_max: 4,
-        prefills_per_step_max: 1,
+        queue_wait_max: Duration::from_secs(60),
+        prompt_tokens_per_pass_max: 2,
         slots_reserved_for_production: 0,
     })
     .unwrap();

@@ -1,0 +1,112 @@
+//! One sequence while it is sampled.
+
+use crate::engine::backend::Step;
+use crate::engine::{Finish, SampleEvent, SampleRequest, Token, TrafficClass};
+use model::router::Routing;
+use model::sampling;
+
+/// A request, and how far it has come.
+pub struct Sequence {
+    pub request: SampleRequest,
+    /// The prompt and the sampled tokens.
+    pub ids: Vec<u32>,
+    source: sampling::Source,
+    /// Empty unless a penalty needs it.
+    history: sampling::PreviousTokens,
+    /// The experts of tokens that were read since the last sampled token.
+    routing: Routing,
+    /// How many of `ids` have been read, once or more often: a paused sequence reads them again.
+    read: usize,
+}
+
+impl Sequence {
+    pub fn new(request: SampleRequest) -> Self {
+        Sequence {
+            ids: request.prompt.to_vec(),
+            source: sampling::Source::new(request.seed),
+            history: match request.params.has_penalties() {
+                true => sampling::PreviousTokens::new(&request.prompt),
+                false => sampling::PreviousTokens::default(),
+            },
+            routing: Routing::default(),
+            read: 0,
+            request,
+        }
+    }
+
+    pub fn is_background(&self) -> bool {
+        self.request.class == TrafficClass::Background
+    }
+
+    /// Whether the caller went away. Counts it, so the sequence must be dropped then.
+    pub fn is_canceled(&self) -> bool {
+        let canceled = self.request.events.is_closed();
+        if canceled {
+            metrics::counter!("springtide_choices_cancelled_total").increment(1);
+        }
+        canceled
+    }
+
+    /// After a pass that read the tokens `from..to`. Samples if none is left to read. False when the
+    /// sequence has ended.
+    pub fn after(&mut self, from: usize, to: usize, step: Step) -> bool {
+        let again = self.read.saturating_sub(from).min(to - from);
+        let mut parts = step.routing.split([again, to - from - again].into_iter());
+        let appended = parts.pop().map_or(Ok(()), |new| self.routing.append(&new));
+        if let Err(error) = appended {
+            self.send(SampleEvent::Failed(error.to_string()));
+            return false;
+        }
+        self.read = self.read.max(to);
+        to < self.ids.len() || self.sample(step.logits)
+    }
+
+    /// Samples from the logits and sends the token; false when the sequence has ended.
+    fn sample(&mut self, mut logits: Vec<f32>) -> bool {
+        let request = &self.request;
+        if self.ids.len() == request.prompt.len() {
+            let waited = request.submitted.elapsed();
+            metrics::histogram!("springtide_time_to_first_token_seconds").record(waited.as_secs_f64());
+        }
+        if let Some(id) = request.suppressed {
+            sampling::suppress(&mut logits, id);
+        }
+        let drawn = sampling::draw(&logits, &request.params, &self.history, &mut self.source);
+        if request.params.has_penalties() {
+            self.history.push(drawn.id);
+        }
+        self.ids.push(drawn.id);
+        let token = Token {
+            id: drawn.id,
+            logprob: drawn.log_prob,
+            candidates: drawn.candidates,
+            routing: std::mem::take(&mut self.routing),
+            top: match self.request.top_logprobs {
+                0 => Vec::new(),
+                k => sampling::top_logprobs(&logits, k),
+            },
+        };
+        let received = self.send(SampleEvent::Token(token));
+        let request = &self.request;
+        let finish = if request.version.stop_ids.contains(&drawn.id) {
+            Finish::Stop(drawn.id)
+        } else if self.ids.len() >= request.prompt.len() + request.max_tokens {
+            Finish::Length
+        } else {
+            return received;
+        };
+        self.send(SampleEvent::Finished(finish));
+        false
+    }
+
+    pub fn fail(&self, error: &anyhow::Error) {
+        let error = format!("{error:#}");
+        tracing::error!(version = self.request.version.serial, error, "sequence failed");
+        self.send(SampleEvent::Failed(error));
+    }
+
+    /// False when the caller went away; the channel has room for every event.
+    fn send(&self, event: SampleEvent) -> bool {
+        self.request.events.try_send(event).is_ok()
+    }
+}
