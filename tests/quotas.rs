@@ -384,15 +384,19 @@ async fn a_key_that_fills_the_queue_takes_no_place_from_another_key() {
     assert!(statuses[&200] > 0, "it gets its share: {statuses:?}");
 }
 
-/// Starts a completion whose body has `bytes`, and does not send the body.
-async fn begin(url: &str, key: &str, bytes: usize) -> TcpStream {
+/// Starts a completion whose body has `bytes`, and does not send the body. Returns once the server
+/// has answered: with `100 Continue`, or with its refusal.
+async fn begin(url: &str, key: &str, bytes: usize) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).await.unwrap();
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n\
-         content-length: {bytes}\r\nconnection: close\r\n\r\n"
+         content-length: {bytes}\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    stream
+    let mut answer = vec![0; 4096];
+    let length = stream.read(&mut answer).await.unwrap();
+    answer.truncate(length);
+    (stream, String::from_utf8(answer).unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -413,15 +417,13 @@ async fn a_key_that_fills_the_memory_for_bodies_with_slow_ones_gets_429_and_othe
         (send(completion(&client, &url, &honest, 1, 0)).await == unready).then_some(())
     })
     .await;
-    let held = begin(&url, &slow, MIB + MIB / 2).await;
-    eventually("no further large body has room", SOON, async || {
-        // it is refused by its length alone; otherwise there is no answer yet
-        let mut refused = begin(&url, &slow, MIB).await;
-        let mut answer = String::new();
-        let read = tokio::time::timeout(Duration::from_secs(2), refused.read_to_string(&mut answer)).await;
-        (read.is_ok() && answer.starts_with("HTTP/1.1 429") && answer.contains("in_flight_bytes")).then_some(())
-    })
-    .await;
+    let (held, answer) = begin(&url, &slow, MIB + MIB / 2).await;
+    assert!(answer.starts_with("HTTP/1.1 100"), "{answer}");
+    // refused by its length alone
+    let (mut refused, mut answer) = begin(&url, &slow, MIB).await;
+    refused.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 429"), "{answer}");
+    assert!(answer.contains("in_flight_bytes"), "{answer}");
     for _ in 0..20 {
         assert_eq!(send(completion(&client, &url, &honest, 1, 0)).await, unready);
     }
