@@ -1,6 +1,6 @@
 //! From the policy store to serving, and back to an older version. A real engine with random
 //! weights follows signed assignments while callers send requests; every answer names the version
-//! that gave it.
+//! that gave it. Over 500 lines, because the tests of other areas use its publisher and replica.
 
 use crate::support::{Stack, eventually};
 use artifact::checkpoint::Checkpoint;
