@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -227,6 +227,12 @@ bench-arms: stack ## arms change under load: seconds until they are in force, fa
 SESSION_RUN := $(if $(SMALL),0.5 --rate 4 --start-sessions 60,10)
 bench-session: stack ## what the policy learns from sessions: by a verdict at the end, by judged turns, and a control (about 105 minutes); SEEDS=3 VARIANTS='end turns random' SMALL=1 (one seed, half a minute each)
 	scripts/session.sh $(SPRINGTIDE) "$(or $(VARIANTS),end turns random)" "$$(seq -s' ' $(or $(SEEDS),$(if $(SMALL),1,3)))" $(SESSION_RUN) $(ARGS)
+
+bench-serving: stack ## tokens per second and latency at 1 to 64 streams, ours beside vLLM on the CPU and our kernels alone (5 minutes; downloads vLLM, 3 GB); ARGS='--streams 16'
+	scripts/vllm-venv.sh .springtide/vllm-venv
+	cargo build --locked --release --package springtide --package bench --bin springtide --bin bench-serving
+	scripts/bench-serving.sh $(TARGET)/release/springtide $(TARGET)/release/bench-serving .springtide/vllm-venv/bin/vllm \
+	  models/demo-base 2048 0,2,3 $$(nproc) $(ARGS)
 
 bench-attacks: stack ## what honest traffic notices of slow connections, floods, poison, wrong clocks, transactions (8 minutes); SECONDS=20 RATE=100 CONNECTIONS=2000 CONNECTIONS_MAX=1000 CASES='slow bodies; random keys'
 	cargo build --locked --release --package springtide --no-default-features
