@@ -164,14 +164,10 @@ impl Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// The type of a problem, as an extension of its response, so that middleware can count problems.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kind(pub Cow<'static, str>);
-
+/// The problem is also an extension of its response, for middleware.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = (self.status, self.document().to_string()).into_response();
-        response.extensions_mut().insert(Kind(self.type_));
         let headers = response.headers_mut();
         headers.insert(
             header::CONTENT_TYPE,
@@ -183,6 +179,7 @@ impl IntoResponse for Problem {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -11,6 +11,7 @@ mod body;
 mod choice;
 mod completions;
 mod detokenize;
+mod error;
 mod experts;
 mod exploration;
 mod outcome;
@@ -36,6 +37,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
+pub use error::add_error_member;
 pub use prompts::Prompts;
 pub use sessions::Sessions;
 

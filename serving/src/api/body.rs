@@ -43,6 +43,8 @@ pub struct CommonFields {
     pub stream_options: Option<StreamOptions>,
     /// The caller's opaque key of its user; decides the arm.
     pub user: Option<String>,
+    /// OpenAI's new name of `user`.
+    pub safety_identifier: Option<String>,
     pub return_token_ids: Option<bool>,
     /// Lower goes first.
     pub priority: Option<i64>,
@@ -51,18 +53,45 @@ pub struct CommonFields {
     pub metadata: Option<Map<String, Value>>,
 }
 
-/// Fields that no other part of a request knows. They are refused: silently ignoring a sampling
-/// parameter would make the logged log-probabilities wrong.
+/// Fields that no other part of a request knows. They are refused unless they change nothing:
+/// silently ignoring a sampling parameter would make the logged log-probabilities wrong.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(transparent)]
 pub struct UnknownFields(Map<String, Value>);
 
 impl UnknownFields {
     pub fn refuse(&self) -> Result<(), Problem> {
-        match self.0.keys().next() {
-            Some(field) => Err(Problem::bad_request(format!("unknown field `{field}`; leave it out"))),
+        match self.0.iter().find(|(field, value)| !changes_nothing(field, value)) {
+            Some((field, _)) => {
+                let problem = Problem::bad_request(format!("unknown field `{field}`; leave it out"));
+                Err(problem.with("field", field.as_str()))
+            }
             None => Ok(()),
         }
+    }
+}
+
+/// Whether a field of OpenAI or vLLM that is not offered can be ignored: the answer would be the
+/// same with it.
+fn changes_nothing(field: &str, value: &Value) -> bool {
+    if value.is_null() {
+        return true;
+    }
+    match field {
+        // where and for whom the server works, not what it samples
+        "parallel_tool_calls"
+        | "prediction"
+        | "prompt_cache_key"
+        | "prompt_cache_retention"
+        | "request_id"
+        | "service_tier"
+        | "store" => true,
+        "ignore_eos" | "include_stop_str_in_output" | "use_beam_search" => *value == Value::Bool(false),
+        "length_penalty" => value.as_f64() == Some(1.0),
+        "min_tokens" => value.as_i64() == Some(0),
+        "modalities" => *value == serde_json::json!(["text"]),
+        "stop_token_ids" => value.as_array().is_some_and(Vec::is_empty),
+        _ => false,
     }
 }
 
@@ -71,6 +100,9 @@ impl UnknownFields {
 pub struct StreamOptions {
     #[serde(default)]
     pub include_usage: bool,
+    /// Padding of OpenAI's chunks against eavesdroppers. Ours have none.
+    #[serde(default, rename = "include_obfuscation")]
+    _include_obfuscation: bool,
 }
 
 /// Reads a flattened struct. serde buffers its fields, and then its errors do not name the field.

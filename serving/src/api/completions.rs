@@ -4,6 +4,7 @@
 use super::answer::{Choice, Completion, Header, Part, Usage};
 use super::body::{ChatRequest, CompletionRequest};
 use super::choice::{self, ChoiceTask, Chunk, Frame, FrameSender};
+use super::error::for_openai;
 use super::request::GenerationRequest;
 use super::{Api, exploration};
 use crate::engine::caller::Caller;
@@ -314,16 +315,8 @@ impl CompletionStream {
     }
 }
 
-/// An error inside a stream: the problem document plus the member `error` that OpenAI's clients
-/// read.
+/// An error inside a stream.
 fn error(problem: &Problem) -> Sse {
-    let document = problem.clone().with(
-        "error",
-        serde_json::json!({
-            "message": problem.to_string(),
-            "type": problem.type_,
-            "code": problem.status.as_u16(),
-        }),
-    );
-    Sse::default().event("error").data(document.document().to_string())
+    let document = for_openai(problem).document();
+    Sse::default().event("error").data(document.to_string())
 }

@@ -128,7 +128,12 @@ impl GenerationRequest {
         let task_id = optional_name("metadata.task_id", text_of(&metadata, "task_id")?)?;
         let group_id = optional_name("metadata.group_id", text_of(&metadata, "group_id")?)?;
         let session = optional_name("session_id", common.session_id)?;
-        let user = optional_name("user", common.user)?;
+        let user = match (common.user, common.safety_identifier) {
+            (Some(old), Some(new)) if old != new => {
+                return Err(bad("user and safety_identifier, its new name, differ; give one"));
+            }
+            (old, new) => optional_name("user", old.or(new))?,
+        };
         let surface = match optional_name("surface", common.surface)? {
             Some(surface) => surface,
             None if purpose == Purpose::Rollout => ROLLOUTS.into(),

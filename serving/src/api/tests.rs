@@ -222,7 +222,9 @@ async fn server_with(pace_ms: u64, options: Options) -> Server {
         choices: TaskTracker::new(),
     });
     Server {
-        router: super::routes(api.clone()).protected_by(&edge::auth::Auth::fixed(None), "test"),
+        router: super::routes(api.clone())
+            .protected_by(&edge::auth::Auth::fixed(None), "test")
+            .layer(axum::middleware::map_response(add_error_member)),
         log,
         api,
         payloads,
@@ -794,8 +796,60 @@ async fn bad_requests_are_answered_with_problem_documents() {
             problem["detail"].as_str().unwrap().contains(expected),
             "{body}: {problem}"
         );
+        let error = &problem["error"];
+        assert!(error["message"].as_str().unwrap().contains(expected), "{problem}");
+        let kind = match status {
+            404 => "not_found_error",
+            _ => "invalid_request_error",
+        };
+        assert_eq!(error["type"], kind, "{problem}");
     }
     assert_eq!(server.log.generations().len(), 0);
+}
+
+#[tokio::test]
+async fn fields_that_would_not_change_the_answer_are_ignored_and_others_refused_by_name() {
+    let server = server().await;
+    for fields in [
+        json!({"store": true, "service_tier": "auto", "prompt_cache_key": "k", "parallel_tool_calls": false}),
+        json!({"guided_json": null, "ignore_eos": false, "min_tokens": 0, "length_penalty": 1, "stop_token_ids": []}),
+        json!({"stream_options": {"include_obfuscation": false}, "modalities": ["text"]}),
+    ] {
+        let mut body = json!({"model": "demo", "prompt": "a", "max_tokens": 2});
+        body.as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
+        let (status, answer) = server.complete(body).await;
+        assert_eq!(status, 200, "{fields}: {answer}");
+        assert_eq!(answer["choices"][0]["text"], "bc");
+    }
+    for (field, value) in [
+        ("ignore_eos", json!(true)),
+        ("min_tokens", json!(3)),
+        ("length_penalty", json!(1.5)),
+        ("stop_token_ids", json!([4])),
+        ("modalities", json!(["audio"])),
+        ("guided_json", json!({})),
+    ] {
+        let mut body = json!({"model": "demo", "prompt": "a", "max_tokens": 2});
+        body[field] = value;
+        let (status, problem) = server.complete(body).await;
+        assert_eq!(status, 400, "{problem}");
+        assert_eq!(problem["error"]["param"], field, "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn the_safety_identifier_is_the_user() {
+    let server = server().await;
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2, "safety_identifier": "ann"});
+    assert_eq!(server.complete(body.clone()).await.0, 200);
+    assert_eq!(server.log.generations()[0].user_key, "ann");
+    let mut both = body;
+    both["user"] = json!("bob");
+    let (status, problem) = server.complete(both).await;
+    assert_eq!(status, 400, "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("give one"), "{problem}");
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use edge::auth::{Principal, Scope};
-use edge::problem::{Kind, Problem};
+use edge::problem::Problem;
 use edge::query::Query;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -147,7 +147,7 @@ pub(super) async fn take(
     problems.iter().for_each(tally::refused);
     let mut response = answer(outcomes, &problems);
     // Keeps the middleware from counting the events again.
-    response.extensions_mut().remove::<Kind>();
+    response.extensions_mut().remove::<Problem>();
     Ok(response)
 }
 

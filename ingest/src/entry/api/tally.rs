@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
-use edge::problem::{Kind, Problem};
+use edge::problem::Problem;
 
 use crate::event::Event;
 
@@ -29,8 +29,8 @@ pub(super) fn refused(problem: &Problem) {
 /// Middleware that counts refused requests.
 pub(super) async fn count_refusals(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
-    if let Some(Kind(reason)) = response.extensions().get::<Kind>() {
-        count(reason, response.status().as_u16());
+    if let Some(problem) = response.extensions().get::<Problem>() {
+        count(&problem.type_, response.status().as_u16());
     }
     response
 }
