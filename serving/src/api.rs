@@ -20,7 +20,7 @@ mod request;
 mod sessions;
 mod stop;
 
-use crate::engine::{Handle, LoadedVersion};
+use crate::engine::{Engine, LoadedVersion};
 use crate::options::Options;
 use crate::routing::{RouteError, RouteTable};
 use axum::extract::State;
@@ -56,7 +56,7 @@ impl Log for Producer {
 pub struct Api {
     pub policy: String,
     pub options: Options,
-    pub engine: Handle,
+    pub engine: Arc<dyn Engine>,
     pub prompts: Prompts,
     pub routes: Arc<RouteTable>,
     pub log: Arc<dyn Log>,

@@ -16,6 +16,7 @@ pub use thread::{Config, Handle, Thread, spawn};
 
 use artifact::digest::Digest;
 use caller::Caller;
+use futures::future::BoxFuture;
 use model::router::Routing;
 use model::sampling;
 use std::sync::Arc;
@@ -23,6 +24,21 @@ use std::time::{Duration, Instant};
 use text::chat::{self, Templates};
 use text::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
+
+/// Samples tokens for the API: our own engine ([`Handle`]), or engines elsewhere
+/// ([`Pool`](crate::remote::Pool)).
+pub trait Engine: Send + Sync {
+    /// Queues all choices of one request, or none of them. All have the same caller, traffic class and
+    /// priority. Choices that lose their places to them get [`SampleEvent::Displaced`].
+    fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError>;
+
+    /// `None`: the version takes requests. Otherwise the caller waits, without holding the version,
+    /// and routes again.
+    fn unavailable(&self, version: &LoadedVersion) -> Option<BoxFuture<'static, ()>>;
+
+    /// Refuses further requests. Running sequences are cut off.
+    fn stop(&self);
+}
 
 /// A version that can answer. Holding the `Arc` keeps it loaded.
 #[derive(Debug)]
@@ -99,8 +115,8 @@ pub struct Token {
     pub id: u32,
     /// Nats, under the distribution actually sampled from.
     pub logprob: f32,
-    /// How many ids could have been sampled.
-    pub candidates: u32,
+    /// How many ids could have been sampled; `None`: the engine does not say.
+    pub candidates: Option<u32>,
     /// The experts used for the tokens read before this one: the prompt, or the previous token.
     /// Empty for dense models.
     pub routing: Routing,

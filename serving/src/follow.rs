@@ -10,8 +10,9 @@
 mod load;
 mod trust;
 
-use crate::engine::exact::Staging;
-use crate::engine::{Handle, LoadedVersion};
+pub use load::Host;
+
+use crate::engine::LoadedVersion;
 use crate::fleet::Swap;
 use crate::routing::RouteTable;
 use anyhow::Context;
@@ -20,8 +21,8 @@ use artifact::sign::TrustedKeys;
 use futures::{Stream, StreamExt};
 use ingest::log::ClientOptions;
 use ingest::log::announcements::{self, Announcements};
-use load::Loader;
-use std::collections::BTreeMap;
+use load::{Loader, Wanted};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,8 +61,7 @@ impl Follower {
     /// against old assignments.
     pub fn new(
         options: Options,
-        staging: Staging,
-        engine: Handle,
+        host: Host,
         routes: Arc<RouteTable>,
         swaps: mpsc::Sender<Swap>,
     ) -> anyhow::Result<Self> {
@@ -72,7 +72,7 @@ impl Follower {
             &options.state_dir,
         )?;
         Ok(Follower {
-            loader: Loader::new(&options, engine, staging),
+            loader: Loader::new(&options, host),
             options,
             trust,
             routes,
@@ -118,9 +118,15 @@ impl Follower {
         }
     }
 
-    /// Polls the store once and applies a new assignment.
+    /// Polls the store once and applies a new assignment. Without one, engines elsewhere are mended.
     async fn follow(&mut self) -> anyhow::Result<()> {
         let Some((assignment, keys)) = self.trust.newest(self.routes.epoch()).await? else {
+            while self
+                .loader
+                .mend(&self.routes.shares())
+                .await
+                .context("mend an engine")?
+            {}
             return Ok(());
         };
         let epoch = assignment.epoch;
@@ -134,13 +140,23 @@ impl Follower {
         let epoch = assignment.epoch;
         let mut versions: BTreeMap<i64, Arc<LoadedVersion>> = BTreeMap::new();
         let mut swaps = Vec::new();
-        for (alias, target, required) in load_order(&assignment) {
+        let order = load_order(&assignment);
+        let needed = order.iter().filter(|(_, _, required)| *required);
+        let needed: BTreeSet<i64> = needed.map(|(_, target, _)| target.version).collect();
+        for (alias, target, required) in order {
             if versions.contains_key(&target.version) {
                 continue;
             }
+            let kept = needed.iter().chain(versions.keys()).copied().collect();
+            let wanted = Wanted {
+                epoch,
+                target,
+                required,
+                kept: &kept,
+            };
             let version = self
                 .loader
-                .load(keys, epoch, target, required)
+                .load(keys, wanted)
                 .await
                 .with_context(|| format!("load version {} for {alias}", target.version));
             match version {

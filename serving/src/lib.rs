@@ -6,6 +6,7 @@
 //! | `options` | the configuration of `springtide serve` |
 //! | `api` | the OpenAI-compatible HTTP API |
 //! | `engine` | samples tokens |
+//! | `remote` | has engines elsewhere sample tokens |
 //! | `routing` | which loaded version answers a request |
 //! | `follow` | loads the versions that the newest assignment names |
 //! | `release` | decides which version each alias names: `release::decide` says when a version is served |
@@ -23,6 +24,7 @@ pub mod follow;
 mod options;
 pub mod relay;
 pub mod release;
+pub mod remote;
 pub mod routing;
 pub mod serve;
 

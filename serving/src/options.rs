@@ -1,5 +1,6 @@
 //! Configuration of `springtide serve`. Every field has a unit and a default.
 
+use crate::remote;
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -59,6 +60,8 @@ pub struct Options {
     /// API key for the control role, if it requires one. Never printed.
     #[serde(skip_serializing)]
     pub api_key: Option<String>,
+    /// Engines that answer instead of our own.
+    pub remote: remote::Options,
 }
 
 impl Default for Options {
@@ -85,6 +88,7 @@ impl Default for Options {
             poll_interval_ms: 250,
             heartbeat_interval_ms: 1000,
             api_key: None,
+            remote: remote::Options::default(),
         }
     }
 }
@@ -125,6 +129,7 @@ impl Options {
             self.choices_max,
             self.queue_choices_max
         );
+        self.remote.check()?;
         let needed = edge::routes::in_flight_bytes_min();
         ensure!(
             self.in_flight_bytes_max >= needed,

@@ -2,7 +2,7 @@
 //! table, the API reads it. Holding a route keeps its version loaded.
 
 use crate::engine::LoadedVersion;
-use artifact::assignment::Assignment;
+use artifact::assignment::{Assignment, CHAMPION};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -74,6 +74,13 @@ impl RouteTable {
             .collect()
     }
 
+    /// The serials in force and the share of users that each has.
+    pub fn shares(&self) -> Vec<(i64, f64)> {
+        let table = self.read();
+        let serials = table.versions.keys();
+        serials.map(|&serial| (serial, table.share_of(serial))).collect()
+    }
+
     /// `policy`: the experiment decides by the user's key. `policy@alias` or `policy@serial`: that
     /// version.
     pub fn route(&self, policy: &str, model: &str, user_key: &str) -> Result<Route, RouteError> {
@@ -124,6 +131,21 @@ impl RouteTable {
 }
 
 impl Table {
+    fn share_of(&self, serial: i64) -> f64 {
+        let Some(assignment) = &self.assignment else {
+            return 0.0;
+        };
+        let names = |alias: &str| {
+            let target = assignment.aliases.get(alias);
+            target.is_some_and(|target| target.version == serial)
+        };
+        if assignment.arms.is_empty() {
+            return if names(CHAMPION) { 1.0 } else { 0.0 };
+        }
+        let arms = assignment.arms.iter().filter(|arm| names(&arm.alias));
+        arms.map(|arm| arm.weight).sum()
+    }
+
     fn aliases_of(&self, serial: i64) -> Vec<String> {
         let aliases = self.assignment.iter().flat_map(|assignment| &assignment.aliases);
         aliases
@@ -272,6 +294,14 @@ pub(crate) mod tests {
         println!("chi-square of 3 x 100000 users, 6 degrees of freedom: {chi_square:.2}");
         // exceeded once in 1000 draws; the users are fixed
         assert!(chi_square < 22.5, "{chi_square}");
+    }
+
+    #[test]
+    fn a_version_has_the_share_of_its_arms() {
+        let routes = routes();
+        assert_eq!(routes.shares(), [(1, 0.4), (5, 0.0), (7, 0.6)]);
+        routes.apply(assignment(4, &[("champion", 7)], &[]), [(7, version(7))].into());
+        assert_eq!(routes.shares(), [(7, 1.0)]);
     }
 
     #[test]

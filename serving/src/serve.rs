@@ -2,16 +2,19 @@
 //! of one replica, and stops them in order.
 
 use crate::api::{self, Api, Prompts};
-use crate::engine::{self, exact::Staging};
+use crate::engine::{self, Engine, exact::Staging};
 use crate::fleet::{Report, Reporter};
-use crate::follow::{self, Follower};
+use crate::follow::{self, Follower, Host};
 use crate::options::Options;
+use crate::remote::{Pool, Updater};
 use crate::routing::RouteTable;
 use anyhow::Context;
+use artifact::threads::Threads;
 use axum::Router;
 use edge::auth::Auth;
 use edge::sampler::SamplerKey;
 use edge::server::Listener;
+use futures::future::BoxFuture;
 use ingest::log::{ClientOptions, Producer};
 use ingest::payload::Store as Payloads;
 use model::exact::{Arithmetic, Compute};
@@ -57,20 +60,30 @@ impl Replica {
         edge::bind::check(address, self.auth.required())?;
         let log = Producer::new(&self.kafka).context("start the log's producer")?;
         let routes = Arc::new(RouteTable::default());
-        let engine = engine::spawn(engine::Config {
+        let config = engine::Config {
             queue_choices_max: options.queue_choices_max,
             queue_wait_max: Duration::from_millis(options.queue_wait_ms_max),
             prompt_tokens_per_pass_max: options.prompt_tokens_per_pass_max,
             slots_reserved_for_production: options.slots_reserved_for_production,
-        })
-        .context("start the engine's thread")?;
-        let (swaps, swapped) = mpsc::channel(SWAPS_WAITING_MAX);
-        let staging = Staging {
-            arithmetic: Arithmetic::new(self.compute, options.threads.into()).context("serve.threads")?,
-            packing: self.store.threads().clone(),
-            slots: options.slots,
-            context: options.context_tokens_max,
         };
+        let arithmetic = Arithmetic::new(self.compute, options.threads.into()).context("serve.threads")?;
+        let packing = self.store.threads().clone();
+        // background tasks stop after the last request was answered
+        let background = CancellationToken::new();
+        let tasks = TaskTracker::new();
+        let Started {
+            engine,
+            host,
+            mut ended,
+        } = match options.remote.vllm.is_empty() {
+            true => start_own(&options, config, arithmetic, packing)?,
+            false => {
+                let pool = Pool::new(&options.remote, options.slots, config).context("serve.remote")?;
+                tasks.spawn(pool.clone().watch(background.clone()));
+                start_remote(&options, pool, arithmetic)
+            }
+        };
+        let (swaps, swapped) = mpsc::channel(SWAPS_WAITING_MAX);
         let follower = Follower::new(
             follow::Options {
                 policy: self.policy.clone(),
@@ -81,16 +94,12 @@ impl Replica {
                 poll_interval: Duration::from_millis(options.poll_interval_ms),
                 resident_bytes_max: options.resident_bytes_max,
             },
-            staging,
-            engine.handle.clone(),
+            host,
             routes.clone(),
             swaps,
         )
         .context("start the follower")?;
 
-        // background tasks stop after the last request was answered
-        let background = CancellationToken::new();
-        let tasks = TaskTracker::new();
         tasks.spawn(follower.run(self.kafka, background.clone()));
         if let Some(control_url) = self.control_url {
             let reporter = Reporter {
@@ -117,7 +126,7 @@ impl Replica {
         let api = Arc::new(Api {
             policy: self.policy,
             options,
-            engine: engine.handle.clone(),
+            engine: engine.clone(),
             prompts,
             routes,
             log: Arc::new(log.clone()),
@@ -139,7 +148,7 @@ impl Replica {
                 serving.cancel();
                 (&mut served).await
             }
-            _ = engine.ended => {
+            () = &mut ended => {
                 serving.cancel();
                 Err(anyhow::anyhow!("the engine's thread has ended"))
             }
@@ -154,10 +163,55 @@ impl Replica {
         background.cancel();
         tasks.close();
         tasks.wait().await;
-        engine.handle.stop();
+        engine.stop();
         tokio::task::spawn_blocking(move || log.flush())
             .await
             .context("flush the log")?;
         outcome
+    }
+}
+
+/// What samples tokens in this replica.
+struct Started {
+    engine: Arc<dyn Engine>,
+    host: Host,
+    /// Resolves if the engine ends by itself.
+    ended: BoxFuture<'static, ()>,
+}
+
+fn start_own(
+    options: &Options,
+    config: engine::Config,
+    arithmetic: Arithmetic,
+    packing: Threads,
+) -> anyhow::Result<Started> {
+    let own = engine::spawn(config).context("start the engine's thread")?;
+    let staging = Staging {
+        arithmetic,
+        packing,
+        slots: options.slots,
+        context: options.context_tokens_max,
+    };
+    let host = Host::Own {
+        engine: own.handle.clone(),
+        staging: Arc::new(staging),
+    };
+    Ok(Started {
+        engine: Arc::new(own.handle),
+        host,
+        ended: Box::pin(async move { drop(own.ended.await) }),
+    })
+}
+
+fn start_remote(options: &Options, pool: Pool, arithmetic: Arithmetic) -> Started {
+    let updater = Updater::new(pool.clone(), options.remote.clone(), arithmetic);
+    let host = Host::Remote {
+        updater,
+        context_max: options.context_tokens_max,
+    };
+    Started {
+        engine: Arc::new(pool),
+        host,
+        ended: Box::pin(std::future::pending()),
     }
 }

@@ -25,6 +25,7 @@ pub mod manifest;
 pub mod memory;
 pub mod merkle;
 pub mod parts;
+pub mod patch;
 pub mod quant;
 pub mod sign;
 pub mod squash;

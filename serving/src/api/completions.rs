@@ -9,6 +9,7 @@ use super::request::GenerationRequest;
 use super::{Api, exploration};
 use crate::engine::caller::Caller;
 use crate::engine::{SampleRequest, SubmitError};
+use crate::routing::Route;
 use axum::extract::State;
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Response};
@@ -19,7 +20,7 @@ use futures::Stream;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Instrument;
@@ -67,6 +68,29 @@ fn check_priority(priority: i32, principal: &Principal) -> Result<(), Problem> {
 }
 
 /// A request whose choices are queued.
+/// The route of a request, once an engine takes requests for its version.
+async fn available_route(api: &Api, request: &GenerationRequest, submitted: Instant) -> Result<Route, Problem> {
+    let wait_max = Duration::from_millis(api.options.queue_wait_ms_max);
+    loop {
+        let route = api
+            .routes
+            .route(&api.policy, &request.model, &request.user_key)
+            .map_err(|error| super::no_route(&error))?;
+        let Some(changed) = api.engine.unavailable(&route.version) else {
+            return Ok(route);
+        };
+        // an engine changes its version once no request holds it
+        drop(route);
+        if submitted.elapsed() > wait_max {
+            return Err(Problem::unavailable(
+                "no engine serves this model now; try again shortly",
+                2,
+            ));
+        }
+        changed.await;
+    }
+}
+
 struct QueuedRequest {
     request: Arc<GenerationRequest>,
     header: Header,
@@ -98,10 +122,7 @@ impl QueuedRequest {
         let submitted = Instant::now();
         let tenant = &principal.tenant;
         let caller = Caller::new(tenant, principal.key.map(|key| key.id));
-        let route = api
-            .routes
-            .route(&api.policy, &request.model, &request.user_key)
-            .map_err(|error| super::no_route(&error))?;
+        let route = available_route(api, &request, submitted).await?;
         let prompt_ids = match request.prompt_is_short() {
             true => request.prompt_ids(&route.version)?,
             false => {

@@ -11,8 +11,8 @@ use uuid::Uuid;
 pub struct SampledToken {
     pub id: u32,
     pub logprob: f32,
-    /// How many ids could have been sampled.
-    pub candidates: u32,
+    /// How many ids could have been sampled; `None`: the engine does not say.
+    pub candidates: Option<u32>,
     /// Its own text, or `token_id:<id>` if it has none. Empty unless log-probabilities were
     /// requested.
     pub text: String,

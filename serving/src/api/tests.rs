@@ -213,7 +213,7 @@ async fn server_with(pace_ms: u64, options: Options) -> Server {
         policy: "demo".into(),
         prompts: Prompts::new(options.prompt_threads, options.queue_choices_max),
         options,
-        engine,
+        engine: Arc::new(engine),
         routes,
         log: log.clone(),
         payloads: Some(payloads.clone()),

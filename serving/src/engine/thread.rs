@@ -7,7 +7,8 @@ use super::backend::Backend;
 use super::batch::Batch;
 use super::caller::Tally;
 use super::queue::{Full, Queue};
-use super::{Installation, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
+use super::{Engine, Installation, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
+use futures::future::BoxFuture;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -65,10 +66,8 @@ pub struct Handle {
     shared: Arc<Shared>,
 }
 
-impl Handle {
-    /// Queues all choices of one request, or none of them. All have the same caller, traffic class and
-    /// priority. Choices that lose their places to them get [`SampleEvent::Displaced`].
-    pub fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError> {
+impl Engine for Handle {
+    fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError> {
         let Some(first) = requests.first() else {
             return Ok(());
         };
@@ -90,6 +89,17 @@ impl Handle {
         Ok(())
     }
 
+    fn unavailable(&self, _: &LoadedVersion) -> Option<BoxFuture<'static, ()>> {
+        None
+    }
+
+    fn stop(&self) {
+        self.shared.lock().stopping = true;
+        self.shared.arrived.notify_one();
+    }
+}
+
+impl Handle {
     /// Installs a staged version between two passes; requests for it are answered from then
     /// on. It retires once nobody but the engine holds its `Arc`. Until then, upgrading a `Weak` of
     /// it keeps it installed. Fails only if the engine has stopped.
@@ -117,12 +127,6 @@ impl Handle {
             retired: retirement,
         })
     }
-
-    /// Asks the thread to end. Running sequences are cut off.
-    pub fn stop(&self) {
-        self.shared.lock().stopping = true;
-        self.shared.arrived.notify_one();
-    }
 }
 
 /// The running thread.
@@ -143,7 +147,7 @@ pub fn spawn(config: Config) -> std::io::Result<Thread> {
         arrived: Condvar::new(),
     });
     let (alive, ended) = oneshot::channel::<()>();
-    let engine = Engine {
+    let engine = Worker {
         config,
         shared: shared.clone(),
         residents: BTreeMap::new(),
@@ -158,7 +162,7 @@ pub fn spawn(config: Config) -> std::io::Result<Thread> {
     })
 }
 
-struct Engine {
+struct Worker {
     config: Config,
     shared: Arc<Shared>,
     /// By serial.
@@ -166,7 +170,7 @@ struct Engine {
 }
 
 /// Also runs on a panic, so that no caller waits for a dead engine.
-impl Drop for Engine {
+impl Drop for Worker {
     fn drop(&mut self) {
         let mut inbox = self.shared.lock();
         inbox.stopping = true;
@@ -175,7 +179,7 @@ impl Drop for Engine {
     }
 }
 
-impl Engine {
+impl Worker {
     fn run(mut self) {
         while let Some((installs, admitted)) = self.next_work() {
             for install in installs {

@@ -1,17 +1,20 @@
-//! Loads versions into the engine: fetch and verify, stage beside the serving versions, install.
-//! Tracks their memory, and keeps their checkpoints as bases for the next delta.
+//! Loads versions: fetch and verify, then install them in our own engine, beside those that serve, or
+//! have another engine serve them. Tracks their memory, and keeps their checkpoints as bases for the
+//! next delta.
 
 use super::Options;
 use crate::engine::exact::{ExactBackend, Staging};
 use crate::engine::{Handle, LoadedVersion};
 use crate::fleet::Swap;
+use crate::remote::Updater;
 use anyhow::Context;
 use artifact::assignment::Target;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::memory::{self, Spare};
 use artifact::sign::TrustedKeys;
-use std::collections::BTreeMap;
+use model::config::ModelConfig;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use store::Store;
@@ -36,13 +39,39 @@ struct Loaded {
 /// What a version needs to read and write text.
 type TextParts = (Option<Tokenizer>, Result<Arc<Templates>, Arc<chat::Error>>);
 
+/// Where versions are sampled.
+pub enum Host {
+    /// Our own engine, which holds several versions.
+    Own { engine: Handle, staging: Arc<Staging> },
+    /// Engines elsewhere, which hold one each.
+    Remote { updater: Updater, context_max: usize },
+}
+
+/// A version to load.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Epoch of the assignment that names it.
+    pub epoch: i64,
+    pub target: Target,
+    /// It may wait for memory.
+    pub required: bool,
+    /// Serials of other versions that must go on being served.
+    pub kept: &'a BTreeSet<i64>,
+}
+
+/// How long a version took to be served.
+#[derive(Debug, Clone, Copy, Default)]
+struct Hosted {
+    stage: Duration,
+    pause: Duration,
+}
+
 /// Loads versions and remembers which ones are loaded.
 pub struct Loader {
     policy: String,
     replica: String,
     store: Store,
-    engine: Handle,
-    staging: Arc<Staging>,
+    host: Host,
     bytes_max: u64,
     /// KV cache of the version staged last; all versions of a policy have similar caches.
     cache_bytes: u64,
@@ -55,13 +84,12 @@ pub struct Loader {
 }
 
 impl Loader {
-    pub fn new(options: &Options, engine: Handle, staging: Staging) -> Self {
+    pub fn new(options: &Options, host: Host) -> Self {
         Loader {
             policy: options.policy.clone(),
             replica: options.replica.clone(),
             store: options.store.clone(),
-            engine,
-            staging: Arc::new(staging),
+            host,
             bytes_max: options.resident_bytes_max,
             cache_bytes: 0,
             loaded: BTreeMap::new(),
@@ -70,18 +98,20 @@ impl Loader {
         }
     }
 
-    /// Returns the version; loads it if necessary, and then also returns how long that took. A
-    /// required version may wait for memory. `epoch`: of the assignment that names it.
+    /// Returns the version; loads it if necessary, and then also returns how long that took.
     pub async fn load(
         &mut self,
         keys: &TrustedKeys,
-        epoch: i64,
-        target: Target,
-        required: bool,
+        wanted: Wanted<'_>,
     ) -> anyhow::Result<(Arc<LoadedVersion>, Option<Swap>)> {
+        let target = wanted.target;
         let loaded = self.loaded.get(&target.version);
-        if let Some(version) = loaded.and_then(|loaded| loaded.version.upgrade()) {
+        let known = loaded.and_then(|loaded| Some((loaded.version.upgrade()?, loaded.checkpoint.clone())));
+        if let Some((version, checkpoint)) = known {
             check_content_hash(version.root, target)?;
+            if let Host::Remote { updater, .. } = &mut self.host {
+                updater.place(&version, &checkpoint, wanted.kept).await?;
+            }
             return Ok((version, None));
         }
         let manifest = self
@@ -92,7 +122,7 @@ impl Loader {
         check_content_hash(manifest.root, target)?;
         let weights = manifest.tensor_bytes.saturating_mul(BYTES_PER_CHECKPOINT_BYTE);
         let needed = weights.saturating_add(self.cache_bytes);
-        self.make_room(needed, required).await?;
+        self.make_room(needed, wanted.required).await?;
         // spare buffers may not have the sizes that this version needs, so they must fit in
         // addition to it
         let spare = self.spare.kept_bytes() as u64;
@@ -114,35 +144,15 @@ impl Loader {
         drop(bases);
         let checkpoint = materialized.checkpoint;
         // Only now is the model's shape known. A cache that does not fit must not be allocated.
-        self.cache_bytes = ExactBackend::cache_bytes_for(&checkpoint, &self.staging).context("stage")?;
+        self.cache_bytes = match &self.host {
+            Host::Own { staging, .. } => ExactBackend::cache_bytes_for(&checkpoint, staging).context("stage")?,
+            Host::Remote { .. } => 0,
+        };
         if self.used().saturating_add(weights).saturating_add(self.cache_bytes) > self.bytes_max {
-            self.make_room(weights.saturating_add(self.cache_bytes), required)
+            self.make_room(weights.saturating_add(self.cache_bytes), wanted.required)
                 .await?;
         }
-        let started = Instant::now();
-        let (backend, (tokenizer, templates)) = self.stage(checkpoint.clone()).await.context("stage")?;
-        let stage = started.elapsed();
-        let version = Arc::new(LoadedVersion {
-            serial: target.version,
-            root: target.root,
-            line: manifest.line,
-            context: backend.context(),
-            vocab: backend.vocab(),
-            experts: backend.experts(),
-            stop_ids: tokenizer.as_ref().map(stop_ids).unwrap_or_default(),
-            decline_id: tokenizer.as_ref().and_then(Tokenizer::decline_id),
-            tokenizer,
-            templates,
-        });
-        let installation = self.engine.install(version.clone(), Box::new(backend)).await;
-        let installation = installation.context("install")?;
-        // freeing gigabytes blocks, so it happens on a blocking thread
-        tokio::spawn(async move {
-            if let Ok(backend) = installation.retired.await {
-                let _ = tokio::task::spawn_blocking(move || drop(backend)).await;
-                metrics::gauge!("springtide_spare_bytes").set(memory::kept_bytes() as f64);
-            }
-        });
+        let (version, hosted) = self.host(target, manifest.line, &checkpoint, wanted.kept).await?;
         self.loaded.insert(
             target.version,
             Loaded {
@@ -158,11 +168,11 @@ impl Loader {
             replica: self.replica.clone(),
             policy: self.policy.clone(),
             version: target.version,
-            epoch,
+            epoch: wanted.epoch,
             fetch_ms: ms(materialized.fetch),
             verify_ms: ms(materialized.verify),
-            stage_ms: ms(stage),
-            pause_ms: ms(installation.pause),
+            stage_ms: ms(hosted.stage),
+            pause_ms: ms(hosted.pause),
             at: OffsetDateTime::now_utc(),
         };
         tracing::info!(
@@ -175,23 +185,88 @@ impl Loader {
             pause_ms = swap.pause_ms,
             "version resident"
         );
-        metrics::histogram!("springtide_swap_stage_seconds").record(stage.as_secs_f64());
+        metrics::histogram!("springtide_swap_stage_seconds").record(hosted.stage.as_secs_f64());
         metrics::counter!("springtide_followed_bytes_total").increment(materialized.bytes_fetched);
         Ok((version, Some(swap)))
     }
 
-    async fn stage(&self, checkpoint: Arc<Checkpoint>) -> anyhow::Result<(ExactBackend, TextParts)> {
-        let staging = self.staging.clone();
-        let text = self.text_of(&checkpoint);
-        tokio::task::spawn_blocking(move || {
-            let text = match text {
-                Some(text) => text,
-                None => read_text(&checkpoint)?,
-            };
-            Ok((ExactBackend::stage(&checkpoint, &staging)?, text))
-        })
-        .await
-        .context("the staging thread")?
+    /// Engines elsewhere may restart, and some may be spare: gives the next one the version that it should
+    /// hold. `shares`: versions in force and the shares of users they have. False: nothing is left to do.
+    pub async fn mend(&mut self, shares: &[(i64, f64)]) -> anyhow::Result<bool> {
+        let Host::Remote { updater, .. } = &mut self.host else {
+            return Ok(false);
+        };
+        let Some((engine, serial)) = updater.next_change(shares) else {
+            return Ok(false);
+        };
+        let Some(loaded) = self.loaded.get(&serial) else {
+            return Ok(false);
+        };
+        let Some(version) = loaded.version.upgrade() else {
+            return Ok(false);
+        };
+        updater.change(engine, &version, &loaded.checkpoint).await?;
+        Ok(true)
+    }
+
+    /// Has the version sampled: stages it beside the others in our own engine, or gives it to another
+    /// engine.
+    async fn host(
+        &mut self,
+        target: Target,
+        line: String,
+        checkpoint: &Arc<Checkpoint>,
+        kept: &BTreeSet<i64>,
+    ) -> anyhow::Result<(Arc<LoadedVersion>, Hosted)> {
+        let started = Instant::now();
+        let text = self.text_of(checkpoint);
+        match &mut self.host {
+            Host::Own { engine, staging } => {
+                let (backend, text) = stage(checkpoint.clone(), staging.clone(), text)
+                    .await
+                    .context("stage")?;
+                let stage = started.elapsed();
+                let shape = Shape {
+                    context: backend.context(),
+                    vocab: backend.vocab(),
+                    experts: backend.experts(),
+                };
+                let version = Arc::new(loaded_version(target, line, shape, text));
+                let installation = engine.install(version.clone(), Box::new(backend)).await;
+                let installation = installation.context("install")?;
+                // freeing gigabytes blocks, so it happens on a blocking thread
+                tokio::spawn(async move {
+                    if let Ok(backend) = installation.retired.await {
+                        let _ = tokio::task::spawn_blocking(move || drop(backend)).await;
+                        metrics::gauge!("springtide_spare_bytes").set(memory::kept_bytes() as f64);
+                    }
+                });
+                let pause = installation.pause;
+                Ok((version, Hosted { stage, pause }))
+            }
+            Host::Remote { updater, context_max } => {
+                let config = checkpoint.files.get("config.json").context("config.json is missing")?;
+                let config = ModelConfig::from_json(config)?;
+                let shape = Shape {
+                    context: updater.context().await?.min(*context_max),
+                    vocab: u32::try_from(config.vocab_size).unwrap_or(u32::MAX),
+                    // engines elsewhere do not report them
+                    experts: None,
+                };
+                let text = match text {
+                    Some(text) => text,
+                    None => {
+                        let checkpoint = checkpoint.clone();
+                        let read = tokio::task::spawn_blocking(move || read_text(&checkpoint));
+                        read.await.context("the reading thread")??
+                    }
+                };
+                let version = Arc::new(loaded_version(target, line, shape, text));
+                let stage = started.elapsed();
+                let pause = updater.place(&version, checkpoint, kept).await?;
+                Ok((version, Hosted { stage, pause }))
+            }
+        }
     }
 
     /// Reuses the parts of a loaded version with identical files. All versions of a line usually
@@ -234,6 +309,45 @@ impl Loader {
             tokio::time::sleep(ROOM_CHECK_INTERVAL).await;
         }
     }
+}
+
+/// What a model computes with.
+#[derive(Clone, Copy)]
+struct Shape {
+    context: usize,
+    vocab: u32,
+    experts: Option<u16>,
+}
+
+fn loaded_version(target: Target, line: String, shape: Shape, (tokenizer, templates): TextParts) -> LoadedVersion {
+    LoadedVersion {
+        serial: target.version,
+        root: target.root,
+        line,
+        context: shape.context,
+        vocab: shape.vocab,
+        experts: shape.experts,
+        stop_ids: tokenizer.as_ref().map(stop_ids).unwrap_or_default(),
+        decline_id: tokenizer.as_ref().and_then(Tokenizer::decline_id),
+        tokenizer,
+        templates,
+    }
+}
+
+async fn stage(
+    checkpoint: Arc<Checkpoint>,
+    staging: Arc<Staging>,
+    text: Option<TextParts>,
+) -> anyhow::Result<(ExactBackend, TextParts)> {
+    tokio::task::spawn_blocking(move || {
+        let text = match text {
+            Some(text) => text,
+            None => read_text(&checkpoint)?,
+        };
+        Ok((ExactBackend::stage(&checkpoint, &staging)?, text))
+    })
+    .await
+    .context("the staging thread")?
 }
 
 fn read_text(checkpoint: &Checkpoint) -> anyhow::Result<TextParts> {
@@ -326,7 +440,13 @@ mod tests {
             root: checkpoint.root(),
         };
         (
-            Loader::new(&options, engine.unwrap().handle, staging),
+            Loader::new(
+                &options,
+                Host::Own {
+                    engine: engine.unwrap().handle,
+                    staging: Arc::new(staging),
+                },
+            ),
             key.trusted(),
             target,
         )
@@ -338,13 +458,20 @@ mod tests {
         let cache_bytes = 2 * 64 * 3 * 2 * (16 + 32) * 4;
         let folder = tempfile::tempdir().unwrap();
         let (mut loader, keys, target) = loader(folder.path(), cache_bytes - 1).await;
-        let refused = loader.load(&keys, 1, target, false).await.unwrap_err();
+        let kept = BTreeSet::new();
+        let wanted = Wanted {
+            epoch: 1,
+            target,
+            required: false,
+            kept: &kept,
+        };
+        let refused = loader.load(&keys, wanted).await.unwrap_err();
         assert!(
             format!("{refused:#}").contains("raise serve.resident_bytes_max"),
             "{refused:#}"
         );
         loader.bytes_max += 1;
-        loader.load(&keys, 1, target, false).await.unwrap();
+        loader.load(&keys, wanted).await.unwrap();
         assert_eq!(loader.used(), loader.bytes_max);
     }
 }

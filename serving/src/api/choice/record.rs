@@ -80,7 +80,7 @@ fn sampling(params: &Params, tokens: &[SampledToken]) -> Option<Sampling> {
         presence_penalty,
         frequency_penalty,
         logit_bias,
-        kept: (params.truncates() && temperature > 0.0).then(candidates),
+        kept: (params.truncates() && temperature > 0.0).then(candidates).flatten(),
     };
     (sampling != Sampling::default()).then_some(sampling)
 }

@@ -79,7 +79,7 @@ impl Sequence {
         let token = Token {
             id: drawn.id,
             logprob: drawn.log_prob,
-            candidates: drawn.candidates,
+            candidates: Some(drawn.candidates),
             routing: std::mem::take(&mut self.routing),
             top: match self.request.top_logprobs {
                 0 => Vec::new(),

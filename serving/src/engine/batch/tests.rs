@@ -247,7 +247,7 @@ fn alone(model: &ExactModel, prompt: &[u32], max_tokens: usize) -> Vec<Token> {
         tokens.push(Token {
             id: drawn.id,
             logprob: drawn.log_prob,
-            candidates: drawn.candidates,
+            candidates: Some(drawn.candidates),
             routing,
             top: vec![],
         });

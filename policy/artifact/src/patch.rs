@@ -1,0 +1,180 @@
+//! A patch for engines that hold one version in memory: the weights in which the next one differs.
+//!
+//! It is a safetensors file in the names and shapes of the checkpoint. For each tensor `NAME` that
+//! changed it has two: `NAME|i`, the flat indices, i64 `[k]`, ascending; and `NAME|v`, the new
+//! values, `[k]`, in the tensor's dtype. Its metadata:
+//!
+//! | key | value |
+//! |---|---|
+//! | `format` | `springtide-patch-1` |
+//! | `from`, `to` | content hashes of both versions, in hex |
+//! | `shapes` | JSON object: the shape of each tensor that changed |
+//!
+//! It moves weights between processes of one machine. [`delta`](crate::delta) is the form for
+//! storage and networks.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+use safetensors::{Dtype, View};
+
+use crate::checkpoint::Checkpoint;
+use crate::tensor::{TensorData, weight_bytes};
+
+const FORMAT: &str = "springtide-patch-1";
+
+/// Why there is no patch between two versions.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the versions differ in more than their weights: {0}")]
+    Form(String),
+    #[error("serialize the patch")]
+    Serialize(#[from] safetensors::SafeTensorError),
+}
+
+/// A file that makes `to` out of `from`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Patch {
+    pub file: Vec<u8>,
+    /// Weights that it changes.
+    pub weights: u64,
+}
+
+/// The weights in which `to` differs from `from`.
+///
+/// # Errors
+/// If names, shapes, dtypes or the model's configuration differ. An engine has to be started with
+/// such a version.
+pub fn between(from: &Checkpoint, to: &Checkpoint) -> Result<Patch, Error> {
+    if let Some(first) = from.form_differences(to).into_iter().next() {
+        return Err(Error::Form(first));
+    }
+    if from.files.get("config.json") != to.files.get("config.json") {
+        return Err(Error::Form("`config.json` differs".into()));
+    }
+    let mut parts = Vec::new();
+    let mut shapes = BTreeMap::new();
+    let mut weights = 0;
+    for (name, new) in &to.tensors {
+        let Some((indices, values)) = from.tensors.get(name).and_then(|old| changes(old, new)) else {
+            continue;
+        };
+        weights += indices.len() as u64;
+        shapes.insert(name, &new.shape);
+        let count = indices.len();
+        let indices = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
+        parts.push((format!("{name}|i"), Part::new(Dtype::I64, count, indices)));
+        parts.push((format!("{name}|v"), Part::new(new.dtype, count, values)));
+    }
+    let shapes = serde_json::to_string(&shapes).unwrap_or_default();
+    let metadata: HashMap<String, String> = [
+        ("format", FORMAT.to_owned()),
+        ("from", from.root().to_string()),
+        ("to", to.root().to_string()),
+        ("shapes", shapes),
+    ]
+    .map(|(key, value)| (key.to_owned(), value))
+    .into();
+    let file = safetensors::serialize(parts, Some(metadata))?;
+    Ok(Patch { file, weights })
+}
+
+/// Indices and bytes of the weights that differ; `None`: none do.
+fn changes(old: &TensorData, new: &TensorData) -> Option<(Vec<i64>, Vec<u8>)> {
+    let width = weight_bytes(new.dtype);
+    let mut indices = Vec::new();
+    let mut values = Vec::new();
+    let pairs = old.bytes.chunks_exact(width).zip(new.bytes.chunks_exact(width));
+    for (index, (_, new)) in (0_i64..).zip(pairs).filter(|(_, (old, new))| old != new) {
+        indices.push(index);
+        values.extend_from_slice(new);
+    }
+    (!indices.is_empty()).then_some((indices, values))
+}
+
+struct Part {
+    dtype: Dtype,
+    shape: [usize; 1],
+    bytes: Vec<u8>,
+}
+
+impl Part {
+    fn new(dtype: Dtype, count: usize, bytes: Vec<u8>) -> Self {
+        Part {
+            dtype,
+            shape: [count],
+            bytes,
+        }
+    }
+}
+
+impl View for Part {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::SafeTensors;
+
+    fn checkpoint(tensors: &[(&str, &[u16])]) -> Checkpoint {
+        let tensors = tensors.iter().map(|(name, values)| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let tensor = TensorData::new(Dtype::BF16, vec![2, values.len() / 2], bytes).unwrap();
+            (name.to_string(), tensor)
+        });
+        Checkpoint {
+            tensors: tensors.collect(),
+            files: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_patch_has_the_weights_that_changed_and_says_between_which_versions() {
+        let old = checkpoint(&[("a", &[1, 2, 3, 4]), ("b", &[5, 6])]);
+        let new = checkpoint(&[("a", &[1, 9, 3, 8]), ("b", &[5, 6])]);
+        let patch = between(&old, &new).unwrap();
+        assert_eq!(patch.weights, 2);
+        let read = SafeTensors::deserialize(&patch.file).unwrap();
+        let mut names = read.names();
+        names.sort();
+        assert_eq!(names, ["a|i", "a|v"]);
+        let indices: Vec<u8> = [1_i64, 3].iter().flat_map(|index| index.to_le_bytes()).collect();
+        assert_eq!(read.tensor("a|i").unwrap().data(), indices);
+        assert_eq!(read.tensor("a|v").unwrap().data(), [9, 0, 8, 0]);
+        let (_, metadata) = SafeTensors::read_metadata(&patch.file).unwrap();
+        let metadata = metadata.metadata().as_ref().unwrap();
+        assert_eq!(metadata["from"], old.root().to_string());
+        assert_eq!(metadata["to"], new.root().to_string());
+        assert_eq!(metadata["shapes"], r#"{"a":[2,2]}"#);
+    }
+
+    #[test]
+    fn equal_versions_have_an_empty_patch() {
+        let one = checkpoint(&[("a", &[1, 2, 3, 4])]);
+        let patch = between(&one, &one).unwrap();
+        assert_eq!(patch.weights, 0);
+        assert!(SafeTensors::deserialize(&patch.file).unwrap().is_empty());
+    }
+
+    #[test]
+    fn versions_of_another_form_have_no_patch() {
+        let old = checkpoint(&[("a", &[1, 2, 3, 4])]);
+        let new = checkpoint(&[("a", &[1, 2])]);
+        assert!(matches!(between(&old, &new), Err(Error::Form(_))));
+    }
+}

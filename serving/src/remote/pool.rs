@@ -1,0 +1,316 @@
+//! The requests that wait for engines, and one task per running sequence.
+
+use super::options::Options;
+use super::placement::{Placement, State};
+use super::sequence::{self, End};
+use super::vllm::Vllm;
+use crate::engine::caller::Tally;
+use crate::engine::queue::{Full, Queue};
+use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
+use futures::future::BoxFuture;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// How often waiting requests are checked and engines are asked whether they answer.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A request that makes so many engines fail is not sent to another one.
+const FAILURES_MAX: u32 = 3;
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    clients: Vec<Vllm>,
+    config: Config,
+    send_seeds: bool,
+    work: Mutex<Work>,
+    /// An engine changed its state.
+    changed: Notify,
+}
+
+struct Waiting {
+    request: SampleRequest,
+    /// Engines that failed before its first token.
+    failures: u32,
+}
+
+struct Work {
+    queue: Queue<Waiting>,
+    placement: Placement,
+    /// The names of the engines' weights.
+    weights: Vec<String>,
+    running: Tally,
+    stopping: bool,
+}
+
+impl Engine for Pool {
+    fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError> {
+        let Some(first) = requests.first() else {
+            return Ok(());
+        };
+        let (caller, class, priority) = (first.caller.clone(), first.class, first.priority);
+        let mut work = self.lock();
+        if work.stopping {
+            return Err(SubmitError::Stopped);
+        }
+        let requests = requests.into_iter();
+        let waiting = requests.map(|request| Waiting { request, failures: 0 }).collect();
+        let displaced = work.queue.push(class, priority, &caller, waiting);
+        let waiting = work.queue.len();
+        let displaced = displaced.map_err(|Full| SubmitError::Full { waiting })?;
+        drop(work);
+        for waiting in displaced {
+            metrics::counter!("springtide_choices_displaced_total").increment(1);
+            let _ = waiting.request.events.try_send(SampleEvent::Displaced);
+        }
+        self.start_waiting();
+        Ok(())
+    }
+
+    fn unavailable(&self, version: &LoadedVersion) -> Option<BoxFuture<'static, ()>> {
+        let pool = self.clone();
+        let serial = version.serial;
+        if pool.lock().placement.servers(serial) > 0 {
+            return None;
+        }
+        Some(Box::pin(async move {
+            // the timeout covers a change between the look and the wait
+            let _ = tokio::time::timeout(CHECK_INTERVAL, pool.shared.changed.notified()).await;
+        }))
+    }
+
+    fn stop(&self) {
+        let mut work = self.lock();
+        work.stopping = true;
+        work.queue.drain().for_each(drop);
+    }
+}
+
+impl Pool {
+    pub fn new(options: &Options, slots: usize, config: Config) -> anyhow::Result<Self> {
+        let timeout = Duration::from_millis(options.timeout_ms);
+        let clients: anyhow::Result<Vec<Vllm>> = options
+            .vllm
+            .iter()
+            .map(|server| Vllm::new(server.clone(), timeout))
+            .collect();
+        let clients = clients?;
+        let work = Work {
+            queue: Queue::new(config.queue_choices_max),
+            placement: Placement::new(clients.len(), slots, config.slots_reserved_for_production),
+            weights: vec![String::new(); clients.len()],
+            running: Tally::default(),
+            stopping: false,
+        };
+        Ok(Pool {
+            shared: Arc::new(Shared {
+                clients,
+                config,
+                send_seeds: options.send_seeds,
+                work: Mutex::new(work),
+                changed: Notify::new(),
+            }),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        // consistent after every statement, so a panic elsewhere does no harm
+        self.shared.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn client(&self, engine: usize) -> &Vllm {
+        &self.shared.clients[engine]
+    }
+
+    /// Looks at the placement, without changing it.
+    pub(super) fn placement<T>(&self, look: impl FnOnce(&Placement) -> T) -> T {
+        look(&self.lock().placement)
+    }
+
+    pub(super) fn state(&self, engine: usize) -> State {
+        self.lock().placement.engines[engine].state
+    }
+
+    /// Running sequences of an engine.
+    pub(super) fn running(&self, engine: usize) -> usize {
+        let work = self.lock();
+        let engine = &work.placement.engines[engine];
+        engine.production + engine.background
+    }
+
+    /// `weights`: the name of what it holds from now on, if that changes.
+    pub(super) fn set_state(&self, engine: usize, state: State, weights: Option<&str>) {
+        let mut work = self.lock();
+        work.placement.engines[engine].state = state;
+        if let Some(weights) = weights {
+            weights.clone_into(&mut work.weights[engine]);
+        }
+        let serving = work.placement.engines.iter();
+        let serving = serving
+            .filter(|engine| matches!(engine.state, State::Serving(_)))
+            .count();
+        metrics::gauge!("springtide_remote_engines_serving").set(serving as f64);
+        drop(work);
+        self.shared.changed.notify_waiters();
+        self.start_waiting();
+    }
+
+    /// Sends waiting requests to engines with free slots.
+    fn start_waiting(&self) {
+        let mut work = self.lock();
+        let Work {
+            queue,
+            placement,
+            weights,
+            running,
+            ..
+        } = &mut *work;
+        let mut next = || {
+            let engine_for = |waiting: &Waiting| {
+                let request = &waiting.request;
+                placement.pick(request.version.serial, request.class)
+            };
+            let waiting = queue.take(running, |waiting| engine_for(waiting).is_some())?;
+            let engine = engine_for(&waiting)?;
+            *slots(placement, engine, waiting.request.class) += 1;
+            running.add(&waiting.request.caller);
+            Some((engine, weights[engine].clone(), waiting))
+        };
+        while let Some((engine, weights, waiting)) = next() {
+            let pool = self.clone();
+            tokio::spawn(async move { pool.run(engine, &weights, waiting).await });
+        }
+        let all: usize = placement
+            .engines
+            .iter()
+            .map(|one| one.production + one.background)
+            .sum();
+        metrics::gauge!("springtide_running_choices").set(all as f64);
+        metrics::gauge!("springtide_queue_choices").set(queue.len() as f64);
+    }
+
+    /// Samples one sequence and frees its slot.
+    async fn run(&self, engine: usize, weights: &str, Waiting { request, failures }: Waiting) {
+        let (caller, class) = (request.caller.clone(), request.class);
+        let end = sequence::run(self.client(engine), weights, request, self.shared.send_seeds).await;
+        {
+            let mut work = self.lock();
+            let slots = slots(&mut work.placement, engine, class);
+            *slots = slots.saturating_sub(1);
+            work.running.remove(&caller);
+        }
+        match end {
+            End::Done => {}
+            End::Retry(request, error) => {
+                self.eject(engine, &error);
+                if failures + 1 < FAILURES_MAX {
+                    self.queue_again(*request, failures + 1);
+                } else {
+                    let failed = SampleEvent::Failed(format!("{error:#}"));
+                    let _ = request.events.try_send(failed);
+                }
+            }
+            End::Failed(error) => self.eject(engine, &error),
+        }
+        self.start_waiting();
+    }
+
+    /// An engine that failed gets no traffic before it was probed again.
+    fn eject(&self, engine: usize, error: &anyhow::Error) {
+        // a drain that took too long cuts sequences off
+        if !matches!(self.state(engine), State::Serving(_)) {
+            return;
+        }
+        let error = format!("{error:#}");
+        tracing::warn!(engine = self.client(engine).url(), error, "engine ejected");
+        metrics::counter!("springtide_remote_ejections_total").increment(1);
+        self.set_state(engine, State::Down, None);
+    }
+
+    fn queue_again(&self, request: SampleRequest, failures: u32) {
+        let (class, priority, caller) = (request.class, request.priority, request.caller.clone());
+        let events = request.events.clone();
+        metrics::counter!("springtide_remote_retries_total").increment(1);
+        let waiting = vec![Waiting { request, failures }];
+        let displaced = match self.lock().queue.push(class, priority, &caller, waiting) {
+            Ok(displaced) => displaced.into_iter().map(|waiting| waiting.request.events).collect(),
+            Err(Full) => vec![events],
+        };
+        for events in displaced {
+            let _ = events.try_send(SampleEvent::Displaced);
+        }
+    }
+
+    /// Removes requests that waited too long, and watches the engines, until `shutdown`.
+    pub async fn watch(self, shutdown: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
+            }
+            self.remove_expired();
+            let engines = 0..self.shared.clients.len();
+            futures::future::join_all(engines.map(|engine| self.check(engine))).await;
+        }
+    }
+
+    fn remove_expired(&self) {
+        let wait_max = self.shared.config.queue_wait_max;
+        let removed = self.lock().queue.remove_if(|Waiting { request, .. }| {
+            let expired = request.class == TrafficClass::Production && request.submitted.elapsed() > wait_max;
+            expired || request.events.is_closed()
+        });
+        for Waiting { request, .. } in removed {
+            let reason = match request.events.try_send(SampleEvent::Expired) {
+                Ok(()) => "springtide_choices_expired_total",
+                Err(_) => "springtide_choices_cancelled_total",
+            };
+            metrics::counter!(reason).increment(1);
+        }
+    }
+
+    /// Whether an engine answers and still holds what was probed. A restarted one does not.
+    async fn check(&self, engine: usize) {
+        let before = self.state(engine);
+        let answer = self.client(engine).weights().await;
+        let mut work = self.lock();
+        // the updater has it
+        if work.placement.engines[engine].state != before {
+            return;
+        }
+        let expected = work.weights[engine].clone();
+        let after = match (before, &answer) {
+            (State::Changing | State::Draining(_), _) => before,
+            (State::Down | State::Unproven, Ok(_)) => State::Unproven,
+            (State::Serving(_), Ok(weights)) if *weights == expected => before,
+            (State::Serving(_), Ok(_)) => State::Unproven,
+            (_, Err(_)) => State::Down,
+        };
+        if after == before {
+            return;
+        }
+        work.placement.engines[engine].state = after;
+        drop(work);
+        let url = self.client(engine).url();
+        match answer {
+            Ok(holds) => tracing::info!(engine = url, holds, ?before, ?after, "engine's state changed"),
+            Err(error) => tracing::warn!(engine = url, error = format!("{error:#}"), ?before, "engine is down"),
+        }
+        self.shared.changed.notify_waiters();
+        self.start_waiting();
+    }
+}
+
+fn slots(placement: &mut Placement, engine: usize, class: TrafficClass) -> &mut usize {
+    let engine = &mut placement.engines[engine];
+    match class {
+        TrafficClass::Production => &mut engine.production,
+        TrafficClass::Background => &mut engine.background,
+    }
+}

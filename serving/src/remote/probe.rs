@@ -1,0 +1,151 @@
+//! Compares an engine with our exact model: the engine samples from fixed prompts, and the exact
+//! model scores what it sampled. Checksums alone would not do: an engine may report success and
+//! still compute with other weights than it was given.
+
+use super::sequence;
+use super::vllm::Vllm;
+use crate::engine::caller::Caller;
+use crate::engine::{LoadedVersion, SampleEvent, SampleRequest, Token, TrafficClass};
+use anyhow::{Context, bail, ensure};
+use model::exact::ExactModel;
+use model::sampling::{self, Params, PreviousTokens};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc;
+
+const PROMPTS: usize = 8;
+const PROMPT_TOKENS: usize = 24;
+const SAMPLED_TOKENS: usize = 16;
+/// Not 1, so that log-probabilities before the temperature are noticed.
+const TEMPERATURE: f32 = 0.8;
+
+/// What a probe found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Probed {
+    pub tokens: usize,
+    /// Between two log-probabilities of one token, in nats.
+    pub largest_difference: f32,
+}
+
+/// Fails if the engine does not answer, or with other weights than those named `weights`.
+pub async fn probe(
+    engine: &Vllm,
+    weights: &str,
+    version: &Arc<LoadedVersion>,
+    model: &Arc<ExactModel>,
+) -> anyhow::Result<Probed> {
+    let params = Params {
+        temperature: TEMPERATURE,
+        ..Params::default()
+    };
+    let prompts: Vec<Arc<[u32]>> = prompts(version.vocab, version.context);
+    let sampled = prompts
+        .iter()
+        .map(|prompt| sample(engine, weights, version, prompt.clone(), params.clone()));
+    let sampled = futures::future::try_join_all(sampled).await?;
+    let model = model.clone();
+    tokio::task::spawn_blocking(move || compare(&model, &params, &prompts, &sampled))
+        .await
+        .context("the probe's thread")?
+}
+
+/// Always the same ids for a vocabulary.
+fn prompts(vocab: u32, context: usize) -> Vec<Arc<[u32]>> {
+    let length = PROMPT_TOKENS.min(context.saturating_sub(1)).max(1);
+    let id = |prompt: usize, position: usize| {
+        let mixed = (prompt * PROMPT_TOKENS + position + 1).wrapping_mul(0x9E37_79B9) >> 7;
+        (mixed as u32) % vocab.max(1)
+    };
+    (0..PROMPTS)
+        .map(|prompt| (0..length).map(|position| id(prompt, position)).collect())
+        .collect()
+}
+
+async fn sample(
+    engine: &Vllm,
+    weights: &str,
+    version: &Arc<LoadedVersion>,
+    prompt: Arc<[u32]>,
+    params: Params,
+) -> anyhow::Result<Vec<Token>> {
+    let max_tokens = SAMPLED_TOKENS.min(version.context.saturating_sub(prompt.len())).max(1);
+    let (events, mut receiver) = mpsc::channel(max_tokens + 1);
+    let request = SampleRequest {
+        version: version.clone(),
+        prompt,
+        max_tokens,
+        params,
+        seed: 0,
+        suppressed: None,
+        top_logprobs: 0,
+        caller: Caller::new("probe", None),
+        class: TrafficClass::Production,
+        priority: 0,
+        events,
+        submitted: Instant::now(),
+    };
+    if let sequence::End::Retry(_, error) | sequence::End::Failed(error) =
+        sequence::run(engine, weights, request, false).await
+    {
+        return Err(error.context("the probe failed"));
+    }
+    let mut tokens = Vec::new();
+    while let Some(event) = receiver.recv().await {
+        match event {
+            SampleEvent::Token(token) => tokens.push(token),
+            SampleEvent::Finished(_) => return Ok(tokens),
+            SampleEvent::Failed(error) => bail!("the probe failed: {error}"),
+            SampleEvent::Displaced | SampleEvent::Expired => bail!("the probe was not answered"),
+        }
+    }
+    bail!("the probe's answer has no end")
+}
+
+fn compare(
+    model: &ExactModel,
+    params: &Params,
+    prompts: &[Arc<[u32]>],
+    sampled: &[Vec<Token>],
+) -> anyhow::Result<Probed> {
+    let mut probed = Probed {
+        tokens: 0,
+        largest_difference: 0.0,
+    };
+    for (prompt, tokens) in prompts.iter().zip(sampled) {
+        ensure!(!tokens.is_empty(), "the engine sampled no token for a probe");
+        let ids: Vec<u32> = prompt
+            .iter()
+            .copied()
+            .chain(tokens.iter().map(|token| token.id))
+            .collect();
+        // the row before a token has its logits
+        let rows: Vec<usize> = (prompt.len() - 1..ids.len() - 1).collect();
+        let pass = model.score(&[&ids], &rows, None).context("score a probe")?;
+        for (logits, token) in pass.logits.rows().zip(tokens) {
+            let exact = sampling::log_prob_of(logits, params, &PreviousTokens::default(), token.id);
+            let difference = (exact - token.logprob).abs();
+            ensure!(
+                difference.is_finite(),
+                "the exact log-probability of {} is {exact}",
+                token.id
+            );
+            probed.largest_difference = probed.largest_difference.max(difference);
+            probed.tokens += 1;
+        }
+    }
+    Ok(probed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_are_different_prompts_within_vocabulary_and_context() {
+        let prompts = prompts(50, 32);
+        assert!(prompts.iter().flat_map(|prompt| prompt.iter()).all(|&id| id < 50));
+        let different: std::collections::BTreeSet<_> = prompts.iter().collect();
+        assert_eq!((different.len(), prompts[0].len()), (PROMPTS, PROMPT_TOKENS));
+        assert_eq!(super::prompts(50, 4)[0].len(), 3);
+    }
+}

@@ -1,0 +1,294 @@
+//! Changes the version that an engine holds: drain, new weights, probe. Also gives restarted and
+//! spare engines a version.
+
+use super::options::Options;
+use super::placement::State;
+use super::pool::Pool;
+use super::probe::{self, Probed};
+use super::vllm::Weights;
+use crate::engine::LoadedVersion;
+use anyhow::{Context, bail, ensure};
+use artifact::checkpoint::Checkpoint;
+use artifact::digest::Digest;
+use artifact::patch;
+use model::exact::{Arithmetic, ExactModel};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often a draining engine is looked at.
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// What an engine holds, as far as is known.
+struct Held {
+    root: Digest,
+    checkpoint: Arc<Checkpoint>,
+    /// The requests that were routed to it hold it too.
+    version: Weak<LoadedVersion>,
+}
+
+/// The only one that changes engines of a pool.
+pub struct Updater {
+    pool: Pool,
+    options: Options,
+    arithmetic: Arithmetic,
+    /// Per engine; `None`: unknown weights.
+    held: Vec<Option<Held>>,
+    /// The exact model that was needed last, by serial.
+    exact: Option<(i64, Arc<ExactModel>)>,
+}
+
+impl Updater {
+    pub fn new(pool: Pool, options: Options, arithmetic: Arithmetic) -> Self {
+        Updater {
+            held: options.vllm.iter().map(|_| None).collect(),
+            pool,
+            options,
+            arithmetic,
+            exact: None,
+        }
+    }
+
+    /// The shortest context of the engines that answer, in tokens.
+    pub async fn context(&self) -> anyhow::Result<usize> {
+        let contexts = (0..self.held.len()).map(|engine| self.pool.client(engine).context());
+        let contexts = futures::future::join_all(contexts).await;
+        let errors: Vec<String> = contexts
+            .iter()
+            .filter_map(|one| one.as_ref().err().map(|error| format!("{error:#}")))
+            .collect();
+        let shortest = contexts.into_iter().filter_map(Result::ok).min();
+        shortest.with_context(|| format!("no engine answers: {}", errors.join("; ")))
+    }
+
+    /// Whether an engine serves the version.
+    pub fn serves(&self, serial: i64) -> bool {
+        self.pool.placement(|engines| engines.servers(serial)) > 0
+    }
+
+    /// Has an engine serve the version, if none does. `kept`: serials of other versions that must go on
+    /// being served. Returns how long the engine took no requests.
+    pub async fn place(
+        &mut self,
+        version: &Arc<LoadedVersion>,
+        checkpoint: &Arc<Checkpoint>,
+        kept: &BTreeSet<i64>,
+    ) -> anyhow::Result<Duration> {
+        if self.serves(version.serial) {
+            return Ok(Duration::ZERO);
+        }
+        let engine = self.pool.placement(|engines| engines.place(kept)).with_context(|| {
+            format!(
+                "none of the {} engines is free for version {}: start more engines, or name fewer versions",
+                self.held.len(),
+                version.serial
+            )
+        })?;
+        self.change(engine, version, checkpoint).await
+    }
+
+    /// The engine that should get another version now, and its serial. `wanted`: serials and the shares
+    /// of users they have.
+    pub fn next_change(&self, wanted: &[(i64, f64)]) -> Option<(usize, i64)> {
+        let arms: BTreeSet<i64> = wanted
+            .iter()
+            .filter(|(_, share)| *share > 0.0)
+            .map(|(serial, _)| *serial)
+            .collect();
+        self.pool.placement(|engines| {
+            let missing = arms.iter().find(|&&serial| engines.servers(serial) == 0);
+            let urgent = missing.and_then(|&serial| Some((engines.place(&arms)?, serial)));
+            urgent.or_else(|| engines.spare(wanted))
+        })
+    }
+
+    /// Gives an engine this version. After an error it has no traffic.
+    pub async fn change(
+        &mut self,
+        engine: usize,
+        version: &Arc<LoadedVersion>,
+        checkpoint: &Arc<Checkpoint>,
+    ) -> anyhow::Result<Duration> {
+        let url = self.pool.client(engine).url().to_owned();
+        let model = self.exact_model(version.serial, checkpoint).await?;
+        let started = Instant::now();
+        self.drain(engine).await;
+        let drained = started.elapsed();
+        let name = weights_name(version);
+        self.pool.set_state(engine, State::Changing, Some(&name));
+        let held = self.held[engine].take();
+        let changed = self.update_and_probe(engine, held, version, checkpoint, &model).await;
+        let (probed, patched) = match changed {
+            Ok(changed) => changed,
+            Err(error) => {
+                metrics::counter!("springtide_remote_changes_failed_total").increment(1);
+                self.pool.set_state(engine, State::Unproven, None);
+                return Err(error.context(format!("give the engine {url} version {}", version.serial)));
+            }
+        };
+        self.held[engine] = Some(Held {
+            root: version.root,
+            checkpoint: checkpoint.clone(),
+            version: Arc::downgrade(version),
+        });
+        self.pool.set_state(engine, State::Serving(version.serial), None);
+        let away = started.elapsed();
+        tracing::info!(
+            engine = url,
+            version = version.serial,
+            root = %version.root.short(),
+            patched_weights = patched,
+            drain_ms = drained.as_secs_f64() * 1e3,
+            change_ms = (away - drained).as_secs_f64() * 1e3,
+            probed_tokens = probed.tokens,
+            largest_difference = probed.largest_difference,
+            "engine serves version"
+        );
+        metrics::histogram!("springtide_remote_change_seconds").record(away.as_secs_f64());
+        metrics::counter!("springtide_remote_probed_tokens_total").increment(probed.tokens as u64);
+        metrics::gauge!("springtide_remote_probe_difference", "engine" => url)
+            .set(f64::from(probed.largest_difference));
+        Ok(away)
+    }
+
+    /// Waits until no request needs the engine any more, or too long.
+    async fn drain(&self, engine: usize) {
+        let State::Serving(serial) = self.pool.state(engine) else {
+            return;
+        };
+        self.pool.set_state(engine, State::Draining(serial), None);
+        let started = Instant::now();
+        let limit = Duration::from_millis(self.options.drain_ms_max);
+        // besides requests, only the routes hold a version
+        let held = |held: &Held| held.version.strong_count() > 1;
+        loop {
+            let needed = self.held[engine].as_ref().is_some_and(held) && !self.serves(serial);
+            if self.pool.running(engine) == 0 && !needed {
+                return;
+            }
+            if started.elapsed() > limit {
+                let running = self.pool.running(engine);
+                tracing::warn!(
+                    engine = self.pool.client(engine).url(),
+                    running,
+                    "drained too long; cut off"
+                );
+                return;
+            }
+            tokio::time::sleep(DRAIN_CHECK_INTERVAL).await;
+        }
+    }
+
+    /// Returns the number of weights that were patched; `None`: all were loaded.
+    async fn update_and_probe(
+        &self,
+        engine: usize,
+        held: Option<Held>,
+        version: &Arc<LoadedVersion>,
+        checkpoint: &Arc<Checkpoint>,
+        model: &Arc<ExactModel>,
+    ) -> anyhow::Result<(Probed, Option<u64>)> {
+        let client = self.pool.client(engine);
+        let name = weights_name(version);
+        let file = PatchFile::new(&self.options.patch_dir, engine)?;
+        if let Some(held) = held {
+            let patched = async {
+                let (old, new) = (held.checkpoint.clone(), checkpoint.clone());
+                let path = file.0.clone();
+                let weights = tokio::task::spawn_blocking(move || {
+                    let patch = patch::between(&old, &new)?;
+                    std::fs::write(&path, &patch.file).with_context(|| format!("write {}", path.display()))?;
+                    anyhow::Ok(patch.weights)
+                });
+                let weights = weights.await.context("the patch's thread")??;
+                let (from, to) = (held.root.to_string(), version.root.to_string());
+                client.update(Weights::Patch(&file.0), &from, &to, &name).await?;
+                anyhow::Ok((self.probe(engine, version, model).await?, Some(weights)))
+            };
+            match patched.await {
+                Ok(done) => return Ok(done),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::warn!(engine = client.url(), error, "patch failed; loading all weights");
+                    metrics::counter!("springtide_remote_patches_failed_total").increment(1);
+                }
+            }
+        }
+        let (whole, folder) = (checkpoint.clone(), file.folder());
+        let written = tokio::task::spawn_blocking(move || whole.write_dir(&folder));
+        written.await.context("the writing thread")??;
+        let to = version.root.to_string();
+        client.update(Weights::Folder(&file.folder()), "", &to, &name).await?;
+        Ok((self.probe(engine, version, model).await?, None))
+    }
+
+    async fn probe(
+        &self,
+        engine: usize,
+        version: &Arc<LoadedVersion>,
+        model: &Arc<ExactModel>,
+    ) -> anyhow::Result<Probed> {
+        let client = self.pool.client(engine);
+        let probed = probe::probe(client, &weights_name(version), version, model).await?;
+        let Probed { largest_difference, .. } = probed;
+        if largest_difference > self.options.probe_error_max {
+            metrics::counter!("springtide_remote_probes_failed_total").increment(1);
+            bail!(
+                "the engine's log-probabilities differ by up to {largest_difference} nats from those of version {}, and \
+                 serve.remote.probe_error_max is {}: it has other weights or computes differently",
+                version.serial,
+                self.options.probe_error_max
+            );
+        }
+        Ok(probed)
+    }
+
+    async fn exact_model(&mut self, serial: i64, checkpoint: &Arc<Checkpoint>) -> anyhow::Result<Arc<ExactModel>> {
+        if let Some((_, model)) = self.exact.as_ref().filter(|(of, _)| *of == serial) {
+            return Ok(model.clone());
+        }
+        // free the other one first
+        self.exact = None;
+        let (checkpoint, arithmetic) = (checkpoint.clone(), self.arithmetic.clone());
+        let model = tokio::task::spawn_blocking(move || ExactModel::with_arithmetic(&checkpoint, &arithmetic))
+            .await
+            .context("the staging thread")?
+            .context("build the exact model")?;
+        let model = Arc::new(model);
+        self.exact = Some((serial, model.clone()));
+        Ok(model)
+    }
+}
+
+/// What an engine calls the weights of a version.
+fn weights_name(version: &LoadedVersion) -> String {
+    format!("springtide-{}-{}", version.serial, version.root.short())
+}
+
+/// A file for one engine's weights, or a folder of the same name. Both are removed in the end.
+struct PatchFile(PathBuf);
+
+impl PatchFile {
+    fn new(dir: &Path, engine: usize) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(dir).with_context(|| format!("create serve.remote.patch_dir {}", dir.display()))?;
+        ensure!(
+            dir.is_absolute(),
+            "serve.remote.patch_dir is {}; give an absolute path",
+            dir.display()
+        );
+        let name = format!("{}-{engine}.safetensors", std::process::id());
+        Ok(PatchFile(dir.join(name)))
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.0.with_extension("folder")
+    }
+}
+
+impl Drop for PatchFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_dir_all(self.folder());
+    }
+}
