@@ -1,8 +1,8 @@
 //! One sequence on one engine: asks for it, checks each token, passes it on.
 
-use super::vllm::{self, Piece, TokenLogprob, Vllm};
+use super::vllm::{self, Error, Piece, TokenLogprob, Vllm};
 use crate::engine::{Finish, SampleEvent, SampleRequest, Token};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use model::router::Routing;
 
 /// How a sequence ended.
@@ -19,34 +19,30 @@ pub enum End {
 /// Samples `request` on `engine`, which holds the weights named `weights`.
 pub async fn run(engine: &Vllm, weights: &str, request: SampleRequest, send_seeds: bool) -> End {
     let events = request.events.clone();
+    let mut sent = 0;
     let sampled = async {
         let body = vllm::body(&request, send_seeds);
-        let mut stream = match engine.generate(&body).await {
-            Ok(stream) => stream,
-            Err(vllm::Error::Engine(error)) => return Err((0, error)),
-            Err(refused @ vllm::Error::Refused(_)) => {
-                let _ = events.try_send(SampleEvent::Failed(refused.to_string()));
-                return Ok(());
-            }
-        };
-        let mut sent = 0;
-        pass_on(&mut stream, weights, &request, &mut sent)
-            .await
-            .map_err(|error| (sent, error))
+        let mut stream = engine.generate(&body).await?;
+        pass_on(&mut stream, weights, &request, &mut sent).await
     };
     let result = tokio::select! {
         result = sampled => result,
         // dropping the stream aborts the request in the engine
         () = events.closed() => return End::Done,
     };
-    match result {
-        Ok(()) => End::Done,
-        Err((0, error)) => End::Retry(Box::new(request), error),
-        Err((_, error)) => {
-            let _ = events.try_send(SampleEvent::Failed(format!("{error:#}")));
-            End::Failed(error)
+    let error = match result {
+        Ok(()) => return End::Done,
+        Err(refused @ Error::Refused(_)) => {
+            let _ = events.try_send(SampleEvent::Failed(refused.to_string()));
+            return End::Done;
         }
+        Err(Error::Engine(error)) => error,
+    };
+    if sent == 0 {
+        return End::Retry(Box::new(request), error);
     }
+    let _ = events.try_send(SampleEvent::Failed(format!("{error:#}")));
+    End::Failed(error)
 }
 
 /// Sends the tokens and the last event. `sent`: tokens so far.
@@ -55,38 +51,53 @@ async fn pass_on(
     weights: &str,
     request: &SampleRequest,
     sent: &mut usize,
-) -> anyhow::Result<()> {
+) -> Result<(), Error> {
     while let Some(piece) = stream.next().await? {
-        let (finish, versions) = (piece.finish_reason.clone(), piece.weight_versions.is_some());
-        if let Some(versions) = &piece.weight_versions {
-            for span in versions {
-                ensure!(
-                    span.version == weights || span.start == span.end,
-                    "the engine sampled with {:?}, but was probed with {weights:?}",
-                    span.version
-                );
-            }
+        let finish = check_and_send(piece, weights, request, sent).map_err(Error::Engine)?;
+        if let Some(finish) = finish {
+            let _ = request.events.try_send(SampleEvent::Finished(finish));
+            return Ok(());
         }
-        let mut last = None;
-        for token in tokens(piece, request)? {
-            last = Some(token.id);
-            *sent += 1;
-            // the channel has room for every event of a sequence
-            if request.events.try_send(SampleEvent::Token(token)).is_err() {
-                return Ok(());
-            }
-        }
-        let finish = match finish.as_deref() {
-            None => continue,
-            Some("stop") => Finish::Stop(last.context("the engine stopped without a token")?),
-            Some("length") => Finish::Length,
-            Some(other) => anyhow::bail!("the engine ended the sequence: {other}"),
-        };
-        ensure!(versions, "the engine does not say which weights sampled its tokens");
-        let _ = request.events.try_send(SampleEvent::Finished(finish));
-        return Ok(());
     }
-    anyhow::bail!("the engine ended without a reason")
+    Err(Error::Engine(anyhow::anyhow!("the engine ended without a reason")))
+}
+
+/// Sends the tokens of a piece. Returns why there are no more.
+fn check_and_send(
+    piece: Piece,
+    weights: &str,
+    request: &SampleRequest,
+    sent: &mut usize,
+) -> anyhow::Result<Option<Finish>> {
+    let finish = piece.finish_reason.clone();
+    if finish.is_some() {
+        let spans = piece.weight_versions.iter().flatten();
+        let mut spans = spans.filter(|span| span.start < span.end).peekable();
+        ensure!(
+            spans.peek().is_some(),
+            "the engine does not say which weights sampled its tokens"
+        );
+        for span in spans {
+            ensure!(
+                span.version == weights,
+                "the engine sampled with {:?}, but was probed with {weights:?}",
+                span.version
+            );
+        }
+    }
+    let mut last = None;
+    for token in tokens(piece, request)? {
+        last = Some(token.id);
+        *sent += 1;
+        // the channel has room for every event of a sequence; if it is closed, the caller is gone
+        let _ = request.events.try_send(SampleEvent::Token(token));
+    }
+    Ok(match finish.as_deref() {
+        None => None,
+        Some("stop") => Some(Finish::Stop(last.context("the engine stopped without a token")?)),
+        Some("length") => Some(Finish::Length),
+        Some(other) => bail!("the engine ended the sequence: {other}"),
+    })
 }
 
 /// The tokens of a piece, checked against what was asked for.

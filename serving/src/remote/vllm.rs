@@ -7,7 +7,7 @@
 
 use super::options::Server;
 use crate::engine::SampleRequest;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use bytes::BytesMut;
 use model::sampling::Params;
 use reqwest::{Response, StatusCode};
@@ -224,9 +224,7 @@ impl Vllm {
             .command("/update_weights", Some(json!({"update_info": info})))
             .await;
         if updated.is_err() {
-            let _ = self
-                .command("/finish_weight_update", Some(json!({"weight_version": "unknown"})))
-                .await;
+            // vLLM has ended the update itself
             let _ = self.command("/resume", None).await;
         }
         updated?;
@@ -302,7 +300,7 @@ pub struct Stream {
 
 impl Stream {
     /// `None`: the engine has said that it is done.
-    pub async fn next(&mut self) -> anyhow::Result<Option<Piece>> {
+    pub async fn next(&mut self) -> Result<Option<Piece>, Error> {
         loop {
             while let Some(end) = self.buffer.iter().position(|&byte| byte == b'\n') {
                 let line = self.buffer.split_to(end + 1);
@@ -312,15 +310,19 @@ impl Stream {
                     Line::Nothing => {}
                 }
             }
-            ensure!(
-                self.buffer.len() <= EVENT_BYTES_MAX,
-                "an event has more than {EVENT_BYTES_MAX} bytes"
-            );
-            match self.response.chunk().await.context("read the stream")? {
-                Some(chunk) => self.buffer.extend_from_slice(&chunk),
-                None => bail!("the engine ended its answer too early"),
-            }
+            self.read().await.map_err(Error::Engine)?;
         }
+    }
+
+    async fn read(&mut self) -> anyhow::Result<()> {
+        ensure!(
+            self.buffer.len() <= EVENT_BYTES_MAX,
+            "an event has more than {EVENT_BYTES_MAX} bytes"
+        );
+        let chunk = self.response.chunk().await.context("read the stream")?;
+        let chunk = chunk.context("the engine ended its answer too early")?;
+        self.buffer.extend_from_slice(&chunk);
+        Ok(())
     }
 }
 
@@ -331,12 +333,18 @@ enum Line {
     Nothing,
 }
 
-fn parse(line: &[u8]) -> anyhow::Result<Line> {
+fn parse(line: &[u8]) -> Result<Line, Error> {
     #[derive(Deserialize)]
     struct Event {
         #[serde(default)]
         choices: Vec<Piece>,
-        error: Option<Value>,
+        error: Option<Failure>,
+    }
+    #[derive(Deserialize)]
+    struct Failure {
+        message: String,
+        /// An HTTP status.
+        code: Option<u16>,
     }
     let Some(data) = line.strip_prefix(b"data:") else {
         return Ok(Line::Nothing);
@@ -345,9 +353,14 @@ fn parse(line: &[u8]) -> anyhow::Result<Line> {
     if data == b"[DONE]" {
         return Ok(Line::Done);
     }
-    let event: Event = serde_json::from_slice(data).context("read an event of the engine")?;
-    if let Some(error) = event.error {
-        bail!("the engine failed: {error}");
+    let event: Event = serde_json::from_slice(data)
+        .context("read an event of the engine")
+        .map_err(Error::Engine)?;
+    if let Some(Failure { message, code }) = event.error {
+        return Err(match code {
+            Some(400..=499) => Error::Refused(message),
+            _ => Error::Engine(anyhow::anyhow!("the engine failed: {message}")),
+        });
     }
     Ok(event.choices.into_iter().next().map_or(Line::Nothing, Line::Piece))
 }
