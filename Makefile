@@ -2,9 +2,9 @@
 # work again when run twice. The other targets are parts of them, benchmarks and long runs.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
+.PHONY: help up vllm test test-engines test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-engines bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -28,8 +28,8 @@ help: ## show this
 
 # --- the two commands ---
 
-up: check-path build ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C
-	$(SPRINGTIDE) up --demo
+up: check-path build $(if $(filter vllm,$(ENGINE)),vllm) ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C; ENGINE=vllm answers with vLLM (downloads 3 GB)
+	$(if $(filter vllm,$(ENGINE)),SPRINGTIDE__STACK__VLLM__PROGRAM=$(VLLM)) $(SPRINGTIDE) up --demo $(if $(ARGS),-- $(ARGS))
 
 test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests, with a real Postgres and Kafka; then where the time went
 	@rm -f $(TIMES)
@@ -46,6 +46,11 @@ test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests,
 	@scripts/timed.sh $(TIMES) --report
 
 # --- their parts ---
+
+VLLM := $(abspath .springtide/vllm-venv)/bin/vllm
+
+vllm: setup ## install vLLM for the CPU and our weight-transfer backend into .springtide/vllm-venv (3 GB to download, 6 GB on disk)
+	@scripts/vllm-venv.sh .springtide/vllm-venv
 
 # Before the build: Linux limits the path of a socket, here .springtide/postgres/.s.PGSQL.15432.
 check-path:
@@ -228,11 +233,17 @@ SESSION_RUN := $(if $(SMALL),0.5 --rate 4 --start-sessions 60,10)
 bench-session: stack ## what the policy learns from sessions: by a verdict at the end, by judged turns, and a control (about 105 minutes); SEEDS=3 VARIANTS='end turns random' SMALL=1 (one seed, half a minute each)
 	scripts/session.sh $(SPRINGTIDE) "$(or $(VARIANTS),end turns random)" "$$(seq -s' ' $(or $(SEEDS),$(if $(SMALL),1,3)))" $(SESSION_RUN) $(ARGS)
 
-bench-serving: stack ## tokens per second and latency at 1 to 64 streams, ours beside vLLM on the CPU and our kernels alone (5 minutes; downloads vLLM, 3 GB); ARGS='--streams 16'
-	scripts/vllm-venv.sh .springtide/vllm-venv
+bench-serving: stack vllm ## tokens per second and latency at 1 to 64 streams, ours beside vLLM on the CPU and our kernels alone (5 minutes; downloads vLLM, 3 GB); ARGS='--streams 16'
 	cargo build --locked --release --package springtide --package bench --bin springtide --bin bench-serving
-	scripts/bench-serving.sh $(TARGET)/release/springtide $(TARGET)/release/bench-serving .springtide/vllm-venv/bin/vllm \
+	scripts/bench-serving.sh $(TARGET)/release/springtide $(TARGET)/release/bench-serving $(VLLM) \
 	  models/demo-base 2048 0,2,3 $$(nproc) $(ARGS)
+
+bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of a wrong version, failed requests, gaps; then against a fresh server (15 minutes; downloads vLLM, 3 GB); ARGS='--updates 10'
+	cargo build --locked --release --package bench --bin bench-engines
+	scripts/bench-engines.sh $(TARGET)/release/bench-engines $(VLLM) models/demo-base $(ARGS)
+
+test-engines: vllm ## the contract tests against a real vLLM: does it still answer as recorded
+	scripts/test-engines.sh $(VLLM) models/demo-base
 
 bench-attacks: stack ## what honest traffic notices of slow connections, floods, poison, wrong clocks, transactions (8 minutes); SECONDS=20 RATE=100 CONNECTIONS=2000 CONNECTIONS_MAX=1000 CASES='slow bodies; random keys'
 	cargo build --locked --release --package springtide --no-default-features

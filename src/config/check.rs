@@ -15,6 +15,7 @@ impl Config {
         self.relay.check()?;
         self.auth.limits.check()?;
         self.serve.check()?;
+        self.stack.vllm.check()?;
         self.release.check()?;
         self.trainer.check()?;
         self.check_ports()?;

@@ -11,3 +11,4 @@ pub mod kafka;
 mod port;
 pub mod postgres;
 mod reach;
+pub mod vllm;

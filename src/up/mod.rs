@@ -119,6 +119,7 @@ impl<'a> Supervisor<'a> {
     }
 
     async fn start_roles(&self) -> anyhow::Result<()> {
+        self.bring_up(services::engines(self.config)?).await?;
         self.bring_up(services::roles(self.config, self.config_file.as_deref())?)
             .await
     }

@@ -14,7 +14,7 @@ use super::service::{Probe, Service};
 use crate::config::{Config, Part};
 use crate::stack::kafka::{self, Kafka};
 use crate::stack::postgres::{self, Postgres};
-use crate::stack::{exec, fetch};
+use crate::stack::{exec, fetch, vllm};
 
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -80,6 +80,26 @@ fn kafka_service(node: Kafka) -> Service {
             node.command()
         }),
     }
+}
+
+/// The vLLM servers of `[stack.vllm]`.
+pub fn engines(config: &Config) -> anyhow::Result<Vec<Service>> {
+    let http = edge::tls::client().build().context("make an HTTP client")?;
+    let engines = config.stack.vllm.servers().map(|(name, port)| {
+        let options = config.stack.vllm.clone();
+        let (base, model, slots) = (
+            config.policy.base.clone(),
+            config.policy.name.clone(),
+            config.serve.slots,
+        );
+        Service {
+            name,
+            stop: vllm::STOP,
+            probe: health(http.clone(), &vllm::url(port)),
+            command: Box::new(move || vllm::command(&options, &base, &model, slots, port)),
+        }
+    });
+    Ok(engines.collect())
 }
 
 /// All start at the same time and stop in reverse order: serve first, control last.

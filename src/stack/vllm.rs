@@ -1,0 +1,121 @@
+//! vLLM servers on this machine, which answer instead of our own engine: `[stack.vllm]`. They
+//! start with the policy's base and get the versions of the assignment from the role `serve`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+
+use super::exec;
+
+/// Supervised under these names.
+const NAMES: [&str; 8] = [
+    "vllm-1", "vllm-2", "vllm-3", "vllm-4", "vllm-5", "vllm-6", "vllm-7", "vllm-8",
+];
+pub const STOP: Signal = Signal::SIGTERM;
+
+/// `[stack.vllm]`: vLLM servers that `springtide up` runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// vLLM's command, in an environment that also has `python/springtide_vllm`. Without it, no server
+    /// is run.
+    pub program: Option<PathBuf>,
+    /// Number of servers, 1 to 8. Each holds one version: learner, champion and base need three.
+    pub engines: u16,
+    /// Loopback port of the first server; the others take the next ones.
+    pub port: u16,
+    /// Further arguments of `vllm serve`.
+    pub args: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            program: None,
+            engines: 3,
+            port: 8110,
+            args: ["--dtype", "float32", "--max-num-batched-tokens", "4096"]
+                .map(str::to_owned)
+                .into(),
+        }
+    }
+}
+
+impl Options {
+    pub fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            (1..=NAMES.len()).contains(&usize::from(self.engines)),
+            "stack.vllm.engines is {}; give 1 to {}",
+            self.engines,
+            NAMES.len()
+        );
+        ensure!(
+            self.port.checked_add(self.engines).is_some() && self.port > 0,
+            "stack.vllm.port is {}; the last server's port would be above 65535",
+            self.port
+        );
+        Ok(())
+    }
+
+    /// Names and ports of the servers.
+    pub fn servers(&self) -> impl Iterator<Item = (&'static str, u16)> {
+        let engines = self.program.as_ref().map_or(0, |_| self.engines);
+        NAMES.into_iter().zip((self.port..).take(engines.into()))
+    }
+}
+
+pub fn url(port: u16) -> String {
+    format!("http://127.0.0.1:{port}")
+}
+
+/// The command of one server. `slots`: sequences that it samples together.
+pub fn command(options: &Options, base: &Path, name: &str, slots: usize, port: u16) -> anyhow::Result<Command> {
+    let program = options.program.as_deref().context("stack.vllm.program is not set")?;
+    let tie = exec::Tie {
+        signal: STOP,
+        user: None,
+    };
+    let mut command = exec::tied(program, tie)?;
+    command
+        .arg("serve")
+        .arg(base)
+        .args(["--served-model-name", name, "--host", "127.0.0.1"])
+        .args(["--port", &port.to_string(), "--max-num-seqs", &slots.to_string()])
+        // token ids in and out, and which weights sampled them
+        .arg("--enable-scale-out")
+        // of the distribution that was sampled from
+        .args(["--logprobs-mode", "processed_logprobs"])
+        .args(["--weight-transfer-config", r#"{"backend":"springtide"}"#])
+        .args(&options.args)
+        // the routes that take new weights; only loopback reaches them
+        .env("VLLM_SERVER_DEV_MODE", "1")
+        .env("VLLM_NO_USAGE_STATS", "1")
+        .env("DO_NOT_TRACK", "1")
+        .env("HF_HUB_OFFLINE", "1");
+    for (name, value) in [("VLLM_CPU_KVCACHE_SPACE", "1"), ("OMP_NUM_THREADS", "1")] {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
+        }
+    }
+    Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_have_names_and_neighboring_ports_once_there_is_a_program() {
+        let mut options = Options::default();
+        options.check().unwrap();
+        assert_eq!(options.servers().count(), 0);
+        options.program = Some("vllm".into());
+        let servers: Vec<_> = options.servers().collect();
+        assert_eq!(servers, [("vllm-1", 8110), ("vllm-2", 8111), ("vllm-3", 8112)]);
+        options.engines = 9;
+        assert!(options.check().unwrap_err().to_string().contains("1 to 8"));
+    }
+}
