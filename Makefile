@@ -2,7 +2,7 @@
 # work again when run twice. The other targets are parts of them, benchmarks and long runs.
 
 .DEFAULT_GOAL := help
-.PHONY: help up vllm test test-engines test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
+.PHONY: help up vllm test test-engines test-clients test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
 	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-engines bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
@@ -244,6 +244,9 @@ bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of 
 
 test-engines: vllm ## the contract tests against a real vLLM: does it still answer as recorded
 	scripts/test-engines.sh $(VLLM) models/demo-base
+
+test-clients: stack ## OpenAI's and Anthropic's clients, LiteLLM, LangChain and the Vercel AI SDK against a running Springtide (PyPI and npm, 120 MB)
+	scripts/test-clients.sh $(SPRINGTIDE) models/demo-base .springtide/clients-venv
 
 bench-attacks: stack ## what honest traffic notices of slow connections, floods, poison, wrong clocks, transactions (8 minutes); SECONDS=20 RATE=100 CONNECTIONS=2000 CONNECTIONS_MAX=1000 CASES='slow bodies; random keys'
 	cargo build --locked --release --package springtide --no-default-features

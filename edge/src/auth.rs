@@ -1,5 +1,5 @@
-//! Authenticates callers by an API key in `Authorization: Bearer`, found in `api_key` by its BLAKE3
-//! digest.
+//! Authenticates callers by an API key in `Authorization: Bearer` or `x-api-key`, found in `api_key`
+//! by its BLAKE3 digest.
 //!
 //! A key belongs to a service or a tool and has scopes. There are no sessions, users or passwords.
 
@@ -258,9 +258,12 @@ async fn check(State(auth): State<Auth>, mut request: Request, next: Next) -> Re
     })
 }
 
+/// From `authorization: Bearer KEY`, or else from `x-api-key: KEY`, which Anthropic's clients send.
 fn secret(headers: &HeaderMap) -> Option<&str> {
-    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, key) = value.split_once(' ')?;
+    let Some(value) = headers.get(header::AUTHORIZATION) else {
+        return Some(headers.get("x-api-key")?.to_str().ok()?.trim());
+    };
+    let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
@@ -285,6 +288,15 @@ mod tests {
         for value in ["Basic c3ByaW5nXzE=", "Digest spring_1", "spring_1"] {
             assert_eq!(read(value), None, "{value}");
         }
+    }
+
+    #[test]
+    fn without_a_bearer_token_the_key_is_that_of_anthropics_clients() {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-api-key", "spring_1".parse().unwrap());
+        assert_eq!(secret(&headers), Some("spring_1"));
+        headers.insert(header::AUTHORIZATION, "Bearer spring_2".parse().unwrap());
+        assert_eq!(secret(&headers), Some("spring_2"));
     }
 
     #[test]

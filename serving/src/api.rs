@@ -1,5 +1,5 @@
-//! The OpenAI-compatible API of one replica: `POST /v1/completions` and `/v1/chat/completions`,
-//! `GET /v1/models`, `GET /health`.
+//! The API of one replica: OpenAI's `POST /v1/completions` and `/v1/chat/completions`, Anthropic's
+//! `POST /v1/messages`, `GET /v1/models`, `GET /health`.
 //!
 //! A body (`body`) is checked (`request`), routed, made token ids (`prompts`), sampled by one task per
 //! choice (`choice`), and answered (`answer`). A task ends when the log has acknowledged its generation; only then does
@@ -14,6 +14,7 @@ mod detokenize;
 mod error;
 mod experts;
 mod exploration;
+mod messages;
 mod outcome;
 mod prompts;
 mod request;
@@ -91,6 +92,12 @@ pub fn routes(api: Arc<Api>) -> Routes {
             "/v1/chat/completions",
             "Answer a conversation",
             post(completions::chat_completions),
+        )
+        .route(
+            Scope::Completions,
+            "/v1/messages",
+            "Answer a conversation, in Anthropic's form",
+            post(messages::messages),
         )
         .route(
             Scope::Read,

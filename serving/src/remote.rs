@@ -25,3 +25,6 @@ mod vllm;
 pub use options::{Options, Server};
 pub use pool::Pool;
 pub use update::Updater;
+
+#[cfg(test)]
+mod tests;

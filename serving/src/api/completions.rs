@@ -5,6 +5,7 @@ use super::answer::{Choice, Completion, Header, Part, Usage};
 use super::body::{ChatRequest, CompletionRequest};
 use super::choice::{self, ChoiceTask, Chunk, Frame, FrameSender};
 use super::error::for_openai;
+use super::outcome::FinishedChoice;
 use super::request::GenerationRequest;
 use super::{Api, exploration};
 use crate::engine::caller::Caller;
@@ -48,7 +49,6 @@ pub async fn chat_completions(
 }
 
 async fn answer(api: &Arc<Api>, request: GenerationRequest, principal: &Principal) -> Result<Response, Problem> {
-    check_priority(request.priority, principal)?;
     let queued = QueuedRequest::submit(api, Arc::new(request), principal).await?;
     match queued.request.stream {
         true => queued.stream().await,
@@ -91,14 +91,30 @@ async fn available_route(api: &Api, request: &GenerationRequest, submitted: Inst
     }
 }
 
-struct QueuedRequest {
+pub struct QueuedRequest {
     request: Arc<GenerationRequest>,
-    header: Header,
     choices: Vec<ChoiceTask>,
-    prompt_tokens: usize,
+    pub prompt_tokens: usize,
     canceled: CancellationToken,
-    /// Cancels the choices when the caller goes away.
+    /// Dropped with the caller's future or stream; cancels all choices.
     caller: DropGuard,
+}
+
+/// What a streaming caller is sent. Dropping it cancels the choices.
+pub struct Frames {
+    first: Option<Frame>,
+    rest: mpsc::Receiver<Frame>,
+    _caller: DropGuard,
+}
+
+impl Frames {
+    /// `None`: every choice has ended.
+    pub async fn next(&mut self) -> Option<Frame> {
+        match self.first.take() {
+            Some(frame) => Some(frame),
+            None => self.rest.recv().await,
+        }
+    }
 }
 
 impl Header {
@@ -118,7 +134,12 @@ impl Header {
 }
 
 impl QueuedRequest {
-    async fn submit(api: &Arc<Api>, request: Arc<GenerationRequest>, principal: &Principal) -> Result<Self, Problem> {
+    pub async fn submit(
+        api: &Arc<Api>,
+        request: Arc<GenerationRequest>,
+        principal: &Principal,
+    ) -> Result<Self, Problem> {
+        check_priority(request.priority, principal)?;
         let submitted = Instant::now();
         let tenant = &principal.tenant;
         let caller = Caller::new(tenant, principal.key.map(|key| key.id));
@@ -185,7 +206,6 @@ impl QueuedRequest {
         })?;
         let canceled = CancellationToken::new();
         Ok(QueuedRequest {
-            header: Header::new(&request),
             prompt_tokens: prompt_ids.len(),
             request,
             choices,
@@ -195,7 +215,8 @@ impl QueuedRequest {
     }
 
     /// One answer, once every choice is in the log.
-    async fn respond_at_once(self) -> Result<Response, Problem> {
+    /// All choices, once they are in the log.
+    pub async fn finished(self) -> Result<Vec<FinishedChoice>, Problem> {
         let mut tasks = Vec::with_capacity(self.choices.len());
         for choice in self.choices {
             let (tracker, canceled) = (choice.api.choices.clone(), self.canceled.clone());
@@ -203,34 +224,20 @@ impl QueuedRequest {
             tasks.push(tracker.spawn(task.in_current_span()));
         }
         let mut choices = Vec::with_capacity(tasks.len());
-        let mut sampled = 0;
-        for (index, task) in tasks.into_iter().enumerate() {
+        for task in tasks {
             let finished = task
                 .await
                 .map_err(Problem::internal)??
                 .ok_or_else(|| Problem::internal("a choice was canceled while its caller waited"))?;
-            sampled += finished.tokens.len();
-            // a client that reads only `text` must show nothing if the policy declined
-            let text = match finished.outcome.declined {
-                true => String::new(),
-                false => finished.text.clone(),
-            };
-            let (part, tokens) = (Part::Whole, &finished.tokens);
-            let choice = Choice::new(&self.request, index, part, text, tokens, Some(&finished));
-            choices.push(choice);
+            choices.push(finished);
         }
         drop(self.caller);
-        let completion = Completion {
-            header: &self.header,
-            choices,
-            usage: Some(Usage::new(self.prompt_tokens, sampled)),
-        };
-        Ok(Json(completion).into_response())
+        Ok(choices)
     }
 
-    /// Server-sent events. A failure before the first token is still an HTTP error.
-    async fn stream(self) -> Result<Response, Problem> {
-        let (sender, mut frames) = mpsc::channel(FRAMES_BUFFERED_MAX);
+    /// The frames of all choices. Waits for the first one, whose problem is the request's.
+    pub async fn frames(self) -> Result<Frames, Problem> {
+        let (sender, mut rest) = mpsc::channel(FRAMES_BUFFERED_MAX);
         for (index, choice) in self.choices.into_iter().enumerate() {
             let (tracker, canceled) = (choice.api.choices.clone(), self.canceled.clone());
             let mut sender = FrameSender::new(index, &self.request, sender.clone());
@@ -241,20 +248,45 @@ impl QueuedRequest {
             tracker.spawn(task.in_current_span());
         }
         drop(sender);
-        let first = match frames.recv().await {
+        let first = match rest.recv().await {
             Some(Err(problem)) => return Err(problem),
             first => first,
         };
-        let stream = CompletionStream {
-            started: vec![false; self.request.n],
-            request: self.request,
-            header: self.header,
+        Ok(Frames {
             first,
-            frames: Some(frames),
-            tail: VecDeque::new(),
-            prompt_tokens: self.prompt_tokens,
-            sampled: 0,
+            rest,
             _caller: self.caller,
+        })
+    }
+
+    async fn respond_at_once(self) -> Result<Response, Problem> {
+        let (request, prompt_tokens) = (self.request.clone(), self.prompt_tokens);
+        let header = Header::new(&request);
+        let finished = self.finished().await?;
+        let sampled = finished.iter().map(|finished| finished.tokens.len()).sum();
+        let choices = finished.iter().enumerate();
+        let choice = |(index, finished): (usize, &FinishedChoice)| {
+            let text = finished.shown_text().to_owned();
+            Choice::new(&request, index, Part::Whole, text, &finished.tokens, Some(finished))
+        };
+        let completion = Completion {
+            header: &header,
+            choices: choices.map(choice).collect(),
+            usage: Some(Usage::new(prompt_tokens, sampled)),
+        };
+        Ok(Json(completion).into_response())
+    }
+
+    async fn stream(self) -> Result<Response, Problem> {
+        let (request, prompt_tokens) = (self.request.clone(), self.prompt_tokens);
+        let stream = CompletionStream {
+            header: Header::new(&request),
+            frames: Some(self.frames().await?),
+            started: vec![false; request.n],
+            request,
+            tail: VecDeque::new(),
+            prompt_tokens,
+            sampled: 0,
         };
         let response = axum::response::Sse::new(stream.into_events()).keep_alive(KeepAlive::default());
         Ok(response.into_response())
@@ -264,16 +296,14 @@ impl QueuedRequest {
 struct CompletionStream {
     request: Arc<GenerationRequest>,
     header: Header,
-    first: Option<Frame>,
     /// `None` once the choices have ended.
-    frames: Option<mpsc::Receiver<Frame>>,
+    frames: Option<Frames>,
     /// What follows the last choice.
     tail: VecDeque<Sse>,
     prompt_tokens: usize,
     sampled: usize,
     /// Choices of which a chunk was sent.
     started: Vec<bool>,
-    _caller: DropGuard,
 }
 
 impl CompletionStream {
@@ -286,11 +316,7 @@ impl CompletionStream {
 
     async fn next(&mut self) -> Option<Sse> {
         if let Some(frames) = &mut self.frames {
-            let frame = match self.first.take() {
-                Some(frame) => Some(frame),
-                None => frames.recv().await,
-            };
-            match frame {
+            match frames.next().await {
                 Some(Ok(chunk)) => return Some(self.chunk_event(chunk)),
                 Some(Err(problem)) => {
                     self.frames = None;

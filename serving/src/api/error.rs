@@ -1,4 +1,4 @@
-//! Errors in the shape of OpenAI's API, for its clients.
+//! Errors in the shape of OpenAI's API, for its clients. Anthropic's read the same member.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};

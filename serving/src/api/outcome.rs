@@ -31,6 +31,13 @@ pub struct FinishedChoice {
     pub outcome: ChoiceOutcome,
 }
 
+impl FinishedChoice {
+    /// A client that reads only the text must show nothing if the policy declined.
+    pub fn shown_text(&self) -> &str {
+        if self.outcome.declined { "" } else { &self.text }
+    }
+}
+
 /// Springtide's fields of a finished choice.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChoiceOutcome {

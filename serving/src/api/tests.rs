@@ -332,6 +332,62 @@ async fn a_generation_is_signed_and_its_choice_has_a_feedback_token() {
 }
 
 #[tokio::test]
+async fn anthropics_messages_are_chats_in_another_form() {
+    let server = server().await;
+    let body = |stream: bool| {
+        json!({"model": "demo", "system": "a", "messages": [{"role": "user", "content": [{"type": "text", "text": "k"}]}],
+               "max_tokens": 3, "stream": stream})
+    };
+    let answer = text(server.post_to("/v1/messages", body(false)).await).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(
+        (&answer["type"], &answer["role"]),
+        (&json!("message"), &json!("assistant"))
+    );
+    assert_eq!(answer["content"], json!([{"type": "text", "text": "nop"}]));
+    assert_eq!(answer["stop_reason"], "max_tokens");
+    assert_eq!(answer["usage"], json!({"input_tokens": 3, "output_tokens": 3}));
+    let logged = server.log.generations().remove(0);
+    assert_eq!(
+        (logged.prompt_ids, logged.token_ids),
+        (vec![0, 10, 12], vec![13, 14, 15])
+    );
+    assert_eq!(answer["generation_id"], json!(logged.id));
+
+    let streamed = text(server.post_to("/v1/messages", body(true)).await).await;
+    let events: Vec<Value> = streamed
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect();
+    let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds[..2], ["message_start", "content_block_start"]);
+    assert_eq!(
+        kinds[kinds.len() - 3..],
+        ["content_block_stop", "message_delta", "message_stop"]
+    );
+    let texts = events.iter().filter_map(|event| event["delta"]["text"].as_str());
+    assert_eq!(texts.collect::<String>(), "nop");
+    let end = &events[events.len() - 2];
+    assert_eq!(end["delta"]["stop_reason"], "max_tokens");
+    assert_eq!(
+        end["springtide"]["generation_id"],
+        json!(server.log.generations()[1].id)
+    );
+
+    let refused = server
+        .post_to("/v1/messages", json!({"model": "demo", "messages": []}))
+        .await;
+    assert_eq!(refused.status(), 400);
+    let refused: Value = serde_json::from_str(&text(refused).await).unwrap();
+    assert_eq!(refused["error"]["type"], "invalid_request_error");
+    assert!(
+        refused["error"]["message"].as_str().unwrap().contains("max_tokens"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
 async fn sampling_parameters_are_logged_with_the_number_of_kept_ids() {
     let server = server().await;
     let body = json!({"model": "demo", "prompt": "ab", "max_tokens": 2, "top_k": 3, "logit_bias": {"4": 100}});

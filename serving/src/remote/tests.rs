@@ -1,0 +1,501 @@
+//! Pool and updater with engines that fail in ways in which a real one cannot be made to fail: they
+//! report success and keep their weights, end an answer in the middle, or restart at once. The
+//! engines here sample with our exact model behind vLLM's routes. `make bench-engines` has the real
+//! one.
+
+use super::{Options, Pool, Server, Updater};
+use crate::engine::caller::Caller;
+use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, TrafficClass};
+use crate::routing::tests::no_templates;
+use artifact::checkpoint::Checkpoint;
+use artifact::tensor::TensorData;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Json, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use model::exact::{Arithmetic, ExactModel, KvCache};
+use model::sampling::{self, Params, PreviousTokens, Source};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+const CONTEXT: usize = 64;
+const VOCAB: u32 = 96;
+
+/// What goes wrong from now on.
+#[derive(Debug, Clone, Copy, Default)]
+struct Faults {
+    /// Patches succeed without effect.
+    ignores_patches: bool,
+    /// So do folders.
+    ignores_folders: bool,
+    /// Answers end after this many tokens, without a reason.
+    cut_after: Option<usize>,
+    /// Every request to sample gets 503.
+    refuses: bool,
+}
+
+struct Held {
+    name: String,
+    checkpoint: Checkpoint,
+    model: Arc<ExactModel>,
+    faults: Faults,
+    /// Patches and folders that it was given.
+    updates: Vec<&'static str>,
+    /// Tokens that it sampled.
+    sampled: usize,
+}
+
+/// A server with vLLM's routes.
+#[derive(Clone)]
+struct Fake {
+    url: String,
+    held: Arc<Mutex<Held>>,
+}
+
+impl Fake {
+    async fn start() -> Fake {
+        let checkpoint = first();
+        let held = Held {
+            name: "default".into(),
+            model: Arc::new(ExactModel::from_checkpoint(&checkpoint).unwrap()),
+            checkpoint,
+            faults: Faults::default(),
+            updates: Vec::new(),
+            sampled: 0,
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let fake = Fake {
+            url: format!("http://{}", listener.local_addr().unwrap()),
+            held: Arc::new(Mutex::new(held)),
+        };
+        let done = || async { Json(json!({})) };
+        let router = Router::new()
+            .route("/weight_info", get(weight_info))
+            .route(
+                "/v1/models",
+                get(|| async { Json(json!({"data": [{"max_model_len": CONTEXT}]})) }),
+            )
+            .route("/pause", post(done))
+            .route("/start_weight_update", post(done))
+            .route("/update_weights", post(update))
+            .route("/finish_weight_update", post(finish))
+            .route("/resume", post(done))
+            .route("/inference/v1/generate", post(generate))
+            .with_state(fake.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        fake
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap()
+    }
+
+    fn set(&self, faults: Faults) {
+        self.held().faults = faults;
+    }
+
+    /// As a process that was killed and started again.
+    fn restart(&self) {
+        let mut held = self.held();
+        held.name = "default".into();
+        held.checkpoint = first();
+        held.model = Arc::new(ExactModel::from_checkpoint(&held.checkpoint).unwrap());
+    }
+
+    fn updates(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.held().updates)
+    }
+}
+
+async fn weight_info(State(fake): State<Fake>) -> Json<Value> {
+    Json(json!({"weight_version": fake.held().name}))
+}
+
+async fn update(State(fake): State<Fake>, Json(body): Json<Value>) -> Result<Json<Value>, (StatusCode, String)> {
+    let info = &body["update_info"];
+    let mut held = fake.held();
+    let (kind, ignored, next) = match (info["patch"].as_str(), info["folder"].as_str()) {
+        (Some(path), _) => {
+            if info["from"] != held.checkpoint.root().to_string() {
+                return Err((StatusCode::INTERNAL_SERVER_ERROR, "another version".into()));
+            }
+            ("patch", held.faults.ignores_patches, patched(&held.checkpoint, path))
+        }
+        (None, Some(folder)) => {
+            let checkpoint = Checkpoint::read_dir(Path::new(folder)).unwrap();
+            ("folder", held.faults.ignores_folders, checkpoint)
+        }
+        (None, None) => return Err((StatusCode::BAD_REQUEST, "no weights".into())),
+    };
+    held.updates.push(kind);
+    if !ignored {
+        held.model = Arc::new(ExactModel::from_checkpoint(&next).unwrap());
+        held.checkpoint = next;
+    }
+    Ok(Json(json!({})))
+}
+
+fn patched(checkpoint: &Checkpoint, path: &str) -> Checkpoint {
+    let file = std::fs::read(path).unwrap();
+    let patch = SafeTensors::deserialize(&file).unwrap();
+    let mut checkpoint = checkpoint.clone();
+    for (name, tensor) in &mut checkpoint.tensors {
+        let Ok(indices) = patch.tensor(&format!("{name}|i")) else {
+            continue;
+        };
+        let values = patch.tensor(&format!("{name}|v")).unwrap();
+        let width = values.data().len() / values.shape()[0];
+        let mut bytes = tensor.bytes.to_vec();
+        for (index, value) in indices.data().chunks_exact(8).zip(values.data().chunks_exact(width)) {
+            let index = i64::from_le_bytes(index.try_into().unwrap()) as usize;
+            bytes[index * width..][..width].copy_from_slice(value);
+        }
+        *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
+    }
+    checkpoint
+}
+
+async fn finish(State(fake): State<Fake>, Json(body): Json<Value>) -> Json<Value> {
+    fake.held().name = body["weight_version"].as_str().unwrap().into();
+    Json(json!({}))
+}
+
+async fn generate(State(fake): State<Fake>, Json(body): Json<Value>) -> Response {
+    let (model, name, faults) = {
+        let held = fake.held();
+        (held.model.clone(), held.name.clone(), held.faults)
+    };
+    if faults.refuses {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    let ids = |value: &Value| -> Vec<u32> {
+        let ids = value.as_array().unwrap().iter();
+        ids.map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
+    };
+    let mut next = ids(&body["token_ids"]);
+    let params = Params {
+        temperature: body["sampling_params"]["temperature"].as_f64().unwrap() as f32,
+        ..Params::default()
+    };
+    let count = body["sampling_params"]["max_tokens"].as_u64().unwrap() as usize;
+    let stream = async_stream(move |events| {
+        let mut cache = KvCache::new(&model, 1, CONTEXT);
+        let mut source = Source::new(next.iter().map(|&id| u64::from(id)).sum());
+        for index in 0..count {
+            if faults.cut_after == Some(index) {
+                return;
+            }
+            let logits = model.prefill(&mut cache, 0, &next).unwrap();
+            let drawn = sampling::draw(&logits, &params, &PreviousTokens::default(), &mut source);
+            next = vec![drawn.id];
+            fake.held().sampled += 1;
+            let last = index + 1 == count;
+            let choice = json!({
+                "token_ids": [drawn.id],
+                "logprobs": {"content": [{"token_id": drawn.id, "logprob": drawn.log_prob}]},
+                "finish_reason": last.then_some("length"),
+                "weight_versions": last.then(|| json!([{"version": name, "start": 0, "end": count}])),
+            });
+            let event = format!("data: {}\n\n", json!({"choices": [choice]}));
+            if events.blocking_send(event).is_err() {
+                return;
+            }
+        }
+        let _ = events.blocking_send("data: [DONE]\n\n".into());
+    });
+    Body::from_stream(stream).into_response()
+}
+
+/// What `work` sends, from a thread of its own.
+fn async_stream(
+    work: impl FnOnce(mpsc::Sender<String>) + Send + 'static,
+) -> impl futures::Stream<Item = Result<String, std::io::Error>> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::task::spawn_blocking(move || work(sender));
+    futures::stream::unfold(receiver, |mut receiver| async move {
+        let event = receiver.recv().await?;
+        Some((Ok(event), receiver))
+    })
+}
+
+fn first() -> Checkpoint {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../policy/model/tests/golden/qwen3");
+    Checkpoint::read_dir(Path::new(golden)).unwrap()
+}
+
+/// A version and its weights; each serial has others.
+fn version(serial: i64) -> (Arc<LoadedVersion>, Arc<Checkpoint>) {
+    let mut checkpoint = first();
+    for tensor in checkpoint.tensors.values_mut() {
+        let mut bytes = tensor.bytes.to_vec();
+        let width = artifact::tensor::weight_bytes(tensor.dtype);
+        for weight in bytes.chunks_exact_mut(width).step_by(3) {
+            weight[width - 2] ^= (serial as u8) & 0x3f;
+        }
+        *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
+    }
+    let version = LoadedVersion {
+        serial,
+        root: checkpoint.root(),
+        line: "realtime".into(),
+        context: CONTEXT,
+        vocab: VOCAB,
+        stop_ids: vec![],
+        experts: None,
+        decline_id: None,
+        tokenizer: None,
+        templates: no_templates(),
+    };
+    (Arc::new(version), Arc::new(checkpoint))
+}
+
+/// A pool over some engines, watched, and its updater.
+struct Stand {
+    fakes: Vec<Fake>,
+    pool: Pool,
+    updater: Updater,
+    patches: tempfile::TempDir,
+    _watch: tokio_util::sync::DropGuard,
+}
+
+impl Stand {
+    async fn new(engines: usize) -> Stand {
+        let mut fakes = Vec::new();
+        for _ in 0..engines {
+            fakes.push(Fake::start().await);
+        }
+        let patches = tempfile::tempdir().unwrap();
+        let options = Options {
+            vllm: fakes
+                .iter()
+                .map(|fake| Server {
+                    url: fake.url.clone(),
+                    ..Server::default()
+                })
+                .collect(),
+            patch_dir: PathBuf::from(patches.path()),
+            ..Options::default()
+        };
+        let config = Config {
+            queue_choices_max: 64,
+            queue_wait_max: Duration::from_secs(300),
+            prompt_tokens_per_pass_max: 0,
+            slots_reserved_for_production: 0,
+        };
+        let pool = Pool::new(&options, 4, config).unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(pool.clone().watch(stop.clone()));
+        let updater = Updater::new(pool.clone(), options, Arithmetic::default());
+        Stand {
+            fakes,
+            pool,
+            updater,
+            patches,
+            _watch: stop.drop_guard(),
+        }
+    }
+
+    /// As the follower: tries until an engine serves the version.
+    async fn place(&mut self, serial: i64, kept: &[i64]) -> Arc<LoadedVersion> {
+        let (version, checkpoint) = version(serial);
+        let kept: BTreeSet<i64> = kept.iter().copied().collect();
+        while self.updater.place(&version, &checkpoint, &kept).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        version
+    }
+
+    /// As the follower: gives engines the versions that they should hold, until `serial` has `engines`.
+    async fn mend(&mut self, shares: &[(i64, f64)], serial: i64, engines: usize) {
+        while self.pool.placement(|placement| placement.servers(serial)) < engines {
+            match self.updater.next_change(shares) {
+                Some((engine, wanted)) => {
+                    let (version, checkpoint) = version(wanted);
+                    let _ = self.updater.change(engine, &version, &checkpoint).await;
+                }
+                None => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
+    /// All events of a request.
+    async fn ask(&self, version: &Arc<LoadedVersion>, max_tokens: usize) -> Vec<SampleEvent> {
+        let mut events = self.submit(version, max_tokens);
+        let mut all = Vec::new();
+        while let Some(event) = events.recv().await {
+            all.push(event);
+        }
+        all
+    }
+
+    fn submit(&self, version: &Arc<LoadedVersion>, max_tokens: usize) -> mpsc::Receiver<SampleEvent> {
+        let (sender, events) = mpsc::channel(max_tokens + 1);
+        let request = SampleRequest {
+            version: version.clone(),
+            prompt: Arc::new([1, 2, 3]),
+            max_tokens,
+            params: Params::default(),
+            seed: 0,
+            suppressed: None,
+            top_logprobs: 0,
+            caller: Caller::new("default", None),
+            class: TrafficClass::Production,
+            priority: 0,
+            events: sender,
+            submitted: Instant::now(),
+        };
+        self.pool.submit(vec![request]).unwrap();
+        events
+    }
+}
+
+fn finished(events: &[SampleEvent]) -> bool {
+    matches!(events.last(), Some(SampleEvent::Finished(_)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_versions_reach_an_engine_as_patches_and_nothing_is_left_behind() {
+    let mut stand = Stand::new(1).await;
+    let first = stand.place(1, &[]).await;
+    assert!(finished(&stand.ask(&first, 5).await));
+    let second = stand.place(2, &[]).await;
+    assert!(finished(&stand.ask(&second, 5).await));
+    assert_eq!(stand.fakes[0].updates(), ["folder", "patch"]);
+    let left = std::fs::read_dir(stand.patches.path()).unwrap().count();
+    assert_eq!(left, 0);
+    // nobody serves the first version any more, and its requests would wait
+    assert!(stand.pool.unavailable(&first).is_some());
+    assert!(stand.pool.unavailable(&second).is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_reports_success_and_keeps_its_weights_gets_no_traffic() {
+    let mut stand = Stand::new(1).await;
+    stand.place(1, &[]).await;
+    stand.fakes[0].set(Faults {
+        ignores_patches: true,
+        ..Faults::default()
+    });
+    // the probe notices, and all weights are loaded
+    stand.place(2, &[]).await;
+    assert_eq!(stand.fakes[0].updates(), ["folder", "patch", "folder"]);
+    stand.fakes[0].set(Faults {
+        ignores_patches: true,
+        ignores_folders: true,
+        ..Faults::default()
+    });
+    let (third, checkpoint) = version(3);
+    let refused = stand
+        .updater
+        .place(&third, &checkpoint, &BTreeSet::new())
+        .await
+        .unwrap_err();
+    assert!(format!("{refused:#}").contains("probe_error_max"), "{refused:#}");
+    assert!(!stand.updater.serves(3) && !stand.updater.serves(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_changes_after_its_answers_have_ended() {
+    let mut stand = Stand::new(1).await;
+    let first = stand.place(1, &[]).await;
+    let mut events = stand.submit(&first, 40);
+    assert!(matches!(events.recv().await, Some(SampleEvent::Token(_))));
+    drop(first);
+    stand.place(2, &[]).await;
+    let mut last = None;
+    while let Ok(event) = events.try_recv() {
+        last = Some(event);
+    }
+    // all 40 tokens were there before the change
+    assert!(matches!(last, Some(SampleEvent::Finished(_))), "{last:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_a_token_goes_to_another_engine() {
+    let mut stand = Stand::new(2).await;
+    let version = stand.place(1, &[]).await;
+    stand.mend(&[(1, 1.0)], 1, 2).await;
+    for fake in &stand.fakes {
+        fake.held().sampled = 0;
+    }
+    stand.fakes[0].set(Faults {
+        refuses: true,
+        ..Faults::default()
+    });
+    for _ in 0..3 {
+        assert!(finished(&stand.ask(&version, 4).await));
+    }
+    let sampled: Vec<usize> = stand.fakes.iter().map(|fake| fake.held().sampled).collect();
+    assert_eq!(sampled, [0, 12]);
+    // it answers again, and is probed first
+    stand.fakes[0].set(Faults::default());
+    stand.mend(&[(1, 1.0)], 1, 2).await;
+    assert!(stand.fakes[0].held().sampled > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_ends_in_the_middle_fails_and_its_engine_is_probed_again() {
+    let mut stand = Stand::new(1).await;
+    let version = stand.place(1, &[]).await;
+    stand.fakes[0].set(Faults {
+        cut_after: Some(2),
+        ..Faults::default()
+    });
+    let events = stand.ask(&version, 5).await;
+    assert_eq!(events.len(), 3, "{events:?}");
+    assert!(matches!(events.last(), Some(SampleEvent::Failed(_))), "{events:?}");
+    assert!(!stand.updater.serves(1));
+    stand.fakes[0].set(Faults::default());
+    stand.mend(&[(1, 1.0)], 1, 1).await;
+    assert!(finished(&stand.ask(&version, 5).await));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_engine_gets_its_version_before_traffic() {
+    let mut stand = Stand::new(1).await;
+    let version = stand.place(7, &[]).await;
+    stand.fakes[0].updates();
+    stand.fakes[0].restart();
+    // the watch asks every second
+    while stand.updater.serves(7) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    stand.mend(&[(7, 1.0)], 7, 1).await;
+    // the patch starts from what it no longer holds
+    assert_eq!(stand.fakes[0].updates(), ["folder"]);
+    assert!(finished(&stand.ask(&version, 5).await));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_arm_keeps_an_engine() {
+    let mut stand = Stand::new(2).await;
+    stand.place(1, &[]).await;
+    stand.place(2, &[1]).await;
+    let (third, checkpoint) = version(3);
+    let kept = BTreeSet::from([1, 2]);
+    let refused = stand.updater.place(&third, &checkpoint, &kept).await.unwrap_err();
+    assert!(refused.to_string().contains("start more engines"), "{refused}");
+    assert!(stand.updater.serves(1) && stand.updater.serves(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_who_leaves_ends_the_request_in_the_engine() {
+    let mut stand = Stand::new(1).await;
+    let version = stand.place(1, &[]).await;
+    stand.fakes[0].held().sampled = 0;
+    let mut events = stand.submit(&version, 60);
+    assert!(matches!(events.recv().await, Some(SampleEvent::Token(_))));
+    drop(events);
+    while stand.pool.running(0) > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(stand.fakes[0].held().sampled < 60);
+}
