@@ -280,7 +280,13 @@ fn bad(detail: impl std::fmt::Display) -> Problem {
     Problem::bad_request(detail)
 }
 
-fn prompt(value: Value) -> Result<Prompt, Problem> {
+fn prompt(mut value: Value) -> Result<Prompt, Problem> {
+    // a list of one prompt, as some clients send it
+    if let Value::Array(prompts) = &mut value
+        && let [one @ (Value::String(_) | Value::Array(_))] = &mut prompts[..]
+    {
+        value = one.take();
+    }
     let ids: Option<Vec<u32>> = match value {
         Value::String(text) => return Ok(Prompt::Text(text)),
         Value::Array(ids) if ids.len() > PROMPT_TOKENS_MAX => {

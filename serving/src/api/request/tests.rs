@@ -158,6 +158,7 @@ fn ids_outside_the_vocabulary_and_text_without_a_tokenizer_are_refused() {
     };
     assert!(error(json!({"prompt": [1, 50]})).contains("token id 50"));
     assert!(error(json!({"prompt": []})).contains("no tokens"));
+    assert!(error(json!({"prompt": [[1, 50]]})).contains("token id 50"));
     assert!(error(json!({"prompt": "text"})).contains("send the prompt as token ids"));
     assert_eq!(
         *checked(json!({"prompt": [1, 49]}))
