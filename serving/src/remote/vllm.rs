@@ -18,6 +18,8 @@ use std::path::Path;
 use std::time::Duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A busy engine may answer late.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(15);
 /// Of one server-sent event: far above what a token needs.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 /// vLLM's smallest logit bias. It makes a token e^-100 times as likely.
@@ -180,7 +182,7 @@ impl Vllm {
             weight_version: String,
         }
         let url = format!("{}/weight_info", self.server.control_url());
-        let request = self.client.get(&url).timeout(CONNECT_TIMEOUT);
+        let request = self.client.get(&url).timeout(HEALTH_TIMEOUT);
         let response = self.checked(request).await?;
         let info: Info = response.json().await.with_context(|| format!("read {url}"))?;
         Ok(info.weight_version)
