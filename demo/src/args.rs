@@ -40,6 +40,10 @@ pub struct Args {
     /// references.
     #[arg(long, default_value_t = 1500)]
     pub reference_pauses: usize,
+    /// For each arm, a caller streams long answers meanwhile and notes how long it waits, above all
+    /// when versions change.
+    #[arg(long)]
+    pub watch_streams: bool,
     /// With `--surface session`: users also say of each turn whether they keep at least
     /// half of the suggestion.
     #[arg(long, conflicts_with = "control")]

@@ -23,6 +23,7 @@ mod results;
 mod session;
 mod shuffle;
 mod stats;
+mod stream_watch;
 mod suggester;
 mod terminal;
 
@@ -35,6 +36,7 @@ use std::{
 
 use anyhow::{Context, anyhow, ensure};
 use artifact::checkpoint::Checkpoint;
+use futures::future::BoxFuture;
 use reqwest::Url;
 use sqlx::PgPool;
 use time::OffsetDateTime;
@@ -82,7 +84,19 @@ pub struct Settings {
     pub surface: Surface,
     /// Where the report is written by default.
     pub state_dir: PathBuf,
+    /// Rebuilds a version from the policy store.
+    pub load_version: LoadVersion,
     pub console: Console,
+}
+
+/// Rebuilds the version of this serial.
+#[derive(Clone)]
+pub struct LoadVersion(pub Arc<dyn Fn(i64) -> BoxFuture<'static, anyhow::Result<Arc<Checkpoint>>> + Send + Sync>);
+
+impl std::fmt::Debug for LoadVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LoadVersion")
+    }
 }
 
 /// What the binary's console offers to a view that fills the terminal.
@@ -147,6 +161,10 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         settings.policy.clone_from(policy);
     }
     if args.surface == args::Surface::Session {
+        ensure!(
+            !args.watch_streams,
+            "--watch-streams is for --surface completion; leave one out"
+        );
         return session::run(args, settings, pool).await;
     }
     let tau = settings.surface.price()?;
@@ -174,12 +192,20 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         args.seed
     );
 
+    let streams = match args.watch_streams {
+        true => Some(watch_streams(&settings).await?),
+        false => None,
+    };
     let (live, poller) = poll_live(pool.clone(), scope.clone());
     let began = OffsetDateTime::now_utc();
     let started = std::time::Instant::now();
     let progress = replay::replay(client, plan, Display::new(settings.console), live).await;
     let seconds = started.elapsed().as_secs_f64();
     drop(poller);
+    let streams = match streams {
+        Some(streams) => Some(streams.finish().await),
+        None => None,
+    };
     eprintln!("waiting for the last horizons to pass (Ctrl-C: do not wait)");
     let settled = unless_interrupted(async {
         tokio::time::sleep(Duration::from_secs_f64(settings.surface.horizon_seconds)).await;
@@ -187,7 +213,10 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     });
     let settled = settled.await.unwrap_or(false);
     let references = match base {
-        Some(base) => references(base, &progress, user_parts, 60.0 * args.minutes).await,
+        Some(base) => {
+            let last = last_version(&settings, &progress).await;
+            references(base, &progress, user_parts, 60.0 * args.minutes, last).await
+        }
         None => None,
     };
 
@@ -211,7 +240,11 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     };
     let mut report = results::collect(&pool, &scope, progress, parameters, (began, seconds), settled).await?;
     report.references = references;
+    report.streams = streams;
     println!("{}", report.table());
+    if let Some(streams) = &report.streams {
+        println!("{}", streams.table());
+    }
     if let Some(references) = &report.references {
         println!("{}", references.table());
     }
@@ -234,6 +267,12 @@ async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
     }
 }
 
+async fn watch_streams(settings: &Settings) -> anyhow::Result<stream_watch::Watching> {
+    let dir = settings.base.clone();
+    let base = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&dir));
+    stream_watch::start(settings, &base.await.context("read the base")??)
+}
+
 /// Tries the base at pauses of users who are not replayed. `None`: no references are wanted.
 async fn measure_base(args: &Args, tau: f64, dir: &Path, others: Vec<Vec<FilePart>>) -> anyhow::Result<Option<Base>> {
     if args.reference_pauses == 0 {
@@ -247,19 +286,47 @@ async fn measure_base(args: &Args, tau: f64, dir: &Path, others: Vec<Vec<FilePar
     Ok(Some(measured.await.context("measure the base")??))
 }
 
-/// The reference policies on the learning arm's own pauses. A failure here must not cost the run
-/// its report, so it is only logged.
+/// The last version that the learning arm served. `None`: only the base, or it cannot be loaded.
+async fn last_version(settings: &Settings, progress: &Progress) -> Option<(i64, Arc<Checkpoint>)> {
+    let versions = stats::of_arm(&progress.outcomes, stats::LEARNING).map(|outcome| outcome.version);
+    let last = versions.max()?;
+    let of_base = stats::of_arm(&progress.outcomes, stats::FROZEN).any(|outcome| outcome.version == last);
+    if of_base {
+        return None;
+    }
+    match (settings.load_version.0)(last).await {
+        Ok(checkpoint) => Some((last, checkpoint)),
+        Err(error) => {
+            tracing::warn!(
+                version = last,
+                error = format!("{error:#}"),
+                "the report has no capability"
+            );
+            None
+        }
+    }
+}
+
+/// The reference policies on the learning arm's own pauses, and the capability of the `last`
+/// version. A failure here must not cost the run its report, so it is only logged.
 async fn references(
     base: Base,
     progress: &Progress,
     user_parts: Vec<Vec<FilePart>>,
     run_seconds: f64,
+    last: Option<(i64, Arc<Checkpoint>)>,
 ) -> Option<References> {
     eprintln!(
         "measuring the reference policies at the learning arm's pauses: a minute or two (Ctrl-C: leave them out)"
     );
     let outcomes = progress.outcomes.clone();
-    let compare = move || base.compare(&outcomes, &user_parts, run_seconds);
+    let compare = move || {
+        let mut references = base.compare(&outcomes, &user_parts, run_seconds)?;
+        if let Some((version, checkpoint)) = last {
+            references.capability = Some(base.capability(version, &checkpoint)?);
+        }
+        Ok(references)
+    };
     let compared = unless_interrupted(tokio::task::spawn_blocking(compare));
     match compared
         .await
@@ -373,6 +440,7 @@ mod tests {
                 base: PathBuf::new(),
                 surface: surface(0.75, -0.25, Some(0.0)),
                 state_dir: PathBuf::new(),
+                load_version: LoadVersion(Arc::new(|_| Box::pin(async { Err(anyhow!("there is no store")) }))),
                 console: Console {
                     has_screen: || false,
                     hold_log: || Box::new(()),

@@ -1,6 +1,8 @@
 //! Reference policies: what other ways of serving the base model would have earned on the same
 //! pauses. They are computed in this process and only reported; the trainer never sees them.
 
+mod capability;
+
 use std::{num::NonZero, sync::Arc};
 
 use anyhow::{anyhow, bail, ensure};
@@ -19,6 +21,8 @@ use crate::{
     suggester::{Draft, Method, Suggester},
 };
 
+pub use self::capability::Capability;
+
 /// The reference policies of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct References {
@@ -27,6 +31,9 @@ pub struct References {
     /// On the learning arm's own pauses.
     #[serde(rename = "shadows")]
     pub comparisons: Vec<Comparison>,
+    /// Of the last version that the learning arm served. `None`: it served only the base, or that
+    /// version could not be loaded.
+    pub capability: Option<Capability>,
 }
 
 /// What one policy earns on a set of pauses.
@@ -78,6 +85,9 @@ impl References {
                 difference(last.and_then(|third| third.reward), 3),
                 difference(last.and_then(|third| third.accepts_per_100), 1)
             );
+        }
+        if let Some(capability) = &self.capability {
+            text += &format!("\n{capability}\n");
         }
         text
     }
@@ -182,6 +192,12 @@ struct Thresholds {
 }
 
 impl Thresholds {
+    /// For policies that have no threshold.
+    const NONE: Self = Self {
+        sampled: f64::INFINITY,
+        greedy: f64::INFINITY,
+    };
+
     /// The thresholds that earn most on these pauses.
     fn choose(trials: &[Trial], tau: f64) -> Self {
         let best = |of: fn(&Trial) -> &Judged| {
@@ -211,6 +227,9 @@ pub struct Base {
     tau: f64,
     seed: u64,
     beforehand: Vec<Reference>,
+    /// Of other users, and what the base would write there.
+    pauses: Vec<(usize, Pause)>,
+    trials: Vec<Trial>,
 }
 
 impl Base {
@@ -223,12 +242,8 @@ impl Base {
         tau: f64,
     ) -> anyhow::Result<Self> {
         let (temperature, seed) = (args.temperature, args.seed);
-        let trials = try_out(
-            &checkpoint,
-            &draw(others, first, seed, args.reference_pauses),
-            temperature,
-            seed,
-        )?;
+        let pauses = draw(others, first, seed, args.reference_pauses);
+        let trials = try_out(&checkpoint, &pauses, temperature, seed)?;
         let thresholds = Thresholds::choose(&trials, tau);
         let reference = |policy: Policy| Reference {
             name: policy.name(temperature),
@@ -241,13 +256,15 @@ impl Base {
             temperature,
             tau,
             seed,
+            pauses,
+            trials,
         })
     }
 
     /// Compares the learning arm with the references on its own pauses. Pauses whose developer
     /// never answers are left out, as everywhere.
     pub fn compare(
-        self,
+        &self,
         outcomes: &[Outcome],
         user_parts: &[Vec<FilePart>],
         run_seconds: f64,
@@ -277,7 +294,8 @@ impl Base {
         };
         Ok(References {
             comparisons: Policy::ALL.map(comparison).into(),
-            beforehand: self.beforehand,
+            beforehand: self.beforehand.clone(),
+            capability: None,
         })
     }
 

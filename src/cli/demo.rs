@@ -1,11 +1,14 @@
 //! `springtide demo` and `springtide corpus`: hands the crate `demo` what it needs of the
 //! configuration.
 
+use std::sync::Arc;
+
 use anyhow::{Context, bail};
+use artifact::sign::TrustedKeys;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::App;
-use crate::{console, database};
+use crate::{config::Config, console, database, policy_store};
 
 #[derive(Debug, Clone, clap::Args)]
 #[group(skip)] // the flattened arguments have a group of the same name
@@ -69,10 +72,25 @@ fn settings(app: &App, name: &str) -> anyhow::Result<demo::Settings> {
             horizon_seconds: surface.horizon_seconds,
         },
         state_dir: config.state_dir.clone(),
+        load_version: load_version(app.config.clone()),
         console: demo::Console {
             has_screen: console::has_screen,
             hold_log: || Box::new(console::hold_lines()),
             newest_log_lines: console::newest_held,
         },
     })
+}
+
+/// Rebuilds versions from the configured store, trusting the configured keys.
+fn load_version(config: Config) -> demo::LoadVersion {
+    demo::LoadVersion(Arc::new(move |serial| {
+        let config = config.clone();
+        Box::pin(async move {
+            let (store, policy) = (policy_store::open(&config)?, &config.policy.name);
+            let keys = TrustedKeys::load(&config.keys_dir()).context("load the trusted keys")?;
+            let keys = store.trusted(policy, keys).await.context("look for revoked keys")?;
+            let rebuilt = store.materialize(policy, serial, &keys, &[]).await;
+            Ok(rebuilt.with_context(|| format!("rebuild version {serial}"))?.checkpoint)
+        })
+    }))
 }

@@ -78,6 +78,7 @@ pub async fn collect(
         parameters,
         counts,
         references: None,
+        streams: None,
         staleness: Staleness::of(LEARNING, &timeline),
         timeline,
         steps_taken: patiently(|| queries::steps(pool, scope, began)).await?,

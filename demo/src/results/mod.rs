@@ -20,6 +20,7 @@ use crate::{
     queries::{Alarm, FeedbackToServing, Ledger, Phase, Step, Traffic},
     references::References,
     stats::{ArmStats, Arms, FOLLOWING, FROZEN, LEARNING, Period, VersionServed},
+    stream_watch::StreamWatch,
 };
 
 #[derive(Debug, Default, Serialize)]
@@ -62,6 +63,8 @@ pub struct RunReport {
     /// What other policies would have earned on the same pauses. `None`: not measured.
     #[serde(rename = "headroom")]
     pub references: Option<References>,
+    /// What streaming callers noticed. `None`: nobody streamed.
+    pub streams: Option<StreamWatch>,
     /// The run in periods of equal length.
     pub timeline: Vec<TimelineEntry>,
     pub steps_taken: Vec<Step>,

@@ -10,7 +10,7 @@ use crate::{
     progress::Counts,
     queries::{FeedbackToServing, Ledger, LedgerCounts, Phase, Step, Traffic},
     random::Draws,
-    references::{Comparison, Paired, Reference, References},
+    references::{Capability, Comparison, Paired, Reference, References},
     stats::{self, ArmStats, FOLLOWING, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome, tests::outcome},
 };
 
@@ -186,6 +186,25 @@ fn references(outcomes: &[Outcome]) -> References {
     References {
         comparisons: policies.iter().map(comparison).collect(),
         beforehand: policies.map(|(name, stats)| Reference { name, stats }).into(),
+        capability: Some(capability()),
+    }
+}
+
+fn capability() -> Capability {
+    let interval = |mean: f64, half: f64| {
+        Some(Interval {
+            mean,
+            ci95: [mean - half, mean + half],
+        })
+    };
+    Capability {
+        version: 93,
+        pauses: 1500,
+        base_right_per_100: interval(41.0, 2.6),
+        version_right_per_100: interval(43.1, 2.7),
+        right_per_100: interval(2.1, 1.4),
+        reward_as_served: interval(0.071, 0.02),
+        reward_greedy: interval(0.034, 0.018),
     }
 }
 

@@ -5,12 +5,12 @@ use maud::{Markup, html};
 use report::{
     Interval,
     chart::{Axis, strip, strip_axis},
-    number::{decimal, percent, range, signed},
+    number::{decimal, interval, percent, range, signed},
     page::section,
 };
 
 use crate::{
-    references::{Comparison, References},
+    references::{Capability, Comparison, References},
     results::RunReport,
     stats::{ArmStats, LEARNING},
 };
@@ -43,6 +43,7 @@ impl RunReport {
                 }
                 (self.scale(references))
                 (differences(references))
+                @if let Some(capability) = &references.capability { (skill(capability)) }
             },
         };
         section("Against other ways of serving the base", &body)
@@ -108,6 +109,31 @@ fn line(axis: &Axis, Row { name, class, stats }: &Row) -> Markup {
             td { (decimal(stats.accepts_per_100, 1)) }
             td { (percent(stats.show_rate, 0)) }
         }
+    }
+}
+
+/// What the last version can do, apart from when it is silent.
+fn skill(capability: &Capability) -> Markup {
+    html! {
+        p {
+            "Capability: how often the greedy text is what was typed, if declining is not allowed. Measured at "
+            (capability.pauses) " pauses of users on whom nothing was trained. Reward is of answered pauses there."
+        }
+        div .card { table .numbers {
+            thead { tr {
+                th { "" } th { "right of 100" } th { "reward minus base, as served" } th { "reward minus base, greedy" }
+            } }
+            tbody {
+                tr { th { "base" } td { (interval(capability.base_right_per_100, 1)) } td { "–" } td { "–" } }
+                tr {
+                    th { "version " (capability.version) }
+                    td { (interval(capability.version_right_per_100, 1)) }
+                    (cell(capability.reward_as_served, 3))
+                    (cell(capability.reward_greedy, 3))
+                }
+                tr { th { "difference" } (cell(capability.right_per_100, 1)) td { "–" } td { "–" } }
+            }
+        } }
     }
 }
 

@@ -1,0 +1,127 @@
+//! Skill apart from silence: the last version of the learning arm beside the base, at pauses of users
+//! on whom nothing was trained.
+
+use std::fmt;
+
+use artifact::checkpoint::Checkpoint;
+use report::{Clusters, Interval, number::interval};
+use serde::Serialize;
+
+use super::{Base, Judged, Policy, Trial, try_out};
+use crate::stats::{self, Judgment, Measure, Observation};
+
+/// Version minus base is paired by pause. All intervals are clustered by user.
+#[derive(Debug, Clone, Serialize)]
+pub struct Capability {
+    pub version: i64,
+    pub pauses: usize,
+    /// Of 100 pauses, those at which the greedy text is what was typed, declining not allowed.
+    pub base_right_per_100: Option<Interval>,
+    pub version_right_per_100: Option<Interval>,
+    /// Version minus base.
+    pub right_per_100: Option<Interval>,
+    /// Reward per pause, version minus base, both sampled as the arms are served.
+    pub reward_as_served: Option<Interval>,
+    /// The same, both greedy.
+    pub reward_greedy: Option<Interval>,
+}
+
+impl Base {
+    /// Tries a version at the same pauses of other users as the base.
+    pub fn capability(&self, version: i64, checkpoint: &Checkpoint) -> anyhow::Result<Capability> {
+        let trials = try_out(checkpoint, &self.pauses, self.temperature, self.seed)?;
+        anyhow::ensure!(
+            trials.len() == self.trials.len(),
+            "version {version} has another context or tokenizer than the base"
+        );
+        Ok(compare(version, &trials, &self.trials, self.tau))
+    }
+}
+
+/// `base`: the same pauses in the same order.
+fn compare(version: i64, trials: &[Trial], base: &[Trial], tau: f64) -> Capability {
+    let right = |trials: &[Trial]| {
+        let right = |one: &Trial| (one.user, 100.0 * f64::from(u8::from(is_right(&one.greedy))));
+        trials.iter().map(right).collect::<Clusters<_>>().interval()
+    };
+    let pairs = |observe: fn(&Trial) -> Observation| {
+        let pairs = trials.iter().zip(base);
+        pairs.map(move |(own, base)| (observe(own), observe(base)))
+    };
+    let answered = |observe| pairs(observe).filter(|(own, _)| own.answers);
+    let oracle = |trial: &Trial| Policy::Oracle.observe(trial, super::Thresholds::NONE);
+    let sampled = |trial: &Trial| Policy::Sampled.observe(trial, super::Thresholds::NONE);
+    let greedy = |trial: &Trial| Policy::Greedy.observe(trial, super::Thresholds::NONE);
+    Capability {
+        version,
+        pauses: trials.len(),
+        base_right_per_100: right(base),
+        version_right_per_100: right(trials),
+        right_per_100: stats::paired_difference(pairs(oracle), Measure::Accepts, tau),
+        reward_as_served: stats::paired_difference(answered(sampled), Measure::Reward, tau),
+        reward_greedy: stats::paired_difference(answered(greedy), Measure::Reward, tau),
+    }
+}
+
+fn is_right(suggestion: &Judged) -> bool {
+    suggestion.judgment == Judgment::Right
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "version {} at {} pauses of other users: greedy text right at {} of 100, the base's at {}, difference {}; \
+             reward minus the base's, as served {}, greedy {}",
+            self.version,
+            self.pauses,
+            interval(self.version_right_per_100, 1),
+            interval(self.base_right_per_100, 1),
+            interval(self.right_per_100, 1),
+            interval(self.reward_as_served, 3),
+            interval(self.reward_greedy, 3),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial(user: usize, right: bool, declined: bool) -> Trial {
+        let judged = Judged {
+            judgment: if right { Judgment::Right } else { Judgment::Wrong },
+            declined,
+            log_prob: -1.0,
+        };
+        Trial {
+            user,
+            answers: true,
+            sampled: judged,
+            greedy: judged,
+        }
+    }
+
+    #[test]
+    fn silence_changes_the_reward_but_not_the_capability() {
+        let base = [trial(1, true, false), trial(1, false, false), trial(2, false, false)];
+        let silent = [trial(1, true, false), trial(1, false, true), trial(2, false, true)];
+        let capability = compare(9, &silent, &base, 0.25);
+        assert_eq!(capability.right_per_100.unwrap().mean, 0.0);
+        assert_eq!(
+            capability.base_right_per_100.unwrap().mean,
+            capability.version_right_per_100.unwrap().mean
+        );
+        // two wrong suggestions fewer at 0.25 each, over three pauses
+        let reward = capability.reward_as_served.unwrap().mean;
+        assert!((reward - 0.5 / 3.0).abs() < 1e-9, "{reward}");
+    }
+
+    #[test]
+    fn a_version_that_is_right_more_often_has_more_capability_even_if_it_declines() {
+        let base = [trial(1, false, false), trial(2, false, false)];
+        let better = [trial(1, true, true), trial(2, false, false)];
+        let capability = compare(9, &better, &base, 0.25);
+        assert_eq!(capability.right_per_100.unwrap().mean, 50.0);
+    }
+}
