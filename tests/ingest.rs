@@ -175,6 +175,7 @@ pub fn generation() -> Generation {
             kept: Some(vec![40, 3, 12]),
             ..Sampling::default()
         }),
+        untrainable: None,
         proof: None,
     }
 }

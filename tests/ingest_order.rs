@@ -192,6 +192,7 @@ impl StoryCopy {
                     decline_suppressed: false,
                     exploration_share: None,
                     sampling: None,
+                    untrainable: None,
                     proof: None,
                     ..generation()
                 };

@@ -28,6 +28,7 @@ fn shown() -> Generation {
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        untrainable: None,
         proof: None,
         ..generation()
     }

@@ -42,6 +42,7 @@ fn in_chat() -> Generation {
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        untrainable: None,
         proof: None,
         ..generation()
     }

@@ -68,6 +68,7 @@ pub fn turn(parent: Option<&Generation>, shared: &[u32], prompt_ids: Vec<u32>, t
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        untrainable: None,
         proof: None,
         ..generation()
     }

@@ -237,6 +237,10 @@ pub struct Generation {
     /// Further sampling parameters. Absent: none applied.
     #[serde(default)]
     pub sampling: Option<Sampling>,
+    /// Why its sampler says that it must never be trained on: a code such as `no_token_ids`, of lower-case
+    /// letters, digits and underscores. Absent: it may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untrainable: Option<String>,
     /// Who sampled it. Absent: unproven, stored but never trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proof: Option<Proof>,

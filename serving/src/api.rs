@@ -14,6 +14,7 @@ mod detokenize;
 mod error;
 mod experts;
 mod exploration;
+mod log_state;
 mod messages;
 mod outcome;
 mod prompts;
@@ -39,6 +40,7 @@ use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
 pub use error::add_error_member;
+pub use log_state::LogState;
 pub use prompts::Prompts;
 pub use sessions::Sessions;
 
@@ -61,6 +63,8 @@ pub struct Api {
     pub prompts: Prompts,
     pub routes: Arc<RouteTable>,
     pub log: Arc<dyn Log>,
+    /// Whether the log took the last answer.
+    pub log_state: LogState,
     /// Where the experts of mixture models are logged; `None`: not logged.
     pub payloads: Option<Payloads>,
     /// The previous turns of sessions.

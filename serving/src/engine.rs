@@ -89,8 +89,8 @@ pub struct SampleRequest {
     pub class: TrafficClass,
     /// Within a class: lower goes first.
     pub priority: i32,
-    /// Capacity of at least `max_tokens + 1`, so the engine never waits. Dropping the receiver
-    /// cancels the sequence.
+    /// Capacity of at least [`events_max`], so the engine never waits. Dropping the receiver cancels
+    /// the sequence.
     pub events: mpsc::Sender<SampleEvent>,
     pub submitted: Instant,
 }
@@ -100,6 +100,11 @@ pub struct SampleRequest {
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleEvent {
     Token(Token),
+    /// Which versions sampled the tokens so far, in order. Replaces what an earlier such event said;
+    /// without one, all are the routed version's. Empty: not known before the last event.
+    Versions(Vec<TokensOfVersion>),
+    /// The answer must not be trained on; the code says why.
+    Untrainable(&'static str),
     Finished(Finish),
     /// Removed from a full queue before its first token: by a production request, or because its caller
     /// held more places than others.
@@ -122,6 +127,23 @@ pub struct Token {
     pub routing: Routing,
     /// (id, log-probability at temperature 1), most probable first.
     pub top: Vec<(u32, f32)>,
+}
+
+/// Consecutive tokens that one version sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokensOfVersion {
+    pub serial: i64,
+    /// Content hash.
+    pub root: Digest,
+    pub tokens: usize,
+}
+
+/// Events of a sequence besides its tokens: the last one, and what it says of versions and training.
+const EVENTS_BESIDE_TOKENS_MAX: usize = 16;
+
+/// How many events a sequence of so many tokens has at most.
+pub fn events_max(max_tokens: usize) -> usize {
+    max_tokens + EVENTS_BESIDE_TOKENS_MAX
 }
 
 /// Why the engine stopped sampling a sequence.

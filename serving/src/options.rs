@@ -5,6 +5,17 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+/// What happens to users' answers while the log takes none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogAway {
+    /// They are withheld: requests get 503.
+    #[default]
+    Refuse,
+    /// They are given, but nobody can give feedback on them or train on them.
+    Answer,
+}
+
 /// Options of `springtide serve`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -50,6 +61,9 @@ pub struct Options {
     /// Whether the experts that a mixture-of-experts model used are logged, by reference, for a
     /// trainer to replay.
     pub log_experts: bool,
+    /// What happens to users' answers while the log takes none: `refuse` or `answer`. Rollouts and
+    /// evaluations are always refused.
+    pub log_away: LogAway,
     /// Memory for the weights and caches of all loaded versions, and for spare memory of retired
     /// ones, in bytes.
     pub resident_bytes_max: u64,
@@ -84,6 +98,7 @@ impl Default for Options {
             max_tokens_default: 16,
             choices_max: 16,
             log_experts: true,
+            log_away: LogAway::Refuse,
             resident_bytes_max: 4 << 30,
             poll_interval_ms: 250,
             heartbeat_interval_ms: 1000,

@@ -130,6 +130,7 @@ impl Replica {
             prompts,
             routes,
             log: Arc::new(log.clone()),
+            log_state: api::LogState::default(),
             payloads: self.payloads,
             sessions: api::Sessions::default(),
             sampler: self.sampler,

@@ -141,6 +141,26 @@ async fn an_old_bad_sample_is_refused_like_a_new_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn answers_that_their_sampler_calls_untrainable_are_dropped_with_its_code() {
+    let world = World::start("untrainable").await;
+    world.follow(1, world.base, 0).await;
+    let untrainable = world.sample(world.base, 3).await;
+    let code = |n: usize| ["'no_token_ids'", "'no_token_ids'", "'constrained_sampling'"][n];
+    for (n, one) in untrainable.iter().enumerate() {
+        world.insert_open(one, "champion").await;
+        set(&world, "generation", "untrainable", one.id, code(n)).await;
+        world.close(one, 1.0).await;
+    }
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let running = world.run(world.options());
+    world.head_after(world.base).await;
+    running.stop().await;
+    let expected = [("constrained_sampling", 1), ("no_token_ids", 2), ("trained", 8)];
+    let expected: BTreeMap<String, usize> = expected.map(|(code, count)| (code.to_owned(), count)).into();
+    assert_eq!(codes(&world).await, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn answers_whose_sampling_a_caller_steered_are_not_trained_on() {
     let world = World::start("steered").await;
     world.follow(1, world.base, 0).await;

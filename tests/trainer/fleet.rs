@@ -167,6 +167,7 @@ fn generation(
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        untrainable: None,
         proof: None,
     }
 }

@@ -7,6 +7,8 @@ use super::{Body, Event, Feedback, Generation, PayloadRef, Retraction, Sampling,
 
 /// Bytes of a name: tenant, source, id, policy, line, surface, metric, tag.
 pub const NAME_BYTES_MAX: usize = 256;
+/// Bytes of a code.
+const CODE_BYTES_MAX: usize = 64;
 /// Bytes of a comment or demonstration.
 pub const TEXT_BYTES_MAX: usize = 64 * 1024;
 pub const TAGS_MAX: usize = 32;
@@ -99,6 +101,15 @@ fn check_generation(generation: &Generation) -> Result<(), Invalid> {
     if let Some(proof) = &generation.proof {
         let digits = proof.sampler.len() == 64 && proof.sampler.bytes().all(|digit| digit.is_ascii_hexdigit());
         ensure(digits, "proof.sampler", "is not 64 hexadecimal digits")?;
+    }
+    if let Some(code) = &generation.untrainable {
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        let valid = (1..=CODE_BYTES_MAX).contains(&code.len()) && code.bytes().all(plain);
+        ensure(
+            valid,
+            "untrainable",
+            "is not a code of 1 to 64 lower-case letters, digits and underscores",
+        )?;
     }
     check_tokens(generation)?;
     check_spans(generation)?;

@@ -76,6 +76,7 @@ fn generation() -> Generation {
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        untrainable: None,
         proof: None,
     }
 }
@@ -219,6 +220,27 @@ fn both_forms_and_the_digest_include_exploration() {
     assert_eq!(json["generation"]["decline_suppressed"], true);
     assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
     assert_ne!(event.digest(), generation_event().digest());
+}
+
+#[test]
+fn both_forms_and_what_is_signed_include_that_it_must_not_be_trained_on() {
+    let plain = generation();
+    let mut event = generation_event();
+    let untrainable = Generation {
+        untrainable: Some("no_token_ids".to_owned()),
+        ..generation()
+    };
+    assert_ne!(untrainable.unsigned_digest(), plain.unsigned_digest());
+    event.body = Body::Generation(untrainable);
+    event.check().unwrap();
+    assert_eq!(Event::decode(&event.encode()).unwrap(), event);
+    let json = serde_json::to_value(&event).unwrap();
+    assert_eq!(json["generation"]["untrainable"], "no_token_ids");
+    assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
+    // without it, nothing is written, so the signatures of older events hold
+    assert!(plain.write().untrainable.is_empty());
+    let json = serde_json::to_value(generation_event()).unwrap();
+    assert!(json["generation"].get("untrainable").is_none());
 }
 
 #[test]
@@ -435,6 +457,8 @@ fn each_broken_rule_names_its_field() {
         );
     }
     assert_eq!(damaged(&|g| g.experts = Some(by_reference(0, EXPERTS))), "experts");
+    assert_eq!(broken(|g| g.untrainable = Some("No ids".to_owned())), "untrainable");
+    assert_eq!(broken(|g| g.untrainable = Some("a".repeat(65))), "untrainable");
     assert_eq!(broken(|g| g.exploration_share = Some(0.0)), "exploration_share");
     assert_eq!(broken(|g| g.exploration_share = Some(1.0)), "exploration_share");
     let shaped = |sampling: Sampling| damaged(&|g| g.sampling = Some(sampling.clone()));

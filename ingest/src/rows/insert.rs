@@ -192,6 +192,7 @@ pub(super) async fn generations(
         column!(rows, row => row.body.proof.as_ref().map(|proof| proof.signature.to_vec())) as _,
         column!(rows, row => checked.get(&row.body.id).map(|checked| checked.digest.to_vec())) as _,
         column!(rows, row => checked.get(&row.body.id).and_then(|checked| checked.proven)) as _,
+        column!(rows, untrainable) as _,
     )
     .fetch_all(connection)
     .await?;

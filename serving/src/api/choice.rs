@@ -10,9 +10,10 @@ use super::request::GenerationRequest;
 use super::sessions::Parent;
 use super::{Api, experts};
 use crate::engine::{Finish, SampleEvent};
+use crate::options::LogAway;
 use crate::routing::Route;
 use edge::Problem;
-use ingest::event::{Body, Event, FinishReason, Generation, PayloadRef, Proof, signed_bytes};
+use ingest::event::{Body, Event, FinishReason, Generation, PayloadRef, Proof, Purpose, signed_bytes};
 use ingest::{feedback_token, log, payload};
 use model::router::Routing;
 use std::sync::Arc;
@@ -27,6 +28,9 @@ const EXPERTS_WAIT: Duration = Duration::from_secs(2);
 
 /// How long feedback may be given with a token. Later feedback of trusted keys is still stored.
 const FEEDBACK_TOKEN_VALID_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// The code of answers whose versions are not known: they ended before their engine said which.
+const VERSION_UNKNOWN: &str = "version_unknown";
 
 /// What a streaming caller receives of a choice.
 pub type Frame = Result<Chunk, Problem>;
@@ -138,6 +142,7 @@ impl ChoiceTask {
         let mut text = TextBuilder::new(route.version.tokenizer.as_ref(), &self.request);
         let mut tokens: Vec<SampledToken> = Vec::new();
         let mut generation_id = None;
+        let (mut versions, mut untrainable) = (None, None);
         let mut routing = Routing::default();
         let end = loop {
             let event = tokio::select! {
@@ -160,6 +165,8 @@ impl ChoiceTask {
                         break End::CallerGone;
                     }
                 }
+                Some(SampleEvent::Versions(spans)) => versions = Some(spans),
+                Some(SampleEvent::Untrainable(code)) => untrainable = Some(code),
                 Some(SampleEvent::Finished(finish)) => break End::Engine(finish),
                 Some(SampleEvent::Displaced) => return Err(super::displaced()),
                 Some(SampleEvent::Expired) => return Err(super::expired()),
@@ -181,26 +188,40 @@ impl ChoiceTask {
             End::StopString(stop) => (FinishReason::Stop, Some(StopReason::Text(stop))),
             End::CallerGone => (FinishReason::Abort, None),
         };
-        let finished = FinishedChoice {
+        let versions_unknown = versions.as_ref().is_some_and(Vec::is_empty);
+        let mut finished = FinishedChoice {
+            id: generation_id,
             prompt_ids: self.prompt_ids.clone(),
             text,
             reason,
+            versions,
             outcome: ChoiceOutcome {
                 stop_reason,
-                generation_id,
+                generation_id: Some(generation_id),
                 version: route.version.serial,
                 root: route.version.root.to_string(),
                 arm: route.arm.clone(),
-                feedback_token: self.feedback_token(generation_id),
+                feedback_token: Some(self.feedback_token(generation_id)),
+                captured: None,
+                untrainable: untrainable.or(versions_unknown.then_some(VERSION_UNKNOWN)),
                 declined: tokens.iter().any(|token| Some(token.id) == route.version.decline_id),
             },
             tokens,
         };
-        self.log(&finished, &routing).await?;
+        if !self.log(&finished, &routing).await? {
+            finished.outcome.set_uncaptured();
+        }
         Ok(Some(finished))
     }
 
-    async fn log(&self, finished: &FinishedChoice, routing: &Routing) -> Result<(), Problem> {
+    /// Whether the choice is in the log. False: the log is away, and the choice may be answered without.
+    async fn log(&self, finished: &FinishedChoice, routing: &Routing) -> Result<bool, Problem> {
+        // nobody trains on a rollout that is not in the log, so it fails
+        let may_answer = self.api.options.log_away == LogAway::Answer && self.request.purpose == Purpose::Production;
+        if may_answer && !self.api.log_state.try_append(Instant::now()) {
+            metrics::counter!("springtide_choices_unlogged_total").increment(1);
+            return Ok(false);
+        }
         let mut generation = record::generation(self, finished);
         generation.experts = self.log_experts(finished, routing).await;
         if let Some(parent) = &self.parent {
@@ -218,26 +239,30 @@ impl ChoiceTask {
         }
         metrics::counter!("springtide_sampled_tokens_total").increment(finished.tokens.len() as u64);
         metrics::counter!("springtide_prompt_tokens_total").increment(finished.prompt_ids.len() as u64);
-        self.api.log.append(&event).await.map_err(|error| {
-            tracing::warn!(generation = %finished.outcome.generation_id, %error, "generation not logged");
+        let appended = self.api.log.append(&event).await;
+        let away = matches!(appended, Err(log::Error::Full | log::Error::Unavailable(_)));
+        self.api.log_state.appended(!away, Instant::now());
+        if let Err(error) = appended {
+            tracing::warn!(generation = %finished.id, %error, "generation not logged");
             metrics::counter!("springtide_choices_unlogged_total").increment(1);
-            match error {
+            return match error {
                 log::Error::Invalid(_) | log::Error::TooLarge { .. } | log::Error::Refused(_) => {
-                    Problem::internal(error)
+                    Err(Problem::internal(error))
                 }
-                log::Error::Full | log::Error::Unavailable(_) => Problem::unavailable(
+                log::Error::Full | log::Error::Unavailable(_) if may_answer => Ok(false),
+                log::Error::Full | log::Error::Unavailable(_) => Err(Problem::unavailable(
                     "the completion could not be logged, so it is withheld; try again shortly",
                     2,
-                ),
-            }
-        })?;
+                )),
+            };
+        }
         if let (Body::Generation(generation), Some(_)) = (&event.body, self.request.episode_id) {
             self.api
                 .sessions
                 .remember(&self.tenant, generation, &finished.prompt_ids);
         }
         metrics::histogram!("springtide_choice_seconds").record(self.submitted.elapsed().as_secs_f64());
-        Ok(())
+        Ok(true)
     }
 
     fn feedback_token(&self, generation_id: Uuid) -> String {
@@ -274,7 +299,7 @@ impl ChoiceTask {
         stored
             .await
             .inspect_err(|error| {
-                tracing::warn!(generation = %finished.outcome.generation_id, %error, "experts not logged");
+                tracing::warn!(generation = %finished.id, %error, "experts not logged");
                 metrics::counter!("springtide_experts_unlogged_total").increment(1);
             })
             .ok()

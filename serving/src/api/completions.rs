@@ -9,7 +9,7 @@ use super::outcome::FinishedChoice;
 use super::request::GenerationRequest;
 use super::{Api, exploration};
 use crate::engine::caller::Caller;
-use crate::engine::{SampleRequest, SubmitError};
+use crate::engine::{SampleRequest, SubmitError, events_max};
 use crate::routing::Route;
 use axum::extract::State;
 use axum::response::sse::{Event as Sse, KeepAlive};
@@ -160,7 +160,7 @@ impl QueuedRequest {
         let (samples, choices) = (0..request.n)
             .map(|index| {
                 // every event of a sequence fits, so the engine never waits for a caller
-                let (sender, events) = mpsc::channel(max_tokens + 1);
+                let (sender, events) = mpsc::channel(events_max(max_tokens));
                 let seed = choice::seed(request_seed, index);
                 let exploration = exploration::explore(&request, &route, seed);
                 let sample = SampleRequest {

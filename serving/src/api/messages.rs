@@ -82,12 +82,18 @@ struct Usage {
 /// Springtide's fields, without `stop_reason`, whose name is Anthropic's here.
 #[derive(Debug, Clone, Serialize)]
 struct Springtide {
-    generation_id: Uuid,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation_id: Option<Uuid>,
     version: i64,
     root: String,
     arm: String,
     declined: bool,
-    feedback_token: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    feedback_token: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    captured: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    untrainable: Option<&'static str>,
 }
 
 impl From<&ChoiceOutcome> for Springtide {
@@ -100,6 +106,8 @@ impl From<&ChoiceOutcome> for Springtide {
             arm,
             declined,
             feedback_token,
+            captured,
+            untrainable,
         } = outcome.clone();
         Springtide {
             generation_id,
@@ -108,6 +116,8 @@ impl From<&ChoiceOutcome> for Springtide {
             arm,
             declined,
             feedback_token,
+            captured,
+            untrainable,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What came of one choice: its tokens and how it ended. Plain data, for the log and for the
 //! answer.
 
+use crate::engine::TokensOfVersion;
 use ingest::event::FinishReason;
 use serde::Serialize;
 use std::sync::Arc;
@@ -24,10 +25,14 @@ pub struct SampledToken {
 /// A choice that ended.
 #[derive(Debug, Clone)]
 pub struct FinishedChoice {
+    /// Of its generation.
+    pub id: Uuid,
     pub prompt_ids: Arc<[u32]>,
     pub tokens: Vec<SampledToken>,
     pub text: String,
     pub reason: FinishReason,
+    /// Which versions sampled the tokens. `None`: all are the routed version's. Empty: not known.
+    pub versions: Option<Vec<TokensOfVersion>>,
     pub outcome: ChoiceOutcome,
 }
 
@@ -43,16 +48,33 @@ impl FinishedChoice {
 pub struct ChoiceOutcome {
     /// The stop string, or the id of the stop token; null when the length ended it.
     pub stop_reason: Option<StopReason>,
-    /// What feedback refers to.
-    pub generation_id: Uuid,
+    /// What feedback refers to. `None`: the answer is not in the log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation_id: Option<Uuid>,
     pub version: i64,
     /// Content hash.
     pub root: String,
     pub arm: String,
     /// The policy chose to show nothing.
     pub declined: bool,
-    /// Proves to ingest that feedback comes from who was answered.
-    pub feedback_token: String,
+    /// Proves to ingest that feedback comes from who was answered. `None`: the answer is not in the log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub feedback_token: Option<String>,
+    /// False: the log was away, so the answer is not in it and takes no feedback. Absent: it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub captured: Option<bool>,
+    /// The code of why the answer is never trained on, if its engine or its request says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untrainable: Option<&'static str>,
+}
+
+impl ChoiceOutcome {
+    /// The answer is not in the log, so nothing can refer to it.
+    pub fn set_uncaptured(&mut self) {
+        self.generation_id = None;
+        self.feedback_token = None;
+        self.captured = Some(false);
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -5,6 +5,7 @@ use super::*;
 use crate::engine::backend::{Backend, Step};
 use crate::engine::caller::Caller;
 use crate::engine::{self, LoadedVersion};
+use crate::options::LogAway;
 use crate::routing::tests::assignment;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
@@ -216,6 +217,7 @@ async fn server_with(pace_ms: u64, options: Options) -> Server {
         engine: Arc::new(engine),
         routes,
         log: log.clone(),
+        log_state: super::LogState::default(),
         payloads: Some(payloads.clone()),
         sessions: super::Sessions::default(),
         sampler: edge::sampler::SamplerKey::from_seed(&[1; 32]),
@@ -633,6 +635,7 @@ pub(super) fn generation(prompt_ids: Vec<u32>) -> Generation {
         decline_suppressed: false,
         exploration_share: None,
         sampling: None,
+        untrainable: None,
         proof: None,
     }
 }
@@ -712,6 +715,39 @@ async fn without_the_log_a_completion_is_withheld() {
     assert!(stream.contains("event: error"), "{stream}");
     assert!(!stream.contains("[DONE]"), "{stream}");
     assert_eq!(data(&stream).last().unwrap()["status"], 503);
+}
+
+#[tokio::test]
+async fn while_the_log_is_away_a_user_may_be_answered_without_it_and_a_rollout_may_not() {
+    let options = Options {
+        log_away: LogAway::Answer,
+        ..Options::default()
+    };
+    let server = server_with(0, options).await;
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2});
+    server.log.broken.store(true, Ordering::Relaxed);
+    // the first answer tries the log, the second does not
+    for _ in 0..2 {
+        let response = server.post(body.clone()).await;
+        assert_eq!(response.status(), 200);
+        let answer: Value = serde_json::from_str(&text(response).await).unwrap();
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["captured"], false);
+        assert_eq!(choice["text"].as_str().unwrap().len(), 2);
+        let choice = choice.as_object().unwrap();
+        assert!(!choice.contains_key("generation_id") && !choice.contains_key("feedback_token"));
+    }
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let stream = text(server.post(streamed).await).await;
+    assert!(
+        stream.contains("\"captured\":false") && stream.contains("[DONE]"),
+        "{stream}"
+    );
+    let mut rollout = body.clone();
+    rollout["metadata"] = json!({"purpose": "rollout", "run_id": uuid::Uuid::now_v7()});
+    assert_eq!(server.post(rollout).await.status(), 503);
+    assert!(server.log.generations().is_empty());
 }
 
 #[tokio::test]

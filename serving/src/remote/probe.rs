@@ -5,7 +5,7 @@
 use super::sequence;
 use super::vllm::Vllm;
 use crate::engine::caller::Caller;
-use crate::engine::{LoadedVersion, SampleEvent, SampleRequest, Token, TrafficClass};
+use crate::engine::{LoadedVersion, SampleEvent, SampleRequest, Token, TrafficClass, events_max};
 use anyhow::{Context, bail, ensure};
 use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
@@ -69,7 +69,7 @@ async fn sample(
     params: Params,
 ) -> anyhow::Result<Vec<Token>> {
     let max_tokens = SAMPLED_TOKENS.min(version.context.saturating_sub(prompt.len())).max(1);
-    let (events, mut receiver) = mpsc::channel(max_tokens + 1);
+    let (events, mut receiver) = mpsc::channel(events_max(max_tokens));
     let request = SampleRequest {
         version: version.clone(),
         prompt,
@@ -95,6 +95,9 @@ async fn sample(
             SampleEvent::Token(token) => tokens.push(token),
             SampleEvent::Finished(_) => return Ok(tokens),
             SampleEvent::Failed(error) => bail!("the probe failed: {error}"),
+            // its log-probabilities show which weights sampled it
+            SampleEvent::Versions(_) => {}
+            SampleEvent::Untrainable(code) => bail!("the engine's answers cannot be probed: {code}"),
             SampleEvent::Displaced | SampleEvent::Expired => bail!("the probe was not answered"),
         }
     }

@@ -5,7 +5,7 @@
 
 use super::{Options, Pool, Server, Updater};
 use crate::engine::caller::Caller;
-use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, TrafficClass};
+use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, TrafficClass, events_max};
 use crate::routing::tests::no_templates;
 use artifact::checkpoint::Checkpoint;
 use artifact::tensor::TensorData;
@@ -342,7 +342,7 @@ impl Stand {
     }
 
     fn submit(&self, version: &Arc<LoadedVersion>, max_tokens: usize) -> mpsc::Receiver<SampleEvent> {
-        let (sender, events) = mpsc::channel(max_tokens + 1);
+        let (sender, events) = mpsc::channel(events_max(max_tokens));
         let request = SampleRequest {
             version: version.clone(),
             prompt: Arc::new([1, 2, 3]),

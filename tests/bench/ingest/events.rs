@@ -225,6 +225,7 @@ fn generation(random: &mut StdRng, by_reference: Option<&[u8]>) -> Event {
         decline_suppressed: false,
         exploration_share: Some(0.02),
         sampling: None,
+        untrainable: None,
         proof: None,
     };
     generation.into_event("default", SOURCE)

@@ -21,6 +21,8 @@ from (
                when f.provenance is not null then f.provenance
                -- the sink has verified the signature
                when not g.proven then 'bad_signature'
+               -- its sampler says why
+               when g.untrainable is not null then g.untrainable
                -- a point mass has no gradient
                when g.temperature <= 0 or g.sampling ->> 'top_k' = '1' then 'greedy'
                -- a dense model cannot have sampled it

@@ -67,6 +67,7 @@ pub(super) fn generation() -> Generation {
         decline_suppressed: true,
         exploration_share: Some(0.02),
         sampling: None,
+        untrainable: None,
         proof: None,
     }
 }

@@ -91,6 +91,7 @@ mod tests {
             decline_suppressed: false,
             exploration_share: None,
             sampling: None,
+            untrainable: None,
             proof: None,
         }
     }

@@ -2,6 +2,8 @@
 
 use super::ChoiceTask;
 use crate::api::outcome::{FinishedChoice, SampledToken};
+use crate::engine::TokensOfVersion;
+use crate::routing::Route;
 use ingest::event::{FinishReason, Generation, Sampling, VersionSpan};
 use model::sampling::Params;
 
@@ -12,19 +14,15 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
     } = choice;
     let declined = finished.outcome.declined;
     Generation {
-        id: finished.outcome.generation_id,
+        id: finished.id,
         // a single completion is its own episode
-        episode_id: request.episode_id.unwrap_or(finished.outcome.generation_id),
+        episode_id: request.episode_id.unwrap_or(finished.id),
         segment: 0,
         turn: 0,
         parent_id: None,
         policy: api.policy.clone(),
         line: route.version.line.clone(),
-        versions: vec![VersionSpan {
-            version: route.version.serial,
-            root: *route.version.root.as_bytes(),
-            tokens: u32::try_from(finished.tokens.len()).unwrap_or(u32::MAX),
-        }],
+        versions: spans(finished, route),
         replica: api.options.replica.clone(),
         purpose: request.purpose,
         run_id: request.run_id,
@@ -53,9 +51,39 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         decline_suppressed: choice.explores(),
         exploration_share: choice.exploration.map(|exploration| exploration.share),
         sampling: sampling(&request.params, &finished.tokens),
+        untrainable: finished.outcome.untrainable.map(str::to_owned),
         // added once the event has its time
         proof: None,
     }
+}
+
+/// Which versions sampled the tokens. They end with the last token of the choice: a stop string may
+/// have ended it before the engine.
+fn spans(finished: &FinishedChoice, route: &Route) -> Vec<VersionSpan> {
+    let routed = [TokensOfVersion {
+        serial: route.version.serial,
+        root: route.version.root,
+        tokens: finished.tokens.len(),
+    }];
+    let said = finished.versions.as_deref().filter(|spans| !spans.is_empty());
+    let mut left = finished.tokens.len();
+    let mut spans: Vec<VersionSpan> = Vec::new();
+    for span in said.unwrap_or(&routed) {
+        let tokens = span.tokens.min(left);
+        left -= tokens;
+        if tokens > 0 {
+            spans.push(VersionSpan {
+                version: span.serial,
+                root: *span.root.as_bytes(),
+                tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+            });
+        }
+    }
+    // tokens after the last word of the engine
+    if let Some(last) = spans.last_mut() {
+        last.tokens += u32::try_from(left).unwrap_or(0);
+    }
+    spans
 }
 
 /// The parameters beside temperature and top-p, and how many ids they kept for each token. `None`:
@@ -83,4 +111,69 @@ fn sampling(params: &Params, tokens: &[SampledToken]) -> Option<Sampling> {
         kept: (params.truncates() && temperature > 0.0).then(candidates).flatten(),
     };
     (sampling != Sampling::default()).then_some(sampling)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::outcome::ChoiceOutcome;
+    use crate::routing::tests::version;
+    use artifact::digest::Digest;
+    use std::sync::Arc;
+    use uuid::Uuid;
+
+    fn finished(tokens: usize, versions: Option<&[(i64, usize)]>) -> FinishedChoice {
+        let token = SampledToken {
+            id: 1,
+            logprob: -1.0,
+            candidates: None,
+            text: String::new(),
+            top: vec![],
+            offset: 0,
+        };
+        let of = |&(serial, tokens): &(i64, usize)| TokensOfVersion {
+            serial,
+            root: Digest([serial as u8; 32]),
+            tokens,
+        };
+        FinishedChoice {
+            id: Uuid::now_v7(),
+            prompt_ids: Arc::new([1]),
+            tokens: vec![token; tokens],
+            text: String::new(),
+            reason: FinishReason::Length,
+            versions: versions.map(|spans| spans.iter().map(of).collect()),
+            outcome: ChoiceOutcome {
+                stop_reason: None,
+                generation_id: None,
+                version: 7,
+                root: String::new(),
+                arm: String::new(),
+                declined: false,
+                feedback_token: None,
+                captured: None,
+                untrainable: None,
+            },
+        }
+    }
+
+    #[test]
+    fn spans_are_the_engines_as_far_as_tokens_were_used_and_else_the_routed_versions() {
+        let route = Route {
+            version: version(7),
+            arm: "champion".into(),
+            probability: 1.0,
+            explore: 0.0,
+        };
+        let spans = |tokens, versions: Option<&[(i64, usize)]>| -> Vec<(i64, u32)> {
+            let spans = spans(&finished(tokens, versions), &route).into_iter();
+            spans.map(|span| (span.version, span.tokens)).collect()
+        };
+        assert_eq!(spans(5, None), [(7, 5)]);
+        assert_eq!(spans(5, Some(&[])), [(7, 5)], "not known");
+        assert_eq!(spans(5, Some(&[(7, 2), (8, 3)])), [(7, 2), (8, 3)]);
+        assert_eq!(spans(4, Some(&[(7, 2), (8, 3)])), [(7, 2), (8, 2)], "a stop string");
+        assert_eq!(spans(2, Some(&[(7, 2), (8, 3)])), [(7, 2)]);
+        assert_eq!(spans(6, Some(&[(7, 2), (8, 3)])), [(7, 2), (8, 4)], "later tokens");
+    }
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::engine::caller::Caller;
-use crate::engine::{SampleEvent, TrafficClass};
+use crate::engine::{SampleEvent, TrafficClass, events_max};
 use crate::remote::sequence::{self, End};
 use axum::Router;
 use axum::body::Bytes;
@@ -68,7 +68,7 @@ async fn play_back(names: &[&str]) -> Vllm {
 
 fn request(last_token: u32) -> (SampleRequest, mpsc::Receiver<SampleEvent>) {
     let max_tokens = 3;
-    let (events, receiver) = mpsc::channel(max_tokens + 1);
+    let (events, receiver) = mpsc::channel(events_max(max_tokens));
     let mut version = Arc::into_inner(crate::routing::tests::version(7)).unwrap();
     version.stop_ids = vec![1];
     version.vocab = 2048;

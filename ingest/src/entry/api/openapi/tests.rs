@@ -152,6 +152,7 @@ fn a_generation_has_the_fields_that_are_described() {
         signature: [0; 64],
     };
     let signed = event::Generation {
+        untrainable: Some("no_token_ids".to_owned()),
         proof: Some(proof),
         ..generation()
     };
