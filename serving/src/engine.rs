@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use text::chat::{self, Templates};
 use text::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
 
 /// Samples tokens for the API: our own engine ([`Handle`]), or engines elsewhere
 /// ([`Pool`](crate::remote::Pool)).
@@ -89,6 +90,8 @@ pub struct SampleRequest {
     pub class: TrafficClass,
     /// Within a class: lower goes first.
     pub priority: i32,
+    /// The episode of which it is a turn: what it shares with earlier turns may be in a cache.
+    pub session: Option<Uuid>,
     /// Capacity of at least [`events_max`], so the engine never waits. Dropping the receiver cancels
     /// the sequence.
     pub events: mpsc::Sender<SampleEvent>,

@@ -140,6 +140,7 @@ impl Follower {
         let epoch = assignment.epoch;
         let mut versions: BTreeMap<i64, Arc<LoadedVersion>> = BTreeMap::new();
         let mut swaps = Vec::new();
+        self.loader.vouch(&assignment.aliases);
         let order = load_order(&assignment);
         let needed = order.iter().filter(|(_, _, required)| *required);
         let needed: BTreeSet<i64> = needed.map(|(_, target, _)| target.version).collect();

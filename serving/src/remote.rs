@@ -12,19 +12,29 @@
 //! | `sequence` | one sequence on one engine |
 //! | `update` | new weights for an engine |
 //! | `probe` | compares an engine with our exact model |
-//! | `vllm` | the client of a vLLM server |
+//! | `client` | what the others need of an engine, of whatever kind |
+//! | `vllm`, `sglang`, `openai` | the kinds of engines |
+//! | `completions` | token ids through `/v1/completions`, which several kinds have |
+//! | `http` | commands, and answers as server-sent events |
 
+mod client;
+mod completions;
+mod http;
+mod openai;
 mod options;
 mod placement;
 mod pool;
 mod probe;
 mod sequence;
+mod sglang;
 mod update;
 mod vllm;
 
-pub use options::{Options, Server};
+pub use options::{OpenAiServer, Options, Server};
 pub use pool::Pool;
 pub use update::Updater;
 
+#[cfg(test)]
+mod recorded;
 #[cfg(test)]
 mod tests;

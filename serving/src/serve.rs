@@ -75,9 +75,9 @@ impl Replica {
             engine,
             host,
             mut ended,
-        } = match options.remote.vllm.is_empty() {
-            true => start_own(&options, config, arithmetic, packing)?,
-            false => {
+        } = match options.remote.is_used() {
+            false => start_own(&options, config, arithmetic, packing)?,
+            true => {
                 let pool = Pool::new(&options.remote, options.slots, config).context("serve.remote")?;
                 tasks.spawn(pool.clone().watch(background.clone()));
                 start_remote(&options, pool, arithmetic)

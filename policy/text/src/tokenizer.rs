@@ -114,6 +114,14 @@ impl Tokenizer {
             .map_err(|error| Error::Decode(error.to_string()))
     }
 
+    /// The text of `ids` with special tokens. Invalid UTF-8 becomes U+FFFD.
+    pub fn decode_whole(&self, ids: &[u32]) -> Result<String, Error> {
+        self.0
+            .tokenizer
+            .decode(ids, false)
+            .map_err(|error| Error::Decode(error.to_string()))
+    }
+
     /// Whether `id` can decode to text. Special tokens and unknown ids decode to nothing.
     fn is_text(&self, id: u32) -> bool {
         let tokenizer = &self.0.tokenizer;

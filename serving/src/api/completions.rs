@@ -174,6 +174,7 @@ impl QueuedRequest {
                     caller: caller.clone(),
                     class: request.class(),
                     priority: request.priority,
+                    session: request.episode_id,
                     events: sender,
                     submitted,
                 };

@@ -190,12 +190,24 @@ impl Loader {
         Ok((version, Some(swap)))
     }
 
+    /// Notes what an assignment says of engines that cannot be probed.
+    pub fn vouch(&self, aliases: &BTreeMap<String, Target>) {
+        if let Host::Remote { updater, .. } = &self.host {
+            updater.vouch(aliases);
+        }
+    }
+
     /// Engines elsewhere may restart, and some may be spare: gives the next one the version that it should
     /// hold. `shares`: versions in force and the shares of users they have. False: nothing is left to do.
     pub async fn mend(&mut self, shares: &[(i64, f64)]) -> anyhow::Result<bool> {
         let Host::Remote { updater, .. } = &mut self.host else {
             return Ok(false);
         };
+        let in_force = shares.iter().filter_map(|(serial, _)| {
+            let loaded = self.loaded.get(serial)?;
+            Some((loaded.version.upgrade()?, loaded.checkpoint.clone()))
+        });
+        updater.recognize(&in_force.collect::<Vec<_>>()).await?;
         let Some((engine, serial)) = updater.next_change(shares) else {
             return Ok(false);
         };

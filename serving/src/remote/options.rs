@@ -11,6 +11,10 @@ use std::path::PathBuf;
 pub struct Options {
     /// vLLM servers with our weight-transfer backend. Each holds one version at a time.
     pub vllm: Vec<Server>,
+    /// SGLang servers. Each holds one version at a time.
+    pub sglang: Vec<Server>,
+    /// Other servers with OpenAI's API, which take no weights from us.
+    pub openai: Vec<OpenAiServer>,
     /// Folder for weights that an engine reads, best in memory. Engines must see the same files.
     pub patch_dir: PathBuf,
     /// Largest difference between a log-probability that an engine serves and that of our exact model,
@@ -24,10 +28,16 @@ pub struct Options {
     /// Whether an engine gets the seeds of requests. vLLM on the CPU dies of one when a prompt is read
     /// in parts.
     pub send_seeds: bool,
+    /// How long an engine beside others of its version takes to get its full share of requests after
+    /// its probe, in milliseconds: its caches are cold. 0: it gets it at once.
+    pub slow_start_ms: u64,
+    /// How many more requests than the least busy engine of its version one may run and still get the
+    /// next turn of a session whose earlier turns it has in its cache. 0: sessions go to the least busy.
+    pub affinity_slack: usize,
 }
 
 /// Addresses of one engine.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Server {
     /// `http://HOST:PORT`.
@@ -37,6 +47,50 @@ pub struct Server {
     /// Sent as a bearer token. Never printed.
     #[serde(skip_serializing)]
     pub api_key: Option<String>,
+    /// How many requests it gets beside others of its version: twice the weight, twice as many.
+    pub weight: f64,
+}
+
+/// A server with OpenAI's `POST /v1/completions` that takes no weights from us.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OpenAiServer {
+    /// `http://HOST:PORT`, without `/v1`.
+    pub url: String,
+    /// Sent as a bearer token. Never printed.
+    #[serde(skip_serializing)]
+    pub api_key: Option<String>,
+    /// The model's name there, if the server needs one.
+    pub model: Option<String>,
+    /// Only for a server that returns no token ids: the alias that it answers for. Whether it holds that
+    /// alias' version is not checked, and its answers are never trained on. Without: the server takes and
+    /// returns token ids, and a probe tells which version it holds.
+    pub alias: Option<String>,
+    /// As of other servers.
+    pub weight: f64,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Server {
+            url: String::new(),
+            control_url: None,
+            api_key: None,
+            weight: 1.0,
+        }
+    }
+}
+
+impl Default for OpenAiServer {
+    fn default() -> Self {
+        OpenAiServer {
+            url: String::new(),
+            api_key: None,
+            model: None,
+            alias: None,
+            weight: 1.0,
+        }
+    }
 }
 
 impl Server {
@@ -49,29 +103,51 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             vllm: Vec::new(),
+            sglang: Vec::new(),
+            openai: Vec::new(),
             patch_dir: PathBuf::from("/dev/shm/springtide"),
             probe_error_max: 1e-3,
             drain_ms_max: 30_000,
             timeout_ms: 60_000,
             send_seeds: false,
+            slow_start_ms: 10_000,
+            affinity_slack: 4,
         }
     }
 }
 
 impl Options {
+    /// Whether engines elsewhere answer instead of our own.
+    pub fn is_used(&self) -> bool {
+        !(self.vllm.is_empty() && self.sglang.is_empty() && self.openai.is_empty())
+    }
+
+    fn controlled(&self) -> impl Iterator<Item = (&'static str, &Server)> {
+        let vllm = self.vllm.iter().map(|server| ("vllm", server));
+        vllm.chain(self.sglang.iter().map(|server| ("sglang", server)))
+    }
+
+    /// Of all servers, in the order of their clients.
+    pub(super) fn weights(&self) -> Vec<f64> {
+        let openai = self.openai.iter().map(|server| server.weight);
+        self.controlled()
+            .map(|(_, server)| server.weight)
+            .chain(openai)
+            .collect()
+    }
+
     /// Checks all values. The error names the first invalid one.
     pub fn check(&self) -> anyhow::Result<()> {
         let mut urls = BTreeSet::new();
-        for server in &self.vllm {
-            for url in [&server.url, server.control_url()] {
-                ensure!(
-                    url.starts_with("http://") || url.starts_with("https://"),
-                    "serve.remote.vllm has the address {url:?}; give http://HOST:PORT or https://HOST:PORT"
-                );
-            }
+        for (kind, server) in self.controlled() {
+            check_server(kind, &server.url, server.weight, &mut urls)?;
+            check_url(kind, server.control_url())?;
+        }
+        for server in &self.openai {
+            check_server("openai", &server.url, server.weight, &mut urls)?;
             ensure!(
-                urls.insert(&server.url),
-                "serve.remote.vllm has {} twice; name each engine once",
+                !server.alias.as_deref().is_some_and(str::is_empty),
+                "serve.remote.openai {} has an empty alias; name the alias that it answers for, or leave it out",
                 server.url
             );
         }
@@ -86,6 +162,24 @@ impl Options {
         );
         Ok(())
     }
+}
+
+fn check_server<'a>(kind: &str, url: &'a str, weight: f64, urls: &mut BTreeSet<&'a str>) -> anyhow::Result<()> {
+    check_url(kind, url)?;
+    ensure!(urls.insert(url), "serve.remote has {url} twice; name each engine once");
+    ensure!(
+        weight > 0.0 && weight.is_finite(),
+        "serve.remote.{kind} {url} has the weight {weight}; give a number above 0"
+    );
+    Ok(())
+}
+
+fn check_url(kind: &str, url: &str) -> anyhow::Result<()> {
+    ensure!(
+        url.starts_with("http://") || url.starts_with("https://"),
+        "serve.remote.{kind} has the address {url:?}; give http://HOST:PORT or https://HOST:PORT"
+    );
+    Ok(())
 }
 
 #[cfg(test)]
@@ -107,6 +201,17 @@ mod tests {
         assert!(error(with(vec![server("localhost:8100")])).contains("http://HOST:PORT"));
         let twice = vec![server("http://a:1"), server("http://a:1")];
         assert!(error(with(twice)).contains("twice"));
+        let other = Options {
+            openai: vec![OpenAiServer {
+                url: "http://a:1".into(),
+                weight: 0.0,
+                ..OpenAiServer::default()
+            }],
+            ..with(vec![server("http://a:1")])
+        };
+        assert!(error(other.clone()).contains("twice"));
+        let weightless = Options { vllm: vec![], ..other };
+        assert!(error(weightless).contains("weight"));
         let options = Options {
             probe_error_max: f32::NAN,
             ..Options::default()

@@ -1,8 +1,10 @@
-//! Which engine holds which version, and which one answers or changes next. Pure: no network, no
-//! clock.
+//! Which engine holds which version, and which one answers or changes next. Pure: no network, and
+//! the clock is a parameter.
 
 use crate::engine::TrafficClass;
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 /// What an engine may be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,59 +27,150 @@ pub struct EngineState {
     /// Running sequences.
     pub production: usize,
     pub background: usize,
+    /// How many sequences it gets beside others. Above 0.
+    pub weight: f64,
+    /// Whether we can change its version.
+    pub takes_weights: bool,
+    /// The version that it is said to hold, without a probe.
+    pub vouched: Option<i64>,
+    /// When it began to serve its version.
+    pub since: Option<Instant>,
 }
 
 impl EngineState {
     fn running(&self) -> usize {
         self.production + self.background
     }
+
+    /// How busy it would be with one sequence more, for its weight.
+    fn load(&self) -> f64 {
+        (self.running() + 1) as f64 / self.weight
+    }
+}
+
+/// How sequences are divided among the engines of a version.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    /// Sequences that one engine samples together.
+    pub slots: usize,
+    /// How many of them background sequences never use.
+    pub reserved: usize,
+    /// How long an engine beside others takes to get all its slots.
+    pub slow_start: Duration,
+    /// How many more sequences than the least busy engine one may run and still get the turns of its
+    /// sessions.
+    pub affinity_slack: usize,
+}
+
+/// A sequence that waits for an engine.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    pub serial: i64,
+    pub class: TrafficClass,
+    /// The episode of which it is a turn.
+    pub session: Option<Uuid>,
 }
 
 /// All engines of a pool.
 #[derive(Debug)]
 pub struct Placement {
     pub engines: Vec<EngineState>,
-    /// Sequences that one engine samples together.
-    slots: usize,
-    /// How many of them background sequences never use.
-    reserved: usize,
+    rules: Rules,
 }
 
 impl Placement {
-    pub fn new(engines: usize, slots: usize, reserved: usize) -> Self {
-        let down = EngineState {
+    /// Engines with these weights, all down.
+    pub fn new(weights: &[f64], rules: Rules) -> Self {
+        let down = |&weight: &f64| EngineState {
             state: State::Down,
             production: 0,
             background: 0,
+            weight,
+            takes_weights: true,
+            vouched: None,
+            since: None,
         };
         Placement {
-            engines: vec![down; engines],
-            slots,
-            reserved,
+            engines: weights.iter().map(down).collect(),
+            rules,
         }
     }
 
-    /// The engine for the next sequence of a version: of those with a free slot, the one that runs the
-    /// fewest.
-    pub fn pick(&self, serial: i64, class: TrafficClass) -> Option<usize> {
-        let in_state = |state: State| {
-            let engines = self.engines.iter().enumerate();
-            engines
-                .filter(|(_, engine)| engine.state == state && self.has_room(engine, class))
-                .min_by_key(|(_, engine)| engine.running())
-                .map(|(index, _)| index)
+    pub fn set_state(&mut self, engine: usize, state: State, now: Instant) {
+        let engine = &mut self.engines[engine];
+        if engine.state != state {
+            engine.since = matches!(state, State::Serving(_)).then_some(now);
+        }
+        engine.state = state;
+    }
+
+    /// The engine for a sequence: of those of its version with a free slot, the one that runs the fewest
+    /// for its weight. The turns of a session stay on one engine, unless it is clearly busier.
+    pub fn pick(&self, sequence: Waiting, now: Instant) -> Option<usize> {
+        let state = match self.servers(sequence.serial) {
+            0 => State::Draining(sequence.serial),
+            _ => State::Serving(sequence.serial),
         };
-        match self.servers(serial) {
-            0 => in_state(State::Draining(serial)),
-            _ => in_state(State::Serving(serial)),
-        }
+        let engines = self.engines.iter().enumerate();
+        let of_version: Vec<usize> = engines
+            .filter(|(_, engine)| engine.state == state)
+            .map(|(index, _)| index)
+            .collect();
+        let free = |&index: &usize| self.has_room(index, &of_version, sequence.class, now);
+        let least = of_version.iter().copied().filter(free).min_by(|&a, &b| {
+            let loads = self.engines[a].load().total_cmp(&self.engines[b].load());
+            loads.then(a.cmp(&b))
+        })?;
+        let slack = self.rules.affinity_slack;
+        let home = sequence.session.and_then(|session| self.home(session, &of_version));
+        let stays = |&home: &usize| {
+            let engine = &self.engines[home];
+            slack > 0 && free(&home) && engine.load() <= self.engines[least].load() + slack as f64 / engine.weight
+        };
+        Some(home.filter(stays).unwrap_or(least))
     }
 
-    fn has_room(&self, engine: &EngineState, class: TrafficClass) -> bool {
-        let (slots, running) = (self.slots, engine.running());
+    /// The engine of a session, by rendezvous hashing: another engine that comes or goes moves only the
+    /// sessions that it gets or had. Heavier engines have more sessions.
+    fn home(&self, session: Uuid, engines: &[usize]) -> Option<usize> {
+        let score = |index: usize| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(session.as_bytes());
+            hasher.update(&(index as u64).to_le_bytes());
+            let mut first = [0; 8];
+            first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+            // uniform in (0, 1); the logarithm makes shares proportional to weights
+            let uniform = ((u64::from_le_bytes(first) >> 12) as f64 + 0.5) / (1u64 << 52) as f64;
+            -self.engines[index].weight / uniform.ln()
+        };
+        let engines = engines.iter().copied();
+        engines.max_by(|&a, &b| score(a).total_cmp(&score(b)))
+    }
+
+    /// `peers`: the engines of the same version.
+    fn has_room(&self, index: usize, peers: &[usize], class: TrafficClass, now: Instant) -> bool {
+        let (slots, running) = (self.slots(index, peers, now), self.engines[index].running());
         match class {
             TrafficClass::Production => running < slots,
-            TrafficClass::Background => running < slots.saturating_sub(self.reserved),
+            TrafficClass::Background => running < slots.saturating_sub(self.rules.reserved),
+        }
+    }
+
+    /// The slots of an engine. They grow after its probe, while an engine of the same version has all of
+    /// its own.
+    fn slots(&self, index: usize, peers: &[usize], now: Instant) -> usize {
+        let warmth = |index: usize| {
+            let since = self.engines[index].since.unwrap_or(now);
+            let age = now.saturating_duration_since(since).as_secs_f64();
+            match self.rules.slow_start.is_zero() {
+                true => 1.0,
+                false => (age / self.rules.slow_start.as_secs_f64()).min(1.0),
+            }
+        };
+        let all = self.rules.slots;
+        match peers.iter().any(|&peer| warmth(peer) >= 1.0) {
+            true => ((all as f64 * warmth(index)).ceil() as usize).clamp(1, all),
+            false => all,
         }
     }
 
@@ -92,6 +185,7 @@ impl Placement {
     /// several with the same version.
     pub fn place(&self, kept: &BTreeSet<i64>) -> Option<usize> {
         let engines = self.engines.iter().enumerate();
+        let engines = engines.filter(|(_, engine)| engine.takes_weights);
         let ranked = engines.filter_map(|(index, engine)| {
             let rank = match engine.state {
                 State::Unproven => 0,
@@ -115,6 +209,7 @@ impl Placement {
         let is_wanted = |serial| wanted.iter().any(|&(one, _)| one == serial);
         let engines = self.engines.iter().enumerate();
         let spare = engines
+            .filter(|(_, engine)| engine.takes_weights)
             .filter(|(_, engine)| match engine.state {
                 State::Unproven => true,
                 State::Serving(serial) => !is_wanted(serial),
@@ -132,68 +227,4 @@ impl Placement {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::TrafficClass::{Background, Production};
-    use super::*;
-
-    fn placement(states: &[State]) -> Placement {
-        let mut placement = Placement::new(states.len(), 4, 1);
-        for (engine, &state) in placement.engines.iter_mut().zip(states) {
-            engine.state = state;
-        }
-        placement
-    }
-
-    #[test]
-    fn a_sequence_goes_to_the_engine_of_its_version_that_runs_the_fewest() {
-        let mut engines = placement(&[State::Serving(7), State::Serving(7), State::Serving(1), State::Down]);
-        engines.engines[0].production = 1;
-        assert_eq!(engines.pick(7, Production), Some(1));
-        assert_eq!(engines.pick(1, Production), Some(2));
-        assert_eq!(engines.pick(9, Production), None);
-    }
-
-    #[test]
-    fn background_sequences_leave_the_reserved_slots() {
-        let mut engines = placement(&[State::Serving(7)]);
-        engines.engines[0].background = 3;
-        assert_eq!(engines.pick(7, Background), None);
-        assert_eq!(engines.pick(7, Production), Some(0));
-        engines.engines[0].production = 1;
-        assert_eq!(engines.pick(7, Production), None);
-    }
-
-    #[test]
-    fn a_draining_engine_finishes_what_no_other_engine_can() {
-        let mut engines = placement(&[State::Draining(7)]);
-        assert_eq!((engines.servers(7), engines.pick(7, Production)), (0, Some(0)));
-        engines = placement(&[State::Draining(7), State::Serving(7)]);
-        assert_eq!(engines.pick(7, Production), Some(1));
-    }
-
-    #[test]
-    fn a_new_version_takes_the_engine_that_is_missed_least() {
-        use State::{Down, Serving, Unproven};
-        let kept = BTreeSet::from([1, 8]);
-        let place = |states: &[State]| placement(states).place(&kept);
-        assert_eq!(place(&[Serving(7), Unproven]), Some(1));
-        assert_eq!(place(&[Serving(6), Serving(7), Serving(7)]), Some(1));
-        assert_eq!(place(&[Serving(1), Serving(7)]), Some(1));
-        assert_eq!(place(&[Serving(8), Serving(1), Serving(1)]), Some(1));
-        assert_eq!(place(&[Serving(8), Serving(1), Down]), None);
-    }
-
-    #[test]
-    fn spare_engines_go_to_the_version_that_lacks_them_most() {
-        use State::{Serving, Unproven};
-        let wanted = [(8, 0.7), (1, 0.3)];
-        let spare = |states: &[State]| placement(states).spare(&wanted);
-        assert_eq!(spare(&[Serving(8), Serving(1), Unproven]), Some((2, 8)));
-        assert_eq!(
-            spare(&[Serving(8), Serving(8), Serving(8), Serving(1), Serving(7)]),
-            Some((4, 1))
-        );
-        assert_eq!(spare(&[Serving(8), Unproven]), Some((1, 1)));
-        assert_eq!(spare(&[Serving(8), Serving(1)]), None);
-    }
-}
+mod tests;

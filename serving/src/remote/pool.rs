@@ -1,15 +1,15 @@
 //! The requests that wait for engines, and one task per running sequence.
 
+use super::client::Client;
 use super::options::Options;
-use super::placement::{Placement, State};
+use super::placement::{self, Placement, Rules, State};
 use super::sequence::{self, End};
-use super::vllm::Vllm;
 use crate::engine::caller::Tally;
 use crate::engine::queue::{Full, Queue};
 use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
 use futures::future::BoxFuture;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -26,7 +26,7 @@ pub struct Pool {
 }
 
 struct Shared {
-    clients: Vec<Vllm>,
+    clients: Vec<Client>,
     config: Config,
     send_seeds: bool,
     work: Mutex<Work>,
@@ -94,16 +94,20 @@ impl Engine for Pool {
 
 impl Pool {
     pub fn new(options: &Options, slots: usize, config: Config) -> anyhow::Result<Self> {
-        let timeout = Duration::from_millis(options.timeout_ms);
-        let clients: anyhow::Result<Vec<Vllm>> = options
-            .vllm
-            .iter()
-            .map(|server| Vllm::new(server.clone(), timeout))
-            .collect();
-        let clients = clients?;
+        let clients = Client::all(options)?;
+        let rules = Rules {
+            slots,
+            reserved: config.slots_reserved_for_production,
+            slow_start: Duration::from_millis(options.slow_start_ms),
+            affinity_slack: options.affinity_slack,
+        };
+        let mut placement = Placement::new(&options.weights(), rules);
+        for (engine, client) in placement.engines.iter_mut().zip(&clients) {
+            engine.takes_weights = client.takes_weights();
+        }
         let work = Work {
             queue: Queue::new(config.queue_choices_max),
-            placement: Placement::new(clients.len(), slots, config.slots_reserved_for_production),
+            placement,
             weights: vec![String::new(); clients.len()],
             running: Tally::default(),
             stopping: false,
@@ -124,7 +128,11 @@ impl Pool {
         self.shared.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn client(&self, engine: usize) -> &Vllm {
+    pub(super) fn engines(&self) -> usize {
+        self.shared.clients.len()
+    }
+
+    pub(super) fn client(&self, engine: usize) -> &Client {
         &self.shared.clients[engine]
     }
 
@@ -137,6 +145,24 @@ impl Pool {
         self.lock().placement.engines[engine].state
     }
 
+    /// The version that an engine without token ids is said to hold from now on. `None`: none of those
+    /// in force.
+    pub(super) fn vouch(&self, engine: usize, serial: Option<i64>) {
+        let mut work = self.lock();
+        let one = &mut work.placement.engines[engine];
+        if one.vouched == serial {
+            return;
+        }
+        one.vouched = serial;
+        let state = match (one.state, serial) {
+            (State::Down, _) => State::Down,
+            (_, Some(serial)) => State::Serving(serial),
+            (_, None) => State::Unproven,
+        };
+        drop(work);
+        self.set_state(engine, state, None);
+    }
+
     /// Running sequences of an engine.
     pub(super) fn running(&self, engine: usize) -> usize {
         let work = self.lock();
@@ -147,7 +173,7 @@ impl Pool {
     /// `weights`: the name of what it holds from now on, if that changes.
     pub(super) fn set_state(&self, engine: usize, state: State, weights: Option<&str>) {
         let mut work = self.lock();
-        work.placement.engines[engine].state = state;
+        work.placement.set_state(engine, state, Instant::now());
         if let Some(weights) = weights {
             weights.clone_into(&mut work.weights[engine]);
         }
@@ -163,6 +189,7 @@ impl Pool {
 
     /// Sends waiting requests to engines with free slots.
     fn start_waiting(&self) {
+        let now = Instant::now();
         let mut work = self.lock();
         let Work {
             queue,
@@ -172,9 +199,13 @@ impl Pool {
             ..
         } = &mut *work;
         let mut next = || {
-            let engine_for = |waiting: &Waiting| {
-                let request = &waiting.request;
-                placement.pick(request.version.serial, request.class)
+            let engine_for = |Waiting { request, .. }: &Waiting| {
+                let sequence = placement::Waiting {
+                    serial: request.version.serial,
+                    class: request.class,
+                    session: request.session,
+                };
+                placement.pick(sequence, now)
             };
             let waiting = queue.take(running, |waiting| engine_for(waiting).is_some())?;
             let engine = engine_for(&waiting)?;
@@ -257,6 +288,8 @@ impl Pool {
             self.remove_expired();
             let engines = 0..self.shared.clients.len();
             futures::future::join_all(engines.map(|engine| self.check(engine))).await;
+            // the slots of an engine grow with time
+            self.start_waiting();
         }
     }
 
@@ -284,18 +317,19 @@ impl Pool {
         if work.placement.engines[engine].state != before {
             return;
         }
-        let expected = work.weights[engine].clone();
+        let expected = work.weights[engine].as_str();
+        let vouched = work.placement.engines[engine].vouched;
         let after = match (before, &answer) {
             (State::Changing | State::Draining(_), _) => before,
-            (State::Down | State::Unproven, Ok(_)) => State::Unproven,
-            (State::Serving(_), Ok(weights)) if *weights == expected => before,
+            (State::Down | State::Unproven, Ok(_)) => vouched.map_or(State::Unproven, State::Serving),
+            (State::Serving(_), Ok(weights)) if weights.as_deref().is_none_or(|weights| weights == expected) => before,
             (State::Serving(_), Ok(_)) => State::Unproven,
             (_, Err(_)) => State::Down,
         };
         if after == before {
             return;
         }
-        work.placement.engines[engine].state = after;
+        work.placement.set_state(engine, after, Instant::now());
         drop(work);
         let url = self.client(engine).url();
         match answer {

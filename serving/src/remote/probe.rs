@@ -2,8 +2,8 @@
 //! model scores what it sampled. Checksums alone would not do: an engine may report success and
 //! still compute with other weights than it was given.
 
+use super::client::Client;
 use super::sequence;
-use super::vllm::Vllm;
 use crate::engine::caller::Caller;
 use crate::engine::{LoadedVersion, SampleEvent, SampleRequest, Token, TrafficClass, events_max};
 use anyhow::{Context, bail, ensure};
@@ -29,7 +29,7 @@ pub struct Probed {
 
 /// Fails if the engine does not answer, or with other weights than those named `weights`.
 pub async fn probe(
-    engine: &Vllm,
+    engine: &Client,
     weights: &str,
     version: &Arc<LoadedVersion>,
     model: &Arc<ExactModel>,
@@ -62,7 +62,7 @@ fn prompts(vocab: u32, context: usize) -> Vec<Arc<[u32]>> {
 }
 
 async fn sample(
-    engine: &Vllm,
+    engine: &Client,
     weights: &str,
     version: &Arc<LoadedVersion>,
     prompt: Arc<[u32]>,
@@ -81,6 +81,7 @@ async fn sample(
         caller: Caller::new("probe", None),
         class: TrafficClass::Production,
         priority: 0,
+        session: None,
         events,
         submitted: Instant::now(),
     };

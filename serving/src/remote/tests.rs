@@ -354,6 +354,7 @@ impl Stand {
             caller: Caller::new("default", None),
             class: TrafficClass::Production,
             priority: 0,
+            session: None,
             events: sender,
             submitted: Instant::now(),
         };

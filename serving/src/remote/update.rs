@@ -1,11 +1,14 @@
 //! Changes the version that an engine holds: drain, new weights, probe. Also gives restarted and
-//! spare engines a version.
+//! spare engines a version, and finds out which version an engine holds that takes no weights from us
+//! (`recognize`).
 
+mod recognize;
+
+use super::client::Weights;
 use super::options::Options;
 use super::placement::State;
 use super::pool::Pool;
 use super::probe::{self, Probed};
-use super::vllm::Weights;
 use crate::engine::LoadedVersion;
 use anyhow::{Context, bail, ensure};
 use artifact::checkpoint::Checkpoint;
@@ -37,12 +40,15 @@ pub struct Updater {
     held: Vec<Option<Held>>,
     /// The exact model that was needed last, by serial.
     exact: Option<(i64, Arc<ExactModel>)>,
+    /// When each engine that takes no weights is probed next.
+    probe_at: Vec<Instant>,
 }
 
 impl Updater {
     pub fn new(pool: Pool, options: Options, arithmetic: Arithmetic) -> Self {
         Updater {
-            held: options.vllm.iter().map(|_| None).collect(),
+            held: (0..pool.engines()).map(|_| None).collect(),
+            probe_at: vec![Instant::now(); pool.engines()],
             pool,
             options,
             arithmetic,
@@ -50,7 +56,7 @@ impl Updater {
         }
     }
 
-    /// The shortest context of the engines that answer, in tokens.
+    /// The shortest context of the engines that answer, in tokens; `usize::MAX` if none of them says.
     pub async fn context(&self) -> anyhow::Result<usize> {
         let contexts = (0..self.held.len()).map(|engine| self.pool.client(engine).context());
         let contexts = futures::future::join_all(contexts).await;
@@ -58,7 +64,8 @@ impl Updater {
             .iter()
             .filter_map(|one| one.as_ref().err().map(|error| format!("{error:#}")))
             .collect();
-        let shortest = contexts.into_iter().filter_map(Result::ok).min();
+        let answers = contexts.into_iter().filter_map(Result::ok);
+        let shortest = answers.map(|context| context.unwrap_or(usize::MAX)).min();
         shortest.with_context(|| format!("no engine answers: {}", errors.join("; ")))
     }
 
@@ -75,7 +82,7 @@ impl Updater {
         checkpoint: &Arc<Checkpoint>,
         kept: &BTreeSet<i64>,
     ) -> anyhow::Result<Duration> {
-        if self.serves(version.serial) {
+        if self.serves(version.serial) || self.recognize_anywhere(version, checkpoint, kept).await? {
             return Ok(Duration::ZERO);
         }
         let engine = self.pool.placement(|engines| engines.place(kept)).with_context(|| {
@@ -192,7 +199,7 @@ impl Updater {
         let client = self.pool.client(engine);
         let name = weights_name(version);
         let file = PatchFile::new(&self.options.patch_dir, engine)?;
-        if let Some(held) = held {
+        if let Some(held) = held.filter(|_| client.takes_patches()) {
             let patched = async {
                 let (old, new) = (held.checkpoint.clone(), checkpoint.clone());
                 let path = file.0.clone();

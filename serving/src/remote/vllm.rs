@@ -1,98 +1,31 @@
-//! A vLLM server: sampling through `/inference/v1/generate` (`--enable-scale-out`), new weights
-//! through the routes of `VLLM_SERVER_DEV_MODE=1` and our weight-transfer backend
-//! (`python/springtide_vllm`).
+//! A vLLM server: sampling through `/inference/v1/generate` (`--enable-scale-out`) or, without it,
+//! through `/v1/completions`; new weights through the routes of `VLLM_SERVER_DEV_MODE=1` and our
+//! weight-transfer backend (`python/springtide_vllm`).
 //!
 //! It must run with `--logprobs-mode processed_logprobs`: the log-probabilities that we log are
 //! those of the distribution that was sampled from.
 
+use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
+use super::client::{cache_salt, parse, token};
+use super::completions;
+use super::http::{Error, Http};
 use super::options::Server;
 use crate::engine::SampleRequest;
-use anyhow::{Context, ensure};
-use bytes::BytesMut;
+use anyhow::{Context, bail, ensure};
 use model::sampling::Params;
-use reqwest::{Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A busy engine may answer late.
-const HEALTH_TIMEOUT: Duration = Duration::from_secs(15);
-/// Of one server-sent event: far above what a token needs.
-const EVENT_BYTES_MAX: usize = 4 << 20;
-/// vLLM's smallest logit bias. It makes a token e^-100 times as likely.
-const BIAS_MIN: f32 = -100.0;
+const GENERATE: &str = "/inference/v1/generate";
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Vllm {
-    server: Server,
-    client: reqwest::Client,
-    timeout: Duration,
-}
-
-/// New weights for an engine.
-#[derive(Debug, Clone, Copy)]
-pub enum Weights<'a> {
-    /// A file of [`artifact::patch`].
-    Patch(&'a Path),
-    /// A Hugging Face folder.
-    Folder(&'a Path),
-}
-
-/// Why a request was not answered.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Another engine may answer it.
-    #[error("{0:#}")]
-    Engine(anyhow::Error),
-    /// No engine would.
-    #[error("the engine refuses the request: {0}")]
-    Refused(String),
-}
-
-/// One event of a stream: tokens, and at the end why there are no more.
-#[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Piece {
-    #[serde(deserialize_with = "null_is_empty")]
-    pub token_ids: Vec<u32>,
-    pub logprobs: Option<Logprobs>,
-    pub finish_reason: Option<String>,
-    /// Per token, the ids that the filters kept.
-    pub sampling_mask: Option<Vec<Vec<u32>>>,
-    /// In the last piece: which weights sampled which tokens.
-    pub weight_versions: Option<Vec<VersionOfTokens>>,
-}
-
-#[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Logprobs {
-    pub content: Option<Vec<TokenLogprob>>,
-}
-
-#[derive(Debug, PartialEq, Deserialize)]
-pub struct TokenLogprob {
-    pub token_id: u32,
-    pub logprob: f32,
-    /// The sampled token first, then the most probable ones.
-    #[serde(default)]
-    pub top_logprobs: Vec<TopLogprob>,
-}
-
-#[derive(Debug, PartialEq, Deserialize)]
-pub struct TopLogprob {
-    pub token_id: u32,
-    pub logprob: f32,
-}
-
-/// Output tokens `start` to `end` (exclusive).
-#[derive(Debug, PartialEq, Deserialize)]
-pub struct VersionOfTokens {
-    pub version: String,
-    pub start: u64,
-    pub end: u64,
+    http: Http,
+    /// It was started without `--enable-scale-out`.
+    completions_only: AtomicBool,
 }
 
 #[derive(Debug, Serialize)]
@@ -116,8 +49,8 @@ struct SamplingParams {
     detokenize: bool,
 }
 
-/// The body that asks for one sequence.
-pub fn body(request: &SampleRequest, send_seeds: bool) -> Value {
+/// The body that asks `/inference/v1/generate` for one sequence.
+fn body(request: &SampleRequest, seeds: bool) -> Value {
     // without `..`: a new parameter must reach the engine, or it samples from another distribution
     let Params {
         temperature,
@@ -142,7 +75,7 @@ pub fn body(request: &SampleRequest, send_seeds: bool) -> Value {
         presence_penalty,
         frequency_penalty,
         logit_bias,
-        seed: send_seeds.then_some(request.seed),
+        seed: seeds.then_some(request.seed),
         logprobs: request.top_logprobs,
         stop_token_ids: request.version.stop_ids.clone(),
         ignore_eos: true,
@@ -152,27 +85,20 @@ pub fn body(request: &SampleRequest, send_seeds: bool) -> Value {
         "token_ids": &*request.prompt,
         "sampling_params": sampling_params,
         "stream": true,
-        // one tenant cannot learn from response times what another one's prompts were
-        "cache_salt": format!("tenant-{}", request.caller.tenant()),
+        "cache_salt": cache_salt(request),
     })
 }
 
 impl Vllm {
     pub fn new(server: Server, timeout: Duration) -> anyhow::Result<Self> {
-        let client = edge::tls::client()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(timeout)
-            .build()
-            .context("make an HTTP client")?;
         Ok(Vllm {
-            server,
-            client,
-            timeout,
+            http: Http::new(server, timeout)?,
+            completions_only: AtomicBool::new(false),
         })
     }
 
     pub fn url(&self) -> &str {
-        &self.server.url
+        self.http.url()
     }
 
     /// The name of the weights that it holds. Fails if it does not answer.
@@ -181,10 +107,7 @@ impl Vllm {
         struct Info {
             weight_version: String,
         }
-        let url = format!("{}/weight_info", self.server.control_url());
-        let request = self.client.get(&url).timeout(HEALTH_TIMEOUT);
-        let response = self.checked(request).await?;
-        let info: Info = response.json().await.with_context(|| format!("read {url}"))?;
+        let info: Info = self.http.get_control("/weight_info").await?;
         Ok(info.weight_version)
     }
 
@@ -198,177 +121,149 @@ impl Vllm {
         struct Model {
             max_model_len: usize,
         }
-        let url = format!("{}/v1/models", self.server.url);
-        let response = self.checked(self.client.get(&url).timeout(self.timeout)).await?;
-        let models: Models = response.json().await.with_context(|| format!("read {url}"))?;
-        let model = models.data.first().with_context(|| format!("{url} lists no model"))?;
+        let models: Models = self.http.get("/v1/models").await?;
+        let model = models.data.first();
+        let model = model.with_context(|| format!("{}/v1/models lists no model", self.url()))?;
         Ok(model.max_model_len)
     }
 
-    /// Replaces its weights and names them. Cuts off requests that still run and clears its caches. An
-    /// error leaves it paused or with unknown weights: it must not get traffic before the next success.
+    /// [`Client::update`](super::client::Client::update).
     pub async fn update(&self, weights: Weights<'_>, from: &str, to: &str, name: &str) -> anyhow::Result<()> {
         let info = match weights {
             Weights::Patch(path) => json!({"patch": path, "from": from, "to": to}),
             Weights::Folder(path) => json!({"folder": path, "to": to}),
         };
-        self.command("/pause?mode=abort&clear_cache=true", None).await?;
+        self.http.command("/pause?mode=abort&clear_cache=true", None).await?;
         // an update that was broken off is still open
-        let started = match self.command("/start_weight_update", None).await {
+        let started = match self.http.command("/start_weight_update", None).await {
             Ok(()) => Ok(()),
             Err(_) => {
-                let _ = self.command("/finish_weight_update", None).await;
-                self.command("/start_weight_update", None).await
+                let _ = self.http.command("/finish_weight_update", None).await;
+                self.http.command("/start_weight_update", None).await
             }
         };
         started?;
-        let updated = self
-            .command("/update_weights", Some(json!({"update_info": info})))
-            .await;
+        let info = json!({"update_info": info});
+        let updated = self.http.command("/update_weights", Some(info)).await;
         if updated.is_err() {
             // vLLM has ended the update itself
-            let _ = self.command("/resume", None).await;
+            let _ = self.http.command("/resume", None).await;
         }
         updated?;
-        self.command("/finish_weight_update", Some(json!({"weight_version": name})))
+        self.http
+            .command("/finish_weight_update", Some(json!({"weight_version": name})))
             .await?;
-        self.command("/resume", None).await
+        self.http.command("/resume", None).await
     }
 
-    async fn command(&self, path: &str, body: Option<Value>) -> anyhow::Result<()> {
-        let url = format!("{}{path}", self.server.control_url());
-        let mut request = self.client.post(url).timeout(self.timeout);
-        if let Some(body) = body {
-            request = request.json(&body);
-        }
-        self.checked(request).await.map(drop)
-    }
-
-    async fn checked(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Response> {
-        let response = self.send(request).await?;
-        let (url, status) = (response.url().clone(), response.status());
-        ensure!(
-            status.is_success(),
-            "{url} answered {status}: {}",
-            explanation(response).await
-        );
-        Ok(response)
-    }
-
-    async fn send(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Response> {
-        let request = match &self.server.api_key {
-            Some(key) => request.bearer_auth(key),
-            None => request,
-        };
-        request.send().await.with_context(|| format!("ask {}", self.url()))
-    }
-
-    /// Starts to sample. Dropping the stream aborts the request in the engine.
-    pub async fn generate(&self, body: &Value) -> Result<Stream, Error> {
-        let url = format!("{}/inference/v1/generate", self.server.url);
-        let response = self
-            .send(self.client.post(url).json(body))
-            .await
-            .map_err(Error::Engine)?;
-        match response.status() {
-            status if status.is_success() => Ok(Stream {
-                response,
-                buffer: BytesMut::new(),
-            }),
-            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
-                Err(Error::Refused(explanation(response).await))
-            }
-            status => Err(Error::Engine(anyhow::anyhow!(
-                "{} answered {status}: {}",
-                self.url(),
-                explanation(response).await
-            ))),
-        }
-    }
-}
-
-/// What a response says, in at most 300 characters.
-async fn explanation(response: Response) -> String {
-    let text = response.text().await.unwrap_or_default();
-    text.chars().take(300).collect()
-}
-
-/// Server-sent events of one sequence.
-#[derive(Debug)]
-pub struct Stream {
-    response: Response,
-    buffer: BytesMut,
-}
-
-impl Stream {
-    /// `None`: the engine has said that it is done.
-    pub async fn next(&mut self) -> Result<Option<Piece>, Error> {
-        loop {
-            while let Some(end) = self.buffer.iter().position(|&byte| byte == b'\n') {
-                let line = self.buffer.split_to(end + 1);
-                match parse(&line)? {
-                    Line::Piece(piece) => return Ok(Some(piece)),
-                    Line::Done => return Ok(None),
-                    Line::Nothing => {}
+    /// [`Client::generate`](super::client::Client::generate).
+    pub async fn generate(&self, request: &SampleRequest, seeds: bool) -> Result<Stream, Error> {
+        if !self.completions_only.load(Ordering::Relaxed) {
+            match self.http.sample(GENERATE, &body(request, seeds)).await {
+                Ok(events) => return Ok(Stream::new(events, Reader)),
+                Err(Error::Absent(_)) => {
+                    let engine = self.url();
+                    tracing::info!(engine, "no {GENERATE}; sampling through {}", completions::PATH);
+                    self.completions_only.store(true, Ordering::Relaxed);
                 }
+                Err(error) => return Err(error),
             }
-            self.read().await.map_err(Error::Engine)?;
+        }
+        let body = completions::body(request, None, seeds);
+        let events = self.http.sample(completions::PATH, &body).await?;
+        Ok(Stream::new(events, completions::Reader))
+    }
+}
+
+/// Reads the events of `/inference/v1/generate`.
+struct Reader;
+
+#[derive(Deserialize)]
+struct Event {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    error: Option<Failure>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    token_ids: Option<Vec<u32>>,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<String>,
+    /// Per token, the ids that the filters kept.
+    sampling_mask: Option<Vec<Vec<u32>>>,
+    weight_versions: Option<Vec<VersionOfTokens>>,
+}
+
+#[derive(Deserialize)]
+struct Logprobs {
+    content: Option<Vec<TokenLogprob>>,
+}
+
+#[derive(Deserialize)]
+struct TokenLogprob {
+    token_id: u32,
+    logprob: f32,
+    /// The sampled token first, then the most probable ones, again with the sampled one.
+    #[serde(default)]
+    top_logprobs: Vec<TopLogprob>,
+}
+
+#[derive(Deserialize)]
+struct TopLogprob {
+    token_id: u32,
+    logprob: f32,
+}
+
+impl Read for Reader {
+    fn read(&mut self, data: &[u8]) -> Result<Piece, Error> {
+        let event: Event = parse(data)?;
+        if let Some(failure) = event.error {
+            return Err(failure.into());
+        }
+        match event.choices.into_iter().next() {
+            Some(choice) => piece(choice).map_err(Error::Engine),
+            None => Ok(Piece::default()),
         }
     }
-
-    async fn read(&mut self) -> anyhow::Result<()> {
-        ensure!(
-            self.buffer.len() <= EVENT_BYTES_MAX,
-            "an event has more than {EVENT_BYTES_MAX} bytes"
-        );
-        let chunk = self.response.chunk().await.context("read the stream")?;
-        let chunk = chunk.context("the engine ended its answer too early")?;
-        self.buffer.extend_from_slice(&chunk);
-        Ok(())
-    }
 }
 
-#[derive(Debug, PartialEq)]
-enum Line {
-    Piece(Piece),
-    Done,
-    Nothing,
-}
-
-fn parse(line: &[u8]) -> Result<Line, Error> {
-    #[derive(Deserialize)]
-    struct Event {
-        #[serde(default)]
-        choices: Vec<Piece>,
-        error: Option<Failure>,
-    }
-    #[derive(Deserialize)]
-    struct Failure {
-        message: String,
-        /// An HTTP status.
-        code: Option<u16>,
-    }
-    let Some(data) = line.strip_prefix(b"data:") else {
-        return Ok(Line::Nothing);
+fn piece(choice: Choice) -> anyhow::Result<Piece> {
+    let ending = match choice.finish_reason.as_deref() {
+        None => None,
+        Some("stop") => Some(Ending::Stop),
+        Some("length") => Some(Ending::Length),
+        Some(other) => bail!("the engine ended the sequence: {other}"),
     };
-    let data = data.trim_ascii();
-    if data == b"[DONE]" {
-        return Ok(Line::Done);
-    }
-    let event: Event = serde_json::from_slice(data)
-        .context("read an event of the engine")
-        .map_err(Error::Engine)?;
-    if let Some(Failure { message, code }) = event.error {
-        return Err(match code {
-            Some(400..=499) => Error::Refused(message),
-            _ => Error::Engine(anyhow::anyhow!("the engine failed: {message}")),
-        });
-    }
-    Ok(event.choices.into_iter().next().map_or(Line::Nothing, Line::Piece))
-}
-
-fn null_is_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+    let versions = choice.weight_versions;
+    ensure!(
+        ending.is_none() || versions.as_ref().is_some_and(|spans| !spans.is_empty()),
+        "the engine does not say which weights sampled its tokens"
+    );
+    let ids = choice.token_ids.unwrap_or_default();
+    let logprobs = choice
+        .logprobs
+        .and_then(|logprobs| logprobs.content)
+        .unwrap_or_default();
+    ensure!(
+        logprobs.len() == ids.len(),
+        "the engine gave {} log-probabilities for {} tokens",
+        logprobs.len(),
+        ids.len()
+    );
+    let mut masks = choice.sampling_mask.unwrap_or_default().into_iter();
+    let tokens = ids.into_iter().zip(logprobs).map(|(id, of)| {
+        let given = of.token_id;
+        ensure!(given == id, "the log-probability of {given} came with {id}");
+        let top = of.top_logprobs.iter().map(|one| (one.token_id, one.logprob));
+        let candidates = masks.next().map(|mask| mask.len());
+        Ok(token(id, of.logprob, candidates, top.collect()))
+    });
+    Ok(Piece {
+        tokens: tokens.collect::<anyhow::Result<_>>()?,
+        ending,
+        versions,
+    })
 }
 
 #[cfg(test)]

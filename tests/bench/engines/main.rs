@@ -329,6 +329,7 @@ async fn ask(
         caller: Caller::new("bench", None),
         class: TrafficClass::Production,
         priority: 0,
+        session: None,
         events,
         submitted: started,
     };

@@ -125,6 +125,7 @@ fn request(
         caller: Caller::new(tenant, None),
         class,
         priority: 0,
+        session: None,
         events: sender,
         submitted: Instant::now(),
     };

@@ -124,6 +124,7 @@ fn request(
         caller: Caller::new("default", None),
         class: TrafficClass::Production,
         priority: 0,
+        session: None,
         events: sender,
         submitted: Instant::now(),
     };

@@ -1,103 +1,24 @@
-//! Plays back what `tests/engines/contract.py` recorded from a real server. A request that was not
-//! recorded gets 404, so the client cannot drift from the record.
+//! The client with what `tests/engines/contract.py` recorded from a real server.
 
-use super::*;
-use crate::engine::caller::Caller;
-use crate::engine::{SampleEvent, TrafficClass, events_max};
+use crate::engine::SampleEvent;
+use crate::remote::client::{Client, Weights};
+use crate::remote::recorded::{self, Exchange, events, request};
 use crate::remote::sequence::{self, End};
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::Request;
-use axum::response::IntoResponse;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
-use tokio::sync::mpsc;
+use serde_json::json;
+use std::path::Path;
 
 const RECORDED: &str = include_str!("../../../../tests/engines/vllm-0.32.0.json");
 
-#[derive(Clone, Deserialize)]
-struct Exchange {
-    method: String,
-    path: String,
-    request: Option<Value>,
-    status: u16,
-    answer: String,
-}
-
-/// Answers with the recorded exchanges, in their order per request.
-async fn play_back(names: &[&str]) -> Vllm {
-    #[derive(Deserialize)]
-    struct Recorded {
-        exchanges: BTreeMap<String, Exchange>,
-    }
-    let recorded: Recorded = serde_json::from_str(RECORDED).unwrap();
-    let left: Vec<Exchange> = names.iter().map(|name| recorded.exchanges[*name].clone()).collect();
-    let left = Arc::new(Mutex::new(left));
-    let answer = move |request: Request| {
-        let left = left.clone();
-        async move {
-            let (parts, body) = request.into_parts();
-            let bytes: Bytes = axum::body::to_bytes(body, 1 << 20).await.unwrap();
-            let body: Option<Value> = (!bytes.is_empty()).then(|| serde_json::from_slice(&bytes).unwrap());
-            let mut left = left.lock().unwrap();
-            let same = |exchange: &Exchange| {
-                (exchange.method.as_str(), exchange.path.as_str()) == (parts.method.as_str(), &parts.uri.to_string())
-                    && exchange.request == body
-            };
-            match left.iter().position(same) {
-                Some(index) => {
-                    let exchange = left.remove(index);
-                    (StatusCode::from_u16(exchange.status).unwrap(), exchange.answer).into_response()
-                }
-                None => {
-                    let unknown = format!("not recorded: {} {} {body:?}", parts.method, parts.uri);
-                    (StatusCode::NOT_FOUND, unknown).into_response()
-                }
-            }
-        }
-    };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
-    let server = Server {
-        url,
-        ..Server::default()
-    };
-    Vllm::new(server, Duration::from_secs(30)).unwrap()
-}
-
-fn request(last_token: u32) -> (SampleRequest, mpsc::Receiver<SampleEvent>) {
-    let max_tokens = 3;
-    let (events, receiver) = mpsc::channel(events_max(max_tokens));
-    let mut version = Arc::into_inner(crate::routing::tests::version(7)).unwrap();
-    version.stop_ids = vec![1];
-    version.vocab = 2048;
-    let request = SampleRequest {
-        version: Arc::new(version),
-        prompt: Arc::new([5, 6, 7, last_token]),
-        max_tokens,
-        params: Params {
-            temperature: 0.75,
-            top_k: 5,
-            ..Params::default()
-        },
-        seed: 3,
-        suppressed: Some(9),
-        top_logprobs: 2,
-        caller: Caller::new("default", None),
-        class: TrafficClass::Production,
-        priority: 0,
-        events,
-        submitted: Instant::now(),
-    };
-    (request, receiver)
+/// A server that answers with the recorded exchanges, in their order per request.
+async fn play_back(names: &[&str]) -> Client {
+    recorded::vllm(recorded::read(RECORDED, names)).await
 }
 
 #[tokio::test]
 async fn the_state_of_a_server_is_read() {
     let server = play_back(&["weights", "context"]).await;
-    assert!(!server.weights().await.unwrap().is_empty());
-    assert_eq!(server.context().await.unwrap(), 256);
+    assert!(!server.weights().await.unwrap().unwrap().is_empty());
+    assert_eq!(server.context().await.unwrap(), Some(256));
 }
 
 #[tokio::test]
@@ -108,7 +29,7 @@ async fn new_weights_are_given_between_pause_and_resume() {
         .update(Weights::Folder(folder), "", "bb", "springtide-7-bb")
         .await;
     updated.unwrap();
-    assert_eq!(server.weights().await.unwrap(), "springtide-7-bb");
+    assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));
 }
 
 #[tokio::test]
@@ -175,4 +96,57 @@ async fn an_engine_that_fails_before_the_first_token_gives_the_request_back() {
     let end = sequence::run(&server, "springtide-7-bb", request, false).await;
     assert!(matches!(end, End::Retry(..)), "{end:?}");
     assert!(events.try_recv().is_err());
+}
+
+/// What a server without `--enable-scale-out` answers. The shapes are those of vLLM 0.32.0's
+/// `entrypoints/openai/completion/protocol.py`.
+fn completion(weights_after: &str) -> Vec<Exchange> {
+    let body = json!({
+        "prompt": [5, 6, 7, 8], "max_tokens": 3, "temperature": 0.75, "top_p": 1.0, "top_k": 5, "min_p": 0.0,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {"9": -100.0},
+        "stop_token_ids": [1], "ignore_eos": true, "stream": true, "logprobs": 2, "return_token_ids": true,
+        "return_tokens_as_token_ids": true, "cache_salt": "tenant-default",
+    });
+    let event = |ids: &[u32], finish: Option<&str>| {
+        let names: Vec<String> = ids.iter().map(|id| format!("token_id:{id}")).collect();
+        let top = |id: &u32| json!({format!("token_id:{id}"): -1.5, "token_id:3": -0.25});
+        json!({"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "choices": [{
+            "index": 0, "text": "", "finish_reason": finish, "stop_reason": null, "token_ids": ids,
+            "logprobs": {"text_offset": vec![0; ids.len()], "token_logprobs": vec![-1.5; ids.len()], "tokens": names,
+                         "top_logprobs": ids.iter().map(top).collect::<Vec<_>>()},
+        }]})
+    };
+    let answer = events(&[event(&[7], None), event(&[9, 4], Some("length"))]);
+    let answer = answer.replace("token_id:9", "token_id:8").replace("[9,4]", "[8,4]");
+    vec![
+        Exchange::post("/v1/completions", body, 200, answer),
+        Exchange::get("/weight_info", &json!({"weight_version": weights_after})),
+    ]
+}
+
+#[tokio::test]
+async fn without_the_route_for_token_ids_completions_are_used_and_the_weights_are_asked_for_after_them() {
+    let server = recorded::vllm(completion("springtide-7-bb")).await;
+    let (request, mut events) = request(8);
+    let end = sequence::run(&server, "springtide-7-bb", request, false).await;
+    assert!(matches!(end, End::Done), "{end:?}");
+    let mut ids = Vec::new();
+    while let Ok(SampleEvent::Token(token)) = events.try_recv() {
+        assert_eq!((token.logprob, token.top[0]), (-1.5, (3, -0.25)));
+        ids.push(token.id);
+    }
+    assert_eq!(ids, [7, 8, 4]);
+}
+
+#[tokio::test]
+async fn a_completion_does_not_count_if_the_weights_are_others_after_it() {
+    let server = recorded::vllm(completion("springtide-8-cc")).await;
+    let (request, mut events) = request(8);
+    let end = sequence::run(&server, "springtide-7-bb", request, false).await;
+    assert!(matches!(end, End::Failed(_)), "{end:?}");
+    let mut last = None;
+    while let Ok(event) = events.try_recv() {
+        last = Some(event);
+    }
+    assert!(matches!(last, Some(SampleEvent::Failed(_))), "{last:?}");
 }

@@ -1,0 +1,232 @@
+//! What the pool and the updater need of an engine, whatever speaks at its address.
+
+use super::http::{Error, Events};
+use super::openai::OpenAi;
+use super::options::Options;
+use super::sglang::Sglang;
+use super::vllm::Vllm;
+use crate::engine::{SampleRequest, Token};
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
+
+/// vLLM's smallest logit bias. It makes a token e^-100 times as likely.
+pub const BIAS_MIN: f32 = -100.0;
+
+#[derive(Debug)]
+pub enum Client {
+    Vllm(Vllm),
+    Sglang(Sglang),
+    OpenAi(OpenAi),
+}
+
+/// New weights for an engine.
+#[derive(Debug, Clone, Copy)]
+pub enum Weights<'a> {
+    /// A file of [`artifact::patch`].
+    Patch(&'a Path),
+    /// A Hugging Face folder.
+    Folder(&'a Path),
+}
+
+/// Output tokens `start` to `end` (exclusive).
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct VersionOfTokens {
+    pub version: String,
+    pub start: usize,
+    pub end: usize,
+}
+
+/// Why an engine stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// At a stop id, which is its last token.
+    Stop,
+    Length,
+}
+
+/// What one event of an answer says.
+#[derive(Debug, Default, PartialEq)]
+pub struct Piece {
+    /// Further tokens, with as many of the most probable ones as the engine sent.
+    pub tokens: Vec<Token>,
+    /// Why there are no more.
+    pub ending: Option<Ending>,
+    /// The names of the weights that sampled the tokens of the answer, at its end if the engine knows.
+    pub versions: Option<Vec<VersionOfTokens>>,
+}
+
+/// Reads the events of one answer.
+pub trait Read: Send {
+    /// `data`: of one event.
+    fn read(&mut self, data: &[u8]) -> Result<Piece, Error>;
+}
+
+/// An answer. Dropping it aborts the request in the engine.
+pub struct Stream {
+    events: Events,
+    reader: Box<dyn Read>,
+}
+
+impl Stream {
+    pub fn new(events: Events, reader: impl Read + 'static) -> Self {
+        Stream {
+            events,
+            reader: Box::new(reader),
+        }
+    }
+
+    /// `None`: the engine has said that it is done.
+    pub async fn next(&mut self) -> Result<Option<Piece>, Error> {
+        match self.events.next().await? {
+            Some(data) => self.reader.read(&data).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+impl Client {
+    /// Of all configured engines, in this order: vLLM, SGLang, others.
+    pub fn all(options: &Options) -> anyhow::Result<Vec<Client>> {
+        let timeout = Duration::from_millis(options.timeout_ms);
+        let vllm = options.vllm.iter();
+        let vllm = vllm.map(|server| Ok(Client::Vllm(Vllm::new(server.clone(), timeout)?)));
+        let sglang = options.sglang.iter();
+        let sglang = sglang.map(|server| Ok(Client::Sglang(Sglang::new(server.clone(), timeout)?)));
+        let openai = options.openai.iter();
+        let openai = openai.map(|server| Ok(Client::OpenAi(OpenAi::new(server, timeout)?)));
+        vllm.chain(sglang).chain(openai).collect()
+    }
+
+    pub fn url(&self) -> &str {
+        match self {
+            Client::Vllm(engine) => engine.url(),
+            Client::Sglang(engine) => engine.url(),
+            Client::OpenAi(engine) => engine.url(),
+        }
+    }
+
+    /// Whether its weights can be replaced.
+    pub fn takes_weights(&self) -> bool {
+        !matches!(self, Client::OpenAi(_))
+    }
+
+    /// Whether it says which weights it holds.
+    pub fn names_weights(&self) -> bool {
+        !matches!(self, Client::OpenAi(_))
+    }
+
+    /// Whether it takes [`Weights::Patch`].
+    pub fn takes_patches(&self) -> bool {
+        matches!(self, Client::Vllm(_))
+    }
+
+    /// The alias whose version it is said to hold. Such an engine returns no token ids, so nothing can
+    /// prove what it holds.
+    pub fn vouched_alias(&self) -> Option<&str> {
+        match self {
+            Client::OpenAi(engine) => engine.alias(),
+            Client::Vllm(_) | Client::Sglang(_) => None,
+        }
+    }
+
+    /// The name of the weights that it holds; `None`: it does not name them. Fails if it does not
+    /// answer.
+    pub async fn weights(&self) -> anyhow::Result<Option<String>> {
+        match self {
+            Client::Vllm(engine) => engine.weights().await.map(Some),
+            Client::Sglang(engine) => engine.weights().await.map(Some),
+            Client::OpenAi(engine) => engine.check().await.map(|()| None),
+        }
+    }
+
+    /// Longest prompt and completion together, in tokens. `None`: it does not say.
+    pub async fn context(&self) -> anyhow::Result<Option<usize>> {
+        match self {
+            Client::Vllm(engine) => engine.context().await.map(Some),
+            Client::Sglang(engine) => engine.context().await.map(Some),
+            Client::OpenAi(engine) => engine.context().await,
+        }
+    }
+
+    /// Replaces its weights and names them. Cuts off requests that still run and clears its caches. An
+    /// error leaves it paused or with unknown weights: it must not get traffic before the next success.
+    pub async fn update(&self, weights: Weights<'_>, from: &str, to: &str, name: &str) -> anyhow::Result<()> {
+        match (self, weights) {
+            (Client::Vllm(engine), weights) => engine.update(weights, from, to, name).await,
+            (Client::Sglang(engine), Weights::Folder(folder)) => engine.update(folder, name).await,
+            (Client::Sglang(_), Weights::Patch(_)) => bail!("SGLang takes whole folders"),
+            (Client::OpenAi(_), _) => bail!("{} takes no weights", self.url()),
+        }
+    }
+
+    /// Starts to sample. `seeds`: whether the engine gets the request's seed.
+    pub async fn generate(&self, request: &SampleRequest, seeds: bool) -> Result<Stream, Error> {
+        match self {
+            Client::Vllm(engine) => engine.generate(request, seeds).await,
+            Client::Sglang(engine) => engine.generate(request, seeds).await,
+            Client::OpenAi(engine) => engine.generate(request, seeds).await,
+        }
+    }
+}
+
+/// What keeps the prompts of tenants apart in an engine's cache, so that one tenant cannot learn from
+/// response times what another one's prompts were.
+pub fn cache_salt(request: &SampleRequest) -> String {
+    format!("tenant-{}", request.caller.tenant())
+}
+
+/// An error in the middle of an answer.
+#[derive(Debug, Deserialize)]
+pub struct Failure {
+    message: String,
+    /// An HTTP status, or a name.
+    #[serde(default)]
+    code: Value,
+}
+
+impl From<Failure> for Error {
+    fn from(Failure { message, code }: Failure) -> Self {
+        match code.as_u64() {
+            Some(400..=499) => Error::Refused(message),
+            _ => Error::Engine(anyhow::anyhow!("the engine failed: {message}")),
+        }
+    }
+}
+
+/// Reads an event's JSON.
+pub fn parse<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Result<T, Error> {
+    serde_json::from_slice(data)
+        .context("read an event of the engine")
+        .map_err(Error::Engine)
+}
+
+/// A token with the checks that need nothing but itself. `top`: unordered, perhaps with repetitions.
+pub fn token(id: u32, logprob: f32, candidates: Option<usize>, mut top: Vec<(u32, f32)>) -> Token {
+    top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    top.dedup_by_key(|(id, _)| *id);
+    Token {
+        id,
+        // slightly above 0 by rounding
+        logprob: logprob.min(0.0),
+        candidates: candidates
+            .and_then(|count| u32::try_from(count).ok())
+            .filter(|&count| count > 0),
+        // engines elsewhere do not report experts
+        routing: model::router::Routing::default(),
+        top,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_probable_tokens_come_first_and_once() {
+        let token = token(5, -3.0, None, vec![(5, -3.0), (2, -0.1), (9, -2.5), (5, -3.0)]);
+        assert_eq!(token.top, [(2, -0.1), (9, -2.5), (5, -3.0)]);
+    }
+}

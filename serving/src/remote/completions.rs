@@ -1,0 +1,182 @@
+//! `POST /v1/completions` with token ids in and out: `prompt` is a list of ids, and
+//! `return_token_ids` and `logprobs` are asked for. vLLM has these, and so have servers that follow
+//! it. No event says which weights sampled the tokens.
+
+use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, cache_salt, parse, token};
+use super::http::Error;
+use crate::engine::{SampleRequest, Token};
+use anyhow::{Context, bail, ensure};
+use model::sampling::Params;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+pub const PATH: &str = "/v1/completions";
+
+/// The body that asks for one sequence. `model`: its name there, if the server needs one.
+pub fn body(request: &SampleRequest, model: Option<&str>, seeds: bool) -> Value {
+    // without `..`: a new parameter must reach the engine, or it samples from another distribution
+    let Params {
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        mut logit_bias,
+    } = request.params.clone();
+    if let Some(suppressed) = request.suppressed {
+        logit_bias.insert(suppressed, BIAS_MIN);
+    }
+    let mut body = json!({
+        "prompt": &*request.prompt,
+        "max_tokens": request.max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": if top_k == 0 { -1 } else { i64::from(top_k) },
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "stop_token_ids": request.version.stop_ids,
+        // our stop ids are complete; the server's own would come on top of them
+        "ignore_eos": true,
+        "stream": true,
+        "logprobs": request.top_logprobs,
+        "return_token_ids": true,
+        "return_tokens_as_token_ids": true,
+        "cache_salt": cache_salt(request),
+    });
+    if !logit_bias.is_empty() {
+        let biases: BTreeMap<String, f32> = logit_bias.iter().map(|(id, bias)| (id.to_string(), *bias)).collect();
+        body["logit_bias"] = json!(biases);
+    }
+    if seeds {
+        body["seed"] = request.seed.into();
+    }
+    if let Some(model) = model {
+        body["model"] = model.into();
+    }
+    body
+}
+
+/// Reads the events.
+#[derive(Debug, Default)]
+pub struct Reader;
+
+#[derive(Deserialize)]
+struct Event {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    error: Option<Failure>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    token_ids: Option<Vec<u32>>,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Logprobs {
+    token_logprobs: Vec<Option<f32>>,
+    /// By `token_id:<id>`.
+    top_logprobs: Option<Vec<Option<BTreeMap<String, f32>>>>,
+}
+
+impl Read for Reader {
+    fn read(&mut self, data: &[u8]) -> Result<Piece, Error> {
+        let event: Event = parse(data)?;
+        if let Some(failure) = event.error {
+            return Err(failure.into());
+        }
+        match event.choices.into_iter().next() {
+            Some(choice) => piece(choice).map_err(Error::Engine),
+            None => Ok(Piece::default()),
+        }
+    }
+}
+
+fn piece(choice: Choice) -> anyhow::Result<Piece> {
+    let ending = match choice.finish_reason.as_deref() {
+        None => None,
+        Some("stop") => Some(Ending::Stop),
+        Some("length") => Some(Ending::Length),
+        Some(other) => bail!("the engine ended the sequence: {other}"),
+    };
+    let logprobs = choice.logprobs.unwrap_or_default();
+    let ids = match choice.token_ids {
+        Some(ids) => ids,
+        // its first and last events may have neither
+        None if logprobs.token_logprobs.is_empty() => Vec::new(),
+        None => {
+            bail!("the engine returns no token ids; name the alias that it answers for (serve.remote.openai.alias)")
+        }
+    };
+    ensure!(
+        logprobs.token_logprobs.len() == ids.len(),
+        "the engine gave {} log-probabilities for {} tokens",
+        logprobs.token_logprobs.len(),
+        ids.len()
+    );
+    let mut tops = logprobs.top_logprobs.unwrap_or_default().into_iter();
+    let with_logprobs = ids.into_iter().zip(logprobs.token_logprobs);
+    let tokens = with_logprobs.map(|(id, logprob)| {
+        let logprob = logprob.with_context(|| format!("the engine gave no log-probability of {id}"))?;
+        let top = tops.next().flatten().unwrap_or_default();
+        let top = top.into_iter().map(|(name, logprob)| {
+            let id = name.strip_prefix("token_id:").and_then(|id| id.parse().ok());
+            let id = id.with_context(|| format!("{name:?} is not token_id:<id>"))?;
+            Ok((id, logprob))
+        });
+        Ok(token(id, logprob, None, top.collect::<anyhow::Result<_>>()?))
+    });
+    Ok(Piece {
+        tokens: tokens.collect::<anyhow::Result<Vec<Token>>>()?,
+        ending,
+        ..Piece::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(event: Value) -> Result<Piece, Error> {
+        Reader.read(event.to_string().as_bytes())
+    }
+
+    #[test]
+    fn ids_come_with_their_log_probabilities_and_the_most_probable_tokens() {
+        let event = json!({"choices": [{
+            "index": 0, "text": " a b", "token_ids": [7, 9], "finish_reason": "stop",
+            "logprobs": {
+                "tokens": ["token_id:7", "token_id:9"], "token_logprobs": [-0.5, 0.000_001], "text_offset": [0, 1],
+                "top_logprobs": [{"token_id:7": -0.5, "token_id:3": -0.25}, null],
+            },
+        }]});
+        let piece = read(event).unwrap();
+        assert_eq!(piece.ending, Some(Ending::Stop));
+        assert_eq!(piece.tokens[0].top, [(3, -0.25), (7, -0.5)]);
+        let tokens: Vec<(u32, f32)> = piece.tokens.iter().map(|token| (token.id, token.logprob)).collect();
+        assert_eq!(tokens, [(7, -0.5), (9, 0.0)]);
+        assert_eq!(read(json!({"choices": [], "usage": {}})).unwrap(), Piece::default());
+    }
+
+    #[test]
+    fn an_answer_without_ids_or_log_probabilities_is_an_error_that_says_what_to_do() {
+        let without_ids = json!({"choices": [{"text": "a", "logprobs": {"token_logprobs": [-1.0]}}]});
+        let error = read(without_ids).unwrap_err().to_string();
+        assert!(error.contains("serve.remote.openai.alias"), "{error}");
+        let without_logprobs = json!({"choices": [{"text": "a", "token_ids": [3]}]});
+        let error = read(without_logprobs).unwrap_err().to_string();
+        assert!(error.contains("0 log-probabilities for 1 tokens"), "{error}");
+        let other = json!({"choices": [{"text": "", "finish_reason": "content_filter"}]});
+        assert!(read(other).unwrap_err().to_string().contains("content_filter"));
+        let refused = json!({"error": {"message": "too long", "code": 400}});
+        assert!(matches!(read(refused), Err(Error::Refused(_))));
+    }
+}

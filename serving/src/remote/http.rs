@@ -1,0 +1,166 @@
+//! HTTP to one engine: commands, and answers as server-sent events.
+
+use super::options::Server;
+use anyhow::{Context, ensure};
+use bytes::{Bytes, BytesMut};
+use reqwest::{RequestBuilder, Response, StatusCode};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::time::Duration;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A busy engine may answer late.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(15);
+/// Of one server-sent event: far above what a token needs.
+const EVENT_BYTES_MAX: usize = 4 << 20;
+
+/// Why a request was not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another engine may answer it.
+    #[error("{0:#}")]
+    Engine(anyhow::Error),
+    /// No engine would.
+    #[error("the engine refuses the request: {0}")]
+    Refused(String),
+    /// The engine has no such route.
+    #[error("the engine has no route {0}")]
+    Absent(String),
+}
+
+#[derive(Debug, Clone)]
+pub struct Http {
+    server: Server,
+    client: reqwest::Client,
+    timeout: Duration,
+}
+
+impl Http {
+    pub fn new(server: Server, timeout: Duration) -> anyhow::Result<Self> {
+        let client = edge::tls::client()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(timeout)
+            .build()
+            .context("make an HTTP client")?;
+        Ok(Http {
+            server,
+            client,
+            timeout,
+        })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.server.url
+    }
+
+    /// Reads a document of the sampling address.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.read(format!("{}{path}", self.server.url)).await
+    }
+
+    /// Reads a document of the address for control.
+    pub async fn get_control<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.read(format!("{}{path}", self.server.control_url())).await
+    }
+
+    async fn read<T: DeserializeOwned>(&self, url: String) -> anyhow::Result<T> {
+        let response = self.checked(self.client.get(&url).timeout(HEALTH_TIMEOUT)).await?;
+        response.json().await.with_context(|| format!("read {url}"))
+    }
+
+    /// Sends a command to the address for control. Fails unless the engine reports success.
+    pub async fn command(&self, path: &str, body: Option<Value>) -> anyhow::Result<()> {
+        let url = format!("{}{path}", self.server.control_url());
+        let mut request = self.client.post(url).timeout(self.timeout);
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        self.checked(request).await.map(drop)
+    }
+
+    /// Starts to sample. Dropping the events aborts the request in the engine.
+    pub async fn sample(&self, path: &str, body: &Value) -> Result<Events, Error> {
+        let url = format!("{}{path}", self.server.url);
+        let response = self
+            .send(self.client.post(url).json(body))
+            .await
+            .map_err(Error::Engine)?;
+        match response.status() {
+            status if status.is_success() => Ok(Events {
+                response,
+                buffer: BytesMut::new(),
+            }),
+            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
+                Err(Error::Refused(explanation(response).await))
+            }
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Err(Error::Absent(path.into())),
+            status => Err(Error::Engine(anyhow::anyhow!(
+                "{} answered {status}: {}",
+                self.url(),
+                explanation(response).await
+            ))),
+        }
+    }
+
+    async fn checked(&self, request: RequestBuilder) -> anyhow::Result<Response> {
+        let response = self.send(request).await?;
+        let (url, status) = (response.url().clone(), response.status());
+        ensure!(
+            status.is_success(),
+            "{url} answered {status}: {}",
+            explanation(response).await
+        );
+        Ok(response)
+    }
+
+    async fn send(&self, request: RequestBuilder) -> anyhow::Result<Response> {
+        let request = match &self.server.api_key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        };
+        request.send().await.with_context(|| format!("ask {}", self.url()))
+    }
+}
+
+/// What a response says, in at most 300 characters.
+async fn explanation(response: Response) -> String {
+    let text = response.text().await.unwrap_or_default();
+    text.chars().take(300).collect()
+}
+
+/// The data of server-sent events.
+#[derive(Debug)]
+pub struct Events {
+    response: Response,
+    buffer: BytesMut,
+}
+
+impl Events {
+    /// `None`: the engine has said that it is done.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            while let Some(end) = self.buffer.iter().position(|&byte| byte == b'\n') {
+                let line = self.buffer.split_to(end + 1).freeze();
+                let Some(data) = line.strip_prefix(b"data:") else {
+                    continue;
+                };
+                return match data.trim_ascii() {
+                    b"[DONE]" => Ok(None),
+                    data => Ok(Some(line.slice_ref(data))),
+                };
+            }
+            self.read().await.map_err(Error::Engine)?;
+        }
+    }
+
+    async fn read(&mut self) -> anyhow::Result<()> {
+        ensure!(
+            self.buffer.len() <= EVENT_BYTES_MAX,
+            "an event has more than {EVENT_BYTES_MAX} bytes"
+        );
+        let chunk = self.response.chunk().await.context("read the stream")?;
+        let chunk = chunk.context("the engine ended its answer too early")?;
+        self.buffer.extend_from_slice(&chunk);
+        Ok(())
+    }
+}

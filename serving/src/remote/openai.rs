@@ -1,0 +1,208 @@
+//! Other servers with OpenAI's `POST /v1/completions`. They take no weights from us.
+//!
+//! One that takes and returns token ids ([`completions`]) is probed like any engine, so it is known
+//! which version it holds. One that returns only text answers for the alias that the configuration
+//! names. Nothing proves what it holds, and its answers are logged with ids that our tokenizer gives
+//! their text, so they are never trained on.
+
+use super::client::{Ending, Failure, Piece, Read, Stream, parse, token};
+use super::completions;
+use super::http::{Error, Http};
+use super::options::{OpenAiServer, Server};
+use crate::engine::SampleRequest;
+use anyhow::{Context, bail};
+use model::sampling::Params;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Duration;
+use text::tokenizer::Tokenizer;
+
+#[derive(Debug)]
+pub struct OpenAi {
+    http: Http,
+    model: Option<String>,
+    alias: Option<String>,
+}
+
+impl OpenAi {
+    pub fn new(server: &OpenAiServer, timeout: Duration) -> anyhow::Result<Self> {
+        let OpenAiServer {
+            url,
+            api_key,
+            model,
+            alias,
+            weight: _,
+        } = server.clone();
+        let server = Server {
+            url,
+            api_key,
+            ..Server::default()
+        };
+        Ok(OpenAi {
+            http: Http::new(server, timeout)?,
+            model,
+            alias,
+        })
+    }
+
+    pub fn url(&self) -> &str {
+        self.http.url()
+    }
+
+    pub fn alias(&self) -> Option<&str> {
+        self.alias.as_deref()
+    }
+
+    /// Fails if it does not answer.
+    pub async fn check(&self) -> anyhow::Result<()> {
+        self.http.get::<Value>("/v1/models").await.map(drop)
+    }
+
+    /// Longest prompt and completion together, in tokens, if it says so.
+    pub async fn context(&self) -> anyhow::Result<Option<usize>> {
+        #[derive(Deserialize)]
+        struct Models {
+            data: Vec<Model>,
+        }
+        #[derive(Deserialize)]
+        struct Model {
+            id: String,
+            max_model_len: Option<usize>,
+        }
+        let models: Models = self.http.get("/v1/models").await?;
+        let named = |model: &&Model| self.model.as_ref().is_none_or(|name| model.id == *name);
+        let model = models.data.iter().find(named);
+        Ok(model.and_then(|model| model.max_model_len))
+    }
+
+    /// [`Client::generate`](super::client::Client::generate).
+    pub async fn generate(&self, request: &SampleRequest, seeds: bool) -> Result<Stream, Error> {
+        let model = self.model.as_deref();
+        if self.alias.is_none() {
+            let body = completions::body(request, model, seeds);
+            let events = self.http.sample(completions::PATH, &body).await?;
+            return Ok(Stream::new(events, completions::Reader));
+        }
+        let tokenizer = request.version.tokenizer.clone();
+        let tokenizer = tokenizer.ok_or_else(|| {
+            let serial = request.version.serial;
+            Error::Refused(format!(
+                "version {serial} came without a tokenizer, and the engine reads text"
+            ))
+        })?;
+        let body = text_body(request, &tokenizer, model, seeds)?;
+        let events = self.http.sample(completions::PATH, &body).await?;
+        let reader = TextReader {
+            tokenizer,
+            stop_id: request.version.stop_ids.first().copied(),
+            left: request.max_tokens,
+        };
+        Ok(Stream::new(events, reader))
+    }
+}
+
+/// The body that asks for the text after the prompt's text. Parameters that OpenAI does not have are
+/// refused.
+fn text_body(request: &SampleRequest, tokenizer: &Tokenizer, model: Option<&str>, seeds: bool) -> Result<Value, Error> {
+    let Params {
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        logit_bias,
+    } = request.params.clone();
+    for (name, set) in [
+        ("top_k", top_k != 0),
+        ("min_p", min_p != 0.0),
+        ("repetition_penalty", repetition_penalty != 1.0),
+        ("logit_bias", !logit_bias.is_empty()),
+        ("logprobs", request.top_logprobs > 0),
+    ] {
+        if set {
+            return Err(Error::Refused(format!("it returns no token ids, so it has no {name}")));
+        }
+    }
+    let prompt = tokenizer
+        .decode_whole(&request.prompt)
+        .context("decode the prompt")
+        .map_err(Error::Engine)?;
+    let mut body = json!({
+        "prompt": prompt,
+        "max_tokens": request.max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "stream": true,
+    });
+    if seeds {
+        body["seed"] = request.seed.into();
+    }
+    if let Some(model) = model {
+        body["model"] = model.into();
+    }
+    Ok(body)
+}
+
+/// Gives the text of an answer the ids of our tokenizer, with log-probabilities of 0.
+struct TextReader {
+    tokenizer: Tokenizer,
+    /// Stands for the end of the answer, whatever ended it there.
+    stop_id: Option<u32>,
+    /// How many more tokens are wanted.
+    left: usize,
+}
+
+impl Read for TextReader {
+    fn read(&mut self, data: &[u8]) -> Result<Piece, Error> {
+        #[derive(Deserialize)]
+        struct Event {
+            #[serde(default)]
+            choices: Vec<Choice>,
+            error: Option<Failure>,
+        }
+        #[derive(Deserialize)]
+        struct Choice {
+            #[serde(default)]
+            text: String,
+            finish_reason: Option<String>,
+        }
+        let event: Event = parse(data)?;
+        if let Some(failure) = event.error {
+            return Err(failure.into());
+        }
+        match event.choices.into_iter().next() {
+            Some(Choice { text, finish_reason }) => self.piece(&text, finish_reason.as_deref()).map_err(Error::Engine),
+            None => Ok(Piece::default()),
+        }
+    }
+}
+
+impl TextReader {
+    fn piece(&mut self, text: &str, finish_reason: Option<&str>) -> anyhow::Result<Piece> {
+        let mut ids = self.tokenizer.encode(text)?;
+        let mut ending = match finish_reason {
+            None => None,
+            Some("stop") => Some(Ending::Stop),
+            Some("length") => Some(Ending::Length),
+            Some(other) => bail!("the engine ended the sequence: {other}"),
+        };
+        if ending == Some(Ending::Stop) {
+            ids.extend(self.stop_id);
+        }
+        // our tokenizer may need more tokens for the same text
+        if ids.len() > self.left {
+            ids.truncate(self.left);
+            ending = Some(Ending::Length);
+        }
+        self.left -= ids.len();
+        Ok(Piece {
+            tokens: ids.into_iter().map(|id| token(id, 0.0, None, Vec::new())).collect(),
+            ending,
+            versions: None,
+        })
+    }
+}

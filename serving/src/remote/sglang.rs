@@ -1,0 +1,234 @@
+//! An SGLang server: sampling through `/generate` with token ids; new weights as whole folders
+//! through `/update_weights_from_disk`, between `/pause_generation` and `/continue_generation`.
+//! Written from the sources of SGLang 0.5.23.
+//!
+//! Its log-probabilities are of the distribution at the temperature, before filters. So requests with
+//! filters also ask for the log-probability in the support that was sampled from.
+
+use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens};
+use super::client::{cache_salt, parse, token};
+use super::http::{Error, Http};
+use super::options::Server;
+use crate::engine::SampleRequest;
+use anyhow::{Context, bail};
+use model::sampling::Params;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+#[derive(Debug)]
+pub struct Sglang {
+    http: Http,
+}
+
+/// The body that asks for one sequence.
+fn body(request: &SampleRequest, seeds: bool) -> Value {
+    // without `..`: a new parameter must reach the engine, or it samples from another distribution
+    let Params {
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        mut logit_bias,
+    } = request.params.clone();
+    if let Some(suppressed) = request.suppressed {
+        logit_bias.insert(suppressed, BIAS_MIN);
+    }
+    let mut params = json!({
+        "max_new_tokens": request.max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": if top_k == 0 { -1 } else { i64::from(top_k) },
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "stop_token_ids": request.version.stop_ids,
+        // true would also ignore our stop ids
+        "ignore_eos": request.version.stop_ids.is_empty(),
+    });
+    if !logit_bias.is_empty() {
+        let biases: BTreeMap<String, f32> = logit_bias.iter().map(|(id, bias)| (id.to_string(), *bias)).collect();
+        params["logit_bias"] = json!(biases);
+    }
+    if seeds {
+        params["sampling_seed"] = request.seed.into();
+    }
+    let mut body = json!({
+        "input_ids": &*request.prompt,
+        "sampling_params": params,
+        "stream": true,
+        "return_logprob": true,
+        "top_logprobs_num": request.top_logprobs,
+        "cache_salt": cache_salt(request),
+    });
+    if request.params.truncates() {
+        body["return_sampling_mask"] = true.into();
+    }
+    body
+}
+
+impl Sglang {
+    pub fn new(server: Server, timeout: Duration) -> anyhow::Result<Self> {
+        Ok(Sglang {
+            http: Http::new(server, timeout)?,
+        })
+    }
+
+    pub fn url(&self) -> &str {
+        self.http.url()
+    }
+
+    /// The name of the weights that it holds. Fails if it does not answer.
+    pub async fn weights(&self) -> anyhow::Result<String> {
+        #[derive(Deserialize)]
+        struct Info {
+            weight_version: String,
+        }
+        let info: Info = self.http.get("/model_info").await?;
+        Ok(info.weight_version)
+    }
+
+    /// Longest prompt and completion together, in tokens.
+    pub async fn context(&self) -> anyhow::Result<usize> {
+        #[derive(Deserialize)]
+        struct Models {
+            data: Vec<Model>,
+        }
+        #[derive(Deserialize)]
+        struct Model {
+            max_model_len: usize,
+        }
+        let models: Models = self.http.get("/v1/models").await?;
+        let model = models.data.first();
+        let model = model.with_context(|| format!("{}/v1/models lists no model", self.url()))?;
+        Ok(model.max_model_len)
+    }
+
+    /// [`Client::update`](super::client::Client::update), with a Hugging Face folder.
+    pub async fn update(&self, folder: &Path, name: &str) -> anyhow::Result<()> {
+        self.http
+            .command("/pause_generation", Some(json!({"mode": "abort"})))
+            .await?;
+        let update = json!({"model_path": folder, "weight_version": name, "flush_cache": true});
+        let updated = self.http.command("/update_weights_from_disk", Some(update)).await;
+        let resumed = self.http.command("/continue_generation", Some(json!({}))).await;
+        updated.and(resumed)
+    }
+
+    /// [`Client::generate`](super::client::Client::generate).
+    pub async fn generate(&self, request: &SampleRequest, seeds: bool) -> Result<Stream, Error> {
+        let events = self.http.sample("/generate", &body(request, seeds)).await?;
+        let reader = Reader {
+            filtered: request.params.truncates(),
+            read: 0,
+        };
+        Ok(Stream::new(events, reader))
+    }
+}
+
+/// Reads the events of `/generate`. Each has all tokens so far, or with
+/// `--incremental-streaming-output` those since the event before.
+struct Reader {
+    /// The request has filters.
+    filtered: bool,
+    /// Tokens so far.
+    read: usize,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    meta_info: Option<Meta>,
+    error: Option<Failure>,
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    #[serde(default)]
+    output_token_logprobs: Vec<Logprob>,
+    /// Of all events together.
+    #[serde(default)]
+    output_token_logprobs_length: usize,
+    #[serde(default)]
+    output_top_logprobs: Vec<Option<Vec<Logprob>>>,
+    #[serde(default)]
+    output_token_sampling_mask: Vec<Vec<u32>>,
+    #[serde(default)]
+    output_token_sampling_logprobs: Vec<f32>,
+    finish_reason: Option<FinishReason>,
+    weight_versions: Option<Vec<VersionOfTokens>>,
+}
+
+/// Log-probability, id, and a text that is null unless it was asked for.
+type Logprob = (f32, u32, Value);
+
+#[derive(Deserialize)]
+struct FinishReason {
+    #[serde(rename = "type")]
+    kind: String,
+    message: Option<String>,
+}
+
+impl Read for Reader {
+    fn read(&mut self, data: &[u8]) -> Result<Piece, Error> {
+        let event: Event = parse(data)?;
+        match (event.error, event.meta_info) {
+            (Some(failure), _) => Err(failure.into()),
+            (None, Some(meta)) => self.piece(meta).map_err(Error::Engine),
+            (None, None) => Ok(Piece::default()),
+        }
+    }
+}
+
+impl Reader {
+    fn piece(&mut self, meta: Meta) -> anyhow::Result<Piece> {
+        let ending = match meta.finish_reason {
+            None => None,
+            Some(FinishReason { kind, .. }) if kind == "stop" => Some(Ending::Stop),
+            Some(FinishReason { kind, .. }) if kind == "length" => Some(Ending::Length),
+            Some(FinishReason { kind, message }) => {
+                bail!("the engine ended the sequence: {kind} {}", message.unwrap_or_default())
+            }
+        };
+        // an event may come before the log-probabilities of its tokens
+        let total = meta.output_token_logprobs_length;
+        let new = total.saturating_sub(self.read);
+        let skipped = meta.output_token_logprobs.len().checked_sub(new).with_context(|| {
+            let (given, read) = (meta.output_token_logprobs.len(), self.read);
+            format!("the engine gave {given} log-probabilities, but {total} after {read}")
+        })?;
+        let top = meta.output_top_logprobs.get(skipped..).unwrap_or_default();
+        let masks = meta.output_token_sampling_mask.get(skipped..).unwrap_or_default();
+        let in_support = meta.output_token_sampling_logprobs.get(skipped..).unwrap_or_default();
+        let logprobs = meta.output_token_logprobs[skipped..].iter().enumerate();
+        let tokens = logprobs.map(|(index, &(logprob, id, _))| {
+            let top = top.get(index).and_then(Option::as_ref);
+            let top = top.into_iter().flatten().map(|&(logprob, id, _)| (id, logprob));
+            let logprob = match self.filtered {
+                false => logprob,
+                true => *in_support
+                    .get(index)
+                    .with_context(|| format!("the engine gave no log-probability of {id} among the kept tokens"))?,
+            };
+            Ok(token(id, logprob, masks.get(index).map(Vec::len), top.collect()))
+        });
+        let tokens = tokens.collect::<anyhow::Result<_>>()?;
+        self.read += new;
+        if ending.is_some() && meta.weight_versions.is_none() {
+            bail!("the engine does not say which weights sampled its tokens");
+        }
+        Ok(Piece {
+            tokens,
+            ending,
+            versions: meta.weight_versions.filter(|_| ending.is_some()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

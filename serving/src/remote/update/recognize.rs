@@ -1,0 +1,136 @@
+//! Engines that take no weights from us. Those that return token ids serve whatever version a probe
+//! proves, and are probed again and again, because they do not say when they change. Those that do
+//! not serve the version of the alias that the configuration names, on the operator's word.
+
+use super::Updater;
+use crate::engine::LoadedVersion;
+use crate::remote::placement::State;
+use artifact::assignment::Target;
+use artifact::checkpoint::Checkpoint;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time between two probes of an engine that takes no weights.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// After a probe that no version passed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A version with its weights.
+pub type Candidate = (Arc<LoadedVersion>, Arc<Checkpoint>);
+
+impl Updater {
+    /// Notes which versions engines without token ids are said to hold.
+    pub fn vouch(&self, aliases: &BTreeMap<String, Target>) {
+        for engine in 0..self.held.len() {
+            if let Some(alias) = self.pool.client(engine).vouched_alias() {
+                let target = aliases.get(alias);
+                self.pool.vouch(engine, target.map(|target| target.version));
+            }
+        }
+    }
+
+    /// Whether an engine that takes no weights holds the version. Probes those that serve none, or one
+    /// that is not in `kept`.
+    pub(super) async fn recognize_anywhere(
+        &mut self,
+        version: &Arc<LoadedVersion>,
+        checkpoint: &Arc<Checkpoint>,
+        kept: &BTreeSet<i64>,
+    ) -> anyhow::Result<bool> {
+        for engine in self.unchangeable() {
+            let free = match self.pool.state(engine) {
+                State::Unproven => true,
+                State::Serving(serial) => !kept.contains(&serial),
+                State::Down | State::Draining(_) | State::Changing => false,
+            };
+            if free && self.holds(engine, version, checkpoint).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Probes the engines that take no weights and whose time has come against these versions: first the
+    /// one that an engine served. One that holds none of them gets no traffic.
+    pub async fn recognize(&mut self, candidates: &[Candidate]) -> anyhow::Result<()> {
+        for engine in self.unchangeable() {
+            let before = match self.pool.state(engine) {
+                State::Serving(serial) => Some(serial),
+                State::Unproven => None,
+                State::Down | State::Draining(_) | State::Changing => continue,
+            };
+            if Instant::now() < self.probe_at[engine] {
+                continue;
+            }
+            let is_old = |(version, _): &&Candidate| Some(version.serial) == before;
+            let old = candidates.iter().filter(is_old);
+            let others = candidates.iter().filter(|one| !is_old(one));
+            let mut holds = false;
+            for (version, checkpoint) in old.chain(others) {
+                holds = self.holds(engine, version, checkpoint).await?;
+                if holds {
+                    break;
+                }
+            }
+            if !holds {
+                self.probe_at[engine] = Instant::now() + RETRY_INTERVAL;
+                if before.is_some() {
+                    let engine = self.pool.client(engine).url();
+                    tracing::warn!(engine, "holds no version that is in force; out of traffic");
+                }
+                self.pool.set_state(engine, State::Unproven, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Engines that take no weights, but return token ids.
+    fn unchangeable(&self) -> Vec<usize> {
+        let engines = 0..self.held.len();
+        let unchangeable = |&engine: &usize| {
+            let client = self.pool.client(engine);
+            !client.takes_weights() && client.vouched_alias().is_none()
+        };
+        engines.filter(unchangeable).collect()
+    }
+
+    /// Probes an engine; if it holds the version, it serves it from now on.
+    async fn holds(
+        &mut self,
+        engine: usize,
+        version: &Arc<LoadedVersion>,
+        checkpoint: &Arc<Checkpoint>,
+    ) -> anyhow::Result<bool> {
+        let model = self.exact_model(version.serial, checkpoint).await?;
+        let url = self.pool.client(engine).url().to_owned();
+        match self.probe(engine, version, &model).await {
+            Ok(probed) => {
+                self.probe_at[engine] = Instant::now() + PROBE_INTERVAL;
+                let served = State::Serving(version.serial);
+                if self.pool.state(engine) != served {
+                    tracing::info!(
+                        engine = url,
+                        version = version.serial,
+                        probed_tokens = probed.tokens,
+                        largest_difference = probed.largest_difference,
+                        "engine holds version"
+                    );
+                }
+                metrics::counter!("springtide_remote_probed_tokens_total").increment(probed.tokens as u64);
+                self.pool.set_state(engine, served, None);
+                Ok(true)
+            }
+            Err(error) => {
+                let error = format!("{error:#}");
+                tracing::debug!(
+                    engine = url,
+                    version = version.serial,
+                    error,
+                    "engine does not hold version"
+                );
+                Ok(false)
+            }
+        }
+    }
+}
