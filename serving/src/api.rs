@@ -10,6 +10,7 @@ mod answer;
 mod body;
 mod choice;
 mod completions;
+mod deadline;
 mod detokenize;
 mod error;
 mod experts;

@@ -8,7 +8,7 @@ use super::exploration::Exploration;
 use super::outcome::{ChoiceOutcome, FinishedChoice, SampledToken, StopReason};
 use super::request::GenerationRequest;
 use super::sessions::Parent;
-use super::{Api, experts};
+use super::{Api, deadline, experts};
 use crate::engine::{Finish, SampleEvent};
 use crate::options::LogAway;
 use crate::routing::Route;
@@ -122,6 +122,7 @@ enum End {
     Engine(Finish),
     StopString(String),
     CallerGone,
+    DeadlinePassed,
 }
 
 impl ChoiceTask {
@@ -148,6 +149,7 @@ impl ChoiceTask {
             let event = tokio::select! {
                 biased;
                 () = canceled.cancelled() => break End::CallerGone,
+                () = self.request.deadline.passed() => break End::DeadlinePassed,
                 event = self.events.recv() => event,
             };
             match event {
@@ -176,8 +178,12 @@ impl ChoiceTask {
         };
         // cancels the sequence if the engine still samples it
         self.events.close();
+        let deadline_passed = matches!(end, End::DeadlinePassed);
         let Some(generation_id) = generation_id else {
-            return Ok(None);
+            return match deadline_passed {
+                true => Err(deadline::exceeded()),
+                false => Ok(None),
+            };
         };
         let text = text
             .finish(matches!(end, End::StopString(_)))
@@ -186,7 +192,7 @@ impl ChoiceTask {
             End::Engine(Finish::Stop(id)) => (FinishReason::Stop, Some(StopReason::Token(id))),
             End::Engine(Finish::Length) => (FinishReason::Length, None),
             End::StopString(stop) => (FinishReason::Stop, Some(StopReason::Text(stop))),
-            End::CallerGone => (FinishReason::Abort, None),
+            End::CallerGone | End::DeadlinePassed => (FinishReason::Abort, None),
         };
         let versions_unknown = versions.as_ref().is_some_and(Vec::is_empty);
         let mut finished = FinishedChoice {
@@ -210,6 +216,9 @@ impl ChoiceTask {
         };
         if !self.log(&finished, &routing).await? {
             finished.outcome.set_uncaptured();
+        }
+        if deadline_passed {
+            return Err(deadline::exceeded());
         }
         Ok(Some(finished))
     }

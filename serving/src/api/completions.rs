@@ -4,6 +4,7 @@
 use super::answer::{Choice, Completion, Header, Part, Usage};
 use super::body::{ChatRequest, CompletionRequest};
 use super::choice::{self, ChoiceTask, Chunk, Frame, FrameSender};
+use super::deadline::{self, Deadline};
 use super::error::for_openai;
 use super::outcome::FinishedChoice;
 use super::request::GenerationRequest;
@@ -33,18 +34,22 @@ const FRAMES_BUFFERED_MAX: usize = 64;
 pub async fn completions(
     State(api): State<Arc<Api>>,
     principal: Principal,
+    deadline: Deadline,
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, Problem> {
-    let request = GenerationRequest::completion(body, &api.options, &principal.tenant)?;
+    let mut request = GenerationRequest::completion(body, &api.options, &principal.tenant)?;
+    request.deadline = deadline;
     answer(&api, request, &principal).await
 }
 
 pub async fn chat_completions(
     State(api): State<Arc<Api>>,
     principal: Principal,
+    deadline: Deadline,
     Json(body): Json<ChatRequest>,
 ) -> Result<Response, Problem> {
-    let request = GenerationRequest::chat(body, &api.options, &principal.tenant)?;
+    let mut request = GenerationRequest::chat(body, &api.options, &principal.tenant)?;
+    request.deadline = deadline;
     answer(&api, request, &principal).await
 }
 
@@ -87,7 +92,10 @@ async fn available_route(api: &Api, request: &GenerationRequest, submitted: Inst
                 2,
             ));
         }
-        changed.await;
+        tokio::select! {
+            () = changed => {}
+            () = request.deadline.passed() => return Err(deadline::exceeded()),
+        }
     }
 }
 

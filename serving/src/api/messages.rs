@@ -7,6 +7,7 @@ mod body;
 use super::Api;
 use super::choice::Chunk;
 use super::completions::{Frames, QueuedRequest};
+use super::deadline::Deadline;
 use super::error::for_openai;
 use super::outcome::{ChoiceOutcome, FinishedChoice, StopReason};
 use super::request::GenerationRequest;
@@ -29,13 +30,12 @@ use uuid::Uuid;
 pub async fn messages(
     State(api): State<Arc<Api>>,
     principal: Principal,
+    deadline: Deadline,
     Json(body): Json<MessagesRequest>,
 ) -> Result<Response, Problem> {
-    let request = Arc::new(GenerationRequest::chat(
-        body.into_chat()?,
-        &api.options,
-        &principal.tenant,
-    )?);
+    let mut request = GenerationRequest::chat(body.into_chat()?, &api.options, &principal.tenant)?;
+    request.deadline = deadline;
+    let request = Arc::new(request);
     let queued = QueuedRequest::submit(&api, request.clone(), &principal).await?;
     let mut message = Message::new(&request.model, queued.prompt_tokens);
     if request.stream {

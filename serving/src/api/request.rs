@@ -2,6 +2,7 @@
 //! or queued. Pure.
 
 use super::body::{ChatRequest, CommonFields, CompletionRequest};
+use super::deadline::Deadline;
 use crate::engine::{LoadedVersion, TrafficClass};
 use crate::options::Options;
 use edge::Problem;
@@ -45,6 +46,7 @@ pub struct GenerationRequest {
     /// `None`: each choice is an episode of its own.
     pub episode_id: Option<Uuid>,
     pub return_token_ids: bool,
+    pub deadline: Deadline,
     pub priority: i32,
     pub surface: String,
     pub purpose: Purpose,
@@ -173,6 +175,7 @@ impl GenerationRequest {
                 .or(session)
                 .unwrap_or_else(|| format!("{ANONYMOUS_USER_PREFIX}{}", Uuid::now_v7())),
             return_token_ids: common.return_token_ids.unwrap_or(false),
+            deadline: Deadline::default(),
             priority: i32::try_from(common.priority.unwrap_or(0))
                 .map_err(|_| bad("priority does not fit in 32 bits; lower goes first, 0 is usual"))?,
             surface,

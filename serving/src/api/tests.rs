@@ -750,6 +750,40 @@ async fn while_the_log_is_away_a_user_may_be_answered_without_it_and_a_rollout_m
     assert!(server.log.generations().is_empty());
 }
 
+async fn with_deadline(server: &Server, milliseconds: &str, body: Value) -> Response {
+    let request = Request::post("/v1/completions")
+        .header("content-type", "application/json")
+        .header(super::deadline::HEADER, milliseconds)
+        .body(Body::from(body.to_string()))
+        .unwrap();
+    server.router.clone().oneshot(request).await.unwrap()
+}
+
+#[tokio::test]
+async fn what_is_not_answered_by_the_callers_deadline_is_cut_off_and_logged_as_aborted() {
+    // the first token comes at once, the second after a minute
+    let server = server_with(60_000, Options::default()).await;
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 20});
+    let response = with_deadline(&server, "3000", body.clone()).await;
+    assert_eq!(response.status(), 504);
+    assert!(text(response).await.contains("springtide-deadline-ms"));
+    let logged = server.log.generations();
+    assert_eq!(logged.len(), 1);
+    assert_eq!(logged[0].finish_reason, FinishReason::Abort);
+    for wrong in ["0", "soon", "99999999999"] {
+        assert_eq!(with_deadline(&server, wrong, body.clone()).await.status(), 400);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_within_the_deadline_is_like_any_other() {
+    let server = server().await;
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2});
+    let response = with_deadline(&server, "60000", body).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(server.log.generations()[0].finish_reason, FinishReason::Length);
+}
+
 #[tokio::test]
 async fn a_generation_whose_caller_disconnects_is_logged_as_aborted() {
     // a whole answer takes 2 s

@@ -3,15 +3,17 @@
 //! engines here sample with our exact model behind vLLM's routes. `make bench-engines` has the real
 //! one.
 
-use super::{Options, Pool, Server, Updater};
+use super::placement::State;
+use super::{OpenAiServer, Options, Pool, Server, Updater};
 use crate::engine::caller::Caller;
-use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, TrafficClass, events_max};
+use crate::engine::{Config, Engine, Finish, LoadedVersion, SampleEvent, SampleRequest, TrafficClass, events_max};
 use crate::routing::tests::no_templates;
+use artifact::assignment::Target;
 use artifact::checkpoint::Checkpoint;
 use artifact::tensor::TensorData;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Json, State};
+use axum::extract::{Json, State as Extract};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -23,8 +25,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use text::tokenizer::Tokenizer;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 const CONTEXT: usize = 64;
 const VOCAB: u32 = 96;
@@ -42,6 +46,8 @@ struct Faults {
     stalls_after: Option<usize>,
     /// Every request to sample gets 503.
     refuses: bool,
+    /// Answers say that other weights sampled the tokens from this one on.
+    crosses_at: Option<usize>,
 }
 
 struct Held {
@@ -91,6 +97,7 @@ impl Fake {
             .route("/finish_weight_update", post(finish))
             .route("/resume", post(done))
             .route("/inference/v1/generate", post(generate))
+            .route("/v1/completions", post(complete))
             .with_state(fake.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         fake
@@ -117,11 +124,11 @@ impl Fake {
     }
 }
 
-async fn weight_info(State(fake): State<Fake>) -> Json<Value> {
+async fn weight_info(Extract(fake): Extract<Fake>) -> Json<Value> {
     Json(json!({"weight_version": fake.held().name}))
 }
 
-async fn update(State(fake): State<Fake>, Json(body): Json<Value>) -> Result<Json<Value>, (StatusCode, String)> {
+async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result<Json<Value>, (StatusCode, String)> {
     let info = &body["update_info"];
     let mut held = fake.held();
     let (kind, ignored, next) = match (info["patch"].as_str(), info["folder"].as_str()) {
@@ -165,29 +172,81 @@ fn patched(checkpoint: &Checkpoint, path: &str) -> Checkpoint {
     checkpoint
 }
 
-async fn finish(State(fake): State<Fake>, Json(body): Json<Value>) -> Json<Value> {
+async fn finish(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Json<Value> {
     fake.held().name = body["weight_version"].as_str().unwrap().into();
     Json(json!({}))
 }
 
-async fn generate(State(fake): State<Fake>, Json(body): Json<Value>) -> Response {
-    let (model, name, faults) = {
+async fn generate(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Response {
+    let params = &body["sampling_params"];
+    let count = params["max_tokens"].as_u64().unwrap() as usize;
+    let (name, crosses_at) = {
         let held = fake.held();
-        (held.model.clone(), held.name.clone(), held.faults)
+        (held.name.clone(), held.faults.crosses_at)
+    };
+    let event = move |index: usize, id: u32, logprob: f32| {
+        let last = index + 1 == count;
+        let choice = json!({
+            "token_ids": [id],
+            "logprobs": {"content": [{"token_id": id, "logprob": logprob}]},
+            "finish_reason": last.then_some("length"),
+            "weight_versions": last.then(|| match crosses_at {
+                None => json!([{"version": name, "start": 0, "end": count}]),
+                Some(at) => json!([
+                    {"version": name, "start": 0, "end": at},
+                    {"version": "springtide-9-other", "start": at, "end": count},
+                ]),
+            }),
+        });
+        json!({"choices": [choice]})
+    };
+    sample(fake, &body["token_ids"], &params["temperature"], count, event)
+}
+
+/// `/v1/completions`: token ids for a prompt of ids, and the text `ab` for a prompt of text.
+async fn complete(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Response {
+    if body["prompt"].is_string() {
+        let events = [("a", Value::Null), ("b", "stop".into())];
+        let event = |(text, finish): (&str, Value)| {
+            let choice = json!({"index": 0, "text": text, "finish_reason": finish});
+            format!("data: {}\n\n", json!({"choices": [choice]}))
+        };
+        return (events.map(event).concat() + "data: [DONE]\n\n").into_response();
+    }
+    let count = body["max_tokens"].as_u64().unwrap() as usize;
+    let event = move |index: usize, id: u32, logprob: f32| {
+        let choice = json!({
+            "index": 0, "text": "", "token_ids": [id],
+            "logprobs": {"token_logprobs": [logprob], "top_logprobs": [{}]},
+            "finish_reason": (index + 1 == count).then_some("length"),
+        });
+        json!({"choices": [choice]})
+    };
+    sample(fake, &body["prompt"], &body["temperature"], count, event)
+}
+
+/// Samples with the model that the engine holds now. `event`: of the index, id and log-probability of
+/// a token.
+fn sample(
+    fake: Fake,
+    prompt: &Value,
+    temperature: &Value,
+    count: usize,
+    event: impl Fn(usize, u32, f32) -> Value + Send + 'static,
+) -> Response {
+    let (model, faults) = {
+        let held = fake.held();
+        (held.model.clone(), held.faults)
     };
     if faults.refuses {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     }
-    let ids = |value: &Value| -> Vec<u32> {
-        let ids = value.as_array().unwrap().iter();
-        ids.map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
-    };
-    let mut next = ids(&body["token_ids"]);
+    let ids = prompt.as_array().unwrap().iter();
+    let mut next: Vec<u32> = ids.map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect();
     let params = Params {
-        temperature: body["sampling_params"]["temperature"].as_f64().unwrap() as f32,
+        temperature: temperature.as_f64().unwrap() as f32,
         ..Params::default()
     };
-    let count = body["sampling_params"]["max_tokens"].as_u64().unwrap() as usize;
     let stream = async_stream(move |events| {
         let mut cache = KvCache::new(&model, 1, CONTEXT);
         let mut source = Source::new(next.iter().map(|&id| u64::from(id)).sum());
@@ -202,14 +261,7 @@ async fn generate(State(fake): State<Fake>, Json(body): Json<Value>) -> Response
             let drawn = sampling::draw(&logits, &params, &PreviousTokens::default(), &mut source);
             next = vec![drawn.id];
             fake.held().sampled += 1;
-            let last = index + 1 == count;
-            let choice = json!({
-                "token_ids": [drawn.id],
-                "logprobs": {"content": [{"token_id": drawn.id, "logprob": drawn.log_prob}]},
-                "finish_reason": last.then_some("length"),
-                "weight_versions": last.then(|| json!([{"version": name, "start": 0, "end": count}])),
-            });
-            let event = format!("data: {}\n\n", json!({"choices": [choice]}));
+            let event = format!("data: {}\n\n", event(index, drawn.id, drawn.log_prob));
             if events.blocking_send(event).is_err() {
                 return;
             }
@@ -273,21 +325,22 @@ struct Stand {
 
 impl Stand {
     async fn new(engines: usize) -> Stand {
+        Stand::with(engines, |fakes| Options {
+            vllm: fakes.iter().map(vllm).collect(),
+            ..Options::default()
+        })
+        .await
+    }
+
+    async fn with(engines: usize, options: impl FnOnce(&[Fake]) -> Options) -> Stand {
         let mut fakes = Vec::new();
         for _ in 0..engines {
             fakes.push(Fake::start().await);
         }
         let patches = tempfile::tempdir().unwrap();
         let options = Options {
-            vllm: fakes
-                .iter()
-                .map(|fake| Server {
-                    url: fake.url.clone(),
-                    ..Server::default()
-                })
-                .collect(),
             patch_dir: PathBuf::from(patches.path()),
-            ..Options::default()
+            ..options(&fakes)
         };
         let config = Config {
             queue_choices_max: 64,
@@ -342,8 +395,29 @@ impl Stand {
     }
 
     fn submit(&self, version: &Arc<LoadedVersion>, max_tokens: usize) -> mpsc::Receiver<SampleEvent> {
+        self.submit_turn(version, max_tokens, None)
+    }
+
+    fn submit_turn(
+        &self,
+        version: &Arc<LoadedVersion>,
+        max_tokens: usize,
+        session: Option<Uuid>,
+    ) -> mpsc::Receiver<SampleEvent> {
         let (sender, events) = mpsc::channel(events_max(max_tokens));
-        let request = SampleRequest {
+        let request = self.request(version, max_tokens, session, sender);
+        self.pool.submit(vec![request]).unwrap();
+        events
+    }
+
+    fn request(
+        &self,
+        version: &Arc<LoadedVersion>,
+        max_tokens: usize,
+        session: Option<Uuid>,
+        events: mpsc::Sender<SampleEvent>,
+    ) -> SampleRequest {
+        SampleRequest {
             version: version.clone(),
             prompt: Arc::new([1, 2, 3]),
             max_tokens,
@@ -354,12 +428,25 @@ impl Stand {
             caller: Caller::new("default", None),
             class: TrafficClass::Production,
             priority: 0,
-            session: None,
-            events: sender,
+            session,
+            events,
             submitted: Instant::now(),
-        };
-        self.pool.submit(vec![request]).unwrap();
-        events
+        }
+    }
+}
+
+fn vllm(fake: &Fake) -> Server {
+    Server {
+        url: fake.url.clone(),
+        ..Server::default()
+    }
+}
+
+fn openai(fake: &Fake, alias: Option<&str>) -> OpenAiServer {
+    OpenAiServer {
+        url: fake.url.clone(),
+        alias: alias.map(str::to_owned),
+        ..OpenAiServer::default()
     }
 }
 
@@ -512,4 +599,159 @@ async fn a_caller_who_leaves_ends_the_request_in_the_engine() {
     }
     // and not as a failure of the engine
     assert!(stand.updater.serves(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_other_weights_finished_is_refused_and_its_engine_is_probed_again() {
+    let mut stand = Stand::new(1).await;
+    let version = stand.place(1, &[]).await;
+    stand.fakes[0].set(Faults {
+        crosses_at: Some(3),
+        ..Faults::default()
+    });
+    let events = stand.ask(&version, 5).await;
+    let Some(SampleEvent::Failed(error)) = events.last() else {
+        panic!("{events:?}");
+    };
+    assert!(error.contains("springtide-9-other"), "{error}");
+    while stand.updater.serves(1) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_turns_of_a_session_stay_on_one_engine_and_move_when_it_fails() {
+    let mut stand = Stand::new(2).await;
+    let version = stand.place(1, &[]).await;
+    stand.mend(&[(1, 1.0)], 1, 2).await;
+    let sampled = |stand: &Stand| -> Vec<usize> {
+        let fakes = stand.fakes.iter();
+        fakes.map(|fake| std::mem::take(&mut fake.held().sampled)).collect()
+    };
+    let session = Some(Uuid::from_u128(3));
+    let turn = async |stand: &Stand| {
+        let mut events = stand.submit_turn(&version, 2, session);
+        let mut last = None;
+        while let Some(event) = events.recv().await {
+            last = Some(event);
+        }
+        assert!(matches!(last, Some(SampleEvent::Finished(_))), "{last:?}");
+    };
+    sampled(&stand);
+    for _ in 0..4 {
+        turn(&stand).await;
+    }
+    let by_engine = sampled(&stand);
+    let home = usize::from(by_engine[1] > 0);
+    assert_eq!((by_engine[home], by_engine[1 - home]), (8, 0));
+    stand.fakes[home].set(Faults {
+        refuses: true,
+        ..Faults::default()
+    });
+    turn(&stand).await;
+    assert_eq!(sampled(&stand)[1 - home], 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_takes_no_weights_serves_the_version_that_a_probe_proves() {
+    let mut stand = Stand::with(1, |fakes| Options {
+        openai: vec![openai(&fakes[0], None)],
+        ..Options::default()
+    })
+    .await;
+    // as by the fleet's own deployment
+    let hold = |stand: &Stand, checkpoint: &Checkpoint| {
+        stand.fakes[0].held().model = Arc::new(ExactModel::from_checkpoint(checkpoint).unwrap());
+    };
+    let (first, first_weights) = version(1);
+    let (second, second_weights) = version(2);
+    hold(&stand, &first_weights);
+    let kept = BTreeSet::new();
+    // until the watch has seen it
+    while stand.updater.place(&first, &first_weights, &kept).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(finished(&stand.ask(&first, 5).await));
+    let refused = stand.updater.place(&second, &second_weights, &kept).await.unwrap_err();
+    assert!(refused.to_string().contains("version 2"), "{refused}");
+    assert!(stand.updater.serves(1) && !stand.updater.serves(2));
+    hold(&stand, &second_weights);
+    stand.updater.place(&second, &second_weights, &kept).await.unwrap();
+    assert!(stand.updater.serves(2) && !stand.updater.serves(1));
+    assert!(finished(&stand.ask(&second, 5).await));
+    assert_eq!(stand.fakes[0].updates(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_without_token_ids_answers_for_its_alias_and_its_answers_are_untrainable() {
+    let stand = Stand::with(1, |fakes| Options {
+        openai: vec![openai(&fakes[0], Some("partner"))],
+        ..Options::default()
+    })
+    .await;
+    let (version, _) = version(4);
+    let version = LoadedVersion {
+        tokenizer: Some(letters()),
+        stop_ids: vec![3],
+        ..Arc::into_inner(version).unwrap()
+    };
+    let version = Arc::new(version);
+    let target = |version: &LoadedVersion| Target {
+        version: version.serial,
+        root: version.root,
+    };
+    stand.updater.vouch(&[("champion".into(), target(&version))].into());
+    while stand.pool.state(0) == State::Down {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!stand.updater.serves(4), "another alias");
+    stand.updater.vouch(&[("partner".into(), target(&version))].into());
+    assert!(stand.updater.serves(4));
+    let events = stand.ask(&version, 5).await;
+    let ids = events.iter().filter_map(|event| match event {
+        SampleEvent::Token(token) => Some((token.id, token.logprob)),
+        _ => None,
+    });
+    // a, b, and the token that stands for the end
+    assert_eq!(ids.collect::<Vec<_>>(), [(0, 0.0), (1, 0.0), (3, 0.0)]);
+    assert_eq!(events.first(), Some(&SampleEvent::Untrainable("no_token_ids")));
+    assert_eq!(events.last(), Some(&SampleEvent::Finished(Finish::Stop(3))));
+    // what it cannot be asked for is refused by name
+    let (sender, mut events) = mpsc::channel(events_max(1));
+    let request = SampleRequest {
+        params: Params {
+            top_k: 3,
+            ..Params::default()
+        },
+        ..stand.request(&version, 1, None, sender)
+    };
+    stand.pool.submit(vec![request]).unwrap();
+    let Some(SampleEvent::Failed(error)) = events.recv().await else {
+        panic!("a failure was expected");
+    };
+    assert!(error.contains("top_k"), "{error}");
+}
+
+/// `a`, `b`, `c` and a special token for the end.
+fn letters() -> Tokenizer {
+    let end = json!({"id": 3, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
+                     "normalized": false, "special": true});
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [end],
+        "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": {"type": "Fuse"},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                  "vocab": {"a": 0, "b": 1, "c": 2, "<|end|>": 3}, "merges": []}
+    });
+    let files = [
+        ("tokenizer.json", json.to_string()),
+        ("generation_config.json", json!({"eos_token_id": 3}).to_string()),
+        ("config.json", "{}".to_owned()),
+    ];
+    let files = files.map(|(name, text)| (name.to_owned(), text.into()));
+    Tokenizer::from_checkpoint(&Checkpoint {
+        files: files.into(),
+        ..Checkpoint::default()
+    })
+    .unwrap()
 }
