@@ -207,7 +207,7 @@ fn start_own(
 fn start_remote(options: &Options, pool: Pool, arithmetic: Arithmetic) -> Started {
     let updater = Updater::new(pool.clone(), options.remote.clone(), arithmetic);
     let host = Host::Remote {
-        updater,
+        updater: Box::new(updater),
         context_max: options.context_tokens_max,
     };
     Started {

@@ -246,6 +246,9 @@ impl ChoiceTask {
         if self.explores() {
             metrics::counter!("springtide_choices_explored_total", "arm" => self.route.arm.clone()).increment(1);
         }
+        if let Some(code) = finished.outcome.untrainable {
+            metrics::counter!("springtide_choices_untrainable_total", "code" => code).increment(1);
+        }
         metrics::counter!("springtide_sampled_tokens_total").increment(finished.tokens.len() as u64);
         metrics::counter!("springtide_prompt_tokens_total").increment(finished.prompt_ids.len() as u64);
         let appended = self.api.log.append(&event).await;

@@ -44,7 +44,7 @@ pub enum Host {
     /// Our own engine, which holds several versions.
     Own { engine: Handle, staging: Arc<Staging> },
     /// Engines elsewhere, which hold one each.
-    Remote { updater: Updater, context_max: usize },
+    Remote { updater: Box<Updater>, context_max: usize },
 }
 
 /// A version to load.

@@ -145,7 +145,7 @@ fn piece(choice: Choice) -> anyhow::Result<Piece> {
 mod tests {
     use super::*;
 
-    fn read(event: Value) -> Result<Piece, Error> {
+    fn read(event: &Value) -> Result<Piece, Error> {
         Reader.read(event.to_string().as_bytes())
     }
 
@@ -158,25 +158,25 @@ mod tests {
                 "top_logprobs": [{"token_id:7": -0.5, "token_id:3": -0.25}, null],
             },
         }]});
-        let piece = read(event).unwrap();
+        let piece = read(&event).unwrap();
         assert_eq!(piece.ending, Some(Ending::Stop));
         assert_eq!(piece.tokens[0].top, [(3, -0.25), (7, -0.5)]);
         let tokens: Vec<(u32, f32)> = piece.tokens.iter().map(|token| (token.id, token.logprob)).collect();
         assert_eq!(tokens, [(7, -0.5), (9, 0.0)]);
-        assert_eq!(read(json!({"choices": [], "usage": {}})).unwrap(), Piece::default());
+        assert_eq!(read(&json!({"choices": [], "usage": {}})).unwrap(), Piece::default());
     }
 
     #[test]
     fn an_answer_without_ids_or_log_probabilities_is_an_error_that_says_what_to_do() {
         let without_ids = json!({"choices": [{"text": "a", "logprobs": {"token_logprobs": [-1.0]}}]});
-        let error = read(without_ids).unwrap_err().to_string();
+        let error = read(&without_ids).unwrap_err().to_string();
         assert!(error.contains("serve.remote.openai.alias"), "{error}");
         let without_logprobs = json!({"choices": [{"text": "a", "token_ids": [3]}]});
-        let error = read(without_logprobs).unwrap_err().to_string();
+        let error = read(&without_logprobs).unwrap_err().to_string();
         assert!(error.contains("0 log-probabilities for 1 tokens"), "{error}");
         let other = json!({"choices": [{"text": "", "finish_reason": "content_filter"}]});
-        assert!(read(other).unwrap_err().to_string().contains("content_filter"));
+        assert!(read(&other).unwrap_err().to_string().contains("content_filter"));
         let refused = json!({"error": {"message": "too long", "code": 400}});
-        assert!(matches!(read(refused), Err(Error::Refused(_))));
+        assert!(matches!(read(&refused), Err(Error::Refused(_))));
     }
 }

@@ -206,3 +206,55 @@ impl TextReader {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::{SampleEvent, SampleRequest};
+    use crate::remote::recorded::{self, Exchange, events, request};
+    use crate::remote::sequence::{self, End};
+    use serde_json::json;
+
+    fn plain() -> (SampleRequest, tokio::sync::mpsc::Receiver<SampleEvent>) {
+        let (mut request, receiver) = request(8);
+        request.params.top_k = 0;
+        request.top_logprobs = 0;
+        request.suppressed = None;
+        (request, receiver)
+    }
+
+    #[tokio::test]
+    async fn a_server_with_token_ids_is_asked_for_its_model_by_name() {
+        let body = json!({
+            "prompt": [5, 6, 7, 8], "max_tokens": 3, "temperature": 0.75, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+            "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop_token_ids": [1],
+            "ignore_eos": true, "stream": true, "logprobs": 0, "return_token_ids": true,
+            "return_tokens_as_token_ids": true, "cache_salt": "tenant-default", "model": "theirs",
+        });
+        let event = json!({"choices": [{"index": 0, "token_ids": [4, 1], "finish_reason": "stop",
+                                        "logprobs": {"token_logprobs": [-0.5, -0.25]}}]});
+        let exchange = Exchange::post("/v1/completions", body, 200, events(&[event]));
+        let models = json!({"data": [{"id": "other", "max_model_len": 8}, {"id": "theirs", "max_model_len": 64}]});
+        let server = recorded::openai(vec![exchange, Exchange::get("/v1/models", &models)], None).await;
+        assert_eq!(server.context().await.unwrap(), Some(64));
+        let (request, mut receiver) = plain();
+        let end = sequence::run(&server, "", request, false).await;
+        assert!(matches!(end, End::Done), "{end:?}");
+        let mut said = Vec::new();
+        while let Ok(event) = receiver.try_recv() {
+            said.push(event);
+        }
+        assert_eq!(said.len(), 3, "two tokens and the end: {said:?}");
+    }
+
+    #[tokio::test]
+    async fn a_server_of_text_needs_a_tokenizer_of_the_version_that_it_answers_for() {
+        let server = recorded::openai(vec![], Some("partner")).await;
+        let (request, mut receiver) = plain();
+        let end = sequence::run(&server, "", request, false).await;
+        assert!(matches!(end, End::Done), "{end:?}");
+        let Ok(SampleEvent::Failed(error)) = receiver.try_recv() else {
+            panic!("a failure was expected");
+        };
+        assert!(error.contains("without a tokenizer"), "{error}");
+    }
+}

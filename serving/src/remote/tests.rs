@@ -59,6 +59,8 @@ struct Held {
     updates: Vec<&'static str>,
     /// Tokens that it sampled.
     sampled: usize,
+    /// What kept the caches of its requests apart, in their order.
+    salts: Vec<String>,
 }
 
 /// A server with vLLM's routes.
@@ -78,6 +80,7 @@ impl Fake {
             faults: Faults::default(),
             updates: Vec::new(),
             sampled: 0,
+            salts: Vec::new(),
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let fake = Fake {
@@ -181,7 +184,8 @@ async fn generate(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Resp
     let params = &body["sampling_params"];
     let count = params["max_tokens"].as_u64().unwrap() as usize;
     let (name, crosses_at) = {
-        let held = fake.held();
+        let mut held = fake.held();
+        held.salts.push(body["cache_salt"].as_str().unwrap().into());
         (held.name.clone(), held.faults.crosses_at)
     };
     let event = move |index: usize, id: u32, logprob: f32| {
@@ -754,4 +758,45 @@ fn letters() -> Tokenizer {
         ..Checkpoint::default()
     })
     .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_free_slot_goes_to_the_tenant_with_fewer_slots_and_to_users_before_rollouts() {
+    let mut stand = Stand::new(1).await;
+    let version = stand.place(1, &[]).await;
+    let submit = |tenant: &str, class, max_tokens| {
+        let (sender, events) = mpsc::channel(events_max(max_tokens));
+        let request = SampleRequest {
+            caller: Caller::new(tenant, None),
+            class,
+            ..stand.request(&version, max_tokens, None, sender)
+        };
+        stand.pool.submit(vec![request]).unwrap();
+        events
+    };
+    stand.fakes[0].set(Faults {
+        stalls_after: Some(1),
+        ..Faults::default()
+    });
+    let mut running: Vec<_> = (0..4).map(|_| submit("a", TrafficClass::Production, 5)).collect();
+    for events in &mut running {
+        assert!(matches!(events.recv().await, Some(SampleEvent::Token(_))));
+    }
+    stand.fakes[0].set(Faults::default());
+    stand.fakes[0].held().salts.clear();
+    let waiting = [
+        submit("c", TrafficClass::Background, 5),
+        submit("a", TrafficClass::Production, 5),
+        submit("b", TrafficClass::Production, 5),
+    ];
+    // one free slot, so each begins after the one before has ended
+    running.pop();
+    for mut events in waiting {
+        let mut last = None;
+        while let Some(event) = events.recv().await {
+            last = Some(event);
+        }
+        assert!(matches!(last, Some(SampleEvent::Finished(_))), "{last:?}");
+    }
+    assert_eq!(stand.fakes[0].held().salts, ["tenant-b", "tenant-a", "tenant-c"]);
 }
