@@ -87,7 +87,8 @@ impl Updater {
         }
         let engine = self.pool.placement(|engines| engines.place(kept)).with_context(|| {
             format!(
-                "none of the {} engines is free for version {}: start more engines, or name fewer versions",
+                "none of the {} engines is free for version {}, and none that takes no weights holds it: start more \
+                 engines, or name fewer versions",
                 self.held.len(),
                 version.serial
             )
