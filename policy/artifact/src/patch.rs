@@ -9,9 +9,14 @@
 //! | `format` | `springtide-patch-1` |
 //! | `from`, `to` | content hashes of both versions, in hex |
 //! | `shapes` | JSON object: the shape of each tensor that changed |
+//! | `digest` | BLAKE3 of the file with these 64 digits as `0`, in hex |
+//!
+//! Files of older builds have no `digest`.
 //!
 //! It moves weights between processes of one machine. [`delta`](crate::delta) is the form for
 //! storage and networks.
+
+mod read;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -19,9 +24,14 @@ use std::collections::{BTreeMap, HashMap};
 use safetensors::{Dtype, View};
 
 use crate::checkpoint::Checkpoint;
+use crate::digest::Digest;
 use crate::tensor::{TensorData, weight_bytes};
 
+pub use read::{Changes, Contents, Refused};
+
 const FORMAT: &str = "springtide-patch-1";
+/// The value of `digest` while the file is hashed.
+const NO_DIGEST: &[u8; 64] = &[b'0'; 64];
 
 /// Why there is no patch between two versions.
 #[derive(Debug, thiserror::Error)]
@@ -67,16 +77,32 @@ pub fn between(from: &Checkpoint, to: &Checkpoint) -> Result<Patch, Error> {
         parts.push((format!("{name}|v"), Part::new(new.dtype, count, values)));
     }
     let shapes = serde_json::to_string(&shapes).unwrap_or_default();
+    let no_digest = String::from_utf8_lossy(NO_DIGEST).into_owned();
     let metadata: HashMap<String, String> = [
         ("format", FORMAT.to_owned()),
         ("from", from.root().to_string()),
         ("to", to.root().to_string()),
         ("shapes", shapes),
+        ("digest", no_digest),
     ]
     .map(|(key, value)| (key.to_owned(), value))
     .into();
-    let file = safetensors::serialize(parts, Some(metadata))?;
+    let mut file = safetensors::serialize(parts, Some(metadata))?;
+    let digest = Digest::of(&file).to_string();
+    if let Some(place) = digest_place(&file) {
+        file[place].copy_from_slice(digest.as_bytes());
+    }
     Ok(Patch { file, weights })
+}
+
+/// Where the 64 digits of `digest` are in the header. Quotes inside a JSON string are escaped, so
+/// no other text has this form.
+fn digest_place(file: &[u8]) -> Option<std::ops::Range<usize>> {
+    const KEY: &[u8] = b"\"digest\":\"";
+    let header_bytes = u64::from_le_bytes(*file.first_chunk()?);
+    let header = file.get(8..)?.get(..usize::try_from(header_bytes).ok()?)?;
+    let start = 8 + header.windows(KEY.len()).position(|bytes| bytes == KEY)? + KEY.len();
+    (start + NO_DIGEST.len() <= file.len()).then_some(start..start + NO_DIGEST.len())
 }
 
 /// Indices and bytes of the weights that differ; `None`: none do.
@@ -131,7 +157,7 @@ mod tests {
     use super::*;
     use safetensors::SafeTensors;
 
-    fn checkpoint(tensors: &[(&str, &[u16])]) -> Checkpoint {
+    pub(super) fn checkpoint(tensors: &[(&str, &[u16])]) -> Checkpoint {
         let tensors = tensors.iter().map(|(name, values)| {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             let tensor = TensorData::new(Dtype::BF16, vec![2, values.len() / 2], bytes).unwrap();
