@@ -45,6 +45,9 @@ const INDEX: &str = "model.safetensors.index.json";
 const STILL_WRITTEN: &str =
     "either it is still being written, or it was copied in part; wait for its writer, or copy it again";
 
+/// Reads a file of weights.
+type Load<'a> = dyn Fn(&Path) -> std::io::Result<Bytes> + 'a;
+
 #[derive(Serialize, Deserialize)]
 struct Index {
     #[serde(default)]
@@ -57,7 +60,12 @@ impl Checkpoint {
     /// Reads a Hugging Face folder: `model.safetensors` or the shards in
     /// `model.safetensors.index.json`, and the files in [`FILES`]. Ignores other files.
     pub fn read_dir(path: &Path) -> Result<Self, Error> {
-        read(path)
+        Self::read_dir_by(path, |file| fs::read(file).map(Bytes::from))
+    }
+
+    /// [`read_dir`](Self::read_dir) with `load` for the files of weights, such as one that maps them.
+    pub fn read_dir_by(path: &Path, load: impl Fn(&Path) -> std::io::Result<Bytes>) -> Result<Self, Error> {
+        read(path, &load)
     }
 
     /// Writes a folder that [`read_dir`](Self::read_dir) and Hugging Face's loaders read. Creates
@@ -76,9 +84,9 @@ impl Checkpoint {
 
 /// Returns an error if somebody seems to be writing the folder: the index is missing, a file is cut
 /// off, or a file changes during the read.
-pub(crate) fn read(folder: &Path) -> Result<Checkpoint, Error> {
+fn read(folder: &Path, load: &Load) -> Result<Checkpoint, Error> {
     let before = times(folder)?;
-    let checkpoint = read_files(folder)?;
+    let checkpoint = read_files(folder, load)?;
     let after = times(folder)?;
     match before.iter().find(|(name, time)| after.get(*name) != Some(time)) {
         Some((name, _)) => Err(refuse(
@@ -109,10 +117,10 @@ pub fn is_read(name: &str) -> bool {
     name.ends_with(".safetensors") || name == INDEX || FILES.contains(&name)
 }
 
-fn read_files(folder: &Path) -> Result<Checkpoint, Error> {
+fn read_files(folder: &Path, load: &Load) -> Result<Checkpoint, Error> {
     let mut checkpoint = Checkpoint::default();
     let index = read_if_there(&folder.join(INDEX))?;
-    let single = read_if_there(&folder.join(SINGLE))?;
+    let single = load_if_there(&folder.join(SINGLE), load)?;
     match (single, index) {
         (Some(_), Some(_)) => {
             return Err(refuse(folder, format!("both {SINGLE} and {INDEX} are there")));
@@ -125,7 +133,7 @@ fn read_files(folder: &Path) -> Result<Checkpoint, Error> {
             return Err(refuse(folder, format!("neither {SINGLE} nor {INDEX} is there")));
         }
         (Some(bytes), None) => read_tensors(&folder.join(SINGLE), &bytes, &mut checkpoint)?,
-        (None, Some(bytes)) => read_shards(folder, &bytes, &mut checkpoint)?,
+        (None, Some(bytes)) => read_shards(folder, &bytes, &mut checkpoint, load)?,
     }
     for &name in FILES {
         if let Some(bytes) = read_if_there(&folder.join(name))? {
@@ -135,7 +143,7 @@ fn read_files(folder: &Path) -> Result<Checkpoint, Error> {
     Ok(checkpoint)
 }
 
-fn read_shards(folder: &Path, index: &[u8], checkpoint: &mut Checkpoint) -> Result<(), Error> {
+fn read_shards(folder: &Path, index: &[u8], checkpoint: &mut Checkpoint, load: &Load) -> Result<(), Error> {
     let index_path = folder.join(INDEX);
     let index: Index = serde_json::from_slice(index).map_err(|error| refuse(&index_path, error.to_string()))?;
     let shards: BTreeSet<&String> = index.weight_map.values().collect();
@@ -145,7 +153,7 @@ fn read_shards(folder: &Path, index: &[u8], checkpoint: &mut Checkpoint) -> Resu
             return Err(refuse(&index_path, format!("`{shard}` is not a file name")));
         }
         let path = folder.join(shard);
-        let bytes = read_if_there(&path)?
+        let bytes = load_if_there(&path, load)?
             .ok_or_else(|| refuse(&index_path, format!("the shard {shard} is missing: {STILL_WRITTEN}")))?;
         let mut part = Checkpoint::default();
         read_tensors(&path, &bytes, &mut part)?;
@@ -250,8 +258,12 @@ fn write_tensors(path: &Path, checkpoint: &Checkpoint, names: &[&String]) -> Res
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Bytes>, Error> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes.into())),
+    load_if_there(path, &|file| fs::read(file).map(Bytes::from))
+}
+
+fn load_if_there(path: &Path, load: &Load) -> Result<Option<Bytes>, Error> {
+    match load(path) {
+        Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(io("read", path)(error)),
     }
