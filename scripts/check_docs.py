@@ -29,7 +29,7 @@ NAME = re.compile(r"\bspringtide_[a-z_]+")
 
 
 def pages():
-    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "examples/*.md", "tests/**/*.md", "models/*/*.md"):
+    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "examples/*.md", "python/*.md", "tests/**/*.md", "models/*/*.md"):
         yield from sorted(ROOT.glob(pattern))
 
 

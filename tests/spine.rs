@@ -228,6 +228,42 @@ impl Fleet {
     }
 }
 
+/// The clients of `python/` complete and give feedback, if `make test` names a Python that has them.
+/// Returns the generations that were acknowledged.
+async fn ask_from_python(stack: &Stack, fleet: &Fleet) -> Vec<Uuid> {
+    #[derive(serde::Deserialize)]
+    struct Sent {
+        generations: Vec<Uuid>,
+        feedback: Vec<Uuid>,
+    }
+    let Some(python) = std::env::var_os("SPRINGTIDE_PYTHON") else {
+        eprintln!("without the clients of python/: SPRINGTIDE_PYTHON names no Python that has them");
+        return vec![];
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/tests/against_stack.py");
+    let mut command = tokio::process::Command::new(python);
+    command
+        .arg(script)
+        .env("SPRINGTIDE_SERVE", &fleet.serve)
+        .env("SPRINGTIDE_INGEST", &fleet.ingest)
+        .env_remove("SPRINGTIDE_API_KEY")
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(DEADLINE, command.output()).await.unwrap().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let sent: Sent = serde_json::from_slice(&output.stdout).unwrap();
+    eventually("each feedback event of Python is a row", DEADLINE, async || {
+        let rows: i64 = sqlx::query_scalar("select count(*) from feedback where id = any($1)")
+            .bind(&sent.feedback)
+            .fetch_one(&stack.pool)
+            .await
+            .ok()?;
+        (rows == sent.feedback.len() as i64).then_some(())
+    })
+    .await;
+    sent.generations
+}
+
 impl Drop for Fleet {
     fn drop(&mut self) {
         for (role, child) in &mut self.roles {
@@ -299,6 +335,7 @@ async fn feedback_becomes_a_served_version_kills_lose_nothing_and_a_rollback_reb
     let first = eventually("the fleet answers", DEADLINE, async || fleet.complete("someone").await).await;
     acknowledged.push(first["generation_id"].as_str().unwrap().parse().unwrap());
     let base = first["version"].as_i64().unwrap();
+    acknowledged.extend(ask_from_python(&stack, &fleet).await);
     let learned = fleet.until_version_above(base, &mut acknowledged).await;
     check_root(&stack, &learned).await;
 

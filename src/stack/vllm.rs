@@ -20,7 +20,7 @@ pub const STOP: Signal = Signal::SIGTERM;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// vLLM's command, in an environment that also has `python/springtide_vllm`. Without it, no server
+    /// vLLM's command, in an environment that also has the wheel of `python/`. Without it, no server
     /// is run.
     pub program: Option<PathBuf>,
     /// Number of servers, 1 to 8. Each holds one version: learner, champion and base need three.

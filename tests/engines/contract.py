@@ -3,8 +3,8 @@
     contract.py record URL FOLDER FILE   sends every request and writes the answers to FILE
     contract.py check URL FOLDER FILE    sends the requests of FILE and compares the forms of the answers
 
-The server must hold the model in FOLDER and run as docs/serving-guide.md says. `make test` replays FILE to our
-client. The server is left with the weights of FOLDER.
+The server must hold the model in FOLDER, models/demo-base, and run as docs/guide-serving.md says. `make
+test` replays FILE to our client. The server is left with the weights of FOLDER.
 """
 
 import json
@@ -15,6 +15,8 @@ import urllib.error
 import urllib.request
 
 COPY = "/dev/shm/springtide/contract.folder"
+# Content hash of models/demo-base.
+ROOT = "2a23c48fb6484018355c3f7b7ffd335fba043f8d5fc3b38dab4e987bb645d21a"
 SAMPLING = {
     "max_tokens": 3,
     "temperature": 0.75,
@@ -53,7 +55,7 @@ REQUESTS = {
         {"update_info": {"patch": "/dev/shm/springtide/contract.safetensors", "from": "aa", "to": "bb"}},
     ],
     "start again": ["POST", "/start_weight_update", None],
-    "folder": ["POST", "/update_weights", {"update_info": {"folder": COPY, "to": "bb"}}],
+    "folder": ["POST", "/update_weights", {"update_info": {"folder": COPY, "to": ROOT}}],
     "finish": ["POST", "/finish_weight_update", {"weight_version": "springtide-7-bb"}],
     "resume": ["POST", "/resume", None],
     "new weights": ["GET", "/weight_info", None],

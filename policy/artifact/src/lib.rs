@@ -2,7 +2,7 @@
 //!
 //! Everything here is a pure, synchronous function of bytes. The crate reads and writes local
 //! files, but knows no object store, no network, no database, no async runtime, no tokenizer and no
-//! model. So Python bindings could wrap it alone; there are none yet.
+//! model. The Python package (`python/`) wraps it alone.
 //!
 //! Dependencies: `blake3`, `twox-hash`, `zstd`, `ed25519-dalek` (formats and signatures),
 //! `safetensors`, `serde`, `serde_json`, `base64`, `hex`, `time`, `uuid`, `bytes` (documents and

@@ -1,6 +1,6 @@
 //! A vLLM server: sampling through `/inference/v1/generate` (`--enable-scale-out`) or, without it,
 //! through `/v1/completions`; new weights through the routes of `VLLM_SERVER_DEV_MODE=1` and our
-//! weight-transfer backend (`python/springtide_vllm`).
+//! weight-transfer backend (`python/springtide/vllm.py`).
 //!
 //! It must run with `--logprobs-mode processed_logprobs`: the log-probabilities that we log are
 //! those of the distribution that was sampled from.

@@ -8,6 +8,8 @@ use serde_json::json;
 use std::path::Path;
 
 const RECORDED: &str = include_str!("../../../../tests/engines/vllm-0.32.0.json");
+/// Its content hash.
+const DEMO_BASE: &str = "2a23c48fb6484018355c3f7b7ffd335fba043f8d5fc3b38dab4e987bb645d21a";
 
 /// A server that answers with the recorded exchanges, in their order per request.
 async fn play_back(names: &[&str]) -> Client {
@@ -26,7 +28,7 @@ async fn new_weights_are_given_between_pause_and_resume() {
     let folder = Path::new("/dev/shm/springtide/contract.folder");
     let server = play_back(&["pause", "start", "folder", "finish", "resume", "new weights"]).await;
     let updated = server
-        .update(Weights::Folder(folder), "", "bb", "springtide-7-bb")
+        .update(Weights::Folder(folder), "", DEMO_BASE, "springtide-7-bb")
         .await;
     updated.unwrap();
     assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));

@@ -1,0 +1,56 @@
+"""Springtide for Python: a client, and the bytes of versions as arrays.
+
+    client = springtide.Client()
+    choice = client.complete("fn main() {", user="ada").choices[0]
+    client.feedback(choice, "accept", True)
+
+`Client` and `AsyncClient` talk to a running stack. `Checkpoint` and `Patch` read what its trainer
+makes. `springtide.vllm` and `springtide.sglang` are the plugins that those engines load by
+themselves.
+"""
+
+from springtide._artifact import ArtifactError, Changes, Checkpoint, Patch, Tensor
+from springtide._async_client import AsyncClient
+from springtide._client import Client
+from springtide._errors import (
+    AuthenticationError,
+    ConflictError,
+    ConnectionFailed,
+    NotFoundError,
+    ProblemError,
+    RequestError,
+    SpringtideError,
+    StreamError,
+    UnavailableError,
+)
+from springtide._retry import Retries, uuid7
+from springtide._types import Choice, Chunk, Completion, EpisodeEnd, Feedback, Message, Retraction, Usage
+
+__all__ = [
+    "ArtifactError",
+    "AsyncClient",
+    "AuthenticationError",
+    "Changes",
+    "Checkpoint",
+    "Choice",
+    "Chunk",
+    "Client",
+    "Completion",
+    "ConflictError",
+    "ConnectionFailed",
+    "EpisodeEnd",
+    "Feedback",
+    "Message",
+    "NotFoundError",
+    "Patch",
+    "ProblemError",
+    "RequestError",
+    "Retraction",
+    "Retries",
+    "SpringtideError",
+    "StreamError",
+    "Tensor",
+    "UnavailableError",
+    "Usage",
+    "uuid7",
+]

@@ -1,0 +1,38 @@
+"""The demo's base policy, and a version after it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+DEMO_BASE = Path(__file__).resolve().parents[2] / "models/demo-base"
+
+
+@pytest.fixture(scope="session")
+def base() -> Path:
+    """The model folder in the repository. Rust wrote it."""
+    return DEMO_BASE
+
+
+@pytest.fixture(scope="session")
+def after(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of `base` in which every thousandth weight of the first tensor has another lowest bit."""
+    folder = tmp_path_factory.mktemp("after") / "model"
+    shutil.copytree(DEMO_BASE, folder)
+    path = folder / "model.safetensors"
+    file = bytearray(path.read_bytes())
+    (header_bytes,) = struct.unpack("<Q", file[:8])
+    header = json.loads(file[8 : 8 + header_bytes])
+    start, end = header[first_tensor(header)]["data_offsets"]
+    for position in range(8 + header_bytes + start, 8 + header_bytes + end, 2000):
+        file[position] ^= 1
+    path.write_bytes(file)
+    return folder
+
+
+def first_tensor(header: dict[str, object]) -> str:
+    return min(name for name in header if name != "__metadata__")

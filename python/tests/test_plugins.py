@@ -1,0 +1,159 @@
+"""The plugins without their engines. `make test-engines` has them inside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import springtide.sglang
+import springtide.vllm
+from springtide import ArtifactError, Checkpoint, Patch
+from springtide._engine import stage_folder, stage_patch
+
+
+def test_engines_find_the_plugins_and_importing_them_needs_no_engine() -> None:
+    for group, module in [("vllm.general_plugins", springtide.vllm), ("sglang.srt.plugins", springtide.sglang)]:
+        (found,) = entry_points(group=group, name="springtide")
+        assert found.load() is module.register
+    program = "import sys, springtide.vllm, springtide.sglang; print({'vllm', 'sglang', 'torch', 'numpy'} & {*sys.modules})"
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == "set()"
+    with pytest.raises(AttributeError, match="no attribute"):
+        springtide.vllm.Other  # noqa: B018
+
+
+def test_a_patch_is_staged_only_on_the_version_that_it_starts_from(base: Path, after: Path, tmp_path: Path) -> None:
+    old, new = Checkpoint.open(base), Checkpoint.open(after)
+    path = tmp_path / "patch.safetensors"
+    Patch.between(old, new).write(path)
+    start, end = old.root(), new.root()
+    assert stage_patch(path, start, start, end).weights == stage_patch(path, start).weights > 0
+    for holds, said_start, said_end, reason in [
+        (None, start, end, "holds version None"),
+        (end, start, end, "load a folder first"),
+        (end, None, None, "load a folder first"),
+        (end, end, end, "leads from"),
+        (start, start, start, "leads from"),
+    ]:
+        with pytest.raises(ArtifactError, match=reason):
+            stage_patch(path, holds, said_start, said_end)
+
+
+def test_a_folder_is_staged_only_with_its_content_hash(base: Path, after: Path) -> None:
+    root = Checkpoint.open(base).root()
+    assert stage_folder(base, root).root() == root
+    with pytest.raises(ArtifactError, match="another version or damaged"):
+        stage_folder(after, root)
+
+
+class TiedLinear:
+    """A module as SGLang's are: fused parameters, of which this rank has a half."""
+
+    def __init__(self, checkpoint: Checkpoint, names: tuple[str, str], rank: int) -> None:
+        import torch
+
+        self.quant_config = None
+        self.names = names
+        self.rank = rank
+        rows = checkpoint[names[0]].shape[0] // 2
+        columns = checkpoint[names[0]].shape[1]
+        self.fused = torch.zeros(2 * rows, columns)
+
+    def named_parameters(self) -> list[tuple[str, Any]]:
+        return [("fused", self.fused)]
+
+    def load_weights(self, weights: Any) -> None:
+        rows = self.fused.shape[0] // 2
+        for name, weight in weights:
+            if name in self.names:
+                part = self.names.index(name)
+                shard = weight.narrow(0, self.rank * rows, rows)
+                self.fused.narrow(0, part * rows, rows).copy_(shard)
+
+
+def expected(checkpoint: Checkpoint, names: tuple[str, str], rank: int) -> Any:
+    model = TiedLinear(checkpoint, names, rank)
+    model.load_weights((name, checkpoint[name].torch()) for name in names)
+    return model.fused
+
+
+@pytest.fixture
+def versions(base: Path, tmp_path: Path) -> tuple[Checkpoint, Checkpoint, tuple[str, str], Path]:
+    """Two versions, two matrices of one shape that differ, and the patch."""
+    import json
+    import shutil
+    import struct
+
+    pytest.importorskip("torch")
+    folder = tmp_path / "next"
+    shutil.copytree(base, folder)
+    path = folder / "model.safetensors"
+    file = bytearray(path.read_bytes())
+    (header_bytes,) = struct.unpack("<Q", file[:8])
+    header = json.loads(file[8 : 8 + header_bytes])
+    names = sorted(name for name in header if name.endswith(("0.mlp.gate_proj.weight", "0.mlp.up_proj.weight")))
+    for name in names:
+        start, end = header[name]["data_offsets"]
+        for position in range(8 + header_bytes + start, 8 + header_bytes + end, 202):
+            file[position] ^= 1
+    path.write_bytes(file)
+    old, new = Checkpoint.open(base), Checkpoint.open(folder)
+    patch = tmp_path / "patch.safetensors"
+    Patch.between(old, new).write(patch)
+    return old, new, (names[0], names[1]), patch
+
+
+def test_sglangs_loader_patches_the_part_of_each_rank_exactly(
+    base: Path, versions: tuple[Checkpoint, Checkpoint, tuple[str, str], Path]
+) -> None:
+    old, new, names, patch = versions
+    for rank in (0, 1):
+        model = TiedLinear(old, names, rank)
+        with pytest.raises(ArtifactError, match="load a folder first"):
+            springtide.sglang.update(model, patch)
+        springtide.sglang.update(model, base)
+        assert model.fused.equal(expected(old, names, rank))
+        springtide.sglang.update(model, patch)
+        assert model.fused.equal(expected(new, names, rank)) and not model.fused.equal(expected(old, names, rank))
+        # not twice
+        with pytest.raises(ArtifactError, match="load a folder first"):
+            springtide.sglang.update(model, patch)
+
+
+def test_sglangs_loader_refuses_what_it_cannot_patch(
+    base: Path, versions: tuple[Checkpoint, Checkpoint, tuple[str, str], Path], tmp_path: Path
+) -> None:
+    old, new, names, patch = versions
+    model = TiedLinear(old, names, 0)
+    model.quant_config = SimpleNamespace()  # type: ignore[assignment]
+    with pytest.raises(ArtifactError, match="quantized"):
+        springtide.sglang.update(model, base)
+    model.quant_config = None
+    springtide.sglang.update(model, base)
+    damaged = bytearray(patch.read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / "damaged").write_bytes(damaged)
+    before = model.fused.clone()
+    with pytest.raises(ArtifactError, match="digest"):
+        springtide.sglang.update(model, tmp_path / "damaged")
+    assert model.fused.equal(before)
+    springtide.sglang.update(model, patch)
+
+    class Squaring(TiedLinear):
+        def load_weights(self, weights: Any) -> None:
+            for name, weight in weights:
+                if name == names[0]:
+                    self.fused[: weight.shape[0] // 2] = weight.narrow(0, 0, weight.shape[0] // 2)
+
+    other = Squaring(old, names, 0)
+    springtide.sglang.update(other, base)
+    with pytest.raises(RuntimeError, match="does not take patches"):
+        springtide.sglang.update(other, patch)
+    with pytest.raises(ArtifactError, match="holds version None"):
+        springtide.sglang.update(other, patch)
