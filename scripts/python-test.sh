@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the wheel of python/ and tests it: types and pytest. Installs maturin, mypy, pytest, NumPy and
-# httpx from PyPI into VENV (60 MB to download, 250 MB on disk), pinned by hash. Building needs no
-# libpython.
+# Builds the wheel of python/ and tests it: types and pytest. Installs maturin, mypy, pytest, NumPy
+# and httpx from PyPI into VENV (60 MB to download, 250 MB on disk), pinned by hash. Building needs
+# no libpython.
 # Usage: python-test.sh VENV [PYTEST_ARGS…]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -15,4 +15,4 @@ for _ in $(seq 300); do
     sleep 1
 done
 python3 tests/engines/contract.py check "http://127.0.0.1:$port" "$2" tests/engines/vllm-0.32.0.json
-"$(dirname "$1")/python" tests/engines/patch.py "http://127.0.0.1:$port" "$2"
+"$(dirname "$1")/python" tests/engines/patch.py vllm "http://127.0.0.1:$port" "$2"

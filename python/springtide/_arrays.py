@@ -38,7 +38,7 @@ def to_torch(tensor: Tensor) -> Any:
     if of_same_width is not None:
         array = array.view(of_same_width)
     with warnings.catch_warnings():
-        # torch warns that it could write to the read-only array; the documentation of `torch` says so
+        # torch warns that it could write to the array; the documentation of `Tensor.torch` says so
         warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
         made = torch.from_numpy(array)
     return made if name is None else made.view(getattr(torch, name))

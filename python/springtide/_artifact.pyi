@@ -90,7 +90,7 @@ class Patch:
 
     @staticmethod
     def read(path: str | PathLike[str]) -> Patch:
-        """Reads a file and checks all of it: format, digest, and that every index lies in its tensor."""
+        """Reads a file and checks all of it: format, digest, and every index."""
     @staticmethod
     def between(old: Checkpoint, new: Checkpoint) -> Patch:
         """The weights in which `new` differs from `old`.

@@ -1,4 +1,7 @@
-"""The client that blocks. `_async_client` has the same for asyncio; what they send is in `_protocol`."""
+"""The client that blocks.
+
+`_async_client` has the same for asyncio. What both send is in `_protocol`.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ CONNECT_SECONDS_MAX = 5.0
 class Client:
     """Asks for answers and reports what users did with them. May be shared by threads.
 
-    What is not given comes from `SPRINGTIDE_SERVE`, `SPRINGTIDE_INGEST` and `SPRINGTIDE_API_KEY`, and
-    then is a stack on this machine without keys.
+    What is not given comes from `SPRINGTIDE_SERVE`, `SPRINGTIDE_INGEST` and `SPRINGTIDE_API_KEY`.
+    Without those it is a stack on this machine that needs no keys.
 
     `timeout_seconds` is the longest silence of the server. `http` may be an `httpx.Client` with
     proxies or certificates of yours, which you close; the API key goes to no other address than
@@ -133,11 +136,12 @@ class Client:
         source: str | None = None,
         dryrun: bool = False,
     ) -> Feedback:
-        """Reports what a user did with an answer (`about`: the choice, or its generation id) or with an
-        episode. Returns once the log has acknowledged it.
+        """Reports what a user did with an answer or with an episode. Returns once the log has it.
 
-        `feedback_id` is a UUIDv7 of yours; sending the same again, also from another process, is the
-        same event. `time` is when the user acted (default: now). `token` is the choice's
+        `about` is the answer: the choice, or its generation id.
+
+        `feedback_id` is a UUIDv7 of yours; sending the same again, also from another process, is
+        the same event. `time` is when the user acted (default: now). `token` is the choice's
         `feedback_token`, which keys that may only give feedback need.
         """
         request = self._settings.feedback(
@@ -158,7 +162,7 @@ class Client:
     def retract(
         self, feedback_id: UUID | str, reason: str = "", *, retraction_id: UUID | str | None = None
     ) -> Retraction:
-        """Takes a feedback event back. It has no effect if the trajectory is still open."""
+        """Takes a feedback event back: if its trajectory is still open, it does not count."""
         answer = self._send(self._settings.retraction(feedback_id, reason, retraction_id))
         return Retraction(UUID(answer["retraction_id"]))
 

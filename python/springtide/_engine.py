@@ -15,8 +15,8 @@ def stage_patch(
 ) -> Patch:
     """Reads the patch that an engine with the version `holds` (None: unknown) is to apply.
 
-    `start` and `end` are what the patch should lead from and to, if the caller says so. Versions are
-    content hashes in hex. Raises `ArtifactError` or `OSError`; then nothing has changed.
+    `start` and `end` are what the patch should lead from and to, if the caller says so. Versions
+    are content hashes in hex. Raises `ArtifactError` or `OSError`; then nothing has changed.
     """
     if start is not None and start != holds:
         # before the file is read: the caller may have removed it
@@ -30,7 +30,7 @@ def stage_patch(
 
 
 def stage_folder(path: str | os.PathLike[str], end: str | None = None) -> Checkpoint:
-    """Opens a folder of all weights, and checks its content hash if the caller says what it should be.
+    """Opens a folder of all weights, and checks its content hash if the caller names it.
 
     Raises `ArtifactError` or `OSError`; then nothing has changed.
     """

@@ -12,8 +12,8 @@ class SpringtideError(Exception):
 class ConnectionFailed(SpringtideError):
     """No answer: the server was not reached, or it did not answer in time. The cause says why.
 
-    It is unknown whether the server has processed the request. Feedback, retractions and episode ends
-    may be sent again.
+    It is unknown whether the server has processed the request. Feedback, retractions and episode
+    ends may be sent again.
     """
 
 

@@ -1,11 +1,11 @@
-"""Requests and answers as plain data: what `Client` and `AsyncClient` share. No input or output here."""
+"""Requests and answers as plain data: what both clients share. No input or output here."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
@@ -20,8 +20,10 @@ class Request:
     """One POST."""
 
     url: str
-    body: dict[str, Any]
-    headers: dict[str, str]
+    #: Texts of users.
+    body: dict[str, Any] = field(repr=False)
+    #: With the key.
+    headers: dict[str, str] = field(repr=False)
     #: Statuses after which the same request is sent again.
     again: frozenset[int]
     #: Whether it may arrive twice.
@@ -34,7 +36,7 @@ class Settings:
 
     serve_url: str
     ingest_url: str
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     model: str | None
 
     @staticmethod

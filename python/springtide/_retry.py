@@ -19,9 +19,9 @@ MAY_SUCCEED_LATER = frozenset({408, 429, 500, 502, 503, 504, 507})
 class Retries:
     """How often, and how long, a request is repeated.
 
-    The delay before the n-th repetition is random between 0 and `first_delay_seconds` · 2ⁿ⁻¹, at most
-    `delay_seconds_max`. So clients that failed together do not come back together. `Retry-After` of
-    the server is the least delay.
+    The delay before the n-th repetition is random, between 0 and `first_delay_seconds` · 2ⁿ⁻¹ or
+    `delay_seconds_max`. So clients that failed together do not come back together. `Retry-After`
+    of the server is added to it.
     """
 
     #: Requests in all. 1: no repetition.
@@ -32,7 +32,7 @@ class Retries:
     seconds_max: float = 120.0
 
     def delay(self, attempt: int, retry_after_seconds: float | None, random: Callable[[], float]) -> float:
-        """Seconds to wait after attempt number `attempt`, from 1. `random` gives numbers in [0, 1)."""
+        """Seconds to wait after attempt number `attempt`, from 1. `random` gives 0 to 1."""
         # a large power of two is no float
         longest = min(self.delay_seconds_max, self.first_delay_seconds * 2.0 ** min(attempt - 1, 60))
         jitter = longest * random()

@@ -1,4 +1,4 @@
-"""What the client returns. `raw` always has the whole answer, also fields that have no name here."""
+"""What the clients return. `raw` has the whole answer, also fields that have no name here."""
 
 from __future__ import annotations
 

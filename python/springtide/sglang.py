@@ -71,8 +71,8 @@ def update_from_disk(
 def update(model: Any, path: str | os.PathLike[str]) -> str:
     """Gives a model the weights of a folder, or those of a patch. Returns what was done.
 
-    Raises `ArtifactError` or `OSError` if nothing has changed. After any other error the weights are
-    neither version, and only a folder is taken.
+    Raises `ArtifactError` or `OSError` if nothing has changed. After any other error the weights
+    are neither version, and only a folder is taken.
     """
     import torch
 
@@ -138,7 +138,7 @@ def _whole_tensors(patch: Patch) -> Iterator[list[tuple[str, torch.Tensor]]]:
 
 @contextlib.contextmanager
 def _only_numbers_are_written() -> Iterator[None]:
-    """`copy_` keeps what is there where the source is NaN. In all threads: loaders may start some."""
+    """`copy_` keeps what is there where the source is NaN. In all threads: loaders start some."""
     import torch
 
     copy = torch.Tensor.copy_

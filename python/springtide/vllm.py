@@ -7,23 +7,27 @@ then sends `/update_weights` with one of these as `update_info`:
     {"patch": FILE, "from": HASH, "to": HASH}   a file of `artifact::patch`
     {"folder": FOLDER, "to": HASH}              a Hugging Face folder: all weights
 
-Hashes are content hashes of versions, in hex. Each worker reads and checks the whole file before it
-writes the first weight; vLLM's own loader then takes the part of its tensor-parallel rank. A patch is
-refused unless the worker holds the version that it starts from. So a server that was restarted, or
-whose last update failed, takes a folder first.
+Hashes are content hashes of versions, in hex. Each worker reads and checks the whole file. Only if all
+workers accept it is the first weight written; vLLM's own loader then takes the part of the worker's
+tensor-parallel rank. A patch is refused unless the server holds the version that it starts from. So a
+server that was restarted, or whose last update failed, takes a folder first.
+
+After a refusal call `/finish_weight_update` (its answer does not matter) before the next update: vLLM
+ends a refused update only in the worker that reported it.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from springtide._artifact import ArtifactError
+from springtide._artifact import ArtifactError, Checkpoint, Patch
 from springtide._engine import stage_folder, stage_patch
 
-if TYPE_CHECKING:
-    from springtide._artifact import Checkpoint, Patch
+Result = TypeVar("Result")
 
 
 def register() -> None:
@@ -31,8 +35,8 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        # vLLM packs weights for oneDNN and drops the originals: nothing would be left to patch, and a
-        # tied lm_head would keep its old packed copy.
+        # vLLM packs weights for oneDNN and drops the originals: nothing would be left to patch, and
+        # a tied lm_head would keep its old packed copy.
         import vllm._custom_ops as ops
 
         ops._supports_onednn = False
@@ -45,6 +49,7 @@ def register() -> None:
 def _engine() -> type[Any]:
     """The class that vLLM asks for. Made late, so that `register` stays cheap."""
     import torch
+    from vllm.distributed.parallel_state import get_world_group
     from vllm.distributed.weight_transfer.base import (
         WeightTransferEngine,
         WeightTransferInitInfo,
@@ -99,21 +104,57 @@ def _engine() -> type[Any]:
         @torch.no_grad()  # type: ignore[untyped-decorator]
         def receive_weights(self, update: Update) -> None:
             started = time.perf_counter()
-            if update.patch:
-                patch = stage_patch(update.patch, self.holds, update.start, update.to)
-                # until the last write the weights are neither version
-                self.holds = None
-                self._apply(patch)
-                changed = patch.weights
-            elif update.folder:
-                checkpoint = stage_folder(update.folder, update.to)
-                self.holds = None
-                self._load(checkpoint)
-                changed = sum(_size(checkpoint[name].shape) for name in checkpoint)
-            else:
-                raise ArtifactError("update_info needs `patch` or `folder`")
+            staged = self._all_or_none(lambda: self._stage(update))
+            if staged is None:
+                return
+            # until the last write of the last worker the weights are neither version
+            self.holds = None
+            changed = self._all_or_none(lambda: self._write(staged))
+            if changed is None:
+                return
             self.holds = update.to
             log.info("version %s: %d weights in %.3f s", update.to[:12], changed, time.perf_counter() - started)
+
+        def _all_or_none(self, part: Callable[[], Result]) -> Result | None:
+            """What `part` returns, if no worker fails in it.
+
+            Else the last worker raises, and the others return None: vLLM reads the workers' answers in
+            order, and one that follows a failure would be taken for the answer to the next command.
+            """
+            workers: int = self.parallel_config.world_size
+            if workers == 1 or self.parallel_config.data_parallel_size > 1:
+                return part()
+            failure, result = None, None
+            try:
+                result = part()
+            except Exception as error:
+                failure = error
+            group = get_world_group()
+            failures: list[str | None] = [None] * workers
+            said = None if failure is None else str(failure)
+            torch.distributed.all_gather_object(failures, said, group=group.cpu_group)
+            different = list(dict.fromkeys(one for one in failures if one is not None))
+            if not different:
+                return result
+            if group.rank_in_group == workers - 1:
+                raise ArtifactError("; ".join(different)) from failure
+            log.error("an update failed: %s", "; ".join(different))
+            return None
+
+        def _stage(self, update: Update) -> Patch | Checkpoint:
+            if update.patch:
+                return stage_patch(update.patch, self.holds, update.start, update.to)
+            if update.folder:
+                return stage_folder(update.folder, update.to)
+            raise ArtifactError("update_info needs `patch` or `folder`")
+
+        def _write(self, staged: Patch | Checkpoint) -> int:
+            """Returns how many weights were written, those of other workers included."""
+            if isinstance(staged, Patch):
+                self._apply(staged)
+                return staged.weights
+            self._load(staged)
+            return sum(math.prod(staged[name].shape) for name in staged)
 
         def _apply(self, patch: Patch) -> None:
             patches = []
@@ -128,13 +169,6 @@ def _engine() -> type[Any]:
             self.model.load_weights((name, checkpoint[name].torch()) for name in checkpoint)
 
     return SpringtideEngine
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
 
 
 def __getattr__(name: str) -> type[Any]:

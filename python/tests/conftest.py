@@ -20,7 +20,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="session")
 def after(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of `base` in which every thousandth weight of the first tensor has another lowest bit."""
+    """A copy of `base`; each thousandth weight of its first tensor has another lowest bit."""
     folder = tmp_path_factory.mktemp("after") / "model"
     shutil.copytree(DEMO_BASE, folder)
     path = folder / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Both clients against a server that fails on purpose. tests/python_client.rs has them against the real one."""
+"""Both clients against a server that fails on purpose. `tests/spine.rs` has the real ones."""
 
 from __future__ import annotations
 
@@ -162,7 +162,9 @@ def test_an_answer_is_asked_for_again_only_if_none_was_sampled(kind: Kind) -> No
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     choices = [{**CHOICE, "text": "Vec::new();"}]
     completion = {"id": "cmpl-1", "model": "demo", "choices": choices, "usage": usage}
-    with serving(problem(429, "too-many-requests", "0"), problem(503, "unavailable"), Answer(200, completion)) as server:
+    with serving(
+        problem(429, "too-many-requests", "0"), problem(503, "unavailable"), Answer(200, completion)
+    ) as server:
         answer = kind(server, SOON)("complete", [1, 2, 3], user="ada", temperature=0.7)
     (choice,) = answer.choices
     assert (choice.text, choice.generation_id, choice.version) == ("Vec::new();", GENERATION, 17)

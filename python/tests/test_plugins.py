@@ -21,7 +21,10 @@ def test_engines_find_the_plugins_and_importing_them_needs_no_engine() -> None:
     for group, module in [("vllm.general_plugins", springtide.vllm), ("sglang.srt.plugins", springtide.sglang)]:
         (found,) = entry_points(group=group, name="springtide")
         assert found.load() is module.register
-    program = "import sys, springtide.vllm, springtide.sglang; print({'vllm', 'sglang', 'torch', 'numpy'} & {*sys.modules})"
+    program = (
+        "import sys, springtide.vllm, springtide.sglang; "
+        "print({'vllm', 'sglang', 'torch', 'numpy'} & {*sys.modules})"
+    )
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert made.stdout.strip() == "set()"
     with pytest.raises(AttributeError, match="no attribute"):

@@ -1,6 +1,6 @@
-"""Applies a patch to a running vLLM: exact afterwards, and refused where it does not fit.
+"""Applies a patch to a running engine: exact afterwards, and refused where it does not fit.
 
-    patch.py URL FOLDER    with the Python of an environment that has the wheel of python/
+    patch.py vllm|sglang URL FOLDER    with the Python of an environment that has the wheel of python/
 
 The server must hold the model in FOLDER and run as docs/guide-serving.md says. Compared are served
 log-probabilities: after the patch, and after all weights of the same version were loaded. The server
@@ -29,30 +29,84 @@ def send(url, body=None, method="POST"):
         return json.loads(response.read() or "null")
 
 
-def update(url, info, name):
-    """New weights, as `serving::remote::vllm` gives them. Returns why they were refused, or None."""
-    send(f"{url}/pause?mode=abort&clear_cache=true")
-    send(f"{url}/start_weight_update")
-    try:
-        send(f"{url}/update_weights", {"update_info": info})
-        send(f"{url}/finish_weight_update", {"weight_version": name})
-        return None
-    except urllib.error.HTTPError as refused:
-        return refused.read().decode()
-    finally:
-        send(f"{url}/resume")
+class Vllm:
+    """A server as `serving::remote::vllm` uses it."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def folder(self, folder, root, name):
+        """Why a folder of all weights was refused, or None."""
+        return self._update({"folder": str(folder), "to": root}, name)
+
+    def patch(self, file, start, end, name):
+        return self._update({"patch": str(file), "from": start, "to": end}, name)
+
+    def _update(self, info, name):
+        send(f"{self.url}/pause?mode=abort&clear_cache=true")
+        send(f"{self.url}/start_weight_update")
+        try:
+            send(f"{self.url}/update_weights", {"update_info": info})
+            send(f"{self.url}/finish_weight_update", {"weight_version": name})
+            return None
+        except urllib.error.HTTPError as refused:
+            try:  # of several workers, vLLM ends the update in the one that failed
+                send(f"{self.url}/finish_weight_update", {})
+            except urllib.error.HTTPError:
+                pass
+            return refused.read().decode()
+        finally:
+            send(f"{self.url}/resume")
+
+    def version(self):
+        return send(f"{self.url}/weight_info", method="GET")["weight_version"]
+
+    def logprobs(self):
+        """Of 24 greedy tokens: (id, log-probability)."""
+        sampling = {"max_tokens": 24, "temperature": 0.0, "logprobs": 0, "ignore_eos": True, "detokenize": False}
+        answer = send(f"{self.url}/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": sampling})
+        content = answer["choices"][0]["logprobs"]["content"]
+        return [(one["token_id"], one["logprob"]) for one in content]
 
 
-def logprobs(url):
-    """Of 24 greedy tokens: (id, log-probability)."""
-    sampling = {"max_tokens": 24, "temperature": 0.0, "logprobs": 0, "ignore_eos": True, "detokenize": False}
-    answer = send(f"{url}/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": sampling})
-    choice = answer["choices"][0]
-    return [(one["token_id"], one["logprob"]) for one in choice["logprobs"]["content"]]
+class Sglang:
+    """SGLang with the plugin of python/."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def folder(self, folder, root, name):
+        return self._update(folder, name)
+
+    def patch(self, file, start, end, name):
+        return self._update(file, name)
+
+    def _update(self, path, name):
+        send(f"{self.url}/pause_generation", {"mode": "retract"})
+        body = {"model_path": str(path), "load_format": "springtide", "weight_version": name}
+        try:
+            answer = send(f"{self.url}/update_weights_from_disk", body)
+            return None if answer["success"] else answer["message"]
+        except urllib.error.HTTPError as refused:
+            return refused.read().decode()
+        finally:
+            send(f"{self.url}/continue_generation", {})
+
+    def version(self):
+        return send(f"{self.url}/model_info", method="GET")["weight_version"]
+
+    def logprobs(self):
+        # a cached prefix is added up in another order
+        flush = urllib.request.Request(f"{self.url}/flush_cache", b"", method="POST")
+        urllib.request.urlopen(flush, timeout=120).close()
+        sampling = {"max_new_tokens": 24, "temperature": 0, "ignore_eos": True}
+        body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True}
+        answer = send(f"{self.url}/generate", body)
+        return [(one[1], one[0]) for one in answer["meta_info"]["output_token_logprobs"]]
 
 
 def write_next(base, folder):
-    """A copy of a model folder in which each fiftieth weight of a BF16 tensor moves by an eighth of itself."""
+    """A copy of a model folder; each fiftieth weight of its BF16 tensors has another bit."""
     shutil.copytree(base, folder)
     path = folder / "model.safetensors"
     file = bytearray(path.read_bytes())
@@ -67,7 +121,8 @@ def write_next(base, folder):
 
 
 def main():
-    url, base = sys.argv[1], Path(sys.argv[2])
+    kinds = {"vllm": Vllm, "sglang": Sglang}
+    engine, base = kinds[sys.argv[1]](sys.argv[2]), Path(sys.argv[3])
     SHARED_MEMORY.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as work:
         old_folder, new_folder, file = Path(work) / "old", Path(work) / "new", Path(work) / "patch.safetensors"
@@ -76,34 +131,38 @@ def main():
         old, new = Checkpoint.open(old_folder), Checkpoint.open(new_folder)
         patch = Patch.between(old, new)
         patch.write(file)
-        whole_old = {"folder": str(old_folder), "to": old.root()}
-        whole_new = {"folder": str(new_folder), "to": new.root()}
-        step = {"patch": str(file), "from": old.root(), "to": new.root()}
+        step = (file, old.root(), new.root())
+        refusals = 0
 
-        def expect(reason, info):
-            refused = update(url, info, "refused")
+        def expect(reason, refused):
+            nonlocal refusals
             assert refused is not None and reason in refused, (reason, refused)
+            refusals += 1
 
-        assert update(url, whole_old, "old") is None
-        before = logprobs(url)
-        expect("another version or damaged", {**whole_new, "to": old.root()})
-        expect("leads from", {**step, "to": old.root()})
+        assert engine.folder(old_folder, old.root(), "old") is None
+        before = engine.logprobs()
+        if isinstance(engine, Vllm):  # SGLang is not told which version it should become
+            expect("another version or damaged", engine.folder(new_folder, old.root(), "refused"))
+            expect("leads from", engine.patch(file, old.root(), old.root(), "refused"))
         good = file.read_bytes()
         file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-        expect("do not match their digest", step)
-        assert logprobs(url) == before, "a refused update changed the weights"
+        expect("do not match their digest", engine.patch(*step, "refused"))
+        assert engine.logprobs() == before, "a refused update changed the weights"
         file.write_bytes(good)
-        assert update(url, step, "new") is None
-        patched = logprobs(url)
-        assert send(f"{url}/weight_info", method="GET")["weight_version"] == "new"
-        expect("load a folder first", step)
-        assert update(url, whole_new, "new") is None
-        assert logprobs(url) == patched, "the patched weights answer otherwise than the loaded ones"
+        assert engine.patch(*step, "new") is None
+        patched = engine.logprobs()
+        assert engine.version() == "new"
+        expect("load a folder first", engine.patch(*step, "refused"))
+        assert engine.folder(new_folder, new.root(), "new") is None
+        assert engine.logprobs() == patched, "the patched weights answer otherwise than the loaded ones"
         difference = max(abs(a - b) for (_, a), (_, b) in zip(before, patched))
         assert difference > 1e-3, "the patch changed nothing"
-        assert update(url, whole_old, "old") is None
-        assert logprobs(url) == before
-    print(f"vLLM: a patch of {patch.weights} weights is exact (moved log-probabilities by {difference:.3f}), 4 refused")
+        assert engine.folder(old_folder, old.root(), "old") is None
+        assert engine.logprobs() == before
+    print(
+        f"{sys.argv[1]}: a patch of {patch.weights} weights is exact (it moved log-probabilities by up to "
+        f"{difference:.3f}); {refusals} other updates were refused"
+    )
 
 
 main()

@@ -146,7 +146,8 @@ impl Vllm {
         let info = json!({"update_info": info});
         let updated = self.http.command("/update_weights", Some(info)).await;
         if updated.is_err() {
-            // vLLM has ended the update itself
+            // vLLM has ended the update itself, but of several workers only in the one that failed
+            let _ = self.http.command("/finish_weight_update", None).await;
             let _ = self.http.command("/resume", None).await;
         }
         updated?;
