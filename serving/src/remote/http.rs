@@ -23,7 +23,7 @@ pub enum Error {
     /// No engine would.
     #[error("the engine refuses the request: {0}")]
     Refused(String),
-    /// The engine has no such route.
+    /// The engine has no such route, or it is switched off.
     #[error("the engine has no route {0}")]
     Absent(String),
 }
@@ -93,7 +93,9 @@ impl Http {
             StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
                 Err(Error::Refused(explanation(response).await))
             }
-            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Err(Error::Absent(path.into())),
+            StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
+                Err(Error::Absent(path.into()))
+            }
             status => Err(Error::Engine(anyhow::anyhow!(
                 "{} answered {status}: {}",
                 self.url(),

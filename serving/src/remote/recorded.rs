@@ -33,6 +33,22 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    /// The same request, answered otherwise.
+    pub fn answered(self, status: u16, answer: &Value) -> Exchange {
+        Exchange {
+            status,
+            answer: answer.to_string(),
+            ..self
+        }
+    }
+
+    /// The same answer to a request with another value at this JSON pointer.
+    pub fn asked(mut self, pointer: &str, value: Value) -> Exchange {
+        let field = self.request.as_mut().and_then(|request| request.pointer_mut(pointer));
+        *field.unwrap() = value;
+        self
+    }
+
     pub fn get(path: &str, answer: &Value) -> Exchange {
         Exchange {
             method: "GET".into(),

@@ -1,6 +1,6 @@
 //! An SGLang server: sampling through `/generate` with token ids; new weights as whole folders
 //! through `/update_weights_from_disk`, between `/pause_generation` and `/continue_generation`.
-//! Written from the sources of SGLang 0.5.23.
+//! Tried with SGLang 0.5.23 on a CPU with stubs for its kernels.
 //!
 //! Its log-probabilities are of the distribution at the temperature, before filters. So requests with
 //! filters also ask for the log-probability in the support that was sampled from.

@@ -1,11 +1,66 @@
-//! The client with the shapes of SGLang 0.5.23's `managers/io_struct.py`, `managers/tokenizer_manager.py`
-//! and `entrypoints/http_server.py`. They were read, not recorded.
+//! The client with what `tests/engines/contract.py` recorded from a real server, whose kernels were
+//! stubs, and with answers of the same form that it does not give when asked.
 
 use super::*;
 use crate::engine::SampleEvent;
 use crate::remote::client::{Client, Weights};
 use crate::remote::recorded::{self, Exchange, events, request};
 use crate::remote::sequence::{self, End};
+
+const RECORDED: &str = include_str!("../../../../tests/engines/sglang-0.5.23.json");
+
+/// A server that answers with the recorded exchanges.
+async fn play_back(names: &[&str]) -> Client {
+    recorded::sglang(recorded::read(RECORDED, names)).await
+}
+
+#[tokio::test]
+async fn the_state_of_a_server_is_read() {
+    let server = play_back(&["weights", "context"]).await;
+    assert_eq!(server.weights().await.unwrap().as_deref(), Some("default"));
+    assert_eq!(server.context().await.unwrap(), Some(256));
+}
+
+#[tokio::test]
+async fn a_folder_is_loaded_between_pause_and_continue_and_a_failed_one_is_reported() {
+    let folder = Weights::Folder(Path::new("/dev/shm/springtide/contract.folder"));
+    let server = play_back(&["pause", "folder", "resume", "new weights"]).await;
+    server.update(folder, "", "bb", "springtide-7-bb").await.unwrap();
+    assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));
+    let missing = Weights::Folder(Path::new("/dev/shm/springtide/contract.missing"));
+    let server = play_back(&["pause", "missing folder", "resume", "weights"]).await;
+    let error = server.update(missing, "", "bb", "springtide-7-bb").await.unwrap_err();
+    assert!(format!("{error:#}").contains("contract.missing"), "{error:#}");
+    assert!(!server.takes_patches());
+}
+
+#[tokio::test]
+async fn log_probabilities_are_those_of_the_distribution_that_was_sampled_from() {
+    // without filters, and among the tokens that they kept
+    for (name, top_k) in [("generate", 0), ("generate with the kept tokens", 5)] {
+        let mut exchange = recorded::read(RECORDED, &[name]).remove(0);
+        if top_k == 0 {
+            // the contract asks with a filter both times
+            exchange = exchange.asked("/sampling_params/top_k", (-1).into());
+        }
+        let server = recorded::sglang(vec![exchange]).await;
+        let (mut request, mut receiver) = request(8);
+        request.params.top_k = top_k;
+        let end = sequence::run(&server, "springtide-7-bb", request, false).await;
+        assert!(matches!(end, End::Done), "{name}: {end:?}");
+        let mut tokens = Vec::new();
+        while let Ok(SampleEvent::Token(token)) = receiver.try_recv() {
+            assert!(token.top.len() == 2 && token.top[0].1 >= token.top[1].1);
+            assert_eq!(token.candidates, (top_k > 0).then_some(top_k));
+            tokens.push((token.id, token.logprob));
+        }
+        match top_k {
+            0 => assert_eq!(tokens, [(3, -2.773_096_3)]),
+            // at the temperature alone it is -2.23
+            _ => assert_eq!((tokens.len(), tokens[0]), (3, (5, -1.154_949_4))),
+        }
+    }
+}
 
 /// What the client asks for [`request`]`(8)`.
 fn asked() -> Value {
@@ -116,32 +171,4 @@ async fn an_aborted_answer_and_an_error_in_the_middle_are_failures_of_the_engine
     let (end, events) = answer(&[refused], "springtide-7-bb").await;
     assert!(matches!(end, End::Done), "{end:?}");
     assert!(matches!(events.last(), Some(SampleEvent::Failed(_))), "{events:?}");
-}
-
-fn update(status: u16, answer: &Value) -> Vec<Exchange> {
-    let body = json!({"model_path": "/dev/shm/7.folder", "weight_version": "springtide-7-bb", "flush_cache": true});
-    let post = |path: &str, body| Exchange::post(path, body, 200, json!({"status": "ok"}).to_string());
-    vec![
-        post("/pause_generation", json!({"mode": "abort"})),
-        Exchange::post("/update_weights_from_disk", body, status, answer.to_string()),
-        post("/continue_generation", json!({})),
-        Exchange::get(
-            "/model_info",
-            &json!({"model_path": "/m", "weight_version": "springtide-7-bb"}),
-        ),
-    ]
-}
-
-#[tokio::test]
-async fn a_folder_is_loaded_between_pause_and_continue_and_a_failed_one_is_reported() {
-    let folder = Weights::Folder(Path::new("/dev/shm/7.folder"));
-    let done = json!({"success": true, "message": "Succeeded to update model weights.", "num_paused_requests": 0});
-    let server: Client = recorded::sglang(update(200, &done)).await;
-    server.update(folder, "", "bb", "springtide-7-bb").await.unwrap();
-    assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));
-    let failed = json!({"success": false, "message": "no such folder", "num_paused_requests": 0});
-    let server = recorded::sglang(update(400, &failed)).await;
-    let error = server.update(folder, "", "bb", "springtide-7-bb").await.unwrap_err();
-    assert!(format!("{error:#}").contains("no such folder"), "{error:#}");
-    assert!(!server.takes_patches());
 }

@@ -2,7 +2,7 @@
 
 use crate::engine::SampleEvent;
 use crate::remote::client::{Client, Weights};
-use crate::remote::recorded::{self, Exchange, events, request};
+use crate::remote::recorded::{self, Exchange, request};
 use crate::remote::sequence::{self, End};
 use serde_json::json;
 use std::path::Path;
@@ -100,49 +100,40 @@ async fn an_engine_that_fails_before_the_first_token_gives_the_request_back() {
     assert!(events.try_recv().is_err());
 }
 
-/// What a server without `--enable-scale-out` answers. The shapes are those of vLLM 0.32.0's
-/// `entrypoints/openai/completion/protocol.py`.
-fn completion(weights_after: &str) -> Vec<Exchange> {
-    let body = json!({
-        "prompt": [5, 6, 7, 8], "max_tokens": 3, "temperature": 0.75, "top_p": 1.0, "top_k": 5, "min_p": 0.0,
-        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {"9": -100.0},
-        "stop_token_ids": [1], "ignore_eos": true, "stream": true, "logprobs": 2, "return_token_ids": true,
-        "return_tokens_as_token_ids": true, "cache_salt": "tenant-default",
-    });
-    let event = |ids: &[u32], finish: Option<&str>| {
-        let names: Vec<String> = ids.iter().map(|id| format!("token_id:{id}")).collect();
-        let top = |id: &u32| json!({format!("token_id:{id}"): -1.5, "token_id:3": -0.25});
-        json!({"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "choices": [{
-            "index": 0, "text": "", "finish_reason": finish, "stop_reason": null, "token_ids": ids,
-            "logprobs": {"text_offset": vec![0; ids.len()], "token_logprobs": vec![-1.5; ids.len()], "tokens": names,
-                         "top_logprobs": ids.iter().map(top).collect::<Vec<_>>()},
-        }]})
-    };
-    let answer = events(&[event(&[7], None), event(&[9, 4], Some("length"))]);
-    let answer = answer.replace("token_id:9", "token_id:8").replace("[9,4]", "[8,4]");
-    vec![
-        Exchange::post("/v1/completions", body, 200, answer),
-        Exchange::get("/weight_info", &json!({"weight_version": weights_after})),
-    ]
+/// A server without `--enable-scale-out`, with the names of its weights after the answer.
+async fn without_scale_out(exchange: &str, weights_after: &str) -> Client {
+    let generate = recorded::read(RECORDED, &["generate"]).remove(0);
+    let disabled = json!({"error": {"message": "Scale-out endpoints are disabled.", "code": 403}});
+    let mut exchanges = vec![generate.answered(403, &disabled)];
+    exchanges.extend(recorded::read(RECORDED, &[exchange]));
+    exchanges.push(Exchange::get("/weight_info", &json!({"weight_version": weights_after})));
+    recorded::vllm(exchanges).await
 }
 
 #[tokio::test]
 async fn without_the_route_for_token_ids_completions_are_used_and_the_weights_are_asked_for_after_them() {
-    let server = recorded::vllm(completion("springtide-7-bb")).await;
+    let server = without_scale_out("complete", "springtide-7-bb").await;
     let (request, mut events) = request(8);
     let end = sequence::run(&server, "springtide-7-bb", request, false).await;
     assert!(matches!(end, End::Done), "{end:?}");
-    let mut ids = Vec::new();
-    while let Ok(SampleEvent::Token(token)) = events.try_recv() {
-        assert_eq!((token.logprob, token.top[0]), (-1.5, (3, -0.25)));
-        ids.push(token.id);
-    }
-    assert_eq!(ids, [7, 8, 4]);
+    let mut tokens = 0;
+    let last = loop {
+        match events.try_recv().unwrap() {
+            SampleEvent::Token(token) => {
+                assert!(token.logprob <= 0.0 && token.top.len() == 2, "{token:?}");
+                assert!(token.top[0].1 >= token.top[1].1);
+                tokens += 1;
+            }
+            last => break last,
+        }
+    };
+    assert!(matches!(last, SampleEvent::Finished(_)), "{last:?}");
+    assert_eq!(tokens, 3);
 }
 
 #[tokio::test]
 async fn a_completion_does_not_count_if_the_weights_are_others_after_it() {
-    let server = recorded::vllm(completion("springtide-8-cc")).await;
+    let server = without_scale_out("complete", "springtide-8-cc").await;
     let (request, mut events) = request(8);
     let end = sequence::run(&server, "springtide-7-bb", request, false).await;
     assert!(matches!(end, End::Failed(_)), "{end:?}");
@@ -151,4 +142,16 @@ async fn a_completion_does_not_count_if_the_weights_are_others_after_it() {
         last = Some(event);
     }
     assert!(matches!(last, Some(SampleEvent::Failed(_))), "{last:?}");
+}
+
+#[tokio::test]
+async fn a_completion_that_no_engine_would_give_fails_with_the_reason() {
+    let server = recorded::vllm(recorded::read(RECORDED, &["complete an unknown token"])).await;
+    let (request, mut events) = request(1_000_000);
+    let end = sequence::run(&server, "springtide-7-bb", request, false).await;
+    assert!(matches!(end, End::Done), "{end:?}");
+    let Some(SampleEvent::Failed(error)) = events.recv().await else {
+        panic!("a failure was expected");
+    };
+    assert!(error.contains("out of vocabulary"), "{error}");
 }
