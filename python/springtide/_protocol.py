@@ -158,6 +158,7 @@ def _choice(choice: dict[str, Any], text: str) -> Choice:
         root=choice.get("root"),
         arm=choice.get("arm"),
         declined=bool(choice.get("declined", False)),
+        untrainable=choice.get("untrainable"),
         token_ids=choice.get("token_ids"),
         raw=choice,
     )

@@ -46,6 +46,8 @@ class Choice:
     arm: str | None
     #: The policy chose to show nothing.
     declined: bool
+    #: Why it will not be trained on, a code; None if nothing speaks against it yet.
+    untrainable: str | None
     #: Only with `return_token_ids=True`.
     token_ids: list[int] | None
     raw: dict[str, Any] = field(repr=False)

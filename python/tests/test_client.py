@@ -260,7 +260,7 @@ def test_mistakes_of_the_caller_are_found_before_anything_is_sent() -> None:
             client.feedback(None, "accept", True)
         with pytest.raises(ValueError, match="no time zone"):
             client.feedback(GENERATION, "accept", True, time=datetime(2026, 1, 1))
-        unlogged = springtide.Choice(0, "", "stop", None, None, None, None, None, False, None, {})
+        unlogged = springtide.Choice(0, "", "stop", None, None, None, None, None, False, None, None, {})
         with pytest.raises(ValueError, match="did not log"):
             client.feedback(unlogged, "accept", True)
 
