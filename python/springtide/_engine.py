@@ -22,7 +22,7 @@ def stage_patch(
         # before the file is read: the caller may have removed it
         raise _other_version(holds, start)
     patch = Patch.read(path)
-    if (start or patch.from_root, end or patch.to_root) != (patch.from_root, patch.to_root):
+    if start not in (None, patch.from_root) or end not in (None, patch.to_root):
         raise ArtifactError(f"{path} leads from {patch.from_root} to {patch.to_root}, not from {start} to {end}")
     if patch.from_root != holds:
         raise _other_version(holds, patch.from_root)

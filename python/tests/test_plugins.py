@@ -43,6 +43,7 @@ def test_a_patch_is_staged_only_on_the_version_that_it_starts_from(base: Path, a
         (end, None, None, "load a folder first"),
         (end, end, end, "leads from"),
         (start, start, start, "leads from"),
+        (start, start, "", "leads from"),
     ]:
         with pytest.raises(ArtifactError, match=reason):
             stage_patch(path, holds, said_start, said_end)
