@@ -2,5 +2,6 @@
 //!
 //! It reads only a checkpoint's files: no weights, no model and no network.
 
+pub mod answer;
 pub mod chat;
 pub mod tokenizer;
