@@ -2,7 +2,8 @@
 //! `POST /v1/messages`, `GET /v1/models`, `GET /health`.
 //!
 //! A body (`body`) is checked (`request`), routed, made token ids (`prompts`), sampled by one task per
-//! choice (`choice`), and answered (`answer`). A task ends when the log has acknowledged its generation; only then does
+//! choice (`choice`), and answered (`answer`). Calls of tools and reasoning are found in the text of
+//! the answer ([`text::answer`]); what is logged are the sampled ids. A task ends when the log has acknowledged its generation; only then does
 //! the caller get the final chunk. If the caller disconnects, its choices are canceled, and the
 //! tokens sampled so far are logged as aborted.
 
@@ -27,6 +28,7 @@ use crate::engine::{Engine, LoadedVersion};
 use crate::options::Options;
 use crate::routing::{RouteError, RouteTable};
 use axum::extract::State;
+use axum::http::HeaderMap;
 use edge::Problem;
 use edge::auth::Scope;
 use edge::json::Json;
@@ -37,10 +39,12 @@ use ingest::event::Event;
 use ingest::log::{self, Producer};
 use ingest::payload::Store as Payloads;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use text::chat::Value as TemplateValue;
 use tokio_util::task::TaskTracker;
 
-pub use error::add_error_member;
+pub use error::shape_errors;
 pub use log_state::LogState;
 pub use prompts::Prompts;
 pub use sessions::Sessions;
@@ -105,6 +109,12 @@ pub fn routes(api: Arc<Api>) -> Routes {
             post(messages::messages),
         )
         .route(
+            Scope::Completions,
+            "/v1/messages/count_tokens",
+            "Count the tokens of a conversation, in Anthropic's form",
+            post(messages::count_tokens),
+        )
+        .route(
             Scope::Read,
             "/v1/models",
             "List the policy and its loaded versions",
@@ -152,6 +162,21 @@ async fn get_health(State(api): State<Arc<Api>>) -> Result<Json<Value>, Problem>
         "epoch": api.routes.epoch(),
         "versions": served.iter().map(|(version, _)| version.serial).collect::<Vec<_>>(),
     })))
+}
+
+/// Where coding agents name the session that a request belongs to: Claude Code, and Codex.
+const SESSION_HEADERS: [&str; 2] = ["x-claude-code-session-id", "session-id"];
+
+fn session_of(headers: &HeaderMap) -> Option<String> {
+    let session = SESSION_HEADERS.iter().find_map(|name| headers.get(*name))?;
+    session.to_str().ok().map(str::to_owned)
+}
+
+/// The variables that templates name differently: whether the model should think.
+fn thinking_variables(thinks: bool) -> BTreeMap<String, TemplateValue> {
+    ["enable_thinking", "thinking"]
+        .map(|name| (name.to_owned(), thinks.into()))
+        .into()
 }
 
 /// 429: in a full queue, other requests took the place of this one.

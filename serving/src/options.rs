@@ -4,6 +4,7 @@ use crate::remote;
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use text::answer::Format;
 
 /// What happens to users' answers while the log takes none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +59,8 @@ pub struct Options {
     pub max_tokens_default: usize,
     /// Largest `n` of one request.
     pub choices_max: usize,
+    /// How the model writes calls of tools. Default: as its chat template does.
+    pub tool_format: Option<Format>,
     /// Whether the experts that a mixture-of-experts model used are logged, by reference, for a
     /// trainer to replay.
     pub log_experts: bool,
@@ -97,6 +100,7 @@ impl Default for Options {
             prompt_tokens_per_pass_max: 256,
             max_tokens_default: 16,
             choices_max: 16,
+            tool_format: None,
             log_experts: true,
             log_away: LogAway::Refuse,
             resident_bytes_max: 4 << 30,

@@ -138,7 +138,7 @@ impl Replica {
         });
         let router = api::routes(api)
             .protected_within(&self.auth, "Springtide serve", in_flight_bytes_max)
-            .layer(axum::middleware::map_response(api::add_error_member))
+            .layer(axum::middleware::from_fn(api::shape_errors))
             .merge(self.extra_routes);
         let serving = CancellationToken::new();
         let served = edge::server::run(listener, router, serving.clone());

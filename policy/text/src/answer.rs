@@ -15,7 +15,8 @@ pub use calls::{Format, Tools};
 /// Attempts to read a malformed call in one answer; after so many all is text. Bounds the work.
 const MALFORMED_MAX: usize = 64;
 
-const THINK: &str = "<think>";
+/// Begins reasoning.
+pub const THINK: &str = "<think>";
 const THINK_END: &str = "</think>";
 
 /// A tool that the model calls.
@@ -72,8 +73,9 @@ fn joined(parts: Vec<Part>) -> Vec<Part> {
     let mut whole: Vec<Part> = Vec::new();
     for part in parts {
         match (whole.last_mut(), part) {
-            (Some(Part::Text(before)), Part::Text(text))
-            | (Some(Part::Reasoning(before)), Part::Reasoning(text)) => before.push_str(&text),
+            (Some(Part::Text(before)), Part::Text(text)) | (Some(Part::Reasoning(before)), Part::Reasoning(text)) => {
+                before.push_str(&text)
+            }
             (_, part) => whole.push(part),
         }
     }
@@ -127,6 +129,10 @@ impl Parser {
 
     /// The parts that the next piece decides.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
+        if self.layout.is_plain() {
+            let text = (!piece.is_empty()).then(|| Part::Text(piece.to_owned()));
+            return text.into_iter().collect();
+        }
         self.held.push_str(piece);
         self.advance(false)
     }

@@ -11,15 +11,16 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use time::OffsetDateTime;
 
+use crate::answer::Format;
 use artifact::checkpoint::Checkpoint;
 
 /// Plain data for templates. Maps read from JSON keep the order of their keys, which templates can
 /// see.
 pub use minijinja::Value;
+pub use minijinja::value::ValueKind;
 
 /// Instructions per rendering: far more than any conversation needs, and well below a second.
 const FUEL: u64 = 20_000_000;
@@ -142,6 +143,12 @@ impl Templates {
     /// Whether there are no templates.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
+    }
+
+    /// How the templates write calls of tools; `None`: in no known way.
+    pub fn call_format(&self) -> Option<Format> {
+        let source = self.sources.get("tool_use").or(self.sources.get("default"))?;
+        Format::of_template(source)
     }
 
     /// Renders a conversation.

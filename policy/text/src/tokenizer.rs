@@ -131,7 +131,13 @@ impl Tokenizer {
 
     /// A decoder for a stream of ids.
     pub fn decoder(&self) -> Decoder {
-        Decoder::new(self.clone())
+        self.decoder_showing(&[])
+    }
+
+    /// A decoder whose text has these tokens even if they are special.
+    pub fn decoder_showing(&self, tokens: &[&'static str]) -> Decoder {
+        let shown = tokens.iter().filter_map(|token| Some((self.token_id(token)?, *token)));
+        Decoder::new(self.clone(), shown.collect())
     }
 
     /// Ids that end a generation, including the decline token if `eos_token_id` lists it.
@@ -303,6 +309,14 @@ mod tests {
         decoder.push(0xe2).unwrap();
         assert_eq!(decoder.finish().unwrap(), "\u{fffd}");
         assert_eq!(decoder.finish().unwrap(), "");
+    }
+
+    #[test]
+    fn a_decoder_shows_the_special_tokens_that_it_was_asked_for() {
+        let mut decoder = tokenizer().decoder_showing(&["<|cut|>", "<|unknown|>"]);
+        let ids = [97, 256, 98, 257, 0xe2, 256];
+        let text: String = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
+        assert_eq!(text, "a<|cut|>b\u{fffd}<|cut|>");
     }
 
     #[test]

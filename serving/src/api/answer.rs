@@ -3,11 +3,14 @@
 
 mod chat;
 
+pub use chat::call_id;
+
 use super::outcome::{ChoiceOutcome, FinishedChoice, SampledToken};
 use super::request::GenerationRequest;
 use ingest::event::FinishReason;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use text::answer::{Layout, Parser, Part};
 
 /// What a completion and each of its chunks begin with.
 #[derive(Debug, Serialize)]
@@ -34,7 +37,7 @@ pub struct Choice {
     pub index: usize,
     #[serde(flatten)]
     pub content: ChoiceContent,
-    /// `stop` or `length`; null in every chunk but a choice's last.
+    /// `stop`, `tool_calls` or `length`; null in every chunk but a choice's last.
     pub finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
@@ -63,29 +66,88 @@ pub enum ChoiceContent {
     },
 }
 
-/// Which part of a choice's content is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    Whole,
-    FirstChunk,
-    LaterChunk,
+/// What is sent of a choice's text: all of it, or what a chunk adds.
+#[derive(Debug)]
+pub struct Content {
+    parts: Vec<Part>,
+    /// `None`: the whole.
+    chunk: Option<ChunkPlace>,
+}
+
+/// Where a chunk is in its choice.
+#[derive(Debug, Clone, Copy, Default)]
+struct ChunkPlace {
+    is_later: bool,
+    /// Calls of tools in earlier chunks.
+    calls: usize,
+}
+
+impl Content {
+    pub fn whole(parts: Vec<Part>) -> Self {
+        Content { parts, chunk: None }
+    }
+
+    fn calls(&self) -> usize {
+        let calls = self.parts.iter().filter(|part| matches!(part, Part::Call(_)));
+        calls.count() + self.chunk.map_or(0, |place| place.calls)
+    }
+}
+
+/// Divides a choice's streamed text into the contents of its chunks.
+#[derive(Debug)]
+pub struct ContentStream {
+    parser: Parser,
+    next: ChunkPlace,
+}
+
+impl ContentStream {
+    pub fn new(layout: &Layout) -> Self {
+        ContentStream {
+            parser: Parser::new(layout.clone()),
+            next: ChunkPlace::default(),
+        }
+    }
+
+    /// The content that `text` adds. `ended`: no more text comes.
+    pub fn next(&mut self, text: &str, ended: bool) -> Content {
+        let mut parts = self.parser.push(text);
+        if ended {
+            parts.extend(self.parser.finish());
+        }
+        let content = Content {
+            parts,
+            chunk: Some(self.next),
+        };
+        self.next = ChunkPlace {
+            is_later: true,
+            calls: content.calls(),
+        };
+        content
+    }
 }
 
 impl ChoiceContent {
-    fn new(request: &GenerationRequest, part: Part, text: String, tokens: &[SampledToken]) -> Self {
+    fn new(request: &GenerationRequest, content: Content, tokens: &[SampledToken]) -> Self {
         let wanted = request.logprobs.is_some();
         if !request.is_chat() {
             let logprobs = wanted.then(|| Logprobs::of(tokens));
-            return ChoiceContent::Text { text, logprobs };
+            let texts = content.parts.into_iter().filter_map(|part| match part {
+                Part::Text(text) => Some(text),
+                Part::Reasoning(_) | Part::Call(_) => None,
+            });
+            return ChoiceContent::Text {
+                text: texts.collect(),
+                logprobs,
+            };
         }
         let logprobs = wanted.then(|| chat::Logprobs::of(tokens));
-        match part {
-            Part::Whole => ChoiceContent::Message {
-                message: chat::Message::new(text, true),
+        match content.chunk {
+            None => ChoiceContent::Message {
+                message: chat::Message::whole(content.parts),
                 logprobs,
             },
-            Part::FirstChunk | Part::LaterChunk => ChoiceContent::Delta {
-                delta: chat::Message::new(text, part == Part::FirstChunk),
+            Some(place) => ChoiceContent::Delta {
+                delta: chat::Message::chunk(content.parts, !place.is_later, place.calls),
                 logprobs,
             },
         }
@@ -134,23 +196,24 @@ impl Logprobs {
 }
 
 impl Choice {
-    /// `finished`: set once the choice is in the log. `text` and `tokens` are those to send now:
+    /// `finished`: set once the choice is in the log. `content` and `tokens` are those to send now:
     /// all of them, or the ones since the previous chunk.
     pub fn new(
         request: &GenerationRequest,
         index: usize,
-        part: Part,
-        text: String,
+        content: Content,
         tokens: &[SampledToken],
         finished: Option<&FinishedChoice>,
     ) -> Self {
         let token_ids = || tokens.iter().map(|token| token.id).collect();
         let with_ids = request.return_token_ids;
+        let calls = content.calls();
         Choice {
             index,
-            content: ChoiceContent::new(request, part, text, tokens),
+            content: ChoiceContent::new(request, content, tokens),
             finish_reason: finished.map(|finished| match finished.reason {
                 FinishReason::Length => "length",
+                FinishReason::Stop if calls > 0 => "tool_calls",
                 FinishReason::Stop | FinishReason::Abort => "stop",
             }),
             token_ids: with_ids.then(token_ids),

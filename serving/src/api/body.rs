@@ -32,7 +32,7 @@ pub struct CompletionRequest {
 }
 
 /// The fields that both endpoints have, besides the sampling parameters.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub struct CommonFields {
     pub model: String,
     pub max_tokens: Option<i64>,
@@ -53,9 +53,19 @@ pub struct CommonFields {
     pub metadata: Option<Map<String, Value>>,
 }
 
+impl CommonFields {
+    /// Only the model is given.
+    pub fn of_model(model: String) -> Self {
+        CommonFields {
+            model,
+            ..CommonFields::default()
+        }
+    }
+}
+
 /// Fields that no other part of a request knows. They are refused unless they change nothing:
 /// silently ignoring a sampling parameter would make the logged log-probabilities wrong.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(transparent)]
 pub struct UnknownFields(Map<String, Value>);
 
@@ -71,15 +81,20 @@ impl UnknownFields {
     }
 }
 
-/// Whether a field of OpenAI or vLLM that is not offered can be ignored: the answer would be the
-/// same with it.
+/// Whether a field of OpenAI, Anthropic or vLLM that is not offered can be ignored: the answer would
+/// be the same with it.
 fn changes_nothing(field: &str, value: &Value) -> bool {
     if value.is_null() {
         return true;
     }
     match field {
         // where and for whom the server works, not what it samples
-        "parallel_tool_calls"
+        "cache_control"
+        | "client_metadata"
+        // edits of earlier turns, which the caller makes itself where the server does not
+        | "context_management"
+        | "inference_geo"
+        | "parallel_tool_calls"
         | "prediction"
         | "prompt_cache_key"
         | "prompt_cache_retention"

@@ -18,6 +18,7 @@ use ingest::{feedback_token, log, payload};
 use model::router::Routing;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use text::answer::Layout;
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -107,6 +108,7 @@ pub struct ChoiceTask {
     pub api: Arc<Api>,
     pub tenant: String,
     pub request: Arc<GenerationRequest>,
+    pub layout: Arc<Layout>,
     pub route: Route,
     pub prompt_ids: Arc<[u32]>,
     /// The session's previous turn.
@@ -140,7 +142,7 @@ impl ChoiceTask {
         mut frames: Option<&mut FrameSender>,
     ) -> Result<Option<FinishedChoice>, Problem> {
         let route = &self.route;
-        let mut text = TextBuilder::new(route.version.tokenizer.as_ref(), &self.request);
+        let mut text = TextBuilder::new(route.version.tokenizer.as_ref(), &self.request, &self.layout);
         let mut tokens: Vec<SampledToken> = Vec::new();
         let mut generation_id = None;
         let (mut versions, mut untrainable) = (None, None);

@@ -1,7 +1,7 @@
 //! `POST /v1/completions` and `POST /v1/chat/completions`: check, route, queue, then answer as a
 //! whole or as server-sent events.
 
-use super::answer::{Choice, Completion, Header, Part, Usage};
+use super::answer::{Choice, Completion, Content, ContentStream, Header, Usage};
 use super::body::{ChatRequest, CompletionRequest};
 use super::choice::{self, ChoiceTask, Chunk, Frame, FrameSender};
 use super::deadline::{self, Deadline};
@@ -23,6 +23,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use text::answer::Layout;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Instrument;
@@ -72,7 +73,6 @@ fn check_priority(priority: i32, principal: &Principal) -> Result<(), Problem> {
     )))
 }
 
-/// A request whose choices are queued.
 /// The route of a request, once an engine takes requests for its version.
 async fn available_route(api: &Api, request: &GenerationRequest, submitted: Instant) -> Result<Route, Problem> {
     let wait_max = Duration::from_millis(api.options.queue_wait_ms_max);
@@ -99,8 +99,10 @@ async fn available_route(api: &Api, request: &GenerationRequest, submitted: Inst
     }
 }
 
+/// A request whose choices are queued.
 pub struct QueuedRequest {
     request: Arc<GenerationRequest>,
+    pub layout: Arc<Layout>,
     choices: Vec<ChoiceTask>,
     pub prompt_tokens: usize,
     canceled: CancellationToken,
@@ -161,6 +163,7 @@ impl QueuedRequest {
             }
         };
         let max_tokens = request.tokens_to_sample(prompt_ids.len(), &route.version, api.options.max_tokens_default)?;
+        let layout = Arc::new(request.layout(&route.version, api.options.tool_format, &prompt_ids));
         let request_seed = request.first_seed();
         let parent = request
             .episode_id
@@ -190,6 +193,7 @@ impl QueuedRequest {
                     api: api.clone(),
                     tenant: tenant.clone(),
                     request: request.clone(),
+                    layout: layout.clone(),
                     route: route.clone(),
                     prompt_ids: prompt_ids.clone(),
                     parent: parent.clone(),
@@ -217,13 +221,13 @@ impl QueuedRequest {
         Ok(QueuedRequest {
             prompt_tokens: prompt_ids.len(),
             request,
+            layout,
             choices,
             caller: canceled.clone().drop_guard(),
             canceled,
         })
     }
 
-    /// One answer, once every choice is in the log.
     /// All choices, once they are in the log.
     pub async fn finished(self) -> Result<Vec<FinishedChoice>, Problem> {
         let mut tasks = Vec::with_capacity(self.choices.len());
@@ -270,13 +274,14 @@ impl QueuedRequest {
 
     async fn respond_at_once(self) -> Result<Response, Problem> {
         let (request, prompt_tokens) = (self.request.clone(), self.prompt_tokens);
+        let layout = self.layout.clone();
         let header = Header::new(&request);
         let finished = self.finished().await?;
         let sampled = finished.iter().map(|finished| finished.tokens.len()).sum();
         let choices = finished.iter().enumerate();
         let choice = |(index, finished): (usize, &FinishedChoice)| {
-            let text = finished.shown_text().to_owned();
-            Choice::new(&request, index, Part::Whole, text, &finished.tokens, Some(finished))
+            let content = Content::whole(layout.parse(finished.shown_text()));
+            Choice::new(&request, index, content, &finished.tokens, Some(finished))
         };
         let completion = Completion {
             header: &header,
@@ -288,10 +293,11 @@ impl QueuedRequest {
 
     async fn stream(self) -> Result<Response, Problem> {
         let (request, prompt_tokens) = (self.request.clone(), self.prompt_tokens);
+        let content = || ContentStream::new(&self.layout);
         let stream = CompletionStream {
             header: Header::new(&request),
+            content: std::iter::repeat_with(content).take(request.n).collect(),
             frames: Some(self.frames().await?),
-            started: vec![false; request.n],
             request,
             tail: VecDeque::new(),
             prompt_tokens,
@@ -311,8 +317,8 @@ struct CompletionStream {
     tail: VecDeque<Sse>,
     prompt_tokens: usize,
     sampled: usize,
-    /// Choices of which a chunk was sent.
-    started: Vec<bool>,
+    /// What was sent of each choice.
+    content: Vec<ContentStream>,
 }
 
 impl CompletionStream {
@@ -349,12 +355,9 @@ impl CompletionStream {
             tokens,
             finished,
         } = chunk;
-        let part = match std::mem::replace(&mut self.started[index], true) {
-            true => Part::LaterChunk,
-            false => Part::FirstChunk,
-        };
+        let content = self.content[index].next(&text, finished.is_some());
         self.sampled += finished.as_ref().map_or(0, |finished| finished.tokens.len());
-        let choice = Choice::new(&self.request, index, part, text, &tokens, finished.as_deref());
+        let choice = Choice::new(&self.request, index, content, &tokens, finished.as_deref());
         self.event(vec![choice], None)
     }
 

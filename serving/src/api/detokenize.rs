@@ -4,6 +4,7 @@ use super::outcome::SampledToken;
 use super::request::GenerationRequest;
 use super::stop::StopMatcher;
 use crate::engine::Token;
+use text::answer::Layout;
 use text::tokenizer::{Decoder, Error, Tokenizer};
 
 pub struct TextBuilder<'a> {
@@ -19,10 +20,10 @@ pub struct TextBuilder<'a> {
 }
 
 impl<'a> TextBuilder<'a> {
-    pub fn new(tokenizer: Option<&'a Tokenizer>, request: &GenerationRequest) -> Self {
+    pub fn new(tokenizer: Option<&'a Tokenizer>, request: &GenerationRequest, layout: &Layout) -> Self {
         TextBuilder {
             tokenizer,
-            decoder: tokenizer.map(Tokenizer::decoder),
+            decoder: tokenizer.map(|tokenizer| tokenizer.decoder_showing(layout.marks())),
             stops: StopMatcher::new(request.stops.clone()),
             token_texts: request.logprobs.is_some(),
             released: String::new(),

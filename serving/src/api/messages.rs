@@ -3,57 +3,87 @@
 //! (`generation_id`, `version`, `feedback_token`, …) are beside Anthropic's.
 
 mod body;
+mod stream;
 
-use super::Api;
-use super::choice::Chunk;
-use super::completions::{Frames, QueuedRequest};
+use super::answer::call_id;
+use super::completions::QueuedRequest;
 use super::deadline::Deadline;
-use super::error::for_openai;
 use super::outcome::{ChoiceOutcome, FinishedChoice, StopReason};
 use super::request::GenerationRequest;
+use super::{Api, no_route, session_of};
+use crate::engine::caller::Caller;
 use axum::extract::State;
-use axum::response::sse::{Event as Sse, KeepAlive};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use body::MessagesRequest;
 use edge::Problem;
 use edge::auth::Principal;
 use edge::json::Json;
-use futures::Stream;
 use ingest::event::FinishReason;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::sync::Arc;
+use stream::MessageStream;
+use text::answer::Part;
 use uuid::Uuid;
 
 pub async fn messages(
     State(api): State<Arc<Api>>,
     principal: Principal,
     deadline: Deadline,
+    headers: HeaderMap,
     Json(body): Json<MessagesRequest>,
 ) -> Result<Response, Problem> {
-    let mut request = GenerationRequest::chat(body.into_chat()?, &api.options, &principal.tenant)?;
+    body.check_max_tokens()?;
+    let chat = body.into_chat(session_of(&headers))?;
+    let mut request = GenerationRequest::chat(chat, &api.options, &principal.tenant)?;
     request.deadline = deadline;
     let request = Arc::new(request);
     let queued = QueuedRequest::submit(&api, request.clone(), &principal).await?;
     let mut message = Message::new(&request.model, queued.prompt_tokens);
     if request.stream {
-        let stream = MessageStream {
-            tail: VecDeque::new(),
-            frames: Some(queued.frames().await?),
-            message: Some(message),
-        };
-        let response = axum::response::Sse::new(stream.into_events()).keep_alive(KeepAlive::default());
-        return Ok(response.into_response());
+        return Ok(MessageStream::new(message, queued).await?.into_response());
     }
+    let layout = queued.layout.clone();
     for finished in queued.finished().await? {
-        message.finish(&finished);
-        if !finished.outcome.declined {
-            message.content.push(json!({"type": "text", "text": finished.text}));
-        }
+        let parts = layout.parse(finished.shown_text());
+        message.finish(&finished, parts.iter().any(|part| matches!(part, Part::Call(_))));
+        message.content = parts.into_iter().map(block).collect();
     }
     Ok(Json(message).into_response())
+}
+
+/// `POST /v1/messages/count_tokens`: the prompt's length for the version that would answer now.
+pub async fn count_tokens(
+    State(api): State<Arc<Api>>,
+    principal: Principal,
+    headers: HeaderMap,
+    Json(body): Json<MessagesRequest>,
+) -> Result<Json<Value>, Problem> {
+    let chat = body.into_chat(session_of(&headers))?;
+    let request = Arc::new(GenerationRequest::chat(chat, &api.options, &principal.tenant)?);
+    let route = api
+        .routes
+        .route(&api.policy, &request.model, &request.user_key)
+        .map_err(|error| no_route(&error))?;
+    let caller = Caller::new(&principal.tenant, principal.key.map(|key| key.id));
+    let class = request.class();
+    let count = move || Ok(request.prompt_ids(&route.version)?.len());
+    let tokens = api.prompts.run(class, &caller, count).await?;
+    Ok(Json(json!({"input_tokens": tokens})))
+}
+
+/// A content block.
+fn block(part: Part) -> Value {
+    match part {
+        Part::Text(text) => json!({"type": "text", "text": text}),
+        // nobody signs it: it is a text like others
+        Part::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        Part::Call(call) => {
+            let input: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+            json!({"type": "tool_use", "id": call_id(), "name": call.name, "input": input})
+        }
+    }
 }
 
 /// Anthropic's message.
@@ -140,7 +170,7 @@ impl Message {
         }
     }
 
-    fn finish(&mut self, finished: &FinishedChoice) {
+    fn finish(&mut self, finished: &FinishedChoice, calls_tools: bool) {
         let stop = &finished.outcome.stop_reason;
         self.stop_sequence = match stop {
             Some(StopReason::Text(stop)) => Some(stop.clone()),
@@ -148,78 +178,11 @@ impl Message {
         };
         self.stop_reason = Some(match (finished.reason, &self.stop_sequence) {
             (FinishReason::Length, _) => "max_tokens",
+            (FinishReason::Stop, _) if calls_tools => "tool_use",
             (FinishReason::Stop | FinishReason::Abort, Some(_)) => "stop_sequence",
             (FinishReason::Stop | FinishReason::Abort, None) => "end_turn",
         });
         self.usage.output_tokens = finished.tokens.len();
         self.springtide = Some((&finished.outcome).into());
     }
-}
-
-/// The events of a streamed message: `message_start`, one text block, `message_delta`,
-/// `message_stop`.
-struct MessageStream {
-    /// Events to send before the next frame is read.
-    tail: VecDeque<Sse>,
-    /// `None` once the message has ended.
-    frames: Option<Frames>,
-    /// Taken when it has begun.
-    message: Option<Message>,
-}
-
-impl MessageStream {
-    fn into_events(self) -> impl Stream<Item = Result<Sse, Infallible>> {
-        futures::stream::unfold(self, |mut stream| async move {
-            let event = stream.next().await?;
-            Some((Ok(event), stream))
-        })
-    }
-
-    async fn next(&mut self) -> Option<Sse> {
-        if let Some(message) = self.message.take() {
-            self.tail
-                .push_back(event("message_start", &json!({"message": message})));
-            let block = json!({"index": 0, "content_block": {"type": "text", "text": ""}});
-            self.tail.push_back(event("content_block_start", &block));
-        }
-        while self.tail.is_empty() {
-            let frame = self.frames.as_mut()?.next().await;
-            match frame {
-                Some(Ok(chunk)) => self.add(&chunk),
-                Some(Err(problem)) => {
-                    self.frames = None;
-                    self.tail.push_back(event("error", &for_openai(&problem).document()));
-                }
-                None => self.frames = None,
-            }
-        }
-        self.tail.pop_front()
-    }
-
-    fn add(&mut self, chunk: &Chunk) {
-        if !chunk.text.is_empty() {
-            let delta = json!({"index": 0, "delta": {"type": "text_delta", "text": chunk.text}});
-            self.tail.push_back(event("content_block_delta", &delta));
-        }
-        if let Some(finished) = &chunk.finished {
-            let mut message = Message::new("", 0);
-            message.finish(finished);
-            self.tail.push_back(event("content_block_stop", &json!({"index": 0})));
-            let delta = json!({
-                "delta": {"stop_reason": message.stop_reason, "stop_sequence": message.stop_sequence},
-                "usage": {"output_tokens": message.usage.output_tokens},
-                "springtide": message.springtide,
-            });
-            self.tail.push_back(event("message_delta", &delta));
-            self.tail.push_back(event("message_stop", &json!({})));
-            self.frames = None;
-        }
-    }
-}
-
-/// An event whose data has its name as `type`, as Anthropic's clients expect.
-fn event(name: &str, data: &Value) -> Sse {
-    let mut data = data.clone();
-    data["type"] = name.into();
-    Sse::default().event(name).data(data.to_string())
 }

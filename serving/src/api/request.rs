@@ -13,6 +13,7 @@ use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use text::answer::{self, Format, Layout, Tools};
 use text::chat::Conversation;
 use uuid::Uuid;
 
@@ -23,6 +24,8 @@ const LOGPROBS_MAX: i64 = 5;
 const STOP_BYTES_MAX: usize = 256;
 /// Text up to here takes some ten microseconds to tokenize.
 const SHORT_BYTES_MAX: usize = 2 << 10;
+/// Tokens that `<think>` and a line break fit in.
+const PROMPT_END_TOKENS: usize = 8;
 /// The surface of rollouts.
 const ROLLOUTS: &str = "rollout";
 /// The keys that `metadata` may have.
@@ -47,6 +50,8 @@ pub struct GenerationRequest {
     pub episode_id: Option<Uuid>,
     pub return_token_ids: bool,
     pub deadline: Deadline,
+    /// Whether a model's reasoning is not part of the answer's text.
+    pub separate_reasoning: bool,
     pub priority: i32,
     pub surface: String,
     pub purpose: Purpose,
@@ -103,9 +108,13 @@ impl GenerationRequest {
     /// Checks a chat request.
     pub fn chat(request: ChatRequest, options: &Options, tenant: &str) -> Result<Self, Problem> {
         let (logprobs, max_tokens) = (request.top_logprobs()?, request.max_tokens()?);
+        let separate_reasoning = request.separate_reasoning.unwrap_or(false);
         let (conversation, params, common) = request.into_conversation()?;
         let prompt = Prompt::Chat(Box::new(conversation));
-        Self::new(prompt, logprobs, max_tokens, params, common, options, tenant)
+        Ok(GenerationRequest {
+            separate_reasoning,
+            ..Self::new(prompt, logprobs, max_tokens, params, common, options, tenant)?
+        })
     }
 
     fn new(
@@ -176,6 +185,7 @@ impl GenerationRequest {
                 .unwrap_or_else(|| format!("{ANONYMOUS_USER_PREFIX}{}", Uuid::now_v7())),
             return_token_ids: common.return_token_ids.unwrap_or(false),
             deadline: Deadline::default(),
+            separate_reasoning: false,
             priority: i32::try_from(common.priority.unwrap_or(0))
                 .map_err(|_| bad("priority does not fit in 32 bits; lower goes first, 0 is usual"))?,
             surface,
@@ -248,6 +258,25 @@ impl GenerationRequest {
             )));
         }
         Ok(ids.into())
+    }
+
+    /// Where calls of tools and reasoning are in the answer. `format`: how the model writes calls, if
+    /// not as its template does.
+    pub fn layout(&self, version: &LoadedVersion, format: Option<Format>, prompt: &[u32]) -> Layout {
+        let (Prompt::Chat(conversation), Some(tokenizer)) = (&self.prompt, &version.tokenizer) else {
+            return Layout::default();
+        };
+        let tools = serde_json::to_value(&conversation.tools).unwrap_or_default();
+        let tools = Tools::of(tools.as_array().map_or(&[], Vec::as_slice));
+        let written = || version.templates.as_ref().ok()?.call_format();
+        let format = format.or_else(written).filter(|_| !tools.is_empty());
+        let end = &prompt[prompt.len().saturating_sub(PROMPT_END_TOKENS)..];
+        let end = tokenizer.decode(end).unwrap_or_default();
+        Layout {
+            calls: format.map(|format| (format, tools)),
+            separate_reasoning: self.separate_reasoning,
+            begins_with_reasoning: end.trim_end().ends_with(answer::THINK),
+        }
     }
 
     /// Whether the answer is a chat message.

@@ -1,6 +1,8 @@
 //! The API with a real engine, a fake model whose next token is known, and a fake log that can
 //! fail. One file, because every test uses the same small server and log.
 
+mod agents;
+
 use super::*;
 use crate::engine::backend::{Backend, Step};
 use crate::engine::caller::Caller;
@@ -165,7 +167,40 @@ struct Server {
     _folder: TempDir,
 }
 
+/// What a server answers with.
+struct FakeVersion {
+    tokenizer: Tokenizer,
+    template: String,
+    context: usize,
+    vocab: u32,
+    stop_ids: Vec<u32>,
+    experts: Option<u16>,
+    decline_id: Option<u32>,
+}
+
 async fn server_with(pace_ms: u64, options: Options) -> Server {
+    let template =
+        "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}m{% endif %}";
+    let version = FakeVersion {
+        tokenizer: tokenizer(),
+        template: template.into(),
+        context: 64,
+        vocab: VOCAB,
+        stop_ids: vec![END, DECLINE],
+        experts: Some(3),
+        decline_id: Some(DECLINE),
+    };
+    let slots = vec![Vec::new(); options.slots];
+    let model = || {
+        Box::new(Alphabet {
+            slots: slots.clone(),
+            pace: Duration::from_millis(pace_ms),
+        }) as Box<dyn Backend>
+    };
+    server_of(options, version, model).await
+}
+
+async fn server_of(options: Options, fake: FakeVersion, model: impl Fn() -> Box<dyn Backend>) -> Server {
     let engine = engine::spawn(engine::Config {
         queue_choices_max: options.queue_choices_max,
         queue_wait_max: Duration::from_millis(options.queue_wait_ms_max),
@@ -174,11 +209,8 @@ async fn server_with(pace_ms: u64, options: Options) -> Server {
     })
     .unwrap()
     .handle;
-    let tokenizer = tokenizer();
-    let template =
-        "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}m{% endif %}";
     let checkpoint = Checkpoint {
-        files: [("chat_template.jinja".to_owned(), Bytes::from(template))].into(),
+        files: [("chat_template.jinja".to_owned(), Bytes::from(fake.template))].into(),
         ..Checkpoint::default()
     };
     let mut versions = BTreeMap::new();
@@ -187,19 +219,15 @@ async fn server_with(pace_ms: u64, options: Options) -> Server {
             serial,
             root: Digest([serial as u8; 32]),
             line: "realtime".into(),
-            context: 64,
-            vocab: VOCAB,
-            stop_ids: vec![END, DECLINE],
-            experts: Some(3),
-            decline_id: Some(DECLINE),
-            tokenizer: Some(tokenizer.clone()),
+            context: fake.context,
+            vocab: fake.vocab,
+            stop_ids: fake.stop_ids.clone(),
+            experts: fake.experts,
+            decline_id: fake.decline_id,
+            tokenizer: Some(fake.tokenizer.clone()),
             templates: Templates::from_checkpoint(&checkpoint).map(Arc::new).map_err(Arc::new),
         });
-        let model = Alphabet {
-            slots: vec![Vec::new(); options.slots],
-            pace: Duration::from_millis(pace_ms),
-        };
-        engine.install(version.clone(), Box::new(model)).await.unwrap();
+        engine.install(version.clone(), model()).await.unwrap();
         versions.insert(serial, version);
     }
     let routes = Arc::new(RouteTable::default());
@@ -226,7 +254,7 @@ async fn server_with(pace_ms: u64, options: Options) -> Server {
     Server {
         router: super::routes(api.clone())
             .protected_by(&edge::auth::Auth::fixed(None), "test")
-            .layer(axum::middleware::map_response(add_error_member)),
+            .layer(axum::middleware::from_fn(shape_errors)),
         log,
         api,
         payloads,
@@ -363,7 +391,7 @@ async fn anthropics_messages_are_chats_in_another_form() {
         .map(|data| serde_json::from_str(data).unwrap())
         .collect();
     let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
-    assert_eq!(kinds[..2], ["message_start", "content_block_start"]);
+    assert_eq!(kinds[..3], ["message_start", "ping", "content_block_start"]);
     assert_eq!(
         kinds[kinds.len() - 3..],
         ["content_block_stop", "message_delta", "message_stop"]
@@ -382,7 +410,10 @@ async fn anthropics_messages_are_chats_in_another_form() {
         .await;
     assert_eq!(refused.status(), 400);
     let refused: Value = serde_json::from_str(&text(refused).await).unwrap();
-    assert_eq!(refused["error"]["type"], "invalid_request_error");
+    assert_eq!(
+        (&refused["type"], &refused["error"]["type"]),
+        (&json!("error"), &json!("invalid_request_error"))
+    );
     assert!(
         refused["error"]["message"].as_str().unwrap().contains("max_tokens"),
         "{refused}"

@@ -1,6 +1,6 @@
 //! How models write calls of tools, and how their text is read.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -9,7 +9,8 @@ use std::ops::Range;
 use super::Call;
 
 /// A way to write calls. A model was trained on one; its chat template shows which.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Format {
     /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5 and 3.
     Hermes,
@@ -21,8 +22,10 @@ pub enum Format {
     /// `[TOOL_CALLS]`, then a list of objects, or `NAME[ARGS]{…}` for each call.
     Mistral,
     /// `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, or version 3's with a JSON block.
+    #[serde(rename = "deepseek")]
     DeepSeek,
     /// The whole answer is one `{"name": …, "arguments": {…}}`, because sampling allows nothing else.
+    #[serde(skip)]
     Json,
 }
 
@@ -47,14 +50,6 @@ const CALL_ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
 
 impl Format {
-    pub const NAMES: &'static [(&'static str, Format)] = &[
-        ("hermes", Format::Hermes),
-        ("qwen_xml", Format::QwenXml),
-        ("llama", Format::Llama),
-        ("mistral", Format::Mistral),
-        ("deepseek", Format::DeepSeek),
-    ];
-
     /// The format that a chat template writes calls in.
     pub fn of_template(source: &str) -> Option<Self> {
         let has = |mark: &str| source.contains(mark);
@@ -306,7 +301,9 @@ fn mistral(block: &str) -> Read {
             Ok(calls) => calls.into_iter().map(named).collect(),
             Err(_) => None,
         };
-        return calls.filter(|calls| !calls.is_empty()).map_or(Read::Malformed, Read::Calls);
+        return calls
+            .filter(|calls| !calls.is_empty())
+            .map_or(Read::Malformed, Read::Calls);
     }
     let mut calls = Vec::new();
     let mut rest = list;
@@ -318,7 +315,8 @@ fn mistral(block: &str) -> Read {
         let head = rest[..at].trim_end().trim_end_matches(ARGS);
         let name = head.split(CALL_ID).next().unwrap_or_default().trim();
         let mut values = serde_json::Deserializer::from_str(&rest[at..]).into_iter::<&RawValue>();
-        let (Some(Ok(arguments)), false) = (values.next(), name.is_empty() || name.contains(char::is_whitespace)) else {
+        let (Some(Ok(arguments)), false) = (values.next(), name.is_empty() || name.contains(char::is_whitespace))
+        else {
             return Read::Malformed;
         };
         calls.push(Call {

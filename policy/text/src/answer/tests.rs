@@ -63,7 +63,11 @@ fn every_format_is_read() {
             vec![call("weather", "{\"city\": \"Bonn\"}")],
         ),
         // the stop token came instead of the end
-        (Format::Hermes, "<tool_call>\n{\"name\": \"write\"}\n", vec![call("write", "{}")]),
+        (
+            Format::Hermes,
+            "<tool_call>\n{\"name\": \"write\"}\n",
+            vec![call("write", "{}")],
+        ),
         (
             Format::QwenXml,
             "Well:\n\n<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n<parameter=days>\n3\n\
@@ -126,8 +130,14 @@ fn an_end_inside_an_argument_does_not_end_the_call() {
 fn what_looks_like_a_call_but_is_malformed_stays_text() {
     for (format, answer) in [
         (Format::Hermes, "<tool_call>{\"name\": 3}</tool_call> sorry\n"),
-        (Format::Hermes, "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city"),
-        (Format::Hermes, "<tool_call>{\"name\": \"weather\", \"arguments\": [1]}</tool_call>"),
+        (
+            Format::Hermes,
+            "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city",
+        ),
+        (
+            Format::Hermes,
+            "<tool_call>{\"name\": \"weather\", \"arguments\": [1]}</tool_call>",
+        ),
         (Format::Hermes, "a < b <tool_"),
         (Format::Hermes, "<tool_call>"),
         (Format::QwenXml, "<function=>x</function>"),
@@ -151,7 +161,11 @@ fn a_call_after_a_malformed_one_is_found() {
     let answer = "<tool_call>{oops <tool_call>{\"name\": \"write\"}</tool_call> <tool_call>oops</tool_call>";
     assert_eq!(
         layout(Format::Hermes).parse(answer),
-        [text("<tool_call>{oops"), call("write", "{}"), text("<tool_call>oops</tool_call>")]
+        [
+            text("<tool_call>{oops"),
+            call("write", "{}"),
+            text("<tool_call>oops</tool_call>")
+        ]
     );
 }
 
@@ -205,7 +219,10 @@ fn the_format_follows_from_the_template() {
         ("<tool_call>{name}\n<arg_key>", None),
         ("{{ '[TOOL_CALLS]' }}", Some(Format::Mistral)),
         ("<｜tool▁call▁begin｜>", Some(Format::DeepSeek)),
-        (r#"format {"name": function name, "parameters": dictionary"#, Some(Format::Llama)),
+        (
+            r#"format {"name": function name, "parameters": dictionary"#,
+            Some(Format::Llama),
+        ),
         ("{{ message.content }}", None),
     ] {
         assert_eq!(Format::of_template(source), format, "{source}");

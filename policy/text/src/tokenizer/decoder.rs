@@ -32,12 +32,15 @@ pub struct Decoder {
     returned: String,
     /// Ids since text was last returned.
     held_back: usize,
+    /// Special tokens that appear in the text.
+    shown: Vec<(u32, &'static str)>,
 }
 
 impl Decoder {
-    pub(super) fn new(tokenizer: Tokenizer) -> Self {
+    pub(super) fn new(tokenizer: Tokenizer, shown: Vec<(u32, &'static str)>) -> Self {
         Decoder {
             tokenizer,
+            shown,
             ids: vec![],
             read: 0,
             returned: String::new(),
@@ -46,10 +49,14 @@ impl Decoder {
     }
 
     /// Adds an id and returns the text that it completes. Empty while a character is incomplete and
-    /// for special tokens.
+    /// for special tokens, unless they are shown.
     pub fn push(&mut self, id: u32) -> Result<String, Error> {
         if !self.tokenizer.is_text(id) {
-            return Ok(String::new());
+            let shown = self.shown.iter().find(|(special, _)| *special == id);
+            return match shown.map(|(_, mark)| *mark) {
+                Some(mark) => Ok(self.restart(self.ids.len())? + mark),
+                None => Ok(String::new()),
+            };
         }
         self.ids.push(id);
         let text = self.tokenizer.decode(&self.ids)?;
@@ -84,7 +91,7 @@ impl Decoder {
     /// Returns the rest after the last id. An incomplete character becomes U+FFFD.
     pub fn finish(&mut self) -> Result<String, Error> {
         let rest = self.restart(self.ids.len())?;
-        *self = Decoder::new(self.tokenizer.clone());
+        *self = Decoder::new(self.tokenizer.clone(), std::mem::take(&mut self.shown));
         Ok(rest)
     }
 

@@ -7,16 +7,16 @@ use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use text::chat::{Conversation, Value as TemplateValue};
+use text::chat::{Conversation, Value as TemplateValue, ValueKind};
 
 /// OpenAI's limit.
 const TOP_LOGPROBS_MAX: i64 = 20;
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub struct ChatRequest {
     /// As the template reads them: `role`, `content` and any other fields it knows.
     pub messages: Vec<TemplateValue>,
-    /// Rendered into the prompt by templates that support them. The model still answers with text.
+    /// Rendered into the prompt by templates that support them.
     pub tools: Option<Vec<TemplateValue>>,
     pub documents: Option<Vec<TemplateValue>>,
     /// Further variables of the template.
@@ -29,6 +29,10 @@ pub struct ChatRequest {
     pub max_completion_tokens: Option<i64>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<i64>,
+    /// SGLang's name: reasoning is `reasoning_content` instead of a part of `content`.
+    pub separate_reasoning: Option<bool>,
+    /// A variable for templates that know it.
+    pub reasoning_effort: Option<String>,
 
     // OpenAI fields, accepted only with values that change nothing
     pub tool_choice: Option<Value>,
@@ -85,18 +89,58 @@ impl ChatRequest {
             ));
         }
         let tools = self.tools.filter(|_| tool_choice != "none");
+        let mut variables = self.chat_template_kwargs.unwrap_or_default();
+        if let Some(effort) = self.reasoning_effort {
+            variables.entry("reasoning_effort".into()).or_insert(effort.into());
+        }
         let continued = self.continue_final_message.unwrap_or(false);
         let conversation = Conversation {
-            messages: self.messages,
-            tools,
+            messages: self.messages.iter().map(with_objects_as_arguments).collect(),
+            tools: tools.filter(|tools| !tools.is_empty()),
             documents: self.documents,
             add_generation_prompt: self.add_generation_prompt.unwrap_or(!continued),
             continue_final_message: continued.then(|| "content".to_owned()),
-            variables: self.chat_template_kwargs.unwrap_or_default(),
+            variables,
             ..Conversation::default()
         };
         Ok((conversation, self.params, self.common))
     }
+}
+
+/// Calls of earlier turns have their arguments as a text in OpenAI's API, and templates write
+/// objects. The order of an object's keys stays, so that the prompt has what the model sampled.
+fn with_objects_as_arguments(message: &TemplateValue) -> TemplateValue {
+    let object = |arguments: &TemplateValue| {
+        let parsed = arguments
+            .as_str()
+            .and_then(|text| serde_json::from_str::<TemplateValue>(text).ok());
+        parsed
+            .filter(|parsed| parsed.kind() == ValueKind::Map)
+            .unwrap_or_else(|| arguments.clone())
+    };
+    let call =
+        |call: TemplateValue| with_field(&call, "function", |function| with_field(function, "arguments", object));
+    with_field(message, "tool_calls", |calls| match calls.try_iter() {
+        Ok(list) if calls.kind() == ValueKind::Seq => list.map(call).collect(),
+        _ => calls.clone(),
+    })
+}
+
+/// `map` with another value of a field that it has.
+fn with_field(map: &TemplateValue, field: &str, change: impl Fn(&TemplateValue) -> TemplateValue) -> TemplateValue {
+    let has_field = map.kind() == ValueKind::Map && map.get_attr(field).is_ok_and(|value| !value.is_undefined());
+    let (true, Ok(keys)) = (has_field, map.try_iter()) else {
+        return map.clone();
+    };
+    let fields = keys.map(|key| {
+        let value = map.get_item(&key).unwrap_or_default();
+        let value = match key.as_str() == Some(field) {
+            true => change(&value),
+            false => value,
+        };
+        (key, value)
+    });
+    TemplateValue::from_pairs(fields)
 }
 
 #[cfg(test)]
@@ -153,6 +197,13 @@ mod tests {
                 .to_string();
             assert!(problem.contains(expected), "{problem}");
         }
+        let turn = json!([{"role": "assistant", "content": null, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"z\": 1, \"a\": [2]}"}},
+            {"id": "2", "type": "function", "function": {"name": "g", "arguments": "no JSON"}}]}]);
+        let (conversation, ..) = chat(json!({"messages": turn})).into_conversation().unwrap();
+        let calls = serde_json::to_string(&conversation.messages[0].get_attr("tool_calls").unwrap()).unwrap();
+        assert!(calls.contains(r#""arguments":{"z":1,"a":[2]}"#), "{calls}");
+        assert!(calls.contains(r#""arguments":"no JSON""#), "{calls}");
         let tools = json!([{"type": "function", "function": {"name": "f"}}]);
         let (conversation, ..) = chat(json!({"tools": tools, "tool_choice": "none"}))
             .into_conversation()

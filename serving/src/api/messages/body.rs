@@ -1,28 +1,33 @@
 //! The body of `POST /v1/messages`, and the chat request that it stands for.
 
-use crate::api::body::{ChatRequest, UnknownFields};
+use crate::api::body::{ChatRequest, CommonFields, UnknownFields};
+use crate::api::thinking_variables;
 use edge::Problem;
+use model::sampling::Params;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+use text::chat::Value as TemplateValue;
 
 /// Anthropic's names, and Springtide's own beside them.
 #[derive(Debug, Clone, Deserialize)]
 pub struct MessagesRequest {
     model: String,
-    max_tokens: i64,
+    /// Required to sample, and absent where tokens are counted.
+    max_tokens: Option<i64>,
     messages: Vec<Message>,
     /// A text, or a list of text blocks.
     system: Option<Content>,
     stop_sequences: Option<Vec<String>>,
     stream: Option<bool>,
-    temperature: Option<f64>,
-    top_p: Option<f64>,
-    top_k: Option<i64>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<u32>,
     tools: Option<Vec<Tool>>,
     tool_choice: Option<Value>,
     /// `user_id` is the key of the caller's user; the rest is as in a chat.
     metadata: Option<Map<String, Value>>,
-    thinking: Option<Value>,
+    thinking: Option<Thinking>,
+    output_config: Option<OutputConfig>,
     session_id: Option<String>,
     surface: Option<String>,
     priority: Option<i64>,
@@ -41,28 +46,57 @@ struct Message {
 enum Role {
     User,
     Assistant,
+    /// In the middle of a conversation.
+    System,
 }
 
+/// Blocks are template values, because these keep the order of a call's arguments.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 enum Content {
     Text(String),
-    Blocks(Vec<Value>),
+    Blocks(Vec<TemplateValue>),
 }
 
 /// Only tools that the caller runs itself.
 #[derive(Debug, Clone, Deserialize)]
 struct Tool {
+    /// `custom`, or absent. Others are run by Anthropic.
+    #[serde(rename = "type")]
+    kind: Option<String>,
     name: String,
     description: Option<String>,
-    input_schema: Value,
+    input_schema: Option<TemplateValue>,
+}
+
+/// The model thinks as long as it likes: a budget and a way to show it are ignored.
+#[derive(Debug, Clone, Deserialize)]
+struct Thinking {
+    #[serde(rename = "type")]
+    kind: ThinkingKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ThinkingKind {
+    Enabled,
+    Adaptive,
+    Disabled,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct OutputConfig {
+    effort: Option<String>,
+    #[serde(flatten)]
+    unknown: UnknownFields,
 }
 
 impl MessagesRequest {
-    pub fn into_chat(self) -> Result<ChatRequest, Problem> {
+    /// `session`: used if the body has none.
+    pub fn into_chat(self, session: Option<String>) -> Result<ChatRequest, Problem> {
         self.unknown.refuse()?;
-        if self.thinking.is_some_and(|thinking| thinking["type"] != "disabled") {
-            return Err(bad("thinking must be {\"type\": \"disabled\"}; leave it out"));
+        if let Some(config) = &self.output_config {
+            config.unknown.refuse()?;
         }
         let tool_choice = match self.tool_choice.as_ref().map(|choice| choice["type"].as_str()) {
             None | Some(Some("auto")) => "auto",
@@ -75,118 +109,168 @@ impl MessagesRequest {
         };
         let mut messages = Vec::new();
         if let Some(system) = self.system {
-            messages.push(json!({"role": "system", "content": text_of(system, "system")?}));
+            messages.push(chat_message("system", text_of(system, "system")?));
         }
         for (index, message) in self.messages.into_iter().enumerate() {
             add_message(&mut messages, message, index)?;
         }
         let mut metadata = self.metadata.unwrap_or_default();
-        let user = metadata.remove("user_id");
+        let user = match metadata.remove("user_id") {
+            None | Some(Value::Null) => None,
+            Some(Value::String(user)) => Some(user),
+            Some(_) => return Err(bad("metadata.user_id must be a string")),
+        };
         let tools = self
             .tools
-            .map(|tools| tools.into_iter().map(Tool::into_function).collect::<Vec<_>>());
-        let chat = json!({
-            "model": self.model,
-            "messages": messages,
-            "max_tokens": self.max_tokens,
-            "stop": self.stop_sequences,
-            "stream": self.stream,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "tools": tools,
-            "tool_choice": tool_choice,
-            "metadata": metadata,
-            "user": user,
-            "session_id": self.session_id,
-            "surface": self.surface,
-            "priority": self.priority,
-        });
-        serde_json::from_value(chat).map_err(bad)
+            .map(|tools| tools.into_iter().map(Tool::into_function).collect::<Result<_, _>>());
+        let thinks = self.thinking.map(|thinking| thinking.kind != ThinkingKind::Disabled);
+        let defaults = Params::default();
+        Ok(ChatRequest {
+            messages,
+            tools: tools.transpose()?,
+            tool_choice: Some(tool_choice.into()),
+            chat_template_kwargs: thinks.map(thinking_variables),
+            separate_reasoning: thinks,
+            reasoning_effort: self.output_config.and_then(|config| config.effort),
+            params: Params {
+                temperature: self.temperature.unwrap_or(defaults.temperature),
+                top_p: self.top_p.unwrap_or(defaults.top_p),
+                top_k: self.top_k.unwrap_or(defaults.top_k),
+                ..defaults
+            },
+            common: CommonFields {
+                max_tokens: self.max_tokens,
+                stop: self.stop_sequences.map(Value::from),
+                stream: self.stream,
+                user,
+                session_id: self.session_id.or(session),
+                surface: self.surface,
+                priority: self.priority,
+                metadata: Some(metadata),
+                ..CommonFields::of_model(self.model)
+            },
+            ..ChatRequest::default()
+        })
+    }
+
+    /// Says that `max_tokens` is missing, if it is.
+    pub fn check_max_tokens(&self) -> Result<(), Problem> {
+        match self.max_tokens {
+            Some(_) => Ok(()),
+            None => Err(bad("missing field `max_tokens`; give at least 1").with("field", "max_tokens")),
+        }
     }
 }
 
 impl Tool {
-    fn into_function(self) -> Value {
-        let function = json!({"name": self.name, "description": self.description, "parameters": self.input_schema});
-        json!({"type": "function", "function": function})
+    fn into_function(self) -> Result<TemplateValue, Problem> {
+        let kind = self.kind.as_deref().unwrap_or("custom");
+        if kind != "custom" {
+            return Err(bad(format!(
+                "the tool {:?} has the type {kind:?}, which Anthropic runs; give tools with an input_schema",
+                self.name
+            )));
+        }
+        let mut function = vec![("name", self.name.into())];
+        function.extend(self.description.map(|description| ("description", description.into())));
+        function.extend(self.input_schema.map(|schema| ("parameters", schema)));
+        Ok(object([("type", "function".into()), ("function", object(function))]))
     }
 }
 
 /// One message of Anthropic's may be several of a chat: each tool's result is one.
-fn add_message(messages: &mut Vec<Value>, message: Message, index: usize) -> Result<(), Problem> {
+fn add_message(messages: &mut Vec<TemplateValue>, message: Message, index: usize) -> Result<(), Problem> {
     let role = match message.role {
         Role::User => "user",
         Role::Assistant => "assistant",
+        Role::System => "system",
     };
     let blocks = match message.content {
         Content::Text(text) => {
-            messages.push(json!({"role": role, "content": text}));
+            messages.push(chat_message(role, text));
             return Ok(());
         }
         Content::Blocks(blocks) => blocks,
     };
-    let mut text = String::new();
+    let (mut text, mut reasoning) = (String::new(), String::new());
     let mut calls = Vec::new();
-    for block in blocks {
-        match (block["type"].as_str(), message.role) {
-            (Some("text"), _) => text.push_str(text_block(&block, index)?),
-            (Some("tool_use"), Role::Assistant) => {
-                // a chat's arguments are a text
-                let arguments = block["input"].to_string();
-                let function = json!({"name": block["name"], "arguments": arguments});
-                calls.push(json!({"id": block["id"], "type": "function", "function": function}));
+    for block in &blocks {
+        let kind = text_field(block, "type").unwrap_or_default();
+        match (kind.as_str(), message.role) {
+            ("text", _) => text.push_str(&text_of_block(block, &format!("messages[{index}]"))?),
+            ("thinking", Role::Assistant) => reasoning.push_str(&text_field(block, "thinking").unwrap_or_default()),
+            // encrypted by Anthropic
+            ("redacted_thinking", Role::Assistant) => {}
+            ("tool_use", Role::Assistant) => {
+                let function = object([("name", field(block, "name")), ("arguments", field(block, "input"))]);
+                calls.push(object([
+                    ("id", field(block, "id")),
+                    ("type", "function".into()),
+                    ("function", function),
+                ]));
             }
-            (Some("tool_result"), Role::User) => {
-                let content = match &block["content"] {
-                    Value::Null => String::new(),
-                    content => {
-                        let content = Content::deserialize(content).map_err(bad)?;
-                        text_of(content, "a tool_result")?
-                    }
+            ("tool_result", Role::User) => {
+                let content = field(block, "content");
+                let content = match content.is_none() || content.is_undefined() {
+                    true => String::new(),
+                    false => text_of(Content::deserialize(content).map_err(bad)?, "a tool_result")?,
                 };
-                messages.push(json!({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}));
+                messages.push(object([
+                    ("role", "tool".into()),
+                    ("tool_call_id", field(block, "tool_use_id")),
+                    ("content", content.into()),
+                ]));
             }
-            (kind, _) => {
+            _ => {
                 return Err(bad(format!(
-                    "messages[{index}] has a block of type {}; give text, tool_use (of the assistant) or tool_result \
-                     (of the user)",
-                    kind.unwrap_or("unknown")
+                    "messages[{index}] has a block of type {kind:?}; give text, tool_use and thinking (of the assistant) \
+                     or tool_result (of the user)"
                 )));
             }
         }
     }
-    if !calls.is_empty() {
-        messages.push(json!({"role": role, "content": text, "tool_calls": calls}));
-    } else if !text.is_empty() {
-        messages.push(json!({"role": role, "content": text}));
+    if text.is_empty() && calls.is_empty() && reasoning.is_empty() {
+        return Ok(());
     }
+    let mut fields = vec![("role", role.into()), ("content", text.into())];
+    if !reasoning.is_empty() {
+        fields.push(("reasoning_content", reasoning.into()));
+    }
+    if !calls.is_empty() {
+        fields.push(("tool_calls", calls.into()));
+    }
+    messages.push(object(fields));
     Ok(())
 }
 
-fn text_of(content: Content, what: &str) -> Result<String, Problem> {
-    let blocks = match content {
-        Content::Text(text) => return Ok(text),
-        Content::Blocks(blocks) => blocks,
-    };
-    let mut text = String::new();
-    for block in &blocks {
-        match (block["type"].as_str(), block["text"].as_str()) {
-            (Some("text"), Some(part)) => text.push_str(part),
-            _ => {
-                return Err(bad(format!(
-                    "{what} has a block that is no text; give text blocks only"
-                )));
-            }
-        }
-    }
-    Ok(text)
+fn chat_message(role: &str, content: String) -> TemplateValue {
+    object([("role", role.into()), ("content", content.into())])
 }
 
-fn text_block(block: &Value, index: usize) -> Result<&str, Problem> {
-    block["text"]
-        .as_str()
-        .ok_or_else(|| bad(format!("messages[{index}] has a text block without `text`")))
+fn object(fields: impl IntoIterator<Item = (&'static str, TemplateValue)>) -> TemplateValue {
+    TemplateValue::from_pairs(fields)
+}
+
+fn field(block: &TemplateValue, name: &str) -> TemplateValue {
+    block.get_attr(name).unwrap_or_default()
+}
+
+fn text_field(block: &TemplateValue, name: &str) -> Option<String> {
+    field(block, name).as_str().map(str::to_owned)
+}
+
+fn text_of(content: Content, what: &str) -> Result<String, Problem> {
+    match content {
+        Content::Text(text) => Ok(text),
+        Content::Blocks(blocks) => blocks.iter().map(|block| text_of_block(block, what)).collect(),
+    }
+}
+
+fn text_of_block(block: &TemplateValue, what: &str) -> Result<String, Problem> {
+    match (text_field(block, "type").as_deref(), text_field(block, "text")) {
+        (Some("text"), Some(text)) => Ok(text),
+        _ => Err(bad(format!("{what} has a block that is no text; give text blocks"))),
+    }
 }
 
 fn bad(detail: impl std::fmt::Display) -> Problem {
@@ -196,14 +280,19 @@ fn bad(detail: impl std::fmt::Display) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn chat(fields: Value) -> Result<ChatRequest, String> {
         let mut body = json!({"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]});
         if let (Value::Object(body), Value::Object(fields)) = (&mut body, fields) {
             body.extend(fields);
         }
-        let request: MessagesRequest = serde_json::from_value(body).map_err(|error| error.to_string())?;
-        request.into_chat().map_err(|problem| problem.to_string())
+        // the order of keys counts, and `Value` has none
+        let body = body
+            .to_string()
+            .replace("\"INPUT\"", r#"{"path": "z", "content": "a"}"#);
+        let request: MessagesRequest = serde_json::from_str(&body).map_err(|error| error.to_string())?;
+        request.into_chat(None).map_err(|problem| problem.to_string())
     }
 
     fn messages(chat: &ChatRequest) -> Value {
@@ -232,7 +321,7 @@ mod tests {
         }))
         .unwrap();
         let call = json!({"id": "t1", "type": "function",
-            "function": {"name": "weather", "arguments": "{\"city\":\"Bonn\"}"}});
+            "function": {"name": "weather", "arguments": {"city": "Bonn"}}});
         assert_eq!(
             messages(&request),
             json!([
@@ -248,21 +337,59 @@ mod tests {
     }
 
     #[test]
+    fn what_claude_code_sends_is_understood() {
+        let request = chat(json!({
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+                {"role": "system", "content": "Agents: none."},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    {"type": "tool_use", "id": "t1", "name": "Write", "input": "INPUT"},
+                ]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": true}]},
+            ],
+            "thinking": {"type": "adaptive"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "output_config": {"effort": "high"},
+            "tools": [{"name": "Write", "input_schema": {}, "type": "custom"}],
+        }))
+        .unwrap();
+        let messages = serde_json::to_string(&request.messages).unwrap();
+        assert!(
+            messages.contains(r#""arguments":{"path":"z","content":"a"}"#),
+            "{messages}"
+        );
+        assert!(messages.contains(r#""reasoning_content":"Hm.""#), "{messages}");
+        assert!(
+            messages.contains(r#"{"role":"system","content":"Agents: none."}"#),
+            "{messages}"
+        );
+        assert_eq!(
+            (request.separate_reasoning, request.reasoning_effort.as_deref()),
+            (Some(true), Some("high"))
+        );
+    }
+
+    #[test]
     fn what_is_not_offered_is_refused_by_name() {
         let image = json!([{"role": "user", "content": [{"type": "image"}]}]);
         for (fields, expected) in [
+            (json!({"thinking": {"type": "always"}}), "unknown variant `always`"),
             (
-                json!({"thinking": {"type": "enabled", "budget_tokens": 9}}),
-                "thinking must be",
+                json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+                "which Anthropic runs",
+            ),
+            (
+                json!({"output_config": {"task_budget": 3}}),
+                "unknown field `task_budget`",
             ),
             (json!({"tool_choice": {"type": "any"}}), "tool_choice must be"),
-            (json!({"messages": image}), "a block of type image"),
+            (json!({"messages": image}), "a block of type \"image\""),
             (
                 json!({"system": [{"type": "image"}]}),
                 "system has a block that is no text",
             ),
             (json!({"beams": 3}), "unknown field `beams`"),
-            (json!({"max_tokens": null}), "invalid type"),
         ] {
             let refused = chat(fields).map(drop).unwrap_err();
             assert!(refused.contains(expected), "{refused}");
