@@ -1,5 +1,5 @@
-//! The API of one replica: OpenAI's `POST /v1/completions` and `/v1/chat/completions`, Anthropic's
-//! `POST /v1/messages`, `GET /v1/models`, `GET /health`.
+//! The API of one replica: OpenAI's `POST /v1/completions`, `/v1/chat/completions` and
+//! `/v1/responses`, Anthropic's `POST /v1/messages`, `GET /v1/models`, `GET /health`.
 //!
 //! A body (`body`) is checked (`request`), routed, made token ids (`prompts`), sampled by one task per
 //! choice (`choice`), and answered (`answer`). Calls of tools and reasoning are found in the text of
@@ -21,6 +21,7 @@ mod messages;
 mod outcome;
 mod prompts;
 mod request;
+mod responses;
 mod sessions;
 mod stop;
 
@@ -101,6 +102,12 @@ pub fn routes(api: Arc<Api>) -> Routes {
             "/v1/chat/completions",
             "Answer a conversation",
             post(completions::chat_completions),
+        )
+        .route(
+            Scope::Completions,
+            "/v1/responses",
+            "Answer a conversation, in the form of OpenAI's Responses",
+            post(responses::responses),
         )
         .route(
             Scope::Completions,

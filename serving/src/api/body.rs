@@ -94,13 +94,17 @@ fn changes_nothing(field: &str, value: &Value) -> bool {
         // edits of earlier turns, which the caller makes itself where the server does not
         | "context_management"
         | "inference_geo"
+        // of tools that the server runs, and it runs none
+        | "max_tool_calls"
         | "parallel_tool_calls"
         | "prediction"
         | "prompt_cache_key"
         | "prompt_cache_retention"
         | "request_id"
         | "service_tier"
-        | "store" => true,
+        | "store"
+        // of streams that always have the usage
+        | "stream_options" => true,
         "ignore_eos" | "include_stop_str_in_output" | "use_beam_search" => *value == Value::Bool(false),
         "length_penalty" => value.as_f64() == Some(1.0),
         "min_tokens" => value.as_i64() == Some(0),
@@ -121,6 +125,6 @@ pub struct StreamOptions {
 }
 
 /// Reads a flattened struct. serde buffers its fields, and then its errors do not name the field.
-fn with_field_names<'de, D: Deserializer<'de>, T: Deserialize<'de>>(json: D) -> Result<T, D::Error> {
+pub fn with_field_names<'de, D: Deserializer<'de>, T: Deserialize<'de>>(json: D) -> Result<T, D::Error> {
     serde_path_to_error::deserialize(json).map_err(D::Error::custom)
 }

@@ -356,3 +356,98 @@ async fn an_agents_session_header_makes_its_requests_one_episode() {
     let logged = server.log.generations();
     assert_eq!(logged[0].episode_id, logged[1].episode_id);
 }
+
+fn responses_body() -> Value {
+    json!({"model": "demo", "input": "Warm?", "max_output_tokens": 200, "tools":
+        [{"type": "function", "name": "weather", "parameters": {"type": "object"}}, {"type": "web_search"}]})
+}
+
+#[tokio::test]
+async fn a_response_has_items_and_the_events_of_the_specification() {
+    let server = server_saying(ONE_CALL, HERMES).await;
+    let answer = server.ask("/v1/responses", responses_body()).await;
+    assert_eq!(
+        (&answer["object"], &answer["status"]),
+        (&json!("response"), &json!("completed"))
+    );
+    assert_eq!(answer["output"][0]["content"][0]["text"], "I look.");
+    let call = &answer["output"][1];
+    assert_eq!(
+        (&call["type"], &call["name"]),
+        (&json!("function_call"), &json!("weather"))
+    );
+    assert_eq!(call["arguments"], "{\"city\": \"Bonn\", \"at\": 1}");
+    assert_eq!(answer["generation_id"], json!(server.log.generations()[0].id));
+    assert_eq!(answer["usage"]["output_tokens"], ONE_CALL.len() + 1);
+
+    let events = server.stream("/v1/responses", responses_body()).await;
+    let numbers: Vec<u64> = events.iter().map(|e| e["sequence_number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
+    let mut kinds = types(&events);
+    kinds.dedup();
+    assert_eq!(
+        kinds,
+        [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.output_item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+    );
+    let deltas = events.iter().filter(|e| e["type"] == "response.output_text.delta");
+    let said: String = deltas.filter_map(|e| e["delta"].as_str()).collect();
+    assert_eq!(said, "I look.");
+    let response = &events[events.len() - 1]["response"];
+    let done = events.iter().filter(|e| e["type"] == "response.output_item.done");
+    let items: Vec<&Value> = done.map(|e| &e["item"]).collect();
+    assert_eq!(response["output"], json!(items));
+    assert_eq!(response["generation_id"], json!(server.log.generations()[1].id));
+}
+
+#[tokio::test]
+async fn a_response_that_is_cut_is_incomplete_and_reasoning_is_an_item() {
+    let server = server_saying("<think>\nHm.\n</think>\n\nYes, it is.", HERMES).await;
+    let mut body = responses_body();
+    body["max_output_tokens"] = 28.into();
+    body["reasoning"] = json!({"effort": "low"});
+    let answer = server.ask("/v1/responses", body.clone()).await;
+    assert_eq!(answer["status"], "incomplete");
+    assert_eq!(answer["incomplete_details"], json!({"reason": "max_output_tokens"}));
+    assert_eq!(
+        answer["output"][0]["content"],
+        json!([{"type": "reasoning_text", "text": "Hm."}])
+    );
+    assert_eq!(
+        (
+            &answer["output"][1]["content"][0]["text"],
+            &answer["output"][1]["status"]
+        ),
+        (&json!("Yes, i"), &json!("incomplete"))
+    );
+    let events = server.stream("/v1/responses", body).await;
+    let kinds = types(&events);
+    assert!(kinds.contains(&"response.reasoning_text.delta"), "{kinds:?}");
+    assert_eq!(kinds.last(), Some(&"response.incomplete"));
+}
+
+#[tokio::test]
+async fn a_response_that_fails_says_so_in_its_last_event() {
+    let server = server_saying("Yes.", HERMES).await;
+    server.log.broken.store(true, Ordering::Relaxed);
+    let events = server.stream("/v1/responses", responses_body()).await;
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.failed");
+    assert_eq!(
+        (&last["response"]["status"], &last["response"]["error"]["code"]),
+        (&json!("failed"), &json!("server_error"))
+    );
+}
