@@ -4,4 +4,5 @@
 
 pub mod answer;
 pub mod chat;
+pub mod constraint;
 pub mod tokenizer;

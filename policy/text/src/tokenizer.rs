@@ -9,10 +9,11 @@ mod decoder;
 pub use decoder::Decoder;
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
+use crate::constraint::{self, Grammars, Matcher};
 use artifact::checkpoint::Checkpoint;
 
 /// Why a tokenizer could not be loaded or used.
@@ -36,6 +37,8 @@ struct Inner {
     tokenizer: tokenizers::Tokenizer,
     stop_ids: Vec<u32>,
     decline_id: Option<u32>,
+    /// Made when the first request needs it.
+    grammars: OnceLock<Result<Grammars, constraint::Error>>,
 }
 
 impl Tokenizer {
@@ -69,6 +72,7 @@ impl Tokenizer {
             tokenizer,
             stop_ids,
             decline_id,
+            grammars: OnceLock::new(),
         })))
     }
 
@@ -140,6 +144,21 @@ impl Tokenizer {
         Decoder::new(self.clone(), shown.collect())
     }
 
+    /// Allows only JSON of a schema. Takes up to a second for the first schema, and some 20 ms for
+    /// each.
+    pub fn constrain(&self, schema: &Value) -> Result<Matcher, constraint::Error> {
+        let grammars = self.0.grammars.get_or_init(|| {
+            let json = self.0.tokenizer.to_string(false);
+            let json = json.map_err(|error| constraint::Error::Tokenizer(error.to_string()))?;
+            let stops = self.stop_ids().iter().copied();
+            Grammars::new(&json, stops.into_iter().find(|&id| Some(id) != self.decline_id()))
+        });
+        match grammars {
+            Ok(grammars) => grammars.compile(schema),
+            Err(error) => Err(constraint::Error::Tokenizer(error.to_string())),
+        }
+    }
+
     /// Ids that end a generation, including the decline token if `eos_token_id` lists it.
     pub fn stop_ids(&self) -> &[u32] {
         &self.0.stop_ids
@@ -205,6 +224,9 @@ fn ids(json: &Value, file: &'static str, field: &str) -> Result<Vec<u32>, Error>
 }
 
 #[cfg(test)]
+pub(crate) use tests::byte_char;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use bytes::Bytes;
@@ -255,7 +277,7 @@ mod tests {
     }
 
     /// The printable character for a byte in byte-level vocabularies.
-    pub(super) fn byte_char(byte: u8) -> char {
+    pub(crate) fn byte_char(byte: u8) -> char {
         let printable = |b: u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
         if printable(byte) {
             return char::from(byte);

@@ -1,0 +1,254 @@
+//! Constrains sampling: which token may come next so that the whole text is JSON of a schema.
+//! `llguidance` does the work; this module bounds it and knows our tokenizers.
+//!
+//! A grammar is compiled when its request arrives, and a mask is computed for each token. Both stop
+//! with an error when they have used up their fuel, so no schema can hold up an engine.
+
+use std::sync::Arc;
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{ParserFactory, token_bytes_from_tokenizer_json};
+use serde_json::Value;
+
+/// Longest schema, in bytes of JSON.
+pub const SCHEMA_BYTES_MAX: usize = 128 << 10;
+
+/// Steps of a lexer that take some 20 ms, and symbols of a grammar of a few hundred KiB.
+const COMPILE_FUEL: u64 = 1_000_000;
+const GRAMMAR_SYMBOLS_MAX: usize = 200_000;
+/// Steps that take about 5 ms each, for one token's mask.
+const MASK_FUEL: u64 = 70_000;
+const MASK_ITEMS_MAX: usize = 50_000;
+/// States take 1 to 2 KiB each.
+const LEXER_STATES_MAX: usize = 50_000;
+
+/// Why sampling cannot be constrained, or not any more. Contains no text of an answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the schema has {0} bytes; at most {SCHEMA_BYTES_MAX}")]
+    TooLong(usize),
+    #[error("the schema cannot be followed: {0}")]
+    Schema(String),
+    #[error("the tokenizer cannot be constrained: {0}")]
+    Tokenizer(String),
+    #[error("the schema takes too much work at this token, or allows none")]
+    Stuck,
+}
+
+/// What the constraints of a tokenizer share.
+pub(crate) struct Grammars {
+    factory: ParserFactory,
+}
+
+impl Grammars {
+    /// `json`: of the tokenizer. `stop_id`: the token after a whole text.
+    pub(crate) fn new(json: &str, stop_id: Option<u32>) -> Result<Self, Error> {
+        let refuse = |error: anyhow::Error| Error::Tokenizer(format!("{error:#}"));
+        let stop_id = stop_id.ok_or_else(|| Error::Tokenizer("it has no stop token".into()))?;
+        let json: Value = serde_json::from_str(json).map_err(|error| Error::Tokenizer(error.to_string()))?;
+        let words = token_bytes_from_tokenizer_json(&json).map_err(refuse)?;
+        let size = u32::try_from(words.len()).unwrap_or(u32::MAX);
+        let trie = TokTrie::from(&TokRxInfo::new(size, stop_id), &words);
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&environment).map_err(refuse)?;
+        *factory.limits_mut() = ParserLimits {
+            initial_lexer_fuel: COMPILE_FUEL,
+            max_grammar_size: GRAMMAR_SYMBOLS_MAX,
+            step_lexer_fuel: MASK_FUEL,
+            step_max_items: MASK_ITEMS_MAX,
+            max_lexer_states: LEXER_STATES_MAX,
+            precompute_large_lexemes: false,
+            // errors would have the tokens sampled so far
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        factory.quiet();
+        Ok(Grammars { factory })
+    }
+
+    pub(crate) fn compile(&self, schema: &Value) -> Result<Matcher, Error> {
+        let bytes = schema.to_string().len();
+        if bytes > SCHEMA_BYTES_MAX {
+            return Err(Error::TooLong(bytes));
+        }
+        let parser = self
+            .factory
+            .create_parser(TopLevelGrammar::from_json_schema(schema.clone()));
+        let mut matcher = llguidance::Matcher::new(parser);
+        if let Some(error) = matcher.get_error() {
+            return Err(Error::Schema(error));
+        }
+        // parts of a schema that are ignored would be a promise that is not kept
+        if let Some(warning) = matcher.grammar_warnings().into_iter().next() {
+            return Err(Error::Schema(warning));
+        }
+        Ok(Matcher(matcher))
+    }
+}
+
+/// Follows one text.
+pub struct Matcher(llguidance::Matcher);
+
+impl Matcher {
+    /// Sets the logits of ids that cannot come next to −∞. `stop_ids` can come where the text may
+    /// end.
+    pub fn mask(&mut self, logits: &mut [f32], stop_ids: &[u32]) -> Result<(), Error> {
+        let mask = self.0.compute_mask_or_eos().map_err(|_| Error::Stuck)?;
+        let may_end = self.0.is_stopped() || self.0.is_accepting().map_err(|_| Error::Stuck)?;
+        for (id, logit) in (0u32..).zip(logits.iter_mut()) {
+            let allowed = match stop_ids.contains(&id) {
+                true => may_end,
+                false => (id as usize) < mask.len() && mask.is_allowed(id),
+            };
+            if !allowed {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        match logits.iter().any(|logit| logit.is_finite()) {
+            true => Ok(()),
+            false => Err(Error::Stuck),
+        }
+    }
+
+    /// Goes on after a sampled token that is no stop id.
+    pub fn accept(&mut self, id: u32) -> Result<(), Error> {
+        self.0.consume_token(id).map_err(|_| Error::Stuck)
+    }
+}
+
+/// The copy follows a text of its own from here on.
+impl Clone for Matcher {
+    fn clone(&self) -> Self {
+        Matcher(self.0.deep_clone())
+    }
+}
+
+impl std::fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Matcher").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    const END: u32 = 256;
+
+    /// Every byte is a token.
+    fn grammars() -> Grammars {
+        let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+        let vocab: serde_json::Map<String, Value> = (0..=255u8)
+            .map(|byte| (crate::tokenizer::byte_char(byte).to_string(), byte.into()))
+            .collect();
+        let end = json!({"id": END, "content": "<|end|>", "special": true});
+        let json =
+            json!({"added_tokens": [end], "decoder": bytes, "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+        Grammars::new(&json.to_string(), Some(END)).unwrap()
+    }
+
+    /// What `matcher` lets a model write whose logits are pseudo-random, up to 400 tokens.
+    fn write(matcher: &mut Matcher, seed: u64) -> Option<String> {
+        let mut state = seed | 1;
+        let mut text = Vec::new();
+        for _ in 0..400 {
+            let mut logits: Vec<f32> = (0..=END)
+                .map(|id| {
+                    state = state
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    // it likes to end texts, objects and lists, and never writes white space first
+                    let eager = [b'"', b'}', b']'].contains(&(id as u8)) || id == END;
+                    (state >> 40) as f32 + if eager { 2e7 } else { 0.0 }
+                })
+                .collect();
+            matcher.mask(&mut logits, &[END]).unwrap();
+            let best = (0..=END).max_by(|a, b| logits[*a as usize].total_cmp(&logits[*b as usize]))?;
+            if best == END {
+                return String::from_utf8(text).ok();
+            }
+            matcher.accept(best).unwrap();
+            text.push(best as u8);
+        }
+        None
+    }
+
+    #[test]
+    fn what_is_written_follows_the_schema() {
+        let schema = json!({"type": "object", "additionalProperties": false, "required": ["name", "at"], "properties": {
+            "name": {"enum": ["weather", "time"]},
+            "at": {"$ref": "#/$defs/place"},
+        }, "$defs": {"place": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}}});
+        let matcher = grammars().compile(&schema).unwrap();
+        for seed in 0..40 {
+            let text = write(&mut matcher.clone(), seed).unwrap();
+            let value: Value = serde_json::from_str(&text).unwrap();
+            assert!(value["name"] == "weather" || value["name"] == "time", "{text}");
+            assert!(value["at"].as_array().unwrap().len() <= 3, "{text}");
+            assert_eq!(value.as_object().unwrap().len(), 2, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_order_of_a_schemas_properties_is_kept() {
+        let schema = json!({"type": "object", "required": ["z", "a"], "additionalProperties": false,
+            "properties": {"z": {"const": 1}, "a": {"const": 2}}});
+        let mut matcher = grammars().compile(&schema).unwrap();
+        for byte in *b"{\"" {
+            matcher.accept(byte.into()).unwrap();
+        }
+        let mut logits = vec![0.0; 257];
+        matcher.mask(&mut logits, &[END]).unwrap();
+        assert!(logits[usize::from(b'z')].is_finite() && logits[usize::from(b'a')].is_infinite());
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_refused() {
+        let grammars = grammars();
+        for (schema, expected) in [
+            (
+                json!({"type": "object", "description": "x".repeat(SCHEMA_BYTES_MAX)}),
+                "at most",
+            ),
+            (json!({"type": "sandwich"}), "cannot be followed"),
+            (json!({"$ref": "#/$defs/missing"}), "cannot be followed"),
+            (json!({"type": "string", "pattern": "(?=x)y"}), "cannot be followed"),
+            (json!(false), "cannot be followed"),
+        ] {
+            let error = grammars.compile(&schema).map(drop).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_hard_schema_is_refused_or_stops_but_does_not_hang() {
+        let grammars = grammars();
+        let pattern = json!({"type": "string", "pattern": "^(a|b|ab|ba|aab|bba){1,300}c(.{0,2000}d){20}$"});
+        let many: Vec<Value> = (0..2000)
+            .map(|n| json!({"type": "object", "properties": {format!("p{n}"): {"minLength": n}}}))
+            .collect();
+        for schema in [pattern, json!({"anyOf": many})] {
+            if let Ok(mut matcher) = grammars.compile(&schema) {
+                let mut logits = vec![0.0; 257];
+                // either answer is right; that there is one is what counts
+                let _ = matcher.mask(&mut logits, &[END]);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_json_object_is_allowed_by_the_schema_of_objects(seed in any::<u64>()) {
+            let mut matcher = grammars().compile(&json!({"type": "object"})).unwrap();
+            if let Some(text) = write(&mut matcher, seed) {
+                let value: Value = serde_json::from_str(&text).unwrap();
+                prop_assert!(value.is_object());
+            }
+        }
+    }
+}
