@@ -11,6 +11,7 @@ mod answer;
 mod body;
 mod choice;
 mod completions;
+mod constraint;
 mod deadline;
 mod detokenize;
 mod error;

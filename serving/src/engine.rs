@@ -19,9 +19,11 @@ use caller::Caller;
 use futures::future::BoxFuture;
 use model::router::Routing;
 use model::sampling;
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use text::chat::{self, Templates};
+use text::constraint::Matcher;
 use text::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -84,6 +86,8 @@ pub struct SampleRequest {
     pub seed: u64,
     /// Never sampled; log-probabilities are of the distribution without it.
     pub suppressed: Option<u32>,
+    /// Ids that it excludes are never sampled either.
+    pub constraint: Option<Constraint>,
     /// How many of the most probable tokens to report with each sampled one.
     pub top_logprobs: usize,
     pub caller: Caller,
@@ -96,6 +100,14 @@ pub struct SampleRequest {
     /// the sequence.
     pub events: mpsc::Sender<SampleEvent>,
     pub submitted: Instant,
+}
+
+/// What the sampled text must be: JSON of a schema.
+#[derive(Debug, Clone)]
+pub struct Constraint {
+    pub schema: Arc<Value>,
+    /// Knows the text so far.
+    pub matcher: Matcher,
 }
 
 /// Progress of a sequence. The last event is never a token; a channel that closes without one means

@@ -211,7 +211,9 @@ impl ChoiceTask {
                 arm: route.arm.clone(),
                 feedback_token: Some(self.feedback_token(generation_id)),
                 captured: None,
-                untrainable: untrainable.or(versions_unknown.then_some(VERSION_UNKNOWN)),
+                untrainable: untrainable
+                    .or(self.request.untrainable())
+                    .or(versions_unknown.then_some(VERSION_UNKNOWN)),
                 declined: tokens.iter().any(|token| Some(token.id) == route.version.decline_id),
             },
             tokens,

@@ -154,11 +154,11 @@ impl QueuedRequest {
         let tenant = &principal.tenant;
         let caller = Caller::new(tenant, principal.key.map(|key| key.id));
         let route = available_route(api, &request, submitted).await?;
-        let prompt_ids = match request.prompt_is_short() {
-            true => request.prompt_ids(&route.version)?,
+        let (prompt_ids, constraint) = match request.prompt_is_short() && request.constraint.is_none() {
+            true => (request.prompt_ids(&route.version)?, None),
             false => {
                 let (class, request, version) = (request.class(), request.clone(), route.version.clone());
-                let work = move || request.prompt_ids(&version);
+                let work = move || Ok((request.prompt_ids(&version)?, request.constrain(&version)?));
                 api.prompts.run(class, &caller, work).await?
             }
         };
@@ -181,6 +181,7 @@ impl QueuedRequest {
                     params: request.params.clone(),
                     seed,
                     suppressed: exploration.and_then(|exploration| exploration.suppressed),
+                    constraint: constraint.clone(),
                     top_logprobs: request.logprobs.unwrap_or(0),
                     caller: caller.clone(),
                     class: request.class(),

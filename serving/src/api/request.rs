@@ -2,8 +2,9 @@
 //! or queued. Pure.
 
 use super::body::{ChatRequest, CommonFields, CompletionRequest};
+use super::constraint::{self, Constraint};
 use super::deadline::Deadline;
-use crate::engine::{LoadedVersion, TrafficClass};
+use crate::engine::{self, LoadedVersion, TrafficClass};
 use crate::options::Options;
 use edge::Problem;
 use ingest::event::{
@@ -52,6 +53,7 @@ pub struct GenerationRequest {
     pub deadline: Deadline,
     /// Whether a model's reasoning is not part of the answer's text.
     pub separate_reasoning: bool,
+    pub constraint: Option<Constraint>,
     pub priority: i32,
     pub surface: String,
     pub purpose: Purpose,
@@ -109,10 +111,11 @@ impl GenerationRequest {
     pub fn chat(request: ChatRequest, options: &Options, tenant: &str) -> Result<Self, Problem> {
         let (logprobs, max_tokens) = (request.top_logprobs()?, request.max_tokens()?);
         let separate_reasoning = request.separate_reasoning.unwrap_or(false);
-        let (conversation, params, common) = request.into_conversation()?;
+        let (conversation, constraint, params, common) = request.into_conversation()?;
         let prompt = Prompt::Chat(Box::new(conversation));
         Ok(GenerationRequest {
             separate_reasoning,
+            constraint,
             ..Self::new(prompt, logprobs, max_tokens, params, common, options, tenant)?
         })
     }
@@ -186,6 +189,7 @@ impl GenerationRequest {
             return_token_ids: common.return_token_ids.unwrap_or(false),
             deadline: Deadline::default(),
             separate_reasoning: false,
+            constraint: None,
             priority: i32::try_from(common.priority.unwrap_or(0))
                 .map_err(|_| bad("priority does not fit in 32 bits; lower goes first, 0 is usual"))?,
             surface,
@@ -200,7 +204,13 @@ impl GenerationRequest {
     /// Whether the answer may be trained on as a draw from the policy. The trainer asks the same of
     /// its sampling parameters.
     pub fn is_trainable(&self) -> bool {
-        self.purpose == Purpose::Production && self.consent && self.params.untrainable().is_none()
+        let code = self.untrainable().or(self.params.untrainable());
+        self.purpose == Purpose::Production && self.consent && code.is_none()
+    }
+
+    /// The code of why no answer may be trained on, beside the sampling parameters.
+    pub fn untrainable(&self) -> Option<&'static str> {
+        self.constraint.as_ref().map(|_| constraint::UNTRAINABLE)
     }
 
     /// The seed of the first choice. A caller's seed holds if the answer is never trained on. With
@@ -260,6 +270,22 @@ impl GenerationRequest {
         Ok(ids.into())
     }
 
+    /// What follows the constraint of the answer, if there is one.
+    pub fn constrain(&self, version: &LoadedVersion) -> Result<Option<engine::Constraint>, Problem> {
+        let Some(constraint) = &self.constraint else {
+            return Ok(None);
+        };
+        let Some(tokenizer) = &version.tokenizer else {
+            return Err(bad(
+                "the version has no tokenizer; ask without a format or a forced tool",
+            ));
+        };
+        Ok(Some(engine::Constraint {
+            schema: Arc::new(constraint.schema.clone()),
+            matcher: tokenizer.constrain(&constraint.schema).map_err(bad)?,
+        }))
+    }
+
     /// Where calls of tools and reasoning are in the answer. `format`: how the model writes calls, if
     /// not as its template does.
     pub fn layout(&self, version: &LoadedVersion, format: Option<Format>, prompt: &[u32]) -> Layout {
@@ -269,6 +295,12 @@ impl GenerationRequest {
         let tools = serde_json::to_value(&conversation.tools).unwrap_or_default();
         let tools = Tools::of(tools.as_array().map_or(&[], Vec::as_slice));
         let written = || version.templates.as_ref().ok()?.call_format();
+        if let Some(constraint) = &self.constraint {
+            return Layout {
+                calls: constraint.calls_tool.then_some((Format::Json, tools)),
+                ..Layout::default()
+            };
+        }
         let format = format.or_else(written).filter(|_| !tools.is_empty());
         let end = &prompt[prompt.len().saturating_sub(PROMPT_END_TOKENS)..];
         let end = tokenizer.decode(end).unwrap_or_default();

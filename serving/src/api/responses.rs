@@ -7,6 +7,7 @@ mod output;
 mod stream;
 
 use super::completions::QueuedRequest;
+use super::deadline::Deadline;
 use super::outcome::{ChoiceOutcome, FinishedChoice};
 use super::request::GenerationRequest;
 use super::{Api, session_of};
@@ -28,11 +29,14 @@ use uuid::Uuid;
 pub async fn responses(
     State(api): State<Arc<Api>>,
     principal: Principal,
+    deadline: Deadline,
     headers: HeaderMap,
     Json(body): Json<ResponsesRequest>,
 ) -> Result<Response, Problem> {
     let (chat, echo) = body.into_chat(session_of(&headers))?;
-    let request = Arc::new(GenerationRequest::chat(chat, &api.options, &principal.tenant)?);
+    let mut request = GenerationRequest::chat(chat, &api.options, &principal.tenant)?;
+    request.deadline = deadline;
+    let request = Arc::new(request);
     let queued = QueuedRequest::submit(&api, request.clone(), &principal).await?;
     let mut document = Document::new(&request.model, queued.prompt_tokens, echo);
     if request.stream {

@@ -52,6 +52,10 @@ pub fn body(request: &SampleRequest, model: Option<&str>, seeds: bool) -> Value 
         let biases: BTreeMap<String, f32> = logit_bias.iter().map(|(id, bias)| (id.to_string(), *bias)).collect();
         body["logit_bias"] = json!(biases);
     }
+    if let Some(constraint) = &request.constraint {
+        let schema = json!({"name": "answer", "schema": &*constraint.schema});
+        body["response_format"] = json!({"type": "json_schema", "json_schema": schema});
+    }
     if seeds {
         body["seed"] = request.seed.into();
     }

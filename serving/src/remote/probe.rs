@@ -77,6 +77,7 @@ async fn sample(
         params,
         seed: 0,
         suppressed: None,
+        constraint: None,
         top_logprobs: 0,
         caller: Caller::new("probe", None),
         class: TrafficClass::Production,

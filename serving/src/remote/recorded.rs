@@ -161,6 +161,7 @@ pub fn request(last_token: u32) -> (SampleRequest, mpsc::Receiver<SampleEvent>) 
         },
         seed: 3,
         suppressed: Some(9),
+        constraint: None,
         top_logprobs: 2,
         caller: Caller::new("default", None),
         class: TrafficClass::Production,

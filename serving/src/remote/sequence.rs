@@ -4,6 +4,7 @@ use super::client::{Client, Ending, Piece, Stream, VersionOfTokens};
 use super::http::Error;
 use crate::engine::{Finish, SampleEvent, SampleRequest};
 use anyhow::{Context, ensure};
+use text::constraint::Matcher;
 
 /// The code of answers whose engine returned no token ids.
 pub const NO_TOKEN_IDS: &str = "no_token_ids";
@@ -59,6 +60,7 @@ async fn pass_on(
     request: &SampleRequest,
     sent: &mut usize,
 ) -> Result<(), Error> {
+    let mut matcher = request.constraint.as_ref().map(|constraint| constraint.matcher.clone());
     while let Some(piece) = stream.next().await? {
         let ending = piece.ending;
         if ending.is_some() {
@@ -66,7 +68,7 @@ async fn pass_on(
                 .await
                 .map_err(Error::Engine)?;
         }
-        let last = check_and_send(piece, request, sent).map_err(Error::Engine)?;
+        let last = check_and_send(piece, request, matcher.as_mut(), sent).map_err(Error::Engine)?;
         let Some(ending) = ending else { continue };
         let finish = match ending {
             Ending::Length => Finish::Length,
@@ -82,7 +84,12 @@ async fn pass_on(
 }
 
 /// Checks and sends the tokens of a piece. Returns the last one.
-fn check_and_send(piece: Piece, request: &SampleRequest, sent: &mut usize) -> anyhow::Result<Option<u32>> {
+fn check_and_send(
+    piece: Piece,
+    request: &SampleRequest,
+    mut matcher: Option<&mut Matcher>,
+    sent: &mut usize,
+) -> anyhow::Result<Option<u32>> {
     let mut last = None;
     for mut token in piece.tokens {
         let id = token.id;
@@ -90,6 +97,13 @@ fn check_and_send(piece: Piece, request: &SampleRequest, sent: &mut usize) -> an
             id < request.version.vocab && Some(id) != request.suppressed,
             "the engine sampled {id}, which it must not"
         );
+        if let Some(matcher) = &mut matcher
+            && !request.version.stop_ids.contains(&id)
+        {
+            matcher
+                .accept(id)
+                .context("the engine did not keep to the schema of the answer")?;
+        }
         let logprob = token.logprob;
         ensure!(logprob.is_finite(), "the log-probability of {id} is {logprob}");
         ensure!(

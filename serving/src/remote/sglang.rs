@@ -59,6 +59,10 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
     if seeds {
         params["sampling_seed"] = request.seed.into();
     }
+    if let Some(constraint) = &request.constraint {
+        // SGLang reads the schema from a text
+        params["json_schema"] = constraint.schema.to_string().into();
+    }
     let mut body = json!({
         "input_ids": &*request.prompt,
         "sampling_params": params,

@@ -428,6 +428,7 @@ impl Stand {
             params: Params::default(),
             seed: 0,
             suppressed: None,
+            constraint: None,
             top_logprobs: 0,
             caller: Caller::new("default", None),
             class: TrafficClass::Production,

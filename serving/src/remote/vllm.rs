@@ -41,6 +41,8 @@ struct SamplingParams {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     logit_bias: BTreeMap<u32, f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    structured_outputs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     logprobs: usize,
     stop_token_ids: Vec<u32>,
@@ -75,6 +77,10 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
         presence_penalty,
         frequency_penalty,
         logit_bias,
+        structured_outputs: request
+            .constraint
+            .as_ref()
+            .map(|constraint| json!({"json": &*constraint.schema})),
         seed: seeds.then_some(request.seed),
         logprobs: request.top_logprobs,
         stop_token_ids: request.version.stop_ids.clone(),

@@ -2,11 +2,14 @@
 //! version's own template renders; everything after the prompt is the same.
 
 use super::{CommonFields, UnknownFields, with_field_names};
+use crate::api::constraint::{self, Constraint, ToolChoice};
+use crate::api::thinking_variables;
 use edge::Problem;
 use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use text::answer::Tools;
 use text::chat::{Conversation, Value as TemplateValue, ValueKind};
 
 /// OpenAI's limit.
@@ -33,8 +36,6 @@ pub struct ChatRequest {
     pub separate_reasoning: Option<bool>,
     /// A variable for templates that know it.
     pub reasoning_effort: Option<String>,
-
-    // OpenAI fields, accepted only with values that change nothing
     pub tool_choice: Option<Value>,
     pub response_format: Option<Value>,
 
@@ -71,39 +72,43 @@ impl ChatRequest {
     }
 
     /// What the prompt is rendered from, and the rest of the request.
-    pub fn into_conversation(self) -> Result<(Conversation, Params, CommonFields), Problem> {
+    pub fn into_conversation(self) -> Result<(Conversation, Option<Constraint>, Params, CommonFields), Problem> {
         self.unknown.refuse()?;
-        let tool_choice = self
-            .tool_choice
-            .as_ref()
-            .map_or("auto", |choice| choice.as_str().unwrap_or(""));
-        if !["auto", "none"].contains(&tool_choice) {
-            return Err(Problem::bad_request(
-                "tool_choice must be \"auto\" or \"none\"; sampling cannot be constrained",
-            ));
-        }
-        let format = self.response_format.as_ref();
-        if format.is_some_and(|format| format["type"] != "text") {
-            return Err(Problem::bad_request(
-                "response_format must be {\"type\": \"text\"}; sampling cannot be constrained",
-            ));
-        }
-        let tools = self.tools.filter(|_| tool_choice != "none");
+        let choice = ToolChoice::read(self.tool_choice.as_ref())?;
+        let format = constraint::of_format(self.response_format.as_ref(), "response_format")?;
+        let tools = self
+            .tools
+            .filter(|tools| choice != ToolChoice::None && !tools.is_empty());
+        let constraint = match &tools {
+            // schemas are read only if they are needed
+            Some(tools) if choice != ToolChoice::Auto => {
+                let tools = serde_json::to_value(tools).unwrap_or_default();
+                choice.constraint(&Tools::of(tools.as_array().map_or(&[], Vec::as_slice)))?
+            }
+            _ => choice.constraint(&Tools::default())?,
+        };
+        let constraint = constraint.or(format);
         let mut variables = self.chat_template_kwargs.unwrap_or_default();
         if let Some(effort) = self.reasoning_effort {
             variables.entry("reasoning_effort".into()).or_insert(effort.into());
         }
+        if constraint.is_some() {
+            // there is no room for thoughts in the JSON
+            for (name, value) in thinking_variables(false) {
+                variables.entry(name).or_insert(value);
+            }
+        }
         let continued = self.continue_final_message.unwrap_or(false);
         let conversation = Conversation {
             messages: self.messages.iter().map(with_objects_as_arguments).collect(),
-            tools: tools.filter(|tools| !tools.is_empty()),
+            tools,
             documents: self.documents,
             add_generation_prompt: self.add_generation_prompt.unwrap_or(!continued),
             continue_final_message: continued.then(|| "content".to_owned()),
             variables,
             ..Conversation::default()
         };
-        Ok((conversation, self.params, self.common))
+        Ok((conversation, constraint, self.params, self.common))
     }
 }
 
@@ -163,8 +168,8 @@ mod tests {
             (request.max_tokens().unwrap(), request.top_logprobs().unwrap()),
             (Some(7), Some(0))
         );
-        let (conversation, params, _) = request.into_conversation().unwrap();
-        assert_eq!(params.top_k, 4);
+        let (conversation, constraint, params, _) = request.into_conversation().unwrap();
+        assert_eq!((params.top_k, constraint), (4, None));
         assert!(conversation.add_generation_prompt && conversation.continue_final_message.is_none());
         let (continued, ..) = chat(json!({"continue_final_message": true}))
             .into_conversation()
@@ -173,14 +178,15 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_would_constrain_sampling_are_refused_with_advice() {
+    fn what_cannot_be_done_is_refused_with_advice() {
         for (fields, expected) in [
-            (json!({"tool_choice": "required"}), "tool_choice must be"),
+            (json!({"tool_choice": "required"}), "not among tools"),
+            (json!({"tool_choice": "sometimes"}), "tool_choice must be"),
             (
-                json!({"response_format": {"type": "json_object"}}),
-                "response_format must be",
+                json!({"response_format": {"type": "grammar"}}),
+                "type of response_format must be",
             ),
-            (json!({"response_format": "json"}), "response_format must be"),
+            (json!({"response_format": "json"}), "type of response_format must be"),
             (json!({"beams": 3}), "unknown field `beams`"),
             (json!({"top_logprobs": 3}), "top_logprobs needs logprobs"),
             (

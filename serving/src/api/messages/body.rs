@@ -5,7 +5,7 @@ use crate::api::thinking_variables;
 use edge::Problem;
 use model::sampling::Params;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use text::chat::Value as TemplateValue;
 
 /// Anthropic's names, and Springtide's own beside them.
@@ -87,6 +87,8 @@ enum ThinkingKind {
 #[derive(Debug, Clone, Deserialize)]
 struct OutputConfig {
     effort: Option<String>,
+    /// A JSON schema that the answer follows.
+    format: Option<Value>,
     #[serde(flatten)]
     unknown: UnknownFields,
 }
@@ -98,14 +100,17 @@ impl MessagesRequest {
         if let Some(config) = &self.output_config {
             config.unknown.refuse()?;
         }
-        let tool_choice = match self.tool_choice.as_ref().map(|choice| choice["type"].as_str()) {
-            None | Some(Some("auto")) => "auto",
-            Some(Some("none")) => "none",
-            Some(_) => {
-                return Err(bad(
-                    "tool_choice must be {\"type\": \"auto\"} or {\"type\": \"none\"}; sampling cannot be constrained",
-                ));
-            }
+        let tool_choice = match &self.tool_choice {
+            None => "auto".into(),
+            Some(choice) => match (choice["type"].as_str(), choice["name"].as_str()) {
+                (Some(kind @ ("auto" | "none")), _) => kind.into(),
+                (Some("any"), _) => "required".into(),
+                (Some("tool"), Some(name)) => json!({"type": "function", "function": {"name": name}}),
+                _ => {
+                    let detail = "the type of tool_choice must be auto, none, any, or tool with a name";
+                    return Err(bad(detail).with("field", "tool_choice"));
+                }
+            },
         };
         let mut messages = Vec::new();
         if let Some(system) = self.system {
@@ -124,14 +129,19 @@ impl MessagesRequest {
             .tools
             .map(|tools| tools.into_iter().map(Tool::into_function).collect::<Result<_, _>>());
         let thinks = self.thinking.map(|thinking| thinking.kind != ThinkingKind::Disabled);
+        let (effort, response_format) = match self.output_config {
+            Some(config) => (config.effort, config.format),
+            None => (None, None),
+        };
         let defaults = Params::default();
         Ok(ChatRequest {
             messages,
             tools: tools.transpose()?,
-            tool_choice: Some(tool_choice.into()),
+            tool_choice: Some(tool_choice),
+            response_format,
             chat_template_kwargs: thinks.map(thinking_variables),
             separate_reasoning: thinks,
-            reasoning_effort: self.output_config.and_then(|config| config.effort),
+            reasoning_effort: effort,
             params: Params {
                 temperature: self.temperature.unwrap_or(defaults.temperature),
                 top_p: self.top_p.unwrap_or(defaults.top_p),
@@ -280,7 +290,6 @@ fn bad(detail: impl std::fmt::Display) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn chat(fields: Value) -> Result<ChatRequest, String> {
         let mut body = json!({"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]});
@@ -383,7 +392,7 @@ mod tests {
                 json!({"output_config": {"task_budget": 3}}),
                 "unknown field `task_budget`",
             ),
-            (json!({"tool_choice": {"type": "any"}}), "tool_choice must be"),
+            (json!({"tool_choice": {"type": "some"}}), "tool_choice must be"),
             (json!({"messages": image}), "a block of type \"image\""),
             (
                 json!({"system": [{"type": "image"}]}),

@@ -3,7 +3,7 @@
 mod input;
 
 use crate::api::body::{ChatRequest, CommonFields, UnknownFields, with_field_names};
-use crate::api::thinking_variables;
+use crate::api::{constraint, thinking_variables};
 use edge::Problem;
 use input::Input;
 use model::sampling::Params;
@@ -86,18 +86,10 @@ impl ResponsesRequest {
         // the model is not shown those that the server would have to run
         let functions: Vec<TemplateValue> = tools.into_iter().filter(is_function).collect();
         let tool_choice = self.tool_choice.unwrap_or_else(|| "auto".into());
-        if tool_choice != "auto" && tool_choice != "none" {
-            return Err(bad(
-                "tool_choice must be \"auto\" or \"none\"; sampling cannot be constrained",
-            ));
-        }
         let format = self.text.and_then(|text| text.format);
         let format = format.unwrap_or_else(|| json!({"type": "text"}));
-        if format["type"] != "text" {
-            return Err(bad(
-                "text.format must be {\"type\": \"text\"}; sampling cannot be constrained",
-            ));
-        }
+        // so that an error has the name that the caller knows
+        constraint::of_format(Some(&format), "text.format")?;
         let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone());
         let metadata = self.metadata.unwrap_or_default();
         let echo = Echo {
@@ -107,7 +99,7 @@ impl ResponsesRequest {
             parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
             reasoning: json!({"effort": effort, "summary": null}),
             temperature: self.params.temperature,
-            text: json!({"format": format}),
+            text: json!({"format": &format}),
             tool_choice: tool_choice.clone(),
             tools: functions.clone(),
             top_p: self.params.top_p,
@@ -116,6 +108,7 @@ impl ResponsesRequest {
             messages: self.input.into_messages(self.instructions)?,
             tools: Some(functions.iter().map(chat_tool).collect()),
             tool_choice: Some(tool_choice),
+            response_format: Some(format),
             chat_template_kwargs: (effort.as_deref() == Some("none")).then(|| thinking_variables(false)),
             separate_reasoning: Some(self.reasoning.is_some()),
             reasoning_effort: effort,

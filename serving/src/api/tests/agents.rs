@@ -451,3 +451,82 @@ async fn a_response_that_fails_says_so_in_its_last_event() {
         (&json!("failed"), &json!("server_error"))
     );
 }
+
+/// What the model would say anyway, and what it never would.
+const FORCED: &str = "{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\"}}";
+
+#[tokio::test]
+async fn a_forced_tool_is_called_and_never_trained_on() {
+    let server = server_saying(FORCED, HERMES).await;
+    let mut body = chat_body();
+    body["tool_choice"] = "required".into();
+    let answer = server.ask("/v1/chat/completions", body.clone()).await;
+    let choice = &answer["choices"][0];
+    let function = json!({"name": "weather", "arguments": "{\"city\": \"Bonn\"}"});
+    assert_eq!(choice["message"]["tool_calls"][0]["function"], function);
+    assert_eq!(choice["untrainable"], "constrained_sampling");
+    let logged = server.log.generations().remove(0);
+    assert_eq!(logged.untrainable.as_deref(), Some("constrained_sampling"));
+    // of the distribution that was sampled from: the first token had few rivals
+    assert!(logged.logprobs.iter().all(|logprob| *logprob > -1e-3));
+
+    body["tool_choice"] = json!({"type": "function", "function": {"name": "other"}});
+    assert_eq!(server.post_to("/v1/chat/completions", body).await.status(), 400);
+
+    let mut body = messages_body();
+    body["tool_choice"] = json!({"type": "tool", "name": "weather"});
+    let answer = server.ask("/v1/messages", body.clone()).await;
+    assert_eq!(answer["content"][0]["input"], json!({"city": "Bonn"}));
+    assert_eq!(
+        (answer["content"].as_array().unwrap().len(), &answer["stop_reason"]),
+        (1, &json!("tool_use"))
+    );
+    body["tool_choice"] = json!({"type": "any"});
+    let events = server.stream("/v1/messages", body).await;
+    assert!(events.iter().any(|e| e["content_block"]["type"] == "tool_use"));
+
+    let mut body = responses_body();
+    body["tool_choice"] = json!({"type": "function", "name": "weather"});
+    let answer = server.ask("/v1/responses", body).await;
+    assert_eq!(answer["output"][0]["type"], "function_call");
+}
+
+#[tokio::test]
+async fn an_answer_follows_the_schema_whatever_the_model_would_say() {
+    let server = server_saying("The city is Bonn.", HERMES).await;
+    let schema = json!({"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}, "warm": {"type": "boolean"}},
+        "required": ["city", "warm"], "additionalProperties": false});
+    let chat = json!({"model": "demo", "messages": [{"role": "user", "content": "Where?"}], "max_tokens": 500, "n": 4,
+        "seed": 3, "logprobs": true, "top_logprobs": 20,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}});
+    let answer = server.ask("/v1/chat/completions", chat.clone()).await;
+    for choice in answer["choices"].as_array().unwrap() {
+        let said: Value = serde_json::from_str(choice["message"]["content"].as_str().unwrap()).unwrap();
+        assert!(said["city"] == "Bonn" || said["city"] == "Rome", "{said}");
+        assert!(said["warm"].is_boolean());
+        assert_eq!(choice["finish_reason"], "stop");
+        // what could not come is not listed
+        let tokens = choice["logprobs"]["content"].as_array().unwrap();
+        let listed = tokens
+            .iter()
+            .flat_map(|token| token["top_logprobs"].as_array().unwrap());
+        assert!(listed.clone().count() > 0 && listed.clone().all(|one| one["logprob"].is_number()));
+    }
+    assert!(server.log.generations().iter().all(|one| one.untrainable.is_some()));
+
+    let format = json!({"type": "json_schema", "name": "place", "schema": schema});
+    let body = json!({"model": "demo", "input": "Where?", "max_output_tokens": 500, "text": {"format": format}});
+    let answer = server.ask("/v1/responses", body).await;
+    let said = answer["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert!(serde_json::from_str::<Value>(said).unwrap()["warm"].is_boolean());
+    let body = json!({"model": "demo", "messages": [{"role": "user", "content": "Where?"}], "max_tokens": 500,
+        "output_config": {"format": {"type": "json_schema", "schema": schema}}});
+    let answer = server.ask("/v1/messages", body).await;
+    assert!(answer["content"][0]["text"].as_str().unwrap().contains("city"));
+
+    let mut bad = chat;
+    bad["response_format"]["json_schema"]["schema"] = json!({"type": "sandwich"});
+    let refused = server.post_to("/v1/chat/completions", bad).await;
+    assert_eq!(refused.status(), 400);
+    assert!(text(refused).await.contains("the schema cannot be followed"));
+}

@@ -4,6 +4,7 @@ use crate::engine::backend::Step;
 use crate::engine::{Finish, SampleEvent, SampleRequest, Token, TrafficClass};
 use model::router::Routing;
 use model::sampling;
+use text::constraint;
 
 /// A request, and how far it has come.
 pub struct Sequence {
@@ -63,6 +64,10 @@ impl Sequence {
 
     /// Samples from the logits and sends the token; false when the sequence has ended.
     fn sample(&mut self, mut logits: Vec<f32>) -> bool {
+        if let Err(error) = self.constrain(&mut logits) {
+            self.send(SampleEvent::Failed(error.to_string()));
+            return false;
+        }
         let request = &self.request;
         if self.ids.len() == request.prompt.len() {
             let waited = request.submitted.elapsed();
@@ -76,15 +81,17 @@ impl Sequence {
             self.history.push(drawn.id);
         }
         self.ids.push(drawn.id);
+        let mut top = match request.top_logprobs {
+            0 => Vec::new(),
+            k => sampling::top_logprobs(&logits, k),
+        };
+        top.retain(|(_, logprob)| logprob.is_finite());
         let token = Token {
             id: drawn.id,
             logprob: drawn.log_prob,
             candidates: Some(drawn.candidates),
             routing: std::mem::take(&mut self.routing),
-            top: match self.request.top_logprobs {
-                0 => Vec::new(),
-                k => sampling::top_logprobs(&logits, k),
-            },
+            top,
         };
         let received = self.send(SampleEvent::Token(token));
         let request = &self.request;
@@ -97,6 +104,28 @@ impl Sequence {
         };
         self.send(SampleEvent::Finished(finish));
         false
+    }
+
+    /// Excludes ids that the constraint does not allow after the tokens so far.
+    fn constrain(&mut self, logits: &mut [f32]) -> Result<(), constraint::Error> {
+        let SampleRequest {
+            version,
+            prompt,
+            constraint: Some(constraint),
+            ..
+        } = &mut self.request
+        else {
+            return Ok(());
+        };
+        if let Some(&last) = self.ids.get(prompt.len()..).and_then(<[u32]>::last) {
+            constraint.matcher.accept(last)?;
+        }
+        constraint.matcher.mask(logits, &version.stop_ids)?;
+        // declining is no JSON
+        if let Some(decline) = version.decline_id {
+            sampling::suppress(logits, decline);
+        }
+        Ok(())
     }
 
     pub fn fail(&self, error: &anyhow::Error) {

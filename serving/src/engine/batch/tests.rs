@@ -121,6 +121,7 @@ fn request(
         params: Params::default(),
         seed: u64::from(prompt[0]),
         suppressed: None,
+        constraint: None,
         top_logprobs: 0,
         caller: Caller::new(tenant, None),
         class,

@@ -120,6 +120,7 @@ fn request(
         },
         seed: 1,
         suppressed: None,
+        constraint: None,
         top_logprobs: 0,
         caller: Caller::new("default", None),
         class: TrafficClass::Production,

@@ -6,7 +6,11 @@ fn chat(fields: Value) -> Result<(ChatRequest, Echo), String> {
         body.extend(fields);
     }
     let request: ResponsesRequest = serde_json::from_str(&body.to_string()).map_err(|error| error.to_string())?;
-    request.into_chat(None).map_err(|problem| problem.to_string())
+    let (chat, echo) = request.into_chat(None).map_err(|problem| problem.to_string())?;
+    chat.clone()
+        .into_conversation()
+        .map_err(|problem| problem.to_string())?;
+    Ok((chat, echo))
 }
 
 fn messages(fields: Value) -> Value {
@@ -89,6 +93,11 @@ fn what_is_not_offered_is_refused_by_name() {
         (
             json!({"include": ["message.output_text.logprobs"]}),
             "include is not offered",
+        ),
+        (json!({"tool_choice": {"type": "web_search"}}), "tool_choice must be"),
+        (
+            json!({"text": {"format": {"type": "grammar"}}}),
+            "the type of text.format",
         ),
         (json!({"beams": 3}), "unknown field `beams`"),
         (
