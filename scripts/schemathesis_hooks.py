@@ -47,6 +47,25 @@ BODIES = {
     "/v1/chat/completions": record(
         ["model", "messages"], messages=list_of(MESSAGE), max_completion_tokens={"type": "integer", "minimum": 1, "maximum": 8}, **SAMPLING
     ),
+    "/v1/responses": record(
+        ["model", "input"],
+        input={"anyOf": [TEXT, list_of(record(["role", "content"], role={"enum": ["user", "assistant", "developer"]}, content=TEXT))]},
+        instructions=TEXT,
+        max_output_tokens={"type": "integer", "minimum": 1, "maximum": 8},
+        text=record(format={"enum": [{"type": "text"}, {"type": "json_object"}]}),
+        tool_choice={"enum": ["auto", "none", "required"]},
+    ),
+    "/v1/messages": record(
+        ["model", "messages", "max_tokens"],
+        messages=list_of(record(["role", "content"], role={"enum": ["user", "assistant"]}, content=TEXT)),
+        max_tokens={"type": "integer", "minimum": 1, "maximum": 8},
+        system=TEXT,
+        thinking=record(["type"], type={"enum": ["enabled", "adaptive", "disabled"]}),
+    ),
+    "/v1/messages/count_tokens": record(
+        ["model", "messages"],
+        messages=list_of(record(["role", "content"], role={"enum": ["user", "assistant"]}, content=TEXT)),
+    ),
     "/v1/runs": record(
         ["kind"],
         kind={"enum": ["grpo", "sft", "evaluate", "export", "dpo"]},

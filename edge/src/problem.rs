@@ -20,8 +20,8 @@ pub struct Problem {
     pub detail: Option<String>,
     /// Sent as `Retry-After`.
     pub retry_after_seconds: Option<u32>,
-    /// Further members of the document.
-    pub extensions: Map<String, Value>,
+    /// Further members of the document. Boxed, because every `Result` has room for them.
+    pub extensions: Box<Map<String, Value>>,
 }
 
 impl Problem {
@@ -32,7 +32,7 @@ impl Problem {
             title: title.into(),
             detail: None,
             retry_after_seconds: None,
-            extensions: Map::new(),
+            extensions: Box::default(),
         }
     }
 
@@ -142,7 +142,7 @@ impl Problem {
 
     /// The JSON document, for errors that are not a whole response (inside an event stream).
     pub fn document(&self) -> Value {
-        let mut document = self.extensions.clone();
+        let mut document = (*self.extensions).clone();
         document.insert("type".into(), format!("/problems/{}", self.type_).into());
         document.insert("title".into(), self.title.as_ref().into());
         document.insert("status".into(), self.status.as_u16().into());

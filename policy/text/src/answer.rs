@@ -74,7 +74,7 @@ fn joined(parts: Vec<Part>) -> Vec<Part> {
     for part in parts {
         match (whole.last_mut(), part) {
             (Some(Part::Text(before)), Part::Text(text)) | (Some(Part::Reasoning(before)), Part::Reasoning(text)) => {
-                before.push_str(&text)
+                before.push_str(&text);
             }
             (_, part) => whole.push(part),
         }
