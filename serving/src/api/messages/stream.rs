@@ -109,18 +109,18 @@ impl Blocks {
         match part {
             Part::Text(text) => {
                 self.open(Open::Text, Part::Text(String::new()), events);
-                self.delta(json!({"type": "text_delta", "text": text}), events);
+                self.delta(&json!({"type": "text_delta", "text": text}), events);
             }
             Part::Reasoning(text) => {
                 self.open(Open::Thinking, Part::Reasoning(String::new()), events);
-                self.delta(json!({"type": "thinking_delta", "thinking": text}), events);
+                self.delta(&json!({"type": "thinking_delta", "thinking": text}), events);
             }
             Part::Call(mut call) => {
                 self.close(events);
                 self.calls_tools = true;
                 let input = std::mem::replace(&mut call.arguments, "{}".into());
                 self.start(Part::Call(call), events);
-                self.delta(json!({"type": "input_json_delta", "partial_json": input}), events);
+                self.delta(&json!({"type": "input_json_delta", "partial_json": input}), events);
                 self.stop(events);
             }
         }
@@ -140,7 +140,7 @@ impl Blocks {
         self.started += 1;
     }
 
-    fn delta(&self, delta: Value, events: &mut VecDeque<Sse>) {
+    fn delta(&self, delta: &Value, events: &mut VecDeque<Sse>) {
         let delta = json!({"index": self.started.saturating_sub(1), "delta": delta});
         events.push_back(event("content_block_delta", delta));
     }
@@ -148,7 +148,7 @@ impl Blocks {
     fn close(&mut self, events: &mut VecDeque<Sse>) {
         let Some(open) = self.open.take() else { return };
         if open == Open::Thinking {
-            self.delta(json!({"type": "signature_delta", "signature": ""}), events);
+            self.delta(&json!({"type": "signature_delta", "signature": ""}), events);
         }
         self.stop(events);
     }

@@ -30,7 +30,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn item(self, id: &str, status: &str, content: Vec<Value>) -> Value {
+    fn item(self, id: &str, status: &str, content: &[Value]) -> Value {
         match self {
             Kind::Message => {
                 json!({"id": id, "type": "message", "role": "assistant", "status": status, "content": content})
@@ -84,7 +84,7 @@ impl Output {
             Kind::Reasoning => "rs",
         };
         let (id, index) = (new_id(prefix), self.items.len());
-        let item = kind.item(&id, "in_progress", Vec::new());
+        let item = kind.item(&id, "in_progress", &[]);
         let part = json!({"item_id": id, "output_index": index, "content_index": 0, "part": kind.part("")});
         self.open = Some(Open {
             kind,
@@ -108,7 +108,7 @@ impl Output {
         let index = self.items.len();
         let place = json!({"item_id": id, "output_index": index, "content_index": 0});
         let part = kind.part(&text);
-        let item = kind.item(&id, status, vec![part.clone()]);
+        let item = kind.item(&id, status, std::slice::from_ref(&part));
         self.items.push(item.clone());
         let done = with(place.clone(), "text", text.into());
         vec![
