@@ -157,21 +157,21 @@ class AsyncClient:
             source=source,
             dryrun=dryrun,
         )
-        answer = await self._send(request)
+        answer = await self._send(request, "feedback_id")
         return Feedback(UUID(answer["feedback_id"]), answer.get("dryrun"))
 
     async def retract(
         self, feedback_id: UUID | str, reason: str = "", *, retraction_id: UUID | str | None = None
     ) -> Retraction:
         """Takes a feedback event back: if its trajectory is still open, it does not count."""
-        answer = await self._send(self._settings.retraction(feedback_id, reason, retraction_id))
+        answer = await self._send(self._settings.retraction(feedback_id, reason, retraction_id), "retraction_id")
         return Retraction(UUID(answer["retraction_id"]))
 
     async def end_episode(
         self, episode_id: UUID | str, *, time: datetime | None = None, source: str | None = None
     ) -> EpisodeEnd:
         """Says that an episode is over."""
-        answer = await self._send(self._settings.episode_end(episode_id, time, source))
+        answer = await self._send(self._settings.episode_end(episode_id, time, source), "episode_id")
         return EpisodeEnd(UUID(answer["episode_id"]))
 
     async def close(self) -> None:
@@ -188,7 +188,7 @@ class AsyncClient:
         await self.close()
 
     async def _sample(self, path: str, fields: dict[str, Any]) -> Completion:
-        return _protocol.completion(await self._send(self._settings.sample(path, fields)))
+        return _protocol.completion(await self._send(self._settings.sample(path, fields), "choices"))
 
     def _stream(self, path: str, fields: dict[str, Any]) -> AsyncIterator[Chunk]:
         # checked now, not at the first chunk
@@ -208,10 +208,9 @@ class AsyncClient:
             await response.aclose()
         stream.end()
 
-    async def _send(self, request: Request) -> dict[str, Any]:
-        response = await self._answer(request, stream=False)
-        answer: dict[str, Any] = response.json()
-        return answer
+    async def _send(self, request: Request, member: str) -> dict[str, Any]:
+        """The answer, which has this member."""
+        return _protocol.decoded((await self._answer(request, stream=False)).content, member)
 
     async def _answer(self, request: Request, *, stream: bool) -> httpx.Response:
         """The answer of the first attempt that succeeds. The body of a stream is not read yet."""

@@ -156,21 +156,21 @@ class Client:
             source=source,
             dryrun=dryrun,
         )
-        answer = self._send(request)
+        answer = self._send(request, "feedback_id")
         return Feedback(UUID(answer["feedback_id"]), answer.get("dryrun"))
 
     def retract(
         self, feedback_id: UUID | str, reason: str = "", *, retraction_id: UUID | str | None = None
     ) -> Retraction:
         """Takes a feedback event back: if its trajectory is still open, it does not count."""
-        answer = self._send(self._settings.retraction(feedback_id, reason, retraction_id))
+        answer = self._send(self._settings.retraction(feedback_id, reason, retraction_id), "retraction_id")
         return Retraction(UUID(answer["retraction_id"]))
 
     def end_episode(
         self, episode_id: UUID | str, *, time: datetime | None = None, source: str | None = None
     ) -> EpisodeEnd:
         """Says that an episode is over."""
-        answer = self._send(self._settings.episode_end(episode_id, time, source))
+        answer = self._send(self._settings.episode_end(episode_id, time, source), "episode_id")
         return EpisodeEnd(UUID(answer["episode_id"]))
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class Client:
         self.close()
 
     def _sample(self, path: str, fields: dict[str, Any]) -> Completion:
-        return _protocol.completion(self._send(self._settings.sample(path, fields)))
+        return _protocol.completion(self._send(self._settings.sample(path, fields), "choices"))
 
     def _stream(self, path: str, fields: dict[str, Any]) -> Iterator[Chunk]:
         # checked now, not at the first chunk
@@ -206,9 +206,9 @@ class Client:
             response.close()
         stream.end()
 
-    def _send(self, request: Request) -> dict[str, Any]:
-        answer: dict[str, Any] = self._answer(request, stream=False).json()
-        return answer
+    def _send(self, request: Request, member: str) -> dict[str, Any]:
+        """The answer, which has this member."""
+        return _protocol.decoded(self._answer(request, stream=False).content, member)
 
     def _answer(self, request: Request, *, stream: bool) -> httpx.Response:
         """The answer of the first attempt that succeeds. The body of a stream is not read yet."""

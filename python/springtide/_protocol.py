@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
-from springtide._errors import ProblemError, StreamError, of_status
+from springtide._errors import ProblemError, SpringtideError, StreamError, of_status
 from springtide._retry import MAY_SUCCEED_LATER, REFUSED_FOR_NOW, retry_after, uuid7
 from springtide._types import Choice, Chunk, Completion, Usage, Value
 
@@ -130,6 +130,17 @@ def problem(status: int, headers: Mapping[str, str], body: bytes) -> ProblemErro
     return of_status(status, document, retry_after(headers.get("retry-after")))
 
 
+def decoded(body: str | bytes, *members: str) -> dict[str, Any]:
+    """A JSON object with these members. Something else answers at many addresses, such as a proxy."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict) or any(name not in answer for name in members):
+        raise SpringtideError("the answer is not one of Springtide's: check the addresses of the client")
+    return answer
+
+
 def completion(answer: dict[str, Any]) -> Completion:
     """A whole answer."""
     choices = [_choice(one, _text_of(one.get("message"), one)) for one in answer["choices"]]
@@ -185,7 +196,7 @@ class Stream:
         if value == "[DONE]":
             self.done = True
             return
-        event = json.loads(value)
+        event = decoded(value)
         if self._failed or "choices" not in event:
             detail = event.get("detail") or event.get("title") or "no reason was given"
             raise StreamError(f"the server ended the stream with an error: {detail}")

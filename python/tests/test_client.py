@@ -241,6 +241,14 @@ def test_a_page_of_a_proxy_is_an_error_with_its_text(kind: Kind) -> None:
 
 
 @both
+def test_an_answer_of_something_else_is_an_error(kind: Kind) -> None:
+    for answer in (Answer(stream=b"<html>Welcome"), Answer(200, ["no object"]), Answer(200, {"other": 1})):
+        with serving(answer) as server:
+            with pytest.raises(springtide.SpringtideError, match="check the addresses"):
+                kind(server, SOON)("complete", "x")
+
+
+@both
 def test_retractions_and_ends_of_episodes_are_acknowledged(kind: Kind) -> None:
     with serving(Answer(200, {"retraction_id": str(FEEDBACK)})) as server:
         assert kind(server, SOON)("retract", FEEDBACK, "by mistake").retraction_id == FEEDBACK
