@@ -60,6 +60,7 @@ pub struct Config {
     pub ingest: ingest::Options,
     pub spool: ingest::spool::Options,
     pub relay: serving::relay::Options,
+    pub follow: serving::sidecar::Options,
     pub trainer: trainer::Options,
 }
 
@@ -133,6 +134,8 @@ pub struct ConnectionsMax {
     pub train: usize,
     /// Default: 1024.
     pub relay: usize,
+    /// Default: 1024.
+    pub follow: usize,
 }
 
 /// A role that listens.
@@ -143,6 +146,7 @@ pub enum Part {
     Control,
     Train,
     Relay,
+    Follow,
 }
 
 impl Part {
@@ -154,6 +158,7 @@ impl Part {
             Self::Control => "control",
             Self::Train => "train",
             Self::Relay => "relay",
+            Self::Follow => "follow",
         }
     }
 
@@ -241,7 +246,7 @@ impl PostgresUrls {
             Part::Ingest => self.ingest.as_ref(),
             Part::Control => self.control.as_ref(),
             Part::Train => self.train.as_ref(),
-            Part::Relay => None,
+            Part::Relay | Part::Follow => None,
         }
     }
 
@@ -315,6 +320,7 @@ impl Default for Config {
             ingest: ingest::Options::default(),
             spool: ingest::spool::Options::default(),
             relay: serving::relay::Options::default(),
+            follow: serving::sidecar::Options::default(),
             trainer: trainer::Options::default(),
         }
     }
@@ -359,6 +365,7 @@ impl Default for ConnectionsMax {
             control: 1024,
             train: 128,
             relay: 1024,
+            follow: 1024,
         }
     }
 }
@@ -371,6 +378,7 @@ impl ConnectionsMax {
             Part::Control => self.control,
             Part::Train => self.train,
             Part::Relay => self.relay,
+            Part::Follow => self.follow,
         }
     }
 }
@@ -481,15 +489,23 @@ impl Config {
         if self.serve.state_dir == serving::ServeOptions::default().state_dir {
             self.serve.state_dir = self.state_dir.join("serve");
         }
+        if self.follow.state_dir == serving::sidecar::Options::default().state_dir {
+            self.follow.state_dir = self.state_dir.join("follow");
+        }
         for path in [
             &mut self.state_dir,
             &mut self.policy.base,
             &mut self.stack.cache,
             &mut self.serve.state_dir,
+            &mut self.follow.state_dir,
         ] {
             *path = config_dir.join(&*path);
         }
-        for path in [&mut self.policy.keys, &mut self.kafka.librdkafka_file] {
+        for path in [
+            &mut self.policy.keys,
+            &mut self.kafka.librdkafka_file,
+            &mut self.follow.dir,
+        ] {
             *path = path.take().map(|path| config_dir.join(path));
         }
         if let Some(program) = &mut self.stack.vllm.program {
@@ -603,6 +619,7 @@ impl Config {
             Part::Control => self.listen.control,
             Part::Train => self.listen.train,
             Part::Relay => self.relay.listen,
+            Part::Follow => self.follow.listen,
         }
     }
 

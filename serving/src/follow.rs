@@ -7,9 +7,13 @@
 //! old assignment stays in force. The follower decides nothing: releases decide which version an
 //! alias names.
 
+mod command;
+mod folders;
 mod load;
 mod trust;
 
+pub use command::Command;
+pub use folders::Folders;
 pub use load::Host;
 
 use crate::engine::LoadedVersion;
@@ -32,8 +36,6 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use trust::Trust;
 
-/// Longest wait before the store is polled again after a failure.
-const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 /// Wait before subscribing to announcements again.
 const RESUBSCRIBE_WAIT: Duration = Duration::from_secs(5);
 
@@ -44,6 +46,10 @@ pub struct Options {
     pub keys_dir: PathBuf,
     pub state_dir: PathBuf,
     pub poll_interval: Duration,
+    /// Longest wait before the next try after a failure. A new assignment is tried at once.
+    pub back_off_max: Duration,
+    /// Loads only the version of this alias; `None`: those of all aliases.
+    pub alias: Option<String>,
     /// Memory for weights and caches of all loaded versions, in bytes.
     pub resident_bytes_max: u64,
 }
@@ -80,9 +86,13 @@ impl Follower {
         })
     }
 
-    /// Runs until `shutdown`. Failures are logged and retried.
-    pub async fn run(mut self, kafka: ClientOptions, shutdown: CancellationToken) {
-        let mut announced = Box::pin(announced_epochs(kafka, self.options.policy.clone()));
+    /// Runs until `shutdown`. Failures are logged and retried. `kafka`: where assignments are
+    /// announced; without it, the store is only polled.
+    pub async fn run(mut self, kafka: Option<ClientOptions>, shutdown: CancellationToken) {
+        let mut announced = match kafka {
+            Some(kafka) => announced_epochs(kafka, self.options.policy.clone()).boxed(),
+            None => futures::stream::pending().boxed(),
+        };
         let mut failures = 0u32;
         loop {
             let followed = tokio::select! {
@@ -93,13 +103,15 @@ impl Follower {
             let wait = match followed {
                 Ok(()) => {
                     failures = 0;
+                    metrics::gauge!("springtide_follow_failing").set(0.0);
                     interval
                 }
                 Err(error) => {
                     failures += 1;
                     metrics::counter!("springtide_follow_failures_total").increment(1);
+                    metrics::gauge!("springtide_follow_failing").set(1.0);
                     tracing::warn!(failures, error = format!("{error:#}"), "could not follow");
-                    (interval * 2u32.saturating_pow(failures.min(10))).min(BACK_OFF_MAX)
+                    (interval * 2u32.saturating_pow(failures.min(10))).min(self.options.back_off_max)
                 }
             };
             let wake = tokio::time::sleep(wait);
@@ -141,7 +153,10 @@ impl Follower {
         let mut versions: BTreeMap<i64, Arc<LoadedVersion>> = BTreeMap::new();
         let mut swaps = Vec::new();
         self.loader.vouch(&assignment.aliases);
-        let order = load_order(&assignment);
+        let order = match &self.options.alias {
+            None => load_order(&assignment),
+            Some(alias) => vec![only(&assignment, alias)?],
+        };
         let needed = order.iter().filter(|(_, _, required)| *required);
         let needed: BTreeSet<i64> = needed.map(|(_, target, _)| target.version).collect();
         for (alias, target, required) in order {
@@ -202,6 +217,18 @@ fn load_order(assignment: &Assignment) -> Vec<(&str, Target, bool)> {
     order
 }
 
+/// The one alias that is followed.
+fn only<'a>(assignment: &'a Assignment, alias: &'a str) -> anyhow::Result<(&'a str, Target, bool)> {
+    let target = assignment.aliases.get(alias).with_context(|| {
+        let known: Vec<&str> = assignment.aliases.keys().map(String::as_str).collect();
+        format!(
+            "no version has the alias {alias:?}; the assignment names {}",
+            known.join(", ")
+        )
+    })?;
+    Ok((alias, *target, true))
+}
+
 /// The policy's announced epochs. The stream never ends; without a log it yields nothing, and the
 /// follower only polls.
 fn announced_epochs(kafka: ClientOptions, policy: String) -> impl Stream<Item = i64> + Send {
@@ -258,6 +285,15 @@ mod tests {
                 ("run-0a", false)
             ]
         );
+    }
+
+    #[test]
+    fn one_alias_can_be_followed_alone_and_must_exist() {
+        let document = assignment(1, &[("base", 1), ("champion", 7)], &[("champion", 1.0)]);
+        let (alias, target, required) = only(&document, "base").unwrap();
+        assert_eq!((alias, target.version, required), ("base", 1, true));
+        let error = only(&document, "bass").unwrap_err().to_string();
+        assert!(error.contains("base, champion"), "{error}");
     }
 
     #[test]

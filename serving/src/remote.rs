@@ -30,8 +30,8 @@ mod sglang;
 mod update;
 mod vllm;
 
-pub use options::{OpenAiServer, Options, Server};
-pub use pool::Pool;
+pub use options::{InFlight, OpenAiServer, Options, Server};
+pub use pool::{Pass, Pool};
 pub use update::Updater;
 
 #[cfg(test)]

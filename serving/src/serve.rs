@@ -28,6 +28,8 @@ use tokio_util::task::TaskTracker;
 
 /// Swaps waiting for the reporter. Further ones are dropped, which only affects statistics.
 const SWAPS_WAITING_MAX: usize = 64;
+/// Longest wait before the store is polled again after a failure.
+const FOLLOW_BACK_OFF_MAX: Duration = Duration::from_secs(2);
 /// How long unfinished choices may take to be logged at shutdown.
 const LAST_CHOICES_WAIT: Duration = Duration::from_secs(6);
 
@@ -92,6 +94,8 @@ impl Replica {
                 keys_dir: self.keys_dir,
                 state_dir: options.state_dir.clone(),
                 poll_interval: Duration::from_millis(options.poll_interval_ms),
+                back_off_max: FOLLOW_BACK_OFF_MAX,
+                alias: None,
                 resident_bytes_max: options.resident_bytes_max,
             },
             host,
@@ -100,7 +104,7 @@ impl Replica {
         )
         .context("start the follower")?;
 
-        tasks.spawn(follower.run(self.kafka, background.clone()));
+        tasks.spawn(follower.run(Some(self.kafka), background.clone()));
         if let Some(control_url) = self.control_url {
             let reporter = Reporter {
                 replica: options.replica.clone(),
@@ -114,6 +118,10 @@ impl Replica {
                 api_key: options.api_key.clone(),
                 interval: Duration::from_millis(options.heartbeat_interval_ms),
                 routes: routes.clone(),
+                ready: Arc::new({
+                    let routes = routes.clone();
+                    move || routes.ready()
+                }),
                 swaps: swapped,
                 client: Reporter::client().context("start the reporter")?,
             };

@@ -8,6 +8,7 @@ mod dataset;
 #[cfg_attr(not(feature = "demo"), path = "without_demo.rs")]
 mod demo;
 mod dlq;
+mod follow;
 mod help;
 mod ingest;
 mod key;
@@ -81,6 +82,10 @@ enum Command {
     ///
     /// Example: springtide relay --upstream s3://bucket/prefix
     Relay(relay::Args),
+    /// Role: keep an engine that is not ours on the version of an alias.
+    ///
+    /// Example: springtide follow --engine vllm --engine-url unix:/run/vllm.sock
+    Follow(follow::Args),
     /// Role: one API for runs, versions, releases and the fleet.
     Control(control::Args),
     /// Role: execute training runs. `train sft` trains a model here, without the stack.
@@ -218,8 +223,8 @@ impl Command {
         match self {
             // They make the keys, or come before them.
             Self::Key(_) | Self::Audit(_) | Self::Sampler(_) | Self::Tenant(_) | Self::Migrate(_) => false,
-            // They call no role of this configuration.
-            Self::Relay(_) => false,
+            // They need no role of this configuration.
+            Self::Relay(_) | Self::Follow(_) => false,
             Self::Ingest(args) => args.spool.is_none(),
             _ => true,
         }
@@ -241,6 +246,7 @@ impl Command {
             Self::Ingest(args) if args.spool.is_some() => Process::Role("collector"),
             Self::Ingest(_) => Process::Role("ingest"),
             Self::Relay(_) => Process::Role("relay"),
+            Self::Follow(_) => Process::Role("follow"),
             Self::Control(_) => Process::Role("control"),
             #[cfg(feature = "torch")]
             Self::Train(train::Args { command: None }) => Process::Role("train"),
@@ -258,6 +264,7 @@ impl Command {
             Self::Serve(args) => args.run(app).await?,
             Self::Ingest(args) => args.run(app).await?,
             Self::Relay(args) => args.run(app).await?,
+            Self::Follow(args) => args.run(app).await?,
             Self::Control(args) => args.run(app).await?,
             #[cfg(feature = "torch")]
             Self::Train(args) => args.run(app).await?,

@@ -13,6 +13,7 @@ impl Config {
         self.ingest.check()?;
         self.spool.check()?;
         self.relay.check()?;
+        self.follow.check()?;
         self.auth.limits.check()?;
         self.serve.check()?;
         self.stack.vllm.check()?;
@@ -124,6 +125,7 @@ impl Config {
             ("control", max.control),
             ("train", max.train),
             ("relay", max.relay),
+            ("follow", max.follow),
         ] {
             ensure!(
                 (8..=1_000_000).contains(&max),

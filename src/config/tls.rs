@@ -41,6 +41,8 @@ pub struct Tls {
     pub train: Option<ServerOptions>,
     /// For this role instead of `cert`, `key` and `client_ca`.
     pub relay: Option<ServerOptions>,
+    /// For this role instead of `cert`, `key` and `client_ca`.
+    pub follow: Option<ServerOptions>,
 }
 
 impl Tls {
@@ -52,6 +54,7 @@ impl Tls {
             Part::Control => &self.control,
             Part::Train => &self.train,
             Part::Relay => &self.relay,
+            Part::Follow => &self.follow,
         };
         let common = || {
             Some(ServerOptions {
@@ -99,6 +102,7 @@ impl Tls {
             &mut self.control,
             &mut self.train,
             &mut self.relay,
+            &mut self.follow,
         ];
         for listener in own.into_iter().flatten() {
             for path in [&mut listener.cert, &mut listener.key]

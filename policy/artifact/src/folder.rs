@@ -5,6 +5,7 @@
 //! are not read.
 
 mod lazy;
+mod marker;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -20,6 +21,7 @@ use crate::checkpoint::{Checkpoint, Error};
 use crate::tensor::TensorData;
 
 pub use lazy::LazyFolder;
+pub use marker::Marker;
 
 /// The files beside the weights that belong to a version: those that loaders and engines read.
 pub const FILES: &[&str] = &[

@@ -22,6 +22,8 @@ pub struct Reporter {
     pub api_key: Option<String>,
     pub interval: Duration,
     pub routes: Arc<RouteTable>,
+    /// Whether requests can be answered.
+    pub ready: Arc<dyn Fn() -> bool + Send + Sync>,
     pub swaps: mpsc::Receiver<Swap>,
     pub client: reqwest::Client,
 }
@@ -90,7 +92,7 @@ impl Reporter {
                     aliases,
                 })
                 .collect(),
-            ready: self.routes.ready(),
+            ready: (self.ready)(),
             ..self.template.clone()
         }
     }

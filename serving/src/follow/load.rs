@@ -1,8 +1,9 @@
 //! Loads versions: fetch and verify, then install them in our own engine, beside those that serve, or
-//! have another engine serve them. Tracks their memory, and keeps their checkpoints as bases for the
+//! have another engine serve them, or keep them as folders. Tracks their memory, and keeps their checkpoints as bases for the
 //! next delta.
 
 use super::Options;
+use super::folders::{self, Folders};
 use crate::engine::exact::{ExactBackend, Staging};
 use crate::engine::{Handle, LoadedVersion};
 use crate::fleet::Swap;
@@ -32,6 +33,8 @@ const BYTES_PER_CHECKPOINT_BYTE: u64 = 3;
 struct Loaded {
     /// Dead once the version has retired.
     version: Weak<LoadedVersion>,
+    /// Content hash.
+    root: Digest,
     checkpoint: Arc<Checkpoint>,
     bytes: u64,
 }
@@ -45,6 +48,8 @@ pub enum Host {
     Own { engine: Handle, staging: Arc<Staging> },
     /// Engines elsewhere, which hold one each.
     Remote { updater: Box<Updater>, context_max: usize },
+    /// Whoever reads folders.
+    Folders(Folders),
 }
 
 /// A version to load.
@@ -133,9 +138,15 @@ impl Loader {
         }
 
         let bases = self.loaded.iter();
-        let bases: Vec<(i64, Arc<Checkpoint>)> = bases
+        let mut bases: Vec<(i64, Arc<Checkpoint>)> = bases
             .map(|(&serial, loaded)| (serial, loaded.checkpoint.clone()))
             .collect();
+        if let Host::Folders(folders) = &self.host {
+            let (folders, version, root) = (folders.clone(), target.version, target.root);
+            let known: Vec<i64> = bases.iter().map(|(serial, _)| *serial).collect();
+            let read = tokio::task::spawn_blocking(move || folders.bases(version, root, &known));
+            bases.extend(read.await.context("the reading thread")?);
+        }
         let materialized = self
             .store
             .materialize(&self.policy, target.version, keys, &bases)
@@ -146,7 +157,7 @@ impl Loader {
         // Only now is the model's shape known. A cache that does not fit must not be allocated.
         self.cache_bytes = match &self.host {
             Host::Own { staging, .. } => ExactBackend::cache_bytes_for(&checkpoint, staging).context("stage")?,
-            Host::Remote { .. } => 0,
+            Host::Remote { .. } | Host::Folders(_) => 0,
         };
         if self.used().saturating_add(weights).saturating_add(self.cache_bytes) > self.bytes_max {
             self.make_room(weights.saturating_add(self.cache_bytes), wanted.required)
@@ -157,6 +168,7 @@ impl Loader {
             target.version,
             Loaded {
                 version: Arc::downgrade(&version),
+                root: version.root,
                 checkpoint,
                 bytes: weights.saturating_add(self.cache_bytes),
             },
@@ -277,6 +289,31 @@ impl Loader {
                 let stage = started.elapsed();
                 let pause = updater.place(&version, checkpoint, kept).await?;
                 Ok((version, Hosted { stage, pause }))
+            }
+            Host::Folders(folders) => {
+                let version = folders::Version {
+                    serial: target.version,
+                    root: target.root,
+                    checkpoint: checkpoint.clone(),
+                };
+                let before = self.loaded.iter().next_back();
+                let before = before.map(|(&serial, loaded)| folders::Version {
+                    serial,
+                    root: loaded.root,
+                    checkpoint: loaded.checkpoint.clone(),
+                });
+                folders.put_in_force(&version, before.as_ref()).await?;
+                // whoever reads the folder computes with it
+                let shape = Shape {
+                    context: 0,
+                    vocab: 0,
+                    experts: None,
+                };
+                let templates = Templates::from_checkpoint(checkpoint).map(Arc::new).map_err(Arc::new);
+                let version = loaded_version(target, line, shape, (None, templates));
+                let stage = started.elapsed();
+                let pause = Duration::ZERO;
+                Ok((Arc::new(version), Hosted { stage, pause }))
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::http::{Error, Events};
 use super::openai::OpenAi;
-use super::options::Options;
+use super::options::{InFlight, Options};
 use super::sglang::Sglang;
 use super::vllm::Vllm;
 use crate::engine::{SampleRequest, Token};
@@ -151,12 +151,20 @@ impl Client {
         }
     }
 
-    /// Replaces its weights and names them. Cuts off requests that still run and clears its caches. An
-    /// error leaves it paused or with unknown weights: it must not get traffic before the next success.
-    pub async fn update(&self, weights: Weights<'_>, from: &str, to: &str, name: &str) -> anyhow::Result<()> {
+    /// Replaces its weights and names them, and clears its caches. Requests that still run are cut off,
+    /// or go on with the new weights, as `in_flight` says. An error leaves it paused or with unknown
+    /// weights: it must not get traffic before the next success.
+    pub async fn update(
+        &self,
+        weights: Weights<'_>,
+        from: &str,
+        to: &str,
+        name: &str,
+        in_flight: InFlight,
+    ) -> anyhow::Result<()> {
         match (self, weights) {
-            (Client::Vllm(engine), weights) => engine.update(weights, from, to, name).await,
-            (Client::Sglang(engine), Weights::Folder(folder)) => engine.update(folder, name).await,
+            (Client::Vllm(engine), weights) => engine.update(weights, from, to, name, in_flight).await,
+            (Client::Sglang(engine), Weights::Folder(folder)) => engine.update(folder, name, in_flight).await,
             (Client::Sglang(_), Weights::Patch(_)) => bail!("SGLang takes whole folders"),
             (Client::OpenAi(_), _) => bail!("{} takes no weights", self.url()),
         }

@@ -31,19 +31,28 @@ pub enum Error {
 #[derive(Debug, Clone)]
 pub struct Http {
     server: Server,
+    /// What paths are appended to.
+    base: String,
+    control_base: String,
     client: reqwest::Client,
     timeout: Duration,
 }
 
 impl Http {
     pub fn new(server: Server, timeout: Duration) -> anyhow::Result<Self> {
-        let client = edge::tls::client()
+        let mut client = edge::tls::client()
             .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(timeout)
-            .build()
-            .context("make an HTTP client")?;
+            .read_timeout(timeout);
+        let (mut base, mut control_base) = (server.url.clone(), server.control_url().to_owned());
+        if let Some(path) = server.socket() {
+            client = client.unix_socket(path);
+            (base, control_base) = ("http://localhost".into(), "http://localhost".into());
+        }
+        let client = client.build().context("make an HTTP client")?;
         Ok(Http {
             server,
+            base,
+            control_base,
             client,
             timeout,
         })
@@ -55,12 +64,12 @@ impl Http {
 
     /// Reads a document of the sampling address.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.read(format!("{}{path}", self.server.url)).await
+        self.read(format!("{}{path}", self.base)).await
     }
 
     /// Reads a document of the address for control.
     pub async fn get_control<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.read(format!("{}{path}", self.server.control_url())).await
+        self.read(format!("{}{path}", self.control_base)).await
     }
 
     async fn read<T: DeserializeOwned>(&self, url: String) -> anyhow::Result<T> {
@@ -70,7 +79,7 @@ impl Http {
 
     /// Sends a command to the address for control. Fails unless the engine reports success.
     pub async fn command(&self, path: &str, body: Option<Value>) -> anyhow::Result<()> {
-        let url = format!("{}{path}", self.server.control_url());
+        let url = format!("{}{path}", self.control_base);
         let mut request = self.client.post(url).timeout(self.timeout);
         if let Some(body) = body {
             request = request.json(&body);
@@ -80,7 +89,7 @@ impl Http {
 
     /// Starts to sample. Dropping the events aborts the request in the engine.
     pub async fn sample(&self, path: &str, body: &Value) -> Result<Events, Error> {
-        let url = format!("{}{path}", self.server.url);
+        let url = format!("{}{path}", self.base);
         let response = self
             .send(self.client.post(url).json(body))
             .await

@@ -3,7 +3,18 @@
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// What an update does with the requests that run on an engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InFlight {
+    /// They end on the version on which they began.
+    #[default]
+    Drain,
+    /// They go on with the next version.
+    Cross,
+}
 
 /// Engines that answer instead of our own. Without any, our own engine answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,6 +28,8 @@ pub struct Options {
     pub openai: Vec<OpenAiServer>,
     /// Folder for weights that an engine reads, best in memory. Engines must see the same files.
     pub patch_dir: PathBuf,
+    /// What an update does with the requests that run on an engine.
+    pub in_flight: InFlight,
     /// Largest difference between a log-probability that an engine serves and that of our exact model,
     /// in nats. An engine above it gets no traffic. 1e-3 suits f32, 0.05 bf16.
     pub probe_error_max: f32,
@@ -40,7 +53,7 @@ pub struct Options {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Server {
-    /// `http://HOST:PORT`.
+    /// `http://HOST:PORT`, or `unix:/PATH` of a socket on this machine.
     pub url: String,
     /// Where it takes new weights, if not at `url`. Only this role should reach it.
     pub control_url: Option<String>,
@@ -97,6 +110,11 @@ impl Server {
     pub fn control_url(&self) -> &str {
         self.control_url.as_deref().unwrap_or(&self.url)
     }
+
+    /// The socket of an engine that has no port.
+    pub fn socket(&self) -> Option<&Path> {
+        self.url.strip_prefix("unix:").map(Path::new)
+    }
 }
 
 impl Default for Options {
@@ -106,6 +124,7 @@ impl Default for Options {
             sglang: Vec::new(),
             openai: Vec::new(),
             patch_dir: PathBuf::from("/dev/shm/springtide"),
+            in_flight: InFlight::Drain,
             probe_error_max: 1e-3,
             drain_ms_max: 30_000,
             timeout_ms: 60_000,
@@ -142,6 +161,11 @@ impl Options {
         for (kind, server) in self.controlled() {
             check_server(kind, &server.url, server.weight, &mut urls)?;
             check_url(kind, server.control_url())?;
+            ensure!(
+                server.socket().is_none() || server.control_url.is_none(),
+                "{kind} {} has a control_url; an engine on a socket has all routes there",
+                server.url
+            );
         }
         for server in &self.openai {
             check_server("openai", &server.url, server.weight, &mut urls)?;
@@ -153,13 +177,10 @@ impl Options {
         }
         ensure!(
             self.probe_error_max > 0.0 && self.probe_error_max.is_finite(),
-            "serve.remote.probe_error_max is {}; it must be a number of nats above 0",
+            "probe_error_max is {}; it must be a number of nats above 0",
             self.probe_error_max
         );
-        ensure!(
-            self.timeout_ms > 0,
-            "serve.remote.timeout_ms is 0; it must be at least 1"
-        );
+        ensure!(self.timeout_ms > 0, "timeout_ms of engines is 0; it must be at least 1");
         Ok(())
     }
 }
@@ -176,8 +197,10 @@ fn check_server<'a>(kind: &str, url: &'a str, weight: f64, urls: &mut BTreeSet<&
 
 fn check_url(kind: &str, url: &str) -> anyhow::Result<()> {
     ensure!(
-        url.starts_with("http://") || url.starts_with("https://"),
-        "serve.remote.{kind} has the address {url:?}; give http://HOST:PORT or https://HOST:PORT"
+        ["http://", "https://", "unix:/"]
+            .iter()
+            .any(|scheme| url.starts_with(scheme)),
+        "{kind} has the address {url:?}; give http://HOST:PORT, https://HOST:PORT or unix:/PATH"
     );
     Ok(())
 }

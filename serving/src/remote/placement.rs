@@ -35,6 +35,8 @@ pub struct EngineState {
     pub vouched: Option<i64>,
     /// When it began to serve its version.
     pub since: Option<Instant>,
+    /// Updates after which it may have sampled with wrong weights.
+    pub failed_updates: u64,
 }
 
 impl EngineState {
@@ -89,6 +91,7 @@ impl Placement {
             takes_weights: true,
             vouched: None,
             since: None,
+            failed_updates: 0,
         };
         Placement {
             engines: weights.iter().map(down).collect(),

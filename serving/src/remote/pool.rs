@@ -1,5 +1,9 @@
 //! The requests that wait for engines, and one task per running sequence.
 
+mod pass;
+
+pub use pass::Pass;
+
 use super::client::Client;
 use super::options::Options;
 use super::placement::{self, Placement, Rules, State};

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-const PROMPTS: usize = 8;
+const PROMPTS: usize = 16;
 const PROMPT_TOKENS: usize = 24;
 const SAMPLED_TOKENS: usize = 16;
 /// Not 1, so that log-probabilities before the temperature are noticed.
@@ -39,6 +39,7 @@ pub async fn probe(
         ..Params::default()
     };
     let prompts: Vec<Arc<[u32]>> = prompts(version.vocab, version.context);
+    let version = &without_stops(version);
     let sampled = prompts
         .iter()
         .map(|prompt| sample(engine, weights, version, prompt.clone(), params.clone()));
@@ -47,6 +48,22 @@ pub async fn probe(
     tokio::task::spawn_blocking(move || compare(&model, &params, &prompts, &sampled))
         .await
         .context("the probe's thread")?
+}
+
+/// A version whose sequences only end by their length, so that every probe has as many tokens.
+fn without_stops(version: &LoadedVersion) -> Arc<LoadedVersion> {
+    Arc::new(LoadedVersion {
+        serial: version.serial,
+        root: version.root,
+        line: version.line.clone(),
+        context: version.context,
+        vocab: version.vocab,
+        stop_ids: Vec::new(),
+        experts: version.experts,
+        decline_id: None,
+        tokenizer: None,
+        templates: version.templates.clone(),
+    })
 }
 
 /// Always the same ids for a vocabulary.

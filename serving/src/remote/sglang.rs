@@ -8,7 +8,7 @@
 use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens};
 use super::client::{cache_salt, parse, token};
 use super::http::{Error, Http};
-use super::options::Server;
+use super::options::{InFlight, Server};
 use crate::engine::SampleRequest;
 use anyhow::{Context, bail};
 use model::sampling::Params;
@@ -115,9 +115,14 @@ impl Sglang {
     }
 
     /// [`Client::update`](super::client::Client::update), with a Hugging Face folder.
-    pub async fn update(&self, folder: &Path, name: &str) -> anyhow::Result<()> {
+    pub async fn update(&self, folder: &Path, name: &str, in_flight: InFlight) -> anyhow::Result<()> {
+        let mode = match in_flight {
+            InFlight::Drain => "abort",
+            // back to the queue: what goes on is read again with the new weights
+            InFlight::Cross => "retract",
+        };
         self.http
-            .command("/pause_generation", Some(json!({"mode": "abort"})))
+            .command("/pause_generation", Some(json!({"mode": mode})))
             .await?;
         let update = json!({"model_path": folder, "weight_version": name, "flush_cache": true});
         let updated = self.http.command("/update_weights_from_disk", Some(update)).await;

@@ -5,7 +5,7 @@
 mod recognize;
 
 use super::client::Weights;
-use super::options::Options;
+use super::options::{InFlight, Options};
 use super::placement::State;
 use super::pool::Pool;
 use super::probe::{self, Probed};
@@ -121,16 +121,22 @@ impl Updater {
         let url = self.pool.client(engine).url().to_owned();
         let model = self.exact_model(version.serial, checkpoint).await?;
         let started = Instant::now();
-        self.drain(engine).await;
+        if self.options.in_flight == InFlight::Drain {
+            self.drain(engine).await;
+        }
         let drained = started.elapsed();
         let name = weights_name(version);
         self.pool.set_state(engine, State::Changing, Some(&name));
-        let held = self.held[engine].take();
+        let held = match self.held[engine].take() {
+            Some(held) => Some(held),
+            None => self.named(engine, version, checkpoint).await,
+        };
         let changed = self.update_and_probe(engine, held, version, checkpoint, &model).await;
         let (probed, patched) = match changed {
             Ok(changed) => changed,
             Err(error) => {
                 metrics::counter!("springtide_remote_changes_failed_total").increment(1);
+                self.pool.update_failed(engine);
                 self.pool.set_state(engine, State::Unproven, None);
                 return Err(error.context(format!("give the engine {url} version {}", version.serial)));
             }
@@ -158,6 +164,17 @@ impl Updater {
         metrics::gauge!("springtide_remote_probe_difference", "engine" => url)
             .set(f64::from(probed.largest_difference));
         Ok(away)
+    }
+
+    /// An engine that was updated by an earlier process may say that it holds the version. Then an empty
+    /// patch is enough: the engine refuses it if an update was broken off, and the probe follows.
+    async fn named(&self, engine: usize, version: &Arc<LoadedVersion>, checkpoint: &Arc<Checkpoint>) -> Option<Held> {
+        let name = self.pool.client(engine).weights().await.ok()?;
+        (name == weights_name(version)).then(|| Held {
+            root: version.root,
+            checkpoint: checkpoint.clone(),
+            version: Weak::new(),
+        })
     }
 
     /// Waits until no request needs the engine any more, or too long.
@@ -211,7 +228,10 @@ impl Updater {
                 });
                 let weights = weights.await.context("the patch's thread")??;
                 let (from, to) = (held.root.to_string(), version.root.to_string());
-                client.update(Weights::Patch(&file.0), &from, &to, &name).await?;
+                let in_flight = self.options.in_flight;
+                client
+                    .update(Weights::Patch(&file.0), &from, &to, &name, in_flight)
+                    .await?;
                 anyhow::Ok((self.probe(engine, version, model).await?, Some(weights)))
             };
             match patched.await {
@@ -220,6 +240,7 @@ impl Updater {
                     let error = format!("{error:#}");
                     tracing::warn!(engine = client.url(), error, "patch failed; loading all weights");
                     metrics::counter!("springtide_remote_patches_failed_total").increment(1);
+                    self.pool.update_failed(engine);
                 }
             }
         }
@@ -227,7 +248,10 @@ impl Updater {
         let written = tokio::task::spawn_blocking(move || whole.write_dir(&folder));
         written.await.context("the writing thread")??;
         let to = version.root.to_string();
-        client.update(Weights::Folder(&file.folder()), "", &to, &name).await?;
+        // whatever still runs may have been sampled with wrong weights
+        client
+            .update(Weights::Folder(&file.folder()), "", &to, &name, InFlight::Drain)
+            .await?;
         Ok((self.probe(engine, version, model).await?, None))
     }
 
@@ -244,7 +268,7 @@ impl Updater {
             metrics::counter!("springtide_remote_probes_failed_total").increment(1);
             bail!(
                 "the engine's log-probabilities differ by up to {largest_difference} nats from those of version {}, and \
-                 serve.remote.probe_error_max is {}: it has other weights or computes differently",
+                 probe_error_max is {}: it has other weights or computes differently",
                 version.serial,
                 self.options.probe_error_max
             );
@@ -279,10 +303,10 @@ struct PatchFile(PathBuf);
 
 impl PatchFile {
     fn new(dir: &Path, engine: usize) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(dir).with_context(|| format!("create serve.remote.patch_dir {}", dir.display()))?;
+        std::fs::create_dir_all(dir).with_context(|| format!("create the patch_dir {}", dir.display()))?;
         ensure!(
             dir.is_absolute(),
-            "serve.remote.patch_dir is {}; give an absolute path",
+            "the patch_dir is {}; give an absolute path",
             dir.display()
         );
         let name = format!("{}-{engine}.safetensors", std::process::id());

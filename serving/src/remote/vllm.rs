@@ -9,7 +9,7 @@ use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTok
 use super::client::{cache_salt, parse, token};
 use super::completions;
 use super::http::{Error, Http};
-use super::options::Server;
+use super::options::{InFlight, Server};
 use crate::engine::SampleRequest;
 use anyhow::{Context, bail, ensure};
 use model::sampling::Params;
@@ -134,12 +134,24 @@ impl Vllm {
     }
 
     /// [`Client::update`](super::client::Client::update).
-    pub async fn update(&self, weights: Weights<'_>, from: &str, to: &str, name: &str) -> anyhow::Result<()> {
+    pub async fn update(
+        &self,
+        weights: Weights<'_>,
+        from: &str,
+        to: &str,
+        name: &str,
+        in_flight: InFlight,
+    ) -> anyhow::Result<()> {
         let info = match weights {
             Weights::Patch(path) => json!({"patch": path, "from": from, "to": to}),
             Weights::Folder(path) => json!({"folder": path, "to": to}),
         };
-        self.http.command("/pause?mode=abort&clear_cache=true", None).await?;
+        // the cache is of the old weights; for what goes on it is computed again
+        let pause = match in_flight {
+            InFlight::Drain => "/pause?mode=abort&clear_cache=true",
+            InFlight::Cross => "/pause?mode=keep&clear_cache=true",
+        };
+        self.http.command(pause, None).await?;
         // an update that was broken off is still open
         let started = match self.http.command("/start_weight_update", None).await {
             Ok(()) => Ok(()),

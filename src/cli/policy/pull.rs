@@ -13,19 +13,15 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
-use artifact::folder;
+use artifact::folder::{self, Marker};
 use artifact::manifest::Manifest;
 use artifact::quant::{self, Spec};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use store::Materialized;
 
 use super::{StoreArgs, quantized};
 use crate::cli::output::{Output, bytes};
 use crate::config::Config;
-
-/// Name of the file that says which version a folder holds.
-const MARKER: &str = ".springtide.json";
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Pull {
@@ -50,18 +46,6 @@ pub struct Pull {
     at: StoreArgs,
     #[command(flatten)]
     output: Output,
-}
-
-/// Content of [`MARKER`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Marker {
-    policy: String,
-    version: i64,
-    /// Content hash of what is in the folder.
-    root: Digest,
-    /// Spec of a quantized copy.
-    #[serde(rename = "quantised", default, skip_serializing_if = "Option::is_none")]
-    quantized: Option<String>,
 }
 
 impl Pull {
@@ -128,8 +112,9 @@ impl Pull {
             let Some(marker) = marker(base)?.filter(|marker| marker.policy == policy) else {
                 ensure!(
                     !given,
-                    "{} was not pulled from {policy}: it has no {MARKER} that names its version",
-                    base.display()
+                    "{} was not pulled from {policy}: it has no {} that names its version",
+                    base.display(),
+                    Marker::FILE
                 );
                 continue;
             };
@@ -205,7 +190,7 @@ fn refuse_other_files(folder: &Path) -> anyhow::Result<()> {
             .file_name()
             .to_string_lossy()
             .into_owned();
-        if name != MARKER && !folder::is_read(&name) {
+        if name != Marker::FILE && !folder::is_read(&name) {
             others.push(name);
         }
     }
@@ -224,14 +209,8 @@ fn refuse_other_files(folder: &Path) -> anyhow::Result<()> {
 }
 
 fn marker(folder: &Path) -> anyhow::Result<Option<Marker>> {
-    let path = folder.join(MARKER);
-    match fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .with_context(|| format!("read {}: delete the folder and pull again", path.display()))
-            .map(Some),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
-    }
+    let path = folder.join(Marker::FILE);
+    Marker::read(folder).with_context(|| format!("read {}: delete the folder and pull again", path.display()))
 }
 
 /// Writes the folder beside its place, then moves it there.
@@ -248,8 +227,9 @@ fn write(checkpoint: &Checkpoint, folder: &Path, shard_bytes: u64, marker: &Mark
     checkpoint
         .write_shards(&fresh, shard_bytes)
         .with_context(|| format!("write the model to {}", fresh.display()))?;
-    let text = serde_json::to_vec_pretty(marker).context("write the marker")?;
-    fs::write(fresh.join(MARKER), text).with_context(|| format!("write {}", fresh.join(MARKER).display()))?;
+    marker
+        .write(&fresh)
+        .with_context(|| format!("write {}", fresh.join(Marker::FILE).display()))?;
     let replace = || -> std::io::Result<()> {
         if folder.exists() {
             fs::rename(folder, &old)?;
