@@ -37,4 +37,4 @@ pub use update::Updater;
 #[cfg(test)]
 mod recorded;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -66,7 +66,7 @@ impl Sidecar {
         options.check()?;
         let engine = options
             .engine
-            .context("follow.engine is not set; give --engine vllm, folder or command")?;
+            .context("follow.engine is not set; give --engine vllm, sglang, folder or command")?;
         let url = listener.url().context("read the listening address")?;
         let auth = Auth::fixed(options.caller_key.as_deref());
         // background tasks stop after the last request was answered
@@ -74,6 +74,7 @@ impl Sidecar {
         let tasks = TaskTracker::new();
         let Started { host, pool, router } = match engine {
             Engine::Vllm => start_proxy(&options, proxy::Engine::Vllm, self.compute)?,
+            Engine::Sglang => start_proxy(&options, proxy::Engine::Sglang, self.compute)?,
             Engine::Folder | Engine::Command => start_folders(&options, &self.policy)?,
         };
         if let Some(pool) = &pool {

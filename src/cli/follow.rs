@@ -25,10 +25,10 @@ pub struct Args {
     /// Address to listen on: health, metrics, and the routes of an engine.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// For vllm: where the engine listens, `unix:/PATH` or `http://127.0.0.1:PORT`.
+    /// For vllm and sglang: where the engine listens, `unix:/PATH` or `http://127.0.0.1:PORT`.
     #[arg(long, value_name = "URL")]
     engine_url: Option<String>,
-    /// For vllm: whether requests in flight end before an update, or go on with the next version.
+    /// For vllm and sglang: whether requests in flight end before an update, or go on with the next version.
     #[arg(long)]
     in_flight: Option<InFlightName>,
     /// For folder and command: where the versions are kept.
@@ -46,6 +46,8 @@ pub struct Args {
 enum EngineName {
     /// A vLLM server, which is reached through the follower alone.
     Vllm,
+    /// An SGLang server, likewise.
+    Sglang,
     /// A folder per version, and a link to the one in force.
     Folder,
     /// The same, and a command for each version.
@@ -84,6 +86,7 @@ impl Args {
     fn set(self, options: &mut Options) -> anyhow::Result<()> {
         let engine = self.engine.map(|engine| match engine {
             EngineName::Vllm => Engine::Vllm,
+            EngineName::Sglang => Engine::Sglang,
             EngineName::Folder => Engine::Folder,
             EngineName::Command => Engine::Command,
         });

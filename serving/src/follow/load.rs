@@ -482,6 +482,8 @@ mod tests {
             keys_dir: folder.into(),
             state_dir: folder.into(),
             poll_interval: Duration::ZERO,
+            back_off_max: Duration::ZERO,
+            alias: None,
             resident_bytes_max: checkpoint.tensor_bytes() * BYTES_PER_CHECKPOINT_BYTE + cache_bytes_max,
         };
         let target = Target {

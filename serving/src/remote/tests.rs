@@ -35,43 +35,65 @@ const VOCAB: u32 = 96;
 
 /// What goes wrong from now on.
 #[derive(Debug, Clone, Copy, Default)]
-struct Faults {
+pub(crate) struct Faults {
     /// Patches succeed without effect.
-    ignores_patches: bool,
+    pub(crate) ignores_patches: bool,
     /// So do folders.
-    ignores_folders: bool,
+    pub(crate) ignores_folders: bool,
     /// Answers end after this many tokens, without a reason.
-    cut_after: Option<usize>,
-    /// Answers stall after this many tokens, until their caller has left.
-    stalls_after: Option<usize>,
+    pub(crate) cut_after: Option<usize>,
+    /// Answers stall after this many tokens, until their caller has left or the fault is over.
+    pub(crate) stalls_after: Option<usize>,
     /// Every request to sample gets 503.
-    refuses: bool,
+    pub(crate) refuses: bool,
     /// Answers say that other weights sampled the tokens from this one on.
     crosses_at: Option<usize>,
 }
 
-struct Held {
-    name: String,
+pub(crate) struct Held {
+    pub(crate) name: String,
     checkpoint: Checkpoint,
     model: Arc<ExactModel>,
     faults: Faults,
     /// Patches and folders that it was given.
     updates: Vec<&'static str>,
+    /// How it was paused for them.
+    pub(crate) pauses: Vec<String>,
     /// Tokens that it sampled.
-    sampled: usize,
+    pub(crate) sampled: usize,
+    /// Answers that are being sampled.
+    pub(crate) running: usize,
     /// What kept the caches of its requests apart, in their order.
     salts: Vec<String>,
 }
 
 /// A server with vLLM's routes.
 #[derive(Clone)]
-struct Fake {
-    url: String,
+pub(crate) struct Fake {
+    pub(crate) url: String,
     held: Arc<Mutex<Held>>,
 }
 
 impl Fake {
-    async fn start() -> Fake {
+    pub(crate) async fn start() -> Fake {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let fake = Fake::new(url);
+        let router = fake.router();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        fake
+    }
+
+    /// The same without a port.
+    pub(crate) fn start_on_socket(path: &Path) -> Fake {
+        let listener = tokio::net::UnixListener::bind(path).unwrap();
+        let fake = Fake::new(format!("unix:{}", path.display()));
+        let router = fake.router();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        fake
+    }
+
+    fn new(url: String) -> Fake {
         let checkpoint = first();
         let held = Held {
             name: "default".into(),
@@ -79,52 +101,59 @@ impl Fake {
             checkpoint,
             faults: Faults::default(),
             updates: Vec::new(),
+            pauses: Vec::new(),
             sampled: 0,
             salts: Vec::new(),
+            running: 0,
         };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let fake = Fake {
-            url: format!("http://{}", listener.local_addr().unwrap()),
+        Fake {
+            url,
             held: Arc::new(Mutex::new(held)),
-        };
+        }
+    }
+
+    fn router(&self) -> Router {
         let done = || async { Json(json!({})) };
-        let router = Router::new()
+        Router::new()
             .route("/weight_info", get(weight_info))
             .route(
                 "/v1/models",
                 get(|| async { Json(json!({"data": [{"max_model_len": CONTEXT}]})) }),
             )
-            .route("/pause", post(done))
+            .route("/pause", post(pause))
             .route("/start_weight_update", post(done))
             .route("/update_weights", post(update))
             .route("/finish_weight_update", post(finish))
             .route("/resume", post(done))
             .route("/inference/v1/generate", post(generate))
             .route("/v1/completions", post(complete))
-            .with_state(fake.clone());
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        fake
+            .with_state(self.clone())
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    pub(crate) fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap()
     }
 
-    fn set(&self, faults: Faults) {
+    pub(crate) fn set(&self, faults: Faults) {
         self.held().faults = faults;
     }
 
     /// As a process that was killed and started again.
-    fn restart(&self) {
+    pub(crate) fn restart(&self) {
         let mut held = self.held();
         held.name = "default".into();
         held.checkpoint = first();
         held.model = Arc::new(ExactModel::from_checkpoint(&held.checkpoint).unwrap());
     }
 
-    fn updates(&self) -> Vec<&'static str> {
+    pub(crate) fn updates(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.held().updates)
     }
+}
+
+async fn pause(Extract(fake): Extract<Fake>, uri: axum::http::Uri) -> Json<Value> {
+    fake.held().pauses.push(uri.query().unwrap_or_default().into());
+    Json(json!({}))
 }
 
 async fn weight_info(Extract(fake): Extract<Fake>) -> Json<Value> {
@@ -239,9 +268,11 @@ fn sample(
     event: impl Fn(usize, u32, f32) -> Value + Send + 'static,
 ) -> Response {
     let (model, faults) = {
-        let held = fake.held();
+        let mut held = fake.held();
+        held.running += 1;
         (held.model.clone(), held.faults)
     };
+    let running = Running(fake.clone());
     if faults.refuses {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     }
@@ -252,13 +283,14 @@ fn sample(
         ..Params::default()
     };
     let stream = async_stream(move |events| {
+        let _running = running;
         let mut cache = KvCache::new(&model, 1, CONTEXT);
         let mut source = Source::new(next.iter().map(|&id| u64::from(id)).sum());
         for index in 0..count {
             if faults.cut_after == Some(index) {
                 return;
             }
-            while faults.stalls_after == Some(index) && !events.is_closed() {
+            while fake.held().faults.stalls_after == Some(index) && !events.is_closed() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let logits = model.prefill(&mut cache, 0, &next).unwrap();
@@ -273,6 +305,15 @@ fn sample(
         let _ = events.blocking_send("data: [DONE]\n\n".into());
     });
     Body::from_stream(stream).into_response()
+}
+
+/// One answer that is being sampled.
+struct Running(Fake);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.held().running -= 1;
+    }
 }
 
 /// What `work` sends, from a thread of its own.
@@ -293,7 +334,7 @@ fn first() -> Checkpoint {
 }
 
 /// A version and its weights; each serial has others.
-fn version(serial: i64) -> (Arc<LoadedVersion>, Arc<Checkpoint>) {
+pub(crate) fn version(serial: i64) -> (Arc<LoadedVersion>, Arc<Checkpoint>) {
     let mut checkpoint = first();
     for tensor in checkpoint.tensors.values_mut() {
         let mut bytes = tensor.bytes.to_vec();

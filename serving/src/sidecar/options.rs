@@ -13,6 +13,8 @@ use std::path::PathBuf;
 pub enum Engine {
     /// A vLLM server with our weight-transfer backend. The follower is in front of it.
     Vllm,
+    /// The same with an SGLang server, which takes whole folders.
+    Sglang,
     /// A folder of Hugging Face folders.
     Folder,
     /// The same, and a command that has an engine take each version.
@@ -23,24 +25,25 @@ pub enum Engine {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// `vllm`, `folder` or `command`. `--engine` overrides it. Default: none; the command needs it.
+    /// `vllm`, `sglang`, `folder` or `command`. `--engine` overrides it. Default: none; the command needs it.
     pub engine: Option<Engine>,
     /// The alias whose version is followed. Default: `champion`.
     pub alias: String,
-    /// Address that the follower listens on: health, metrics, and for `vllm` the routes that sample.
+    /// Address that the follower listens on: health, metrics, and for `vllm` and `sglang` the routes that
+    /// sample.
     /// Default: `127.0.0.1:8005`.
     pub listen: SocketAddr,
     /// The API key that callers must send. Without it, `listen` must be a loopback address. Never
     /// printed. Default: none.
     #[serde(skip_serializing)]
     pub caller_key: Option<String>,
-    /// For `vllm`: where the engine listens, `unix:/PATH` (its `--uds`) or `http://127.0.0.1:PORT`.
+    /// For `vllm` and `sglang`: where the engine listens, `unix:/PATH` (its `--uds`) or `http://127.0.0.1:PORT`.
     /// Nobody else should reach it.
     pub engine_url: Option<String>,
     /// Sent to the engine as a bearer token. Never printed. Default: none.
     #[serde(skip_serializing)]
     pub engine_api_key: Option<String>,
-    /// For `vllm`, what an update does with requests in flight. `drain`: they end on their version,
+    /// For them, what an update does with requests in flight. `drain`: they end on their version,
     /// and new ones get 503 meanwhile. `cross`: they go on with the next version, and new ones wait.
     /// Default: `drain`.
     pub in_flight: InFlight,
@@ -120,12 +123,19 @@ impl Options {
     pub(super) fn remote(&self) -> anyhow::Result<remote::Options> {
         let url = self.engine_url.clone();
         let url = url.context("follow.engine_url is not set; give unix:/PATH or http://127.0.0.1:PORT")?;
+        let server = remote::Server {
+            url,
+            api_key: self.engine_api_key.clone(),
+            ..remote::Server::default()
+        };
+        let (vllm, sglang) = match self.engine {
+            Some(Engine::Sglang) => (vec![], vec![server]),
+            _ => (vec![server], vec![]),
+        };
         Ok(remote::Options {
-            vllm: vec![remote::Server {
-                url,
-                api_key: self.engine_api_key.clone(),
-                ..remote::Server::default()
-            }],
+            vllm,
+            sglang,
+            slow_start_ms: 0,
             patch_dir: self.patch_dir.clone(),
             probe_error_max: self.probe_error_max,
             drain_ms_max: self.drain_ms_max,
@@ -174,7 +184,7 @@ impl Options {
         }
         match self.engine {
             None => Ok(()),
-            Some(Engine::Vllm) => self.remote()?.check().context("follow"),
+            Some(Engine::Vllm | Engine::Sglang) => self.remote()?.check().context("follow"),
             Some(Engine::Folder | Engine::Command) => {
                 ensure!(
                     self.dir.is_some(),

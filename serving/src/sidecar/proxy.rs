@@ -43,6 +43,7 @@ const ANSWER_HEADERS: [HeaderName; 4] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     Vllm,
+    Sglang,
 }
 
 impl Engine {
@@ -57,6 +58,13 @@ impl Engine {
                 (MethodFilter::GET, "/weight_info"),
                 (MethodFilter::GET, "/version"),
             ],
+            Engine::Sglang => &[
+                (MethodFilter::POST, "/generate"),
+                (MethodFilter::POST, "/v1/completions"),
+                (MethodFilter::POST, "/v1/chat/completions"),
+                (MethodFilter::GET, "/v1/models"),
+                (MethodFilter::GET, "/model_info"),
+            ],
         }
     }
 
@@ -64,6 +72,7 @@ impl Engine {
     pub fn label_path(self) -> &'static str {
         match self {
             Engine::Vllm => "/weight_info",
+            Engine::Sglang => "/model_info",
         }
     }
 }

@@ -28,7 +28,7 @@ async fn new_weights_are_given_between_pause_and_resume() {
     let folder = Path::new("/dev/shm/springtide/contract.folder");
     let server = play_back(&["pause", "start", "folder", "finish", "resume", "new weights"]).await;
     let updated = server
-        .update(Weights::Folder(folder), "", DEMO_BASE, "springtide-7-bb")
+        .update(Weights::Folder(folder), "", DEMO_BASE, "springtide-7-bb", InFlight::Drain)
         .await;
     updated.unwrap();
     assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));
@@ -39,7 +39,7 @@ async fn a_patch_of_other_weights_is_refused_with_the_servers_reason_and_the_ser
     let patch = Path::new("/dev/shm/springtide/contract.safetensors");
     let server = play_back(&["pause", "start", "patch from another version", "resume", "weights"]).await;
     let refused = server
-        .update(Weights::Patch(patch), "aa", "bb", "springtide-7-bb")
+        .update(Weights::Patch(patch), "aa", "bb", "springtide-7-bb", InFlight::Drain)
         .await;
     let refused = format!("{:#}", refused.unwrap_err());
     assert!(refused.contains("load a folder first"), "{refused}");
