@@ -169,7 +169,7 @@ impl Updater {
     /// An engine that was updated by an earlier process may say that it holds the version. Then an empty
     /// patch is enough: the engine refuses it if an update was broken off, and the probe follows.
     async fn named(&self, engine: usize, version: &Arc<LoadedVersion>, checkpoint: &Arc<Checkpoint>) -> Option<Held> {
-        let name = self.pool.client(engine).weights().await.ok()?;
+        let name = self.pool.client(engine).weights().await.ok()??;
         (name == weights_name(version)).then(|| Held {
             root: version.root,
             checkpoint: checkpoint.clone(),

@@ -1,6 +1,7 @@
 //! The client with what `tests/engines/contract.py` recorded from a real server.
 
 use crate::engine::SampleEvent;
+use crate::remote::InFlight;
 use crate::remote::client::{Client, Weights};
 use crate::remote::recorded::{self, Exchange, request};
 use crate::remote::sequence::{self, End};
