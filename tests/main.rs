@@ -19,6 +19,7 @@ mod dlq;
 #[cfg(feature = "torch")]
 mod expiry;
 mod feedback_token;
+mod follow;
 mod ingest;
 mod ingest_clock;
 mod ingest_crash;

@@ -24,8 +24,17 @@ pub fn before(program: &str, args: &[&str], command: &std::process::Command) -> 
     wrapped
 }
 
-/// Starts a role and waits until it answers at `address`. Its output goes to `log`.
-pub async fn start(mut command: Command, address: SocketAddr, log: &Path) -> Child {
+/// Starts a role and waits until it is healthy at `address`. Its output goes to `log`.
+pub async fn start(command: Command, address: SocketAddr, log: &Path) -> Child {
+    start_until(command, address, log, |status| status == 200).await
+}
+
+/// The same, for a role that answers before it is healthy.
+pub async fn start_unready(command: Command, address: SocketAddr, log: &Path) -> Child {
+    start_until(command, address, log, |status| status == 200 || status == 503).await
+}
+
+async fn start_until(mut command: Command, address: SocketAddr, log: &Path, is_up: impl Fn(u16) -> bool) -> Child {
     let file = std::fs::File::options().create(true).append(true).open(log).unwrap();
     command
         .stdout(Stdio::null())
@@ -37,7 +46,7 @@ pub async fn start(mut command: Command, address: SocketAddr, log: &Path) -> Chi
         let output = || std::fs::read_to_string(log).unwrap();
         assert!(ended.is_none(), "it ended: {ended:?}\n{}", output());
         let health = reqwest::get(format!("http://{address}/health")).await;
-        health.is_ok_and(|answer| answer.status() == 200).then_some(())
+        health.is_ok_and(|answer| is_up(answer.status().as_u16())).then_some(())
     })
     .await;
     process
