@@ -2,6 +2,7 @@
 //! engine that follow them. It is killed and started again in the middle of updates.
 
 mod engine;
+mod real;
 mod world;
 
 use std::time::Duration;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use artifact::assignment::{Assignment, Target};
 use artifact::checkpoint::Checkpoint;
@@ -20,7 +21,6 @@ use super::LIMIT;
 use crate::support::{SPRINGTIDE, eventually, process};
 
 const POLICY: &str = "demo";
-const VERSIONS: i64 = 3;
 
 pub struct World {
     folder: tempfile::TempDir,
@@ -32,14 +32,21 @@ pub struct World {
 }
 
 impl World {
-    /// Three versions of a small model: a checkpoint and two deltas.
+    /// Three versions of a small model.
     pub async fn new() -> Self {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/policy/model/tests/golden/qwen3");
+        let base = Checkpoint::read_dir(Path::new(golden)).unwrap();
+        Self::of((1..=3).map(|serial| varied(&base, serial)).collect()).await
+    }
+
+    /// A checkpoint, and deltas from each version to the next.
+    pub async fn of(checkpoints: Vec<Checkpoint>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let keys = folder.path().join("state/keys");
         let trainer = SigningKey::load_or_create(&keys, "trainer").unwrap();
         let release = SigningKey::load_or_create(&keys, "release").unwrap();
         let world = Self {
-            checkpoints: (1..=VERSIONS).map(checkpoint).collect(),
+            checkpoints,
             folder,
             release,
             epoch: 0,
@@ -162,10 +169,9 @@ impl World {
     }
 }
 
-/// A small model; a few weights change with each version.
-fn checkpoint(serial: i64) -> Checkpoint {
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/policy/model/tests/golden/qwen3");
-    let mut checkpoint = Checkpoint::read_dir(Path::new(golden)).unwrap();
+/// A version of a model: a few weights are others in each.
+pub fn varied(base: &Checkpoint, serial: i64) -> Checkpoint {
+    let mut checkpoint = base.clone();
     for tensor in checkpoint.tensors.values_mut() {
         let mut bytes = tensor.bytes.to_vec();
         let width = artifact::tensor::weight_bytes(tensor.dtype);
@@ -187,8 +193,12 @@ pub struct Follower {
 impl Follower {
     /// Returns as soon as it answers, which is before anything is in force.
     pub async fn start(world: &World, arguments: &[&str]) -> Self {
-        let [port, nobody] = edge::bind::free_ports().unwrap();
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let [port] = edge::bind::free_ports().unwrap();
+        Self::start_at(world, SocketAddr::from(([127, 0, 0, 1], port)), arguments).await
+    }
+
+    pub async fn start_at(world: &World, address: SocketAddr, arguments: &[&str]) -> Self {
+        let [nobody] = edge::bind::free_ports().unwrap();
         let folder = world.folder.path();
         let mut command = Command::new(SPRINGTIDE);
         command
@@ -215,6 +225,15 @@ impl Follower {
     /// kill -9.
     pub async fn kill(mut self) {
         self.process.kill().await.unwrap();
+    }
+
+    /// Waits until the version is in force and passes.
+    pub async fn serves(&self, serial: i64, limit: Duration) {
+        eventually("the version is served", limit, async || {
+            let view: serde_json::Value = self.get("/v1/follow").await.json().await.unwrap();
+            (view["version"] == serial && view["ready"] == true).then_some(())
+        })
+        .await;
     }
 
     pub async fn get(&self, path: &str) -> reqwest::Response {

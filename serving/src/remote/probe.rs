@@ -104,7 +104,7 @@ async fn sample(
         submitted: Instant::now(),
     };
     if let sequence::End::Retry(_, error) | sequence::End::Failed(error) =
-        sequence::run(engine, weights, request, false).await
+        sequence::run(engine, weights, request, false, None).await
     {
         return Err(error.context("the probe failed"));
     }

@@ -47,7 +47,7 @@ pub(crate) struct Faults {
     /// Every request to sample gets 503.
     pub(crate) refuses: bool,
     /// Answers say that other weights sampled the tokens from this one on.
-    crosses_at: Option<usize>,
+    pub(crate) crosses_at: Option<usize>,
 }
 
 pub(crate) struct Held {

@@ -25,11 +25,17 @@ async fn the_state_of_a_server_is_read() {
 async fn a_folder_is_loaded_between_pause_and_continue_and_a_failed_one_is_reported() {
     let folder = Weights::Folder(Path::new("/dev/shm/springtide/contract.folder"));
     let server = play_back(&["pause", "folder", "resume", "new weights"]).await;
-    server.update(folder, "", "bb", "springtide-7-bb").await.unwrap();
+    server
+        .update(folder, "", "bb", "springtide-7-bb", InFlight::Drain)
+        .await
+        .unwrap();
     assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));
     let missing = Weights::Folder(Path::new("/dev/shm/springtide/contract.missing"));
     let server = play_back(&["pause", "missing folder", "resume", "weights"]).await;
-    let error = server.update(missing, "", "bb", "springtide-7-bb").await.unwrap_err();
+    let error = server
+        .update(missing, "", "bb", "springtide-7-bb", InFlight::Drain)
+        .await
+        .unwrap_err();
     assert!(format!("{error:#}").contains("contract.missing"), "{error:#}");
     assert!(!server.takes_patches());
 }
@@ -46,7 +52,7 @@ async fn log_probabilities_are_those_of_the_distribution_that_was_sampled_from()
         let server = recorded::sglang(vec![exchange]).await;
         let (mut request, mut receiver) = request(8);
         request.params.top_k = top_k;
-        let end = sequence::run(&server, "springtide-7-bb", request, false).await;
+        let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
         assert!(matches!(end, End::Done), "{name}: {end:?}");
         let mut tokens = Vec::new();
         while let Ok(SampleEvent::Token(token)) = receiver.try_recv() {
@@ -101,7 +107,7 @@ fn event(first: usize, count: usize, total: usize, finish: Option<&str>) -> Valu
 async fn answer(said: &[Value], weights: &str) -> (End, Vec<SampleEvent>) {
     let server = recorded::sglang(vec![Exchange::post("/generate", asked(), 200, events(said))]).await;
     let (request, mut receiver) = request(8);
-    let end = sequence::run(&server, weights, request, false).await;
+    let end = sequence::run(&server, weights, request, false, None).await;
     let mut all = Vec::new();
     while let Ok(event) = receiver.try_recv() {
         all.push(event);
