@@ -108,9 +108,13 @@ impl Client {
         }
     }
 
-    /// Whether its weights can be replaced.
+    /// Whether we may replace its weights.
     pub fn takes_weights(&self) -> bool {
-        !matches!(self, Client::OpenAi(_))
+        match self {
+            Client::Vllm(engine) => engine.is_controlled(),
+            Client::Sglang(engine) => engine.is_controlled(),
+            Client::OpenAi(_) => false,
+        }
     }
 
     /// Whether it says which weights it holds.

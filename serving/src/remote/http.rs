@@ -62,6 +62,11 @@ impl Http {
         &self.server.url
     }
 
+    /// Whether its weights are ours to change.
+    pub fn is_controlled(&self) -> bool {
+        self.server.control
+    }
+
     /// Reads a document of the sampling address.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.read(format!("{}{path}", self.base)).await

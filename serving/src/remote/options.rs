@@ -57,6 +57,9 @@ pub struct Server {
     pub url: String,
     /// Where it takes new weights, if not at `url`. Only this role should reach it.
     pub control_url: Option<String>,
+    /// False: somebody else changes its weights, as `springtide follow` does that stands in front of
+    /// it. It serves the version that it names, after a probe.
+    pub control: bool,
     /// Sent as a bearer token. Never printed.
     #[serde(skip_serializing)]
     pub api_key: Option<String>,
@@ -88,6 +91,7 @@ impl Default for Server {
         Server {
             url: String::new(),
             control_url: None,
+            control: true,
             api_key: None,
             weight: 1.0,
         }
@@ -161,6 +165,11 @@ impl Options {
         for (kind, server) in self.controlled() {
             check_server(kind, &server.url, server.weight, &mut urls)?;
             check_url(kind, server.control_url())?;
+            ensure!(
+                server.control || server.control_url.is_none(),
+                "{kind} {} has control = false and a control_url, which nobody would use; remove one of them",
+                server.url
+            );
             ensure!(
                 server.socket().is_none() || server.control_url.is_none(),
                 "{kind} {} has a control_url; an engine on a socket has all routes there",

@@ -2,16 +2,18 @@
 
 mod pass;
 
-pub use pass::Pass;
+pub use pass::{Pass, Updates};
 
 use super::client::Client;
-use super::options::Options;
+use super::options::{InFlight, Options};
 use super::placement::{self, Placement, Rules, State};
 use super::sequence::{self, End};
 use crate::engine::caller::Tally;
 use crate::engine::queue::{Full, Queue};
 use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
+use artifact::digest::Digest;
 use futures::future::BoxFuture;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -33,6 +35,7 @@ struct Shared {
     clients: Vec<Client>,
     config: Config,
     send_seeds: bool,
+    in_flight: InFlight,
     work: Mutex<Work>,
     /// An engine changed its state.
     changed: Notify,
@@ -49,6 +52,8 @@ struct Work {
     placement: Placement,
     /// The names of the engines' weights.
     weights: Vec<String>,
+    /// The versions that engines held or may hold soon, by the names of their weights.
+    known: BTreeMap<String, (i64, Digest)>,
     running: Tally,
     stopping: bool,
 }
@@ -113,6 +118,7 @@ impl Pool {
             queue: Queue::new(config.queue_choices_max),
             placement,
             weights: vec![String::new(); clients.len()],
+            known: BTreeMap::new(),
             running: Tally::default(),
             stopping: false,
         };
@@ -121,6 +127,7 @@ impl Pool {
                 clients,
                 config,
                 send_seeds: options.send_seeds,
+                in_flight: options.in_flight,
                 work: Mutex::new(work),
                 changed: Notify::new(),
             }),
@@ -233,7 +240,9 @@ impl Pool {
     /// Samples one sequence and frees its slot.
     async fn run(&self, engine: usize, weights: &str, Waiting { request, failures }: Waiting) {
         let (caller, class) = (request.caller.clone(), request.class);
-        let end = sequence::run(self.client(engine), weights, request, self.shared.send_seeds).await;
+        let crossing = (self.shared.in_flight == InFlight::Cross).then(|| self.watch_updates(engine));
+        let client = self.client(engine);
+        let end = sequence::run(client, weights, request, self.shared.send_seeds, crossing.as_ref()).await;
         {
             let mut work = self.lock();
             let slots = slots(&mut work.placement, engine, class);

@@ -2,7 +2,8 @@
 
 use super::client::{Client, Ending, Piece, Stream, VersionOfTokens};
 use super::http::Error;
-use crate::engine::{Finish, SampleEvent, SampleRequest};
+use super::pool::Updates;
+use crate::engine::{Finish, SampleEvent, SampleRequest, TokensOfVersion};
 use anyhow::{Context, ensure};
 use text::constraint::Matcher;
 
@@ -20,8 +21,15 @@ pub enum End {
     Failed(anyhow::Error),
 }
 
-/// Samples `request` on `engine`, which holds the weights named `weights`.
-pub async fn run(engine: &Client, weights: &str, request: SampleRequest, send_seeds: bool) -> End {
+/// Samples `request` on `engine`, which holds the weights named `weights`. `crossing`: the request may
+/// go on when the engine gets other weights.
+pub async fn run(
+    engine: &Client,
+    weights: &str,
+    request: SampleRequest,
+    send_seeds: bool,
+    crossing: Option<&Updates>,
+) -> End {
     let events = request.events.clone();
     let mut sent = 0;
     let sampled = async {
@@ -29,7 +37,7 @@ pub async fn run(engine: &Client, weights: &str, request: SampleRequest, send_se
         if engine.vouched_alias().is_some() {
             let _ = events.try_send(SampleEvent::Untrainable(NO_TOKEN_IDS));
         }
-        pass_on(engine, &mut stream, weights, &request, &mut sent).await
+        pass_on(engine, &mut stream, weights, &request, &mut sent, crossing).await
     };
     let result = tokio::select! {
         result = sampled => result,
@@ -59,14 +67,32 @@ async fn pass_on(
     weights: &str,
     request: &SampleRequest,
     sent: &mut usize,
+    crossing: Option<&Updates>,
 ) -> Result<(), Error> {
     let mut matcher = request.constraint.as_ref().map(|constraint| constraint.matcher.clone());
     while let Some(piece) = stream.next().await? {
         let ending = piece.ending;
+        if let Some(updates) = crossing
+            && !updates.proven().await
+        {
+            let error = anyhow::anyhow!("the engine failed its probe after an update");
+            return Err(Error::Engine(error));
+        }
         if ending.is_some() {
-            check_versions(engine, weights, piece.versions.as_deref())
-                .await
-                .map_err(Error::Engine)?;
+            let others = piece
+                .versions
+                .as_deref()
+                .filter(|spans| spans.iter().any(|span| span.version != weights));
+            match (crossing, others) {
+                (Some(updates), Some(spans)) => {
+                    let sampled = *sent + piece.tokens.len();
+                    let versions = cross(updates, spans, sampled).await.map_err(Error::Engine)?;
+                    let _ = request.events.try_send(SampleEvent::Versions(versions));
+                }
+                _ => check_versions(engine, weights, piece.versions.as_deref())
+                    .await
+                    .map_err(Error::Engine)?,
+            }
         }
         let last = check_and_send(piece, request, matcher.as_mut(), sent).map_err(Error::Engine)?;
         let Some(ending) = ending else { continue };
@@ -118,6 +144,34 @@ fn check_and_send(
         let _ = request.events.try_send(SampleEvent::Token(token));
     }
     Ok(last)
+}
+
+/// The versions of an answer that crossed updates. Fails unless they cover its tokens, in order, and
+/// all are known.
+async fn cross(updates: &Updates, spans: &[VersionOfTokens], sampled: usize) -> anyhow::Result<Vec<TokensOfVersion>> {
+    let mut versions = Vec::new();
+    let mut end = 0;
+    for span in spans.iter().filter(|span| span.start < span.end) {
+        ensure!(
+            span.start == end,
+            "the engine says nothing of the weights that sampled the tokens {end} to {}",
+            span.start
+        );
+        end = span.end;
+        let known = updates.version(&span.version).await;
+        let (serial, root) =
+            known.with_context(|| format!("the engine sampled with unknown weights, {:?}", span.version))?;
+        versions.push(TokensOfVersion {
+            serial,
+            root,
+            tokens: span.end - span.start,
+        });
+    }
+    ensure!(
+        end == sampled,
+        "the engine names the weights of {end} tokens, and sampled {sampled}"
+    );
+    Ok(versions)
 }
 
 /// Fails unless the weights that were probed sampled all tokens. `versions`: what the engine said of

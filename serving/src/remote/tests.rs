@@ -4,9 +4,11 @@
 //! one.
 
 use super::placement::State;
-use super::{OpenAiServer, Options, Pool, Server, Updater};
+use super::{InFlight, OpenAiServer, Options, Pool, Server, Updater};
 use crate::engine::caller::Caller;
-use crate::engine::{Config, Engine, Finish, LoadedVersion, SampleEvent, SampleRequest, TrafficClass, events_max};
+use crate::engine::{
+    Config, Engine, Finish, LoadedVersion, SampleEvent, SampleRequest, TokensOfVersion, TrafficClass, events_max,
+};
 use crate::routing::tests::no_templates;
 use artifact::assignment::Target;
 use artifact::checkpoint::Checkpoint;
@@ -42,8 +44,10 @@ pub(crate) struct Faults {
     pub(crate) ignores_folders: bool,
     /// Answers end after this many tokens, without a reason.
     pub(crate) cut_after: Option<usize>,
-    /// Answers stall after this many tokens, until their caller has left or the fault is over.
+    /// Answers stall after this many tokens, until their caller has left.
     pub(crate) stalls_after: Option<usize>,
+    /// The same, until the fault is over.
+    pub(crate) waits_after: Option<usize>,
     /// Every request to sample gets 503.
     pub(crate) refuses: bool,
     /// Answers say that other weights sampled the tokens from this one on.
@@ -290,7 +294,10 @@ fn sample(
             if faults.cut_after == Some(index) {
                 return;
             }
-            while fake.held().faults.stalls_after == Some(index) && !events.is_closed() {
+            let stalls = |fake: &Fake| {
+                faults.stalls_after == Some(index) || fake.held().faults.waits_after == Some(index)
+            };
+            while stalls(&fake) && !events.is_closed() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let logits = model.prefill(&mut cache, 0, &next).unwrap();
@@ -841,4 +848,78 @@ async fn a_free_slot_goes_to_the_tenant_with_fewer_slots_and_to_users_before_rol
         assert!(matches!(last, Some(SampleEvent::Finished(_))), "{last:?}");
     }
     assert_eq!(stand.fakes[0].held().salts, ["tenant-b", "tenant-a", "tenant-c"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_may_cross_versions_by_setting_if_all_are_known() {
+    let mut stand = Stand::with(1, |fakes| Options {
+        vllm: fakes.iter().map(vllm).collect(),
+        in_flight: InFlight::Cross,
+        ..Options::default()
+    })
+    .await;
+    let first = stand.place(1, &[]).await;
+    stand.fakes[0].set(Faults {
+        crosses_at: Some(3),
+        ..Faults::default()
+    });
+    let other = version(9).0;
+    stand.pool.know("springtide-9-other".into(), &other);
+    let events = stand.ask(&first, 5).await;
+    let of = |version: &LoadedVersion, tokens| TokensOfVersion {
+        serial: version.serial,
+        root: version.root,
+        tokens,
+    };
+    let expected = SampleEvent::Versions(vec![of(&first, 3), of(&other, 2)]);
+    assert!(events.contains(&expected) && finished(&events), "{events:?}");
+    assert!(stand.updater.serves(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_a_follower_controls_serves_what_it_names_after_a_probe() {
+    let mut follower = Stand::new(1).await;
+    let url = follower.fakes[0].url.clone();
+    let mut gateway = Stand::with(0, |_| Options {
+        vllm: vec![Server {
+            url,
+            control: false,
+            ..Server::default()
+        }],
+        ..Options::default()
+    })
+    .await;
+    follower.place(1, &[]).await;
+    let first = gateway.place(1, &[]).await;
+    assert!(finished(&gateway.ask(&first, 4).await));
+    // the name of another version is enough to know that it cannot be this one
+    let (second, checkpoint) = version(2);
+    assert!(
+        gateway
+            .updater
+            .place(&second, &checkpoint, &BTreeSet::new())
+            .await
+            .is_err()
+    );
+    follower.place(2, &[]).await;
+    while gateway.updater.serves(1) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let candidates = [version(1), version(2)];
+    while !gateway.updater.serves(2) {
+        gateway.updater.recognize(&candidates).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(finished(&gateway.ask(&second, 4).await));
+    // a name alone proves nothing
+    follower.fakes[0].restart();
+    let name = format!("springtide-1-{}", first.root.short());
+    follower.fakes[0].held().name = name;
+    while gateway.updater.serves(2) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    gateway.updater.recognize(&candidates).await.unwrap();
+    assert!(!gateway.updater.serves(1));
+    // all updates were the follower's
+    assert_eq!(follower.fakes[0].updates(), ["folder", "patch"]);
 }

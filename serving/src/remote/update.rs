@@ -82,6 +82,7 @@ impl Updater {
         checkpoint: &Arc<Checkpoint>,
         kept: &BTreeSet<i64>,
     ) -> anyhow::Result<Duration> {
+        self.pool.know(weights_name(version), version);
         if self.serves(version.serial) || self.recognize_anywhere(version, checkpoint, kept).await? {
             return Ok(Duration::ZERO);
         }
@@ -126,6 +127,7 @@ impl Updater {
         }
         let drained = started.elapsed();
         let name = weights_name(version);
+        self.pool.know(name.clone(), version);
         self.pool.set_state(engine, State::Changing, Some(&name));
         let held = match self.held[engine].take() {
             Some(held) => Some(held),
@@ -248,9 +250,13 @@ impl Updater {
         let written = tokio::task::spawn_blocking(move || whole.write_dir(&folder));
         written.await.context("the writing thread")??;
         let to = version.root.to_string();
-        // whatever still runs may have been sampled with wrong weights
+        let in_flight = match client.takes_patches() {
+            // whatever still runs may have been sampled with wrong weights
+            true => InFlight::Drain,
+            false => self.options.in_flight,
+        };
         client
-            .update(Weights::Folder(&file.folder()), "", &to, &name, InFlight::Drain)
+            .update(Weights::Folder(&file.folder()), "", &to, &name, in_flight)
             .await?;
         Ok((self.probe(engine, version, model).await?, None))
     }

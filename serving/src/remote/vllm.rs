@@ -107,6 +107,11 @@ impl Vllm {
         self.http.url()
     }
 
+    /// Whether its weights are ours to change.
+    pub fn is_controlled(&self) -> bool {
+        self.http.is_controlled()
+    }
+
     /// The name of the weights that it holds. Fails if it does not answer.
     pub async fn weights(&self) -> anyhow::Result<String> {
         #[derive(Deserialize)]

@@ -13,9 +13,8 @@ use axum::routing::{MethodFilter, on};
 use edge::Problem;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
-use std::error::Error as _;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The only engine of the pool.
@@ -100,11 +99,12 @@ pub fn router(engine: Engine, proxy: Arc<Proxy>) -> Router {
 
 impl Proxy {
     async fn pass_on(self: Arc<Self>, path: &'static str, request: Request) -> Result<Response, Problem> {
-        let forwarded = self.forwarded(path, request)?;
+        let broken = Arc::new(OnceLock::new());
+        let forwarded = self.forwarded(path, request, broken.clone())?;
         let (pass, mut connection) = self.admit().await?;
         let answer = match self.connections.send(&mut connection, forwarded).await {
             Ok(answer) => answer,
-            Err(error) => return Err(self.not_sent(&pass, &connection, error)),
+            Err(error) => return Err(self.not_sent(&pass, &connection, error, broken.get())),
         };
         let (parts, body) = answer.into_parts();
         let answer = Answer {
@@ -142,7 +142,13 @@ impl Proxy {
         ))
     }
 
-    fn forwarded(&self, path: &'static str, request: Request) -> Result<Request, Problem> {
+    /// `broken`: is set if the caller's body breaks off.
+    fn forwarded(
+        &self,
+        path: &'static str,
+        request: Request,
+        broken: Arc<OnceLock<BrokenBody>>,
+    ) -> Result<Request, Problem> {
         let (parts, body) = request.into_parts();
         let declared = parts.headers.get(header::CONTENT_LENGTH);
         let declared = declared.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
@@ -150,7 +156,14 @@ impl Proxy {
             return Err(self.too_large());
         }
         let limit = usize::try_from(self.body_bytes_max).unwrap_or(usize::MAX);
-        let mut forwarded = Request::new(Body::new(Limited::new(body, limit)));
+        let body = Limited::new(body, limit).map_err(move |error| {
+            let _ = broken.set(match error.is::<LengthLimitError>() {
+                true => BrokenBody::TooLarge,
+                false => BrokenBody::Incomplete,
+            });
+            error
+        });
+        let mut forwarded = Request::new(Body::new(body));
         *forwarded.method_mut() = parts.method;
         *forwarded.uri_mut() = Uri::from_static(path);
         copy(&parts.headers, forwarded.headers_mut(), &REQUEST_HEADERS);
@@ -158,12 +171,18 @@ impl Proxy {
         Ok(forwarded)
     }
 
-    fn not_sent(&self, pass: &Pass, connection: &Connection, error: hyper::Error) -> Problem {
-        if caused_by::<LengthLimitError>(&error) {
-            return self.too_large();
-        }
-        if error.is_user() {
-            return Problem::bad_request("the body is not complete");
+    /// No caller can make an engine look as if it had failed.
+    fn not_sent(
+        &self,
+        pass: &Pass,
+        connection: &Connection,
+        error: hyper::Error,
+        broken: Option<&BrokenBody>,
+    ) -> Problem {
+        match broken {
+            Some(BrokenBody::TooLarge) => return self.too_large(),
+            Some(BrokenBody::Incomplete) => return Problem::bad_request("the body is not complete"),
+            None => {}
         }
         // the engine may close a connection just when it is used again
         if connection.fresh {
@@ -178,6 +197,13 @@ impl Proxy {
             self.body_bytes_max
         ))
     }
+}
+
+/// What is wrong with a caller's body.
+#[derive(Debug, Clone, Copy)]
+enum BrokenBody {
+    TooLarge,
+    Incomplete,
 }
 
 /// An answer on its way to the caller. Dropping it ends the request in the engine.
@@ -230,17 +256,6 @@ fn copy(from: &HeaderMap, to: &mut HeaderMap, names: &[HeaderName]) {
             to.insert(name, value.clone());
         }
     }
-}
-
-fn caused_by<E: std::error::Error + 'static>(error: &hyper::Error) -> bool {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if error.is::<E>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
 }
 
 fn unavailable(detail: &str) -> Problem {

@@ -1,16 +1,28 @@
-//! Requests that are passed on to an engine as they are, by whoever stands in front of it
-//! (`springtide follow`). They count as running, so an update drains them like the pool's own.
+//! Requests beside the updates of their engine: those that may go on with the next version, and those
+//! that are passed on as they are by whoever stands in front of the engine (`springtide follow`).
+//! The latter count as running, so an update drains them like the pool's own.
 
 use super::{Pool, State};
-use std::time::Duration;
+use crate::engine::LoadedVersion;
+use artifact::digest::Digest;
+use std::time::{Duration, Instant};
 
-/// Lets one request through to an engine. Dropping it ends the request.
-pub struct Pass {
+/// How long an answer waits for a version that it names and we have not seen yet.
+const UNKNOWN_WAIT: Duration = Duration::from_secs(5);
+const UNKNOWN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Versions whose names are known: far more than one answer can cross.
+const KNOWN_MAX: usize = 1024;
+
+/// Watches the updates of an engine for one request.
+pub struct Updates {
     pool: Pool,
     engine: usize,
     /// Updates of the engine that had failed when the request began.
-    failed_updates: u64,
+    failed: u64,
 }
+
+/// Lets one request through to an engine. Dropping it ends the request.
+pub struct Pass(Updates);
 
 impl Pool {
     /// `None` unless the engine holds a version that was probed.
@@ -21,11 +33,31 @@ impl Pool {
             return None;
         }
         one.production += 1;
-        Some(Pass {
+        Some(Pass(Updates {
             pool: self.clone(),
             engine,
-            failed_updates: one.failed_updates,
-        })
+            failed: one.failed_updates,
+        }))
+    }
+
+    pub(super) fn watch_updates(&self, engine: usize) -> Updates {
+        Updates {
+            pool: self.clone(),
+            engine,
+            failed: self.lock().placement.engines[engine].failed_updates,
+        }
+    }
+
+    /// Notes what engines call a version.
+    pub(in crate::remote) fn know(&self, name: String, version: &LoadedVersion) {
+        let mut work = self.lock();
+        work.known.insert(name, (version.serial, version.root));
+        if work.known.len() > KNOWN_MAX {
+            let oldest = work.known.iter().min_by_key(|(_, (serial, _))| *serial);
+            if let Some(name) = oldest.map(|(name, _)| name.clone()) {
+                work.known.remove(&name);
+            }
+        }
     }
 
     /// The same, but waits for an update that goes on, at most for `limit`.
@@ -69,29 +101,48 @@ impl Pool {
     }
 }
 
-impl Pass {
-    /// The name of the weights that were probed.
-    pub fn weights(&self) -> String {
-        self.pool.lock().weights[self.engine].clone()
-    }
-
+impl Updates {
     /// Whether what the engine has answered until now may be passed on. Waits while the engine is
     /// updated: what its new weights sample is held back until they are probed.
     pub async fn proven(&self) -> bool {
         self.pool.after_update(self.engine).await;
-        self.pool.lock().placement.engines[self.engine].failed_updates == self.failed_updates
+        self.pool.lock().placement.engines[self.engine].failed_updates == self.failed
+    }
+
+    /// The version that an engine calls so. A follower may be ahead of us, so this waits a while.
+    pub async fn version(&self, name: &str) -> Option<(i64, Digest)> {
+        let started = Instant::now();
+        loop {
+            let known = self.pool.lock().known.get(name).copied();
+            if known.is_some() || started.elapsed() > UNKNOWN_WAIT {
+                return known;
+            }
+            tokio::time::sleep(UNKNOWN_CHECK_INTERVAL).await;
+        }
+    }
+}
+
+impl Pass {
+    /// The name of the weights that were probed.
+    pub fn weights(&self) -> String {
+        self.0.pool.lock().weights[self.0.engine].clone()
+    }
+
+    /// [`Updates::proven`].
+    pub async fn proven(&self) -> bool {
+        self.0.proven().await
     }
 
     /// The engine does not answer, or is another one than was probed.
     pub fn eject(&self, error: &anyhow::Error) {
-        self.pool.eject(self.engine, error);
+        self.0.pool.eject(self.0.engine, error);
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut work = self.pool.lock();
-        let one = &mut work.placement.engines[self.engine];
+        let mut work = self.0.pool.lock();
+        let one = &mut work.placement.engines[self.0.engine];
         one.production = one.production.saturating_sub(1);
     }
 }

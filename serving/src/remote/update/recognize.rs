@@ -1,8 +1,9 @@
-//! Engines that take no weights from us. Those that return token ids serve whatever version a probe
-//! proves, and are probed again and again, because they do not say when they change. Those that do
-//! not serve the version of the alias that the configuration names, on the operator's word.
+//! Engines that take no weights from us. Those that name their weights, because a follower changes
+//! them, serve the version of that name after a probe. Others that return token ids serve whatever
+//! version a probe proves, and are probed again and again, because they do not say when they change.
+//! Those that do not serve the version of the alias that the configuration names, on the operator's word.
 
-use super::Updater;
+use super::{Updater, weights_name};
 use crate::engine::LoadedVersion;
 use crate::remote::placement::State;
 use artifact::assignment::Target;
@@ -44,7 +45,8 @@ impl Updater {
                 State::Serving(serial) => !kept.contains(&serial),
                 State::Down | State::Draining(_) | State::Changing => false,
             };
-            if free && self.holds(engine, version, checkpoint).await? {
+            let named = free && self.may_hold(engine, version, self.name(engine).await.as_deref());
+            if named && self.holds(engine, version, checkpoint).await? {
                 return Ok(true);
             }
         }
@@ -56,6 +58,8 @@ impl Updater {
     pub async fn recognize(&mut self, candidates: &[Candidate]) -> anyhow::Result<()> {
         for engine in self.unchangeable() {
             let before = match self.pool.state(engine) {
+                // whoever watches it notices another name
+                State::Serving(_) if self.pool.client(engine).names_weights() => continue,
                 State::Serving(serial) => Some(serial),
                 State::Unproven => None,
                 State::Down | State::Draining(_) | State::Changing => continue,
@@ -67,7 +71,11 @@ impl Updater {
             let old = candidates.iter().filter(is_old);
             let others = candidates.iter().filter(|one| !is_old(one));
             let mut holds = false;
+            let name = self.name(engine).await;
             for (version, checkpoint) in old.chain(others) {
+                if !self.may_hold(engine, version, name.as_deref()) {
+                    continue;
+                }
                 holds = self.holds(engine, version, checkpoint).await?;
                 if holds {
                     break;
@@ -83,6 +91,16 @@ impl Updater {
             }
         }
         Ok(())
+    }
+
+    /// What an engine calls its weights, if it does.
+    async fn name(&self, engine: usize) -> Option<String> {
+        self.pool.client(engine).weights().await.ok().flatten()
+    }
+
+    /// Whether a probe is worth the time: the engine names no weights, or those of this version.
+    fn may_hold(&self, engine: usize, version: &LoadedVersion, name: Option<&str>) -> bool {
+        !self.pool.client(engine).names_weights() || name.is_some_and(|name| name == weights_name(version))
     }
 
     /// Engines that take no weights, but return token ids.
@@ -118,7 +136,8 @@ impl Updater {
                     );
                 }
                 metrics::counter!("springtide_remote_probed_tokens_total").increment(probed.tokens as u64);
-                self.pool.set_state(engine, served, None);
+                let name = weights_name(version);
+                self.pool.set_state(engine, served, Some(&name));
                 Ok(true)
             }
             Err(error) => {

@@ -202,7 +202,7 @@ async fn tokens_are_passed_on_at_once_and_a_caller_who_leaves_ends_the_request()
     let mut front = Front::new(InFlight::Drain).await;
     front.update(&version(1)).await.unwrap();
     front.fake.set(Faults {
-        stalls_after: Some(2),
+        waits_after: Some(2),
         ..Faults::default()
     });
     let mut answer = front.ask(40).await;
@@ -222,7 +222,7 @@ async fn by_default_an_update_waits_for_answers_and_refuses_new_requests() {
     let mut front = Front::new(InFlight::Drain).await;
     front.update(&version(1)).await.unwrap();
     front.fake.set(Faults {
-        stalls_after: Some(2),
+        waits_after: Some(2),
         ..Faults::default()
     });
     let answer = front.ask(4).await;
@@ -244,7 +244,7 @@ async fn crossing_requests_are_kept_and_new_ones_wait_for_the_probe() {
     let mut front = Front::new(InFlight::Cross).await;
     front.update(&version(1)).await.unwrap();
     front.fake.set(Faults {
-        stalls_after: Some(2),
+        waits_after: Some(2),
         ..Faults::default()
     });
     let answer = front.ask(4).await;
@@ -271,7 +271,7 @@ async fn an_answer_across_an_update_that_fails_its_probe_is_cut() {
     let mut front = Front::new(InFlight::Cross).await;
     front.update(&version(1)).await.unwrap();
     front.fake.set(Faults {
-        stalls_after: Some(2),
+        waits_after: Some(2),
         ignores_patches: true,
         ignores_folders: true,
         ..Faults::default()
