@@ -294,13 +294,13 @@ impl Pool {
     /// Removes requests that waited too long, and watches the engines, until `shutdown`.
     pub async fn watch(self, shutdown: CancellationToken) {
         loop {
+            self.remove_expired();
+            let engines = 0..self.shared.clients.len();
+            futures::future::join_all(engines.map(|engine| self.check(engine))).await;
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
-            self.remove_expired();
-            let engines = 0..self.shared.clients.len();
-            futures::future::join_all(engines.map(|engine| self.check(engine))).await;
             // the slots of an engine grow with time
             self.start_waiting();
         }
