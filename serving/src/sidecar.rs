@@ -193,10 +193,10 @@ fn start_proxy(options: &Options, engine: proxy::Engine, compute: Compute) -> an
     let updater = Updater::new(pool.clone(), remote, arithmetic);
     Ok(Started {
         host: Host::Remote {
-            updater,
+            updater: Box::new(updater),
             context_max: usize::MAX,
         },
         pool: Some(pool),
-        router: proxy::router(engine, Arc::new(proxy)),
+        router: proxy::router(engine, &Arc::new(proxy)),
     })
 }

@@ -13,12 +13,13 @@ use artifact::checkpoint::Checkpoint;
 use futures::StreamExt as _;
 use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
 use super::LIMIT;
 use super::world::{Follower, World, varied};
-use crate::support::eventually;
 
 const STREAMS: usize = 4;
 const MAX_TOKENS: usize = 48;
@@ -30,8 +31,17 @@ fn parameter(name: &str, default: i64) -> i64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
+/// A process and those that it has started.
+struct Vllm(Pid);
+
+impl Drop for Vllm {
+    fn drop(&mut self) {
+        let _ = killpg(self.0, Signal::SIGKILL);
+    }
+}
+
 /// vLLM, which takes requests over a socket alone.
-async fn engine(world: &World) -> (Child, String) {
+fn start_engine(world: &World) -> (Vllm, String) {
     let program = std::env::var("SPRINGTIDE_VLLM").expect("SPRINGTIDE_VLLM is vLLM's command");
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-base");
     let socket = world.path("engine.sock");
@@ -57,9 +67,12 @@ async fn engine(world: &World) -> (Child, String) {
         .env("OMP_NUM_THREADS", "1")
         .stdout(Stdio::from(log.try_clone().unwrap()))
         .stderr(Stdio::from(log))
-        .process_group(0)
-        .kill_on_drop(true);
-    (command.spawn().unwrap(), format!("unix:{socket}"))
+        .process_group(0);
+    let leader = command.spawn().unwrap().id().unwrap();
+    (
+        Vllm(Pid::from_raw(leader.try_into().unwrap())),
+        format!("unix:{socket}"),
+    )
 }
 
 /// One answer.
@@ -192,7 +205,7 @@ async fn a_real_vllm_serves_only_what_was_probed() {
     let base = Checkpoint::read_dir(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-base"))).unwrap();
     let versions = 1 + 2 * updates + kills;
     let mut world = World::of((1..=versions).map(|serial| varied(&base, serial)).collect()).await;
-    let (mut engine, url) = engine(&world).await;
+    let (_engine, url) = start_engine(&world);
     let mut serial = 1;
     world.assign(&[("champion", serial)]).await;
     for in_flight in ["drain", "cross"] {
@@ -255,9 +268,4 @@ async fn a_real_vllm_serves_only_what_was_probed() {
         }
         follower.kill().await;
     }
-    engine.kill().await.unwrap();
-    eventually("the engine is gone", LIMIT, async || {
-        engine.try_wait().unwrap().map(drop)
-    })
-    .await;
 }

@@ -294,9 +294,8 @@ fn sample(
             if faults.cut_after == Some(index) {
                 return;
             }
-            let stalls = |fake: &Fake| {
-                faults.stalls_after == Some(index) || fake.held().faults.waits_after == Some(index)
-            };
+            let stalls =
+                |fake: &Fake| faults.stalls_after == Some(index) || fake.held().faults.waits_after == Some(index);
             while stalls(&fake) && !events.is_closed() {
                 std::thread::sleep(Duration::from_millis(5));
             }

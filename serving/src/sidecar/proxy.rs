@@ -86,7 +86,7 @@ pub struct Proxy {
 }
 
 /// The routes of `engine`.
-pub fn router(engine: Engine, proxy: Arc<Proxy>) -> Router {
+pub fn router(engine: Engine, proxy: &Arc<Proxy>) -> Router {
     let routes = engine.routes().iter();
     routes.fold(Router::new(), |router, &(method, path)| {
         let handler = async move |State(proxy): State<Arc<Proxy>>, request: Request| {

@@ -56,7 +56,7 @@ impl Front {
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = router(Engine::Vllm, Arc::new(proxy));
+        let router = router(Engine::Vllm, &Arc::new(proxy));
         tokio::spawn(async move { axum::serve(listener, router).await });
         let updater = Updater::new(pool.clone(), options, Arithmetic::default());
         Front {
