@@ -176,6 +176,7 @@ pub fn generation() -> Generation {
             ..Sampling::default()
         }),
         untrainable: None,
+        engine: None,
         proof: None,
     }
 }

@@ -193,6 +193,7 @@ impl StoryCopy {
                     exploration_share: None,
                     sampling: None,
                     untrainable: None,
+                    engine: None,
                     proof: None,
                     ..generation()
                 };

@@ -29,6 +29,7 @@ fn shown() -> Generation {
         exploration_share: None,
         sampling: None,
         untrainable: None,
+        engine: None,
         proof: None,
         ..generation()
     }

@@ -43,6 +43,7 @@ fn in_chat() -> Generation {
         exploration_share: None,
         sampling: None,
         untrainable: None,
+        engine: None,
         proof: None,
         ..generation()
     }

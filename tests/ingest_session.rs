@@ -69,6 +69,7 @@ pub fn turn(parent: Option<&Generation>, shared: &[u32], prompt_ids: Vec<u32>, t
         exploration_share: None,
         sampling: None,
         untrainable: None,
+        engine: None,
         proof: None,
         ..generation()
     }

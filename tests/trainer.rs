@@ -7,6 +7,7 @@ mod caps;
 mod consent;
 mod context;
 mod datasets;
+mod engines;
 mod episode_bounds;
 mod episodes;
 mod experts;

@@ -241,6 +241,9 @@ pub struct Generation {
     /// letters, digits and underscores. Absent: it may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untrainable: Option<String>,
+    /// The engine that computed it, such as `vllm`. Its log-probabilities may differ from the trainer's
+    /// by rounding. Absent: Springtide's own, which has exactly those.
+    pub engine: Option<String>,
     /// Who sampled it. Absent: unproven, stored but never trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proof: Option<Proof>,

@@ -41,6 +41,12 @@ pub trait Engine: Send + Sync {
 
     /// Refuses further requests. Running sequences are cut off.
     fn stop(&self);
+
+    /// What generations are logged with as their engine. `None`: our own, which has exactly the
+    /// trainer's log-probabilities.
+    fn name(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// A version that can answer. Holding the `Arc` keeps it loaded.

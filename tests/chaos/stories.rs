@@ -74,6 +74,7 @@ fn story(rng: &mut StdRng) -> Vec<Event> {
             logprobs: (0..length).map(|_| -rng.random::<f32>()).collect(),
             train_mask: None,
             sampling: None,
+            engine: None,
             proof: None,
             ..generation()
         };

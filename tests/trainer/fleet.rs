@@ -168,6 +168,7 @@ fn generation(
         exploration_share: None,
         sampling: None,
         untrainable: None,
+        engine: None,
         proof: None,
     }
 }

@@ -58,6 +58,8 @@ pub struct Sampled {
     pub user: String,
     pub surface: String,
     pub replica: String,
+    /// `None`: our own.
+    pub engine: Option<String>,
     /// From the first token to the last. `None`: not logged.
     pub seconds: Option<f64>,
     /// `None`: censored.
@@ -267,6 +269,7 @@ impl World {
                     user: "u".into(),
                     surface: "completion".into(),
                     replica: "r".into(),
+                    engine: None,
                     seconds: None,
                     reward: Some(if i % 3 == 0 { 0.75 } else { -0.25 }),
                 }
@@ -363,10 +366,10 @@ impl World {
                  (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
                   episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
                   finish_reason, declined, decline_suppressed, exploration_share, finished_at, sampled_at, sampler,
-                  signature, unsigned_digest, proven)
+                  signature, unsigned_digest, proven, engine)
              values ($1, $19, $2, $3, $3, '[]', '', 'realtime', $13, 'production', $12,
                      $1, $11, $4, 1, $5, $6, $7, $8, 1, 'stop', $9, $10, 0.25, case when $14::double precision is null then null else $15 end,
-                     $15::timestamptz - make_interval(secs => coalesce($14, 0)), $16, $17, $18, true)",
+                     $15::timestamptz - make_interval(secs => coalesce($14, 0)), $16, $17, $18, true, $20)",
         )
         .bind(sampled.id)
         .bind(POLICY)
@@ -387,6 +390,7 @@ impl World {
         .bind(signature.as_slice())
         .bind(digest.as_slice())
         .bind(&sampled.tenant)
+        .bind(&sampled.engine)
         .execute(&self.stack.pool)
         .await
         .unwrap();
@@ -599,6 +603,7 @@ fn to_sample(sampled: &Sampled) -> Sample {
         tenant: sampled.tenant.clone(),
         user: sampled.user.clone(),
         replica: "r".into(),
+        engine: sampled.engine.clone(),
         class: "completion".into(),
         group: None,
         turn: None,

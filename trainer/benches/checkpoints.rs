@@ -125,6 +125,7 @@ fn sampled(model: &ExactModel, step: u64) -> anyhow::Result<Vec<Sample>> {
             tenant: "default".into(),
             user: "u".into(),
             replica: "r".into(),
+            engine: None,
             class: "bytes".into(),
             group: None,
             turn: None,

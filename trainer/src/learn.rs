@@ -3,6 +3,7 @@
 //! | to see or change | file |
 //! |---|---|
 //! | a loss: its formula, its constants, how tokens are averaged | `loss.rs` |
+//! | corrections for engines with other arithmetic | `correction.rs` |
 //! | advantages and baselines: their formulas | `advantage.rs` |
 //! | AdamW | `optimizer.rs` |
 //! | how tokens were sampled: top-p, penalties, exploration | `behavior.rs`, `explore.rs` |
@@ -19,6 +20,7 @@
 pub mod advantage;
 pub mod batch;
 pub mod behavior;
+pub mod correction;
 pub mod explore;
 pub mod guards;
 #[cfg(feature = "torch")]

@@ -121,6 +121,10 @@ pub struct Alarms {
     /// The alarm is on if a larger share of the latest 512 samples was quarantined; 0 to 1, default
     /// 0.05.
     pub quarantine_share_max: f64,
+    /// The alarm is on if the log-probabilities of the latest 512 samples of other engines have a larger
+    /// mean k3, nats per token; default 0.001. That of our own engine has no bound: it is on if any
+    /// sample differs at all.
+    pub remote_k3_max: f64,
     /// The alarm is on if a larger share of the latest 512 samples lacked proof of who sampled them; 0
     /// to 1, default 0.05. 1: never.
     pub unproven_share_max: f64,
@@ -135,6 +139,7 @@ impl Default for Alarms {
             show_rate_min: 0.1,
             show_rate_window: 500,
             quarantine_share_max: 0.05,
+            remote_k3_max: 0.001,
             unproven_share_max: 0.05,
             capped_share_max: 0.5,
         }
@@ -229,6 +234,10 @@ impl Options {
             "trainer.realtime.alarms.quarantine_share_max must be from 0 to 1"
         );
         ensure!(
+            alarms.remote_k3_max.is_finite() && alarms.remote_k3_max > 0.0,
+            "trainer.realtime.alarms.remote_k3_max must be finite and above 0"
+        );
+        ensure!(
             (0.0..=1.0).contains(&alarms.unproven_share_max),
             "trainer.realtime.alarms.unproven_share_max must be from 0 to 1"
         );
@@ -321,12 +330,18 @@ mod tests {
             options.realtime.guards.kl_max = bad;
             assert!(error(&options).contains("trainer.realtime.guards.kl_max"), "{bad}");
             let mut options = Options::default();
-            options.offline.guards.difference_max = bad;
+            options.offline.guards.k3_max = bad;
+            assert!(error(&options).contains("trainer.offline.guards.k3_max"), "{bad}");
+            let mut options = Options::default();
+            options.realtime.alarms.remote_k3_max = bad;
             assert!(
-                error(&options).contains("trainer.offline.guards.difference_max"),
+                error(&options).contains("trainer.realtime.alarms.remote_k3_max"),
                 "{bad}"
             );
         }
+        let mut options = Options::default();
+        options.offline.guards.difference_max = -1.0;
+        assert!(error(&options).contains("trainer.offline.guards.difference_max"));
     }
 
     #[test]
@@ -337,6 +352,16 @@ mod tests {
         options.realtime.alarms = Alarms::default();
         options.realtime.alarms.show_rate_min = f64::NAN;
         assert!(error(&options).contains("show_rate_min"));
+    }
+
+    #[test]
+    fn a_correction_is_chosen_by_its_name_and_checked() {
+        let with = |json: &str| serde_json::from_str::<Options>(&format!(r#"{{"realtime": {{"step": {json}}}}}"#));
+        let options = with(r#"{"correction": {"name": "icepop", "low": 0.5, "high": 5}}"#).unwrap();
+        options.check().unwrap();
+        let error = error(&with(r#"{"correction": {"name": "tis", "cap": 0}}"#).unwrap());
+        assert!(error.contains("trainer.realtime.step.correction.cap"), "{error}");
+        assert!(with(r#"{"correction": {"name": "clip", "cap": 2}}"#).is_err());
     }
 
     #[test]

@@ -20,6 +20,8 @@ mod grpo;
 #[cfg(feature = "torch")]
 mod offline;
 #[cfg(feature = "torch")]
+mod parity;
+#[cfg(feature = "torch")]
 pub mod process;
 #[cfg(feature = "torch")]
 mod quarantine;

@@ -124,6 +124,7 @@ fn train(learner: &mut Learner, learning_rate: f64) {
                     tenant: "default".into(),
                     user: "u".into(),
                     replica: "r".into(),
+                    engine: None,
                     class: "completion".into(),
                     group: None,
                     turn: None,

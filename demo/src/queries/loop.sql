@@ -9,7 +9,10 @@ select
     swaps.p50 as swap_pause_ms_p50,
     swaps.max as swap_pause_ms_max
 from
-    (select count(*) as taken, max((s.metrics #>> '{mismatch,difference_max}')::float8) as parity_max
+    (select count(*) as taken,
+            -- `remote`: of other engines than ours
+            max(greatest((s.metrics #>> '{mismatch,difference_max}')::float8,
+                         (s.metrics #>> '{remote,difference_max}')::float8)) as parity_max
      from step s
      join run r on r.id = s.run_id
      where r.policy = $1 and r.kind = 'realtime' and s.committed_at >= $2) steps,

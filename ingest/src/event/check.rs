@@ -74,7 +74,11 @@ fn check_generation(generation: &Generation) -> Result<(), Invalid> {
     ] {
         name(field, value)?;
     }
-    for (field, value) in [("task_id", &generation.task_id), ("group_id", &generation.group_id)] {
+    for (field, value) in [
+        ("task_id", &generation.task_id),
+        ("group_id", &generation.group_id),
+        ("engine", &generation.engine),
+    ] {
         value.as_deref().map_or(Ok(()), |value| name(field, value))?;
     }
     ordinal("segment", generation.segment)?;

@@ -280,7 +280,7 @@ message!(
         episode_id, segment, turn, policy, line, versions, replica, purpose, run_id, task_id, group_id, surface,
         user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, train_mask, payload, experts, temperature,
         top_p, seed, finish_reason, declined, shown, decline_suppressed, exploration_share, sampling,
-        untrainable, proof
+        untrainable, engine, proof
     },
     id as generation_id,
     parent_id as parent_generation_id;

@@ -77,6 +77,7 @@ fn generation() -> Generation {
         exploration_share: None,
         sampling: None,
         untrainable: None,
+        engine: None,
         proof: None,
     }
 }
@@ -460,6 +461,7 @@ fn each_broken_rule_names_its_field() {
     assert_eq!(broken(|g| g.untrainable = Some("No ids".to_owned())), "untrainable");
     assert_eq!(broken(|g| g.untrainable = Some("a".repeat(65))), "untrainable");
     assert_eq!(broken(|g| g.exploration_share = Some(0.0)), "exploration_share");
+    assert_eq!(broken(|g| g.engine = Some(String::new())), "engine");
     assert_eq!(broken(|g| g.exploration_share = Some(1.0)), "exploration_share");
     let shaped = |sampling: Sampling| damaged(&|g| g.sampling = Some(sampling.clone()));
     let some = Sampling::default;
@@ -574,6 +576,24 @@ fn a_proof_survives_both_forms_and_is_not_part_of_what_it_signs() {
         &[0xab; 32],
     ];
     assert_eq!(bytes, expected.concat());
+}
+
+#[test]
+fn the_engine_is_signed_and_an_event_without_one_has_the_bytes_that_it_always_had() {
+    let mut event = generation_event();
+    let before = event.digest();
+    let json = serde_json::to_value(&event).unwrap();
+    assert_eq!(json["generation"].get("engine"), None);
+    let Body::Generation(generation) = &mut event.body else {
+        panic!("not a generation")
+    };
+    assert_eq!(generation.unsigned_digest(), before);
+    generation.engine = Some("vllm".into());
+    assert_ne!(generation.unsigned_digest(), before);
+    event.check().unwrap();
+    assert_eq!(Event::decode(&event.encode()).unwrap(), event);
+    let json = serde_json::to_value(&event).unwrap();
+    assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
 }
 
 #[test]

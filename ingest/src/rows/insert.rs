@@ -193,6 +193,7 @@ pub(super) async fn generations(
         column!(rows, row => checked.get(&row.body.id).map(|checked| checked.digest.to_vec())) as _,
         column!(rows, row => checked.get(&row.body.id).and_then(|checked| checked.proven)) as _,
         column!(rows, untrainable) as _,
+        column!(rows, engine) as _,
     )
     .fetch_all(connection)
     .await?;

@@ -667,6 +667,7 @@ pub(super) fn generation(prompt_ids: Vec<u32>) -> Generation {
         exploration_share: None,
         sampling: None,
         untrainable: None,
+        engine: None,
         proof: None,
     }
 }

@@ -108,6 +108,15 @@ impl Client {
         }
     }
 
+    /// What generations are logged with as their engine.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Client::Vllm(_) => "vllm",
+            Client::Sglang(_) => "sglang",
+            Client::OpenAi(_) => "openai",
+        }
+    }
+
     /// Whether we may replace its weights.
     pub fn takes_weights(&self) -> bool {
         match self {

@@ -33,6 +33,8 @@ pub struct Pool {
 
 struct Shared {
     clients: Vec<Client>,
+    /// Of all engines, such as `vllm`, or `vllm+sglang`.
+    kinds: String,
     config: Config,
     send_seeds: bool,
     in_flight: InFlight,
@@ -99,6 +101,10 @@ impl Engine for Pool {
         work.stopping = true;
         work.queue.drain().for_each(drop);
     }
+
+    fn name(&self) -> Option<&str> {
+        Some(&self.shared.kinds)
+    }
 }
 
 impl Pool {
@@ -114,6 +120,9 @@ impl Pool {
         for (engine, client) in placement.engines.iter_mut().zip(&clients) {
             engine.takes_weights = client.takes_weights();
         }
+        let mut kinds: Vec<&str> = clients.iter().map(Client::kind).collect();
+        kinds.dedup();
+        let kinds = kinds.join("+");
         let work = Work {
             queue: Queue::new(config.queue_choices_max),
             placement,
@@ -125,6 +134,7 @@ impl Pool {
         Ok(Pool {
             shared: Arc::new(Shared {
                 clients,
+                kinds,
                 config,
                 send_seeds: options.send_seeds,
                 in_flight: options.in_flight,

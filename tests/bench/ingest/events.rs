@@ -226,6 +226,7 @@ fn generation(random: &mut StdRng, by_reference: Option<&[u8]>) -> Event {
         exploration_share: Some(0.02),
         sampling: None,
         untrainable: None,
+        engine: None,
         proof: None,
     };
     generation.into_event("default", SOURCE)

@@ -10,6 +10,7 @@
 //! tokens are left out. Denominators are those of the whole cohort, so cutting it into
 //! micro-batches changes only the order of summation.
 
+use crate::learn::mismatch::SampleMismatch;
 use crate::learn::sample::{Behavior, Sample};
 use model::router::{Mismatch, Routing};
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub struct MicroBatch {
     pub reshaped: Vec<ReshapedToken>,
     /// Older versions than the head sampled some tokens of each sequence.
     pub stale: bool,
+    /// Another engine than ours sampled all of them.
+    pub remote: bool,
 }
 
 /// A trained token with a [`Behavior`], and where to find it.
@@ -59,18 +62,12 @@ impl MicroBatch {
         self.advantage.iter().any(|&a| a != 0.0)
     }
 
-    /// The largest |logged − `recomputed`| log-probability of each sample's trained tokens, by the
-    /// sample's index. Not a number if one of them is not.
-    pub fn differences(&self, recomputed: &[f32]) -> Vec<(usize, f64)> {
-        let mut tokens = self.behavior.iter().zip(recomputed);
-        let largest = |&(sample, count): &(usize, usize)| {
-            let differences = tokens.by_ref().take(count);
-            let differences = differences.map(|(&logged, &again)| (f64::from(again) - f64::from(logged)).abs());
-            // `f64::max` would ignore NaN
-            let largest = differences.fold(0.0, |a: f64, b| if a.is_nan() || a > b { a } else { b });
-            (sample, largest)
-        };
-        self.samples.iter().map(largest).collect()
+    /// How far the logged log-probabilities of each sample's trained tokens are from `recomputed`, by
+    /// the sample's index.
+    pub fn mismatches(&self, recomputed: &[f32]) -> Vec<(usize, SampleMismatch)> {
+        let mut tokens = self.behavior.iter().copied().zip(recomputed.iter().copied());
+        let of = |&(sample, count): &(usize, usize)| (sample, SampleMismatch::of(tokens.by_ref().take(count)));
+        self.samples.iter().map(of).collect()
     }
 }
 
@@ -86,12 +83,17 @@ pub struct Counts {
 /// Cuts samples into micro-batches of at most `tokens_max` input tokens, longest first. A longer
 /// sequence gets a micro-batch of its own. Turns that continue each other are one sequence, unless
 /// they have more than `tokens_max` trained tokens together. Samples with and without gradient, with
-/// and without logged experts, and of the head and of older versions are never mixed. The result is a
-/// function of the arguments. Logged experts of different layers in one micro-batch are an error.
+/// and without logged experts, of the head and of older versions, and of our engine and of others are
+/// never mixed. The result is a function of the arguments. Logged experts of different layers in one micro-batch are an error.
 pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result<Vec<MicroBatch>, Mismatch> {
-    let mut kinds = [const { Vec::new() }; 8];
+    let mut kinds = [const { Vec::new() }; 16];
     for (i, sample) in samples.iter().enumerate() {
-        let traits = [sample.staleness > 0, advantages[i] == 0.0, sample.experts.is_some()];
+        let traits = [
+            sample.engine.is_some(),
+            sample.staleness > 0,
+            advantages[i] == 0.0,
+            sample.experts.is_some(),
+        ];
         let kind = traits.iter().fold(0, |kind, &is| 2 * kind + usize::from(is));
         kinds[kind].push(i);
     }
@@ -168,6 +170,7 @@ fn micro_batch(chosen: &[Merged], samples: &[Sample], advantages: &[f64]) -> Res
         for &i in &merged.turns {
             let sample = &samples[i];
             batch.stale = sample.staleness > 0;
+            batch.remote = sample.engine.is_some();
             batch.samples.push((i, sample.trained_tokens()));
             if let Some(experts) = &sample.experts {
                 batch.routing.get_or_insert_default().append(experts)?;
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_those_of_each_sample() {
+    fn mismatches_are_those_of_each_sample() {
         let samples = [
             sample(&[1], &[2, 3], &[true, true]),
             sample(&[1, 4, 5], &[6, 7], &[true, false]),
@@ -247,11 +250,14 @@ mod tests {
         ];
         let batch = &pack(&samples, &[1.0; 3], 100).unwrap()[0];
         assert_eq!(batch.behavior, [-6.0, -2.0, -3.0]); // the longest first
-        let differences = batch.differences(&[-6.5, -2.0, -2.75]);
-        assert_eq!(differences, [(1, 0.5), (0, 0.25), (2, 0.0)]);
-        let differences = batch.differences(&[f32::NAN, f32::NEG_INFINITY, -3.0]);
-        assert!(differences[0].1.is_nan());
-        assert_eq!(differences[1], (0, f64::INFINITY));
+        let differences = |recomputed: &[f32]| -> Vec<(usize, f64)> {
+            let mismatches = batch.mismatches(recomputed).into_iter();
+            mismatches.map(|(sample, one)| (sample, one.difference_max)).collect()
+        };
+        assert_eq!(differences(&[-6.5, -2.0, -2.75]), [(1, 0.5), (0, 0.25), (2, 0.0)]);
+        let broken = differences(&[f32::NAN, f32::NEG_INFINITY, -3.0]);
+        assert!(broken[0].1.is_nan());
+        assert_eq!(broken[1], (0, f64::INFINITY));
     }
 
     #[test]
@@ -303,6 +309,20 @@ mod tests {
         let shape = |b: &MicroBatch| (b.samples.iter().map(|(i, _)| *i).collect::<Vec<_>>(), b.stale);
         let shapes: Vec<_> = batches.iter().map(shape).collect();
         assert_eq!(shapes, [(vec![3, 0], false), (vec![2, 1], true)]);
+    }
+
+    #[test]
+    fn samples_of_other_engines_are_packed_apart() {
+        let samples: Vec<Sample> = (0..4)
+            .map(|n| Sample {
+                engine: (n % 2 == 1).then(|| "vllm".into()),
+                ..sample(&vec![3; n + 1], &[4], &[true])
+            })
+            .collect();
+        let batches = pack(&samples, &[1.0; 4], 100).unwrap();
+        let shape = |b: &MicroBatch| (b.samples.iter().map(|(i, _)| *i).collect::<Vec<_>>(), b.remote);
+        let shapes: Vec<_> = batches.iter().map(shape).collect();
+        assert_eq!(shapes, [(vec![2, 0], false), (vec![3, 1], true)]);
     }
 
     #[test]

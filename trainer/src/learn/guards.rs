@@ -5,8 +5,11 @@
 //! continues with new data. After several breaches in a row it pauses.
 //!
 //! What is wrong with one sample is not a breach: a sample whose logged log-probabilities differ
-//! too much is quarantined alone, before its gradient is added.
+//! too much is quarantined alone, before its gradient is added. What our own engine sampled has to be
+//! exact. What another engine sampled is judged by the mean over its tokens, never by its largest
+//! difference.
 
+use crate::learn::mismatch::SampleMismatch;
 use serde::{Deserialize, Serialize};
 
 /// Bounds of one optimizer step.
@@ -18,9 +21,13 @@ pub struct Limits {
     /// KL(old‖new) in nats, exact over the vocabulary, mean over at least a quarter of the trained
     /// tokens, or as many as fit in 256 MiB; default 0.5.
     pub kl_max: f64,
-    /// Largest |logged − recomputed| log-probability of a sample's trained tokens, nats; default
-    /// 0.01. A sample beyond it is quarantined.
+    /// Largest |logged − recomputed| log-probability of the trained tokens of a sample of our own
+    /// engine, nats; default 0: exact. A sample beyond it is quarantined.
     pub difference_max: f64,
+    /// Largest mean k3 of the trained tokens of a sample of another engine, nats; default 0.05. A
+    /// sample beyond it is quarantined: it is not from the version that it names. If those of most
+    /// users are, on every replica and whatever the engine, the run pauses.
+    pub k3_max: f64,
 }
 
 impl Default for Limits {
@@ -28,7 +35,8 @@ impl Default for Limits {
         Limits {
             gradient_norm_max: 1000.0,
             kl_max: 0.5,
-            difference_max: 0.01,
+            difference_max: 0.0,
+            k3_max: 0.05,
         }
     }
 }
@@ -66,12 +74,30 @@ impl Limits {
         let limits = [
             ("gradient_norm_max", self.gradient_norm_max),
             ("kl_max", self.kl_max),
-            ("difference_max", self.difference_max),
+            ("k3_max", self.k3_max),
         ];
-        match limits.iter().find(|(_, limit)| !limit.is_finite() || *limit <= 0.0) {
-            Some((name, limit)) => Err(format!("{name} is {limit}; it must be finite and above 0")),
-            None => Ok(()),
+        if let Some((name, limit)) = limits.iter().find(|(_, limit)| !limit.is_finite() || *limit <= 0.0) {
+            return Err(format!("{name} is {limit}; it must be finite and above 0"));
         }
+        let exact = self.difference_max;
+        if !exact.is_finite() || exact < 0.0 {
+            return Err(format!("difference_max is {exact}; it must be finite and not below 0"));
+        }
+        Ok(())
+    }
+
+    /// Whether a sample of the head may be trained on. False if a log-probability is not a number.
+    pub fn accepts(&self, is_ours: bool, mismatch: &SampleMismatch) -> bool {
+        match is_ours {
+            true => mismatch.difference_max <= self.difference_max,
+            // a token that μ cannot produce has an infinite difference
+            false => mismatch.difference_max.is_finite() && mismatch.k3 <= self.k3_max,
+        }
+    }
+
+    /// Whether a sample cannot be from the version that it names, whatever engine sampled it.
+    pub fn is_gross(&self, mismatch: &SampleMismatch) -> bool {
+        !self.accepts(false, mismatch)
     }
 
     /// Checks after the backward pass.
@@ -112,11 +138,29 @@ mod tests {
     }
 
     #[test]
+    fn our_engine_has_to_be_exact_and_others_are_judged_by_their_mean() {
+        let limits = Limits::default();
+        let of = |k3, difference_max| SampleMismatch {
+            tokens: 8,
+            k3,
+            difference_max,
+        };
+        let both = |mismatch: SampleMismatch| (limits.accepts(true, &mismatch), limits.accepts(false, &mismatch));
+        assert_eq!(both(of(0.0, 0.0)), (true, true));
+        assert_eq!(both(of(1e-14, 1e-7)), (false, true));
+        assert_eq!(both(of(0.049, 0.9)), (false, true), "no maximum judges another engine");
+        assert_eq!(both(of(0.051, 0.4)), (false, false));
+        assert_eq!(both(of(0.01, f64::INFINITY)), (false, false));
+        assert_eq!(both(of(f64::NAN, f64::NAN)), (false, false));
+        assert!(!limits.is_gross(&of(1e-5, 5e-3)) && limits.is_gross(&of(0.051, 0.4)));
+    }
+
+    #[test]
     fn each_breach_has_its_code() {
         let limits = Limits {
             gradient_norm_max: 10.0,
             kl_max: 0.1,
-            difference_max: 1e-4,
+            ..Limits::default()
         };
         let code = |r: Result<(), Breach>| r.unwrap_err().code();
         assert_eq!(code(limits.before_update(f64::NAN, 1.0)), "guard_loss");

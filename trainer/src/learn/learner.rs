@@ -26,8 +26,10 @@ pub mod thread;
 
 use crate::learn::batch::{self, MicroBatch};
 use crate::learn::behavior;
+use crate::learn::correction;
 use crate::learn::guards::{Breach, Limits};
-use crate::learn::mismatch::Mismatch;
+use crate::learn::loss::Terms;
+use crate::learn::mismatch::{Mismatch, SampleMismatch};
 use crate::learn::optimizer::{self, AdamW};
 use crate::learn::sample::{ModelLimits, Sample};
 use crate::learn::settings::StepSettings;
@@ -73,8 +75,13 @@ pub struct Metrics {
     pub reward_mean: f64,
     pub advantage_mean: f64,
     pub advantage_std: f64,
-    /// Logged against recomputed log-probabilities of the head: the parity of sampler and trainer.
+    /// Logged against recomputed log-probabilities of the head, of tokens that our own engine sampled:
+    /// the parity of sampler and trainer.
     pub mismatch: Mismatch,
+    /// The same of tokens that other engines sampled.
+    pub remote: Mismatch,
+    /// What the correction did to the tokens of both.
+    pub correction: correction::Summary,
     /// The same of turns that older versions sampled: how far the policy has moved since.
     pub stale: Mismatch,
     /// Published values that differ from the parent's.
@@ -113,8 +120,17 @@ pub enum Outcome {
 pub struct Rejected {
     /// Its index among the given samples.
     pub index: usize,
-    /// Its largest |logged − recomputed| log-probability, nats. `None`: it is right itself.
-    pub difference: Option<f64>,
+    /// How far its log-probabilities are off. `None`: it is right itself.
+    pub mismatch: Option<SampleMismatch>,
+}
+
+/// What became of samples that were to be added.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Judgement {
+    /// In the order given.
+    pub rejected: Vec<Rejected>,
+    /// Those that were compared, by index: of the head, with trained tokens.
+    pub compared: Vec<(usize, SampleMismatch)>,
 }
 
 /// Holds the weights of one line's head.
@@ -229,24 +245,23 @@ impl Learner {
         limits: &Limits,
     ) -> anyhow::Result<Outcome> {
         self.discard()?;
-        self.accumulate(samples, advantages, settings, limits.difference_max)?;
+        self.accumulate(samples, advantages, settings, limits)?;
         self.finish(settings, limits)
     }
 
     /// Adds the gradients of samples to the next step and changes nothing else. An advantage must
     /// not depend on samples that come later. After an error the caller must discard.
     ///
-    /// Samples with a token whose logged log-probability differs from the recomputed one by more than
-    /// `difference_max` are not added, but returned, in the order given; stale ones only if the model
-    /// cannot produce a token. So is the whole group of such a rollout, because its reward is in the
-    /// advantages of the others. All groups of a step must be given at once.
+    /// Samples whose logged log-probabilities `limits` do not accept are not added, but returned; stale
+    /// ones only if the model cannot produce a token. So is the whole group of such a rollout, because
+    /// its reward is in the advantages of the others. All groups of a step must be given at once.
     pub fn accumulate(
         &mut self,
         samples: &[Sample],
         advantages: &[f64],
         settings: &StepSettings,
-        difference_max: f64,
-    ) -> anyhow::Result<Vec<Rejected>> {
+        limits: &Limits,
+    ) -> anyhow::Result<Judgement> {
         let started = Instant::now();
         self.ensure_nothing_pending()?;
         ensure!(samples.len() == advantages.len(), "one advantage per sample");
@@ -260,9 +275,10 @@ impl Learner {
             );
         }
         let is_first = self.accumulator.is_empty();
-        let mut rejected = self.add(samples, advantages, settings, difference_max)?;
+        let mut judgement = self.add(samples, advantages, settings, limits)?;
+        let rejected = &mut judgement.rejected;
         let quarantined = rejected.len();
-        let companions = companions(samples, &rejected);
+        let companions = companions(samples, rejected);
         if !companions.is_empty() {
             ensure!(is_first, "all groups of a step must be given at once");
             rejected.extend(companions);
@@ -270,48 +286,58 @@ impl Learner {
             // sums cannot be taken apart: those of the other groups are computed again, which is rare
             self.discard()?;
             let (kept, weights): (Vec<Sample>, Vec<f64>) = (0..samples.len())
-                .filter(|&index| !is_among(&rejected, index))
+                .filter(|&index| !is_among(rejected, index))
                 .map(|index| (samples[index].clone(), advantages[index]))
                 .unzip();
-            let again = self.add(&kept, &weights, settings, difference_max)?;
-            ensure!(again.is_empty(), "the same samples have other log-probabilities now");
+            let again = self.add(&kept, &weights, settings, limits)?;
+            ensure!(
+                again.rejected.is_empty(),
+                "the same samples have other log-probabilities now"
+            );
         }
         self.accumulator.quarantined += quarantined;
         self.accumulator.seconds += started.elapsed().as_secs_f64();
-        Ok(rejected)
+        Ok(judgement)
     }
 
-    /// Adds the gradients of samples with right log-probabilities, and returns the others.
+    /// Adds the gradients of samples with right log-probabilities.
     fn add(
         &mut self,
         samples: &[Sample],
         advantages: &[f64],
         settings: &StepSettings,
-        difference_max: f64,
-    ) -> anyhow::Result<Vec<Rejected>> {
-        let mut rejected = Vec::new();
+        limits: &Limits,
+    ) -> anyhow::Result<Judgement> {
+        let mut judgement = Judgement::default();
+        let supervised = settings.loss.is_supervised();
         for batch in batch::pack(samples, advantages, settings.micro_batch_tokens)? {
             if batch.targets.is_empty() {
                 continue;
             }
             let scored = self.score(&batch)?;
             let (mut good, mut bad) = (Vec::new(), Vec::new());
-            for (index, difference) in batch.differences(&scored.recomputed) {
-                let stale = samples[index].staleness > 0; // the loss corrects for older versions
-                match difference <= if stale { f64::MAX } else { difference_max } {
+            for (index, mismatch) in batch.mismatches(&scored.recomputed) {
+                let accepted = match (supervised, batch.stale) {
+                    (true, _) => true,                                    // nothing depends on the sampler's
+                    (false, true) => mismatch.difference_max.is_finite(), // the loss corrects for older versions
+                    (false, false) => limits.accepts(!batch.remote, &mismatch),
+                };
+                match accepted {
                     true => good.push(index),
-                    // also if it is not a number
                     false => bad.push(Rejected {
                         index,
-                        difference: Some(difference),
+                        mismatch: Some(mismatch),
                     }),
+                }
+                if !supervised && !batch.stale && mismatch.tokens > 0 {
+                    judgement.compared.push((index, mismatch));
                 }
             }
             if bad.is_empty() {
                 self.backward(batch, scored, settings)?;
                 continue;
             }
-            rejected.extend(bad);
+            judgement.rejected.extend(bad);
             // the others alone: their values do not depend on their neighbors
             let (kept, weights): (Vec<Sample>, Vec<f64>) =
                 good.iter().map(|&i| (samples[i].clone(), advantages[i])).unzip();
@@ -322,13 +348,13 @@ impl Learner {
                 }
             }
         }
-        rejected.sort_by_key(|rejected| rejected.index);
+        judgement.rejected.sort_by_key(|rejected| rejected.index);
         for (index, (sample, &advantage)) in samples.iter().zip(advantages).enumerate() {
-            if !is_among(&rejected, index) {
+            if !is_among(&judgement.rejected, index) {
                 self.accumulator.add_sample(sample, advantage);
             }
         }
-        Ok(rejected)
+        Ok(judgement)
     }
 
     /// Ends the step with what was accumulated: division, clipping, update, guards.
@@ -443,9 +469,15 @@ impl Learner {
     /// there is no backward pass.
     fn backward(&mut self, mut batch: MicroBatch, scored: Scored, settings: &StepSettings) -> anyhow::Result<()> {
         let Scored { pass, recomputed } = scored;
-        if settings.loss.is_supervised() {
+        let supervised = settings.loss.is_supervised();
+        if supervised {
             batch.behavior.clone_from(&recomputed); // no mismatch is measured, whoever sampled
         }
+        // of older versions the two parts of π/μ cannot be told apart: the loss corrects for both
+        let corrected = (!batch.stale && !supervised).then(|| {
+            let lengths = batch.samples.iter().map(|(_, tokens)| *tokens);
+            settings.correction.factors(&batch.behavior, &recomputed, lengths)
+        });
         let backward = batch.has_gradient();
         let _no_grad = (!backward).then(tch::no_grad_guard);
         let hidden = autograd::leaf(&pass.hidden);
@@ -458,15 +490,23 @@ impl Learner {
             .map(|parts| parts.map(|part| Tensor::from_slice(&part).view_as(&logits)));
         let distribution = log_softmax(&logits, &batch, transform.as_ref());
         let logp = at_targets(&distribution, &batch);
-        let logged = Tensor::from_slice(&batch.behavior);
+        let sampled_from = Tensor::from_slice(match batch.stale {
+            true => &batch.behavior,
+            false => &recomputed,
+        });
         let advantage = Tensor::from_slice(&batch.advantage);
-        let terms = settings.loss.terms(&logp, &logged, &logp.detach(), &advantage);
+        let Terms { per_token, clipped } = settings.loss.terms(&logp, &sampled_from, &logp.detach(), &advantage);
+        let per_token = match &corrected {
+            Some(corrected) => per_token * Tensor::from_slice(&corrected.factors),
+            None => per_token,
+        };
+        let terms = Terms { per_token, clipped };
         if backward {
             terms.per_token.sum(Kind::Float).backward();
             self.train_model.backward(&pass, hidden.grad());
         }
         self.accumulator
-            .add_batch(batch, transform, &recomputed, &distribution, &terms);
+            .add_batch(batch, transform, &recomputed, &distribution, &terms, corrected.as_ref());
         Ok(())
     }
 
@@ -514,12 +554,7 @@ fn companions(samples: &[Sample], rejected: &[Rejected]) -> Vec<Rejected> {
     let groups: BTreeSet<&str> = groups.collect();
     let in_bad_group = |sample: &Sample| sample.group.as_deref().is_some_and(|group| groups.contains(group));
     let indices = (0..samples.len()).filter(|&index| in_bad_group(&samples[index]) && !is_among(rejected, index));
-    indices
-        .map(|index| Rejected {
-            index,
-            difference: None,
-        })
-        .collect()
+    indices.map(|index| Rejected { index, mismatch: None }).collect()
 }
 
 /// A micro-batch after its forward pass.

@@ -3,8 +3,11 @@
 //! How to add one: CONTRIBUTING.md, "Add a loss".
 //!
 //! Symbols, all per trained token; logarithms are natural: `logp` = log π of the weights being trained, with
-//! gradient; `behavior` = log μ as logged by the sampler; `proximal` = log π at the start of the
-//! step, without gradient; `advantage` = A of the token's generation. sg(x) is x without gradient.
+//! gradient; `behavior` = log μ; `proximal` = log π at the start of the step, without gradient;
+//! `advantage` = A of the token's generation. sg(x) is x without gradient. log μ of the head's
+//! tokens is recomputed, so π/μ has no part of another engine's rounding: that is corrected apart
+//! ([`crate::learn::correction`]). log μ of older versions' tokens is the logged one, and π/μ corrects
+//! for both.
 //! Log-ratios are clamped to ±20 before they are exponentiated.
 
 use crate::learn::batch::Counts;

@@ -1,9 +1,10 @@
 //! Train/sampler mismatch: how far recomputed log-probabilities are from the logged ones.
 //!
-//! Pure arithmetic over the trained tokens of a cohort. Those that were sampled by the version that
-//! is recomputed should differ by rounding at most. A larger difference means wrong weights, ids or
-//! sampling parameters. [`crate::learn::guards`] decides what follows. Tokens of older versions are
-//! measured apart: theirs differ by what the policy has learned since.
+//! Pure arithmetic over trained tokens. Those that our own engine sampled with the version that is
+//! recomputed have no difference at all. Those of other engines differ by rounding, and are judged as
+//! a distribution. A larger difference means wrong weights, ids or sampling parameters.
+//! [`crate::learn::guards`] decides what follows. Tokens of older versions are measured apart: theirs
+//! differ by what the policy has learned since.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,8 +22,49 @@ pub struct Mismatch {
     pub ess: f64,
     pub weight_mean: f64,
     pub difference_mean: f64,
+    #[serde(default)]
+    pub difference_p50: f64,
     pub difference_p99: f64,
     pub difference_max: f64,
+}
+
+/// Log-ratios are clamped to this before they are exponentiated.
+const LOG_RATIO_MAX: f64 = 20.0;
+
+/// The same of the trained tokens of one sample that the head sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SampleMismatch {
+    pub tokens: usize,
+    /// mean(v − log v − 1), nats. Not a number if one of its log-probabilities is not.
+    pub k3: f64,
+    /// Not a number if one of its log-probabilities is not; infinite if μ cannot produce a token.
+    pub difference_max: f64,
+}
+
+impl SampleMismatch {
+    /// Of pairs of logged and recomputed log μ.
+    pub fn of(tokens: impl Iterator<Item = (f32, f32)>) -> Self {
+        let mut mismatch = SampleMismatch::default();
+        for (logged, recomputed) in tokens {
+            let log_v = f64::from(recomputed) - f64::from(logged);
+            let difference = log_v.abs();
+            let log_v = log_v.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX);
+            mismatch.tokens += 1;
+            mismatch.k3 += log_v.exp() - log_v - 1.0;
+            // `f64::max` would ignore NaN
+            let largest = mismatch.difference_max;
+            if !(largest.is_nan() || largest > difference) {
+                mismatch.difference_max = difference;
+            }
+        }
+        mismatch.k3 /= mismatch.tokens.max(1) as f64;
+        mismatch
+    }
+
+    /// Whether every logged log-probability is the recomputed one, as it always is with our own engine.
+    pub fn is_exact(&self) -> bool {
+        self.difference_max == 0.0
+    }
 }
 
 /// `logged` and `recomputed` are log μ, `policy` is log π, all of the same tokens.
@@ -33,7 +75,7 @@ pub fn measure(logged: &[f32], recomputed: &[f32], policy: &[f32]) -> Mismatch {
     }
     let (mut k1, mut k3, mut weights, mut squares, mut differences_sum) = (0.0, 0.0, 0.0, 0.0, 0.0);
     let mut differences = Vec::with_capacity(n);
-    let clamp = |log_ratio: f64| log_ratio.clamp(-20.0, 20.0);
+    let clamp = |log_ratio: f64| log_ratio.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX);
     for ((&logged, &recomputed), &pi) in logged.iter().zip(recomputed).zip(policy) {
         let log_v = clamp(f64::from(recomputed) - f64::from(logged));
         let w = clamp(f64::from(pi) - f64::from(logged)).exp();
@@ -53,6 +95,7 @@ pub fn measure(logged: &[f32], recomputed: &[f32], policy: &[f32]) -> Mismatch {
         ess: weights * weights / (count * squares),
         weight_mean: weights / count,
         difference_mean: differences_sum / count,
+        difference_p50: differences[n.div_ceil(2).saturating_sub(1)],
         difference_p99: differences[(n * 99).div_ceil(100).saturating_sub(1)],
         difference_max: differences[n - 1],
     }
@@ -96,6 +139,30 @@ mod tests {
         close(m.weight_mean, 1.25);
         close(m.difference_mean, std::f64::consts::LN_2);
         close(m.difference_max, std::f64::consts::LN_2);
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_sorted_differences() {
+        let recomputed: Vec<f32> = (1..=200).rev().map(|n| n as f32 / 128.0).collect();
+        let m = measure_free(&[0.0; 200], &recomputed);
+        let of = |n: usize| n as f64 / 128.0;
+        assert_eq!(
+            (m.difference_p50, m.difference_p99, m.difference_max),
+            (of(100), of(198), of(200))
+        );
+    }
+
+    #[test]
+    fn one_sample_has_a_mean_and_a_largest_difference() {
+        let ln2 = std::f32::consts::LN_2;
+        let of = |pairs: &[(f32, f32)]| SampleMismatch::of(pairs.iter().copied());
+        let m = of(&[(-2.0, -2.0 + ln2), (-1.0, -1.0 - ln2)]);
+        assert!((m.k3 - 0.25).abs() < 1e-6, "{m:?}");
+        assert!((m.difference_max - std::f64::consts::LN_2).abs() < 1e-6);
+        assert!(!m.is_exact() && of(&[(-1.5, -1.5)]).is_exact() && of(&[]).is_exact());
+        let not_a_number = of(&[(-1.0, f32::NAN), (-1.0, -9.0)]);
+        assert!(not_a_number.difference_max.is_nan() && not_a_number.k3.is_nan());
+        assert_eq!(of(&[(-1.0, f32::NEG_INFINITY)]).difference_max, f64::INFINITY);
     }
 
     #[test]

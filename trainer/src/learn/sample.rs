@@ -17,6 +17,8 @@ pub struct Sample {
     pub user: String,
     /// Who sampled it.
     pub replica: String,
+    /// The engine that computed it, such as `vllm`. `None`: our own.
+    pub engine: Option<String>,
     /// The class of request that a baseline belongs to: its surface.
     pub class: String,
     /// The rollouts of one task; `None` in production.
@@ -116,6 +118,7 @@ impl Sample {
             tenant: "default".into(),
             user: "u".into(),
             replica: "r".into(),
+            engine: None,
             class: "completion".into(),
             group: None,
             turn: None,

@@ -1,6 +1,7 @@
 //! `[trainer.realtime.step]`: how one step is computed. Plain data that also the build without
 //! libtorch reads.
 
+use crate::learn::correction::Correction;
 use crate::learn::loss::{Aggregation, Loss};
 use crate::learn::optimizer::OptimizerSettings;
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,9 @@ use serde::{Deserialize, Serialize};
 pub struct StepSettings {
     /// Default: `reinforce_is` with its weight truncated at 2.
     pub loss: Loss,
+    /// For tokens that an engine with other arithmetic sampled; default: `tis` with a cap of 2. It
+    /// changes nothing about tokens of our own engine.
+    pub correction: Correction,
     /// Default: `seq-mean-token-sum`.
     pub aggregation: Aggregation,
     #[serde(rename = "optimiser")]
@@ -23,6 +27,7 @@ impl Default for StepSettings {
     fn default() -> Self {
         StepSettings {
             loss: Loss::ReinforceIs { cap: 2.0 },
+            correction: Correction::Tis { cap: 2.0 },
             aggregation: Aggregation::default(),
             optimizer: OptimizerSettings::default(),
             micro_batch_tokens: 4096,
@@ -37,6 +42,7 @@ impl StepSettings {
         if self.micro_batch_tokens == 0 {
             return Err("micro_batch_tokens must be above 0".into());
         }
+        self.correction.check().map_err(str::to_owned)?;
         self.loss.check().map_err(str::to_owned)
     }
 }

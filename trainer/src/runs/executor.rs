@@ -7,14 +7,15 @@
 use crate::learn::advantage::{Baseline, Baselines};
 use crate::learn::guards::Limits;
 use crate::learn::learner::thread::Handle;
-use crate::learn::learner::{Learner, Metrics, Outcome};
+use crate::learn::learner::{Judgement, Learner, Metrics, Outcome};
 use crate::learn::sample::{ModelLimits, Sample};
 use crate::learn::settings::StepSettings;
 use crate::publish::run_state::{RunState, StepRecord};
 use crate::publish::{self, Draft};
 use crate::runs::claim::{self, Claim};
 use crate::runs::cohort::Cohort;
-use crate::runs::quarantine::{self, Change, Quarantine};
+use crate::runs::parity::{self, Engines, Parity};
+use crate::runs::quarantine::{self, Change, Compared, Quarantine};
 use crate::runs::step_metrics;
 use crate::runs::trainer::Trainer;
 use crate::select;
@@ -45,6 +46,8 @@ pub(crate) struct Executor<'a> {
     pub cohort: Cohort,
     /// How many of the latest samples were quarantined.
     pub quarantine: Quarantine,
+    /// Whether log-probabilities of our engine and of others are as they should be.
+    parity: [Parity; 2],
     /// Cohorts that a guard refused since the last published step.
     refused: u32,
     /// The run's random state, if it was restored.
@@ -82,11 +85,17 @@ pub(crate) enum StepOutcome {
     Paused,
 }
 
-/// What the comparison of a sample's log-probabilities showed.
+/// Samples that were quarantined.
+pub(crate) struct Quarantined {
+    pub ids: Vec<Uuid>,
+    /// How many of them cannot be from the version that they name.
+    pub gross: usize,
+}
+
+/// What became of a sample that was to join.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Verdict {
-    Kept,
-    Quarantined,
+    Judged(Compared),
     /// Right itself, but a rollout of its group was quarantined.
     OfBadGroup,
 }
@@ -116,6 +125,11 @@ impl<'a> Executor<'a> {
         let steps_done = sqlx::query_scalar!("select steps_done from run where id = $1", run)
             .fetch_one(&trainer.pool)
             .await?;
+        let [ours, remote] = Engines::ALL.map(|engines| claim::alarm_is_on(&trainer.pool, run, engines.alarm()));
+        let parity = [
+            Parity::new(Engines::Ours, ours.await?),
+            Parity::new(Engines::Remote, remote.await?),
+        ];
         let mut executor = Executor {
             trainer,
             learner,
@@ -127,6 +141,7 @@ impl<'a> Executor<'a> {
             baselines: Baselines::new(),
             cohort: Cohort::new(),
             quarantine: Quarantine::new(claim::alarm_is_on(&trainer.pool, run, ALARM).await?),
+            parity,
             refused: 0,
             random: None,
             model_limits: ModelLimits::default(),
@@ -246,26 +261,28 @@ impl<'a> Executor<'a> {
     }
 
     /// Adds samples to the cohort of the next step, and their gradients to the learner's sums.
-    /// Quarantines those whose logged log-probabilities differ by more than `difference_max` from
-    /// the recomputed ones, and drops the rest of their groups. Returns those that it quarantined.
+    /// Quarantines those whose logged log-probabilities `limits` do not accept, and drops the rest of
+    /// their groups. Returns those that it quarantined.
     pub async fn accumulate(
         &mut self,
         samples: Vec<Sample>,
         advantages: Vec<f64>,
         settings: StepSettings,
-        difference_max: f64,
-    ) -> anyhow::Result<Vec<Uuid>> {
-        let (samples, advantages, rejected) = self
+        limits: Limits,
+    ) -> anyhow::Result<Quarantined> {
+        let (samples, advantages, judgement) = self
             .learner
             .with(move |learner| {
-                let rejected = learner.accumulate(&samples, &advantages, &settings, difference_max)?;
-                Ok((samples, advantages, rejected))
+                let judgement = learner.accumulate(&samples, &advantages, &settings, &limits)?;
+                Ok((samples, advantages, judgement))
             })
             .await?;
-        let mut verdicts = vec![Verdict::Kept; samples.len()];
-        for one in &rejected {
-            verdicts[one.index] = match one.difference {
-                Some(_) => Verdict::Quarantined,
+        self.watch_parity(&samples, &judgement).await?;
+        let mut verdicts = vec![Verdict::Judged(Compared::Kept); samples.len()];
+        for one in &judgement.rejected {
+            verdicts[one.index] = match one.mismatch {
+                Some(mismatch) if limits.is_gross(&mismatch) => Verdict::Judged(Compared::Gross),
+                Some(_) => Verdict::Judged(Compared::Quarantined),
                 None => Verdict::OfBadGroup,
             };
         }
@@ -276,25 +293,31 @@ impl<'a> Executor<'a> {
                 .map(|(sample, _)| sample)
         };
         let ids = |verdict| of(verdict).map(|sample| sample.generation).collect::<Vec<Uuid>>();
-        let quarantined = ids(Verdict::Quarantined);
-        if let Some(sample) = of(Verdict::Quarantined).next() {
-            let differences = rejected.iter().filter_map(|one| one.difference);
+        let mut quarantined = ids(Verdict::Judged(Compared::Gross));
+        let gross = quarantined.len();
+        quarantined.extend(ids(Verdict::Judged(Compared::Quarantined)));
+        if let Some(first) = judgement.rejected.iter().find(|one| one.mismatch.is_some()) {
+            let sample = &samples[first.index];
+            let mismatches = || judgement.rejected.iter().filter_map(|one| one.mismatch);
             tracing::warn!(
-                generation = %sample.generation, replica = sample.replica, samples = quarantined.len(),
-                difference = differences.fold(f64::NAN, f64::max),
+                generation = %sample.generation, replica = sample.replica, engine = sample.engine,
+                samples = quarantined.len(), gross,
+                difference = mismatches().map(|one| one.difference_max).fold(f64::NAN, f64::max),
+                k3 = mismatches().map(|one| one.k3).fold(f64::NAN, f64::max),
                 "quarantined samples: their logged log-probabilities are not those of their version"
             );
         }
         // nothing is compared with the log-probabilities of older versions
         let compared = |verdict| of(verdict).filter(|sample| sample.staleness == 0);
-        self.quarantine.record(compared(Verdict::Quarantined), true);
-        self.quarantine.record(compared(Verdict::OfBadGroup), false);
-        self.quarantine.record(compared(Verdict::Kept), false);
+        for judged in [Compared::Gross, Compared::Quarantined, Compared::Kept] {
+            self.quarantine.record(compared(Verdict::Judged(judged)), judged);
+        }
+        self.quarantine.record(compared(Verdict::OfBadGroup), Compared::Kept);
         let kept: Vec<(&Sample, f64)> = samples
             .iter()
             .zip(advantages)
             .zip(&verdicts)
-            .filter(|(_, verdict)| **verdict == Verdict::Kept)
+            .filter(|(_, verdict)| **verdict == Verdict::Judged(Compared::Kept))
             .map(|(kept, _)| kept)
             .collect();
         if !kept.is_empty() {
@@ -308,7 +331,40 @@ impl<'a> Executor<'a> {
             ];
             self.drop_generations(&BTreeMap::from(dropped)).await?;
         }
-        Ok(quarantined)
+        Ok(Quarantined {
+            ids: quarantined,
+            gross,
+        })
+    }
+
+    /// Begins or ends the alarms on log-probabilities.
+    async fn watch_parity(&mut self, samples: &[Sample], judgement: &Judgement) -> anyhow::Result<()> {
+        for &(index, mismatch) in &judgement.compared {
+            let [ours, remote] = &mut self.parity;
+            let parity = if samples[index].engine.is_some() { remote } else { ours };
+            parity.record(mismatch);
+        }
+        let k3_max = self.trainer.options.realtime.alarms.remote_k3_max;
+        for (parity, engines) in self.parity.iter_mut().zip(Engines::ALL) {
+            let change = parity.change(k3_max);
+            let labels = [("line", self.line.clone()), ("engine", engines.as_str().to_owned())];
+            metrics::gauge!("springtide_train_parity_alarm", &labels).set(f64::from(u8::from(parity.is_active())));
+            metrics::gauge!("springtide_train_parity_k3_nats", &labels).set(parity.k3());
+            let Some(change) = change else { continue };
+            let (level, state) = match change {
+                parity::Change::Begins => ("warn", "began"),
+                parity::Change::Ends => ("info", "ended"),
+            };
+            let message = parity.message(change, k3_max);
+            tracing::warn!(run = %self.claim.run, line = self.line, engine = engines.as_str(), state, "{message}");
+            let data = json!({
+                "alarm": engines.alarm(), "state": state, "k3": parity.k3(),
+                "inexact": parity.inexact(), "samples": parity.len(),
+            });
+            let mut connection = self.trainer.pool.acquire().await?;
+            claim::append_event(&mut connection, self.claim.run, level, &message, &data).await?;
+        }
+        Ok(())
     }
 
     /// Begins or ends the alarm on the rate of quarantined samples.
@@ -426,7 +482,8 @@ impl<'a> Executor<'a> {
             run = %self.claim.run, line = self.line, step = self.steps_done, version = published.version,
             loss = proposal.metrics.loss, kl = proposal.metrics.kl, reward = proposal.metrics.reward_mean,
             trajectories = proposal.metrics.trajectories, turns = proposal.metrics.sequences, tokens = proposal.metrics.tokens,
-            stale_tokens = proposal.metrics.stale.tokens, parity = proposal.metrics.mismatch.difference_max, ?timings, publish = ?published.timings,
+            stale_tokens = proposal.metrics.stale.tokens, parity = proposal.metrics.mismatch.difference_max, remote_tokens = proposal.metrics.remote.tokens,
+            remote_k3 = proposal.metrics.remote.k3, masked = proposal.metrics.correction.masked, ?timings, publish = ?published.timings,
             "published a version"
         );
         Ok(StepOutcome::Published)

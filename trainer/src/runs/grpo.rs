@@ -105,14 +105,13 @@ pub(super) async fn execute(
                 "rollout_seconds": started.elapsed().as_secs_f64(),
             }),
         };
-        let difference_max = inputs.limits.difference_max;
         let quarantined = executor
-            .accumulate(groups.samples, groups.advantages, inputs.settings, difference_max)
-            .await?
-            .len();
-        if 2 * quarantined > drawn {
+            .accumulate(groups.samples, groups.advantages, inputs.settings, inputs.limits)
+            .await?;
+        let gross = quarantined.gross;
+        if 2 * gross > drawn {
             let reason = format!(
-                "{quarantined} of {drawn} rollouts have log-probabilities that are not those of version {}: samplers and \
+                "{gross} of {drawn} rollouts have log-probabilities that are not those of version {}: samplers and \
                  trainer do not hold the same weights",
                 executor.head
             );

@@ -3,9 +3,11 @@
 //!
 //! One such sample is its sender's fault and stops nothing. A rate above a bound raises an alarm.
 //! Only a fault of the system pauses a run: on every replica, the logged log-probabilities of most
-//! users differ from the recomputed ones. Users are counted, not samples, and there have to be
-//! several, so that nobody can pause a run by sending many, or while nobody else sends. Samples that
-//! were excluded before they were compared say nothing about that, however many they are.
+//! users cannot be those of the version. They are judged by their mean over a sample, so no largest
+//! difference of a token pauses anything: our own engine's is an alarm ([`crate::runs::parity`]). Users
+//! are counted, not samples, and there have to be several, so that nobody can pause a run by sending
+//! many, or while nobody else sends. Samples that were excluded before they were compared say nothing
+//! about that, however many they are.
 //!
 //! Pure. What it has seen is in memory; it is forgotten when a run is opened.
 
@@ -16,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Codes of quarantined samples begin with this.
 pub(crate) const PREFIX: &str = "quarantined_";
-/// A logged log-probability differs from the recomputed one by more than the guard's bound.
+/// The logged log-probabilities are not accepted by [`crate::learn::guards::Limits::accepts`].
 pub(crate) const LOGPROB: &str = "quarantined_logprob";
 
 /// Compared samples that a fault of the system is seen in.
@@ -36,7 +38,16 @@ struct Comparison {
     replica: String,
     tenant: String,
     user: String,
-    quarantined: bool,
+    gross: bool,
+}
+
+/// What the comparison of a sample's log-probabilities showed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Compared {
+    Kept,
+    Quarantined,
+    /// Quarantined, and it cannot be from the version that it names.
+    Gross,
 }
 
 impl Quarantine {
@@ -49,9 +60,9 @@ impl Quarantine {
     }
 
     /// Samples whose log-probabilities were compared.
-    pub fn record<'a>(&mut self, samples: impl IntoIterator<Item = &'a Sample>, quarantined: bool) {
+    pub fn record<'a>(&mut self, samples: impl IntoIterator<Item = &'a Sample>, compared: Compared) {
         for sample in samples {
-            self.alarm.record(1, quarantined);
+            self.alarm.record(1, compared != Compared::Kept);
             if self.compared.len() == COMPARED_MAX {
                 self.compared.pop_front();
             }
@@ -59,7 +70,7 @@ impl Quarantine {
                 replica: sample.replica.clone(),
                 tenant: sample.tenant.clone(),
                 user: sample.user.clone(),
-                quarantined,
+                gross: compared == Compared::Gross,
             });
         }
     }
@@ -85,7 +96,7 @@ impl Quarantine {
     }
 
     /// Why the run has to pause: of at least `samples_min` compared samples (half of those that are
-    /// kept are enough), those of most users of every replica were quarantined.
+    /// kept are enough), those of most users of every replica cannot be from their version.
     pub fn systemic(&self, samples_min: usize) -> Option<String> {
         if self.compared.len() < samples_min.min(COMPARED_MAX / 2) {
             return None;
@@ -94,7 +105,7 @@ impl Quarantine {
         let mut replicas: BTreeMap<&str, BTreeMap<(&str, &str), [usize; 2]>> = BTreeMap::new();
         for one in &self.compared {
             let users = replicas.entry(&one.replica).or_default();
-            users.entry((&one.tenant, &one.user)).or_default()[usize::from(one.quarantined)] += 1;
+            users.entry((&one.tenant, &one.user)).or_default()[usize::from(one.gross)] += 1;
         }
         let users: BTreeSet<_> = replicas.values().flat_map(BTreeMap::keys).collect();
         if users.len() < USERS_MIN {
@@ -106,7 +117,7 @@ impl Quarantine {
         };
         replicas.values().all(mostly_bad).then(|| {
             format!(
-                "the logged log-probabilities of most users differ from the recomputed ones on every replica ({}): \
+                "the logged log-probabilities of most users are far from the recomputed ones on every replica ({}): \
                  samplers and trainer do not hold the same weights",
                 replicas.keys().copied().collect::<Vec<_>>().join(", ")
             )
@@ -130,7 +141,12 @@ mod tests {
     fn every_quarantined_sample_counts_for_the_alarm() {
         let mut quarantine = Quarantine::new(false);
         for user in 0..60 {
-            quarantine.record(&[sample("r", user)], user < 2);
+            let compared = if user < 2 {
+                Compared::Quarantined
+            } else {
+                Compared::Kept
+            };
+            quarantine.record(&[sample("r", user)], compared);
         }
         assert_eq!(quarantine.change(0.05), None);
         quarantine.record_excluded(4);
@@ -143,27 +159,36 @@ mod tests {
     fn a_fault_of_the_system_shows_with_large_cohorts_and_among_excluded_samples() {
         let mut quarantine = Quarantine::default();
         for n in 0..600 {
-            quarantine.record(&[sample("r", n % 16)], true);
+            quarantine.record(&[sample("r", n % 16)], Compared::Gross);
         }
         assert!(quarantine.systemic(2 * 400).is_some(), "a cohort of 400");
         quarantine.record_excluded(10_000);
         assert!(quarantine.systemic(2 * 400).is_some(), "somebody floods meanwhile");
         for n in 0..600 {
-            quarantine.record(&[sample("r", n % 16)], false);
+            quarantine.record(&[sample("r", n % 16)], Compared::Kept);
         }
         assert_eq!(quarantine.systemic(2 * 400), None);
         assert_eq!(Quarantine::default().systemic(2 * 400), None);
     }
 
     #[test]
+    fn small_differences_of_everybody_pause_nothing() {
+        let mut quarantine = Quarantine::default();
+        for n in 0..600 {
+            quarantine.record(&[sample("r", n % 16)], Compared::Quarantined);
+        }
+        assert_eq!((quarantine.share(), quarantine.systemic(64)), (1.0, None));
+    }
+
+    #[test]
     fn a_user_with_many_bad_samples_is_no_fault_of_the_system() {
         let mut quarantine = Quarantine::default();
         for _ in 0..400 {
-            quarantine.record(&[sample("r", 99)], true);
+            quarantine.record(&[sample("r", 99)], Compared::Gross);
         }
         assert_eq!(quarantine.systemic(64), None, "there is nobody else to compare with");
         for user in 0..8 {
-            quarantine.record(&[sample("r", user)], false);
+            quarantine.record(&[sample("r", user)], Compared::Kept);
         }
         assert!(quarantine.share() > 0.9);
         assert_eq!(quarantine.systemic(64), None);
@@ -173,16 +198,16 @@ mod tests {
     fn one_bad_replica_of_two_is_no_fault_of_the_system_and_two_are() {
         let mut quarantine = Quarantine::default();
         for user in 0..40 {
-            quarantine.record(&[sample("r1", user)], true);
+            quarantine.record(&[sample("r1", user)], Compared::Gross);
         }
         assert!(quarantine.systemic(64).is_none(), "too few to judge");
         for user in 0..40 {
-            quarantine.record(&[sample("r2", user)], false);
+            quarantine.record(&[sample("r2", user)], Compared::Kept);
         }
         assert_eq!(quarantine.systemic(64), None);
         for user in 0..40 {
-            quarantine.record(&[sample("r2", user)], true);
-            quarantine.record(&[sample("r2", user)], true);
+            quarantine.record(&[sample("r2", user)], Compared::Gross);
+            quarantine.record(&[sample("r2", user)], Compared::Gross);
         }
         let reason = quarantine.systemic(64).unwrap();
         assert!(reason.contains("r1, r2"), "{reason}");

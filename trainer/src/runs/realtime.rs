@@ -345,7 +345,6 @@ async fn accumulate(executor: &mut Executor<'_>, joining: Vec<Joining>, recent: 
         return Ok(0);
     }
     let options = &executor.trainer.options.realtime;
-    let (settings, difference_max) = (options.step, options.guards.difference_max);
     let mut members: Vec<(Member, Vec<(Uuid, usize)>)> = Vec::new();
     let (mut samples, mut advantages) = (Vec::new(), Vec::new());
     for Joining { turns, member } in joining {
@@ -359,9 +358,9 @@ async fn accumulate(executor: &mut Executor<'_>, joining: Vec<Joining>, recent: 
         }
     }
     let quarantined = executor
-        .accumulate(samples, advantages, settings, difference_max)
+        .accumulate(samples, advantages, options.step, options.guards)
         .await?;
-    let quarantined: BTreeSet<Uuid> = quarantined.into_iter().collect();
+    let quarantined: BTreeSet<Uuid> = quarantined.ids.into_iter().collect();
     for (member, turns) in &members {
         let bad = turns.iter().filter(|(id, _)| quarantined.contains(id));
         let bad_tokens: Vec<usize> = bad.map(|(_, tokens)| *tokens).collect();

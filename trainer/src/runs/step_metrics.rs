@@ -40,8 +40,35 @@ pub(super) fn record(line: &str, metrics: &Metrics, timings: Timings, publish: p
         ("springtide_train_reward_mean", metrics.reward_mean),
         ("springtide_train_parity_difference_max_nats", mismatch.difference_max),
         ("springtide_train_effective_sample_ratio", mismatch.ess),
+        (
+            "springtide_train_corrected_truncated_share",
+            metrics.correction.truncated,
+        ),
+        ("springtide_train_corrected_masked_share", metrics.correction.masked),
+        (
+            "springtide_train_corrected_masked_sequence_share",
+            metrics.correction.masked_sequences,
+        ),
+        (
+            "springtide_train_corrected_effective_sample_ratio",
+            metrics.correction.ess,
+        ),
     ];
     for (name, value) in gauges {
         metrics::gauge!(name, "line" => line.clone()).set(value);
+    }
+    for (engine, of) in [("ours", mismatch), ("remote", &metrics.remote)] {
+        let labels = [("line", line.clone()), ("engine", engine.to_owned())];
+        metrics::gauge!("springtide_train_mismatch_k1_nats", &labels).set(of.k1);
+        metrics::gauge!("springtide_train_mismatch_k3_nats", &labels).set(of.k3);
+        for (quantile, value) in [
+            ("0.5", of.difference_p50),
+            ("0.99", of.difference_p99),
+            ("1", of.difference_max),
+        ] {
+            let [line, engine] = labels.clone();
+            let labels = [line, engine, ("quantile", quantile.to_owned())];
+            metrics::gauge!("springtide_train_mismatch_difference_nats", &labels).set(value);
+        }
     }
 }

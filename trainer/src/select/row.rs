@@ -26,6 +26,7 @@ pub(super) struct Row {
     pub tenant_id: String,
     pub user_key: String,
     pub replica: String,
+    pub engine: Option<String>,
     pub surface: String,
     pub group_id: Option<String>,
     /// For a user.
@@ -64,6 +65,7 @@ impl From<Row> for Sample {
             tenant: row.tenant_id,
             user: row.user_key,
             replica: row.replica,
+            engine: row.engine,
             class: row.surface,
             // a user's request may name a group too
             group: row.group_id.filter(|_| !row.production),

@@ -1,6 +1,6 @@
 -- Trajectories as they were logged, oldest first: those that faults.sql has passed. Parameters:
 -- generation ids, seconds that a parent may arrive late.
-select g.id, g.tenant_id, g.user_key, g.replica,
+select g.id, g.tenant_id, g.user_key, g.replica, g.engine,
        g.surface, g.group_id, g.purpose = 'production' as "production!",
        g.version_oldest, g.prompt_ids, g.token_ids, g.logprobs, g.train_mask, g.temperature,
        g.top_p, g.sampling as "sampling: Json<Sampling>",

@@ -68,6 +68,7 @@ pub(super) fn generation() -> Generation {
         exploration_share: Some(0.02),
         sampling: None,
         untrainable: None,
+        engine: None,
         proof: None,
     }
 }

@@ -92,6 +92,7 @@ mod tests {
             exploration_share: None,
             sampling: None,
             untrainable: None,
+            engine: None,
             proof: None,
         }
     }

@@ -52,6 +52,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         exploration_share: choice.exploration.map(|exploration| exploration.share),
         sampling: sampling(&request.params, &finished.tokens),
         untrainable: finished.outcome.untrainable.map(str::to_owned),
+        engine: api.engine.name().map(str::to_owned),
         // added once the event has its time
         proof: None,
     }

@@ -3,6 +3,7 @@
 
 use super::{Metrics, at_targets, to_vec};
 use crate::learn::batch::{Counts, MicroBatch};
+use crate::learn::correction::{Corrected, Sums};
 use crate::learn::loss::Terms;
 use crate::learn::sample::{Sample, Trajectory};
 use crate::learn::{advantage, mismatch};
@@ -40,10 +41,13 @@ pub(super) struct Accumulator {
     replayed: usize,
     /// Samples that were refused and are in none of the sums.
     pub quarantined: usize,
-    /// Tokens of sequences that the head sampled.
+    /// Tokens of sequences that our engine sampled with the head's weights.
     of_head: LogProbs,
-    /// Tokens of the others.
+    /// The same of other engines.
+    remote: LogProbs,
+    /// Tokens of older versions.
     stale: LogProbs,
+    correction: Sums,
     loss: f64,
     clipped: f64,
     entropy: f64,
@@ -117,7 +121,7 @@ impl Accumulator {
         self.replayed += usize::from(sample.experts.is_some());
     }
 
-    /// Adds what a micro-batch computed. `recomputed`: its log μ.
+    /// Adds what a micro-batch computed. `recomputed`: its log μ. `corrected`: if its tokens were.
     pub fn add_batch(
         &mut self,
         batch: MicroBatch,
@@ -125,15 +129,19 @@ impl Accumulator {
         recomputed: &[f32],
         distribution: &Tensor,
         terms: &Terms,
+        corrected: Option<&Corrected>,
     ) {
+        if let Some(corrected) = corrected {
+            self.correction.add(corrected);
+        }
         let distribution = distribution.detach();
         self.loss += terms.per_token.sum(Kind::Double).double_value(&[]);
         self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
         self.entropy += distribution.exp().special_entr().sum(Kind::Double).double_value(&[]);
-        let log_probs = if batch.stale {
-            &mut self.stale
-        } else {
-            &mut self.of_head
+        let log_probs = match (batch.stale, batch.remote) {
+            (true, _) => &mut self.stale,
+            (false, true) => &mut self.remote,
+            (false, false) => &mut self.of_head,
         };
         log_probs.recomputed.extend_from_slice(recomputed);
         log_probs.policy.extend(to_vec(&at_targets(&distribution, &batch)));
@@ -169,6 +177,8 @@ impl Accumulator {
             advantage_mean: advantage::mean(&self.advantages),
             advantage_std: advantage::std(&self.advantages),
             mismatch: self.of_head.measure(),
+            remote: self.remote.measure(),
+            correction: self.correction.summary(),
             stale: self.stale.measure(),
             ..Metrics::default()
         }

@@ -12,6 +12,7 @@ use model::exact::{Compute, KvCache};
 use model::sampling::{self, Params, PreviousTokens, Source};
 use uuid::Uuid;
 
+mod engines;
 mod episodes;
 mod lora;
 
@@ -33,8 +34,13 @@ pub(crate) fn tiny() -> ModelConfig {
     }
 }
 
-/// Larger differences are rejected.
-const DIFFERENCE_MAX: f64 = 0.01;
+/// Some tests compute log-probabilities with libtorch, so the bound is not 0.
+fn limits() -> Limits {
+    Limits {
+        difference_max: 0.01,
+        ..Limits::default()
+    }
+}
 
 fn learner(seed: u64) -> Learner {
     Learner::from_checkpoint(Arc::new(random_checkpoint(&tiny(), seed))).unwrap()
@@ -51,6 +57,7 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
                 tenant: "default".into(),
                 user: "u".into(),
                 replica: "r".into(),
+                engine: None,
                 class: "completion".into(),
                 group: None,
                 turn: None,
@@ -92,7 +99,7 @@ fn rewards(samples: &[Sample]) -> Vec<f64> {
 
 fn propose(learner: &mut Learner, samples: &[Sample], settings: &StepSettings) -> Proposal {
     match learner
-        .propose(samples, &rewards(samples), settings, &Limits::default())
+        .propose(samples, &rewards(samples), settings, &limits())
         .unwrap()
     {
         Outcome::Proposed(proposal) => proposal,
@@ -286,8 +293,13 @@ fn explored_samples_are_recomputed_with_the_decline_token_masked_and_have_a_smal
     // without the flag, the same samples are rejected
     cohort.iter_mut().for_each(|sample| sample.suppressed = false);
     learner.discard().unwrap();
-    let rejected = learner.accumulate(&cohort, &rewards(&cohort), &StepSettings::default(), 1e-4);
-    let rejected: Vec<usize> = rejected.unwrap().iter().map(|rejected| rejected.index).collect();
+    let judgement = learner.accumulate(&cohort, &rewards(&cohort), &StepSettings::default(), &limits());
+    let rejected: Vec<usize> = judgement
+        .unwrap()
+        .rejected
+        .iter()
+        .map(|rejected| rejected.index)
+        .collect();
     assert_eq!(rejected, [0, 2, 4]);
 }
 
@@ -330,8 +342,8 @@ fn bf16_has_exact_parity_too_and_a_gradient_close_to_that_of_f32() {
 /// Like [`propose`], but samples join in parts.
 fn accumulate(learner: &mut Learner, parts: &[&[Sample]], settings: &StepSettings) -> Proposal {
     for part in parts {
-        let rejected = learner.accumulate(part, &rewards(part), settings, DIFFERENCE_MAX);
-        assert_eq!(rejected.unwrap(), []);
+        let judgement = learner.accumulate(part, &rewards(part), settings, &limits());
+        assert_eq!(judgement.unwrap().rejected, []);
     }
     match learner.finish(settings, &Limits::default()).unwrap() {
         Outcome::Proposed(proposal) => proposal,
@@ -406,9 +418,9 @@ fn samples_with_zero_advantage_skip_the_backward_pass_and_change_nothing() {
         .collect();
     let settings = StepSettings::default();
     skipped
-        .accumulate(&cohort, &rewards(&cohort), &settings, DIFFERENCE_MAX)
+        .accumulate(&cohort, &rewards(&cohort), &settings, &limits())
         .unwrap();
-    run.accumulate(&cohort, &nearly, &settings, DIFFERENCE_MAX).unwrap();
+    run.accumulate(&cohort, &nearly, &settings, &limits()).unwrap();
     let (a, b) = (skipped.take_gradients(1.0), run.take_gradients(1.0));
     let length = optimizer::norm(&a);
     let apart: Parameters = a.iter().map(|(name, a)| (name.clone(), a - &b[name])).collect();
@@ -452,15 +464,14 @@ fn discarded_gradient_sums_leave_no_trace() {
     let (mut one, mut other) = (learner(14), learner(14));
     let cohort = samples(&one, 6);
     let settings = StepSettings::default();
-    one.accumulate(&cohort[..4], &[3.0; 4], &settings, DIFFERENCE_MAX)
-        .unwrap();
+    one.accumulate(&cohort[..4], &[3.0; 4], &settings, &limits()).unwrap();
     one.discard().unwrap();
     let again = accumulate(&mut one, &[&cohort], &settings);
     let straight = propose(&mut other, &cohort, &settings);
     assert_eq!(again.checkpoint.root(), straight.checkpoint.root());
     assert_eq!(again.metrics.sequences, 6);
     assert!(
-        one.accumulate(&cohort, &rewards(&cohort), &settings, DIFFERENCE_MAX)
+        one.accumulate(&cohort, &rewards(&cohort), &settings, &limits())
             .is_err(),
         "the proposed step is open"
     );
@@ -558,10 +569,10 @@ fn a_sample_with_wrong_log_probabilities_is_rejected_and_the_others_make_the_sam
     bad[2].reward = 1e6;
     with_bad.splice(1..1, bad);
     let settings = StepSettings::default();
-    let rejected = one.accumulate(&with_bad, &rewards(&with_bad), &settings, DIFFERENCE_MAX);
-    let rejected = rejected.unwrap();
+    let judgement = one.accumulate(&with_bad, &rewards(&with_bad), &settings, &limits());
+    let rejected = judgement.unwrap().rejected;
     assert_eq!(rejected.iter().map(|one| one.index).collect::<Vec<_>>(), [1, 2, 3]);
-    let difference = |index: usize| rejected[index].difference.unwrap();
+    let difference = |index: usize| rejected[index].mismatch.unwrap().difference_max;
     assert!((difference(0) - 0.5).abs() < 1e-5 && difference(1).is_nan());
     let Outcome::Proposed(proposal) = one.finish(&settings, &Limits::default()).unwrap() else {
         panic!("a bad sample stopped the others");
@@ -588,11 +599,12 @@ fn a_group_with_a_rejected_rollout_teaches_nothing_and_the_others_make_the_same_
         micro_batch_tokens: 16,
         ..StepSettings::default()
     };
-    let rejected = one.accumulate(&cohort, &rewards(&cohort), &settings, DIFFERENCE_MAX);
-    let rejected: Vec<_> = rejected
+    let judgement = one.accumulate(&cohort, &rewards(&cohort), &settings, &limits());
+    let rejected: Vec<_> = judgement
         .unwrap()
+        .rejected
         .iter()
-        .map(|one| (one.index, one.difference.is_some()))
+        .map(|one| (one.index, one.mismatch.is_some()))
         .collect();
     assert_eq!(rejected, [(0, false), (2, false), (4, true), (6, false)]);
     let Outcome::Proposed(proposal) = one.finish(&settings, &Limits::default()).unwrap() else {

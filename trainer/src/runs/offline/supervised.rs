@@ -84,10 +84,9 @@ pub(super) async fn execute(
                     continue;
                 }
                 let weights = vec![1.0; samples.len()];
-                // Another version may have sampled them, so nothing compares log-probabilities.
-                let difference_max = f64::INFINITY;
+                let limits = trainer.options.offline.guards;
                 executor
-                    .accumulate(samples, weights, config.step_settings(), difference_max)
+                    .accumulate(samples, weights, config.step_settings(), limits)
                     .await?;
             }
         }

@@ -153,6 +153,7 @@ fn a_generation_has_the_fields_that_are_described() {
     };
     let signed = event::Generation {
         untrainable: Some("no_token_ids".to_owned()),
+        engine: Some("vllm".into()),
         proof: Some(proof),
         ..generation()
     };

@@ -147,9 +147,7 @@ fn gradients_of_the_factors_equal_those_of_autograd_through_base_plus_product() 
     learner.accept();
     let cohort = samples(&learner, 6);
     let advantages = rewards(&cohort);
-    learner
-        .accumulate(&cohort, &advantages, &fast(), DIFFERENCE_MAX)
-        .unwrap();
+    learner.accumulate(&cohort, &advantages, &fast(), &limits()).unwrap();
     let got = learner.take_gradients(1.0);
 
     // the same loss by libtorch alone, W = W₀ + s · B · A at the published values

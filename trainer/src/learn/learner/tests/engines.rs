@@ -1,0 +1,110 @@
+//! Samples of engines with other arithmetic: what is accepted, and what their corrections do.
+
+use super::*;
+use crate::learn::correction::Correction;
+
+/// Settings that put each sample into a micro-batch of its own.
+fn corrected_by(correction: Correction) -> StepSettings {
+    StepSettings {
+        correction,
+        micro_batch_tokens: 1,
+        ..StepSettings::default()
+    }
+}
+
+/// The samples as vLLM would have logged them, with w = e^`log_weight` at each token of each.
+fn remote(samples: &[Sample], log_weights: &[f32]) -> Vec<Sample> {
+    let logged = |(sample, by): (&Sample, &f32)| Sample {
+        engine: Some("vllm".into()),
+        logprobs: sample.logprobs.iter().map(|logprob| logprob - by).collect(),
+        ..sample.clone()
+    };
+    samples.iter().zip(log_weights).map(logged).collect()
+}
+
+fn step(learner: &mut Learner, samples: &[Sample], advantages: &[f64], correction: Correction) -> Metrics {
+    let outcome = learner.propose(samples, advantages, &corrected_by(correction), &Limits::default());
+    match outcome.unwrap() {
+        Outcome::Proposed(proposal) => proposal.metrics,
+        other => panic!("no step: {other:?}"),
+    }
+}
+
+fn close(a: f64, b: f64) {
+    assert!((a - b).abs() < 1e-4 * b.abs(), "{a} against {b}");
+}
+
+#[test]
+fn a_corrected_token_has_the_gradient_of_its_weighted_advantage() {
+    let mut learner = learner(3);
+    let cohort = samples(&learner, 3);
+    let logged = remote(&cohort, &[0.2, 0.1, -0.1]);
+    let [e2, e1, e_minus_1] = [0.2_f64, 0.1, -0.1].map(f64::exp);
+    // sequences have at least two tokens, so a product over them is beyond 1.25
+    for (correction, weights) in [
+        (Correction::None, [1.0; 3]),
+        (Correction::Tis { cap: 2.0 }, [e2, e1, e_minus_1]),
+        (Correction::Tis { cap: 1.15 }, [1.15, e1, e_minus_1]),
+        (Correction::Icepop { low: 0.5, high: 1.15 }, [0.0, e1, e_minus_1]),
+        (Correction::GeometricMask { low: 0.95, high: 1.15 }, [0.0, 1.0, 0.0]),
+    ] {
+        let got = step(&mut learner, &logged, &rewards(&cohort), correction);
+        let weighted: Vec<f64> = rewards(&cohort).iter().zip(weights).map(|(a, w)| a * w).collect();
+        let want = step(&mut learner, &cohort, &weighted, Correction::None);
+        close(got.gradient_norm, want.gradient_norm);
+        close(got.loss, want.loss);
+        assert_eq!(got.tokens, want.tokens, "masked tokens stay in the denominators");
+    }
+}
+
+#[test]
+fn a_step_measures_other_engines_apart_and_what_was_masked() {
+    let mut learner = learner(3);
+    let mut cohort = samples(&learner, 4);
+    let lengths: Vec<usize> = cohort.iter().map(|sample| sample.tokens.len()).collect();
+    let logged = remote(&cohort[..2], &[0.2, 0.1]);
+    cohort.splice(..2, logged);
+    let mask = Correction::Icepop { low: 0.5, high: 1.15 };
+    let metrics = step(&mut learner, &cohort, &rewards(&cohort), mask);
+    assert_eq!(metrics.remote.tokens, lengths[0] + lengths[1]);
+    assert_eq!(metrics.mismatch.tokens, lengths[2] + lengths[3]);
+    assert_eq!(metrics.mismatch.difference_max, 0.0);
+    close(metrics.remote.difference_max, 0.2);
+    let tokens = lengths.iter().sum::<usize>();
+    assert_eq!((metrics.correction.tokens, metrics.correction.sequences), (tokens, 4));
+    close(metrics.correction.masked, lengths[0] as f64 / tokens as f64);
+    close(metrics.correction.masked_sequences, 0.25);
+}
+
+#[test]
+fn no_correction_changes_a_step_on_samples_of_our_own_engine() {
+    let (mut one, mut other) = (learner(3), learner(3));
+    let cohort = samples(&one, 6);
+    let masked = corrected_by(Correction::SequenceMask { low: 1.0, high: 1.0 });
+    let a = propose(&mut one, &cohort, &masked);
+    let b = propose(&mut other, &cohort, &corrected_by(Correction::None));
+    assert_eq!(a.checkpoint.root(), b.checkpoint.root());
+    assert_eq!((a.metrics.correction.masked, a.metrics.correction.ess), (0.0, 1.0));
+}
+
+#[test]
+fn other_engines_may_round_and_ours_may_not() {
+    let mut learner = learner(3);
+    let cohort = samples(&learner, 3);
+    let settings = StepSettings::default();
+    let mut judge = |samples: &[Sample]| -> (Vec<usize>, usize) {
+        learner.discard().unwrap();
+        let judgement = learner.accumulate(samples, &rewards(samples), &settings, &Limits::default());
+        let judgement = judgement.unwrap();
+        let rejected = judgement.rejected.iter().map(|one| one.index).collect();
+        (rejected, judgement.compared.len())
+    };
+    let rounded = remote(&cohort, &[5e-3, -5e-3, 1.0]);
+    assert_eq!(judge(&rounded), (vec![2], 3), "the last is not of its version");
+    let ours: Vec<Sample> = rounded
+        .into_iter()
+        .map(|sample| Sample { engine: None, ..sample })
+        .collect();
+    assert_eq!(judge(&ours), (vec![0, 1, 2], 3));
+    assert_eq!(judge(&cohort), (vec![], 3));
+}
