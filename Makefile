@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-engines bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-engines bench-mismatch bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -246,6 +246,11 @@ bench-serving: stack vllm ## tokens per second and latency at 1 to 64 streams, o
 bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of a wrong version, failed requests, gaps; then against a fresh server (15 minutes; downloads vLLM, 3 GB); ARGS='--updates 10'
 	cargo build --locked --release --package bench --bin bench-engines
 	scripts/bench-engines.sh $(TARGET)/release/bench-engines $(VLLM) models/demo-base $(ARGS)
+
+# Not to be changed after a reported run has been seen.
+bench-mismatch: libtorch vllm ## what is learned from tokens that vLLM sampled, in f32 and bf16, with and without corrections, beside our engine (15 minutes; downloads vLLM, 3 GB); ARGS='--seeds 1 --steps 4'
+	cargo build --locked --package bench-mismatch
+	scripts/bench-mismatch.sh $(TARGET)/debug/bench-mismatch $(VLLM) models/demo-base $(ARGS)
 
 test-engines: vllm ## the contract tests against a real vLLM: does it still answer as recorded
 	scripts/test-engines.sh $(VLLM) models/demo-base

@@ -12,7 +12,7 @@ mod args;
 mod arrivals;
 mod client;
 pub mod corpus;
-mod developer;
+pub mod developer;
 mod house_style;
 mod progress;
 mod queries;
@@ -43,7 +43,8 @@ use time::OffsetDateTime;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use self::args::Args;
+pub use self::args::{Args, Corpus};
+pub use self::stats::Judgment;
 use self::{
     arrivals::Arrivals,
     client::Client,

@@ -1,0 +1,242 @@
+//! The engines that sample: ours in this process, and vLLM servers, both as `springtide serve` uses
+//! them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use artifact::checkpoint::Checkpoint;
+use artifact::threads::Threads;
+use demo::corpus::pauses::SUGGESTION_TOKENS_MAX;
+use futures::future::try_join_all;
+use model::exact::{Arithmetic, Compute};
+use model::sampling::Params;
+use serving::engine::caller::Caller;
+use serving::engine::exact::{ExactBackend, Staging};
+use serving::engine::{self, Config, Engine, Handle, LoadedVersion, SampleEvent, SampleRequest, TrafficClass};
+use serving::remote::{Options, Pool, Server, Updater};
+use text::chat::Templates;
+use text::tokenizer::Tokenizer;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const SLOTS: usize = 32;
+/// Longest prompt and answer together, in tokens.
+const CONTEXT: usize = 512;
+/// A probe only says that the weights are the right ones: it is not what is measured here.
+const PROBE_ERROR_MAX: f32 = 0.5;
+/// Events of a request besides its tokens.
+const OTHER_EVENTS_MAX: usize = 16;
+
+const CONFIG: Config = Config {
+    queue_choices_max: 1024,
+    queue_wait_max: Duration::from_secs(300),
+    prompt_tokens_per_pass_max: 256,
+    slots_reserved_for_production: 0,
+};
+
+/// What was sampled for one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<f32>,
+}
+
+/// Who samples for a run.
+pub enum Sampler<'a> {
+    Exact(&'a Exact),
+    Remote(&'a Remote),
+}
+
+impl Sampler<'_> {
+    /// What generations name.
+    pub fn engine(&self) -> Option<String> {
+        match self {
+            Sampler::Exact(_) => None,
+            Sampler::Remote(remote) => remote.pool.name().map(str::to_owned),
+        }
+    }
+
+    /// Answers each prompt once with this version. `seed`: of our engine; vLLM draws its own numbers.
+    pub async fn answer(
+        &self,
+        version: &Version,
+        prompts: impl Iterator<Item = Arc<[u32]>>,
+        seed: u64,
+    ) -> anyhow::Result<Vec<Answer>> {
+        match self {
+            Sampler::Exact(exact) => exact.answer(version, prompts, seed).await,
+            Sampler::Remote(remote) => remote.answer(version, prompts, seed).await,
+        }
+    }
+}
+
+/// A version, as engines need it.
+pub struct Version {
+    pub checkpoint: Arc<Checkpoint>,
+    pub loaded: Arc<LoadedVersion>,
+}
+
+impl Version {
+    pub fn new(serial: i64, checkpoint: Arc<Checkpoint>, tokenizer: &Tokenizer) -> anyhow::Result<Self> {
+        let loaded = LoadedVersion {
+            serial,
+            root: checkpoint.root(),
+            line: "bench".into(),
+            context: CONTEXT,
+            vocab: u32::try_from(tokenizer.vocab_size())?,
+            stop_ids: tokenizer.stop_ids().to_vec(),
+            experts: None,
+            decline_id: tokenizer.decline_id(),
+            tokenizer: None,
+            templates: Templates::from_checkpoint(&checkpoint)
+                .map(Arc::new)
+                .map_err(Arc::new),
+        };
+        Ok(Version {
+            checkpoint,
+            loaded: Arc::new(loaded),
+        })
+    }
+}
+
+/// Our own engine.
+pub struct Exact {
+    handle: Handle,
+    staging: Staging,
+}
+
+impl Exact {
+    pub fn start(threads: usize) -> anyhow::Result<Self> {
+        Ok(Exact {
+            handle: engine::spawn(CONFIG).context("start the engine's thread")?.handle,
+            staging: Staging {
+                arithmetic: Arithmetic::new(Compute::F32, threads)?,
+                packing: Threads::ONE,
+                slots: SLOTS,
+                context: CONTEXT,
+            },
+        })
+    }
+
+    async fn answer(
+        &self,
+        version: &Version,
+        prompts: impl Iterator<Item = Arc<[u32]>>,
+        seed: u64,
+    ) -> anyhow::Result<Vec<Answer>> {
+        let backend = ExactBackend::stage(&version.checkpoint, &self.staging)?;
+        self.handle
+            .install(version.loaded.clone(), Box::new(backend))
+            .await
+            .context("install a version")?;
+        ask(&self.handle, &version.loaded, prompts, seed).await
+    }
+}
+
+/// A vLLM server.
+pub struct Remote {
+    pool: Pool,
+    updater: Mutex<Updater>,
+    stop: CancellationToken,
+    watch: JoinHandle<()>,
+}
+
+impl Remote {
+    pub async fn connect(url: &str, threads: usize) -> anyhow::Result<Self> {
+        let options = Options {
+            vllm: vec![Server {
+                url: url.to_owned(),
+                ..Server::default()
+            }],
+            probe_error_max: PROBE_ERROR_MAX,
+            ..Options::default()
+        };
+        let pool = Pool::new(&options, SLOTS, CONFIG)?;
+        let stop = CancellationToken::new();
+        let watch = tokio::spawn(pool.clone().watch(stop.clone()));
+        let updater = Updater::new(pool.clone(), options, Arithmetic::new(Compute::F32, threads)?);
+        updater.context().await.with_context(|| format!("look at {url}"))?;
+        Ok(Remote {
+            pool,
+            updater: Mutex::new(updater),
+            stop,
+            watch,
+        })
+    }
+
+    async fn answer(
+        &self,
+        version: &Version,
+        prompts: impl Iterator<Item = Arc<[u32]>>,
+        seed: u64,
+    ) -> anyhow::Result<Vec<Answer>> {
+        let mut updater = self.updater.lock().await;
+        let began = Instant::now();
+        while let Err(error) = updater
+            .place(&version.loaded, &version.checkpoint, &BTreeSet::new())
+            .await
+        {
+            // a server is seen within seconds
+            if began.elapsed() > Duration::from_secs(20) {
+                return Err(error);
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        ask(&self.pool, &version.loaded, prompts, seed).await
+    }
+
+    pub async fn stop(self) {
+        self.stop.cancel();
+        let _ = self.watch.await;
+    }
+}
+
+async fn ask(
+    engine: &dyn Engine,
+    version: &Arc<LoadedVersion>,
+    prompts: impl Iterator<Item = Arc<[u32]>>,
+    seed: u64,
+) -> anyhow::Result<Vec<Answer>> {
+    let mut answers = Vec::new();
+    for (number, prompt) in (0..).zip(prompts) {
+        let (events, receiver) = mpsc::channel(SUGGESTION_TOKENS_MAX + OTHER_EVENTS_MAX);
+        let request = SampleRequest {
+            version: version.clone(),
+            prompt,
+            max_tokens: SUGGESTION_TOKENS_MAX,
+            params: Params::default(),
+            seed: seed << 32 | number,
+            suppressed: None,
+            top_logprobs: 0,
+            caller: Caller::new("bench", None),
+            class: TrafficClass::Production,
+            priority: 0,
+            events,
+            submitted: Instant::now(),
+        };
+        engine.submit(vec![request])?;
+        answers.push(collect(receiver));
+    }
+    try_join_all(answers).await
+}
+
+async fn collect(mut events: mpsc::Receiver<SampleEvent>) -> anyhow::Result<Answer> {
+    let mut answer = Answer {
+        tokens: Vec::new(),
+        logprobs: Vec::new(),
+    };
+    while let Some(event) = events.recv().await {
+        match event {
+            SampleEvent::Token(token) => {
+                answer.tokens.push(token.id);
+                answer.logprobs.push(token.logprob);
+            }
+            SampleEvent::Finished(_) => return Ok(answer),
+            other => bail!("a request was not answered: {other:?}"),
+        }
+    }
+    bail!("an answer has no end")
+}

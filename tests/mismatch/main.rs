@@ -1,0 +1,127 @@
+//! `make bench-mismatch`: what a policy learns when an engine with other arithmetic samples for it,
+//! with and without corrections.
+//!
+//! Each run starts from the same base. In every step the engine gets the newest version and answers
+//! the demo's users at as many pauses as a cohort has; their verdicts are the rewards, and the
+//! learner of `springtide train` makes the next version from the ids and log-probabilities that the
+//! engine gave. There is no log and no database in between, so no answer is stale. At the end our own
+//! engine answers held-out users with the last version, the same pauses with the same seeds in every
+//! run.
+
+mod engines;
+mod results;
+mod train;
+mod users;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use artifact::checkpoint::Checkpoint;
+use clap::Parser;
+use engines::{Exact, Remote, Sampler};
+use results::{Results, Run};
+use serde::Serialize;
+use train::Training;
+use trainer::learn::correction::Correction;
+use users::Users;
+
+/// Parameters of a measurement. Their defaults were written down before the first reported run.
+#[derive(Debug, Clone, Parser, Serialize)]
+pub struct Args {
+    /// A Hugging Face folder: the base.
+    #[arg(long)]
+    model: PathBuf,
+    /// A running vLLM server and what it computes in, as `NAME=URL`; may be repeated.
+    #[arg(long)]
+    vllm: Vec<String>,
+    /// Runs of each kind, with seeds 1, 2, …
+    #[arg(long, default_value_t = 3)]
+    seeds: u64,
+    #[arg(long, default_value_t = 30)]
+    steps: u32,
+    /// Pauses of one step.
+    #[arg(long, default_value_t = 32)]
+    cohort: usize,
+    /// Characters of a prompt.
+    #[arg(long, default_value_t = 200)]
+    context_chars: usize,
+    #[arg(long, default_value_t = 3e-4)]
+    learning_rate: f64,
+    /// Pauses of held-out users at the end of each run.
+    #[arg(long, default_value_t = 512)]
+    held_out: usize,
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    #[arg(long, default_value = "target/bench/mismatch.json")]
+    json: PathBuf,
+}
+
+/// What is compared on a vLLM server.
+const CORRECTIONS: [(&str, Correction); 5] = [
+    ("none", Correction::None),
+    ("tis 2", Correction::Tis { cap: 2.0 }),
+    ("icepop 0.5–5", Correction::Icepop { low: 0.5, high: 5.0 }),
+    ("sequence mask 0.5–2", Correction::SequenceMask { low: 0.5, high: 2.0 }),
+    ("geometric mask 0.99–1.01", Correction::GeometricMask { low: 0.99, high: 1.01 }),
+];
+/// An engine with less rounding than this many nats in the median gets the first two alone: nothing is
+/// left to correct.
+const ROUNDING_MIN: f64 = 1e-4;
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    ensure!(!args.vllm.is_empty(), "give --vllm NAME=http://HOST:PORT");
+    let runtime = tokio::runtime::Runtime::new()?;
+    let results = runtime.block_on(measure(args))?;
+    println!("{}", results.table());
+    let json = serde_json::to_string_pretty(&results)?;
+    if let Some(folder) = results.settings.json.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(&results.settings.json, json)?;
+    Ok(())
+}
+
+async fn measure(args: Args) -> anyhow::Result<Results> {
+    let base = Arc::new(Checkpoint::read_dir(&args.model).with_context(|| format!("read {}", args.model.display()))?);
+    let users = Users::new(&base, args.context_chars)?;
+    let exact = Exact::start(args.threads)?;
+    let training = Training {
+        args: &args,
+        users: &users,
+        base: &base,
+        exact: &exact,
+    };
+    let mut results = Results {
+        base: training.held_out(&base, 0).await?,
+        settings: args.clone(),
+        runs: Vec::new(),
+    };
+    // versions never share a serial, so an engine cannot mistake one for another
+    let mut serial = 1;
+    for seed in 1..=args.seeds {
+        let ours = Sampler::Exact(&exact);
+        let run = training.run(&ours, ("ours", "none", Correction::None), seed, &mut serial).await?;
+        results.add(run);
+    }
+    for server in &args.vllm {
+        let (name, url) = server.split_once('=').context("--vllm is NAME=URL")?;
+        let remote = Remote::connect(url, args.threads).await?;
+        let mut coarse = true;
+        for (at, (label, correction)) in CORRECTIONS.into_iter().enumerate() {
+            if at >= 2 && !coarse {
+                continue;
+            }
+            for seed in 1..=args.seeds {
+                let vllm = Sampler::Remote(&remote);
+                let run: Run = training.run(&vllm, (name, label, correction), seed, &mut serial).await?;
+                coarse = run.difference_p50 > ROUNDING_MIN;
+                results.add(run);
+            }
+        }
+        remote.stop().await;
+    }
+    Ok(results)
+}

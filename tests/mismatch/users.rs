@@ -1,0 +1,100 @@
+//! The demo's users without its clocks: where they pause, and what they think of an answer.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use artifact::checkpoint::Checkpoint;
+use clap::Parser;
+use demo::corpus::tokenizer::CUT;
+use demo::developer::{self, FilePart, Pause};
+use demo::{Corpus, Judgment};
+use text::tokenizer::Tokenizer;
+
+/// Of 400 users, every fourth is held out.
+const USERS: usize = 400;
+const HELD_OUT_ONE_IN: usize = 4;
+/// Seed of the pauses of held-out users: the same in every run.
+const HELD_OUT_SEED: u64 = 1_000_003;
+
+pub struct Users {
+    parts: Vec<Vec<FilePart>>,
+    tokenizer: Tokenizer,
+    context_chars: usize,
+}
+
+/// A place where a user waits for a suggestion.
+pub struct Request {
+    pub pause: Pause,
+    pub prompt: Arc<[u32]>,
+}
+
+#[derive(Debug, Parser)]
+struct Defaults {
+    #[command(flatten)]
+    corpus: Corpus,
+}
+
+impl Users {
+    pub fn new(base: &Checkpoint, context_chars: usize) -> anyhow::Result<Self> {
+        let files = Defaults::parse_from(["users"]).corpus.files()?;
+        Ok(Users {
+            parts: developer::deal(&files, USERS)?,
+            tokenizer: Tokenizer::from_checkpoint(base).context("read the tokenizer")?,
+            context_chars,
+        })
+    }
+
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The pauses of one step of a run.
+    pub fn cohort(&self, seed: u64, step: u32, size: usize) -> anyhow::Result<Vec<Request>> {
+        let from = step as usize * size;
+        self.requests(seed, from..from + size, |user| user % HELD_OUT_ONE_IN != 0)
+    }
+
+    /// The pauses of users who are never learned from.
+    pub fn held_out(&self, size: usize) -> anyhow::Result<Vec<Request>> {
+        self.requests(HELD_OUT_SEED, 0..size, |user| user % HELD_OUT_ONE_IN == 0)
+    }
+
+    fn requests(
+        &self,
+        seed: u64,
+        numbers: std::ops::Range<usize>,
+        is_among: impl Fn(usize) -> bool,
+    ) -> anyhow::Result<Vec<Request>> {
+        let users: Vec<usize> = (0..USERS).filter(|&user| is_among(user)).collect();
+        let request = |number: usize| {
+            let user = users[number % users.len()];
+            let pause = developer::pause(&self.parts[user], seed, user, number as u64).context("a user without code")?;
+            let prompt = format!("{}{CUT}", pause.context(self.context_chars));
+            let prompt = self.tokenizer.encode_prompt(&prompt).context("tokenize a prompt")?;
+            Ok(Request {
+                pause,
+                prompt: prompt.into(),
+            })
+        };
+        numbers.map(request).collect()
+    }
+
+    /// The user's verdict on the sampled ids.
+    pub fn judge(&self, request: &Request, tokens: &[u32]) -> anyhow::Result<Judgment> {
+        if tokens.iter().any(|id| Some(*id) == self.tokenizer.decline_id()) {
+            return Ok(Judgment::Declined);
+        }
+        let stopped = tokens.last().is_some_and(|last| self.tokenizer.stop_ids().contains(last));
+        let written = &tokens[..tokens.len() - usize::from(stopped)];
+        Ok(request.pause.judge(&self.tokenizer.decode(written)?))
+    }
+}
+
+/// The demo's rewards: showing costs τ = 0.25.
+pub fn reward(judgment: Judgment) -> f64 {
+    match judgment {
+        Judgment::Right => 0.75,
+        Judgment::Wrong => -0.25,
+        Judgment::Declined => 0.0,
+    }
+}
