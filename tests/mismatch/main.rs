@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, default_value_t = 3e-4)]
     learning_rate: f64,
     /// Pauses of held-out users at the end of each run.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 1024)]
     held_out: usize,
     #[arg(long, default_value_t = 2)]
     threads: usize,
