@@ -248,7 +248,7 @@ bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of 
 	scripts/bench-engines.sh $(TARGET)/release/bench-engines $(VLLM) models/demo-base $(ARGS)
 
 # Not to be changed after a reported run has been seen.
-bench-mismatch: libtorch vllm ## what is learned from tokens that vLLM sampled, in f32 and bf16, with and without corrections, beside our engine (15 minutes; downloads vLLM, 3 GB); ARGS='--seeds 1 --steps 4'
+bench-mismatch: libtorch vllm ## what is learned from tokens that vLLM sampled, in f32, bf16 and with a KV cache in fp8, with and without corrections (15 minutes; downloads vLLM, 3 GB); ARGS='--seeds 1 --steps 4'
 	cargo build $(WORKSPACE) --bin bench-mismatch
 	scripts/bench-mismatch.sh $(TARGET)/debug/bench-mismatch $(VLLM) models/demo-base $(ARGS)
 

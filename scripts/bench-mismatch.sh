@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What is learned from tokens that vLLM sampled, in f32 and in bf16, with and without corrections.
+# What is learned from tokens that vLLM sampled, with and without corrections: with a KV cache in fp8,
+# in bf16 and in f32.
 # Usage: bench-mismatch.sh BENCH VLLM MODEL [BENCH_ARGS…]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,8 +13,8 @@ stop() {
     rm -rf "$work"
 }
 trap stop EXIT
-start() { # dtype port
-    DTYPE=$1 setsid scripts/vllm-server.sh "$vllm" "$model" "$2" >"$work/$2.log" 2>&1 &
+start() { # dtype port more arguments
+    DTYPE=$1 setsid scripts/vllm-server.sh "$vllm" "$model" "$2" "${@:3}" >"$work/$2.log" 2>&1 &
     servers+=($!)
     for _ in $(seq 300); do
         curl --silent --fail --max-time 5 "http://127.0.0.1:$2/health" >/dev/null && return
@@ -23,6 +24,8 @@ start() { # dtype port
     tail -20 "$work/$2.log" >&2
     exit 1
 }
-start bfloat16 8130
-start float32 8131
-"$bench" --model "$model" --vllm "vLLM bf16=http://127.0.0.1:8130" --vllm "vLLM f32=http://127.0.0.1:8131" "$@"
+start bfloat16 8130 --kv-cache-dtype fp8
+start bfloat16 8131
+start float32 8132
+"$bench" --model "$model" --vllm "vLLM bf16, KV cache fp8=http://127.0.0.1:8130" \
+    --vllm "vLLM bf16=http://127.0.0.1:8131" --vllm "vLLM f32=http://127.0.0.1:8132" "$@"

@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use artifact::checkpoint::Checkpoint;
 use artifact::threads::Threads;
-use demo::corpus::pauses::SUGGESTION_TOKENS_MAX;
+use demo::corpus::pauses::SUGGESTION_TOKENS_MAX as TOKENS_MAX;
 use futures::future::try_join_all;
 use model::exact::{Arithmetic, Compute};
 use model::sampling::Params;
 use serving::engine::caller::Caller;
 use serving::engine::exact::{ExactBackend, Staging};
-use serving::engine::{self, Config, Engine, Handle, LoadedVersion, SampleEvent, SampleRequest, TrafficClass};
+use serving::engine::{
+    self, Config, Engine, Handle, LoadedVersion, SampleEvent, SampleRequest, TrafficClass, events_max,
+};
 use serving::remote::{Options, Pool, Server, Updater};
 use text::chat::Templates;
 use text::tokenizer::Tokenizer;
@@ -27,8 +29,6 @@ const SLOTS: usize = 32;
 const CONTEXT: usize = 512;
 /// A probe only says that the weights are the right ones: it is not what is measured here.
 const PROBE_ERROR_MAX: f32 = 0.5;
-/// Events of a request besides its tokens.
-const OTHER_EVENTS_MAX: usize = 16;
 
 const CONFIG: Config = Config {
     queue_choices_max: 1024,
@@ -91,9 +91,7 @@ impl Version {
             experts: None,
             decline_id: tokenizer.decline_id(),
             tokenizer: None,
-            templates: Templates::from_checkpoint(&checkpoint)
-                .map(Arc::new)
-                .map_err(Arc::new),
+            templates: Templates::from_checkpoint(&checkpoint).map(Arc::new).map_err(Arc::new),
         };
         Ok(Version {
             checkpoint,
@@ -202,11 +200,11 @@ async fn ask(
 ) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     for (number, prompt) in (0..).zip(prompts) {
-        let (events, receiver) = mpsc::channel(SUGGESTION_TOKENS_MAX + OTHER_EVENTS_MAX);
+        let (events, receiver) = mpsc::channel(events_max(TOKENS_MAX));
         let request = SampleRequest {
             version: version.clone(),
             prompt,
-            max_tokens: SUGGESTION_TOKENS_MAX,
+            max_tokens: TOKENS_MAX,
             params: Params::default(),
             seed: seed << 32 | number,
             suppressed: None,
@@ -214,6 +212,7 @@ async fn ask(
             caller: Caller::new("bench", None),
             class: TrafficClass::Production,
             priority: 0,
+            session: None,
             events,
             submitted: Instant::now(),
         };
@@ -234,6 +233,8 @@ async fn collect(mut events: mpsc::Receiver<SampleEvent>) -> anyhow::Result<Answ
                 answer.tokens.push(token.id);
                 answer.logprobs.push(token.logprob);
             }
+            // a version's engine has no other while it answers
+            SampleEvent::Versions(_) => {}
             SampleEvent::Finished(_) => return Ok(answer),
             other => bail!("a request was not answered: {other:?}"),
         }

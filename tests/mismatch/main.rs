@@ -39,7 +39,7 @@ pub struct Args {
     /// Runs of each kind, with seeds 1, 2, …
     #[arg(long, default_value_t = 3)]
     seeds: u64,
-    #[arg(long, default_value_t = 30)]
+    #[arg(long, default_value_t = 24)]
     steps: u32,
     /// Pauses of one step.
     #[arg(long, default_value_t = 32)]
@@ -64,11 +64,20 @@ const CORRECTIONS: [(&str, Correction); 5] = [
     ("tis 2", Correction::Tis { cap: 2.0 }),
     ("icepop 0.5–5", Correction::Icepop { low: 0.5, high: 5.0 }),
     ("sequence mask 0.5–2", Correction::SequenceMask { low: 0.5, high: 2.0 }),
-    ("geometric mask 0.99–1.01", Correction::GeometricMask { low: 0.99, high: 1.01 }),
+    (
+        "geometric mask 0.99–1.01",
+        Correction::GeometricMask { low: 0.99, high: 1.01 },
+    ),
 ];
-/// An engine with less rounding than this many nats in the median gets the first two alone: nothing is
-/// left to correct.
-const ROUNDING_MIN: f64 = 1e-4;
+/// How many of them an engine gets whose log-probabilities differ by so many nats in the median. Masks
+/// would leave out nothing where it rounds little.
+fn corrections(difference_p50: f64) -> usize {
+    match difference_p50 {
+        ..1e-4 => 1,
+        ..1e-2 => 2,
+        _ => CORRECTIONS.len(),
+    }
+}
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
@@ -103,21 +112,25 @@ async fn measure(args: Args) -> anyhow::Result<Results> {
     let mut serial = 1;
     for seed in 1..=args.seeds {
         let ours = Sampler::Exact(&exact);
-        let run = training.run(&ours, ("ours", "none", Correction::None), seed, &mut serial).await?;
+        let run = training
+            .run(&ours, ("ours", "none", Correction::None), seed, &mut serial)
+            .await?;
         results.add(run);
     }
     for server in &args.vllm {
         let (name, url) = server.split_once('=').context("--vllm is NAME=URL")?;
         let remote = Remote::connect(url, args.threads).await?;
-        let mut coarse = true;
+        let mut difference_p50 = 0.0;
         for (at, (label, correction)) in CORRECTIONS.into_iter().enumerate() {
-            if at >= 2 && !coarse {
-                continue;
+            if at > 0 && at >= corrections(difference_p50) {
+                break;
             }
             for seed in 1..=args.seeds {
                 let vllm = Sampler::Remote(&remote);
-                let run: Run = training.run(&vllm, (name, label, correction), seed, &mut serial).await?;
-                coarse = run.difference_p50 > ROUNDING_MIN;
+                let run: Run = training
+                    .run(&vllm, (name, label, correction), seed, &mut serial)
+                    .await?;
+                difference_p50 = run.difference_p50;
                 results.add(run);
             }
         }

@@ -68,7 +68,8 @@ impl Users {
         let users: Vec<usize> = (0..USERS).filter(|&user| is_among(user)).collect();
         let request = |number: usize| {
             let user = users[number % users.len()];
-            let pause = developer::pause(&self.parts[user], seed, user, number as u64).context("a user without code")?;
+            let pause =
+                developer::pause(&self.parts[user], seed, user, number as u64).context("a user without code")?;
             let prompt = format!("{}{CUT}", pause.context(self.context_chars));
             let prompt = self.tokenizer.encode_prompt(&prompt).context("tokenize a prompt")?;
             Ok(Request {
@@ -84,7 +85,9 @@ impl Users {
         if tokens.iter().any(|id| Some(*id) == self.tokenizer.decline_id()) {
             return Ok(Judgment::Declined);
         }
-        let stopped = tokens.last().is_some_and(|last| self.tokenizer.stop_ids().contains(last));
+        let stopped = tokens
+            .last()
+            .is_some_and(|last| self.tokenizer.stop_ids().contains(last));
         let written = &tokens[..tokens.len() - usize::from(stopped)];
         Ok(request.pause.judge(&self.tokenizer.decode(written)?))
     }
