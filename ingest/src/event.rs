@@ -243,6 +243,7 @@ pub struct Generation {
     pub untrainable: Option<String>,
     /// The engine that computed it, such as `vllm`. Its log-probabilities may differ from the trainer's
     /// by rounding. Absent: Springtide's own, which has exactly those.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
     /// Who sampled it. Absent: unproven, stored but never trained on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
