@@ -62,7 +62,7 @@ impl Correction {
             Correction::Icepop { low, high }
             | Correction::SequenceMask { low, high }
             | Correction::GeometricMask { low, high }
-                if !(low >= 0.0 && low <= 1.0 && high >= 1.0 && positive(high)) =>
+                if !((0.0..=1.0).contains(&low) && high >= 1.0 && positive(high)) =>
             {
                 Err("correction.low must be from 0 to 1, and correction.high finite and at least 1")
             }

@@ -97,8 +97,10 @@ impl Parity {
         let enough = self.latest.len() >= SAMPLES_MIN;
         let (begins, ends) = match self.engines {
             Engines::Ours => (self.inexact() > 0, enough && self.inexact() == 0),
-            // also if it is not a number
-            Engines::Remote => (enough && !(self.k3() <= k3_max), enough && self.k3() <= k3_max / 2.0),
+            Engines::Remote => {
+                let k3 = self.k3();
+                (enough && (k3 > k3_max || k3.is_nan()), enough && k3 <= k3_max / 2.0)
+            }
         };
         let change = match self.active {
             false if begins => Change::Begins,
