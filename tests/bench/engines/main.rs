@@ -3,8 +3,6 @@
 //! was sampled, with the weights of the version that its request was routed to; and the last version
 //! is compared with a server that was started with it.
 
-mod versions;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
@@ -13,8 +11,9 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use bench::quantiles::Quantiles;
+use bench::versions::Versions;
 use clap::Parser;
-use hdrhistogram::Histogram;
 use model::exact::{Arithmetic, Compute, ExactModel};
 use model::sampling::{self, Params, PreviousTokens};
 use rand::rngs::StdRng;
@@ -25,7 +24,6 @@ use serving::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest,
 use serving::remote::{Options, Pool, Server, Updater};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use versions::Versions;
 
 /// Not 1, so that log-probabilities before the temperature would be noticed.
 const TEMPERATURE: f32 = 0.8;
@@ -96,28 +94,6 @@ struct Result {
     /// The longest gap of each answer.
     gap_ms: Quantiles,
     against_fresh: Option<Comparison>,
-}
-
-#[derive(Debug, Serialize)]
-struct Quantiles {
-    p50: f64,
-    p99: f64,
-    max: f64,
-}
-
-impl Quantiles {
-    fn of(durations: impl Iterator<Item = Duration>) -> anyhow::Result<Self> {
-        let mut histogram = Histogram::<u64>::new(3)?;
-        for duration in durations {
-            histogram.record(duration.as_micros().try_into()?)?;
-        }
-        let ms = |micros: u64| micros as f64 / 1e3;
-        Ok(Quantiles {
-            p50: ms(histogram.value_at_quantile(0.5)),
-            p99: ms(histogram.value_at_quantile(0.99)),
-            max: ms(histogram.max()),
-        })
-    }
 }
 
 /// The updated server beside one that was started with the same version.

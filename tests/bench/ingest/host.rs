@@ -1,5 +1,4 @@
-//! The processes of a run: a durable Postgres, a broker and the ingest role, and their CPU and
-//! memory usage.
+//! The ingest role as a process, and the CPU and memory usage of a run's processes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,106 +8,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ingest::log::ClientOptions;
-use serde::{Deserialize, Serialize};
-use sqlx::postgres::PgPoolOptions;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use bench::stack::{Room, Stack};
+use serde::Serialize;
 use tokio::process::{Child, Command};
 
 const START_LIMIT: Duration = Duration::from_secs(90);
-const CONNECTIONS_MAX: u32 = 8;
-
-/// Postgres and the broker, until dropped.
-pub struct Stack {
-    process: Child,
-    addresses: Addresses,
-}
-
-#[derive(Deserialize)]
-struct Addresses {
-    postgres: String,
-    kafka: String,
-    /// librdkafka settings, lines `name=value`.
-    kafka_file: PathBuf,
-}
-
-/// A separate database and topics.
-pub struct Room {
-    pub pool: PgPool,
-    pub database_url: String,
-    pub kafka: ClientOptions,
-    kafka_file: PathBuf,
-}
-
-impl Room {
-    /// The database as the user of `ingest`, to whom row-level security applies.
-    fn url_of_ingest(&self) -> anyhow::Result<String> {
-        let mut url: reqwest::Url = self.database_url.parse().context("a database URL")?;
-        let set = url.set_username("springtide_ingest");
-        set.ok().context("a database URL without a user")?;
-        Ok(url.into())
-    }
-}
-
-impl Stack {
-    /// Runs `springtide stack test-env --durable`, where Postgres flushes to disk as in production.
-    pub async fn start(springtide: &Path) -> anyhow::Result<Self> {
-        let mut process = Command::new(springtide)
-            .args(["stack", "test-env", "--durable"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("run {}", springtide.display()))?;
-        let output = process.stdout.take().context("output of the stack")?;
-        let mut line = String::new();
-        BufReader::new(output).read_line(&mut line).await?;
-        let addresses: Addresses = serde_json::from_str(&line).context("the stack did not start")?;
-        Ok(Self { process, addresses })
-    }
-
-    /// A migrated database and empty topics.
-    pub async fn room(&self, name: &str, partitions: i32) -> anyhow::Result<Room> {
-        let mut admin = PgConnection::connect(&self.addresses.postgres).await?;
-        admin.execute(AssertSqlSafe(format!("create database {name}"))).await?;
-        let postgres = &self.addresses.postgres;
-        let slash = postgres.rfind('/').context("a database URL")?;
-        let database_url = format!("{}/{name}", &postgres[..slash]);
-        let options = PgPoolOptions::new().max_connections(CONNECTIONS_MAX);
-        let pool = options.connect(&database_url).await?;
-        sqlx::migrate!("../../migrations").run(&pool).await?;
-        let kafka_file = self.addresses.kafka_file.clone();
-        let settings = fs::read_to_string(&kafka_file).context("read the settings of Kafka clients")?;
-        let settings = settings.lines().filter_map(|line| line.split_once('='));
-        let kafka = ClientOptions {
-            brokers: self.addresses.kafka.clone(),
-            topic_prefix: name.to_owned(),
-            librdkafka: settings
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .collect(),
-            ..ClientOptions::default()
-        };
-        ingest::log::ensure_topics(&kafka, partitions).await?;
-        Ok(Room {
-            pool,
-            database_url,
-            kafka,
-            kafka_file,
-        })
-    }
-
-    /// Stops both.
-    pub async fn stop(mut self) -> anyhow::Result<()> {
-        drop(self.process.stdin.take());
-        self.process.wait().await?;
-        Ok(())
-    }
-
-    fn pid(&self) -> Option<u32> {
-        self.process.id()
-    }
-}
 
 /// `springtide ingest` as a process.
 pub struct Ingest {
@@ -125,11 +29,8 @@ impl Ingest {
             .arg("ingest")
             .current_dir(folder)
             .env("SPRINGTIDE__LISTEN__INGEST", address.to_string())
-            .env("SPRINGTIDE__POSTGRES__URL", &room.database_url)
-            .env("SPRINGTIDE__POSTGRES__URLS__INGEST", room.url_of_ingest()?)
-            .env("SPRINGTIDE__KAFKA__BROKERS", &room.kafka.brokers)
-            .env("SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE", &room.kafka_file)
-            .env("SPRINGTIDE__KAFKA__TOPIC_PREFIX", &room.kafka.topic_prefix)
+            .envs(room.environment())
+            .env("SPRINGTIDE__POSTGRES__URLS__INGEST", room.url_of("ingest")?)
             .env("SPRINGTIDE__INGEST__PARTITIONS", partitions.to_string())
             .stdin(Stdio::null())
             .stderr(log.try_clone()?)

@@ -20,7 +20,8 @@ use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 use events::Events;
-use host::{Ingest, Meter, Room, Stack, Usage};
+use bench::stack::{Room, Stack};
+use host::{Ingest, Meter, Usage};
 use load::{ClosedLoop, OpenLoop, Way};
 use ways::{Bare, Http};
 

@@ -29,6 +29,11 @@ impl Versions {
         Ok(Versions { first, vocab, seed })
     }
 
+    /// Number of token ids.
+    pub fn vocab(&self) -> u32 {
+        self.vocab
+    }
+
     /// Version 1 is the folder's. The changed weights of later ones are up to a third larger or smaller.
     pub fn checkpoint(&self, serial: i64) -> anyhow::Result<Checkpoint> {
         let mut checkpoint = self.first.clone();

@@ -1,0 +1,170 @@
+//! The roles of Springtide as processes, on a database and topics of their own, and a publisher of
+//! versions.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use artifact::sign::SigningKey;
+use artifact::threads::Threads;
+use store::Store;
+use tempfile::TempDir;
+use trainer::publish::{External, Publisher, QuantizedCopies, import_checkpoint, publish_external};
+
+use crate::process::Process;
+use crate::stack::{Room, Stack};
+use crate::versions::Versions;
+
+pub const POLICY: &str = "demo";
+const LINE: &str = "realtime";
+const PARTITIONS: i32 = 2;
+const ROLE_START_MAX: Duration = Duration::from_secs(120);
+/// A restarted gateway then needs few deltas.
+const CHECKPOINT_EVERY: i64 = 10;
+
+/// Everything besides engines.
+pub struct World {
+    pub room: Room,
+    pub stack: Stack,
+    dir: TempDir,
+    patches: PathBuf,
+    springtide: PathBuf,
+    environment: Vec<(&'static str, String)>,
+    pub address: SocketAddr,
+    roles: Vec<Process>,
+}
+
+impl World {
+    /// Postgres, broker, ingest and control. `engines`: the addresses that the gateway gets. `slots`:
+    /// sequences that each engine samples together.
+    pub async fn start(springtide: &Path, engines: &[SocketAddr], slots: usize) -> anyhow::Result<Self> {
+        let stack = Stack::start(springtide).await?;
+        let room = stack.room("bench_engines", PARTITIONS).await?;
+        let dir = tempfile::tempdir()?;
+        let patches = PathBuf::from(format!("/dev/shm/springtide-bench-{}", std::process::id()));
+        let [ingest, control, serve] = edge::bind::free_ports()?.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let mut environment = vec![
+            ("SPRINGTIDE__STATE_DIR", dir.path().join("state").display().to_string()),
+            ("SPRINGTIDE__LISTEN__INGEST", ingest.to_string()),
+            ("SPRINGTIDE__LISTEN__CONTROL", control.to_string()),
+            ("SPRINGTIDE__LISTEN__SERVE", serve.to_string()),
+            ("SPRINGTIDE__POLICY__NAME", POLICY.to_owned()),
+            ("SPRINGTIDE__INGEST__PARTITIONS", PARTITIONS.to_string()),
+            ("SPRINGTIDE__RELEASE__ARM", "[{alias=\"learner\",weight=1.0,explore=0.0}]".to_owned()),
+            ("SPRINGTIDE__SERVE__SLOTS", slots.to_string()),
+            ("SPRINGTIDE__SERVE__REMOTE__PATCH_DIR", patches.display().to_string()),
+        ];
+        environment.extend(room.environment());
+        environment.push(engines_setting(engines));
+        let mut world = World {
+            room,
+            stack,
+            dir,
+            patches,
+            springtide: springtide.to_owned(),
+            environment,
+            address: serve,
+            roles: vec![],
+        };
+        for (role, address) in [("ingest", ingest), ("control", control)] {
+            let process = world.role(role, address).await?;
+            world.roles.push(process);
+        }
+        Ok(world)
+    }
+
+    /// Gives gateways that are started from now on other engines.
+    pub fn set_engines(&mut self, engines: &[SocketAddr]) {
+        self.environment.push(engines_setting(engines));
+    }
+
+    /// `springtide serve`, once it answers.
+    pub async fn gateway(&self) -> anyhow::Result<Process> {
+        self.role("serve", self.address).await
+    }
+
+    async fn role(&self, role: &str, address: SocketAddr) -> anyhow::Result<Process> {
+        let mut command = Command::new(&self.springtide);
+        command
+            .arg(role)
+            .current_dir(self.dir.path())
+            .envs(self.environment.iter().cloned());
+        let mut process = Process::start(command, &self.log(role))?;
+        process.answers(&format!("http://{address}/health"), ROLE_START_MAX).await?;
+        Ok(process)
+    }
+
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.log"))
+    }
+
+    /// A publisher as the trainer has it.
+    pub fn publisher(&self) -> anyhow::Result<Publisher> {
+        let state = self.dir.path().join("state");
+        let keys_dir = state.join("keys");
+        let store = Store::open(&format!("file://{}", state.join("store").display()))?;
+        Ok(Publisher {
+            pool: self.room.pool.clone(),
+            store: store.with_threads(Threads::ONE),
+            key: Arc::new(SigningKey::load_or_create(&keys_dir, "trainer")?),
+            keys_dir,
+            announce: Some(ingest::log::Producer::new(&self.room.kafka)?),
+            policy: POLICY.into(),
+            checkpoint_every: CHECKPOINT_EVERY,
+            run_states_kept: 2,
+            quantized: QuantizedCopies::default(),
+        })
+    }
+
+    /// Keeps the logs, if something is to be looked at.
+    pub fn keep_logs(&self, folder: &Path) -> anyhow::Result<()> {
+        fs::create_dir_all(folder)?;
+        for entry in fs::read_dir(self.dir.path())? {
+            let path = entry?.path();
+            if let Some(name) = path.file_name().filter(|_| path.extension().is_some_and(|end| end == "log")) {
+                fs::copy(&path, folder.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops everything.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        for mut role in self.roles.drain(..) {
+            role.kill()?;
+        }
+        self.room.pool.close().await;
+        let _ = fs::remove_dir_all(&self.patches);
+        self.stack.stop().await
+    }
+}
+
+fn engines_setting(engines: &[SocketAddr]) -> (&'static str, String) {
+    let servers: Vec<String> = engines.iter().map(|one| format!("{{url=\"http://{one}\"}}")).collect();
+    ("SPRINGTIDE__SERVE__REMOTE__VLLM", format!("[{}]", servers.join(",")))
+}
+
+/// Makes `number` the newest version, after the version `parent`. Returns its serial.
+pub async fn publish(
+    publisher: &Publisher,
+    versions: &Versions,
+    number: i64,
+    parent: Option<i64>,
+) -> anyhow::Result<i64> {
+    let checkpoint = versions.checkpoint(number)?;
+    let Some(parent) = parent else {
+        return Ok(import_checkpoint(publisher, Arc::new(checkpoint), LINE).await?);
+    };
+    let external = External {
+        line: LINE.into(),
+        parent,
+        checkpoint,
+        with_checkpoint: number % CHECKPOINT_EVERY == 0,
+    };
+    let done = publish_external(publisher, external).await.context("publish")?;
+    Ok(done.manifest.version)
+}
