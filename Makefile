@@ -3,8 +3,8 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up vllm test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
-	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-engines bench-mismatch bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
+	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-engines bench-ingest \
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-engines bench-gateway bench-mismatch bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -51,8 +51,8 @@ test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests,
 
 VLLM := $(abspath .springtide/vllm-venv)/bin/vllm
 
-vllm: setup ## install vLLM for the CPU and the wheel of python/ into .springtide/vllm-venv (3 GB to download, 6 GB on disk)
-	@scripts/vllm-venv.sh .springtide/vllm-venv
+vllm: setup ## install vLLM for the CPU and the wheel of python/ into .springtide/vllm-venv (3 GB to download, 6 GB on disk); VLLM=PROGRAM names another
+	@[ "$(VLLM)" != "$(abspath .springtide/vllm-venv)/bin/vllm" ] || scripts/vllm-venv.sh .springtide/vllm-venv
 
 # Before the build: Linux limits the path of a socket, here .springtide/postgres/.s.PGSQL.15432.
 check-path:
@@ -149,6 +149,11 @@ plans: stack ## the query plans on many rows (10⁷: about an hour and 15 GB of 
 chaos-ingest: stack ## kill ingest, broker and Postgres under load, count what is lost; KILLS=1000 MINUTES=120 RATE= SEED= SWAPS=20
 	$(foreach name,KILLS MINUTES RATE SEED SWAPS,$(if $($(name)),SPRINGTIDE_CHAOS_$(name)=$($(name)))) \
 		cargo test $(WORKSPACE) --test it chaos -- --nocapture --test-threads 1
+
+chaos-engines: stack vllm ## kill the gateway, a vLLM server and the updater under load, compare callers, log and exact model (about 40 minutes; downloads vLLM, 3 GB); KILLS=50 of each, ARGS='--engines 3'
+	cargo build --locked --package bench --bin chaos-engines
+	$(TARGET)/debug/chaos-engines --springtide $(SPRINGTIDE) --vllm $(VLLM) --model models/demo-base --kills $(or $(KILLS),50) \
+	  --json $(TARGET)/bench/chaos-engines.json $(ARGS)
 
 chaos-delta: stack ## damaged stores, wrong bases, broken deltas, replicas killed during a sync; TRIALS=100000 KILLS=1000
 	SPRINGTIDE_FAULTS_TRIALS=$(or $(TRIALS),100000) SPRINGTIDE_DELTA_TENSORS=$(or $(TRIALS),100000) \
@@ -251,6 +256,11 @@ bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of 
 bench-mismatch: libtorch vllm ## what is learned from tokens that vLLM sampled, in f32, bf16 and with a KV cache in fp8, with and without corrections (15 minutes; downloads vLLM, 3 GB); ARGS='--seeds 1 --steps 4'
 	cargo build $(WORKSPACE) --bin bench-mismatch
 	scripts/bench-mismatch.sh $(TARGET)/debug/bench-mismatch $(VLLM) models/demo-base $(ARGS)
+
+bench-gateway: stack vllm ## what the gateway adds to a real vLLM at 1 to 32 streams, and to recorded tokens at 50 and 200 (10 minutes; downloads vLLM, 3 GB); ARGS='--streams 4 --rounds 2'
+	cargo build --locked --release --package springtide --package bench --bin springtide --bin bench-gateway
+	$(TARGET)/release/bench-gateway --springtide $(TARGET)/release/springtide --vllm $(VLLM) --model models/demo-base \
+	  --json $(TARGET)/bench/gateway.json $(ARGS)
 
 test-engines: vllm ## the contract tests against a real vLLM: does it still answer as recorded
 	scripts/test-engines.sh $(VLLM) models/demo-base

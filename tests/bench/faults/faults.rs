@@ -28,6 +28,8 @@ const WAIT_MAX: Duration = Duration::from_secs(300);
 /// It starts in half the time then; what is computed is the same model.
 const ENGINE_ARGS: [&str; 1] = ["--enforce-eager"];
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// Between two kills.
+const CALM_ANSWERS: usize = 16;
 /// Kills come at a random moment up to this long after what they wait for.
 const DELAY_MS_MAX: u64 = 150;
 
@@ -124,6 +126,8 @@ impl<'a> Faults<'a> {
             }
             self.wait_for_answer().await.with_context(|| format!("after a kill of {fault:?}"))?;
             next_answers.push(killed.elapsed());
+            let calm = self.callers.whole() + CALM_ANSWERS;
+            wait("answers after a kill", || self.callers.whole() > calm).await?;
         }
         for engine in &mut self.engines {
             settle(engine, &mut self.starts).await?;
@@ -144,7 +148,6 @@ impl<'a> Faults<'a> {
     async fn moment(&mut self, fault: Fault) -> anyhow::Result<Option<usize>> {
         let delay = Duration::from_millis(self.random.random_range(0..DELAY_MS_MAX));
         if fault == Fault::Gateway {
-            // half of the callers are in the middle of an answer
             let callers = self.callers.clone();
             wait("open streams", || callers.open() >= 2).await?;
             tokio::time::sleep(delay).await;

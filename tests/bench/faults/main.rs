@@ -68,7 +68,7 @@ struct Args {
     #[arg(long, default_value_t = 48)]
     max_tokens: usize,
     /// Between two versions.
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 4000)]
     version_every_ms: u64,
     /// Largest difference from the exact log-probability of a token, in nats.
     #[arg(long, default_value_t = 1e-3)]

@@ -173,9 +173,12 @@ async fn run(args: Args) -> anyhow::Result<Report> {
     let playback = Playback::start(format!("http://{address}"), pace, RECORDINGS).await?;
     world.set_engines(&[playback]);
     let mut gateway = world.gateway().await?;
+    let played = format!("http://{playback}");
+    ready(&args, versions.vocab(), &format!("http://{}", world.address)).await?;
+    // one after the other, so that each event has one token; after the gateway has named the weights
+    load::run(&args, versions.vocab(), Way::Direct, &played, 1, 0..RECORDINGS).await;
     for &streams in &args.recorded_streams {
-        let engine = format!("http://{playback}");
-        points.push(point(&args, versions.vocab(), "recorded", streams, &engine, &world, &gateway).await?);
+        points.push(point(&args, versions.vocab(), "recorded", streams, &played, &world, &gateway).await?);
     }
     gateway.kill()?;
     engine.kill()?;
@@ -196,16 +199,15 @@ async fn point(
     ready(args, vocab, &gateway).await?;
     let turns = args.requests.div_ceil(streams).max(2);
     let (mut direct, mut through, mut cpu_seconds) = (Outcome::default(), Outcome::default(), 0.0);
-    // connections and what is done at a first request; for the playback also its recordings, which
-    // must name the weights that the gateway has given to the engine
-    let _ = load::run(args, vocab, Way::Gateway, &gateway, RECORDINGS.min(streams), 0..2).await;
-    let _ = load::run(args, vocab, Way::Direct, engine, RECORDINGS.min(streams), 0..2).await;
+    // what is done at a first request is not measured
+    let _ = load::run(args, vocab, Way::Gateway, &gateway, streams, 0..1).await;
+    let _ = load::run(args, vocab, Way::Direct, engine, streams, 0..1).await;
     for round in 0..args.rounds {
         let mut ways = [Way::Direct, Way::Gateway];
         if round % 2 == 1 {
             ways.reverse();
         }
-        let turns = round * turns..(round + 1) * turns;
+        let turns = 1 + round * turns..1 + (round + 1) * turns;
         for way in ways {
             let (url, outcome) = match way {
                 Way::Direct => (engine, &mut direct),
