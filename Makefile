@@ -2,7 +2,7 @@
 # work again when run twice. The other targets are parts of them, benchmarks and long runs.
 
 .DEFAULT_GOAL := help
-.PHONY: help up vllm test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
+.PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-engines bench-ingest \
 	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-engines bench-gateway bench-mismatch bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
@@ -262,8 +262,13 @@ bench-gateway: stack vllm ## what the gateway adds to a real vLLM at 1 to 32 str
 	$(TARGET)/release/bench-gateway --springtide $(TARGET)/release/springtide --vllm $(VLLM) --model models/demo-base \
 	  --json $(TARGET)/bench/gateway.json $(ARGS)
 
-test-engines: vllm ## the contract tests against a real vLLM: does it still answer as recorded
-	scripts/test-engines.sh $(VLLM) models/demo-base
+SGLANG := $(abspath .springtide/sglang-venv)/bin/python
+
+sglang: vllm ## install SGLang with stubbed kernels, for tests of its API, into .springtide/sglang-venv (40 MB to download, 200 MB on disk); SGLANG=PYTHON names another
+	@[ "$(SGLANG)" != "$(abspath .springtide/sglang-venv)/bin/python" ] || scripts/sglang-venv.sh .springtide/sglang-venv $(VLLM)
+
+test-engines: sglang ## the contract tests against a real vLLM and a real SGLang (API only, stubbed kernels): do they still answer as recorded (3 minutes); RECORD=1 records them anew
+	scripts/test-engines.sh $(VLLM) $(SGLANG) models/demo-base $(if $(RECORD),record)
 
 test-clients: stack ## OpenAI's and Anthropic's clients, LiteLLM, LangChain and the Vercel AI SDK against a running Springtide (PyPI and npm, 120 MB)
 	scripts/test-clients.sh $(SPRINGTIDE) models/demo-base .springtide/clients-venv

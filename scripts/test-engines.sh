@@ -1,18 +1,36 @@
 #!/usr/bin/env bash
-# Compares the answers of a real vLLM with the recorded ones that `make test` plays back, and applies a
-# patch to it.
-# Usage: test-engines.sh VLLM MODEL
+# Compares the answers of a real vLLM and a real SGLang with the recorded ones that `make test` plays
+# back, and applies a patch to vLLM. With `record` as the last argument, records the answers anew.
+# Usage: test-engines.sh VLLM SGLANG_PYTHON MODEL [record]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-port=8120
+vllm=$1 sglang=$2 model=$(realpath "$3") command=${4:-check}
+port=8120 server=
 log=$(mktemp)
-setsid scripts/vllm-server.sh "$1" "$2" "$port" >"$log" 2>&1 &
-server=$!
-trap 'kill -TERM -- -$server 2>/dev/null; wait "$server" 2>/dev/null; rm -f "$log"' EXIT
-for _ in $(seq 300); do
-    ! curl --silent --fail --max-time 5 "http://127.0.0.1:$port/health" >/dev/null || break
-    kill -0 "$server" 2>/dev/null || { tail -20 "$log" >&2; exit 1; }
-    sleep 1
-done
-python3 tests/engines/contract.py check "http://127.0.0.1:$port" "$2" tests/engines/vllm-0.32.0.json
-"$(dirname "$1")/python" tests/engines/patch.py vllm "http://127.0.0.1:$port" "$2"
+stop() {
+    [ -z "$server" ] || kill -TERM -- "-$server" 2>/dev/null || true
+    [ -z "$server" ] || wait "$server" 2>/dev/null || true
+    server=
+}
+trap 'stop; rm -f "$log"' EXIT
+start() { # command of the server
+    setsid "$@" >"$log" 2>&1 &
+    server=$!
+    for _ in $(seq 300); do
+        ! curl --silent --fail --max-time 5 "http://127.0.0.1:$port/health" >/dev/null || return 0
+        kill -0 "$server" 2>/dev/null || break
+        sleep 1
+    done
+    tail -20 "$log" >&2
+    exit 1
+}
+contract() { # kind, file
+    python3 tests/engines/contract.py "$command" "$1" "http://127.0.0.1:$port" "$model" "tests/engines/$2"
+}
+start scripts/vllm-server.sh "$vllm" "$model" "$port"
+contract vllm vllm-0.32.0.json
+"$(dirname "$vllm")/python" tests/engines/patch.py vllm "http://127.0.0.1:$port" "$model"
+stop
+start scripts/sglang-server.sh "$sglang" "$model" "$port"
+contract sglang sglang-0.5.23.json
+stop

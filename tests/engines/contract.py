@@ -1,10 +1,11 @@
-"""What `serving::remote::vllm` asks of a vLLM server, and what a real one answered.
+"""What `serving::remote` asks of an engine, and what a real one answered.
 
-    contract.py record URL FOLDER FILE   sends every request and writes the answers to FILE
-    contract.py check URL FOLDER FILE    sends the requests of FILE and compares the forms of the answers
+    contract.py record KIND URL FOLDER FILE   sends every request and writes the answers to FILE
+    contract.py check KIND URL FOLDER FILE    sends the requests and compares the forms of the answers with FILE
 
-The server must hold the model in FOLDER, models/demo-base, and run as docs/guide-serving.md says. `make
-test` replays FILE to our client. The server is left with the weights of FOLDER.
+KIND is vllm or sglang. The server must hold the model in FOLDER, models/demo-base, and run as
+scripts/vllm-server.sh or scripts/sglang-server.sh does. `make test` replays FILE to our clients. The
+server is left with the weights of FOLDER.
 """
 
 import json
@@ -14,11 +15,16 @@ import sys
 import urllib.error
 import urllib.request
 
+# What is sampled may end earlier than what was recorded, and then has another form.
+TRIES = 5
 COPY = "/dev/shm/springtide/contract.folder"
 # Content hash of models/demo-base.
 ROOT = "2a23c48fb6484018355c3f7b7ffd335fba043f8d5fc3b38dab4e987bb645d21a"
-SAMPLING = {
-    "max_tokens": 3,
+PROMPT = [5, 6, 7, 8]
+UNKNOWN = [5, 6, 7, 1_000_000]
+NAME = "springtide-7-bb"
+# temperature, filters and biases as `serving::remote` sends them
+COMMON = {
     "temperature": 0.75,
     "top_p": 1.0,
     "top_k": 5,
@@ -27,24 +33,33 @@ SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "logit_bias": {"9": -100.0},
-    "logprobs": 2,
     "stop_token_ids": [1],
-    "ignore_eos": True,
-    "detokenize": False,
 }
 
 
-def generate(token_ids):
-    body = {
-        "token_ids": token_ids,
-        "sampling_params": SAMPLING,
-        "stream": True,
-        "cache_salt": "tenant-default",
-    }
+def vllm_generate(token_ids):
+    sampling = {**COMMON, "max_tokens": 3, "logprobs": 2, "ignore_eos": True, "detokenize": False}
+    body = {"token_ids": token_ids, "sampling_params": sampling, "stream": True, "cache_salt": "tenant-default"}
     return ["POST", "/inference/v1/generate", body]
 
 
-REQUESTS = {
+def vllm_complete(token_ids):
+    """The route of servers without `--enable-scale-out`."""
+    body = {
+        **COMMON,
+        "prompt": token_ids,
+        "max_tokens": 3,
+        "logprobs": 2,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "stream": True,
+        "cache_salt": "tenant-default",
+    }
+    return ["POST", "/v1/completions", body]
+
+
+VLLM = {
     "weights": ["GET", "/weight_info", None],
     "context": ["GET", "/v1/models", None],
     "pause": ["POST", "/pause?mode=abort&clear_cache=true", None],
@@ -56,11 +71,49 @@ REQUESTS = {
     ],
     "start again": ["POST", "/start_weight_update", None],
     "folder": ["POST", "/update_weights", {"update_info": {"folder": COPY, "to": ROOT}}],
-    "finish": ["POST", "/finish_weight_update", {"weight_version": "springtide-7-bb"}],
+    "finish": ["POST", "/finish_weight_update", {"weight_version": NAME}],
     "resume": ["POST", "/resume", None],
     "new weights": ["GET", "/weight_info", None],
-    "generate": generate([5, 6, 7, 8]),
-    "unknown token": generate([5, 6, 7, 1_000_000]),
+    "generate": vllm_generate(PROMPT),
+    "unknown token": vllm_generate(UNKNOWN),
+    "complete": vllm_complete(PROMPT),
+    "complete an unknown token": vllm_complete(UNKNOWN),
+}
+
+
+def sglang_generate(token_ids, **more):
+    body = {
+        "input_ids": token_ids,
+        "sampling_params": {**COMMON, "max_new_tokens": 3, "ignore_eos": False},
+        "stream": True,
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+        "cache_salt": "tenant-default",
+        **more,
+    }
+    return ["POST", "/generate", body]
+
+
+def sglang_folder(path):
+    return ["POST", "/update_weights_from_disk", {"model_path": path, "weight_version": NAME, "flush_cache": True}]
+
+
+SGLANG = {
+    "weights": ["GET", "/model_info", None],
+    "context": ["GET", "/v1/models", None],
+    "pause": ["POST", "/pause_generation", {"mode": "abort"}],
+    "missing folder": sglang_folder("/dev/shm/springtide/contract.missing"),
+    "folder": sglang_folder(COPY),
+    "resume": ["POST", "/continue_generation", {}],
+    "new weights": ["GET", "/model_info", None],
+    "generate": sglang_generate(PROMPT),
+    "generate with the kept tokens": sglang_generate(PROMPT, return_sampling_mask=True),
+    # an id outside the vocabulary is not sent: the server dies of it
+}
+
+KINDS = {
+    "vllm": ("vLLM", VLLM, "/version", "version"),
+    "sglang": ("SGLang", SGLANG, "/server_info", "version"),
 }
 
 
@@ -77,7 +130,8 @@ def send(url, method, path, body):
 def form(value):
     """Names and kinds, without the values; a list has the form of its first entry."""
     if isinstance(value, dict):
-        return {name: form(one) for name, one in value.items()}
+        # ids as names are values
+        return {name.partition(":")[0]: form(one) for name, one in value.items()}
     if isinstance(value, list):
         return [form(value[0])] if value else []
     return type(value).__name__
@@ -88,35 +142,48 @@ def form_of(text):
     return [form(json.loads(part)) for part in parts] if parts else []
 
 
+def compare(then, ask, name):
+    """What is different from the recorded exchange, or None."""
+    if then is None:
+        return f"{name} is not recorded"
+    for _ in range(TRIES):
+        now = ask(name)
+        if now["status"] == then["status"] and form_of(now["answer"]) == form_of(then["answer"]):
+            return None
+        if not then["answer"].startswith("data: "):
+            break
+    return f"{name}: {then['status']} {then['answer']}\n  is now {now['status']} {now['answer']}"
+
+
 def main():
-    command, url, folder, path = sys.argv[1:]
+    command, kind, url, folder, path = sys.argv[1:]
+    server, requests, version_path, version_name = KINDS[kind]
     shutil.rmtree(COPY, ignore_errors=True)
     shutil.copytree(folder, COPY)
-    _, version = send(url, "GET", "/version", None)
+    _, version = send(url, "GET", version_path, None)
+    version = json.loads(version)[version_name]
+
+    def ask(name):
+        method, route, body = requests[name]
+        status, answer = send(url, method, route, body)
+        answer = answer.replace(os.path.abspath(folder), "/models/demo")
+        return {"method": method, "path": route, "request": body, "status": status, "answer": answer}
+
     try:
-        answers = {}
-        for name, (method, route, body) in REQUESTS.items():
-            status, answer = send(url, method, route, body)
-            answer = answer.replace(os.path.abspath(folder), "/models/demo")
-            answers[name] = {"method": method, "path": route, "request": body, "status": status, "answer": answer}
+        if command == "record":
+            recorded = {"server": server, "version": version, "exchanges": {name: ask(name) for name in requests}}
+            with open(path, "w") as file:
+                json.dump(recorded, file, indent=1)
+                file.write("\n")
+            return
+        with open(path) as file:
+            expected = json.load(file)
+        faults = [fault for name in requests if (fault := compare(expected["exchanges"].get(name), ask, name))]
     finally:
         shutil.rmtree(COPY, ignore_errors=True)
-    recorded = {"server": "vLLM", "version": json.loads(version)["version"], "exchanges": answers}
-    if command == "record":
-        with open(path, "w") as file:
-            json.dump(recorded, file, indent=1)
-            file.write("\n")
-        return
-    with open(path) as file:
-        expected = json.load(file)
-    faults = []
-    for name, now in answers.items():
-        then = expected["exchanges"][name]
-        if now["status"] != then["status"] or form_of(now["answer"]) != form_of(then["answer"]):
-            faults.append(f"{name}: {then['status']} {then['answer']}\n  is now {now['status']} {now['answer']}")
     if faults:
-        sys.exit("\n".join([f"{recorded['version']} answers otherwise than {expected['version']}:", *faults]))
-    print(f"vLLM {recorded['version']}: {len(answers)} answers as recorded from {expected['version']}")
+        sys.exit("\n".join([f"{server} {version} answers otherwise than {expected['version']}:", *faults]))
+    print(f"{server} {version}: {len(requests)} answers as recorded from {expected['version']}")
 
 
 main()
