@@ -270,8 +270,8 @@ sglang: vllm ## install SGLang with stubbed kernels, for tests of its API, into 
 test-engines: sglang ## the contract tests against a real vLLM and a real SGLang (API only, stubbed kernels): do they still answer as recorded (3 minutes); RECORD=1 records them anew
 	scripts/test-engines.sh $(VLLM) $(SGLANG) models/demo-base $(if $(RECORD),record)
 
-test-clients: stack ## OpenAI's and Anthropic's clients, LiteLLM, LangChain and the Vercel AI SDK against a running Springtide (PyPI and npm, 120 MB)
-	scripts/test-clients.sh $(SPRINGTIDE) models/demo-base .springtide/clients-venv
+test-clients: stack vllm ## SDKs, evaluators and coding agents against a running Springtide (PyPI and npm, 600 MB; evaluators share vLLM's torch, 3 GB); KINDS='sdk evaluators agents'
+	scripts/test-clients.sh $(SPRINGTIDE) models/demo-base .springtide/clients $(VLLM) $(KINDS)
 
 bench-attacks: stack ## what honest traffic notices of slow connections, floods, poison, wrong clocks, transactions (8 minutes); SECONDS=20 RATE=100 CONNECTIONS=2000 CONNECTIONS_MAX=1000 CASES='slow bodies; random keys'
 	cargo build --locked --release --package springtide --no-default-features

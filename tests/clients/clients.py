@@ -13,6 +13,17 @@ URL, MODEL = sys.argv[1:]
 PROMPT = "def add(a, b):"
 MESSAGES = [{"role": "system", "content": "Answer in one word."}, {"role": "user", "content": "Which color has the sky?"}]
 
+TOOL = {
+    "name": "color_of",
+    "description": "The color of a thing.",
+    "parameters": {
+        "type": "object",
+        "properties": {"of": {"type": "string"}},
+        "required": ["of"],
+        "additionalProperties": False,
+    },
+}
+
 
 def openai_python():
     import openai
@@ -67,7 +78,46 @@ def openai_python():
     def models():
         assert MODEL in [model.id for model in client.models.list()]
 
-    return [completion, completion_stream, chat, chat_stream, usage_in_stream, unknown_model, refused_field, models]
+    def chat_tools():
+        answer = client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=8, tools=[{"type": "function", "function": TOOL}]
+        )
+        assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+    def response():
+        answer = client.responses.create(
+            model=MODEL, instructions="Answer in one word.", input="Which color has the sky?", max_output_tokens=16
+        )
+        assert answer.status in ("completed", "incomplete") and answer.usage.output_tokens <= 16
+        assert answer.output[0].type == "message" and answer.generation_id
+
+    def response_stream():
+        with client.responses.stream(model=MODEL, input=MESSAGES, max_output_tokens=16) as stream:
+            kinds = [event.type for event in stream]
+        assert kinds[0] == "response.created" and "response.output_text.delta" in kinds, kinds
+        assert kinds[-1] in ("response.completed", "response.incomplete"), kinds
+
+    def response_tools():
+        answer = client.responses.create(
+            model=MODEL, input=MESSAGES, max_output_tokens=16, store=False, tools=[{"type": "function", **TOOL}]
+        )
+        assert answer.status in ("completed", "incomplete")
+        assert all(item.type in ("message", "function_call") for item in answer.output)
+
+    def response_after_a_tool():
+        history = [
+            *MESSAGES,
+            {"type": "function_call", "call_id": "call_1", "name": TOOL["name"], "arguments": '{"of": "sky"}'},
+            {"type": "function_call_output", "call_id": "call_1", "output": "blue"},
+        ]
+        answer = client.responses.create(
+            model=MODEL, input=history, max_output_tokens=16, store=False, tools=[{"type": "function", **TOOL}]
+        )
+        assert answer.status in ("completed", "incomplete")
+
+    answers = [completion, completion_stream, chat, chat_stream, chat_tools, usage_in_stream]
+    responses = [response, response_stream, response_tools, response_after_a_tool]
+    return [*answers, *responses, unknown_model, refused_field, models]
 
 
 def anthropic_python():
@@ -96,7 +146,23 @@ def anthropic_python():
         else:
             raise AssertionError("it was answered")
 
-    return [message, message_stream, unknown_model]
+    def message_tools():
+        tool = {"name": TOOL["name"], "description": TOOL["description"], "input_schema": TOOL["parameters"]}
+        answer = client.messages.create(tools=[tool], **to)
+        assert answer.stop_reason in ("end_turn", "max_tokens", "tool_use")
+        history = [
+            *to["messages"],
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": TOOL["name"], "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "blue"}]},
+        ]
+        answer = client.messages.create(tools=[tool], **{**to, "messages": history})
+        assert answer.generation_id
+
+    def count_tokens():
+        counted = client.messages.count_tokens(model=MODEL, messages=to["messages"])
+        assert counted.input_tokens == client.messages.create(**to).usage.input_tokens
+
+    return [message, message_stream, message_tools, count_tokens, unknown_model]
 
 
 def litellm_python():

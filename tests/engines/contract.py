@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 
 # What is sampled may end earlier than what was recorded, and then has another form.
-TRIES = 5
+TRIES = 10
 COPY = "/dev/shm/springtide/contract.folder"
 # Content hash of models/demo-base.
 ROOT = "2a23c48fb6484018355c3f7b7ffd335fba043f8d5fc3b38dab4e987bb645d21a"
@@ -171,7 +171,12 @@ def main():
 
     try:
         if command == "record":
-            recorded = {"server": server, "version": version, "exchanges": {name: ask(name) for name in requests}}
+            exchanges = {name: ask(name) for name in requests}
+            for name, exchange in exchanges.items():
+                # a whole answer, not one that the model ended early
+                while '"finish_reason":' in exchange["answer"] and '"length"' not in exchange["answer"]:
+                    exchange = exchanges[name] = ask(name)
+            recorded = {"server": server, "version": version, "exchanges": exchanges}
             with open(path, "w") as file:
                 json.dump(recorded, file, indent=1)
                 file.write("\n")

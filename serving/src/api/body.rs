@@ -122,6 +122,9 @@ pub struct StreamOptions {
     /// Padding of OpenAI's chunks against eavesdroppers. Ours have none.
     #[serde(default, rename = "include_obfuscation")]
     _include_obfuscation: bool,
+    /// vLLM's: usage in every chunk. Ours is in the last one.
+    #[serde(default, rename = "continuous_usage_stats")]
+    _continuous_usage_stats: bool,
 }
 
 /// Reads a flattened struct. serde buffers its fields, and then its errors do not name the field.

@@ -972,6 +972,7 @@ async fn fields_that_would_not_change_the_answer_are_ignored_and_others_refused_
         json!({"store": true, "service_tier": "auto", "prompt_cache_key": "k", "parallel_tool_calls": false}),
         json!({"guided_json": null, "ignore_eos": false, "min_tokens": 0, "length_penalty": 1, "stop_token_ids": []}),
         json!({"stream_options": {"include_obfuscation": false}, "modalities": ["text"]}),
+        json!({"stream_options": {"continuous_usage_stats": true}}),
     ] {
         let mut body = json!({"model": "demo", "prompt": "a", "max_tokens": 2});
         body.as_object_mut()
