@@ -243,14 +243,18 @@ SESSION_RUN := $(if $(SMALL),0.5 --rate 4 --start-sessions 60,10)
 bench-session: stack ## what the policy learns from sessions: by a verdict at the end, by judged turns, and a control (about 105 minutes); SEEDS=3 VARIANTS='end turns random' SMALL=1 (one seed, half a minute each)
 	scripts/session.sh $(SPRINGTIDE) "$(or $(VARIANTS),end turns random)" "$$(seq -s' ' $(or $(SEEDS),$(if $(SMALL),1,3)))" $(SESSION_RUN) $(ARGS)
 
-bench-serving: stack vllm ## tokens per second and latency at 1 to 64 streams, ours beside vLLM on the CPU and our kernels alone (5 minutes; downloads vLLM, 3 GB); ARGS='--streams 16'
+bench-serving: stack vllm ## tokens per second and latency at 1 to 64 streams, ours beside vLLM on the CPU, llama.cpp's server, transformers serve and our kernels alone; the demo's model and a Llama of 88M (15 minutes, and 10 once to build llama.cpp; downloads vLLM, 3 GB); SERVERS='ours vllm llama transformers' ARGS='--streams 16'
 	cargo build --locked --release --package springtide --package bench --bin springtide --bin bench-serving
-	scripts/bench-serving.sh $(TARGET)/release/springtide $(TARGET)/release/bench-serving $(VLLM) \
+	scripts/serving-others.sh .springtide/serving-others $(VLLM)
+	$(dir $(VLLM))python scripts/random_llama.py models/demo-base .springtide/llama-88m
+	SERVERS="$(SERVERS)" scripts/bench-serving.sh $(TARGET)/release/springtide $(TARGET)/release/bench-serving $(VLLM) .springtide/serving-others \
 	  models/demo-base 2048 0,2,3 $$(nproc) $(ARGS)
+	SERVERS="$(SERVERS)" scripts/bench-serving.sh $(TARGET)/release/springtide $(TARGET)/release/bench-serving $(VLLM) .springtide/serving-others \
+	  .springtide/llama-88m 2048 0,2,3 $$(nproc) --requests 16 $(ARGS)
 
-bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of a wrong version, failed requests, gaps; then against a fresh server (15 minutes; downloads vLLM, 3 GB); ARGS='--updates 10'
+bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of a wrong version, failed requests, gaps; then against a fresh server (15 minutes; downloads vLLM, 3 GB); TENSOR_PARALLEL=2 ARGS='--updates 10'
 	cargo build --locked --release --package bench --bin bench-engines
-	scripts/bench-engines.sh $(TARGET)/release/bench-engines $(VLLM) models/demo-base $(ARGS)
+	TENSOR_PARALLEL=$(TENSOR_PARALLEL) scripts/bench-engines.sh $(TARGET)/release/bench-engines $(VLLM) models/demo-base $(ARGS)
 
 # Not to be changed after a reported run has been seen.
 bench-mismatch: libtorch vllm ## what is learned from tokens that vLLM sampled, in f32, bf16 and with a KV cache in fp8, with and without corrections (15 minutes; downloads vLLM, 3 GB); ARGS='--seeds 1 --steps 4'

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Updates a running vLLM under load, and compares its last version with a server that was started with it.
+# TENSOR_PARALLEL=2 divides each server's weights between two processes.
 # Usage: bench-engines.sh BENCH VLLM MODEL [BENCH_ARGS…]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bench=$1 vllm=$2 model=$3
 shift 3
+ranks=${TENSOR_PARALLEL:-1}
 work=$(mktemp -d)
 servers=()
 stop() {
@@ -13,7 +15,9 @@ stop() {
 }
 trap stop EXIT
 start() { # model port
-    setsid scripts/vllm-server.sh "$vllm" "$1" "$2" >"$work/$2.log" 2>&1 &
+    # otherwise every rank wants cores of its own, and there are too few
+    VLLM_CPU_OMP_THREADS_BIND=$([ "$ranks" = 1 ] && echo auto || echo nobind) \
+        setsid scripts/vllm-server.sh "$vllm" "$1" "$2" --tensor-parallel-size "$ranks" >"$work/$2.log" 2>&1 &
     servers+=($!)
     for _ in $(seq 300); do
         curl --silent --fail --max-time 5 "http://127.0.0.1:$2/health" >/dev/null && return

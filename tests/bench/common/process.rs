@@ -47,7 +47,11 @@ impl Process {
                 let log = fs::read_to_string(&self.log).unwrap_or_default();
                 let tail: Vec<&str> = log.lines().rev().take(20).collect();
                 let tail: Vec<&str> = tail.into_iter().rev().collect();
-                bail!("{url} does not answer ({ended:?}); {} ends with:\n{}", self.log.display(), tail.join("\n"));
+                bail!(
+                    "{url} does not answer ({ended:?}); {} ends with:\n{}",
+                    self.log.display(),
+                    tail.join("\n")
+                );
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -93,7 +97,8 @@ impl Process {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
         let group = self.group.to_string();
-        pids.filter(|&pid| stat(pid).is_some_and(|stat| stat.get(2) == Some(&group))).collect()
+        pids.filter(|&pid| stat(pid).is_some_and(|stat| stat.get(2) == Some(&group)))
+            .collect()
     }
 }
 

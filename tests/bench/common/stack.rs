@@ -42,7 +42,10 @@ impl Room {
         [
             ("SPRINGTIDE__POSTGRES__URL", self.database_url.clone()),
             ("SPRINGTIDE__KAFKA__BROKERS", self.kafka.brokers.clone()),
-            ("SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE", self.kafka_file.display().to_string()),
+            (
+                "SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE",
+                self.kafka_file.display().to_string(),
+            ),
             ("SPRINGTIDE__KAFKA__TOPIC_PREFIX", self.kafka.topic_prefix.clone()),
         ]
     }

@@ -42,7 +42,9 @@ impl Vllm {
             // otherwise all servers of a machine use the same core
             .env("VLLM_CPU_OMP_THREADS_BIND", "nobind");
         let mut process = Process::start(command, log)?;
-        let took = process.answers(&format!("http://127.0.0.1:{port}/health"), START_MAX).await?;
+        let took = process
+            .answers(&format!("http://127.0.0.1:{port}/health"), START_MAX)
+            .await?;
         Ok((process, took))
     }
 }

@@ -54,7 +54,10 @@ impl World {
             ("SPRINGTIDE__LISTEN__SERVE", serve.to_string()),
             ("SPRINGTIDE__POLICY__NAME", POLICY.to_owned()),
             ("SPRINGTIDE__INGEST__PARTITIONS", PARTITIONS.to_string()),
-            ("SPRINGTIDE__RELEASE__ARM", "[{alias=\"learner\",weight=1.0,explore=0.0}]".to_owned()),
+            (
+                "SPRINGTIDE__RELEASE__ARM",
+                "[{alias=\"learner\",weight=1.0,explore=0.0}]".to_owned(),
+            ),
             ("SPRINGTIDE__SERVE__SLOTS", slots.to_string()),
             ("SPRINGTIDE__SERVE__REMOTE__PATCH_DIR", patches.display().to_string()),
         ];
@@ -94,7 +97,9 @@ impl World {
             .current_dir(self.dir.path())
             .envs(self.environment.iter().cloned());
         let mut process = Process::start(command, &self.log(role))?;
-        process.answers(&format!("http://{address}/health"), ROLE_START_MAX).await?;
+        process
+            .answers(&format!("http://{address}/health"), ROLE_START_MAX)
+            .await?;
         Ok(process)
     }
 
@@ -125,7 +130,10 @@ impl World {
         fs::create_dir_all(folder)?;
         for entry in fs::read_dir(self.dir.path())? {
             let path = entry?.path();
-            if let Some(name) = path.file_name().filter(|_| path.extension().is_some_and(|end| end == "log")) {
+            if let Some(name) = path
+                .file_name()
+                .filter(|_| path.extension().is_some_and(|end| end == "log"))
+            {
                 fs::copy(&path, folder.join(name))?;
             }
         }

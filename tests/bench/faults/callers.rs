@@ -92,7 +92,9 @@ impl Callers {
         let mut number = 0;
         while !self.stop.load(Ordering::Relaxed) {
             number += 1;
-            let attempt = self.ask(&client, format!("stream-{stream}-{number}"), &mut random).await;
+            let attempt = self
+                .ask(&client, format!("stream-{stream}-{number}"), &mut random)
+                .await;
             let failed = matches!(attempt.end, End::Failed(_));
             if attempts.send(attempt).is_err() {
                 return;
@@ -104,7 +106,9 @@ impl Callers {
     }
 
     async fn ask(&self, client: &reqwest::Client, user: String, random: &mut StdRng) -> Attempt {
-        let prompt: Vec<u32> = (0..self.prompt_tokens).map(|_| random.random_range(3..self.vocab)).collect();
+        let prompt: Vec<u32> = (0..self.prompt_tokens)
+            .map(|_| random.random_range(3..self.vocab))
+            .collect();
         let body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": self.max_tokens, "temperature": 0.8,
             "stream": true, "return_token_ids": true, "user": user,
@@ -112,7 +116,11 @@ impl Callers {
         let began = Instant::now();
         let (mut tokens, mut first_token, mut last) = (Vec::new(), None, None);
         let answered = async {
-            let response = client.post(format!("{}/v1/completions", self.url)).json(&body).send().await?;
+            let response = client
+                .post(format!("{}/v1/completions", self.url))
+                .json(&body)
+                .send()
+                .await?;
             let status = response.status();
             if !status.is_success() {
                 bail!("{status}");

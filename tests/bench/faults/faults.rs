@@ -107,7 +107,9 @@ impl<'a> Faults<'a> {
     /// Injects a kind of fault `kills` times.
     pub async fn inject(&mut self, fault: Fault, kills: usize) -> anyhow::Result<Phase> {
         let mut phase = Phase {
-            fault: fault.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()),
+            fault: fault
+                .to_possible_value()
+                .map_or_else(String::new, |value| value.get_name().to_owned()),
             kills,
             ..Phase::default()
         };
@@ -124,7 +126,9 @@ impl<'a> Faults<'a> {
                 Fault::Gateway | Fault::Updater => self.restart_gateway().await?,
                 Fault::Engine => self.restart_engine(engine.context("an engine to kill")?)?,
             }
-            self.wait_for_answer().await.with_context(|| format!("after a kill of {fault:?}"))?;
+            self.wait_for_answer()
+                .await
+                .with_context(|| format!("after a kill of {fault:?}"))?;
             next_answers.push(killed.elapsed());
             let calm = self.callers.whole() + CALM_ANSWERS;
             wait("answers after a kill", || self.callers.whole() > calm).await?;
@@ -168,7 +172,9 @@ impl<'a> Faults<'a> {
                 }
             }
         });
-        let engine = engine.await.with_context(|| format!("no engine got {awaited:?} within {WAIT_MAX:?}"))??;
+        let engine = engine
+            .await
+            .with_context(|| format!("no engine got {awaited:?} within {WAIT_MAX:?}"))??;
         tokio::time::sleep(delay).await;
         Ok(Some(engine))
     }
@@ -181,7 +187,11 @@ impl<'a> Faults<'a> {
                     settle(engine, &mut self.starts).await?;
                 }
             }
-            let up = self.engines.iter().filter(|engine| matches!(engine, EngineState::Up(_))).count();
+            let up = self
+                .engines
+                .iter()
+                .filter(|engine| matches!(engine, EngineState::Up(_)))
+                .count();
             if up >= 2 {
                 return Ok(());
             }
@@ -216,10 +226,17 @@ impl<'a> Faults<'a> {
 
     /// The gateway's counters of remote engines.
     async fn counters(&self) -> anyhow::Result<BTreeMap<String, f64>> {
-        let text = reqwest::get(format!("http://{}/metrics", self.world.address)).await?.text().await?;
-        let lines = text.lines().filter(|line| line.starts_with("springtide_remote_") && line.contains("_total"));
+        let text = reqwest::get(format!("http://{}/metrics", self.world.address))
+            .await?
+            .text()
+            .await?;
+        let lines = text
+            .lines()
+            .filter(|line| line.starts_with("springtide_remote_") && line.contains("_total"));
         let values = lines.filter_map(|line| line.rsplit_once(' '));
-        Ok(values.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))).collect())
+        Ok(values
+            .filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?)))
+            .collect())
     }
 
     /// Kills everything.

@@ -122,7 +122,11 @@ struct Phase {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    ensure!(args.engines >= 2, "--engines is {}; one must serve while another is killed", args.engines);
+    ensure!(
+        args.engines >= 2,
+        "--engines is {}; one must serve while another is killed",
+        args.engines
+    );
     let runtime = tokio::runtime::Runtime::new()?;
     let report = runtime.block_on(run(args))?;
     let json = serde_json::to_string_pretty(&report)?;
@@ -180,7 +184,11 @@ async fn run(args: Args) -> anyhow::Result<Report> {
             world.keep_logs(&args.json.with_extension("logs"))?;
         }
         phases.push(outcome?);
-        println!("{fault:?}: {} kills after {:.0} s", args.kills, began.elapsed().as_secs_f64());
+        println!(
+            "{fault:?}: {} kills after {:.0} s",
+            args.kills,
+            began.elapsed().as_secs_f64()
+        );
     }
     let (numbers, publications_failed) = publishing.stop().await?;
     callers.stop();
@@ -245,20 +253,34 @@ async fn stored_rows(world: &World, attempts: &[Attempt]) -> anyhow::Result<Vec<
 
 impl Report {
     fn print(&self) {
-        println!("\n| | {} |", self.phases.iter().map(|phase| phase.fault.as_str()).collect::<Vec<_>>().join(" | "));
+        println!(
+            "\n| | {} |",
+            self.phases
+                .iter()
+                .map(|phase| phase.fault.as_str())
+                .collect::<Vec<_>>()
+                .join(" | ")
+        );
         println!("|---|{}", "---|".repeat(self.phases.len()));
         let line = |name: &str, value: &dyn Fn(&Phase) -> String| {
             let values: Vec<String> = self.phases.iter().map(value).collect();
             println!("| {name} | {} |", values.join(" | "));
         };
         line("kills", &|phase| phase.kills.to_string());
-        line("answers that were going on at the kills", &|phase| phase.open_streams.to_string());
+        line("answers that were going on at the kills", &|phase| {
+            phase.open_streams.to_string()
+        });
         line("requests", &|phase| phase.requests.to_string());
         line("answered whole", &|phase| phase.whole.to_string());
         line("cut after the first token", &|phase| phase.cut.to_string());
-        line("failed before it, tried again", &|phase| phase.failed.values().sum::<usize>().to_string());
+        line("failed before it, tried again", &|phase| {
+            phase.failed.values().sum::<usize>().to_string()
+        });
         line("from the kill to the next answer, ms: p50, max", &|phase| {
-            phase.next_answer_ms.as_ref().map_or(String::new(), |ms| format!("{:.0}, {:.0}", ms.p50, ms.max))
+            phase
+                .next_answer_ms
+                .as_ref()
+                .map_or(String::new(), |ms| format!("{:.0}, {:.0}", ms.p50, ms.max))
         });
         let Logged {
             generations,
@@ -305,8 +327,16 @@ impl Report {
             "callers and log disagree: {:?}",
             self.logged
         );
-        ensure!(self.scored.tokens > 0 && self.scored.tokens_wrong == 0, "wrong tokens: {:?}", self.scored);
-        ensure!(self.unproven_requests == 0, "{} requests came before a probe", self.unproven_requests);
+        ensure!(
+            self.scored.tokens > 0 && self.scored.tokens_wrong == 0,
+            "wrong tokens: {:?}",
+            self.scored
+        );
+        ensure!(
+            self.unproven_requests == 0,
+            "{} requests came before a probe",
+            self.unproven_requests
+        );
         Ok(())
     }
 }

@@ -58,7 +58,14 @@ fn prompt(args: &Args, vocab: u32, streams: usize, stream: usize, turn: usize) -
 }
 
 /// Asks with as many streams at a time; each sends `turns` requests, one after the other.
-pub async fn run(args: &Args, vocab: u32, way: Way, url: &str, streams: usize, turns: std::ops::Range<usize>) -> Outcome {
+pub async fn run(
+    args: &Args,
+    vocab: u32,
+    way: Way,
+    url: &str,
+    streams: usize,
+    turns: std::ops::Range<usize>,
+) -> Outcome {
     let client = reqwest::Client::new();
     let began = Instant::now();
     let stream = |stream: usize| {

@@ -149,14 +149,22 @@ fn main() -> anyhow::Result<()> {
 
 async fn run(args: Args) -> anyhow::Result<Report> {
     let versions = Versions::new(&args.model, args.seed)?;
-    let most = args.streams.iter().chain(&args.recorded_streams).copied().max().unwrap_or(1);
+    let most = args
+        .streams
+        .iter()
+        .chain(&args.recorded_streams)
+        .copied()
+        .max()
+        .unwrap_or(1);
     let [port] = edge::bind::free_ports()?;
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
     let mut world = World::start(&fs::canonicalize(&args.springtide)?, &[address], most).await?;
     publish(&world.publisher()?, &versions, 1, None).await?;
     let vllm = Vllm::new(&args.vllm_script, &args.vllm, &args.model)?;
     let slots = args.streams.iter().copied().max().unwrap_or(1).max(16).to_string();
-    let (mut engine, _) = vllm.start(port, &["--max-num-seqs", &slots], &world.log("vllm")).await?;
+    let (mut engine, _) = vllm
+        .start(port, &["--max-num-seqs", &slots], &world.log("vllm"))
+        .await?;
     println!(
         "| engine | streams | tokens/s: direct, gateway | first token p50, p99, ms: direct | added | per token: direct | \
          added | whole: direct | added | CPU s of 1000 tokens |"

@@ -84,7 +84,10 @@ impl Playback {
 
     async fn forward(&self, method: Method, uri: &Uri, body: Bytes) -> reqwest::Result<(StatusCode, Bytes)> {
         let url = format!("{}{uri}", self.upstream);
-        let request = self.client.request(method, url).header("content-type", "application/json");
+        let request = self
+            .client
+            .request(method, url)
+            .header("content-type", "application/json");
         let response = request.body(body).send().await?;
         Ok((response.status(), response.bytes().await?))
     }

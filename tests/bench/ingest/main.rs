@@ -19,8 +19,8 @@ use serde::Serialize;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
-use events::Events;
 use bench::stack::{Room, Stack};
+use events::Events;
 use host::{Ingest, Meter, Usage};
 use load::{ClosedLoop, OpenLoop, Way};
 use ways::{Bare, Http};

@@ -3,6 +3,7 @@
 //! prompt, and reads the answer as server-sent events.
 
 mod kernel;
+mod words;
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,12 +18,20 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use words::Words;
 
 #[derive(Debug, Clone, Parser, Serialize)]
 struct Args {
     /// A server and its base URL, as in `ours=http://127.0.0.1:8000`; may be repeated.
-    #[arg(long, required = true, value_parser = server)]
+    #[arg(long, value_parser = server)]
     server: Vec<Server>,
+    /// A server of `transformers serve`, which takes text alone: it gets words of one token each, as many
+    /// as the other prompts have ids.
+    #[arg(long, value_parser = server, requires = "tokenizer")]
+    text_server: Vec<Server>,
+    /// A Hugging Face folder with the tokenizer of text servers.
+    #[arg(long)]
+    tokenizer: Option<PathBuf>,
     /// Also measure our kernels alone, on this Hugging Face folder.
     #[arg(long)]
     kernel: Option<PathBuf>,
@@ -76,6 +85,11 @@ impl Args {
         let ids = 0..self.prompt_tokens;
         ids.map(|_| random.random_range(3..self.vocab)).collect()
     }
+
+    /// The same number of tokens as text.
+    fn text(&self, words: &Words, ids: &[u32]) -> String {
+        ids.iter().map(|&id| words.word(id)).collect()
+    }
 }
 
 fn server(argument: &str) -> anyhow::Result<Server> {
@@ -84,6 +98,13 @@ fn server(argument: &str) -> anyhow::Result<Server> {
         name: name.to_owned(),
         url: url.trim_end_matches('/').to_owned(),
     })
+}
+
+/// How a server takes prompts.
+#[derive(Debug, Clone, Copy)]
+enum Prompts<'a> {
+    Ids,
+    Text(&'a Words),
 }
 
 /// One number of streams at one server.
@@ -144,6 +165,7 @@ struct Chunk {
 
 #[derive(Debug, Deserialize)]
 struct Usage {
+    prompt_tokens: u64,
     completion_tokens: u64,
 }
 
@@ -154,11 +176,19 @@ async fn main() -> anyhow::Result<()> {
     let mut points = Vec::new();
     println!("| server | streams | tokens/s | first token p50, p99, ms | per token p50, p99, ms | failed |");
     println!("|---|---|---|---|---|---|");
-    for server in &args.server {
+    ensure!(
+        !args.server.is_empty() || !args.text_server.is_empty(),
+        "give --server NAME=URL"
+    );
+    let words = args.tokenizer.as_deref().map(Words::read).transpose()?;
+    let text_servers = args.text_server.iter().zip(words.iter().cycle());
+    let servers = args.server.iter().map(|server| (server, Prompts::Ids));
+    let servers = servers.chain(text_servers.map(|(server, words)| (server, Prompts::Text(words))));
+    for (server, prompts) in servers {
         // what a server does at its first request only is not measured
-        let _ = request(&args, server, &reqwest::Client::new(), args.prompt(0, 0, 0)).await;
+        let _ = request(&args, server, prompts, &client()?, args.prompt(0, 0, 0)).await;
         for &streams in &args.streams {
-            let point = measure(&args, server, streams).await?;
+            let point = measure(&args, server, prompts, streams).await?;
             point.print();
             points.push(point);
         }
@@ -180,16 +210,16 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn measure(args: &Args, server: &Server, streams: usize) -> anyhow::Result<Point> {
+async fn measure(args: &Args, server: &Server, prompts: Prompts<'_>, streams: usize) -> anyhow::Result<Point> {
     let each = args.requests_per_stream(streams);
-    let client = reqwest::Client::new();
+    let client = client()?;
     let began = Instant::now();
     let stream = |index: usize| {
         let client = client.clone();
         async move {
             let mut answers = Vec::with_capacity(each);
             for turn in 0..each {
-                answers.push(request(args, server, &client, args.prompt(streams, index, turn)).await);
+                answers.push(request(args, server, prompts, &client, args.prompt(streams, index, turn)).await);
             }
             answers
         }
@@ -263,18 +293,37 @@ fn ms(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     histogram.value_at_quantile(quantile) as f64 / 1e3
 }
 
+/// Each request has a connection of its own: llama.cpp's server closes them after an answer.
+fn client() -> reqwest::Result<reqwest::Client> {
+    reqwest::Client::builder().pool_max_idle_per_host(0).build()
+}
+
 /// Sends one prompt and reads its answer.
-async fn request(args: &Args, server: &Server, client: &reqwest::Client, prompt: Vec<u32>) -> anyhow::Result<Answer> {
+async fn request(
+    args: &Args,
+    server: &Server,
+    prompts: Prompts<'_>,
+    client: &reqwest::Client,
+    prompt: Vec<u32>,
+) -> anyhow::Result<Answer> {
     let mut body = json!({
-        "model": args.model,
-        "prompt": prompt,
-        "max_tokens": args.max_tokens,
-        "temperature": 1.0,
-        "stream": true,
-        "stream_options": {"include_usage": true},
+        "model": args.model, "max_tokens": args.max_tokens, "temperature": 1.0, "stream": true,
     });
-    if !args.stop_ids.is_empty() {
-        body["logit_bias"] = args.stop_ids.iter().map(|id| (id.to_string(), json!(-100))).collect();
+    match prompts {
+        Prompts::Ids => {
+            body["prompt"] = json!(prompt);
+            body["stream_options"] = json!({"include_usage": true});
+            if !args.stop_ids.is_empty() {
+                body["logit_bias"] = args.stop_ids.iter().map(|id| (id.to_string(), json!(-100))).collect();
+            }
+        }
+        Prompts::Text(words) => {
+            body["prompt"] = json!(args.text(words, &prompt));
+            let suppress = json!({
+                "suppress_tokens": args.stop_ids, "do_sample": true, "max_new_tokens": args.max_tokens,
+            });
+            body["generation_config"] = json!(suppress.to_string());
+        }
     }
     let mut sent = client.post(format!("{}/v1/completions", server.url)).json(&body);
     if let Some(key) = &args.api_key {
@@ -305,6 +354,12 @@ async fn request(args: &Args, server: &Server, client: &reqwest::Client, prompt:
                 bail!("an error in the stream: {error}");
             }
             if let Some(all) = chunk.usage {
+                ensure!(
+                    all.prompt_tokens == prompt.len() as u64,
+                    "the server read {} prompt tokens instead of {}",
+                    all.prompt_tokens,
+                    prompt.len()
+                );
                 usage = Some(all.completion_tokens);
             }
             if !chunk.choices.is_empty() {
