@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares the answers of a real vLLM and a real SGLang with the recorded ones that `make test` plays
-# back, and applies a patch to vLLM. With `record` as the last argument, records the answers anew.
+# back, and applies a patch to both. With `record` as the last argument, records the answers anew.
 # Usage: test-engines.sh VLLM SGLANG_PYTHON MODEL [record]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,4 +33,5 @@ contract vllm vllm-0.32.0.json
 stop
 start scripts/sglang-server.sh "$sglang" "$model" "$port"
 contract sglang sglang-0.5.23.json
+"$sglang" tests/engines/patch.py sglang "http://127.0.0.1:$port" "$model"
 stop
