@@ -20,8 +20,8 @@ const GRAMMAR_SYMBOLS_MAX: usize = 200_000;
 /// Steps that take about 5 ms each, for one token's mask.
 const MASK_FUEL: u64 = 70_000;
 const MASK_ITEMS_MAX: usize = 50_000;
-/// States take 1 to 2 KiB each.
-const LEXER_STATES_MAX: usize = 50_000;
+/// States take 1 to 2 KiB each, so an answer holds at most some 20 MiB.
+const LEXER_STATES_MAX: usize = 10_000;
 
 /// Why sampling cannot be constrained, or not any more. Contains no text of an answer.
 #[derive(Debug, thiserror::Error)]
