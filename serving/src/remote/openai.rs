@@ -120,6 +120,8 @@ fn text_body(request: &SampleRequest, tokenizer: &Tokenizer, model: Option<&str>
         ("repetition_penalty", repetition_penalty != 1.0),
         ("logit_bias", !logit_bias.is_empty()),
         ("logprobs", request.top_logprobs > 0),
+        // nothing would check the text against it
+        ("schema or forced tool", request.constraint.is_some()),
     ] {
         if set {
             return Err(Error::Refused(format!("it returns no token ids, so it has no {name}")));
