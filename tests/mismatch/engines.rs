@@ -208,6 +208,7 @@ async fn ask(
             params: Params::default(),
             seed: seed << 32 | number,
             suppressed: None,
+            constraint: None,
             top_logprobs: 0,
             caller: Caller::new("bench", None),
             class: TrafficClass::Production,

@@ -301,6 +301,7 @@ async fn ask(
         params,
         seed: 0,
         suppressed: None,
+        constraint: None,
         top_logprobs: 0,
         caller: Caller::new("bench", None),
         class: TrafficClass::Production,
