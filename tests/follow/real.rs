@@ -42,7 +42,7 @@ impl Drop for Vllm {
 
 /// vLLM, which takes requests over a socket alone.
 fn start_engine(world: &World) -> (Vllm, String) {
-    let program = std::env::var("SPRINGTIDE_VLLM").expect("SPRINGTIDE_VLLM is vLLM's command");
+    let program = std::env::var("SPRINGTIDE_VLLM").unwrap(); // vLLM's command
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-base");
     let socket = world.path("engine.sock");
     let log = std::fs::File::create(world.path("vllm.log")).unwrap();

@@ -72,7 +72,7 @@ impl Run {
     }
 
     /// Adds a step. Sums become means in [`Self::finish`].
-    pub fn add(&mut self, metrics: Metrics) {
+    pub fn add(&mut self, metrics: &Metrics) {
         let of = match metrics.remote.tokens {
             0 => metrics.mismatch,
             _ => metrics.remote,

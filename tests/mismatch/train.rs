@@ -59,7 +59,7 @@ impl Training<'_> {
             let requests = self.users.cohort(seed, step, args.cohort)?;
             let prompts = requests.iter().map(|request| request.prompt.clone());
             let answers = sampler.answer(&version, prompts, seed << 16 | u64::from(step)).await?;
-            let samples = self.samples(&requests, &answers, sampler.engine())?;
+            let samples = self.samples(&requests, &answers, sampler.engine().as_deref())?;
             let advantages: Vec<f64> = samples.iter().map(|sample| sample.reward).collect();
             let (back, metrics) = tokio::task::spawn_blocking(move || {
                 let metrics = propose(&mut learner, &samples, &advantages, &settings, &limits)?;
@@ -68,7 +68,7 @@ impl Training<'_> {
             .await
             .context("compute a step")??;
             learner = back;
-            run.add(metrics);
+            run.add(&metrics);
         }
         *serial += 1;
         run.held_out = self.held_out(learner.checkpoint(), *serial).await?;
@@ -76,7 +76,7 @@ impl Training<'_> {
         Ok(run)
     }
 
-    fn samples(&self, requests: &[Request], answers: &[Answer], engine: Option<String>) -> anyhow::Result<Vec<Sample>> {
+    fn samples(&self, requests: &[Request], answers: &[Answer], engine: Option<&str>) -> anyhow::Result<Vec<Sample>> {
         let sample = |(request, answer): (&Request, &Answer)| {
             let judgment = self.users.judge(request, &answer.tokens)?;
             Ok(Sample {
@@ -84,7 +84,7 @@ impl Training<'_> {
                 tenant: "default".into(),
                 user: "bench".into(),
                 replica: "bench".into(),
-                engine: engine.clone(),
+                engine: engine.map(str::to_owned),
                 class: "completion".into(),
                 group: None,
                 turn: None,
