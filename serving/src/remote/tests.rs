@@ -218,7 +218,7 @@ async fn generate(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Resp
     let count = params["max_tokens"].as_u64().unwrap() as usize;
     let (name, crosses_at) = {
         let mut held = fake.held();
-        held.salts.push(body["cache_salt"].as_str().unwrap().into());
+        held.salts.extend(body["cache_salt"].as_str().map(Into::into));
         (held.name.clone(), held.faults.crosses_at)
     };
     let event = move |index: usize, id: u32, logprob: f32| {
