@@ -26,7 +26,7 @@ mod responses;
 mod sessions;
 mod stop;
 
-use crate::engine::{Engine, LoadedVersion};
+use crate::engine::{Engine, LoadedVersion, SubmitError};
 use crate::options::Options;
 use crate::routing::{RouteError, RouteTable};
 use axum::extract::State;
@@ -196,6 +196,20 @@ fn displaced() -> Problem {
 /// 429: the engine had no slot for too long.
 fn expired() -> Problem {
     Problem::too_many("no slot became free in time; try again later", 2)
+}
+
+/// Why the engine did not queue a request.
+fn not_submitted(error: SubmitError) -> Problem {
+    match error {
+        SubmitError::Full { waiting } => {
+            metrics::counter!("springtide_requests_refused_total").increment(1);
+            Problem::too_many(
+                format!("{waiting} choices wait for a slot already, and this caller has its share; try again later"),
+                1,
+            )
+        }
+        SubmitError::Stopped => Problem::unavailable("the engine has stopped; try again shortly", 2),
+    }
 }
 
 fn no_route(error: &RouteError) -> Problem {

@@ -41,12 +41,6 @@ pub trait Engine: Send + Sync {
 
     /// Refuses further requests. Running sequences are cut off.
     fn stop(&self);
-
-    /// What generations are logged with as their engine. `None`: our own, which has exactly the
-    /// trainer's log-probabilities.
-    fn name(&self) -> Option<&str> {
-        None
-    }
 }
 
 /// A version that can answer. Holding the `Arc` keeps it loaded.
@@ -70,6 +64,24 @@ pub struct LoadedVersion {
     pub tokenizer: Option<Tokenizer>,
     /// A version whose templates cannot be read still answers plain prompts.
     pub templates: Result<Arc<Templates>, Arc<chat::Error>>,
+}
+
+impl LoadedVersion {
+    /// Whether both make the same ids of a prompt, and text of the same ids.
+    pub fn reads_like(&self, other: &LoadedVersion) -> bool {
+        let tokenizers = match (&self.tokenizer, &other.tokenizer) {
+            (Some(one), Some(other)) => one.is(other),
+            (None, None) => true,
+            _ => false,
+        };
+        let templates = match (&self.templates, &other.templates) {
+            (Ok(one), Ok(other)) => Arc::ptr_eq(one, other),
+            (Err(one), Err(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        let shape = |version: &LoadedVersion| (version.vocab, version.context, version.decline_id);
+        tokenizers && templates && shape(self) == shape(other) && self.stop_ids == other.stop_ids
+    }
 }
 
 /// Production traffic goes before everything else.
@@ -121,8 +133,9 @@ pub struct Constraint {
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleEvent {
     Token(Token),
-    /// Which versions sampled the tokens so far, in order. Replaces what an earlier such event said;
-    /// without one, all are the routed version's. Empty: not known before the last event.
+    /// An engine elsewhere samples it from now on. Our own engine sends no such event.
+    Started(Started),
+    /// Which versions sampled the tokens, in order. Without it, all are the routed version's.
     Versions(Vec<TokensOfVersion>),
     /// The answer must not be trained on; the code says why.
     Untrainable(&'static str),
@@ -132,7 +145,35 @@ pub enum SampleEvent {
     Displaced,
     /// Removed from the queue because no slot became free in time.
     Expired,
+    /// Removed from the queue because its version is in force no more and no engine holds it. It has to
+    /// be routed again.
+    VersionGone,
     Failed(String),
+}
+
+/// Which engine samples a sequence.
+#[derive(Clone)]
+pub struct Started {
+    /// What the generation is logged with as its engine.
+    pub engine: &'static str,
+    /// Whether the routed version sampled all tokens so far. Asked for answers that end before the engine
+    /// says which versions sampled them.
+    pub holds: Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>,
+}
+
+impl std::fmt::Debug for Started {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Started")
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Started {
+    fn eq(&self, other: &Self) -> bool {
+        self.engine == other.engine && Arc::ptr_eq(&self.holds, &other.holds)
+    }
 }
 
 /// One sampled token.

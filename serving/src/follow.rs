@@ -188,7 +188,9 @@ impl Follower {
                 }
             }
         }
+        let (aliases, serials) = (assignment.aliases.clone(), versions.keys().copied().collect());
         self.routes.apply(assignment, versions);
+        self.loader.in_force(&aliases, serials);
         metrics::gauge!("springtide_assignment_epoch").set(epoch as f64);
         tracing::info!(epoch, "assignment in force");
         for mut swap in swaps {

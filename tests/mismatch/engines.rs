@@ -235,7 +235,7 @@ async fn collect(mut events: mpsc::Receiver<SampleEvent>) -> anyhow::Result<Answ
                 answer.logprobs.push(token.logprob);
             }
             // a version's engine has no other while it answers
-            SampleEvent::Versions(_) => {}
+            SampleEvent::Versions(_) | SampleEvent::Started(_) => {}
             SampleEvent::Finished(_) => return Ok(answer),
             other => bail!("a request was not answered: {other:?}"),
         }

@@ -42,6 +42,11 @@ struct Inner {
 }
 
 impl Tokenizer {
+    /// Whether both are clones of one.
+    pub fn is(&self, other: &Tokenizer) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Reads `tokenizer.json`. Also reads `eos_token_id` (a number or a list) and
     /// `springtide_decline_token_id` from `generation_config.json`; without the former,
     /// `eos_token_id` from `config.json`. Refuses ids outside the vocabulary.

@@ -3,13 +3,15 @@
 
 mod record;
 
+use super::completions::available_route;
 use super::detokenize::TextBuilder;
 use super::exploration::Exploration;
 use super::outcome::{ChoiceOutcome, FinishedChoice, SampledToken, StopReason};
 use super::request::GenerationRequest;
 use super::sessions::Parent;
-use super::{Api, deadline, experts};
-use crate::engine::{Finish, SampleEvent};
+use super::{Api, deadline, experts, exploration};
+use crate::engine::caller::Caller;
+use crate::engine::{Constraint, Finish, SampleEvent, SampleRequest, Started, events_max};
 use crate::options::LogAway;
 use crate::routing::Route;
 use edge::Problem;
@@ -115,8 +117,23 @@ pub struct ChoiceTask {
     pub parent: Option<Parent>,
     pub seed: u64,
     pub exploration: Option<Exploration>,
+    pub caller: Caller,
+    pub max_tokens: usize,
+    pub constraint: Option<Constraint>,
     pub events: mpsc::Receiver<SampleEvent>,
     pub submitted: Instant,
+}
+
+/// What came of a choice before its first token.
+struct Begun {
+    started: Option<Started>,
+    untrainable: Option<&'static str>,
+    /// The event after that. The inner `None`: the engine has stopped.
+    first: Option<Option<SampleEvent>>,
+}
+
+fn version_gone() -> Problem {
+    Problem::unavailable("the version that this request was routed to has gone; try again", 1)
 }
 
 /// Why sampling ended.
@@ -141,18 +158,29 @@ impl ChoiceTask {
         canceled: &CancellationToken,
         mut frames: Option<&mut FrameSender>,
     ) -> Result<Option<FinishedChoice>, Problem> {
+        let begun = tokio::select! {
+            biased;
+            () = canceled.cancelled() => return Ok(None),
+            begun = self.begin() => begun?,
+        };
+        let Some(mut begun) = begun else {
+            return Err(deadline::exceeded());
+        };
         let route = &self.route;
         let mut text = TextBuilder::new(route.version.tokenizer.as_ref(), &self.request, &self.layout);
         let mut tokens: Vec<SampledToken> = Vec::new();
         let mut generation_id = None;
-        let (mut versions, mut untrainable) = (None, None);
+        let (mut versions, mut untrainable) = (None, begun.untrainable);
         let mut routing = Routing::default();
         let end = loop {
-            let event = tokio::select! {
-                biased;
-                () = canceled.cancelled() => break End::CallerGone,
-                () = self.request.deadline.passed() => break End::DeadlinePassed,
-                event = self.events.recv() => event,
+            let event = match begun.first.take() {
+                Some(event) => event,
+                None => tokio::select! {
+                    biased;
+                    () = canceled.cancelled() => break End::CallerGone,
+                    () = self.request.deadline.passed() => break End::DeadlinePassed,
+                    event = self.events.recv() => event,
+                },
             };
             match event {
                 Some(SampleEvent::Token(token)) => {
@@ -171,9 +199,11 @@ impl ChoiceTask {
                 }
                 Some(SampleEvent::Versions(spans)) => versions = Some(spans),
                 Some(SampleEvent::Untrainable(code)) => untrainable = Some(code),
+                Some(SampleEvent::Started(started)) => begun.started = Some(started),
                 Some(SampleEvent::Finished(finish)) => break End::Engine(finish),
                 Some(SampleEvent::Displaced) => return Err(super::displaced()),
                 Some(SampleEvent::Expired) => return Err(super::expired()),
+                Some(SampleEvent::VersionGone) => return Err(version_gone()),
                 Some(SampleEvent::Failed(error)) => return Err(Problem::internal(error)),
                 None => return Err(Problem::unavailable("the engine has stopped; try again shortly", 2)),
             }
@@ -181,6 +211,7 @@ impl ChoiceTask {
         // cancels the sequence if the engine still samples it
         self.events.close();
         let deadline_passed = matches!(end, End::DeadlinePassed);
+        let ended_early = !matches!(end, End::Engine(_));
         let Some(generation_id) = generation_id else {
             return match deadline_passed {
                 true => Err(deadline::exceeded()),
@@ -196,13 +227,18 @@ impl ChoiceTask {
             End::StopString(stop) => (FinishReason::Stop, Some(StopReason::Text(stop))),
             End::CallerGone | End::DeadlinePassed => (FinishReason::Abort, None),
         };
-        let versions_unknown = versions.as_ref().is_some_and(Vec::is_empty);
+        // an engine elsewhere names the versions with its last event
+        let versions_unknown = match &begun.started {
+            Some(started) if ended_early && versions.is_none() => !(started.holds)().await,
+            _ => false,
+        };
         let mut finished = FinishedChoice {
             id: generation_id,
             prompt_ids: self.prompt_ids.clone(),
             text,
             reason,
             versions,
+            engine: begun.started.map(|started| started.engine),
             outcome: ChoiceOutcome {
                 stop_reason,
                 generation_id: Some(generation_id),
@@ -225,6 +261,71 @@ impl ChoiceTask {
             return Err(deadline::exceeded());
         }
         Ok(Some(finished))
+    }
+
+    /// What the engine is asked for. Its events come here from now on.
+    pub fn sample(&mut self) -> SampleRequest {
+        // every event of a sequence fits, so the engine never waits for a caller
+        let (sender, events) = mpsc::channel(events_max(self.max_tokens));
+        self.events = events;
+        let request = &self.request;
+        SampleRequest {
+            version: self.route.version.clone(),
+            prompt: self.prompt_ids.clone(),
+            max_tokens: self.max_tokens,
+            params: request.params.clone(),
+            seed: self.seed,
+            suppressed: self.exploration.and_then(|exploration| exploration.suppressed),
+            constraint: self.constraint.clone(),
+            top_logprobs: request.logprobs.unwrap_or(0),
+            caller: self.caller.clone(),
+            class: request.class(),
+            priority: request.priority,
+            session: request.episode_id,
+            events: sender,
+            submitted: self.submitted,
+        }
+    }
+
+    /// Waits for the first token, or for why there is none. Routes again if the version has gone.
+    /// `None`: the deadline has passed.
+    async fn begin(&mut self) -> Result<Option<Begun>, Problem> {
+        let (mut started, mut untrainable) = (None, None);
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = self.request.deadline.passed() => return Ok(None),
+                event = self.events.recv() => event,
+            };
+            match event {
+                Some(SampleEvent::Started(event)) => started = Some(event),
+                Some(SampleEvent::Untrainable(code)) => untrainable = Some(code),
+                Some(SampleEvent::VersionGone) => {
+                    (started, untrainable) = (None, None);
+                    self.route_again().await?;
+                }
+                first => {
+                    return Ok(Some(Begun {
+                        started,
+                        untrainable,
+                        first: Some(first),
+                    }));
+                }
+            }
+        }
+    }
+
+    /// Queues the choice for the version that its user has now. The prompt is the same to both versions,
+    /// or the caller has to ask again.
+    async fn route_again(&mut self) -> Result<(), Problem> {
+        let route = available_route(&self.api, &self.request, self.submitted).await?;
+        if !route.version.reads_like(&self.route.version) {
+            return Err(version_gone());
+        }
+        self.exploration = exploration::explore(&self.request, &route, self.seed);
+        self.route = route;
+        let sample = self.sample();
+        self.api.engine.submit(vec![sample]).map_err(super::not_submitted)
     }
 
     /// Whether the choice is in the log. False: the log is away, and the choice may be answered without.

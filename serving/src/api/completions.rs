@@ -10,7 +10,6 @@ use super::outcome::FinishedChoice;
 use super::request::GenerationRequest;
 use super::{Api, exploration};
 use crate::engine::caller::Caller;
-use crate::engine::{SampleRequest, SubmitError, events_max};
 use crate::routing::Route;
 use axum::extract::State;
 use axum::response::sse::{Event as Sse, KeepAlive};
@@ -74,7 +73,11 @@ fn check_priority(priority: i32, principal: &Principal) -> Result<(), Problem> {
 }
 
 /// The route of a request, once an engine takes requests for its version.
-async fn available_route(api: &Api, request: &GenerationRequest, submitted: Instant) -> Result<Route, Problem> {
+pub(super) async fn available_route(
+    api: &Api,
+    request: &GenerationRequest,
+    submitted: Instant,
+) -> Result<Route, Problem> {
     let wait_max = Duration::from_millis(api.options.queue_wait_ms_max);
     loop {
         let route = api
@@ -170,27 +173,9 @@ impl QueuedRequest {
             .and_then(|episode| api.sessions.parent(tenant, episode));
         let (samples, choices) = (0..request.n)
             .map(|index| {
-                // every event of a sequence fits, so the engine never waits for a caller
-                let (sender, events) = mpsc::channel(events_max(max_tokens));
                 let seed = choice::seed(request_seed, index);
                 let exploration = exploration::explore(&request, &route, seed);
-                let sample = SampleRequest {
-                    version: route.version.clone(),
-                    prompt: prompt_ids.clone(),
-                    max_tokens,
-                    params: request.params.clone(),
-                    seed,
-                    suppressed: exploration.and_then(|exploration| exploration.suppressed),
-                    constraint: constraint.clone(),
-                    top_logprobs: request.logprobs.unwrap_or(0),
-                    caller: caller.clone(),
-                    class: request.class(),
-                    priority: request.priority,
-                    session: request.episode_id,
-                    events: sender,
-                    submitted,
-                };
-                let choice = ChoiceTask {
+                let mut choice = ChoiceTask {
                     api: api.clone(),
                     tenant: tenant.clone(),
                     request: request.clone(),
@@ -200,24 +185,17 @@ impl QueuedRequest {
                     parent: parent.clone(),
                     seed,
                     exploration,
-                    events,
+                    caller: caller.clone(),
+                    max_tokens,
+                    constraint: constraint.clone(),
+                    // until it is submitted
+                    events: mpsc::channel(1).1,
                     submitted,
                 };
-                (sample, choice)
+                (choice.sample(), choice)
             })
             .unzip();
-        api.engine.submit(samples).map_err(|error| match error {
-            SubmitError::Full { waiting } => {
-                metrics::counter!("springtide_requests_refused_total").increment(1);
-                Problem::too_many(
-                    format!(
-                        "{waiting} choices wait for a slot already, and this caller has its share; try again later"
-                    ),
-                    1,
-                )
-            }
-            SubmitError::Stopped => Problem::unavailable("the engine has stopped; try again shortly", 2),
-        })?;
+        api.engine.submit(samples).map_err(super::not_submitted)?;
         let canceled = CancellationToken::new();
         Ok(QueuedRequest {
             prompt_tokens: prompt_ids.len(),

@@ -31,8 +31,10 @@ pub struct FinishedChoice {
     pub tokens: Vec<SampledToken>,
     pub text: String,
     pub reason: FinishReason,
-    /// Which versions sampled the tokens. `None`: all are the routed version's. Empty: not known.
+    /// Which versions sampled the tokens. `None`: all are the routed version's.
     pub versions: Option<Vec<TokensOfVersion>>,
+    /// `None`: our own.
+    pub engine: Option<&'static str>,
     pub outcome: ChoiceOutcome,
 }
 

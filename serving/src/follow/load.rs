@@ -209,6 +209,13 @@ impl Loader {
         }
     }
 
+    /// Requests are routed by this assignment, to these versions, from now on.
+    pub fn in_force(&self, aliases: &BTreeMap<String, Target>, serials: BTreeSet<i64>) {
+        if let Host::Remote { updater, .. } = &self.host {
+            updater.in_force(aliases, serials);
+        }
+    }
+
     /// Engines elsewhere may restart, and some may be spare: gives the next one the version that it should
     /// hold. `shares`: versions in force and the shares of users they have. False: nothing is left to do.
     pub async fn mend(&mut self, shares: &[(i64, f64)]) -> anyhow::Result<bool> {

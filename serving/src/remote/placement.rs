@@ -31,15 +31,33 @@ pub struct EngineState {
     pub weight: f64,
     /// Whether we can change its version.
     pub takes_weights: bool,
-    /// The version that it is said to hold, without a probe.
-    pub vouched: Option<i64>,
+    /// The versions that it is said to hold, without a probe; the newest first. More than one while
+    /// requests are routed to the one before.
+    pub vouched: Vec<i64>,
     /// When it began to serve its version.
     pub since: Option<Instant>,
     /// Updates after which it may have sampled with wrong weights.
     pub failed_updates: u64,
+    /// Updates that have begun.
+    pub updates: u64,
+    /// After a failed update: others are tried before it until then.
+    pub retry_at: Option<Instant>,
 }
 
 impl EngineState {
+    /// Whether it takes requests for a version.
+    fn serves(&self, serial: i64) -> bool {
+        match self.state {
+            State::Serving(one) => one == serial || self.vouched.contains(&serial),
+            State::Down | State::Unproven | State::Draining(_) | State::Changing => false,
+        }
+    }
+
+    /// Whether an update of it failed a moment ago.
+    fn failed_lately(&self, now: Instant) -> bool {
+        self.retry_at.is_some_and(|at| now < at)
+    }
+
     fn running(&self) -> usize {
         self.production + self.background
     }
@@ -89,9 +107,11 @@ impl Placement {
             background: 0,
             weight,
             takes_weights: true,
-            vouched: None,
+            vouched: Vec::new(),
             since: None,
             failed_updates: 0,
+            updates: 0,
+            retry_at: None,
         };
         Placement {
             engines: weights.iter().map(down).collect(),
@@ -110,13 +130,14 @@ impl Placement {
     /// The engine for a sequence: of those of its version with a free slot, the one that runs the fewest
     /// for its weight. The turns of a session stay on one engine, unless it is clearly busier.
     pub fn pick(&self, sequence: Waiting, now: Instant) -> Option<usize> {
-        let state = match self.servers(sequence.serial) {
-            0 => State::Draining(sequence.serial),
-            _ => State::Serving(sequence.serial),
-        };
+        let serial = sequence.serial;
+        let draining = self.servers(serial) == 0;
         let engines = self.engines.iter().enumerate();
         let of_version: Vec<usize> = engines
-            .filter(|(_, engine)| engine.state == state)
+            .filter(|(_, engine)| match draining {
+                true => engine.state == State::Draining(serial),
+                false => engine.serves(serial),
+            })
             .map(|(index, _)| index)
             .collect();
         let free = |&index: &usize| self.has_room(index, &of_version, sequence.class, now);
@@ -180,13 +201,19 @@ impl Placement {
     /// How many engines take requests for a version.
     pub fn servers(&self, serial: i64) -> usize {
         let engines = self.engines.iter();
-        engines.filter(|engine| engine.state == State::Serving(serial)).count()
+        engines.filter(|engine| engine.serves(serial)).count()
+    }
+
+    /// Whether an engine takes requests for a version, or finishes those that were routed to it.
+    pub fn holds(&self, serial: i64) -> bool {
+        let mut engines = self.engines.iter();
+        engines.any(|engine| engine.serves(serial) || engine.state == State::Draining(serial))
     }
 
     /// The engine that gets a version that no engine serves. `kept`: versions that must go on being
     /// served. Prefers an engine without version, then one of a version that nobody needs, then one of
-    /// several with the same version.
-    pub fn place(&self, kept: &BTreeSet<i64>) -> Option<usize> {
+    /// several with the same version. One whose update failed a moment ago comes last.
+    pub fn place(&self, kept: &BTreeSet<i64>, now: Instant) -> Option<usize> {
         let engines = self.engines.iter().enumerate();
         let engines = engines.filter(|(_, engine)| engine.takes_weights);
         let ranked = engines.filter_map(|(index, engine)| {
@@ -201,18 +228,18 @@ impl Placement {
                 },
                 State::Down | State::Draining(_) | State::Changing => return None,
             };
-            Some((rank, engine.running(), index))
+            Some((engine.failed_lately(now), rank, engine.running(), index))
         });
-        ranked.min().map(|(_, _, index)| index)
+        ranked.min().map(|(.., index)| index)
     }
 
     /// What a spare engine should hold: of the versions with their weights, the one that has the fewest
-    /// engines for its weight. `None`: no engine is spare.
-    pub fn spare(&self, wanted: &[(i64, f64)]) -> Option<(usize, i64)> {
+    /// engines for its weight. `None`: no engine is spare. One whose update failed a moment ago is not.
+    pub fn spare(&self, wanted: &[(i64, f64)], now: Instant) -> Option<(usize, i64)> {
         let is_wanted = |serial| wanted.iter().any(|&(one, _)| one == serial);
         let engines = self.engines.iter().enumerate();
         let spare = engines
-            .filter(|(_, engine)| engine.takes_weights)
+            .filter(|(_, engine)| engine.takes_weights && !engine.failed_lately(now))
             .filter(|(_, engine)| match engine.state {
                 State::Unproven => true,
                 State::Serving(serial) => !is_wanted(serial),

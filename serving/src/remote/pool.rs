@@ -6,14 +6,14 @@ pub use pass::{Pass, Updates};
 
 use super::client::Client;
 use super::options::{InFlight, Options};
-use super::placement::{self, Placement, Rules, State};
+use super::placement::{self, EngineState, Placement, Rules, State};
 use super::sequence::{self, End};
 use crate::engine::caller::Tally;
 use crate::engine::queue::{Full, Queue};
 use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
 use artifact::digest::Digest;
 use futures::future::BoxFuture;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -33,8 +33,6 @@ pub struct Pool {
 
 struct Shared {
     clients: Vec<Client>,
-    /// Of all engines, such as `vllm`, or `vllm+sglang`.
-    kinds: String,
     config: Config,
     send_seeds: bool,
     in_flight: InFlight,
@@ -56,6 +54,8 @@ struct Work {
     weights: Vec<String>,
     /// The versions that engines held or may hold soon, by the names of their weights.
     known: BTreeMap<String, (i64, Digest)>,
+    /// The versions that requests are routed to. `None`: not told.
+    in_force: Option<BTreeSet<i64>>,
     running: Tally,
     stopping: bool,
 }
@@ -101,10 +101,6 @@ impl Engine for Pool {
         work.stopping = true;
         work.queue.drain().for_each(drop);
     }
-
-    fn name(&self) -> Option<&str> {
-        Some(&self.shared.kinds)
-    }
 }
 
 impl Pool {
@@ -120,21 +116,18 @@ impl Pool {
         for (engine, client) in placement.engines.iter_mut().zip(&clients) {
             engine.takes_weights = client.takes_weights();
         }
-        let mut kinds: Vec<&str> = clients.iter().map(Client::kind).collect();
-        kinds.dedup();
-        let kinds = kinds.join("+");
         let work = Work {
             queue: Queue::new(config.queue_choices_max),
             placement,
             weights: vec![String::new(); clients.len()],
             known: BTreeMap::new(),
+            in_force: None,
             running: Tally::default(),
             stopping: false,
         };
         Ok(Pool {
             shared: Arc::new(Shared {
                 clients,
-                kinds,
                 config,
                 send_seeds: options.send_seeds,
                 in_flight: options.in_flight,
@@ -166,22 +159,49 @@ impl Pool {
         self.lock().placement.engines[engine].state
     }
 
-    /// The version that an engine without token ids is said to hold from now on. `None`: none of those
-    /// in force.
-    pub(super) fn vouch(&self, engine: usize, serial: Option<i64>) {
+    /// The version that an engine without token ids is said to hold, beside the one before.
+    pub(super) fn vouch(&self, engine: usize, serial: i64) {
+        let before = self.lock().placement.engines[engine].vouched.clone();
+        let others = before.into_iter().filter(|&one| one != serial);
+        self.set_vouched(engine, [serial].into_iter().chain(others).collect());
+    }
+
+    /// The same, and no other. `None`: none of those in force.
+    pub(super) fn vouch_only(&self, engine: usize, serial: Option<i64>) {
+        self.set_vouched(engine, serial.into_iter().collect());
+    }
+
+    fn set_vouched(&self, engine: usize, serials: Vec<i64>) {
         let mut work = self.lock();
         let one = &mut work.placement.engines[engine];
-        if one.vouched == serial {
+        if one.vouched == serials {
             return;
         }
-        one.vouched = serial;
-        let state = match (one.state, serial) {
+        let state = match (one.state, serials.first()) {
             (State::Down, _) => State::Down,
-            (_, Some(serial)) => State::Serving(serial),
+            (_, Some(&serial)) => State::Serving(serial),
             (_, None) => State::Unproven,
         };
+        one.vouched = serials;
         drop(work);
         self.set_state(engine, state, None);
+    }
+
+    /// Requests are routed to these versions from now on.
+    pub(super) fn in_force(&self, serials: BTreeSet<i64>) {
+        self.lock().in_force = Some(serials);
+        self.remove_gone();
+    }
+
+    /// An engine gets weights of this name.
+    pub(super) fn update_begins(&self, engine: usize, weights: &str) {
+        self.lock().placement.engines[engine].updates += 1;
+        self.set_state(engine, State::Changing, Some(weights));
+    }
+
+    /// Until then, other engines are tried before this one.
+    pub(super) fn try_again_at(&self, engine: usize, at: Instant) {
+        self.lock().placement.engines[engine].retry_at = Some(at);
     }
 
     /// Running sequences of an engine.
@@ -198,12 +218,14 @@ impl Pool {
         if let Some(weights) = weights {
             weights.clone_into(&mut work.weights[engine]);
         }
-        let serving = work.placement.engines.iter();
-        let serving = serving
-            .filter(|engine| matches!(engine.state, State::Serving(_)))
-            .count();
-        metrics::gauge!("springtide_remote_engines_serving").set(serving as f64);
         drop(work);
+        self.state_changed();
+    }
+
+    fn state_changed(&self) {
+        let is_serving = |engine: &&EngineState| matches!(engine.state, State::Serving(_));
+        let serving = self.placement(|placement| placement.engines.iter().filter(is_serving).count());
+        metrics::gauge!("springtide_remote_engines_serving").set(serving as f64);
         self.shared.changed.notify_waiters();
         self.start_waiting();
     }
@@ -232,11 +254,12 @@ impl Pool {
             let engine = engine_for(&waiting)?;
             *slots(placement, engine, waiting.request.class) += 1;
             running.add(&waiting.request.caller);
-            Some((engine, weights[engine].clone(), waiting))
+            let updates = Updates::new(self, engine, &placement.engines[engine]);
+            Some((engine, weights[engine].clone(), updates, waiting))
         };
-        while let Some((engine, weights, waiting)) = next() {
+        while let Some((engine, weights, updates, waiting)) = next() {
             let pool = self.clone();
-            tokio::spawn(async move { pool.run(engine, &weights, waiting).await });
+            tokio::spawn(async move { pool.run(engine, &weights, updates, waiting).await });
         }
         let all: usize = placement
             .engines
@@ -248,11 +271,12 @@ impl Pool {
     }
 
     /// Samples one sequence and frees its slot.
-    async fn run(&self, engine: usize, weights: &str, Waiting { request, failures }: Waiting) {
+    async fn run(&self, engine: usize, weights: &str, updates: Updates, Waiting { request, failures }: Waiting) {
         let (caller, class) = (request.caller.clone(), request.class);
-        let crossing = (self.shared.in_flight == InFlight::Cross).then(|| self.watch_updates(engine));
+        let _ = request.events.try_send(updates.started(weights.to_owned()));
+        let crossing = (self.shared.in_flight == InFlight::Cross).then_some(&updates);
         let client = self.client(engine);
-        let end = sequence::run(client, weights, request, self.shared.send_seeds, crossing.as_ref()).await;
+        let end = sequence::run(client, weights, request, self.shared.send_seeds, crossing).await;
         {
             let mut work = self.lock();
             let slots = slots(&mut work.placement, engine, class);
@@ -277,14 +301,17 @@ impl Pool {
 
     /// An engine that failed gets no traffic before it was probed again.
     fn eject(&self, engine: usize, error: &anyhow::Error) {
+        let mut work = self.lock();
         // a drain that took too long cuts sequences off
-        if !matches!(self.state(engine), State::Serving(_)) {
+        if !matches!(work.placement.engines[engine].state, State::Serving(_)) {
             return;
         }
+        work.placement.set_state(engine, State::Down, Instant::now());
+        drop(work);
         let error = format!("{error:#}");
         tracing::warn!(engine = self.client(engine).url(), error, "engine ejected");
         metrics::counter!("springtide_remote_ejections_total").increment(1);
-        self.set_state(engine, State::Down, None);
+        self.state_changed();
     }
 
     fn queue_again(&self, request: SampleRequest, failures: u32) {
@@ -303,16 +330,48 @@ impl Pool {
 
     /// Removes requests that waited too long, and watches the engines, until `shutdown`.
     pub async fn watch(self, shutdown: CancellationToken) {
-        loop {
-            self.remove_expired();
-            let engines = 0..self.shared.clients.len();
-            futures::future::join_all(engines.map(|engine| self.check(engine))).await;
-            tokio::select! {
-                () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(CHECK_INTERVAL) => {}
+        let queue = async {
+            loop {
+                self.remove_expired();
+                self.remove_gone();
+                // the slots of an engine grow with time
+                self.start_waiting();
+                tokio::time::sleep(CHECK_INTERVAL).await;
             }
-            // the slots of an engine grow with time
-            self.start_waiting();
+        };
+        // one that does not answer delays no other
+        let engines = (0..self.shared.clients.len()).map(async |engine| {
+            loop {
+                self.check(engine).await;
+                tokio::time::sleep(CHECK_INTERVAL).await;
+            }
+        });
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            ((), _) = futures::future::join(queue, futures::future::join_all(engines)) => {}
+        }
+    }
+
+    /// Removes requests whose version is in force no more and that no engine holds.
+    fn remove_gone(&self) {
+        let mut work = self.lock();
+        let Work {
+            queue,
+            placement,
+            in_force: Some(in_force),
+            ..
+        } = &mut *work
+        else {
+            return;
+        };
+        let removed = queue.remove_if(|Waiting { request, .. }| {
+            let serial = request.version.serial;
+            !in_force.contains(&serial) && !placement.holds(serial)
+        });
+        drop(work);
+        for Waiting { request, .. } in removed {
+            metrics::counter!("springtide_choices_rerouted_total").increment(1);
+            let _ = request.events.try_send(SampleEvent::VersionGone);
         }
     }
 
@@ -341,7 +400,7 @@ impl Pool {
             return;
         }
         let expected = work.weights[engine].as_str();
-        let vouched = work.placement.engines[engine].vouched;
+        let vouched = work.placement.engines[engine].vouched.first().copied();
         let after = match (before, &answer) {
             (State::Changing | State::Draining(_), _) => before,
             (State::Down | State::Unproven, Ok(_)) => vouched.map_or(State::Unproven, State::Serving),
@@ -359,8 +418,7 @@ impl Pool {
             Ok(holds) => tracing::info!(engine = url, holds, ?before, ?after, "engine's state changed"),
             Err(error) => tracing::warn!(engine = url, error = format!("{error:#}"), ?before, "engine is down"),
         }
-        self.shared.changed.notify_waiters();
-        self.start_waiting();
+        self.state_changed();
     }
 }
 

@@ -115,9 +115,11 @@ async fn sample(
             SampleEvent::Finished(_) => return Ok(tokens),
             SampleEvent::Failed(error) => bail!("the probe failed: {error}"),
             // its log-probabilities show which weights sampled it
-            SampleEvent::Versions(_) => {}
+            SampleEvent::Versions(_) | SampleEvent::Started(_) => {}
             SampleEvent::Untrainable(code) => bail!("the engine's answers cannot be probed: {code}"),
-            SampleEvent::Displaced | SampleEvent::Expired => bail!("the probe was not answered"),
+            SampleEvent::Displaced | SampleEvent::Expired | SampleEvent::VersionGone => {
+                bail!("the probe was not answered")
+            }
         }
     }
     bail!("the probe's answer has no end")

@@ -7,7 +7,8 @@ use super::placement::State;
 use super::{InFlight, OpenAiServer, Options, Pool, Server, Updater};
 use crate::engine::caller::Caller;
 use crate::engine::{
-    Config, Engine, Finish, LoadedVersion, SampleEvent, SampleRequest, TokensOfVersion, TrafficClass, events_max,
+    Config, Engine, Finish, LoadedVersion, SampleEvent, SampleRequest, Started, TokensOfVersion, TrafficClass,
+    events_max,
 };
 use crate::routing::tests::no_templates;
 use artifact::assignment::Target;
@@ -23,7 +24,7 @@ use model::exact::{Arithmetic, ExactModel, KvCache};
 use model::sampling::{self, Params, PreviousTokens, Source};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -216,24 +217,29 @@ async fn finish(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Json<V
 async fn generate(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Response {
     let params = &body["sampling_params"];
     let count = params["max_tokens"].as_u64().unwrap() as usize;
-    let (name, crosses_at) = {
+    let crosses_at = {
         let mut held = fake.held();
         held.salts.extend(body["cache_salt"].as_str().map(Into::into));
-        (held.name.clone(), held.faults.crosses_at)
+        held.faults.crosses_at
     };
+    let (names, naming) = (Mutex::new(Vec::new()), fake.clone());
     let event = move |index: usize, id: u32, logprob: f32| {
+        let mut names: MutexGuard<'_, Vec<String>> = names.lock().unwrap();
+        names.push(match crosses_at {
+            Some(at) if index >= at => "springtide-9-other".into(),
+            _ => naming.held().name.clone(),
+        });
         let last = index + 1 == count;
+        let mut end = 0;
+        let spans = names.chunk_by(|one, next| one == next).map(|span| {
+            end += span.len();
+            json!({"version": span[0], "start": end - span.len(), "end": end})
+        });
         let choice = json!({
             "token_ids": [id],
             "logprobs": {"content": [{"token_id": id, "logprob": logprob}]},
             "finish_reason": last.then_some("length"),
-            "weight_versions": last.then(|| match crosses_at {
-                None => json!([{"version": name, "start": 0, "end": count}]),
-                Some(at) => json!([
-                    {"version": name, "start": 0, "end": at},
-                    {"version": "springtide-9-other", "start": at, "end": count},
-                ]),
-            }),
+            "weight_versions": last.then(|| spans.collect::<Vec<_>>()),
         });
         json!({"choices": [choice]})
     };
@@ -299,6 +305,8 @@ fn sample(
             while stalls(&fake) && !events.is_closed() {
                 std::thread::sleep(Duration::from_millis(5));
             }
+            // an answer goes on with the weights that the engine has by then
+            let model = fake.held().model.clone();
             let logits = model.prefill(&mut cache, 0, &next).unwrap();
             let drawn = sampling::draw(&logits, &params, &PreviousTokens::default(), &mut source);
             next = vec![drawn.id];
@@ -502,6 +510,16 @@ fn openai(fake: &Fake, alias: Option<&str>) -> OpenAiServer {
     }
 }
 
+/// The next event after those that a sequence begins with.
+async fn next(events: &mut mpsc::Receiver<SampleEvent>) -> Option<SampleEvent> {
+    loop {
+        let event = events.recv().await;
+        if !matches!(event, Some(SampleEvent::Started(_))) {
+            return event;
+        }
+    }
+}
+
 fn finished(events: &[SampleEvent]) -> bool {
     matches!(events.last(), Some(SampleEvent::Finished(_)))
 }
@@ -552,7 +570,7 @@ async fn an_engine_changes_after_its_answers_have_ended() {
     let mut stand = Stand::new(1).await;
     let first = stand.place(1, &[]).await;
     let mut events = stand.submit(&first, 40);
-    assert!(matches!(events.recv().await, Some(SampleEvent::Token(_))));
+    assert!(matches!(next(&mut events).await, Some(SampleEvent::Token(_))));
     drop(first);
     stand.place(2, &[]).await;
     let mut last = None;
@@ -595,7 +613,7 @@ async fn an_answer_that_ends_in_the_middle_fails_and_its_engine_is_probed_again(
         ..Faults::default()
     });
     let events = stand.ask(&version, 5).await;
-    assert_eq!(events.len(), 3, "{events:?}");
+    assert_eq!(events.len(), 4, "{events:?}"); // begun, two tokens, failed
     assert!(matches!(events.last(), Some(SampleEvent::Failed(_))), "{events:?}");
     // soon after the caller knows
     while stand.updater.serves(1) {
@@ -643,7 +661,7 @@ async fn a_caller_who_leaves_ends_the_request_in_the_engine() {
         ..Faults::default()
     });
     let mut events = stand.submit(&version, 60);
-    assert!(matches!(events.recv().await, Some(SampleEvent::Token(_))));
+    assert!(matches!(next(&mut events).await, Some(SampleEvent::Token(_))));
     assert_eq!(stand.pool.running(0), 1);
     drop(events);
     while stand.pool.running(0) > 0 {
@@ -766,7 +784,7 @@ async fn an_engine_without_token_ids_answers_for_its_alias_and_its_answers_are_u
     });
     // a, b, and the token that stands for the end
     assert_eq!(ids.collect::<Vec<_>>(), [(0, 0.0), (1, 0.0), (3, 0.0)]);
-    assert_eq!(events.first(), Some(&SampleEvent::Untrainable("no_token_ids")));
+    assert!(events.contains(&SampleEvent::Untrainable("no_token_ids")));
     assert_eq!(events.last(), Some(&SampleEvent::Finished(Finish::Stop(3))));
     // what it cannot be asked for is refused by name
     let (sender, mut events) = mpsc::channel(events_max(1));
@@ -778,7 +796,7 @@ async fn an_engine_without_token_ids_answers_for_its_alias_and_its_answers_are_u
         ..stand.request(&version, 1, None, sender)
     };
     stand.pool.submit(vec![request]).unwrap();
-    let Some(SampleEvent::Failed(error)) = events.recv().await else {
+    let Some(SampleEvent::Failed(error)) = next(&mut events).await else {
         panic!("a failure was expected");
     };
     assert!(error.contains("top_k"), "{error}");
@@ -828,7 +846,7 @@ async fn a_free_slot_goes_to_the_tenant_with_fewer_slots_and_to_users_before_rol
     });
     let mut running: Vec<_> = (0..4).map(|_| submit("a", TrafficClass::Production, 5)).collect();
     for events in &mut running {
-        assert!(matches!(events.recv().await, Some(SampleEvent::Token(_))));
+        assert!(matches!(next(events).await, Some(SampleEvent::Token(_))));
     }
     stand.fakes[0].set(Faults::default());
     stand.fakes[0].held().salts.clear();
@@ -873,6 +891,122 @@ async fn an_answer_may_cross_versions_by_setting_if_all_are_known() {
     let expected = SampleEvent::Versions(vec![of(&first, 3), of(&other, 2)]);
     assert!(events.contains(&expected) && finished(&events), "{events:?}");
     assert!(stand.updater.serves(1));
+}
+
+/// An engine whose four answers wait after two tokens, which have arrived. What the first one began
+/// with.
+async fn busy_while_crossing() -> (Stand, Arc<LoadedVersion>, Vec<mpsc::Receiver<SampleEvent>>, Started) {
+    let mut stand = Stand::with(1, |fakes| Options {
+        vllm: fakes.iter().map(vllm).collect(),
+        in_flight: InFlight::Cross,
+        ..Options::default()
+    })
+    .await;
+    let first = stand.place(1, &[]).await;
+    stand.updater.in_force(&BTreeMap::new(), [1].into());
+    stand.fakes[0].set(Faults {
+        waits_after: Some(2),
+        ..Faults::default()
+    });
+    let mut answers: Vec<_> = (0..4).map(|_| stand.submit(&first, 5)).collect();
+    let Some(SampleEvent::Started(started)) = answers[0].recv().await else {
+        panic!("the first event says who samples");
+    };
+    for events in &mut answers {
+        for _ in 0..2 {
+            assert!(matches!(next(events).await, Some(SampleEvent::Token(_))));
+        }
+    }
+    (stand, first, answers, started)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn during_a_crossing_update_answers_go_on_and_what_waits_is_routed_again() {
+    let (mut stand, first, answers, started) = busy_while_crossing().await;
+    let mut waiting = stand.submit(&first, 5);
+    assert_eq!(started.engine, "vllm");
+    assert!((started.holds)().await);
+    let (second, checkpoint) = version(2);
+    let name = stand.fakes[0].held().name.clone();
+    let resume = async {
+        while stand.fakes[0].held().name == name {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        stand.fakes[0].set(Faults::default());
+    };
+    let (changed, ()) = tokio::join!(stand.updater.change(0, &second, &checkpoint), resume);
+    changed.unwrap();
+    // an answer that ends here does not say which version sampled it
+    assert!(!(started.holds)().await);
+    stand.updater.in_force(&BTreeMap::new(), [2].into());
+    assert_eq!(waiting.recv().await, Some(SampleEvent::VersionGone));
+    let of = |version: &LoadedVersion, tokens| TokensOfVersion {
+        serial: version.serial,
+        root: version.root,
+        tokens,
+    };
+    let expected = SampleEvent::Versions(vec![of(&first, 2), of(&second, 3)]);
+    for mut events in answers {
+        let mut all = Vec::new();
+        while let Some(event) = events.recv().await {
+            all.push(event);
+        }
+        assert!(finished(&all) && all.contains(&expected), "{all:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_passed_on_of_what_weights_sampled_that_failed_their_probe() {
+    let (mut stand, _, answers, _) = busy_while_crossing().await;
+    let (second, checkpoint) = version(2);
+    let name = stand.fakes[0].held().name.clone();
+    let resume = async {
+        while stand.fakes[0].held().name == name {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut held = stand.fakes[0].held();
+        held.faults = Faults {
+            ignores_folders: true,
+            ..Faults::default()
+        };
+        // the patch went wrong
+        held.model = Arc::new(ExactModel::from_checkpoint(&version(3).1).unwrap());
+    };
+    let (changed, ()) = tokio::join!(stand.updater.change(0, &second, &checkpoint), resume);
+    let error = format!("{:#}", changed.unwrap_err());
+    assert!(error.contains("probe_error_max"), "{error}");
+    for mut events in answers {
+        assert!(matches!(events.recv().await, Some(SampleEvent::Failed(_))));
+        assert_eq!(events.recv().await, None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_changed_its_weights_by_itself_does_not_vouch_for_answers_that_end_early() {
+    let mut follower = Stand::new(1).await;
+    let url = follower.fakes[0].url.clone();
+    let mut gateway = Stand::with(0, |_| Options {
+        vllm: vec![Server {
+            url,
+            control: false,
+            ..Server::default()
+        }],
+        ..Options::default()
+    })
+    .await;
+    follower.place(1, &[]).await;
+    let first = gateway.place(1, &[]).await;
+    follower.fakes[0].set(Faults {
+        waits_after: Some(1),
+        ..Faults::default()
+    });
+    let mut events = gateway.submit(&first, 5);
+    let Some(SampleEvent::Started(started)) = events.recv().await else {
+        panic!("the first event says who samples");
+    };
+    assert!((started.holds)().await);
+    follower.fakes[0].held().name = "springtide-2-other".into();
+    assert!(!(started.holds)().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// How often a draining engine is looked at.
 const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// How long other engines are tried before one whose update failed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What an engine holds, as far as is known.
 struct Held {
@@ -86,7 +88,8 @@ impl Updater {
         if self.serves(version.serial) || self.recognize_anywhere(version, checkpoint, kept).await? {
             return Ok(Duration::ZERO);
         }
-        let engine = self.pool.placement(|engines| engines.place(kept)).with_context(|| {
+        let place = self.pool.placement(|engines| engines.place(kept, Instant::now()));
+        let engine = place.with_context(|| {
             format!(
                 "none of the {} engines is free for version {}, and none that takes no weights holds it: start more \
                  engines, or name fewer versions",
@@ -105,10 +108,11 @@ impl Updater {
             .filter(|(_, share)| *share > 0.0)
             .map(|(serial, _)| *serial)
             .collect();
+        let now = Instant::now();
         self.pool.placement(|engines| {
             let missing = arms.iter().find(|&&serial| engines.servers(serial) == 0);
-            let urgent = missing.and_then(|&serial| Some((engines.place(&arms)?, serial)));
-            urgent.or_else(|| engines.spare(wanted))
+            let urgent = missing.and_then(|&serial| Some((engines.place(&arms, now)?, serial)));
+            urgent.or_else(|| engines.spare(wanted, now))
         })
     }
 
@@ -128,7 +132,7 @@ impl Updater {
         let drained = started.elapsed();
         let name = weights_name(version);
         self.pool.know(name.clone(), version);
-        self.pool.set_state(engine, State::Changing, Some(&name));
+        self.pool.update_begins(engine, &name);
         let held = match self.held[engine].take() {
             Some(held) => Some(held),
             None => self.named(engine, version, checkpoint).await,
@@ -139,6 +143,7 @@ impl Updater {
             Err(error) => {
                 metrics::counter!("springtide_remote_changes_failed_total").increment(1);
                 self.pool.update_failed(engine);
+                self.pool.try_again_at(engine, Instant::now() + RETRY_INTERVAL);
                 self.pool.set_state(engine, State::Unproven, None);
                 return Err(error.context(format!("give the engine {url} version {}", version.serial)));
             }
@@ -148,6 +153,7 @@ impl Updater {
             checkpoint: checkpoint.clone(),
             version: Arc::downgrade(version),
         });
+        self.pool.try_again_at(engine, Instant::now());
         self.pool.set_state(engine, State::Serving(version.serial), None);
         let away = started.elapsed();
         tracing::info!(

@@ -329,6 +329,7 @@ async fn ask(
                 }
                 answer.tokens.push(token);
             }
+            SampleEvent::Started(_) => {}
             SampleEvent::Finished(_) => return Ok(answer),
             other => return Err(format!("version {serial}: {other:?}")),
         }

@@ -52,7 +52,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         exploration_share: choice.exploration.map(|exploration| exploration.share),
         sampling: sampling(&request.params, &finished.tokens),
         untrainable: finished.outcome.untrainable.map(str::to_owned),
-        engine: api.engine.name().map(str::to_owned),
+        engine: finished.engine.map(str::to_owned),
         // added once the event has its time
         proof: None,
     }
@@ -66,7 +66,7 @@ fn spans(finished: &FinishedChoice, route: &Route) -> Vec<VersionSpan> {
         root: route.version.root,
         tokens: finished.tokens.len(),
     }];
-    let said = finished.versions.as_deref().filter(|spans| !spans.is_empty());
+    let said = finished.versions.as_deref();
     let mut left = finished.tokens.len();
     let mut spans: Vec<VersionSpan> = Vec::new();
     for span in said.unwrap_or(&routed) {
@@ -144,6 +144,7 @@ mod tests {
             text: String::new(),
             reason: FinishReason::Length,
             versions: versions.map(|spans| spans.iter().map(of).collect()),
+            engine: None,
             outcome: ChoiceOutcome {
                 stop_reason: None,
                 generation_id: None,

@@ -61,7 +61,7 @@ fn a_draining_engine_finishes_what_no_other_engine_can() {
 fn a_new_version_takes_the_engine_that_is_missed_least() {
     use State::{Down, Serving, Unproven};
     let kept = BTreeSet::from([1, 8]);
-    let place = |states: &[State]| placement(states).place(&kept);
+    let place = |states: &[State]| placement(states).place(&kept, Instant::now());
     assert_eq!(place(&[Serving(7), Unproven]), Some(1));
     assert_eq!(place(&[Serving(6), Serving(7), Serving(7)]), Some(1));
     assert_eq!(place(&[Serving(1), Serving(7)]), Some(1));
@@ -73,7 +73,7 @@ fn a_new_version_takes_the_engine_that_is_missed_least() {
 fn spare_engines_go_to_the_version_that_lacks_them_most() {
     use State::{Serving, Unproven};
     let wanted = [(8, 0.7), (1, 0.3)];
-    let spare = |states: &[State]| placement(states).spare(&wanted);
+    let spare = |states: &[State]| placement(states).spare(&wanted, Instant::now());
     assert_eq!(spare(&[Serving(8), Serving(1), Unproven]), Some((2, 8)));
     assert_eq!(
         spare(&[Serving(8), Serving(8), Serving(8), Serving(1), Serving(7)]),
@@ -160,11 +160,43 @@ fn an_engine_that_takes_no_weights_is_never_given_another_version() {
     use State::{Serving, Unproven};
     let mut engines = placement(&[Unproven, Serving(6)]);
     engines.engines[0].takes_weights = false;
-    assert_eq!(engines.place(&BTreeSet::new()), Some(1));
-    assert_eq!(engines.spare(&[(8, 1.0)]), Some((1, 8)));
+    assert_eq!(engines.place(&BTreeSet::new(), Instant::now()), Some(1));
+    assert_eq!(engines.spare(&[(8, 1.0)], Instant::now()), Some((1, 8)));
     engines.engines[1].takes_weights = false;
     assert_eq!(
-        (engines.place(&BTreeSet::new()), engines.spare(&[(8, 1.0)])),
+        (
+            engines.place(&BTreeSet::new(), Instant::now()),
+            engines.spare(&[(8, 1.0)], Instant::now())
+        ),
         (None, None)
+    );
+}
+
+#[test]
+fn an_engine_whose_update_failed_is_tried_after_others_until_it_may_be_tried_again() {
+    use State::{Serving, Unproven};
+    let now = Instant::now();
+    let mut engines = placement(&[Unproven, Serving(7)]);
+    engines.engines[0].retry_at = Some(now + Duration::from_secs(1));
+    let kept = BTreeSet::from([8]);
+    assert_eq!(engines.place(&kept, now), Some(1));
+    assert_eq!(engines.spare(&[(7, 1.0)], now), None);
+    // there is no other
+    assert_eq!(engines.place(&BTreeSet::from([7]), now), Some(0));
+    let later = now + Duration::from_secs(1);
+    assert_eq!(engines.place(&kept, later), Some(0));
+    assert_eq!(engines.spare(&[(7, 1.0)], later), Some((0, 7)));
+}
+
+#[test]
+fn an_engine_on_an_operators_word_serves_the_version_before_until_nothing_is_routed_to_it() {
+    let mut engines = placement(&[State::Serving(8)]);
+    engines.engines[0].vouched = vec![8, 7];
+    assert_eq!((engines.servers(7), engines.servers(8)), (1, 1));
+    assert_eq!(pick(&engines, 7, Production), Some(0));
+    engines.engines[0].vouched = vec![8];
+    assert_eq!(
+        (engines.servers(7), engines.holds(7), engines.holds(8)),
+        (0, false, true)
     );
 }

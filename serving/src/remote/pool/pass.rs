@@ -2,9 +2,11 @@
 //! that are passed on as they are by whoever stands in front of the engine (`springtide follow`).
 //! The latter count as running, so an update drains them like the pool's own.
 
-use super::{Pool, State};
-use crate::engine::LoadedVersion;
+use super::{EngineState, Pool, State};
+use crate::engine::{LoadedVersion, SampleEvent, Started};
 use artifact::digest::Digest;
+use futures::FutureExt as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long an answer waits for a version that it names and we have not seen yet.
@@ -13,12 +15,18 @@ const UNKNOWN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Versions whose names are known: far more than one answer can cross.
 const KNOWN_MAX: usize = 1024;
 
+/// How long an engine has to say which weights it holds.
+const HOLDS_WAIT: Duration = Duration::from_secs(2);
+
 /// Watches the updates of an engine for one request.
+#[derive(Clone)]
 pub struct Updates {
     pool: Pool,
     engine: usize,
     /// Updates of the engine that had failed when the request began.
     failed: u64,
+    /// Those that had begun.
+    begun: u64,
 }
 
 /// Lets one request through to an engine. Dropping it ends the request.
@@ -33,19 +41,7 @@ impl Pool {
             return None;
         }
         one.production += 1;
-        Some(Pass(Updates {
-            pool: self.clone(),
-            engine,
-            failed: one.failed_updates,
-        }))
-    }
-
-    pub(super) fn watch_updates(&self, engine: usize) -> Updates {
-        Updates {
-            pool: self.clone(),
-            engine,
-            failed: self.lock().placement.engines[engine].failed_updates,
-        }
+        Some(Pass(Updates::new(self, engine, one)))
     }
 
     /// Notes what engines call a version.
@@ -102,11 +98,48 @@ impl Pool {
 }
 
 impl Updates {
+    /// From now on. `state`: of the engine.
+    pub(super) fn new(pool: &Pool, engine: usize, state: &EngineState) -> Self {
+        Updates {
+            pool: pool.clone(),
+            engine,
+            failed: state.failed_updates,
+            begun: state.updates,
+        }
+    }
+
     /// Whether what the engine has answered until now may be passed on. Waits while the engine is
     /// updated: what its new weights sample is held back until they are probed.
     pub async fn proven(&self) -> bool {
         self.pool.after_update(self.engine).await;
         self.pool.lock().placement.engines[self.engine].failed_updates == self.failed
+    }
+
+    /// The event that a request for the weights of this name begins with.
+    pub(super) fn started(&self, weights: String) -> SampleEvent {
+        let updates = self.clone();
+        let holds = move || {
+            let (updates, weights) = (updates.clone(), weights.clone());
+            async move { updates.hold(&weights).await }.boxed()
+        };
+        SampleEvent::Started(Started {
+            engine: self.pool.client(self.engine).kind(),
+            holds: Arc::new(holds),
+        })
+    }
+
+    /// Whether the engine has held the weights of this name since the request began.
+    async fn hold(&self, weights: &str) -> bool {
+        if self.pool.lock().placement.engines[self.engine].updates != self.begun {
+            return false;
+        }
+        let client = self.pool.client(self.engine);
+        // only we change the others
+        if client.takes_weights() || !client.names_weights() {
+            return true;
+        }
+        let held = tokio::time::timeout(HOLDS_WAIT, client.weights()).await;
+        matches!(held, Ok(Ok(Some(held))) if held == weights)
     }
 
     /// The version that an engine calls so. A follower may be ahead of us, so this waits a while.

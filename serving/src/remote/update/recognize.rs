@@ -21,14 +21,26 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 pub type Candidate = (Arc<LoadedVersion>, Arc<Checkpoint>);
 
 impl Updater {
-    /// Notes which versions engines without token ids are said to hold.
+    /// Notes which versions engines without token ids are said to hold soon, beside those before.
     pub fn vouch(&self, aliases: &BTreeMap<String, Target>) {
+        for engine in 0..self.held.len() {
+            let alias = self.pool.client(engine).vouched_alias();
+            if let Some(target) = alias.and_then(|alias| aliases.get(alias)) {
+                self.pool.vouch(engine, target.version);
+            }
+        }
+    }
+
+    /// Requests are routed to these versions from now on. Waiting ones of versions that no engine holds
+    /// are routed again.
+    pub fn in_force(&self, aliases: &BTreeMap<String, Target>, serials: BTreeSet<i64>) {
         for engine in 0..self.held.len() {
             if let Some(alias) = self.pool.client(engine).vouched_alias() {
                 let target = aliases.get(alias);
-                self.pool.vouch(engine, target.map(|target| target.version));
+                self.pool.vouch_only(engine, target.map(|target| target.version));
             }
         }
+        self.pool.in_force(serials);
     }
 
     /// Whether an engine that takes no weights holds the version. Probes those that serve none, or one
