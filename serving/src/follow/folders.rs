@@ -4,11 +4,13 @@
 //! DIR/v17-4be1c02d9a35/   one folder per version, with the marker of `springtide policy pull`
 //! DIR/current             symbolic link to the folder in force, replaced atomically
 //! DIR/status.json         what is in force since when (docs/FORMAT.md)
+//! DIR/.tried              there from before the command until its version is in force
 //! ```
 //!
 //! A folder gets its name only after it was read back from the disk with the right content hash. If
-//! there is a command, the link moves after it has succeeded. Folders and files may be read by whom
-//! the permissions of `DIR` name.
+//! there is a command, the link moves after it has succeeded. While `.tried` is there, an engine may
+//! hold another version than the link says, so the command runs also for the version of the link.
+//! Folders and files may be read by whom the permissions of `DIR` name.
 
 use super::command::Command;
 use anyhow::{Context, ensure};
@@ -28,6 +30,8 @@ use time::OffsetDateTime;
 const CURRENT: &str = "current";
 const STATUS: &str = "status.json";
 const FORMAT: &str = "springtide-follow-1";
+/// The names of the folders whose commands have begun and whose versions are not in force yet.
+const TRIED: &str = ".tried";
 /// Begins the names of what is not complete yet.
 const UNFINISHED: &str = ".unfinished-";
 
@@ -119,14 +123,50 @@ impl Folders {
         let (this, wanted) = (self.clone(), version.clone());
         let written = tokio::task::spawn_blocking(move || this.write(&wanted));
         written.await.context("the writing thread")??;
-        if self.current().as_ref() != Some(&name) {
+        let tried = self.tried();
+        if tried.is_some() || self.current().as_ref() != Some(&name) {
             if let Some(command) = &self.command {
+                let mut tried = tried.unwrap_or_default();
+                // an engine that has this version already takes the patch again; no patch fits another one
+                let before = before.filter(|_| tried.iter().all(|tried| *tried == name));
+                if !tried.contains(&name) {
+                    tried.push(name.clone());
+                }
+                let marker = self.dir.join(TRIED);
+                let written = atomic::replace(&marker, &[tried.join("\n").as_bytes()]);
+                written.with_context(|| format!("write {}", marker.display()))?;
                 self.run(command, version, before).await?;
             }
             self.switch(&name)
                 .with_context(|| format!("point {CURRENT} to {name}"))?;
         }
-        self.record(version, name)
+        self.record(version, name)?;
+        if self.command.is_some() {
+            remove(&self.dir.join(TRIED)).with_context(|| format!("remove {TRIED} of {}", self.dir.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a version is in force, and no try of another one has changed that since. Does not read
+    /// the folder itself.
+    pub fn is_in_force(&self, serial: i64, root: Digest) -> bool {
+        let name = name_of(serial, root);
+        let recorded = read_status(&self.dir.join(STATUS)).ok().flatten();
+        self.tried().is_none()
+            && self.current().as_ref() == Some(&name)
+            && recorded.is_some_and(|status| status.folder == name)
+    }
+
+    /// The names of the folders whose commands have begun since a version was in force: the engine may
+    /// hold each of them. `None`: there are none.
+    fn tried(&self) -> Option<Vec<String>> {
+        self.command.as_ref()?;
+        match fs::read_to_string(self.dir.join(TRIED)) {
+            Ok(names) => Some(names.lines().map(str::to_owned).collect()),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            // no folder has this name, so nothing fits
+            Err(_) => Some(vec![String::new()]),
+        }
     }
 
     /// Writes the version's folder, unless it is there and intact.

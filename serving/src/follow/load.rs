@@ -114,8 +114,21 @@ impl Loader {
         let known = loaded.and_then(|loaded| Some((loaded.version.upgrade()?, loaded.checkpoint.clone())));
         if let Some((version, checkpoint)) = known {
             check_content_hash(version.root, target)?;
-            if let Host::Remote { updater, .. } = &mut self.host {
-                updater.place(&version, &checkpoint, wanted.kept).await?;
+            match &mut self.host {
+                Host::Own { .. } => {}
+                Host::Remote { updater, .. } => {
+                    updater.place(&version, &checkpoint, wanted.kept).await?;
+                }
+                // another version may have been tried since
+                Host::Folders(folders) if folders.is_in_force(target.version, version.root) => {}
+                Host::Folders(folders) => {
+                    let version = folders::Version {
+                        serial: target.version,
+                        root: version.root,
+                        checkpoint,
+                    };
+                    folders.put_in_force(&version, None).await?;
+                }
             }
             return Ok((version, None));
         }
@@ -446,17 +459,21 @@ mod tests {
     use model::exact::Arithmetic;
     use std::path::Path;
 
-    /// A loader with this much memory beside the weights, and the only version of its store.
-    async fn loader(folder: &Path, cache_bytes_max: u64) -> (Loader, TrustedKeys, Target) {
+    fn golden() -> Checkpoint {
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../policy/model/tests/golden/qwen3");
-        let checkpoint = Checkpoint::read_dir(Path::new(golden)).unwrap();
+        Checkpoint::read_dir(Path::new(golden)).unwrap()
+    }
+
+    /// Publishes `checkpoint` as this version of a store in `folder`.
+    async fn publish(folder: &Path, version: i64, checkpoint: &Checkpoint) -> (Store, TrustedKeys, Target) {
         let key = SigningKey::from_seed(&[1; 32]);
         let store = Store::open(&format!("file://{}", folder.display())).unwrap();
         let object = store.put_object("demo", &checkpoint.to_bytes().unwrap()).await.unwrap();
+        let root = checkpoint.root();
         let manifest = Manifest {
             policy: "demo".into(),
-            version: 1,
-            root: checkpoint.root(),
+            version,
+            root,
             parent: None,
             line: "realtime".into(),
             branch: 0,
@@ -470,6 +487,27 @@ mod tests {
             delta_shards: vec![],
         };
         store.put_manifest(&manifest, &key).await.unwrap();
+        (store, key.trusted(), Target { version, root })
+    }
+
+    fn options(folder: &Path, store: Store, resident_bytes_max: u64) -> Options {
+        Options {
+            policy: "demo".into(),
+            replica: "test".into(),
+            store,
+            keys_dir: folder.into(),
+            state_dir: folder.into(),
+            poll_interval: Duration::ZERO,
+            back_off_max: Duration::ZERO,
+            alias: None,
+            resident_bytes_max,
+        }
+    }
+
+    /// A loader with this much memory beside the weights, and the only version of its store.
+    async fn loader(folder: &Path, cache_bytes_max: u64) -> (Loader, TrustedKeys, Target) {
+        let checkpoint = golden();
+        let (store, keys, target) = publish(folder, 1, &checkpoint).await;
         let engine = engine::spawn(engine::Config {
             queue_choices_max: 1,
             queue_wait_max: Duration::from_secs(60),
@@ -482,32 +520,12 @@ mod tests {
             slots: 2,
             context: 64,
         };
-        let options = Options {
-            policy: "demo".into(),
-            replica: "test".into(),
-            store,
-            keys_dir: folder.into(),
-            state_dir: folder.into(),
-            poll_interval: Duration::ZERO,
-            back_off_max: Duration::ZERO,
-            alias: None,
-            resident_bytes_max: checkpoint.tensor_bytes() * BYTES_PER_CHECKPOINT_BYTE + cache_bytes_max,
+        let host = Host::Own {
+            engine: engine.unwrap().handle,
+            staging: Arc::new(staging),
         };
-        let target = Target {
-            version: 1,
-            root: checkpoint.root(),
-        };
-        (
-            Loader::new(
-                &options,
-                Host::Own {
-                    engine: engine.unwrap().handle,
-                    staging: Arc::new(staging),
-                },
-            ),
-            key.trusted(),
-            target,
-        )
+        let bytes_max = checkpoint.tensor_bytes() * BYTES_PER_CHECKPOINT_BYTE + cache_bytes_max;
+        (Loader::new(&options(folder, store, bytes_max), host), keys, target)
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -531,5 +549,52 @@ mod tests {
         loader.bytes_max += 1;
         loader.load(&keys, wanted).await.unwrap();
         assert_eq!(loader.used(), loader.bytes_max);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_rollback_after_a_failed_command_gives_the_engine_the_old_version_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, keys, old) = publish(folder.path(), 7, &golden()).await;
+        let mut other = golden();
+        other.files.insert("config.json".into(), b"{}".as_slice().into());
+        let (_, _, new) = publish(folder.path(), 8, &other).await;
+        // the engine holds a version at once, and the command for version 8 fails afterwards
+        let line = r#"echo "$SPRINGTIDE_VERSION $SPRINGTIDE_PATCH" >> "$SPRINGTIDE_FOLDER/../../engine"
+                      test "$SPRINGTIDE_VERSION" != 8"#;
+        let folders = Folders {
+            dir: folder.path().join("weights"),
+            policy: "demo".into(),
+            alias: "champion".into(),
+            keep: 2,
+            command: Some(super::super::Command {
+                line: line.into(),
+                timeout: Duration::from_secs(60),
+            }),
+        };
+        folders.open().unwrap();
+        let options = options(folder.path(), store, u64::MAX);
+        let mut loader = Loader::new(&options, Host::Folders(folders.clone()));
+        let kept = BTreeSet::new();
+        let wanted = |target| Wanted {
+            epoch: 1,
+            target,
+            required: true,
+            kept: &kept,
+        };
+        let engine = || std::fs::read_to_string(folder.path().join("engine")).unwrap();
+        // whoever holds this is the routes
+        let (_served, swap) = loader.load(&keys, wanted(old)).await.unwrap();
+        assert!(swap.is_some());
+        assert!(loader.load(&keys, wanted(new)).await.is_err());
+        assert!(!folders.is_in_force(7, old.root));
+        loader.load(&keys, wanted(old)).await.unwrap();
+        let ran: Vec<String> = engine().lines().map(|line| line[..1].into()).collect();
+        assert_eq!(ran, ["7", "8", "7"]);
+        // what the engine held was not known, so there was no patch
+        assert_eq!(engine().lines().last(), Some("7 "));
+        assert!(folders.is_in_force(7, old.root));
+        // and an unchanged version costs nothing
+        loader.load(&keys, wanted(old)).await.unwrap();
+        assert_eq!(engine().lines().count(), 3);
     }
 }

@@ -107,6 +107,60 @@ async fn the_link_moves_only_after_the_command_has_succeeded() {
 }
 
 #[tokio::test]
+async fn the_command_runs_for_the_version_of_the_link_after_another_one_was_tried() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = r#"echo "$SPRINGTIDE_VERSION" >> "$SPRINGTIDE_FOLDER/../../ran"; test "$SPRINGTIDE_VERSION" != 2"#;
+    let before = folders(dir.path(), Some(line));
+    before.put_in_force(&version(1), None).await.unwrap();
+    assert!(before.is_in_force(1, version(1).root));
+    before.put_in_force(&version(2), None).await.unwrap_err();
+    // as after a kill: another process knows only the disk
+    let after = folders(dir.path(), Some(line));
+    assert!(!after.is_in_force(1, version(1).root));
+    after.put_in_force(&version(1), None).await.unwrap();
+    after.put_in_force(&version(1), None).await.unwrap();
+    assert_eq!(std::fs::read_to_string(dir.path().join("ran")).unwrap(), "1\n2\n1\n");
+    assert!(after.is_in_force(1, version(1).root) && !after.dir.join(TRIED).exists());
+}
+
+#[tokio::test]
+async fn after_a_failed_command_only_its_own_version_gets_a_patch() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = r#"echo "$SPRINGTIDE_VERSION${SPRINGTIDE_PATCH:+ patch}" >> "$SPRINGTIDE_FOLDER/../../ran"
+                  test -f "$SPRINGTIDE_FOLDER/../../ready""#;
+    let folders = folders(dir.path(), Some(line));
+    fs::write(dir.path().join("ready"), "").unwrap();
+    folders.put_in_force(&version(1), None).await.unwrap();
+    fs::remove_file(dir.path().join("ready")).unwrap();
+    // the engine may hold version 1 or 2, and then 3
+    for serial in [2, 2, 3, 3] {
+        folders
+            .put_in_force(&version(serial), Some(&version(1)))
+            .await
+            .unwrap_err();
+    }
+    fs::write(dir.path().join("ready"), "").unwrap();
+    folders.put_in_force(&version(3), Some(&version(1))).await.unwrap();
+    folders.put_in_force(&version(4), Some(&version(3))).await.unwrap();
+    let ran = std::fs::read_to_string(dir.path().join("ran")).unwrap();
+    let ran: Vec<&str> = ran.lines().collect();
+    assert_eq!(ran, ["1", "2 patch", "2 patch", "3", "3", "3", "4 patch"]);
+}
+
+#[tokio::test]
+async fn a_link_that_moved_before_its_status_was_written_moves_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let folders = folders(dir.path(), None);
+    folders.put_in_force(&version(1), None).await.unwrap();
+    folders.write(&version(2)).unwrap();
+    folders.switch(&name_of(2, version(2).root)).unwrap();
+    assert!(!folders.is_in_force(1, version(1).root) && !folders.is_in_force(2, version(2).root));
+    folders.put_in_force(&version(1), None).await.unwrap();
+    assert_eq!(in_force(&folders), version(1).root);
+    assert!(folders.is_in_force(1, version(1).root));
+}
+
+#[tokio::test]
 async fn folders_may_be_read_by_whom_the_parent_names() {
     let dir = tempfile::tempdir().unwrap();
     let folders = folders(dir.path(), None);
