@@ -30,6 +30,7 @@ mod sglang;
 mod update;
 mod vllm;
 
+pub use http::EXPECT_WEIGHTS;
 pub use options::{InFlight, OpenAiServer, Options, Server};
 pub use pool::{Pass, Pool};
 pub use update::Updater;

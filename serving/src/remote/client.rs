@@ -183,11 +183,12 @@ impl Client {
         }
     }
 
-    /// Starts to sample. `seeds`: whether the engine gets the request's seed.
-    pub async fn generate(&self, request: &SampleRequest, seeds: bool) -> Result<Stream, Error> {
+    /// Starts to sample. `weights`: the name of those that were probed, which a follower in front of the
+    /// engine checks. `seeds`: whether the engine gets the request's seed.
+    pub async fn generate(&self, request: &SampleRequest, weights: &str, seeds: bool) -> Result<Stream, Error> {
         match self {
-            Client::Vllm(engine) => engine.generate(request, seeds).await,
-            Client::Sglang(engine) => engine.generate(request, seeds).await,
+            Client::Vllm(engine) => engine.generate(request, weights, seeds).await,
+            Client::Sglang(engine) => engine.generate(request, weights, seeds).await,
             Client::OpenAi(engine) => engine.generate(request, seeds).await,
         }
     }

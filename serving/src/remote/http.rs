@@ -14,6 +14,11 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(15);
 /// Of one server-sent event: far above what a token needs.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 
+/// The name of the weights that must answer a request. A follower in front of an engine
+/// (`springtide follow`) answers 409 if the engine holds others. Engines whose weights are ours to
+/// change do not get it.
+pub const EXPECT_WEIGHTS: &str = "springtide-expect-weights";
+
 /// Why a request was not answered.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -23,6 +28,9 @@ pub enum Error {
     /// No engine would.
     #[error("the engine refuses the request: {0}")]
     Refused(String),
+    /// It has not begun: the engine has got other weights since it was probed.
+    #[error("the engine holds other weights than were probed")]
+    OtherWeights,
     /// The engine has no such route, or it is switched off.
     #[error("the engine has no route {0}")]
     Absent(String),
@@ -92,18 +100,21 @@ impl Http {
         self.checked(request).await.map(drop)
     }
 
-    /// Starts to sample. Dropping the events aborts the request in the engine.
-    pub async fn sample(&self, path: &str, body: &Value) -> Result<Events, Error> {
-        let url = format!("{}{path}", self.base);
-        let response = self
-            .send(self.client.post(url).json(body))
-            .await
-            .map_err(Error::Engine)?;
+    /// Starts to sample. Dropping the events aborts the request in the engine. `weights`: the name of
+    /// those that must answer; empty: any may.
+    pub async fn sample(&self, path: &str, body: &Value, weights: &str) -> Result<Events, Error> {
+        let mut request = self.client.post(format!("{}{path}", self.base)).json(body);
+        let expects = !weights.is_empty() && !self.is_controlled();
+        if expects {
+            request = request.header(EXPECT_WEIGHTS, weights);
+        }
+        let response = self.send(request).await.map_err(Error::Engine)?;
         match response.status() {
             status if status.is_success() => Ok(Events {
                 response,
                 buffer: BytesMut::new(),
             }),
+            StatusCode::CONFLICT if expects => Err(Error::OtherWeights),
             StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
                 Err(Error::Refused(explanation(response).await))
             }

@@ -80,7 +80,7 @@ impl OpenAi {
         let model = self.model.as_deref();
         if self.alias.is_none() {
             let body = completions::body(request, model, seeds);
-            let events = self.http.sample(completions::PATH, &body).await?;
+            let events = self.http.sample(completions::PATH, &body, "").await?;
             return Ok(Stream::new(events, completions::Reader));
         }
         let tokenizer = request.version.tokenizer.clone();
@@ -91,7 +91,7 @@ impl OpenAi {
             ))
         })?;
         let body = text_body(request, &tokenizer, model, seeds)?;
-        let events = self.http.sample(completions::PATH, &body).await?;
+        let events = self.http.sample(completions::PATH, &body, "").await?;
         let reader = TextReader {
             tokenizer,
             stop_id: request.version.stop_ids.first().copied(),

@@ -294,6 +294,11 @@ impl Pool {
                     let _ = request.events.try_send(failed);
                 }
             }
+            End::OtherWeights(request) => {
+                self.doubt(engine, weights);
+                // no engine has failed
+                self.queue_again(*request, failures);
+            }
             End::Failed(error) => self.eject(engine, &error),
         }
         self.start_waiting();
@@ -312,6 +317,25 @@ impl Pool {
         tracing::warn!(engine = self.client(engine).url(), error, "engine ejected");
         metrics::counter!("springtide_remote_ejections_total").increment(1);
         self.state_changed();
+    }
+
+    /// An engine that no longer holds the `weights` that were probed gets no traffic before it is known
+    /// what it holds.
+    fn doubt(&self, engine: usize, weights: &str) {
+        let mut work = self.lock();
+        // it may have been probed since
+        if work.weights[engine] != weights || !matches!(work.placement.engines[engine].state, State::Serving(_)) {
+            return;
+        }
+        work.placement.set_state(engine, State::Unproven, Instant::now());
+        drop(work);
+        tracing::info!(
+            engine = self.client(engine).url(),
+            weights,
+            "engine has got other weights"
+        );
+        metrics::counter!("springtide_remote_other_weights_total").increment(1);
+        self.shared.changed.notify_waiters();
     }
 
     fn queue_again(&self, request: SampleRequest, failures: u32) {

@@ -3,7 +3,7 @@
 //! still compute with other weights than it was given.
 
 use super::client::Client;
-use super::sequence;
+use super::sequence::{self, End};
 use crate::engine::caller::Caller;
 use crate::engine::{LoadedVersion, SampleEvent, SampleRequest, Token, TrafficClass, events_max};
 use anyhow::{Context, bail, ensure};
@@ -103,10 +103,10 @@ async fn sample(
         events,
         submitted: Instant::now(),
     };
-    if let sequence::End::Retry(_, error) | sequence::End::Failed(error) =
-        sequence::run(engine, weights, request, false, None).await
-    {
-        return Err(error.context("the probe failed"));
+    match sequence::run(engine, weights, request, false, None).await {
+        End::Done => {}
+        End::OtherWeights(_) => bail!("the engine holds other weights than {weights:?}"),
+        End::Retry(_, error) | End::Failed(error) => return Err(error.context("the probe failed")),
     }
     let mut tokens = Vec::new();
     while let Some(event) = receiver.recv().await {

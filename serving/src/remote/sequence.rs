@@ -17,6 +17,8 @@ pub enum End {
     Done,
     /// The engine failed before the first token: another one may answer. The request comes back.
     Retry(Box<SampleRequest>, anyhow::Error),
+    /// The engine holds other weights, and has sampled nothing. The request comes back.
+    OtherWeights(Box<SampleRequest>),
     /// The engine failed after the first token. The caller has the last event.
     Failed(anyhow::Error),
 }
@@ -33,7 +35,7 @@ pub async fn run(
     let events = request.events.clone();
     let mut sent = 0;
     let sampled = async {
-        let mut stream = engine.generate(&request, send_seeds).await?;
+        let mut stream = engine.generate(&request, weights, send_seeds).await?;
         if engine.vouched_alias().is_some() {
             let _ = events.try_send(SampleEvent::Untrainable(NO_TOKEN_IDS));
         }
@@ -50,6 +52,7 @@ pub async fn run(
             let _ = events.try_send(SampleEvent::Failed(refused.to_string()));
             return End::Done;
         }
+        Err(Error::OtherWeights) => return End::OtherWeights(Box::new(request)),
         Err(absent @ Error::Absent(_)) => absent.into(),
         Err(Error::Engine(error)) => error,
     };

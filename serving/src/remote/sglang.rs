@@ -136,8 +136,8 @@ impl Sglang {
     }
 
     /// [`Client::generate`](super::client::Client::generate).
-    pub async fn generate(&self, request: &SampleRequest, seeds: bool) -> Result<Stream, Error> {
-        let events = self.http.sample("/generate", &body(request, seeds)).await?;
+    pub async fn generate(&self, request: &SampleRequest, weights: &str, seeds: bool) -> Result<Stream, Error> {
+        let events = self.http.sample("/generate", &body(request, seeds), weights).await?;
         let reader = Reader {
             filtered: request.params.truncates(),
             read: 0,

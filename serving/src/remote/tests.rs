@@ -4,7 +4,7 @@
 //! one.
 
 use super::placement::State;
-use super::{InFlight, OpenAiServer, Options, Pool, Server, Updater};
+use super::{EXPECT_WEIGHTS, InFlight, OpenAiServer, Options, Pool, Server, Updater};
 use crate::engine::caller::Caller;
 use crate::engine::{
     Config, Engine, Finish, LoadedVersion, SampleEvent, SampleRequest, Started, TokensOfVersion, TrafficClass,
@@ -17,7 +17,7 @@ use artifact::tensor::TensorData;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Json, State as Extract};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use model::exact::{Arithmetic, ExactModel, KvCache};
@@ -49,6 +49,8 @@ pub(crate) struct Faults {
     pub(crate) stalls_after: Option<usize>,
     /// The same, until the fault is over.
     pub(crate) waits_after: Option<usize>,
+    /// As with a follower in front: a request that expects other weights gets 409.
+    pub(crate) compares_weights: bool,
     /// Every request to sample gets 503.
     pub(crate) refuses: bool,
     /// Answers say that other weights sampled the tokens from this one on.
@@ -68,6 +70,8 @@ pub(crate) struct Held {
     pub(crate) sampled: usize,
     /// Answers that are being sampled.
     pub(crate) running: usize,
+    /// Requests that expected other weights.
+    conflicts: usize,
     /// What kept the caches of its requests apart, in their order.
     salts: Vec<String>,
 }
@@ -108,6 +112,7 @@ impl Fake {
             updates: Vec::new(),
             pauses: Vec::new(),
             sampled: 0,
+            conflicts: 0,
             salts: Vec::new(),
             running: 0,
         };
@@ -214,7 +219,17 @@ async fn finish(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Json<V
     Json(json!({}))
 }
 
-async fn generate(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Response {
+async fn generate(Extract(fake): Extract<Fake>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    let expected = headers
+        .get(EXPECT_WEIGHTS)
+        .map(|name| name.to_str().unwrap().to_owned());
+    {
+        let mut held = fake.held();
+        if held.faults.compares_weights && expected.is_some_and(|expected| expected != held.name) {
+            held.conflicts += 1;
+            return StatusCode::CONFLICT.into_response();
+        }
+    }
     let params = &body["sampling_params"];
     let count = params["max_tokens"].as_u64().unwrap() as usize;
     let crosses_at = {
@@ -379,7 +394,7 @@ struct Stand {
     pool: Pool,
     updater: Updater,
     patches: tempfile::TempDir,
-    _watch: tokio_util::sync::DropGuard,
+    watch: Option<tokio_util::sync::DropGuard>,
 }
 
 impl Stand {
@@ -416,7 +431,7 @@ impl Stand {
             pool,
             updater,
             patches,
-            _watch: stop.drop_guard(),
+            watch: Some(stop.drop_guard()),
         }
     }
 
@@ -1055,4 +1070,95 @@ async fn a_server_that_a_follower_controls_serves_what_it_names_after_a_probe() 
     assert!(!gateway.updater.serves(1));
     // all updates were the follower's
     assert_eq!(follower.fakes[0].updates(), ["folder", "patch"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_for_weights_that_an_engine_has_lost_goes_to_another_engine_and_nothing_fails() {
+    let mut follower = Stand::new(2).await;
+    for fake in &follower.fakes {
+        fake.set(Faults {
+            compares_weights: true,
+            ..Faults::default()
+        });
+    }
+    let servers = follower.fakes.iter().map(|fake| Server {
+        control: false,
+        ..vllm(fake)
+    });
+    let vllm = servers.collect();
+    let mut gateway = Stand::with(0, |_| Options {
+        vllm,
+        ..Options::default()
+    })
+    .await;
+    let first = follower.place(1, &[]).await;
+    follower.mend(&[(1, 1.0)], 1, 2).await;
+    let candidates = [version(1), version(2)];
+    while gateway.pool.placement(|engines| engines.servers(1)) < 2 {
+        gateway.updater.recognize(&candidates).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // from here on, nobody but requests looks at the engines
+    gateway.watch.take();
+    let fakes = &follower.fakes;
+    let conflicts = || fakes.iter().map(|fake| fake.held().conflicts).sum::<usize>();
+    let (second, checkpoint) = version(2);
+    follower.updater.change(0, &second, &checkpoint).await.unwrap();
+    // without a look, the gateway believes that both hold version 1: one request is turned away
+    let before = conflicts();
+    for _ in 0..3 {
+        assert!(finished(&gateway.ask(&first, 4).await));
+    }
+    assert_eq!(conflicts() - before, 1);
+    assert_eq!(gateway.pool.state(0), State::Unproven);
+    assert_eq!(gateway.pool.state(1), State::Serving(1));
+    // it was not ejected as broken: a probe finds what it holds now
+    assert!(
+        gateway
+            .updater
+            .place(&second, &checkpoint, &BTreeSet::from([1]))
+            .await
+            .is_ok()
+    );
+    assert!(finished(&gateway.ask(&second, 4).await));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_for_weights_that_nobody_holds_any_more_waits_for_them() {
+    let mut follower = Stand::new(1).await;
+    follower.fakes[0].set(Faults {
+        compares_weights: true,
+        ..Faults::default()
+    });
+    let server = Server {
+        control: false,
+        ..vllm(&follower.fakes[0])
+    };
+    let mut gateway = Stand::with(0, |_| Options {
+        vllm: vec![server],
+        ..Options::default()
+    })
+    .await;
+    let first = follower.place(1, &[]).await;
+    gateway.place(1, &[]).await;
+    gateway.watch.take();
+    follower.place(2, &[]).await;
+    let mut events = gateway.submit(&first, 4);
+    while gateway.pool.state(0) != State::Unproven {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(events.try_recv().is_err());
+    // back again, as after a rollback
+    follower.place(1, &[]).await;
+    let (first, checkpoint) = version(1);
+    gateway
+        .updater
+        .place(&first, &checkpoint, &BTreeSet::new())
+        .await
+        .unwrap();
+    let mut all = Vec::new();
+    while let Some(event) = events.recv().await {
+        all.push(event);
+    }
+    assert!(finished(&all));
 }

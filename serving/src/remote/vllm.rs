@@ -181,9 +181,9 @@ impl Vllm {
     }
 
     /// [`Client::generate`](super::client::Client::generate).
-    pub async fn generate(&self, request: &SampleRequest, seeds: bool) -> Result<Stream, Error> {
+    pub async fn generate(&self, request: &SampleRequest, weights: &str, seeds: bool) -> Result<Stream, Error> {
         if !self.completions_only.load(Ordering::Relaxed) {
-            match self.http.sample(GENERATE, &body(request, seeds)).await {
+            match self.http.sample(GENERATE, &body(request, seeds), weights).await {
                 Ok(events) => return Ok(Stream::new(events, Reader)),
                 Err(Error::Absent(_)) => {
                     let engine = self.url();
@@ -194,7 +194,7 @@ impl Vllm {
             }
         }
         let body = completions::body(request, None, seeds);
-        let events = self.http.sample(completions::PATH, &body).await?;
+        let events = self.http.sample(completions::PATH, &body, weights).await?;
         Ok(Stream::new(events, completions::Reader))
     }
 }

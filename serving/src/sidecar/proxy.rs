@@ -3,11 +3,11 @@
 //! engine.
 
 use super::connections::{self, Connection, Connections};
-use crate::remote::{InFlight, Pass, Pool};
+use crate::remote::{EXPECT_WEIGHTS, InFlight, Pass, Pool};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use axum::response::Response;
 use axum::routing::{MethodFilter, on};
 use edge::Problem;
@@ -99,9 +99,10 @@ pub fn router(engine: Engine, proxy: &Arc<Proxy>) -> Router {
 
 impl Proxy {
     async fn pass_on(self: Arc<Self>, path: &'static str, request: Request) -> Result<Response, Problem> {
+        let expected = request.headers().get(EXPECT_WEIGHTS).cloned();
         let broken = Arc::new(OnceLock::new());
         let forwarded = self.forwarded(path, request, broken.clone())?;
-        let (pass, mut connection) = self.admit().await?;
+        let (pass, mut connection) = self.admit(expected.as_ref()).await?;
         let answer = match self.connections.send(&mut connection, forwarded).await {
             Ok(answer) => answer,
             Err(error) => return Err(self.not_sent(&pass, &connection, error, broken.get())),
@@ -119,15 +120,22 @@ impl Proxy {
         Ok(response)
     }
 
-    /// Lets the request through, over a connection to the engine that was probed.
-    async fn admit(&self) -> Result<(Pass, Connection), Problem> {
+    /// Lets the request through, over a connection to the engine that was probed. `expected`: the name of
+    /// the weights that the caller wants an answer of, if it says so.
+    async fn admit(&self, expected: Option<&HeaderValue>) -> Result<(Pass, Connection), Problem> {
         for tried in 1..=TRIES {
             let pass = match self.in_flight {
                 InFlight::Drain => self.pool.admit(ENGINE),
                 InFlight::Cross => self.pool.admit_after_update(ENGINE, self.wait_max).await,
             };
             let pass = pass.ok_or_else(|| unavailable("the engine holds no version that is proven, or changes it"))?;
-            match self.connections.get(&pass.weights()).await {
+            let weights = pass.weights();
+            if expected.is_some_and(|expected| expected.as_bytes() != weights.as_bytes()) {
+                return Err(Problem::conflict(format!(
+                    "the engine holds {weights:?}, not the weights of {EXPECT_WEIGHTS}"
+                )));
+            }
+            match self.connections.get(&weights).await {
                 Ok(connection) => return Ok((pass, connection)),
                 // an update may have begun meanwhile
                 Err(connections::Error::OtherWeights(_)) if tried < TRIES => {}

@@ -240,6 +240,31 @@ async fn by_default_an_update_waits_for_answers_and_refuses_new_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_expects_other_weights_is_turned_away_before_the_engine() {
+    for in_flight in [InFlight::Drain, InFlight::Cross] {
+        let mut front = Front::new(in_flight).await;
+        let url = format!("http://{}/inference/v1/generate", front.address);
+        let ask = async |expected: &str| {
+            let body = json!({"token_ids": [1], "sampling_params": {"max_tokens": 2, "temperature": 1.0}});
+            let request = reqwest::Client::new().post(&url).header(EXPECT_WEIGHTS, expected);
+            request.json(&body).send().await.unwrap().status().as_u16()
+        };
+        front.update(&version(1)).await.unwrap();
+        let first = front.fake.held().name.clone();
+        assert_eq!(ask(&first).await, 200);
+        front.update(&version(2)).await.unwrap();
+        let second = front.fake.held().name.clone();
+        let sampled = front.fake.held().sampled;
+        assert_eq!((ask(&first).await, ask("").await), (409, 409));
+        assert_eq!(front.fake.held().sampled, sampled);
+        // it is no fault of the engine
+        assert_eq!(front.pool.serves(ENGINE), Some(2));
+        assert_eq!(front.pool.in_flight(ENGINE), 0);
+        assert_eq!(ask(&second).await, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn crossing_requests_are_kept_and_new_ones_wait_for_the_probe() {
     let mut front = Front::new(InFlight::Cross).await;
     front.update(&version(1)).await.unwrap();
