@@ -82,7 +82,7 @@ impl Replica {
             true => {
                 let pool = Pool::new(&options.remote, options.slots, config).context("serve.remote")?;
                 tasks.spawn(pool.clone().watch(background.clone()));
-                start_remote(&options, pool, arithmetic)
+                start_remote(&options, pool, arithmetic)?
             }
         };
         let (swaps, swapped) = mpsc::channel(SWAPS_WAITING_MAX);
@@ -212,15 +212,15 @@ fn start_own(
     })
 }
 
-fn start_remote(options: &Options, pool: Pool, arithmetic: Arithmetic) -> Started {
-    let updater = Updater::new(pool.clone(), options.remote.clone(), arithmetic);
+fn start_remote(options: &Options, pool: Pool, arithmetic: Arithmetic) -> anyhow::Result<Started> {
+    let updater = Updater::new(pool.clone(), options.remote.clone(), arithmetic).context("serve.remote.patch_dir")?;
     let host = Host::Remote {
         updater: Box::new(updater),
         context_max: options.context_tokens_max,
     };
-    Started {
+    Ok(Started {
         engine: Arc::new(pool),
         host,
         ended: Box::pin(std::future::pending()),
-    }
+    })
 }

@@ -190,7 +190,7 @@ fn start_proxy(options: &Options, engine: proxy::Engine, compute: Compute) -> an
         wait_max: Duration::from_millis(options.timeout_ms),
         body_bytes_max: options.body_bytes_max,
     };
-    let updater = Updater::new(pool.clone(), remote, arithmetic);
+    let updater = Updater::new(pool.clone(), remote, arithmetic).context("follow.patch_dir")?;
     Ok(Started {
         host: Host::Remote {
             updater: Box::new(updater),

@@ -155,7 +155,7 @@ impl Remote {
         let pool = Pool::new(&options, SLOTS, CONFIG)?;
         let stop = CancellationToken::new();
         let watch = tokio::spawn(pool.clone().watch(stop.clone()));
-        let updater = Updater::new(pool.clone(), options, Arithmetic::new(Compute::F32, threads)?);
+        let updater = Updater::new(pool.clone(), options, Arithmetic::new(Compute::F32, threads)?)?;
         updater.context().await.with_context(|| format!("look at {url}"))?;
         Ok(Remote {
             pool,

@@ -26,7 +26,8 @@ pub struct Options {
     pub sglang: Vec<Server>,
     /// Other servers with OpenAI's API, which take no weights from us.
     pub openai: Vec<OpenAiServer>,
-    /// Folder for weights that an engine reads, best in memory. Engines must see the same files.
+    /// Folder for weights that an engine reads, best in memory. Engines must see the same files. Its
+    /// group may read them; one that somebody else may write to is refused.
     pub patch_dir: PathBuf,
     /// What an update does with the requests that run on an engine.
     pub in_flight: InFlight,

@@ -2,6 +2,7 @@
 //! spare engines a version, and finds out which version an engine holds that takes no weights from us
 //! (`recognize`).
 
+mod files;
 mod recognize;
 
 use super::client::Weights;
@@ -10,13 +11,13 @@ use super::placement::State;
 use super::pool::Pool;
 use super::probe::{self, Probed};
 use crate::engine::LoadedVersion;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::patch;
+use files::Files;
 use model::exact::{Arithmetic, ExactModel};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -42,20 +43,26 @@ pub struct Updater {
     held: Vec<Option<Held>>,
     /// The exact model that was needed last, by serial.
     exact: Option<(i64, Arc<ExactModel>)>,
+    /// For the engines that take weights. `None`: there are none.
+    files: Option<Files>,
     /// When each engine that takes no weights is probed next.
     probe_at: Vec<Instant>,
 }
 
 impl Updater {
-    pub fn new(pool: Pool, options: Options, arithmetic: Arithmetic) -> Self {
-        Updater {
+    /// Fails if somebody else can write to `patch_dir`.
+    pub fn new(pool: Pool, options: Options, arithmetic: Arithmetic) -> anyhow::Result<Self> {
+        let takes_weights = (0..pool.engines()).any(|engine| pool.client(engine).takes_weights());
+        let files = takes_weights.then(|| Files::open(&options.patch_dir)).transpose()?;
+        Ok(Updater {
+            files,
             held: (0..pool.engines()).map(|_| None).collect(),
             probe_at: vec![Instant::now(); pool.engines()],
             pool,
             options,
             arithmetic,
             exact: None,
-        }
+        })
     }
 
     /// The shortest context of the engines that answer, in tokens; `usize::MAX` if none of them says.
@@ -224,21 +231,22 @@ impl Updater {
     ) -> anyhow::Result<(Probed, Option<u64>)> {
         let client = self.pool.client(engine);
         let name = weights_name(version);
-        let file = PatchFile::new(&self.options.patch_dir, engine)?;
+        let files = self.files.as_ref().context("no engine takes weights")?;
+        let files = Arc::new(files.weights_of(engine)?);
         if let Some(held) = held.filter(|_| client.takes_patches()) {
             let patched = async {
                 let (old, new) = (held.checkpoint.clone(), checkpoint.clone());
-                let path = file.0.clone();
+                let files_of = files.clone();
                 let weights = tokio::task::spawn_blocking(move || {
                     let patch = patch::between(&old, &new)?;
-                    std::fs::write(&path, &patch.file).with_context(|| format!("write {}", path.display()))?;
+                    files_of.write_patch(&patch.file)?;
                     anyhow::Ok(patch.weights)
                 });
                 let weights = weights.await.context("the patch's thread")??;
                 let (from, to) = (held.root.to_string(), version.root.to_string());
                 let in_flight = self.options.in_flight;
                 client
-                    .update(Weights::Patch(&file.0), &from, &to, &name, in_flight)
+                    .update(Weights::Patch(&files.patch), &from, &to, &name, in_flight)
                     .await?;
                 anyhow::Ok((self.probe(engine, version, model).await?, Some(weights)))
             };
@@ -252,8 +260,8 @@ impl Updater {
                 }
             }
         }
-        let (whole, folder) = (checkpoint.clone(), file.folder());
-        let written = tokio::task::spawn_blocking(move || whole.write_dir(&folder));
+        let (whole, files_of) = (checkpoint.clone(), files.clone());
+        let written = tokio::task::spawn_blocking(move || files_of.write_folder(&whole));
         written.await.context("the writing thread")??;
         let to = version.root.to_string();
         let in_flight = match client.takes_patches() {
@@ -262,7 +270,7 @@ impl Updater {
             false => self.options.in_flight,
         };
         client
-            .update(Weights::Folder(&file.folder()), "", &to, &name, in_flight)
+            .update(Weights::Folder(&files.folder), "", &to, &name, in_flight)
             .await?;
         Ok((self.probe(engine, version, model).await?, None))
     }
@@ -308,31 +316,4 @@ impl Updater {
 /// What an engine calls the weights of a version.
 fn weights_name(version: &LoadedVersion) -> String {
     format!("springtide-{}-{}", version.serial, version.root.short())
-}
-
-/// A file for one engine's weights, or a folder of the same name. Both are removed in the end.
-struct PatchFile(PathBuf);
-
-impl PatchFile {
-    fn new(dir: &Path, engine: usize) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(dir).with_context(|| format!("create the patch_dir {}", dir.display()))?;
-        ensure!(
-            dir.is_absolute(),
-            "the patch_dir is {}; give an absolute path",
-            dir.display()
-        );
-        let name = format!("{}-{engine}.safetensors", std::process::id());
-        Ok(PatchFile(dir.join(name)))
-    }
-
-    fn folder(&self) -> PathBuf {
-        self.0.with_extension("folder")
-    }
-}
-
-impl Drop for PatchFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-        let _ = std::fs::remove_dir_all(self.folder());
-    }
 }

@@ -137,7 +137,7 @@ async fn measure(args: Args, versions: Versions) -> anyhow::Result<Result> {
     let pool = Pool::new(&options, args.streams.max(16), config)?;
     let stop = CancellationToken::new();
     let watch = tokio::spawn(pool.clone().watch(stop.clone()));
-    let mut updater = Updater::new(pool.clone(), options, Arithmetic::new(Compute::F32, 1)?);
+    let mut updater = Updater::new(pool.clone(), options, Arithmetic::new(Compute::F32, 1)?)?;
     let context = updater.context().await?;
     let checkpoint = Arc::new(versions.checkpoint(1)?);
     let first = versions.loaded(1, &checkpoint, context);

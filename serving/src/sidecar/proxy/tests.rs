@@ -58,7 +58,7 @@ impl Front {
         let address = listener.local_addr().unwrap();
         let router = router(Engine::Vllm, &Arc::new(proxy));
         tokio::spawn(async move { axum::serve(listener, router).await });
-        let updater = Updater::new(pool.clone(), options, Arithmetic::default());
+        let updater = Updater::new(pool.clone(), options, Arithmetic::default()).unwrap();
         Front {
             fake,
             pool,
