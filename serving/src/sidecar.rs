@@ -37,7 +37,7 @@ use status::Status;
 use std::sync::Arc;
 use std::time::Duration;
 use store::Store;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -189,6 +189,9 @@ fn start_proxy(options: &Options, engine: proxy::Engine, compute: Compute) -> an
         in_flight: options.in_flight,
         wait_max: Duration::from_millis(options.timeout_ms),
         body_bytes_max: options.body_bytes_max,
+        permits: Arc::new(Semaphore::new(
+            usize::try_from(options.requests_max).unwrap_or(Semaphore::MAX_PERMITS),
+        )),
     };
     let updater = Updater::new(pool.clone(), remote, arithmetic).context("follow.patch_dir")?;
     Ok(Started {

@@ -51,6 +51,8 @@ pub(crate) struct Faults {
     pub(crate) waits_after: Option<usize>,
     /// As with a follower in front: a request that expects other weights gets 409.
     pub(crate) compares_weights: bool,
+    /// Its name is asked for in vain.
+    pub(crate) silent: bool,
     /// Every request to sample gets 503.
     pub(crate) refuses: bool,
     /// Answers say that other weights sampled the tokens from this one on.
@@ -167,6 +169,9 @@ async fn pause(Extract(fake): Extract<Fake>, uri: axum::http::Uri) -> Json<Value
 }
 
 async fn weight_info(Extract(fake): Extract<Fake>) -> Json<Value> {
+    while fake.held().faults.silent {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     Json(json!({"weight_version": fake.held().name}))
 }
 

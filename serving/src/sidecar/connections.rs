@@ -11,13 +11,14 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// A busy engine may answer late.
+/// How long a new connection may take to show the name of the weights. A busy engine may answer late.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections kept for the next requests.
 const IDLE_MAX: usize = 64;
@@ -38,6 +39,8 @@ pub struct Connections {
     address: Address,
     engine: Engine,
     api_key: Option<String>,
+    /// As [`CONNECT_TIMEOUT`].
+    pub(super) connect_timeout: Duration,
     idle: Mutex<Vec<Connection>>,
 }
 
@@ -45,8 +48,6 @@ pub struct Connection {
     sender: SendRequest<Body>,
     /// What the engine called its weights when this connection began.
     weights: String,
-    /// Nothing was sent over it before.
-    pub fresh: bool,
     used: Instant,
 }
 
@@ -55,8 +56,12 @@ pub struct Connection {
 pub enum Error {
     #[error("the engine holds {0:?}, which was not probed")]
     OtherWeights(String),
+    /// Nothing listens there.
+    #[error("no engine takes connections at {0}: {1}")]
+    Refused(String, io::Error),
+    /// It takes connections and does not say what it holds: a busy one does not, for a while.
     #[error("{0:#}")]
-    Engine(#[from] anyhow::Error),
+    Silent(#[from] anyhow::Error),
 }
 
 impl Connections {
@@ -73,6 +78,7 @@ impl Connections {
             address,
             engine,
             api_key,
+            connect_timeout: CONNECT_TIMEOUT,
             idle: Mutex::default(),
         })
     }
@@ -85,7 +91,7 @@ impl Connections {
                 return Ok(idle);
             }
         }
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connect()).await;
+        let connected = tokio::time::timeout(self.connect_timeout, self.connect()).await;
         let connection = connected.context("the engine does not answer in time")??;
         match connection.weights == weights {
             true => Ok(connection),
@@ -95,7 +101,6 @@ impl Connections {
 
     /// Keeps a connection whose answer was read to its end.
     pub fn put_back(&self, mut connection: Connection) {
-        connection.fresh = false;
         connection.used = Instant::now();
         let mut idle = self.lock();
         if idle.len() < IDLE_MAX {
@@ -122,15 +127,15 @@ impl Connections {
         connection.sender.send_request(request).await
     }
 
-    async fn connect(&self) -> anyhow::Result<Connection> {
+    async fn connect(&self) -> Result<Connection, Error> {
         let sender = match &self.address {
             Address::Socket(path) => {
                 let stream = UnixStream::connect(path).await;
-                start(stream.with_context(|| format!("connect to {}", path.display()))?).await?
+                start(stream.map_err(|error| not_connected(path.display().to_string(), error))?).await?
             }
             Address::Tcp(host) => {
                 let stream = TcpStream::connect(host).await;
-                let stream = stream.with_context(|| format!("connect to {host}"))?;
+                let stream = stream.map_err(|error| not_connected(host.clone(), error))?;
                 stream.set_nodelay(true).context("send small requests at once")?;
                 start(stream).await?
             }
@@ -138,7 +143,6 @@ impl Connections {
         let mut connection = Connection {
             sender,
             weights: String::new(),
-            fresh: true,
             used: Instant::now(),
         };
         connection.weights = self.label(&mut connection).await.context("ask for the weights' name")?;
@@ -166,6 +170,16 @@ impl Connections {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
         // a list of connections is consistent after every statement
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A full queue of connections is no refusal.
+fn not_connected(address: String, error: io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::NotFound => Error::Refused(address, error),
+        _ => anyhow::Error::new(error)
+            .context(format!("connect to {address}"))
+            .into(),
     }
 }
 

@@ -57,6 +57,9 @@ pub struct Options {
     pub patch_dir: PathBuf,
     /// Largest body of a request that is passed on, in bytes. Default: 64 MiB.
     pub body_bytes_max: u64,
+    /// For `vllm` and `sglang`: most requests that sample or wait to at the same time; further ones get
+    /// 503. Default: 1024.
+    pub requests_max: u32,
     /// For `folder` and `command`: where the versions are kept. Who may read this folder may read them.
     pub dir: Option<PathBuf>,
     /// Versions kept in `dir`, the one in force included. Default: 2.
@@ -102,6 +105,7 @@ impl Default for Options {
             timeout_ms: remote.timeout_ms,
             patch_dir: remote.patch_dir,
             body_bytes_max: 64 << 20,
+            requests_max: 1024,
             dir: None,
             keep: 2,
             command: None,
@@ -167,6 +171,7 @@ impl Options {
             ("heartbeat_interval_ms", self.heartbeat_interval_ms),
             ("back_off_ms_max", self.back_off_ms_max),
             ("body_bytes_max", self.body_bytes_max),
+            ("requests_max", self.requests_max.into()),
             ("threads", self.threads.into()),
         ] {
             ensure!(value > 0, "follow.{field} is 0; it must be at least 1");

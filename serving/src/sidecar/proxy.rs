@@ -7,7 +7,7 @@ use crate::remote::{EXPECT_WEIGHTS, InFlight, Pass, Pool};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::response::Response;
 use axum::routing::{MethodFilter, on};
 use edge::Problem;
@@ -16,6 +16,7 @@ use hyper::body::{Body as _, Incoming};
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The only engine of the pool.
 pub const ENGINE: usize = 0;
@@ -83,6 +84,8 @@ pub struct Proxy {
     /// Longest wait of a request for the end of an update.
     pub wait_max: Duration,
     pub body_bytes_max: u64,
+    /// One permit for each request that may sample, or wait to, at the same time.
+    pub permits: Arc<Semaphore>,
 }
 
 /// The routes of `engine`.
@@ -100,15 +103,17 @@ pub fn router(engine: Engine, proxy: &Arc<Proxy>) -> Router {
 impl Proxy {
     async fn pass_on(self: Arc<Self>, path: &'static str, request: Request) -> Result<Response, Problem> {
         let expected = request.headers().get(EXPECT_WEIGHTS).cloned();
+        let permit = self.permit(request.method())?;
         let broken = Arc::new(OnceLock::new());
         let forwarded = self.forwarded(path, request, broken.clone())?;
         let (pass, mut connection) = self.admit(expected.as_ref()).await?;
         let answer = match self.connections.send(&mut connection, forwarded).await {
             Ok(answer) => answer,
-            Err(error) => return Err(self.not_sent(&pass, &connection, error, broken.get())),
+            Err(error) => return Err(self.not_sent(&error, broken.get())),
         };
         let (parts, body) = answer.into_parts();
         let answer = Answer {
+            _permit: permit,
             proxy: self,
             pass,
             connection,
@@ -118,6 +123,21 @@ impl Proxy {
         *response.status_mut() = parts.status;
         copy(&parts.headers, response.headers_mut(), &ANSWER_HEADERS);
         Ok(response)
+    }
+
+    /// What samples is counted. The few routes that read always pass, so an engine that has much to do
+    /// looks alive.
+    fn permit(&self, method: &Method) -> Result<Option<OwnedSemaphorePermit>, Problem> {
+        if method != Method::POST {
+            return Ok(None);
+        }
+        match self.permits.clone().try_acquire_owned() {
+            Ok(permit) => Ok(Some(permit)),
+            Err(_) => {
+                metrics::counter!("springtide_follow_requests_refused_total").increment(1);
+                Err(unavailable("the engine has follow.requests_max requests already"))
+            }
+        }
     }
 
     /// Lets the request through, over a connection to the engine that was probed. `expected`: the name of
@@ -139,6 +159,11 @@ impl Proxy {
                 Ok(connection) => return Ok((pass, connection)),
                 // an update may have begun meanwhile
                 Err(connections::Error::OtherWeights(_)) if tried < TRIES => {}
+                Err(error @ connections::Error::Silent(_)) => {
+                    // whoever watches the engine notices if it never answers again
+                    tracing::debug!(%error, "no connection for a request");
+                    return Err(unavailable("the engine is busy and does not answer"));
+                }
                 Err(error) => {
                     pass.eject(&error.into());
                     break;
@@ -179,24 +204,17 @@ impl Proxy {
         Ok(forwarded)
     }
 
-    /// No caller can make an engine look as if it had failed.
-    fn not_sent(
-        &self,
-        pass: &Pass,
-        connection: &Connection,
-        error: hyper::Error,
-        broken: Option<&BrokenBody>,
-    ) -> Problem {
+    /// No caller can make an engine look as if it had failed: one that answers before it has read a whole
+    /// body, and closes, only refuses the request.
+    fn not_sent(&self, error: &hyper::Error, broken: Option<&BrokenBody>) -> Problem {
         match broken {
             Some(BrokenBody::TooLarge) => return self.too_large(),
             Some(BrokenBody::Incomplete) => return Problem::bad_request("the body is not complete"),
             None => {}
         }
-        // the engine may close a connection just when it is used again
-        if connection.fresh {
-            pass.eject(&anyhow::Error::new(error).context("pass a request on"));
-        }
-        unavailable("the engine does not answer")
+        // it may also close a connection just when it is used again
+        tracing::debug!(%error, "a request was not passed on");
+        unavailable("the engine has closed the connection without an answer")
     }
 
     fn too_large(&self) -> Problem {
@@ -216,6 +234,8 @@ enum BrokenBody {
 
 /// An answer on its way to the caller. Dropping it ends the request in the engine.
 struct Answer {
+    /// Free again before the pass is.
+    _permit: Option<OwnedSemaphorePermit>,
     proxy: Arc<Proxy>,
     pass: Pass,
     connection: Connection,

@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 const LIMIT: u64 = 100_000;
+const REQUESTS_MAX: usize = 3;
 
 /// A follower's proxy and updater in front of one engine. The follower itself is not there: tests say
 /// when it updates.
@@ -47,12 +48,15 @@ impl Front {
             slots_reserved_for_production: 0,
         };
         let pool = Pool::new(&options, 1, config).unwrap();
+        let mut connections = Connections::new(Engine::Vllm, &fake.url, None).unwrap();
+        connections.connect_timeout = Duration::from_secs(2);
         let proxy = Proxy {
             pool: pool.clone(),
-            connections: Connections::new(Engine::Vllm, &fake.url, None).unwrap(),
+            connections,
             in_flight,
             wait_max: Duration::from_secs(60),
             body_bytes_max: LIMIT,
+            permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -340,12 +344,81 @@ async fn a_body_that_is_too_large_is_refused_and_not_the_engines_fault() {
     let declared = client.post(&url).body(body.clone()).send().await.unwrap();
     assert_eq!(declared.status(), 413);
     let pieces = body.chunks(1000).map(|piece| Ok::<_, io::Error>(piece.to_vec()));
-    let pieces = reqwest::Body::wrap_stream(futures::stream::iter(pieces.collect::<Vec<_>>()));
-    let undeclared = client.post(&url).body(pieces).send().await;
+    let pieces = || reqwest::Body::wrap_stream(futures::stream::iter(pieces.clone().collect::<Vec<_>>()));
+    let undeclared = client.post(&url).header("content-type", "application/json");
+    let undeclared = undeclared.body(pieces()).send().await;
     // or the connection breaks, because the body is not read to its end
     assert!(undeclared.is_err() || undeclared.is_ok_and(|answer| answer.status() == 413));
+    // the engine reads no such body: it answers at once, and closes
+    let unread = client.post(&url).body(pieces()).send().await;
+    assert!(unread.is_err() || unread.is_ok_and(|answer| [413, 415, 503].contains(&answer.status().as_u16())));
     assert_eq!(front.fake.held().sampled, sampled);
     assert_eq!(front.pool.serves(ENGINE), Some(1));
+    assert_eq!(front.ask(1).await.status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_engine_that_answers_late_stays_in_traffic() {
+    let mut front = Front::new(InFlight::Drain).await;
+    front.update(&version(1)).await.unwrap();
+    front.fake.set(Faults {
+        silent: true,
+        ..Faults::default()
+    });
+    let refused = front.ask(1).await;
+    assert_eq!(
+        (refused.status().as_u16(), &refused.headers()["retry-after"]),
+        (503, &"1".parse().unwrap())
+    );
+    assert_eq!((front.pool.serves(ENGINE), front.pool.in_flight(ENGINE)), (Some(1), 0));
+    front.fake.set(Faults::default());
+    // without another probe
+    while front.ask(1).await.status() != 200 {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_takes_no_connections_is_out_of_traffic() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("engine.sock");
+    let mut front = Front::of(Fake::start_on_socket(&socket), InFlight::Drain).await;
+    front.update(&version(1)).await.unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    assert_eq!(front.ask(1).await.status(), 503);
+    assert_eq!(front.pool.serves(ENGINE), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_requests_than_allowed_get_503_and_the_engine_stays_in_traffic() {
+    let mut front = Front::new(InFlight::Drain).await;
+    front.update(&version(1)).await.unwrap();
+    front.fake.set(Faults {
+        waits_after: Some(1),
+        ..Faults::default()
+    });
+    let mut running = Vec::new();
+    for _ in 0..REQUESTS_MAX {
+        running.push(front.ask(2).await);
+    }
+    let refused = front.ask(2).await;
+    assert_eq!(
+        (refused.status().as_u16(), &refused.headers()["retry-after"]),
+        (503, &"1".parse().unwrap())
+    );
+    assert_eq!(front.fake.held().running, REQUESTS_MAX);
+    // it can still be asked what it holds
+    let url = format!("http://{}/weight_info", front.address);
+    assert_eq!(reqwest::get(url).await.unwrap().status(), 200);
+    assert_eq!(front.pool.serves(ENGINE), Some(1));
+    // one that leaves makes room, and so does one that ends
+    drop(running.pop());
+    until(|| front.pool.in_flight(ENGINE) < REQUESTS_MAX).await;
+    running.push(front.ask(2).await);
+    assert_eq!(running[REQUESTS_MAX - 1].status(), 200);
+    front.fake.set(Faults::default());
+    for answer in running {
+        assert_eq!(tokens(&answer.bytes().await.unwrap()), 2);
+    }
+    until(|| front.pool.in_flight(ENGINE) == 0).await;
     assert_eq!(front.ask(1).await.status(), 200);
 }
 
