@@ -30,7 +30,7 @@ use crate::engine::{Engine, LoadedVersion, SubmitError};
 use crate::options::Options;
 use crate::routing::{RouteError, RouteTable};
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use edge::Problem;
 use edge::auth::Scope;
 use edge::json::Json;
@@ -212,6 +212,17 @@ fn not_submitted(error: SubmitError) -> Problem {
     }
 }
 
+/// 503: the engine's own limit.
+fn busy() -> Problem {
+    Problem::unavailable("the engine of this model has too many requests; try again shortly", 2)
+}
+
+/// 502: what the engine answered is no answer to the request.
+fn unusable(reason: String) -> Problem {
+    let title = "The engine's answer cannot be used";
+    Problem::new(StatusCode::BAD_GATEWAY, "unusable-answer", title).detail(reason)
+}
+
 fn no_route(error: &RouteError) -> Problem {
     match error {
         RouteError::NotReady(_) => Problem::unavailable(error, 1),
@@ -222,4 +233,4 @@ fn no_route(error: &RouteError) -> Problem {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

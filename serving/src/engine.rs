@@ -148,6 +148,14 @@ pub enum SampleEvent {
     /// Removed from the queue because its version is in force no more and no engine holds it. It has to
     /// be routed again.
     VersionGone,
+    /// The engine does not take such a request. The reason is for its caller, and never logged: it may
+    /// quote the request.
+    Refused(String),
+    /// The engine takes no more requests now.
+    Busy,
+    /// The engine answered something that is no answer to the request, for this reason.
+    Unusable(String),
+    /// The engine failed. The reason is for the log, and quotes nothing of the request or the answer.
     Failed(String),
 }
 

@@ -18,6 +18,8 @@
 //! API. It needs no libtorch: the serving model has its own kernels (`model::exact`).
 
 pub mod api;
+#[cfg(test)]
+mod captured;
 mod database;
 pub mod engine;
 pub mod fleet;

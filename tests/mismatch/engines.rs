@@ -55,7 +55,7 @@ impl Sampler<'_> {
     pub fn engine(&self) -> Option<String> {
         match self {
             Sampler::Exact(_) => None,
-            Sampler::Remote(remote) => remote.pool.name().map(str::to_owned),
+            Sampler::Remote(_) => Some("vllm".to_owned()),
         }
     }
 

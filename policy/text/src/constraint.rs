@@ -95,7 +95,7 @@ impl Matcher {
     /// end.
     pub fn mask(&mut self, logits: &mut [f32], stop_ids: &[u32]) -> Result<(), Error> {
         let mask = self.0.compute_mask_or_eos().map_err(|_| Error::Stuck)?;
-        let may_end = self.0.is_stopped() || self.0.is_accepting().map_err(|_| Error::Stuck)?;
+        let may_end = self.may_end()?;
         for (id, logit) in (0u32..).zip(logits.iter_mut()) {
             let allowed = match stop_ids.contains(&id) {
                 true => may_end,
@@ -109,6 +109,11 @@ impl Matcher {
             true => Ok(()),
             false => Err(Error::Stuck),
         }
+    }
+
+    /// Whether the text so far is whole, so that a stop id may come.
+    pub fn may_end(&mut self) -> Result<bool, Error> {
+        Ok(self.0.is_stopped() || self.0.is_accepting().map_err(|_| Error::Stuck)?)
     }
 
     /// Goes on after a sampled token that is no stop id.

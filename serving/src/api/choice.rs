@@ -24,6 +24,7 @@ use text::answer::Layout;
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 use uuid::Uuid;
 
 /// How long an answer waits for the payload store.
@@ -34,6 +35,9 @@ const FEEDBACK_TOKEN_VALID_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The code of answers whose versions are not known: they ended before their engine said which.
 const VERSION_UNKNOWN: &str = "version_unknown";
+
+/// The code of answers that broke after a caller had seen some of their tokens.
+const ENGINE_FAILED: &str = "engine_failed";
 
 /// What a streaming caller receives of a choice.
 pub type Frame = Result<Chunk, Problem>;
@@ -69,7 +73,7 @@ impl FrameSender {
         }
     }
 
-    /// False: the caller is gone.
+    /// False: the caller is gone. Waits while the caller reads slowly.
     async fn send(&mut self, text: String, token: SampledToken) -> bool {
         if text.is_empty() && !self.every_token {
             return true;
@@ -105,6 +109,14 @@ impl FrameSender {
     }
 }
 
+/// What is known of a choice that may be answered.
+enum Logged {
+    Yes,
+    No,
+    /// The log did not acknowledge it in time. It may still arrive.
+    Perhaps,
+}
+
 /// A queued choice.
 pub struct ChoiceTask {
     pub api: Arc<Api>,
@@ -122,6 +134,18 @@ pub struct ChoiceTask {
     pub constraint: Option<Constraint>,
     pub events: mpsc::Receiver<SampleEvent>,
     pub submitted: Instant,
+}
+
+impl FinishedChoice {
+    /// `unsure`: the engine, if it has not said which versions sampled the tokens.
+    async fn check_version(&mut self, unsure: Option<Started>) {
+        if let Some(started) = unsure
+            && self.outcome.untrainable.is_none()
+            && !(started.holds)().await
+        {
+            self.outcome.untrainable = Some(VERSION_UNKNOWN);
+        }
+    }
 }
 
 /// What came of a choice before its first token.
@@ -142,6 +166,8 @@ enum End {
     StopString(String),
     CallerGone,
     DeadlinePassed,
+    /// The engine did not finish the answer, or does not answer the request at all.
+    Failed(Problem),
 }
 
 impl ChoiceTask {
@@ -191,9 +217,14 @@ impl ChoiceTask {
                     if let Some(stop) = stop {
                         break End::StopString(stop);
                     }
-                    if let Some(frames) = &mut frames
-                        && !frames.send(shown, sampled).await
-                    {
+                    let Some(frames) = &mut frames else { continue };
+                    // a slow reader holds it up
+                    let sent = tokio::select! {
+                        biased;
+                        sent = frames.send(shown, sampled) => sent,
+                        () = self.request.deadline.passed() => break End::DeadlinePassed,
+                    };
+                    if !sent {
                         break End::CallerGone;
                     }
                 }
@@ -204,19 +235,30 @@ impl ChoiceTask {
                 Some(SampleEvent::Displaced) => return Err(super::displaced()),
                 Some(SampleEvent::Expired) => return Err(super::expired()),
                 Some(SampleEvent::VersionGone) => return Err(version_gone()),
-                Some(SampleEvent::Failed(error)) => return Err(Problem::internal(error)),
-                None => return Err(Problem::unavailable("the engine has stopped; try again shortly", 2)),
+                Some(SampleEvent::Refused(reason)) => break End::Failed(Problem::bad_request(reason)),
+                Some(SampleEvent::Busy) => break End::Failed(super::busy()),
+                Some(SampleEvent::Unusable(reason)) => break End::Failed(super::unusable(reason)),
+                Some(SampleEvent::Failed(error)) => break End::Failed(Problem::internal(error)),
+                None => {
+                    let problem = Problem::unavailable("the engine has stopped; try again shortly", 2);
+                    break End::Failed(problem);
+                }
             }
         };
         // cancels the sequence if the engine still samples it
         self.events.close();
-        let deadline_passed = matches!(end, End::DeadlinePassed);
         let ended_early = !matches!(end, End::Engine(_));
-        let Some(generation_id) = generation_id else {
-            return match deadline_passed {
-                true => Err(deadline::exceeded()),
-                false => Ok(None),
-            };
+        let failed = matches!(end, End::Failed(_));
+        // what the caller is told instead of an answer
+        let problem = match &end {
+            End::Failed(problem) => Some(problem.clone()),
+            End::DeadlinePassed => Some(deadline::exceeded()),
+            End::Engine(_) | End::StopString(_) | End::CallerGone => None,
+        };
+        // of a failed answer only what a caller has seen needs a record
+        let seen = !failed || frames.is_some_and(|frames| frames.sent_tokens > 0);
+        let (Some(generation_id), true) = (generation_id, seen) else {
+            return problem.map_or(Ok(None), Err);
         };
         let text = text
             .finish(matches!(end, End::StopString(_)))
@@ -225,13 +267,10 @@ impl ChoiceTask {
             End::Engine(Finish::Stop(id)) => (FinishReason::Stop, Some(StopReason::Token(id))),
             End::Engine(Finish::Length) => (FinishReason::Length, None),
             End::StopString(stop) => (FinishReason::Stop, Some(StopReason::Text(stop))),
-            End::CallerGone | End::DeadlinePassed => (FinishReason::Abort, None),
+            End::CallerGone | End::DeadlinePassed | End::Failed(_) => (FinishReason::Abort, None),
         };
         // an engine elsewhere names the versions with its last event
-        let versions_unknown = match &begun.started {
-            Some(started) if ended_early && versions.is_none() => !(started.holds)().await,
-            _ => false,
-        };
+        let unsure = begun.started.clone().filter(|_| ended_early && versions.is_none());
         let mut finished = FinishedChoice {
             id: generation_id,
             prompt_ids: self.prompt_ids.clone(),
@@ -249,16 +288,26 @@ impl ChoiceTask {
                 captured: None,
                 untrainable: untrainable
                     .or(self.request.untrainable())
-                    .or(versions_unknown.then_some(VERSION_UNKNOWN)),
+                    .or(failed.then_some(ENGINE_FAILED)),
                 declined: tokens.iter().any(|token| Some(token.id) == route.version.decline_id),
             },
             tokens,
         };
-        if !self.log(&finished, &routing).await? {
-            finished.outcome.set_uncaptured();
+        if let Some(problem) = problem {
+            // the caller need not wait for the log
+            let choices = self.api.choices.clone();
+            let log = async move {
+                finished.check_version(unsure).await;
+                self.log(&finished, &routing).await
+            };
+            choices.spawn(log.in_current_span());
+            return Err(problem);
         }
-        if deadline_passed {
-            return Err(deadline::exceeded());
+        finished.check_version(unsure).await;
+        match self.log(&finished, &routing).await? {
+            Logged::Yes => {}
+            Logged::No => finished.outcome.set_uncaptured(),
+            Logged::Perhaps => finished.outcome.captured = Some(false),
         }
         Ok(Some(finished))
     }
@@ -328,13 +377,13 @@ impl ChoiceTask {
         self.api.engine.submit(vec![sample]).map_err(super::not_submitted)
     }
 
-    /// Whether the choice is in the log. False: the log is away, and the choice may be answered without.
-    async fn log(&self, finished: &FinishedChoice, routing: &Routing) -> Result<bool, Problem> {
+    /// Logs the choice. Fails unless it is in the log, or may be answered without.
+    async fn log(&self, finished: &FinishedChoice, routing: &Routing) -> Result<Logged, Problem> {
         // nobody trains on a rollout that is not in the log, so it fails
         let may_answer = self.api.options.log_away == LogAway::Answer && self.request.purpose == Purpose::Production;
         if may_answer && !self.api.log_state.try_append(Instant::now()) {
             metrics::counter!("springtide_choices_unlogged_total").increment(1);
-            return Ok(false);
+            return Ok(Logged::No);
         }
         let mut generation = record::generation(self, finished);
         generation.experts = self.log_experts(finished, routing).await;
@@ -366,7 +415,8 @@ impl ChoiceTask {
                 log::Error::Invalid(_) | log::Error::TooLarge { .. } | log::Error::Refused(_) => {
                     Err(Problem::internal(error))
                 }
-                log::Error::Full | log::Error::Unavailable(_) if may_answer => Ok(false),
+                log::Error::Full if may_answer => Ok(Logged::No),
+                log::Error::Unavailable(_) if may_answer => Ok(Logged::Perhaps),
                 log::Error::Full | log::Error::Unavailable(_) => Err(Problem::unavailable(
                     "the completion could not be logged, so it is withheld; try again shortly",
                     2,
@@ -379,7 +429,7 @@ impl ChoiceTask {
                 .remember(&self.tenant, generation, &finished.prompt_ids);
         }
         metrics::histogram!("springtide_choice_seconds").record(self.submitted.elapsed().as_secs_f64());
-        Ok(true)
+        Ok(Logged::Yes)
     }
 
     fn feedback_token(&self, generation_id: Uuid) -> String {

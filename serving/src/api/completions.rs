@@ -157,12 +157,16 @@ impl QueuedRequest {
         let tenant = &principal.tenant;
         let caller = Caller::new(tenant, principal.key.map(|key| key.id));
         let route = available_route(api, &request, submitted).await?;
+        let deadline = request.deadline;
         let (prompt_ids, constraint) = match request.prompt_is_short() && request.constraint.is_none() {
             true => (request.prompt_ids(&route.version)?, None),
             false => {
                 let (class, request, version) = (request.class(), request.clone(), route.version.clone());
                 let work = move || Ok((request.prompt_ids(&version)?, request.constrain(&version)?));
-                api.prompts.run(class, &caller, work).await?
+                tokio::select! {
+                    prepared = api.prompts.run(class, &caller, work) => prepared?,
+                    () = deadline.passed() => return Err(deadline::exceeded()),
+                }
             }
         };
         let max_tokens = request.tokens_to_sample(prompt_ids.len(), &route.version, api.options.max_tokens_default)?;

@@ -50,7 +50,7 @@ impl FinishedChoice {
 pub struct ChoiceOutcome {
     /// The stop string, or the id of the stop token; null when the length ended it.
     pub stop_reason: Option<StopReason>,
-    /// What feedback refers to. `None`: the answer is not in the log.
+    /// What feedback refers to. `None`: the answer is not in the log and never will be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation_id: Option<Uuid>,
     pub version: i64,
@@ -59,10 +59,12 @@ pub struct ChoiceOutcome {
     pub arm: String,
     /// The policy chose to show nothing.
     pub declined: bool,
-    /// Proves to ingest that feedback comes from who was answered. `None`: the answer is not in the log.
+    /// Proves to ingest that feedback comes from who was answered. `None` if `generation_id` is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub feedback_token: Option<String>,
-    /// False: the log was away, so the answer is not in it and takes no feedback. Absent: it is.
+    /// False: the log did not acknowledge the answer. It takes feedback if it has a `generation_id`: then
+    /// it may be in the log, where missing feedback would count as a user's silence. Absent: it is in the
+    /// log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub captured: Option<bool>,
     /// The code of why the answer is never trained on, if its engine or its request says so.

@@ -1,7 +1,8 @@
 //! The API with a real engine, a fake model whose next token is known, and a fake log that can
 //! fail. One file, because every test uses the same small server and log.
 
-mod agents;
+pub(crate) mod agents;
+mod elsewhere;
 
 use super::*;
 use crate::engine::backend::{Backend, Step};
@@ -799,6 +800,10 @@ async fn what_is_not_answered_by_the_callers_deadline_is_cut_off_and_logged_as_a
     let response = with_deadline(&server, "3000", body.clone()).await;
     assert_eq!(response.status(), 504);
     assert!(text(response).await.contains("springtide-deadline-ms"));
+    // after the answer
+    while server.log.generations().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let logged = server.log.generations();
     assert_eq!(logged.len(), 1);
     assert_eq!(logged[0].finish_reason, FinishReason::Abort);

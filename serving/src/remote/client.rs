@@ -6,7 +6,7 @@ use super::options::{InFlight, Options};
 use super::sglang::Sglang;
 use super::vllm::Vllm;
 use crate::engine::{SampleRequest, Token};
-use anyhow::{Context, bail};
+use anyhow::{anyhow, bail};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -45,6 +45,22 @@ pub enum Ending {
     /// At a stop id, which is its last token.
     Stop,
     Length,
+}
+
+impl Ending {
+    /// Of the name that an engine gives it. Other names than these fail the answer: a filter for
+    /// contents is the caller's concern, but an abort is the engine's.
+    pub fn named(name: &str) -> Result<Ending, Error> {
+        match name {
+            "stop" => Ok(Ending::Stop),
+            "length" => Ok(Ending::Length),
+            "abort" | "error" => Err(Error::Engine(anyhow!("the engine broke its answer off"))),
+            "content_filter" => Err(Error::Answer("the engine's content filter ended the answer")),
+            _ => Err(Error::Answer(
+                "the engine ended the answer for a reason that is not known here",
+            )),
+        }
+    }
 }
 
 /// What one event of an answer says.
@@ -92,7 +108,7 @@ impl Client {
     pub fn all(options: &Options) -> anyhow::Result<Vec<Client>> {
         let timeout = Duration::from_millis(options.timeout_ms);
         let vllm = options.vllm.iter();
-        let vllm = vllm.map(|server| Ok(Client::Vllm(Vllm::new(server.clone(), timeout)?)));
+        let vllm = vllm.map(|server| Ok(Client::Vllm(Vllm::new(server.clone(), timeout, options.in_flight)?)));
         let sglang = options.sglang.iter();
         let sglang = sglang.map(|server| Ok(Client::Sglang(Sglang::new(server.clone(), timeout)?)));
         let openai = options.openai.iter();
@@ -183,6 +199,13 @@ impl Client {
         }
     }
 
+    /// Forgets which routes the engine had, before its probe: it may have been started anew with others.
+    pub fn forget_routes(&self) {
+        if let Client::Vllm(engine) = self {
+            engine.forget_routes();
+        }
+    }
+
     /// Starts to sample. `weights`: the name of those that were probed, which a follower in front of the
     /// engine checks. `seeds`: whether the engine gets the request's seed.
     pub async fn generate(&self, request: &SampleRequest, weights: &str, seeds: bool) -> Result<Stream, Error> {
@@ -211,18 +234,22 @@ pub struct Failure {
 
 impl From<Failure> for Error {
     fn from(Failure { message, code }: Failure) -> Self {
-        match code.as_u64() {
-            Some(400..=499) => Error::Refused(message),
-            _ => Error::Engine(anyhow::anyhow!("the engine failed: {message}")),
+        match code.as_u64().and_then(|code| u16::try_from(code).ok()) {
+            Some(status) => Error::of_status(status, message),
+            None => Error::Engine(anyhow!("the engine ended its answer with an error")),
         }
     }
 }
 
 /// Reads an event's JSON.
 pub fn parse<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Result<T, Error> {
-    serde_json::from_slice(data)
-        .context("read an event of the engine")
-        .map_err(Error::Engine)
+    serde_json::from_slice(data).map_err(|error| {
+        // its message quotes values
+        let (kind, column) = (error.classify(), error.column());
+        Error::Engine(anyhow!(
+            "an event of the engine cannot be read: {kind:?} error in column {column}"
+        ))
+    })
 }
 
 /// A token with the checks that need nothing but itself. `top`: unordered, perhaps with repetitions.

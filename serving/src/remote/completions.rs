@@ -5,13 +5,16 @@
 use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, cache_salt, parse, token};
 use super::http::Error;
 use crate::engine::{SampleRequest, Token};
-use anyhow::{Context, bail, ensure};
+use anyhow::anyhow;
 use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 pub const PATH: &str = "/v1/completions";
+
+const TEXTS_FOR_IDS: &str = "the engine names the most probable tokens by their texts: it does not know \
+                             return_tokens_as_token_ids, so ask without logprobs";
 
 /// The body that asks for one sequence. `model`: its name there, if the server needs one.
 pub fn body(request: &SampleRequest, model: Option<&str>, seeds: bool) -> Value {
@@ -98,48 +101,44 @@ impl Read for Reader {
             return Err(failure.into());
         }
         match event.choices.into_iter().next() {
-            Some(choice) => piece(choice).map_err(Error::Engine),
+            Some(choice) => piece(choice),
             None => Ok(Piece::default()),
         }
     }
 }
 
-fn piece(choice: Choice) -> anyhow::Result<Piece> {
-    let ending = match choice.finish_reason.as_deref() {
-        None => None,
-        Some("stop") => Some(Ending::Stop),
-        Some("length") => Some(Ending::Length),
-        Some(other) => bail!("the engine ended the sequence: {other}"),
-    };
+fn piece(choice: Choice) -> Result<Piece, Error> {
+    let ending = choice.finish_reason.as_deref().map(Ending::named).transpose()?;
     let logprobs = choice.logprobs.unwrap_or_default();
     let ids = match choice.token_ids {
         Some(ids) => ids,
         // its first and last events may have neither
         None if logprobs.token_logprobs.is_empty() => Vec::new(),
         None => {
-            bail!("the engine returns no token ids; name the alias that it answers for (serve.remote.openai.alias)")
+            let error = "the engine returns no token ids; name the alias that it answers for \
+                         (serve.remote.openai.alias)";
+            return Err(Error::Engine(anyhow!(error)));
         }
     };
-    ensure!(
-        logprobs.token_logprobs.len() == ids.len(),
-        "the engine gave {} log-probabilities for {} tokens",
-        logprobs.token_logprobs.len(),
-        ids.len()
-    );
+    let (given, sampled) = (logprobs.token_logprobs.len(), ids.len());
+    if given != sampled {
+        let error = anyhow!("the engine gave {given} log-probabilities for {sampled} tokens");
+        return Err(Error::Engine(error));
+    }
     let mut tops = logprobs.top_logprobs.unwrap_or_default().into_iter();
     let with_logprobs = ids.into_iter().zip(logprobs.token_logprobs);
     let tokens = with_logprobs.map(|(id, logprob)| {
-        let logprob = logprob.with_context(|| format!("the engine gave no log-probability of {id}"))?;
+        let logprob = logprob.ok_or(Error::Answer("the engine gave no log-probability of a token"))?;
         let top = tops.next().flatten().unwrap_or_default();
+        // a name that is no id is a text that was sampled
         let top = top.into_iter().map(|(name, logprob)| {
             let id = name.strip_prefix("token_id:").and_then(|id| id.parse().ok());
-            let id = id.with_context(|| format!("{name:?} is not token_id:<id>"))?;
-            Ok((id, logprob))
+            Ok((id.ok_or(Error::Answer(TEXTS_FOR_IDS))?, logprob))
         });
-        Ok(token(id, logprob, None, top.collect::<anyhow::Result<_>>()?))
+        Ok(token(id, logprob, None, top.collect::<Result<_, Error>>()?))
     });
     Ok(Piece {
-        tokens: tokens.collect::<anyhow::Result<Vec<Token>>>()?,
+        tokens: tokens.collect::<Result<Vec<Token>, Error>>()?,
         ending,
         ..Piece::default()
     })
@@ -178,9 +177,26 @@ mod tests {
         let without_logprobs = json!({"choices": [{"text": "a", "token_ids": [3]}]});
         let error = read(&without_logprobs).unwrap_err().to_string();
         assert!(error.contains("0 log-probabilities for 1 tokens"), "{error}");
-        let other = json!({"choices": [{"text": "", "finish_reason": "content_filter"}]});
-        assert!(read(&other).unwrap_err().to_string().contains("content_filter"));
-        let refused = json!({"error": {"message": "too long", "code": 400}});
-        assert!(matches!(read(&refused), Err(Error::Refused(_))));
+    }
+
+    #[test]
+    fn what_a_request_can_cause_is_no_failure_of_the_engine_and_its_error_quotes_nothing() {
+        let texts = json!({"choices": [{"text": "", "token_ids": [7], "logprobs": {
+            "token_logprobs": [-0.5], "top_logprobs": [{"secret": -0.5}]}}]});
+        let filtered = json!({"choices": [{"text": "", "finish_reason": "content_filter"}]});
+        let unknown = json!({"choices": [{"text": "", "finish_reason": "secret"}]});
+        for event in [texts, filtered, unknown] {
+            let error = read(&event).unwrap_err();
+            assert!(matches!(error, Error::Answer(_)), "{error:?}");
+            assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+        }
+        let failure = |code: u16| read(&json!({"error": {"message": "secret", "code": code}})).unwrap_err();
+        assert!(matches!(failure(400), Error::Refused(reason) if reason == "secret"));
+        assert!(matches!(failure(429), Error::Busy));
+        assert!(matches!(failure(500), Error::Engine(_)));
+        let unreadable = json!({"choices": "secret"});
+        for error in [failure(400), failure(500), read(&unreadable).unwrap_err()] {
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
     }
 }

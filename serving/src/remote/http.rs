@@ -19,21 +19,39 @@ const EVENT_BYTES_MAX: usize = 4 << 20;
 /// change do not get it.
 pub const EXPECT_WEIGHTS: &str = "springtide-expect-weights";
 
-/// Why a request was not answered.
+/// Why a request was not answered. What an error displays may be logged: it has no text of a request
+/// or of an answer, and no token ids. Engines quote both.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another engine may answer it.
+    /// The engine failed. It gets no traffic before its next probe, and another one may answer.
     #[error("{0:#}")]
     Engine(anyhow::Error),
-    /// No engine would.
-    #[error("the engine refuses the request: {0}")]
+    /// Only this answer failed, as a request can cause it. The engine goes on.
+    #[error("{0}")]
+    Answer(&'static str),
+    /// The engine does not take the request. The reason is the caller's, and never logged.
+    #[error("the engine refuses the request")]
     Refused(String),
     /// It has not begun: the engine has got other weights since it was probed.
     #[error("the engine holds other weights than were probed")]
     OtherWeights,
+    /// The engine takes no more requests now.
+    #[error("the engine has too many requests")]
+    Busy,
     /// The engine has no such route, or it is switched off.
     #[error("the engine has no route {0}")]
-    Absent(String),
+    Absent(&'static str),
+}
+
+impl Error {
+    /// Of an answer that ended with this status of HTTP, in the engine's words.
+    pub fn of_status(status: u16, explanation: String) -> Error {
+        match status {
+            429 => Error::Busy,
+            400..=499 => Error::Refused(explanation),
+            status => Error::Engine(anyhow::anyhow!("the engine ended its answer with status {status}")),
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -102,7 +120,7 @@ impl Http {
 
     /// Starts to sample. Dropping the events aborts the request in the engine. `weights`: the name of
     /// those that must answer; empty: any may.
-    pub async fn sample(&self, path: &str, body: &Value, weights: &str) -> Result<Events, Error> {
+    pub async fn sample(&self, path: &'static str, body: &Value, weights: &str) -> Result<Events, Error> {
         let mut request = self.client.post(format!("{}{path}", self.base)).json(body);
         let expects = !weights.is_empty() && !self.is_controlled();
         if expects {
@@ -115,20 +133,19 @@ impl Http {
                 buffer: BytesMut::new(),
             }),
             StatusCode::CONFLICT if expects => Err(Error::OtherWeights),
-            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
+            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY | StatusCode::PAYLOAD_TOO_LARGE => {
                 Err(Error::Refused(explanation(response).await))
             }
-            StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
-                Err(Error::Absent(path.into()))
-            }
+            StatusCode::TOO_MANY_REQUESTS => Err(Error::Busy),
+            StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Err(Error::Absent(path)),
             status => Err(Error::Engine(anyhow::anyhow!(
-                "{} answered {status}: {}",
-                self.url(),
-                explanation(response).await
+                "{} answered {path} with {status}",
+                self.url()
             ))),
         }
     }
 
+    /// Fails with the engine's reason: no command has a text of a caller, which it could quote.
     async fn checked(&self, request: RequestBuilder) -> anyhow::Result<Response> {
         let response = self.send(request).await?;
         let (url, status) = (response.url().clone(), response.status());
@@ -176,15 +193,14 @@ impl Events {
                     data => Ok(Some(line.slice_ref(data))),
                 };
             }
+            if self.buffer.len() > EVENT_BYTES_MAX {
+                return Err(Error::Answer("an event of the engine's answer is too large"));
+            }
             self.read().await.map_err(Error::Engine)?;
         }
     }
 
     async fn read(&mut self) -> anyhow::Result<()> {
-        ensure!(
-            self.buffer.len() <= EVENT_BYTES_MAX,
-            "an event has more than {EVENT_BYTES_MAX} bytes"
-        );
         let chunk = self.response.chunk().await.context("read the stream")?;
         let chunk = chunk.context("the engine ended its answer too early")?;
         self.buffer.extend_from_slice(&chunk);

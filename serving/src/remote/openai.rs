@@ -10,7 +10,6 @@ use super::completions;
 use super::http::{Error, Http};
 use super::options::{OpenAiServer, Server};
 use crate::engine::SampleRequest;
-use anyhow::{Context, bail};
 use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -124,13 +123,14 @@ fn text_body(request: &SampleRequest, tokenizer: &Tokenizer, model: Option<&str>
         ("schema or forced tool", request.constraint.is_some()),
     ] {
         if set {
-            return Err(Error::Refused(format!("it returns no token ids, so it has no {name}")));
+            let reason = format!("the engine of this model returns no token ids, so it has no {name}: leave it out");
+            return Err(Error::Refused(reason));
         }
     }
-    let prompt = tokenizer
-        .decode_whole(&request.prompt)
-        .context("decode the prompt")
-        .map_err(Error::Engine)?;
+    let prompt = tokenizer.decode_whole(&request.prompt).map_err(|_| {
+        let reason = "the engine of this model reads text, and the prompt has token ids without a text";
+        Error::Refused(reason.into())
+    })?;
     let mut body = json!({
         "prompt": prompt,
         "max_tokens": request.max_tokens,
@@ -177,21 +177,17 @@ impl Read for TextReader {
             return Err(failure.into());
         }
         match event.choices.into_iter().next() {
-            Some(Choice { text, finish_reason }) => self.piece(&text, finish_reason.as_deref()).map_err(Error::Engine),
+            Some(Choice { text, finish_reason }) => self.piece(&text, finish_reason.as_deref()),
             None => Ok(Piece::default()),
         }
     }
 }
 
 impl TextReader {
-    fn piece(&mut self, text: &str, finish_reason: Option<&str>) -> anyhow::Result<Piece> {
-        let mut ids = self.tokenizer.encode(text)?;
-        let mut ending = match finish_reason {
-            None => None,
-            Some("stop") => Some(Ending::Stop),
-            Some("length") => Some(Ending::Length),
-            Some(other) => bail!("the engine ended the sequence: {other}"),
-        };
+    fn piece(&mut self, text: &str, finish_reason: Option<&str>) -> Result<Piece, Error> {
+        let ids = self.tokenizer.encode(text);
+        let mut ids = ids.map_err(|_| Error::Answer("the engine's text has no tokens"))?;
+        let mut ending = finish_reason.map(Ending::named).transpose()?;
         if ending == Some(Ending::Stop) {
             ids.extend(self.stop_id);
         }
@@ -254,8 +250,8 @@ mod tests {
         let (request, mut receiver) = plain();
         let end = sequence::run(&server, "", request, false, None).await;
         assert!(matches!(end, End::Done), "{end:?}");
-        let Ok(SampleEvent::Failed(error)) = receiver.try_recv() else {
-            panic!("a failure was expected");
+        let Ok(SampleEvent::Refused(error)) = receiver.try_recv() else {
+            panic!("a refusal was expected");
         };
         assert!(error.contains("without a tokenizer"), "{error}");
     }

@@ -40,6 +40,7 @@ pub async fn probe(
     };
     let prompts: Vec<Arc<[u32]>> = prompts(version.vocab, version.context);
     let version = &without_stops(version);
+    engine.forget_routes();
     let sampled = prompts
         .iter()
         .map(|prompt| sample(engine, weights, version, prompt.clone(), params.clone()));
@@ -113,7 +114,11 @@ async fn sample(
         match event {
             SampleEvent::Token(token) => tokens.push(token),
             SampleEvent::Finished(_) => return Ok(tokens),
-            SampleEvent::Failed(error) => bail!("the probe failed: {error}"),
+            // it quotes no one but the probe
+            SampleEvent::Refused(error) | SampleEvent::Failed(error) | SampleEvent::Unusable(error) => {
+                bail!("the probe failed: {error}")
+            }
+            SampleEvent::Busy => bail!("the engine has too many requests to be probed"),
             // its log-probabilities show which weights sampled it
             SampleEvent::Versions(_) | SampleEvent::Started(_) => {}
             SampleEvent::Untrainable(code) => bail!("the engine's answers cannot be probed: {code}"),

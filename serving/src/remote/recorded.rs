@@ -3,7 +3,7 @@
 
 use super::client::Client;
 use super::openai::OpenAi;
-use super::options::{OpenAiServer, Server};
+use super::options::{InFlight, OpenAiServer, Server};
 use super::sglang::Sglang;
 use super::vllm::Vllm;
 use crate::engine::caller::Caller;
@@ -126,7 +126,11 @@ async fn server(exchanges: Vec<Exchange>) -> Server {
 }
 
 pub async fn vllm(exchanges: Vec<Exchange>) -> Client {
-    Client::Vllm(Vllm::new(server(exchanges).await, TIMEOUT).unwrap())
+    vllm_with(exchanges, InFlight::Drain).await
+}
+
+pub async fn vllm_with(exchanges: Vec<Exchange>, in_flight: InFlight) -> Client {
+    Client::Vllm(Vllm::new(server(exchanges).await, TIMEOUT, in_flight).unwrap())
 }
 
 pub async fn sglang(exchanges: Vec<Exchange>) -> Client {

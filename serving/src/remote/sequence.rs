@@ -3,12 +3,14 @@
 use super::client::{Client, Ending, Piece, Stream, VersionOfTokens};
 use super::http::Error;
 use super::pool::Updates;
-use crate::engine::{Finish, SampleEvent, SampleRequest, TokensOfVersion};
+use crate::engine::{Finish, SampleEvent, SampleRequest, Token, TokensOfVersion};
 use anyhow::{Context, ensure};
 use text::constraint::Matcher;
 
 /// The code of answers whose engine returned no token ids.
 pub const NO_TOKEN_IDS: &str = "no_token_ids";
+
+const NOT_OF_SCHEMA: &str = "the engine did not keep to the schema of the answer, or the schema is too hard to check";
 
 /// How a sequence ended.
 #[derive(Debug)]
@@ -46,11 +48,19 @@ pub async fn run(
         // dropping the stream aborts the request in the engine
         () = events.closed() => return End::Done,
     };
+    // a request that an engine cannot answer says nothing of the engine, and another would not either
+    let of_request = |event| {
+        let _ = events.try_send(event);
+        End::Done
+    };
     let error = match result {
         Ok(()) => return End::Done,
-        Err(refused @ Error::Refused(_)) => {
-            let _ = events.try_send(SampleEvent::Failed(refused.to_string()));
-            return End::Done;
+        Err(Error::Refused(reason)) => return of_request(SampleEvent::Refused(reason)),
+        Err(Error::Busy) => return of_request(SampleEvent::Busy),
+        Err(Error::Answer(reason)) => {
+            tracing::warn!(engine = engine.url(), reason, "an answer cannot be used");
+            metrics::counter!("springtide_remote_answers_unusable_total").increment(1);
+            return of_request(SampleEvent::Unusable(reason.into()));
         }
         Err(Error::OtherWeights) => return End::OtherWeights(Box::new(request)),
         Err(absent @ Error::Absent(_)) => absent.into(),
@@ -97,7 +107,7 @@ async fn pass_on(
                     .map_err(Error::Engine)?,
             }
         }
-        let last = check_and_send(piece, request, matcher.as_mut(), sent).map_err(Error::Engine)?;
+        let last = check_and_send(piece, request, matcher.as_mut(), sent)?;
         let Some(ending) = ending else { continue };
         let finish = match ending {
             Ending::Length => Finish::Length,
@@ -118,35 +128,50 @@ fn check_and_send(
     request: &SampleRequest,
     mut matcher: Option<&mut Matcher>,
     sent: &mut usize,
-) -> anyhow::Result<Option<u32>> {
+) -> Result<Option<u32>, Error> {
     let mut last = None;
     for mut token in piece.tokens {
         let id = token.id;
-        ensure!(
-            id < request.version.vocab && Some(id) != request.suppressed,
-            "the engine sampled {id}, which it must not"
-        );
+        check(&token, request, *sent).map_err(Error::Engine)?;
         if let Some(matcher) = &mut matcher
             && !request.version.stop_ids.contains(&id)
         {
-            matcher
-                .accept(id)
-                .context("the engine did not keep to the schema of the answer")?;
+            // also if the schema asks too much of our matcher
+            matcher.accept(id).map_err(|_| Error::Answer(NOT_OF_SCHEMA))?;
         }
-        let logprob = token.logprob;
-        ensure!(logprob.is_finite(), "the log-probability of {id} is {logprob}");
-        ensure!(
-            *sent < request.max_tokens,
-            "the engine sampled more than the {} tokens that were asked for",
-            request.max_tokens
-        );
         token.top.truncate(request.top_logprobs);
         last = Some(id);
         *sent += 1;
         // the channel has room for every event of a sequence; if it is closed, the caller is gone
         let _ = request.events.try_send(SampleEvent::Token(token));
     }
+    if piece.ending == Some(Ending::Stop)
+        && let Some(matcher) = matcher
+        && !matcher.may_end().unwrap_or(false)
+    {
+        return Err(Error::Answer(
+            "the engine stopped before the answer was whole JSON of its schema",
+        ));
+    }
     Ok(last)
+}
+
+/// Fails if no engine that works would send this token. `sent`: tokens before it.
+fn check(token: &Token, request: &SampleRequest, sent: usize) -> anyhow::Result<()> {
+    ensure!(
+        token.id < request.version.vocab && Some(token.id) != request.suppressed,
+        "the engine sampled a token that it must not"
+    );
+    ensure!(
+        token.logprob.is_finite(),
+        "the engine gave a log-probability that is no number"
+    );
+    ensure!(
+        sent < request.max_tokens,
+        "the engine sampled more than the {} tokens that were asked for",
+        request.max_tokens
+    );
+    Ok(())
 }
 
 /// The versions of an answer that crossed updates. Fails unless they cover its tokens, in order, and

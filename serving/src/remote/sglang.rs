@@ -10,13 +10,16 @@ use super::client::{cache_salt, parse, token};
 use super::http::{Error, Http};
 use super::options::{InFlight, Server};
 use crate::engine::SampleRequest;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
+
+const NO_MASKS: &str = "the engine gives no log-probabilities among the tokens that filters keep: ask without top_p, \
+                        top_k and min_p";
 
 #[derive(Debug)]
 pub struct Sglang {
@@ -186,6 +189,8 @@ struct FinishReason {
     #[serde(rename = "type")]
     kind: String,
     message: Option<String>,
+    /// Of HTTP, if an error ended it.
+    status_code: Option<u16>,
 }
 
 impl Read for Reader {
@@ -193,28 +198,31 @@ impl Read for Reader {
         let event: Event = parse(data)?;
         match (event.error, event.meta_info) {
             (Some(failure), _) => Err(failure.into()),
-            (None, Some(meta)) => self.piece(meta).map_err(Error::Engine),
+            (None, Some(meta)) => self.piece(meta),
             (None, None) => Ok(Piece::default()),
         }
     }
 }
 
 impl Reader {
-    fn piece(&mut self, meta: Meta) -> anyhow::Result<Piece> {
+    fn piece(&mut self, meta: Meta) -> Result<Piece, Error> {
         let ending = match meta.finish_reason {
             None => None,
-            Some(FinishReason { kind, .. }) if kind == "stop" => Some(Ending::Stop),
-            Some(FinishReason { kind, .. }) if kind == "length" => Some(Ending::Length),
-            Some(FinishReason { kind, message }) => {
-                bail!("the engine ended the sequence: {kind} {}", message.unwrap_or_default())
-            }
+            // such as a schema that it cannot follow
+            Some(FinishReason {
+                status_code: Some(status),
+                message,
+                ..
+            }) => return Err(Error::of_status(status, message.unwrap_or_default())),
+            Some(FinishReason { kind, .. }) => Some(Ending::named(&kind)?),
         };
         // an event may come before the log-probabilities of its tokens
         let total = meta.output_token_logprobs_length;
         let new = total.saturating_sub(self.read);
-        let skipped = meta.output_token_logprobs.len().checked_sub(new).with_context(|| {
+        let skipped = meta.output_token_logprobs.len().checked_sub(new).ok_or_else(|| {
             let (given, read) = (meta.output_token_logprobs.len(), self.read);
-            format!("the engine gave {given} log-probabilities, but {total} after {read}")
+            let error = anyhow!("the engine gave {given} log-probabilities, but {total} after {read}");
+            Error::Engine(error)
         })?;
         let top = meta.output_top_logprobs.get(skipped..).unwrap_or_default();
         let masks = meta.output_token_sampling_mask.get(skipped..).unwrap_or_default();
@@ -225,16 +233,15 @@ impl Reader {
             let top = top.into_iter().flatten().map(|&(logprob, id, _)| (id, logprob));
             let logprob = match self.filtered {
                 false => logprob,
-                true => *in_support
-                    .get(index)
-                    .with_context(|| format!("the engine gave no log-probability of {id} among the kept tokens"))?,
+                true => *in_support.get(index).ok_or(Error::Answer(NO_MASKS))?,
             };
             Ok(token(id, logprob, masks.get(index).map(Vec::len), top.collect()))
         });
-        let tokens = tokens.collect::<anyhow::Result<_>>()?;
+        let tokens = tokens.collect::<Result<_, Error>>()?;
         self.read += new;
         if ending.is_some() && meta.weight_versions.is_none() {
-            bail!("the engine does not say which weights sampled its tokens");
+            let error = anyhow!("the engine does not say which weights sampled its tokens");
+            return Err(Error::Engine(error));
         }
         Ok(Piece {
             tokens,

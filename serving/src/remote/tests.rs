@@ -3,6 +3,9 @@
 //! engines here sample with our exact model behind vLLM's routes. `make bench-engines` has the real
 //! one.
 
+mod quotes;
+mod schemas;
+
 use super::placement::State;
 use super::{EXPECT_WEIGHTS, InFlight, OpenAiServer, Options, Pool, Server, Updater};
 use crate::engine::caller::Caller;
@@ -818,10 +821,11 @@ async fn an_engine_without_token_ids_answers_for_its_alias_and_its_answers_are_u
         ..stand.request(&version, 1, None, sender)
     };
     stand.pool.submit(vec![request]).unwrap();
-    let Some(SampleEvent::Failed(error)) = next(&mut events).await else {
-        panic!("a failure was expected");
+    let Some(SampleEvent::Refused(error)) = next(&mut events).await else {
+        panic!("a refusal was expected");
     };
     assert!(error.contains("top_k"), "{error}");
+    assert!(stand.updater.serves(4));
 }
 
 /// `a`, `b`, `c` and a special token for the end.

@@ -11,12 +11,12 @@ use super::completions;
 use super::http::{Error, Http};
 use super::options::{InFlight, Server};
 use crate::engine::SampleRequest;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use model::sampling::Params;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 const GENERATE: &str = "/inference/v1/generate";
@@ -24,8 +24,9 @@ const GENERATE: &str = "/inference/v1/generate";
 #[derive(Debug)]
 pub struct Vllm {
     http: Http,
-    /// It was started without `--enable-scale-out`.
-    completions_only: AtomicBool,
+    in_flight: InFlight,
+    /// Where it samples. `None`: not known before the probe's first request.
+    route: Mutex<Option<&'static str>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -96,10 +97,11 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
 }
 
 impl Vllm {
-    pub fn new(server: Server, timeout: Duration) -> anyhow::Result<Self> {
+    pub fn new(server: Server, timeout: Duration, in_flight: InFlight) -> anyhow::Result<Self> {
         Ok(Vllm {
             http: Http::new(server, timeout)?,
-            completions_only: AtomicBool::new(false),
+            in_flight,
+            route: Mutex::new(None),
         })
     }
 
@@ -180,15 +182,36 @@ impl Vllm {
         self.http.command("/resume", None).await
     }
 
+    /// [`Client::forget_routes`](super::client::Client::forget_routes).
+    pub fn forget_routes(&self) {
+        self.set_route(None);
+    }
+
+    fn set_route(&self, route: Option<&'static str>) {
+        *self.route.lock().unwrap_or_else(PoisonError::into_inner) = route;
+    }
+
     /// [`Client::generate`](super::client::Client::generate).
     pub async fn generate(&self, request: &SampleRequest, weights: &str, seeds: bool) -> Result<Stream, Error> {
-        if !self.completions_only.load(Ordering::Relaxed) {
+        let known = *self.route.lock().unwrap_or_else(PoisonError::into_inner);
+        if known != Some(completions::PATH) {
             match self.http.sample(GENERATE, &body(request, seeds), weights).await {
-                Ok(events) => return Ok(Stream::new(events, Reader)),
-                Err(Error::Absent(_)) => {
+                Ok(events) => {
+                    self.set_route(Some(GENERATE));
+                    return Ok(Stream::new(events, Reader));
+                }
+                // started without --enable-scale-out, if it never had the route since its last probe
+                Err(Error::Absent(_)) if known.is_none() => {
+                    if self.in_flight == InFlight::Cross {
+                        return Err(Error::Engine(anyhow!(
+                            "{} has no {GENERATE}, so it does not say which weights sampled which tokens: start it with \
+                             --enable-scale-out, or set serve.remote.in_flight to \"drain\"",
+                            self.url()
+                        )));
+                    }
                     let engine = self.url();
                     tracing::info!(engine, "no {GENERATE}; sampling through {}", completions::PATH);
-                    self.completions_only.store(true, Ordering::Relaxed);
+                    self.set_route(Some(completions::PATH));
                 }
                 Err(error) => return Err(error),
             }
@@ -246,19 +269,16 @@ impl Read for Reader {
             return Err(failure.into());
         }
         match event.choices.into_iter().next() {
-            Some(choice) => piece(choice).map_err(Error::Engine),
+            Some(choice) => {
+                let ending = choice.finish_reason.as_deref().map(Ending::named).transpose()?;
+                piece(choice, ending).map_err(Error::Engine)
+            }
             None => Ok(Piece::default()),
         }
     }
 }
 
-fn piece(choice: Choice) -> anyhow::Result<Piece> {
-    let ending = match choice.finish_reason.as_deref() {
-        None => None,
-        Some("stop") => Some(Ending::Stop),
-        Some("length") => Some(Ending::Length),
-        Some(other) => bail!("the engine ended the sequence: {other}"),
-    };
+fn piece(choice: Choice, ending: Option<Ending>) -> anyhow::Result<Piece> {
     let versions = choice.weight_versions;
     ensure!(
         ending.is_none() || versions.as_ref().is_some_and(|spans| !spans.is_empty()),
@@ -277,8 +297,10 @@ fn piece(choice: Choice) -> anyhow::Result<Piece> {
     );
     let mut masks = choice.sampling_mask.unwrap_or_default().into_iter();
     let tokens = ids.into_iter().zip(logprobs).map(|(id, of)| {
-        let given = of.token_id;
-        ensure!(given == id, "the log-probability of {given} came with {id}");
+        ensure!(
+            of.token_id == id,
+            "the engine gave the log-probability of another token"
+        );
         let top = of.top_logprobs.iter().map(|one| (one.token_id, one.logprob));
         let candidates = masks.next().map(|mask| mask.len());
         Ok(token(id, of.logprob, candidates, top.collect()))

