@@ -23,13 +23,14 @@ pub struct Row {
     logprobs: Vec<f32>,
     temperature: f32,
     finish_reason: String,
+    untrainable: Option<String>,
 }
 
 /// Every generation that ingest has stored, oldest first.
 pub async fn rows(pool: &PgPool) -> anyhow::Result<Vec<Row>> {
     let rows = sqlx::query_as(
-        "select id, user_key, version, prompt_ids, token_ids, logprobs, temperature, finish_reason from generation
-         order by id",
+        "select id, user_key, version, prompt_ids, token_ids, logprobs, temperature, finish_reason, untrainable
+         from generation order by id",
     );
     Ok(rows.fetch_all(pool).await?)
 }
@@ -120,7 +121,9 @@ pub fn score(
     error_max: f32,
 ) -> anyhow::Result<Scored> {
     let mut by_version: BTreeMap<i64, Vec<&Row>> = BTreeMap::new();
-    for row in rows.iter().filter(|row| !row.token_ids.is_empty()) {
+    // of an answer that broke, the engine did not say which version sampled it
+    let scored = rows.iter().filter(|row| row.untrainable.is_none());
+    for row in scored.filter(|row| !row.token_ids.is_empty()) {
         by_version.entry(row.version).or_default().push(row);
     }
     let mut scored = Scored {
