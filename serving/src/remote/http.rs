@@ -104,18 +104,28 @@ impl Http {
     }
 
     async fn read<T: DeserializeOwned>(&self, url: String) -> anyhow::Result<T> {
-        let response = self.checked(self.client.get(&url).timeout(HEALTH_TIMEOUT)).await?;
+        let response = self.send(self.client.get(&url).timeout(HEALTH_TIMEOUT)).await?;
+        let status = response.status();
+        ensure!(status.is_success(), "{url} answered {status}");
         response.json().await.with_context(|| format!("read {url}"))
     }
 
-    /// Sends a command to the address for control. Fails unless the engine reports success.
+    /// Sends a command to the address for control. Fails unless the engine reports success, with its
+    /// reason: no command has a text of a caller, which it could quote.
     pub async fn command(&self, path: &str, body: Option<Value>) -> anyhow::Result<()> {
         let url = format!("{}{path}", self.control_base);
         let mut request = self.client.post(url).timeout(self.timeout);
         if let Some(body) = body {
             request = request.json(&body);
         }
-        self.checked(request).await.map(drop)
+        let response = self.send(request).await?;
+        let (url, status) = (response.url().clone(), response.status());
+        ensure!(
+            status.is_success(),
+            "{url} answered {status}: {}",
+            explanation(response).await
+        );
+        Ok(())
     }
 
     /// Starts to sample. Dropping the events aborts the request in the engine. `weights`: the name of
@@ -143,18 +153,6 @@ impl Http {
                 self.url()
             ))),
         }
-    }
-
-    /// Fails with the engine's reason: no command has a text of a caller, which it could quote.
-    async fn checked(&self, request: RequestBuilder) -> anyhow::Result<Response> {
-        let response = self.send(request).await?;
-        let (url, status) = (response.url().clone(), response.status());
-        ensure!(
-            status.is_success(),
-            "{url} answered {status}: {}",
-            explanation(response).await
-        );
-        Ok(response)
     }
 
     async fn send(&self, request: RequestBuilder) -> anyhow::Result<Response> {
