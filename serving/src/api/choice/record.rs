@@ -172,7 +172,6 @@ mod tests {
             spans.map(|span| (span.version, span.tokens)).collect()
         };
         assert_eq!(spans(5, None), [(7, 5)]);
-        assert_eq!(spans(5, Some(&[])), [(7, 5)], "not known");
         assert_eq!(spans(5, Some(&[(7, 2), (8, 3)])), [(7, 2), (8, 3)]);
         assert_eq!(spans(4, Some(&[(7, 2), (8, 3)])), [(7, 2), (8, 2)], "a stop string");
         assert_eq!(spans(2, Some(&[(7, 2), (8, 3)])), [(7, 2)]);
