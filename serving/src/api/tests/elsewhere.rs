@@ -3,10 +3,12 @@
 
 use super::*;
 use crate::captured::Lines;
-use crate::engine::{Engine, Finish, SampleEvent, SampleRequest, SubmitError, Token};
+use crate::engine::{Engine, Finish, SampleEvent, SampleRequest, Started, SubmitError, Token};
+use futures::FutureExt as _;
 use ingest::log::Producer;
 
-/// Sends every request the same events, and never more.
+/// Sends every request the same events, and never more. The version of the first one has gone, if they
+/// begin with that.
 struct Scripted {
     events: Vec<SampleEvent>,
     requests: Arc<Mutex<Vec<SampleRequest>>>,
@@ -15,10 +17,16 @@ struct Scripted {
 impl Engine for Scripted {
     fn submit(&self, requests: Vec<SampleRequest>) -> Result<(), SubmitError> {
         for request in requests {
-            for event in &self.events {
+            let mut requests = self.requests.lock().unwrap();
+            let events = match self.events.split_first() {
+                Some((SampleEvent::VersionGone, _)) if requests.is_empty() => &self.events[..1],
+                Some((SampleEvent::VersionGone, then)) => then,
+                _ => &self.events[..],
+            };
+            for event in events {
                 request.events.try_send(event.clone()).unwrap();
             }
-            self.requests.lock().unwrap().push(request);
+            requests.push(request);
         }
         Ok(())
     }
@@ -124,6 +132,45 @@ async fn tokens_that_a_caller_saw_before_the_engine_failed_are_logged_as_untrain
     assert_eq!(logged[0].token_ids, [1, 2]);
     assert_eq!(logged[0].finish_reason, FinishReason::Abort);
     assert_eq!(logged[0].untrainable.as_deref(), Some("engine_failed"));
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_early_is_trained_on_only_if_one_version_sampled_it() {
+    for holds in [true, false] {
+        let started = Started {
+            engine: "vllm",
+            holds: Arc::new(move || async move { holds }.boxed()),
+        };
+        let mut events = vec![SampleEvent::Started(started)];
+        events.extend(tokens([1, 2, 3]));
+        let (server, _) = saying(events, Options::default(), None).await;
+        let body = json!({"model": "demo", "prompt": "a", "max_tokens": 5, "stop": "c"});
+        let (status, answer) = server.complete(body).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+        let logged = server.log.generations();
+        assert_eq!(logged[0].engine.as_deref(), Some("vllm"));
+        let expected = (!holds).then_some("version_unknown");
+        assert_eq!(logged[0].untrainable.as_deref(), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_request_whose_version_has_gone_is_routed_again() {
+    let mut events = vec![SampleEvent::VersionGone];
+    events.extend(tokens([1, 2]));
+    events.push(SampleEvent::Finished(Finish::Length));
+    let (server, requests) = saying(events, Options::default(), None).await;
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2});
+    let (status, answer) = server.complete(body).await;
+    assert_eq!(status, 200, "{answer}");
+    let requests = requests.lock().unwrap();
+    assert_eq!(requests.len(), 2);
+    assert_eq!(
+        (&requests[0].prompt, requests[0].seed),
+        (&requests[1].prompt, requests[1].seed)
+    );
+    assert_eq!(server.log.generations().len(), 1);
 }
 
 #[tokio::test]
