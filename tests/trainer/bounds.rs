@@ -248,7 +248,7 @@ async fn log_probabilities_that_are_wrong_for_everybody_pause_the_run() {
     for (n, one) in all.iter_mut().enumerate() {
         one.user = format!("user-{n}");
         one.replica = format!("replica-{}", n % 2);
-        one.logprobs[0] -= 1.0;
+        one.logprobs.iter_mut().for_each(|logprob| *logprob -= 1.0);
     }
     world.insert_all(&all, "champion").await;
     let running = world.run(world.options());

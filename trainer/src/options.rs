@@ -122,7 +122,8 @@ pub struct Alarms {
     /// 0.05.
     pub quarantine_share_max: f64,
     /// The alarm is on if the log-probabilities of the latest 512 samples of other engines have a larger
-    /// mean k3, nats per token; default 0.001. That of our own engine has no bound: it is on if any
+    /// mean k3, nats per token; default 0.001. A token counts with at most 0.2, and a quarantined sample
+    /// not at all. That of our own engine has no bound: it is on if any
     /// sample differs at all.
     pub remote_k3_max: f64,
     /// The alarm is on if a larger share of the latest 512 samples lacked proof of who sampled them; 0

@@ -6,8 +6,10 @@
 //!
 //! What is wrong with one sample is not a breach: a sample whose logged log-probabilities differ
 //! too much is quarantined alone, before its gradient is added. What our own engine sampled has to be
-//! exact. What another engine sampled is judged by the mean over its tokens, never by its largest
-//! difference.
+//! exact. What another engine sampled is judged by the mean over its tokens, of which each counts with
+//! at most [`TOKEN_K3_MAX`](crate::learn::mismatch::TOKEN_K3_MAX). A few tokens that are far off are
+//! left to the correction of the step ([`crate::learn::correction`]); with other weights most tokens
+//! are off.
 
 use crate::learn::mismatch::SampleMismatch;
 use serde::{Deserialize, Serialize};
@@ -24,9 +26,10 @@ pub struct Limits {
     /// Largest |logged − recomputed| log-probability of the trained tokens of a sample of our own
     /// engine, nats; default 0: exact. A sample beyond it is quarantined.
     pub difference_max: f64,
-    /// Largest mean k3 of the trained tokens of a sample of another engine, nats; default 0.05. A
-    /// sample beyond it is quarantined: it is not from the version that it names. If those of most
-    /// users are, on every replica and whatever the engine, the run pauses.
+    /// Largest mean k3 of the trained tokens of a sample of another engine, nats; default 0.05. A token
+    /// counts with at most 0.2, so a quarter of the tokens may be off by any amount, and at 0.2 or more
+    /// nothing is quarantined. A sample beyond it is not from the version that it names. If those of
+    /// most users are, on every replica and whatever the engine, the run pauses.
     pub k3_max: f64,
 }
 

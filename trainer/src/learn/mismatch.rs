@@ -31,11 +31,17 @@ pub struct Mismatch {
 /// Log-ratios are clamped to this before they are exponentiated.
 const LOG_RATIO_MAX: f64 = 20.0;
 
+/// A token counts with at most this much k3 when a sample is judged, nats: that of a token whose
+/// logged value is 0.7 too high or 0.6 too low. k3 grows exponentially, so without it one token would
+/// decide about its whole sample.
+pub const TOKEN_K3_MAX: f64 = 0.2;
+
 /// The same of the trained tokens of one sample that the head sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SampleMismatch {
     pub tokens: usize,
-    /// mean(v − log v − 1), nats. Not a number if one of its log-probabilities is not.
+    /// mean(min(v − log v − 1, [`TOKEN_K3_MAX`])), nats. Not a number if one of its log-probabilities
+    /// is not.
     pub k3: f64,
     /// Not a number if one of its log-probabilities is not; infinite if μ cannot produce a token.
     pub difference_max: f64,
@@ -50,8 +56,9 @@ impl SampleMismatch {
             let difference = log_v.abs();
             let log_v = log_v.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX);
             mismatch.tokens += 1;
-            mismatch.k3 += log_v.exp() - log_v - 1.0;
-            // `f64::max` would ignore NaN
+            let k3 = log_v.exp() - log_v - 1.0;
+            // `f64::min` and `f64::max` would ignore NaN
+            mismatch.k3 += if k3 > TOKEN_K3_MAX { TOKEN_K3_MAX } else { k3 };
             let largest = mismatch.difference_max;
             if !(largest.is_nan() || largest > difference) {
                 mismatch.difference_max = difference;
@@ -157,12 +164,25 @@ mod tests {
         let ln2 = std::f32::consts::LN_2;
         let of = |pairs: &[(f32, f32)]| SampleMismatch::of(pairs.iter().copied());
         let m = of(&[(-2.0, -2.0 + ln2), (-1.0, -1.0 - ln2)]);
-        assert!((m.k3 - 0.25).abs() < 1e-6, "{m:?}");
+        let of_half = 0.5 + std::f64::consts::LN_2 - 1.0; // 2 has 2 − ln2 − 1 = 0.307
+        assert!((m.k3 - (TOKEN_K3_MAX + of_half) / 2.0).abs() < 1e-6, "{m:?}");
         assert!((m.difference_max - std::f64::consts::LN_2).abs() < 1e-6);
         assert!(!m.is_exact() && of(&[(-1.5, -1.5)]).is_exact() && of(&[]).is_exact());
         let not_a_number = of(&[(-1.0, f32::NAN), (-1.0, -9.0)]);
         assert!(not_a_number.difference_max.is_nan() && not_a_number.k3.is_nan());
         assert_eq!(of(&[(-1.0, f32::NEG_INFINITY)]).difference_max, f64::INFINITY);
+    }
+
+    #[test]
+    fn one_token_adds_a_bounded_amount_however_far_off_it_is() {
+        let of = |log_v: f32| {
+            let pairs = (0..16).map(|at| (-6.0, if at == 0 { -6.0 + log_v } else { -6.0 }));
+            SampleMismatch::of(pairs).k3
+        };
+        for log_v in [5.0, 50.0, -50.0, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(of(log_v), TOKEN_K3_MAX / 16.0, "{log_v}");
+        }
+        assert!((of(0.1) * 16.0 - 0.00517).abs() < 1e-5, "{}", of(0.1));
     }
 
     #[test]

@@ -277,7 +277,7 @@ impl<'a> Executor<'a> {
                 Ok((samples, advantages, judgement))
             })
             .await?;
-        self.watch_parity(&samples, &judgement).await?;
+        self.watch_parity(&samples, &judgement, &limits).await?;
         let mut verdicts = vec![Verdict::Judged(Compared::Kept); samples.len()];
         for one in &judgement.rejected {
             verdicts[one.index] = match one.mismatch {
@@ -338,11 +338,12 @@ impl<'a> Executor<'a> {
     }
 
     /// Begins or ends the alarms on log-probabilities.
-    async fn watch_parity(&mut self, samples: &[Sample], judgement: &Judgement) -> anyhow::Result<()> {
+    async fn watch_parity(&mut self, samples: &[Sample], judgement: &Judgement, limits: &Limits) -> anyhow::Result<()> {
         for &(index, mismatch) in &judgement.compared {
             let [ours, remote] = &mut self.parity;
-            let parity = if samples[index].engine.is_some() { remote } else { ours };
-            parity.record(mismatch);
+            let is_ours = samples[index].engine.is_none();
+            let parity = if is_ours { ours } else { remote };
+            parity.record(mismatch, limits.accepts(is_ours, &mismatch));
         }
         let k3_max = self.trainer.options.realtime.alarms.remote_k3_max;
         for (parity, engines) in self.parity.iter_mut().zip(Engines::ALL) {

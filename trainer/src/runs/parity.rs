@@ -3,7 +3,9 @@
 //! - `ours`: our own engine computes what the trainer does, so any difference at all means another
 //!   machine code, other weights, or somebody who changes what is logged.
 //! - `remote`: other engines differ by rounding. The mean k3 over the tokens of the latest samples says
-//!   by how much; above a bound their distribution has drifted.
+//!   by how much; above a bound their distribution has drifted. Each token counts with at most
+//!   [`TOKEN_K3_MAX`](crate::learn::mismatch::TOKEN_K3_MAX), so that it takes many. Quarantined samples
+//!   do not count: they have an alarm of their own.
 //!
 //! Pure. The windows are empty when a run is opened.
 
@@ -67,14 +69,18 @@ impl Parity {
         }
     }
 
-    pub fn record(&mut self, mismatch: SampleMismatch) {
+    /// `accepted`: the sample is not quarantined.
+    pub fn record(&mut self, mismatch: SampleMismatch, accepted: bool) {
+        if self.engines == Engines::Remote && !accepted {
+            return;
+        }
         if self.latest.len() == WINDOW {
             self.latest.pop_front();
         }
         self.latest.push_back(mismatch);
     }
 
-    /// Mean k3 over the tokens of the window, nats.
+    /// Mean k3 over the tokens of the window, nats. Each counts with at most `TOKEN_K3_MAX`.
     pub fn k3(&self) -> f64 {
         let tokens: usize = self.latest.iter().map(|one| one.tokens).sum();
         let sum: f64 = self.latest.iter().map(|one| one.k3 * one.tokens as f64).sum();
@@ -99,7 +105,7 @@ impl Parity {
             Engines::Ours => (self.inexact() > 0, enough && self.inexact() == 0),
             Engines::Remote => {
                 let k3 = self.k3();
-                (enough && (k3 > k3_max || k3.is_nan()), enough && k3 <= k3_max / 2.0)
+                (enough && k3 > k3_max, enough && k3 <= k3_max / 2.0)
             }
         };
         let change = match self.active {
@@ -144,6 +150,7 @@ impl Parity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::learn::guards::Limits;
 
     fn mismatch(k3: f64, difference_max: f64) -> SampleMismatch {
         SampleMismatch {
@@ -156,9 +163,9 @@ mod tests {
     #[test]
     fn one_inexact_sample_of_our_engine_begins_the_alarm_until_it_has_left_the_window() {
         let mut parity = Parity::new(Engines::Ours, false);
-        parity.record(mismatch(0.0, 0.0));
+        parity.record(mismatch(0.0, 0.0), true);
         assert_eq!(parity.change(1e-3), None);
-        parity.record(mismatch(1e-15, 1e-7));
+        parity.record(mismatch(1e-15, 1e-7), true);
         assert_eq!(parity.change(1e-3), Some(Change::Begins));
         assert!(
             parity
@@ -166,43 +173,58 @@ mod tests {
                 .starts_with("1 of the latest 2 samples")
         );
         for _ in 0..WINDOW - 1 {
-            parity.record(mismatch(0.0, 0.0));
+            parity.record(mismatch(0.0, 0.0), true);
         }
         assert_eq!(parity.change(1e-3), None, "it is still in the window");
-        parity.record(mismatch(0.0, 0.0));
+        parity.record(mismatch(0.0, 0.0), true);
         assert_eq!(parity.change(1e-3), Some(Change::Ends));
-        parity.record(mismatch(f64::NAN, f64::NAN));
+        parity.record(mismatch(f64::NAN, f64::NAN), true);
         assert_eq!(parity.change(1e-3), Some(Change::Begins));
     }
 
     #[test]
     fn other_engines_are_judged_by_their_mean_and_never_by_one_sample() {
         let mut parity = Parity::new(Engines::Remote, false);
-        parity.record(mismatch(10.0, 12.0));
+        // one token at log v = +5 has a k3 of 142, and its window a mean of 0.017
+        let tokens = |log_v: f32| (0..16).map(move |at| (-6.0, if at == 0 { -6.0 + log_v } else { -6.0 }));
+        let outlier = SampleMismatch::of(tokens(5.0));
+        assert!(Limits::default().accepts(false, &outlier));
+        parity.record(outlier, true);
         assert_eq!(parity.change(1e-3), None, "one sample is no distribution");
-        for _ in 0..WINDOW {
-            parity.record(mismatch(1e-5, 0.02));
+        for _ in 0..WINDOW - 1 {
+            parity.record(SampleMismatch::of(tokens(0.02)), true);
+            assert_eq!(parity.change(1e-3), None);
         }
-        assert_eq!(parity.change(1e-3), None);
-        assert!((parity.k3() - 1e-5).abs() < 1e-12);
-        for _ in 0..WINDOW / 2 {
-            parity.record(mismatch(4e-3, 0.2));
+        assert_eq!(parity.len(), WINDOW, "the outlier is still there");
+        assert!(parity.k3() > 1e-5 && parity.k3() < 1e-4, "{}", parity.k3());
+        for _ in 0..WINDOW {
+            parity.record(mismatch(4e-3, 0.2), true);
         }
         assert_eq!(parity.change(1e-3), Some(Change::Begins));
         for _ in 0..WINDOW {
-            parity.record(mismatch(1e-5, 0.02));
+            parity.record(mismatch(1e-5, 0.02), true);
         }
         assert_eq!(parity.change(1e-3), Some(Change::Ends));
+    }
+
+    #[test]
+    fn a_quarantined_sample_counts_for_our_engine_and_not_for_others() {
+        let wrong = mismatch(0.2, 12.0);
+        for (engines, counted) in [(Engines::Ours, 1), (Engines::Remote, 0)] {
+            let mut parity = Parity::new(engines, false);
+            parity.record(wrong, false);
+            assert_eq!(parity.len(), counted, "{engines:?}");
+        }
     }
 
     #[test]
     fn an_alarm_that_was_on_stays_on_until_there_are_enough_samples() {
         let mut parity = Parity::new(Engines::Ours, true);
         for _ in 0..SAMPLES_MIN - 1 {
-            parity.record(mismatch(0.0, 0.0));
+            parity.record(mismatch(0.0, 0.0), true);
             assert_eq!(parity.change(1e-3), None);
         }
-        parity.record(mismatch(0.0, 0.0));
+        parity.record(mismatch(0.0, 0.0), true);
         assert_eq!(parity.change(1e-3), Some(Change::Ends));
         assert!(!parity.is_active());
     }

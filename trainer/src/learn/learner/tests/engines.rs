@@ -108,3 +108,50 @@ fn other_engines_may_round_and_ours_may_not() {
     assert_eq!(judge(&ours), (vec![0, 1, 2], 3));
     assert_eq!(judge(&cohort), (vec![], 3));
 }
+
+/// A sample of `tokens` tokens, each with the trainer's log-probability at that temperature.
+fn long_sample(learner: &Learner, tokens: u32, temperature: f32) -> Sample {
+    let mut sample = samples(learner, 1).remove(0);
+    sample.temperature = temperature;
+    sample.tokens = (0..tokens).map(|at| (at * 7 + 5) % 61).collect();
+    sample.mask = vec![true; sample.tokens.len()];
+    sample.logprobs = vec![0.0; sample.tokens.len()];
+    let single = batch::pack(std::slice::from_ref(&sample), &[0.0], 1).unwrap();
+    sample.logprobs = learner.score(&single[0]).unwrap().recomputed;
+    sample
+}
+
+#[test]
+fn a_few_tokens_that_are_far_off_are_left_to_the_correction() {
+    let mut learner = learner(3);
+    let icepop = Correction::Icepop { low: 0.5, high: 5.0 };
+    // tokens, w of the first token, and how many are truncated and masked
+    for (tokens, w, correction, truncated, masked) in [
+        (5, 2.1_f32, Correction::Tis { cap: 2.0 }, 1.0, 0.0),
+        (16, 5.1, icepop, 0.0, 1.0),
+        (16, 150.0, icepop, 0.0, 1.0),
+        (16, 0.01, icepop, 0.0, 1.0),
+    ] {
+        let mut sample = remote(&[long_sample(&learner, tokens, 1.0)], &[1e-3]).remove(0);
+        sample.logprobs[0] -= w.ln();
+        let metrics = step(&mut learner, &[sample], &[0.5], correction);
+        assert_eq!((metrics.sequences, metrics.quarantined), (1, 0));
+        let of = metrics.correction;
+        let share = [truncated, masked].map(|count| count / f64::from(tokens));
+        assert_eq!([of.truncated, of.masked], share, "w = {w}, {correction:?}");
+    }
+}
+
+#[test]
+fn samples_of_other_weights_are_quarantined() {
+    let (mut one, other) = (learner(3), learner(4));
+    // random weights of this size are near uniform at a higher temperature, whichever they are
+    for tokens in [5, 16, 40] {
+        let sample = remote(&[long_sample(&other, tokens, 0.05)], &[0.0]).remove(0);
+        let outcome = one.propose(&[sample], &[0.5], &StepSettings::default(), &Limits::default());
+        assert!(
+            matches!(outcome.unwrap(), Outcome::Empty(metrics) if metrics.quarantined == 1),
+            "{tokens} tokens"
+        );
+    }
+}
