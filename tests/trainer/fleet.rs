@@ -16,6 +16,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use store::Store;
 use uuid::Uuid;
 
+/// Which choices of an answer are logged with log-probabilities that are not the model's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Wrong {
+    None,
+    /// By 1 nat.
+    FirstChoice,
+    /// By 1e-5 nats, as a machine with other code would compute.
+    EachSlightly,
+}
+
 #[derive(Clone)]
 pub struct Fleet {
     pub pool: PgPool,
@@ -23,8 +33,7 @@ pub struct Fleet {
     pub trusted: Arc<TrustedKeys>,
     pub producer: Producer,
     pub seeds: Arc<AtomicU64>,
-    /// The first choice of each answer is logged with wrong log-probabilities.
-    pub wrong: bool,
+    pub wrong: Wrong,
 }
 
 impl Fleet {
@@ -83,8 +92,10 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
     };
     let mut choices = Vec::new();
     for (nth, (token_ids, mut logprobs)) in sampled.into_iter().enumerate() {
-        if fleet.wrong && nth == 0 {
-            logprobs[0] -= 1.0;
+        match fleet.wrong {
+            Wrong::FirstChoice if nth == 0 => logprobs[0] -= 1.0,
+            Wrong::EachSlightly => logprobs[0] += 1e-5,
+            _ => {}
         }
         let text: String = token_ids.iter().map(|&id| char::from(b'a' + (id % 26) as u8)).collect();
         let tokens = token_ids.len() as u32;

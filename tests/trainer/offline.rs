@@ -1,7 +1,7 @@
 //! An offline run from request to end: rollouts through the API, grades through the log, steps on
 //! its own line.
 
-use super::fleet::Fleet;
+use super::fleet::{Fleet, Wrong};
 use super::world::{POLICY, World};
 use crate::support::eventually;
 use edge::auth::{Auth, AuthOptions};
@@ -75,7 +75,7 @@ async fn ended(run: &str) -> Value {
 }
 
 /// Starts a fleet. Returns its base URL.
-async fn fleet(world: &World, wrong: bool) -> String {
+async fn fleet(world: &World, wrong: Wrong) -> String {
     let fleet = Fleet {
         pool: world.stack.pool.clone(),
         store: world.publisher.store.clone(),
@@ -104,7 +104,7 @@ async fn ingest(world: &World, stop: &CancellationToken) -> JoinHandle<anyhow::R
 async fn a_group_with_a_wrong_rollout_teaches_nothing() {
     let world = World::start("wrong_rollouts").await;
     world.follow(1, world.base, 0).await;
-    let serve_url = fleet(&world, true).await;
+    let serve_url = fleet(&world, Wrong::FirstChoice).await;
     let stop = CancellationToken::new();
     let ingest = ingest(&world, &stop).await;
     let control = control(&world).await;
@@ -127,8 +127,40 @@ async fn a_group_with_a_wrong_rollout_teaches_nothing() {
             other => panic!("{other:?}: {one:?}"),
         }
     }
+    let reason = ended["reason"].as_str().unwrap();
+    assert!(
+        reason.contains(&format!("{wrong} rollouts were quarantined")),
+        "{reason}"
+    );
     // a group of 16 takes two requests, each with one wrong choice
     assert!(wrong > 0 && companions == 7 * wrong, "{companions} beside {wrong}");
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_rollouts_are_not_exact_pauses_at_once_with_that_reason() {
+    let world = World::start("inexact_rollouts").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::EachSlightly).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control(&world).await;
+    let (_, run) = create(&control).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    let paused = eventually("the run pauses", SOON, async || {
+        let run = get(run.clone()).await;
+        (run["status"] == "paused").then_some(run)
+    })
+    .await;
+    let reason = paused["reason"].as_str().unwrap();
+    assert!(
+        reason.contains("rollouts do not have the trainer's log-probabilities"),
+        "{reason}"
+    );
+    assert!(reason.contains("policy.compute"), "{reason}");
+    assert_eq!(paused["steps_done"], 0);
     running.stop().await;
     stop.cancel();
     ingest.await.unwrap().unwrap();
@@ -138,7 +170,7 @@ async fn a_group_with_a_wrong_rollout_teaches_nothing() {
 async fn a_grpo_run_publishes_on_a_line_of_its_own() {
     let world = World::start("grpo").await;
     world.follow(1, world.base, 0).await;
-    let serve_url = fleet(&world, false).await;
+    let serve_url = fleet(&world, Wrong::None).await;
     let stop = CancellationToken::new();
     let ingest = ingest(&world, &stop).await;
     let control = control(&world).await;

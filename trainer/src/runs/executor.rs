@@ -92,6 +92,27 @@ pub(crate) struct Quarantined {
     pub gross: usize,
 }
 
+impl Quarantined {
+    /// Why an offline run pauses: more than half of its `drawn` rollouts are quarantined. Those of later
+    /// draws would be too.
+    pub fn reason_to_pause(&self, drawn: usize, head: i64) -> Option<String> {
+        let (quarantined, gross) = (self.ids.len(), self.gross);
+        if 2 * gross > drawn {
+            return Some(format!(
+                "{gross} of {drawn} rollouts have log-probabilities that are not those of version {head}: samplers and \
+                 trainer do not hold the same weights"
+            ));
+        }
+        (2 * quarantined > drawn).then(|| {
+            format!(
+                "{quarantined} of {drawn} rollouts do not have the trainer's log-probabilities of version {head}, which \
+                 are equal to the last bit with our own engine: compare the builds and `policy.compute` of `serve` and \
+                 `train`. An engine that is not ours names itself in `engine`"
+            )
+        })
+    }
+}
+
 /// What became of a sample that was to join.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Verdict {

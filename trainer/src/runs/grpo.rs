@@ -61,7 +61,7 @@ pub(super) async fn execute(
         return Ok(());
     };
     let client = Client::new(trainer, id, &row.line, &config)?;
-    let mut empty_draws = 0;
+    let mut empty = Empty::default();
     while executor.steps_done < config.steps {
         if shutdown.is_cancelled() {
             return Ok(());
@@ -88,8 +88,7 @@ pub(super) async fn execute(
         let groups = groups::score(&executor, arrived).await?;
         if groups.samples.is_empty() {
             executor.random = Some(random.0);
-            empty_draws += 1;
-            fail_if_too_many(empty_draws, trainer.options.offline.empty_draws_max)?;
+            empty.add(0, trainer.options.offline.empty_draws_max)?;
             continue;
         }
         let (drawn, next) = (groups.samples.len(), random.0);
@@ -108,23 +107,16 @@ pub(super) async fn execute(
         let quarantined = executor
             .accumulate(groups.samples, groups.advantages, inputs.settings, inputs.limits)
             .await?;
-        let gross = quarantined.gross;
-        if 2 * gross > drawn {
-            let reason = format!(
-                "{gross} of {drawn} rollouts have log-probabilities that are not those of version {}: samplers and \
-                 trainer do not hold the same weights",
-                executor.head
-            );
+        if let Some(reason) = quarantined.reason_to_pause(drawn, executor.head) {
             return executor.release("paused", &reason).await;
         }
         match executor.step(inputs).await? {
-            StepOutcome::Published => empty_draws = 0,
+            StepOutcome::Published => empty = Empty::default(),
             StepOutcome::Paused => return Ok(()),
             StepOutcome::Refused => executor.random = Some(next),
             StepOutcome::Empty => {
                 executor.random = Some(next);
-                empty_draws += 1;
-                fail_if_too_many(empty_draws, trainer.options.offline.empty_draws_max)?;
+                empty.add(quarantined.ids.len(), trainer.options.offline.empty_draws_max)?;
             }
         }
     }
@@ -132,13 +124,32 @@ pub(super) async fn execute(
     executor.release("succeeded", &done).await
 }
 
-/// Fails the run after too many draws in a row without a gradient.
-fn fail_if_too_many(empty_draws: u32, empty_draws_max: u32) -> Result<(), Failed> {
-    match empty_draws < empty_draws_max {
-        true => Ok(()),
-        false => Err(Failed(format!(
-            "no group of the last {empty_draws} draws had rollouts with different rewards: there is nothing to learn from"
-        ))),
+/// Draws in a row without a gradient.
+#[derive(Debug, Default)]
+struct Empty {
+    draws: u32,
+    /// Rollouts that were quarantined. Their groups were left out with them.
+    quarantined: usize,
+}
+
+impl Empty {
+    /// Counts a draw. Fails the run if that makes `draws_max`.
+    fn add(&mut self, quarantined: usize, draws_max: u32) -> Result<(), Failed> {
+        self.draws += 1;
+        self.quarantined += quarantined;
+        let draws = self.draws;
+        if draws < draws_max {
+            return Ok(());
+        }
+        Err(Failed(match self.quarantined {
+            0 => format!(
+                "no group of the last {draws} draws had rollouts with different rewards: there is nothing to learn from"
+            ),
+            quarantined => format!(
+                "no group of the last {draws} draws had a gradient. {quarantined} rollouts were quarantined and their \
+                 groups left out: their log-probabilities are not those of their version"
+            ),
+        }))
     }
 }
 
@@ -224,5 +235,22 @@ async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout]) -> anyh
             return Ok(samples);
         }
         tokio::time::sleep(Duration::from_millis(trainer.options.poll_ms)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_gradients_fails_with_its_cause() {
+        let mut empty = Empty::default();
+        assert!(empty.add(0, 2).is_ok());
+        let reason = empty.add(0, 2).unwrap_err().0;
+        assert!(reason.contains("different rewards"), "{reason}");
+        let mut empty = Empty::default();
+        assert!(empty.add(3, 2).is_ok());
+        let reason = empty.add(1, 2).unwrap_err().0;
+        assert!(reason.contains("4 rollouts were quarantined"), "{reason}");
     }
 }
