@@ -324,7 +324,13 @@ async fn references(
     let compare = move || {
         let mut references = base.compare(&outcomes, &user_parts, run_seconds)?;
         if let Some((version, checkpoint)) = last {
-            references.capability = Some(base.capability(version, &checkpoint)?);
+            match base.capability(version, &checkpoint) {
+                Ok(capability) => references.capability = Some(capability),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::warn!(error, version, "the report does not say what the version still can");
+                }
+            }
         }
         Ok(references)
     };
