@@ -306,12 +306,15 @@ async fn request(
     client: &reqwest::Client,
     prompt: Vec<u32>,
 ) -> anyhow::Result<Answer> {
+    // llama.cpp and transformers sample from a part of the distribution unless told otherwise
     let mut body = json!({
-        "model": args.model, "max_tokens": args.max_tokens, "temperature": 1.0, "stream": true,
+        "model": args.model, "max_tokens": args.max_tokens, "temperature": 1.0, "top_p": 1.0, "stream": true,
     });
     match prompts {
         Prompts::Ids => {
             body["prompt"] = json!(prompt);
+            body["top_k"] = json!(0);
+            body["min_p"] = json!(0.0);
             body["stream_options"] = json!({"include_usage": true});
             if !args.stop_ids.is_empty() {
                 body["logit_bias"] = args.stop_ids.iter().map(|id| (id.to_string(), json!(-100))).collect();
@@ -321,6 +324,7 @@ async fn request(
             body["prompt"] = json!(args.text(words, &prompt));
             let suppress = json!({
                 "suppress_tokens": args.stop_ids, "do_sample": true, "max_new_tokens": args.max_tokens,
+                "top_k": 0, "top_p": 1.0,
             });
             body["generation_config"] = json!(suppress.to_string());
         }
