@@ -58,24 +58,31 @@ pub struct Args {
     json: PathBuf,
 }
 
-/// What is compared on a vLLM server.
-const CORRECTIONS: [(&str, Correction); 5] = [
-    ("none", Correction::None),
-    ("tis 2", Correction::Tis { cap: 2.0 }),
-    ("icepop 0.5–5", Correction::Icepop { low: 0.5, high: 5.0 }),
-    ("sequence mask 0.5–2", Correction::SequenceMask { low: 0.5, high: 2.0 }),
+/// What is compared on a vLLM server: a name, the correction, and whether samples are quarantined.
+type Kind = (&'static str, Correction, bool);
+const KINDS: [Kind; 6] = [
+    ("none", Correction::None, false),
+    ("tis 2", Correction::Tis { cap: 2.0 }, false),
+    ("icepop 0.5–5", Correction::Icepop { low: 0.5, high: 5.0 }, false),
+    (
+        "sequence mask 0.5–2",
+        Correction::SequenceMask { low: 0.5, high: 2.0 },
+        false,
+    ),
     (
         "geometric mask 0.99–1.01",
         Correction::GeometricMask { low: 0.99, high: 1.01 },
+        false,
     ),
+    ("tis 2, as shipped", Correction::Tis { cap: 2.0 }, true),
 ];
 /// How many of them an engine gets whose log-probabilities differ by so many nats in the median. Masks
 /// would leave out nothing where it rounds little.
-fn corrections(difference_p50: f64) -> usize {
+fn kinds(difference_p50: f64) -> usize {
     match difference_p50 {
         ..1e-4 => 1,
         ..1e-2 => 2,
-        _ => CORRECTIONS.len(),
+        _ => KINDS.len(),
     }
 }
 
@@ -113,7 +120,7 @@ async fn measure(args: Args) -> anyhow::Result<Results> {
     for seed in 1..=args.seeds {
         let ours = Sampler::Exact(&exact);
         let run = training
-            .run(&ours, ("ours", "none", Correction::None), seed, &mut serial)
+            .run(&ours, "ours", ("none", Correction::None, false), seed, &mut serial)
             .await?;
         results.add(run);
     }
@@ -121,15 +128,13 @@ async fn measure(args: Args) -> anyhow::Result<Results> {
         let (name, url) = server.split_once('=').context("--vllm is NAME=URL")?;
         let remote = Remote::connect(url, args.threads).await?;
         let mut difference_p50 = 0.0;
-        for (at, (label, correction)) in CORRECTIONS.into_iter().enumerate() {
-            if at > 0 && at >= corrections(difference_p50) {
+        for (at, kind) in KINDS.into_iter().enumerate() {
+            if at > 0 && at >= kinds(difference_p50) {
                 break;
             }
             for seed in 1..=args.seeds {
                 let vllm = Sampler::Remote(&remote);
-                let run: Run = training
-                    .run(&vllm, (name, label, correction), seed, &mut serial)
-                    .await?;
+                let run: Run = training.run(&vllm, name, kind, seed, &mut serial).await?;
                 difference_p50 = run.difference_p50;
                 results.add(run);
             }

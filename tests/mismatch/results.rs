@@ -30,6 +30,8 @@ pub struct Run {
     pub seed: u64,
     pub steps: usize,
     pub tokens: usize,
+    /// Samples, of all steps.
+    pub quarantined: usize,
     /// Logged against recomputed log-probabilities: nats.
     pub k3: f64,
     pub difference_p50: f64,
@@ -56,6 +58,7 @@ impl Run {
             seed,
             steps: 0,
             tokens: 0,
+            quarantined: 0,
             k3: 0.0,
             difference_p50: 0.0,
             difference_p99: 0.0,
@@ -79,6 +82,7 @@ impl Run {
         };
         self.steps += 1;
         self.tokens += metrics.tokens;
+        self.quarantined += metrics.quarantined;
         self.k3 += of.k3;
         self.difference_p50 += of.difference_p50;
         self.difference_p99 += of.difference_p99;
@@ -124,8 +128,8 @@ impl Results {
     pub fn table(&self) -> String {
         let mut table = format!(
             "The base: reward {:+.4}, right {:.1}%, shown {:.1}%.\n\n\
-             | sampled by | correction | k3 | Δ p50, p99, max | truncated, masked, sequences masked | ESS | held-out reward | \
-             minus ours | right | shown |\n|---|---|---|---|---|---|---|---|---|---|\n",
+             | sampled by | correction | k3 | Δ p50, p99, max | truncated, masked, sequences masked | quarantined | ESS | held-out reward | \
+             minus ours | right | shown |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
             self.base.reward,
             100.0 * self.base.right,
             100.0 * self.base.shown
@@ -142,9 +146,10 @@ impl Results {
             let runs: Vec<&Run> = self.runs.iter().filter(of_kind).collect();
             let average = |value: fn(&Run) -> f64| mean(runs.iter().map(|run| value(run)));
             let differences: Vec<f64> = runs.iter().filter_map(|run| self.minus_ours(run)).collect();
+            let samples = (self.settings.steps as usize * self.settings.cohort).max(1) as f64;
             let largest = runs.iter().map(|run| run.difference_max).fold(0.0, f64::max);
             table += &format!(
-                "| {sampled_by} | {correction} | {:.1e} | {:.1e}, {:.1e}, {largest:.1e} | {:.3}%, {:.3}%, {:.2}% | {:.5} | {:+.4} | \
+                "| {sampled_by} | {correction} | {:.1e} | {:.1e}, {:.1e}, {largest:.1e} | {:.3}%, {:.3}%, {:.2}% | {:.2}% | {:.5} | {:+.4} | \
                  {:+.4} ± {:.4} | {:.1}% | {:.1}% |\n",
                 average(|run| run.k3),
                 average(|run| run.difference_p50),
@@ -152,6 +157,7 @@ impl Results {
                 100.0 * average(|run| run.truncated),
                 100.0 * average(|run| run.masked),
                 100.0 * average(|run| run.masked_sequences),
+                100.0 * average(|run| run.quarantined as f64) / samples,
                 average(|run| run.ess),
                 average(|run| run.held_out.reward),
                 mean(differences.iter().copied()),

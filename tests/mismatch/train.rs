@@ -6,17 +6,16 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use artifact::checkpoint::Checkpoint;
 use demo::Judgment;
-use trainer::learn::correction::Correction;
 use trainer::learn::guards::Limits;
 use trainer::learn::learner::{Learner, Metrics, Outcome};
 use trainer::learn::sample::Sample;
 use trainer::learn::settings::StepSettings;
 use uuid::Uuid;
 
-use crate::Args;
 use crate::engines::{Answer, Exact, Sampler, Version};
 use crate::results::{HeldOut, Run};
 use crate::users::{Request, Users, reward};
+use crate::{Args, Kind};
 
 /// Seed of our engine's draws for held-out users.
 const HELD_OUT_SEED: u64 = 77;
@@ -29,27 +28,26 @@ pub struct Training<'a> {
 }
 
 impl Training<'_> {
-    /// `kind`: names of engine and correction, and the correction. `serial` is of the last version so
-    /// far.
+    /// `engine`: its name. `serial` is of the last version so far.
     pub async fn run(
         &self,
         sampler: &Sampler<'_>,
-        kind: (&str, &str, Correction),
+        engine: &str,
+        kind: Kind,
         seed: u64,
         serial: &mut i64,
     ) -> anyhow::Result<Run> {
-        let (engine, label, correction) = kind;
+        let (label, correction, quarantines) = kind;
         let args = self.args;
         let mut settings = StepSettings {
             correction,
             ..StepSettings::default()
         };
         settings.optimizer.learning_rate = args.learning_rate;
-        // nothing is left out: what a correction does is to be seen
-        let limits = Limits {
-            k3_max: f64::MAX,
-            ..Limits::default()
-        };
+        let mut limits = Limits::default();
+        if !quarantines {
+            limits.k3_max = f64::MAX; // nothing is left out: what a correction does is to be seen
+        }
         let started = Instant::now();
         let mut learner = Learner::from_checkpoint(self.base.clone())?;
         let mut run = Run::new(engine, label, seed);
