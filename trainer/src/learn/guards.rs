@@ -27,8 +27,8 @@ pub struct Limits {
     /// engine, nats; default 0: exact. A sample beyond it is quarantined.
     pub difference_max: f64,
     /// Largest mean k3 of the trained tokens of a sample of another engine, nats; default 0.05. A token
-    /// counts with at most 0.2, so a quarter of the tokens may be off by any amount, and at 0.2 or more
-    /// nothing is quarantined. A sample beyond it is not from the version that it names. If those of
+    /// counts with at most 0.2, so almost a quarter of the tokens may be off by any amount, and at 0.2 or
+    /// more nothing is quarantined. A sample beyond it is not from the version that it names. If those of
     /// most users are, on every replica and whatever the engine, the run pauses.
     pub k3_max: f64,
 }
