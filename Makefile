@@ -271,7 +271,7 @@ SGLANG := $(abspath .springtide/sglang-venv)/bin/python
 sglang: vllm ## install SGLang with stubbed kernels, for tests of its API, into .springtide/sglang-venv (40 MB to download, 200 MB on disk); SGLANG=PYTHON names another
 	@[ "$(SGLANG)" != "$(abspath .springtide/sglang-venv)/bin/python" ] || scripts/sglang-venv.sh .springtide/sglang-venv $(VLLM)
 
-test-engines: sglang ## the contract tests against a real vLLM and a real SGLang (API only, stubbed kernels): do they still answer as recorded (3 minutes); RECORD=1 records them anew
+test-engines: sglang ## the tests of python/ with torch, and the contract tests against a real vLLM and a real SGLang (API only, stubbed kernels): do they still answer as recorded (3 minutes); RECORD=1 records them anew
 	scripts/test-engines.sh $(VLLM) $(SGLANG) models/demo-base $(if $(RECORD),record)
 
 test-clients: stack vllm ## SDKs, evaluators and coding agents against a running Springtide (PyPI and npm, 600 MB; evaluators share vLLM's torch, 3 GB); KINDS='sdk evaluators agents'

@@ -26,4 +26,4 @@ cd python
 "$venv/bin/mypy" --cache-dir "$venv/mypy"
 # from its own folder, so that the tests import what was installed
 cd tests
-"$venv/bin/python" -m pytest -p no:cacheprovider --quiet "$@"
+"$venv/bin/python" -m pytest -p no:cacheprovider --quiet -rs "$@"

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Compares the answers of a real vLLM and a real SGLang with the recorded ones that `make test` plays
 # back, and applies a patch to both. With `record` as the last argument, records the answers anew.
+# First it runs the tests of python/ in vLLM's environment, which has torch and the wheel: `make test`
+# has no torch and skips some of them.
 # Usage: test-engines.sh VLLM SGLANG_PYTHON MODEL [record]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,6 +29,15 @@ start() { # command of the server
 contract() { # kind, file
     python3 tests/engines/contract.py "$command" "$1" "http://127.0.0.1:$port" "$model" "tests/engines/$2"
 }
+python=$(dirname "$vllm")/python
+pytest=.springtide/pytest
+[ -d "$pytest" ] || "$python" -m pip --quiet --disable-pip-version-check install --no-deps --target "$pytest" \
+    pytest==9.2.0 iniconfig==2.3.1 pluggy==1.7.0 packaging==26.3 pygments==2.21.0
+(
+    pytest=$(realpath "$pytest")
+    cd python/tests # so that the tests import what was installed
+    PYTHONPATH=$pytest "$python" -m pytest -p no:cacheprovider --quiet -rs --no-skips
+)
 start scripts/vllm-server.sh "$vllm" "$model" "$port"
 contract vllm vllm-0.32.0.json
 "$(dirname "$vllm")/python" tests/engines/patch.py vllm "http://127.0.0.1:$port" "$model"

@@ -36,3 +36,13 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def first_tensor(header: dict[str, object]) -> str:
     return min(name for name in header if name != "__metadata__")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped, such as for lack of torch")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("--no-skips") and reporter and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
