@@ -1,5 +1,5 @@
 //! A proxy in front of one engine. It sees every command and request on its way to the engine, so
-//! that a fault can be timed by them, and checks that no request comes before a probe.
+//! that a fault can be timed by them, and checks that no request comes before a probe was answered.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -54,9 +54,12 @@ impl Step {
 #[derive(Debug, Default, Clone)]
 pub struct Seen {
     pub steps: BTreeMap<Step, u64>,
-    /// Requests that came after a change or a restart and before a probe.
+    /// Requests that came after a change or a restart and before a probe was answered.
     pub unproven_requests: u64,
+    /// A probe has been answered since the last change.
     probed: bool,
+    /// Commands and restarts.
+    changes: u64,
     last_change: Option<Step>,
 }
 
@@ -100,7 +103,14 @@ impl Tap {
     pub fn forget_probe(&self) {
         let mut seen = self.lock();
         seen.probed = false;
+        seen.changes += 1;
         seen.last_change = None;
+    }
+
+    /// A probe was answered that began after so many changes. It says nothing of later ones.
+    fn probe_answered(&self, changes: u64) {
+        let mut seen = self.lock();
+        seen.probed |= seen.changes == changes;
     }
 
     pub fn seen(&self) -> Seen {
@@ -121,15 +131,48 @@ impl Tap {
         // an engine that is down refuses the connection; here it is closed at once
         let server = TcpStream::connect(self.upstream).await?;
         server.set_nodelay(true)?;
-        let (from_client, mut to_client) = client.into_split();
-        let (mut from_server, to_server) = server.into_split();
+        let (from_client, to_client) = client.into_split();
+        let (from_server, to_server) = server.into_split();
+        let probe = Mutex::new(None);
         tokio::select! {
-            _ = tokio::io::copy(&mut from_server, &mut to_client) => Ok(()),
-            result = self.requests(from_client, to_server) => result,
+            result = self.answers(from_server, to_client, &probe) => result,
+            result = self.requests(from_client, to_server, &probe) => result,
         }
     }
 
-    async fn requests(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> anyhow::Result<()> {
+    /// Forwards answers. That of a probe counts before its last byte is passed on.
+    async fn answers(
+        &self,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        probe: &Mutex<Option<Probe>>,
+    ) -> anyhow::Result<()> {
+        let mut buffer = Vec::new();
+        while from.read_buf(&mut buffer).await? > 0 {
+            {
+                let mut waiting = probe.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(one) = waiting.as_mut() {
+                    one.answer.extend_from_slice(&buffer);
+                    if let Some(is_success) = ended(&one.answer) {
+                        if is_success {
+                            self.probe_answered(one.changes);
+                        }
+                        *waiting = None;
+                    }
+                }
+            }
+            to.write_all(&buffer).await?;
+            buffer.clear();
+        }
+        Ok(())
+    }
+
+    async fn requests(
+        &self,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        probe: &Mutex<Option<Probe>>,
+    ) -> anyhow::Result<()> {
         let mut buffer = Vec::new();
         loop {
             let head = loop {
@@ -149,6 +192,11 @@ impl Tap {
             let path = text.split(' ').nth(1).context("a request line")?;
             let step = Step::of(path, &String::from_utf8_lossy(&buffer[head..head + length]));
             self.record(step);
+            if step == Step::Probe {
+                let changes = self.lock().changes;
+                let answer = Vec::new();
+                *probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(Probe { changes, answer });
+            }
             to.write_all(&buffer[..head + length]).await?;
             // nobody may be waiting
             let _ = self.passed.send((self.engine, step));
@@ -162,12 +210,10 @@ impl Tap {
         match step {
             Step::Pause | Step::Start | Step::Patch | Step::Folder | Step::Finish | Step::Resume => {
                 seen.probed = false;
+                seen.changes += 1;
                 seen.last_change = Some(step);
             }
-            Step::Probe => {
-                seen.probed = true;
-                seen.last_change = Some(step);
-            }
+            Step::Probe => seen.last_change = Some(step),
             Step::Request => {
                 seen.unproven_requests += u64::from(!seen.probed);
                 seen.last_change = None;
@@ -177,13 +223,35 @@ impl Tap {
     }
 }
 
+/// A probe that is not answered yet.
+struct Probe {
+    /// How many changes there were when it began.
+    changes: u64,
+    /// What came of its answer.
+    answer: Vec<u8>,
+}
+
+/// Whether an HTTP answer was a success. `None`: it has not ended.
+fn ended(answer: &[u8]) -> Option<bool> {
+    let head = 4 + answer.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let text = String::from_utf8_lossy(&answer[..head]);
+    let is_success = text.split(' ').nth(1).is_some_and(|status| status.starts_with('2'));
+    let is_whole = match header(&text, "content-length") {
+        Some(length) => answer.len() - head >= length.parse().ok()?,
+        None => answer[head..].ends_with(b"0\r\n\r\n"), // the last chunk
+    };
+    is_whole.then_some(is_success)
+}
+
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let mut headers = head.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = headers.find(|(other, _)| other.eq_ignore_ascii_case(name))?;
+    Some(value.trim())
+}
+
 fn content_length(head: &str) -> anyhow::Result<usize> {
-    let headers = head.lines().filter_map(|line| line.split_once(':'));
-    let mut lengths = headers.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
-    match lengths.next() {
-        Some((_, length)) => length.trim().parse().context("a content length"),
-        None => Ok(0),
-    }
+    let length = header(head, "content-length").map(str::parse);
+    Ok(length.transpose().context("a content length")?.unwrap_or(0))
 }
 
 /// Where an engine is, and its tap.
@@ -200,5 +268,66 @@ impl Place {
         let address = listener.local_addr()?;
         let tap = Tap::start(engine, listener, SocketAddr::from(([127, 0, 0, 1], port)), passed);
         Ok(Place { port, tap, address })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_has_ended_with_its_length_or_its_last_chunk() {
+        for (answer, expected) in [
+            ("HTTP/1.1 200 OK\r\nContent-Le", None),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{", None),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", Some(true)),
+            ("HTTP/1.1 500 Oh\r\ncontent-length: 2\r\n\r\n{}", Some(false)),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n", None),
+            (
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+                Some(true),
+            ),
+        ] {
+            assert_eq!(ended(answer.as_bytes()), expected, "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_is_proven_by_a_probe_that_was_answered_and_not_by_one_that_was_sent() {
+        let upstream = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = upstream.local_addr().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let front = listener.local_addr().unwrap();
+        let (passed, _) = broadcast::channel(16);
+        let tap = Tap::start(0, listener, address, passed);
+        let send = async |body: &str| {
+            let mut client = TcpStream::connect(front).await.unwrap();
+            let (mut engine, _) = upstream.accept().await.unwrap();
+            let length = body.len();
+            let request = format!("POST /inference/v1/generate HTTP/1.1\r\ncontent-length: {length}\r\n\r\n{body}");
+            client.write_all(request.as_bytes()).await.unwrap();
+            engine.read_exact(&mut vec![0; request.len()]).await.unwrap();
+            (client, engine)
+        };
+        let answer = async |(mut client, mut engine): (TcpStream, TcpStream), status: &str| {
+            let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
+            engine.write_all(answer.as_bytes()).await.unwrap();
+            client.read_exact(&mut vec![0; answer.len()]).await.unwrap();
+        };
+        let unproven = || tap.seen().unproven_requests;
+        let probe = send(PROBE).await;
+        answer(send("{}").await, "200 OK").await;
+        assert_eq!(unproven(), 1, "the probe is not answered yet");
+        answer(probe, "500 Oh").await;
+        answer(send("{}").await, "200 OK").await;
+        assert_eq!(unproven(), 2, "it failed");
+        answer(send(PROBE).await, "200 OK").await;
+        answer(send("{}").await, "200 OK").await;
+        assert_eq!(unproven(), 2);
+        let probe = send(PROBE).await;
+        tap.forget_probe();
+        answer(probe, "200 OK").await;
+        answer(send("{}").await, "200 OK").await;
+        assert_eq!(unproven(), 3, "the engine was restarted since");
     }
 }
