@@ -80,6 +80,7 @@ fn block(part: Part) -> Value {
         // nobody signs it: it is a text like others
         Part::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         Part::Call(call) => {
+            // what no value can hold is no call
             let input: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
             json!({"type": "tool_use", "id": call_id(), "name": call.name, "input": input})
         }

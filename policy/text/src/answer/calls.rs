@@ -1,8 +1,8 @@
 //! How models write calls of tools, and how their text is read.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -127,12 +127,16 @@ impl Format {
 
     /// Reads the text between a call's mark and its end.
     pub(super) fn calls(self, block: &str, tools: &Tools) -> Read {
-        match self {
+        let read = match self {
             Format::Hermes | Format::QwenXml => tagged(block, tools),
             Format::Llama => objects(block, tools),
             Format::Mistral => mistral(block),
             Format::DeepSeek => deepseek(block),
             Format::Json => json(block.trim()).map_or_else(|read| read, |call| Read::Calls(vec![call])),
+        };
+        match read {
+            Read::Calls(calls) if !calls.iter().all(has_readable_arguments) => Read::Malformed,
+            read => read,
         }
     }
 }
@@ -170,6 +174,12 @@ impl Tools {
             _ => false,
         }
     }
+}
+
+/// Whether the arguments can become an object of values. JSON may have numbers too large for that,
+/// such as `1e999`, and may be nested too deeply.
+fn has_readable_arguments(call: &Call) -> bool {
+    serde_json::from_str::<Map<String, Value>>(&call.arguments).is_ok()
 }
 
 #[derive(Deserialize)]

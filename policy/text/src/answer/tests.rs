@@ -157,6 +157,48 @@ fn what_looks_like_a_call_but_is_malformed_stays_text() {
 }
 
 #[test]
+fn a_call_whose_arguments_no_value_can_hold_stays_text() {
+    let deep = format!("{{\"x\": {}{}}}", "[".repeat(200), "]".repeat(200));
+    for arguments in ["{\"x\": 1e999}", deep.as_str()] {
+        let quoted = serde_json::Value::from(arguments);
+        for (format, answer) in [
+            (
+                Format::Hermes,
+                format!("<tool_call>{{\"name\": \"write\", \"arguments\": {arguments}}}</tool_call>"),
+            ),
+            (
+                Format::Hermes,
+                format!("<tool_call>{{\"name\": \"write\", \"arguments\": {quoted}}}</tool_call>"),
+            ),
+            (
+                Format::Llama,
+                format!("{{\"name\": \"write\", \"parameters\": {arguments}}}"),
+            ),
+            (Format::Mistral, format!("[TOOL_CALLS]write[ARGS]{arguments}")),
+            (
+                Format::Mistral,
+                format!("[TOOL_CALLS][{{\"name\": \"write\", \"arguments\": {arguments}}}]"),
+            ),
+            (
+                Format::DeepSeek,
+                format!("<｜tool▁call▁begin｜>write<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"),
+            ),
+            (
+                Format::Json,
+                format!("{{\"name\": \"write\", \"arguments\": {arguments}}}"),
+            ),
+        ] {
+            assert_eq!(layout(format).parse(&answer), [text(&answer)], "{format:?}: {answer}");
+            let characters = answer.chars().map(String::from).collect::<Vec<_>>();
+            let one_by_one = streamed(&layout(format), characters.iter().map(String::as_str));
+            assert_eq!(one_by_one, [text(&answer)], "{format:?}: {answer}");
+        }
+    }
+    let days = "<function=weather><parameter=days>1e999</parameter></function>";
+    assert_eq!(layout(Format::QwenXml).parse(days), [text(days)]);
+}
+
+#[test]
 fn a_call_after_a_malformed_one_is_found() {
     let answer = "<tool_call>{oops <tool_call>{\"name\": \"write\"}</tool_call> <tool_call>oops</tool_call>";
     assert_eq!(
