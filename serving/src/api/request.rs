@@ -158,10 +158,7 @@ impl GenerationRequest {
                 "surface \"rollout\" is for rollouts, whose reward is a grader's; name the surface of your product",
             ));
         }
-        let max_tokens = match max_tokens {
-            Some(n) if n < 1 => return Err(bad(format!("max_tokens is {n}; give at least 1"))),
-            n => n.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
-        };
+        let max_tokens = tokens_wanted("max_tokens", max_tokens)?;
         let n = match common.n.unwrap_or(1) {
             n if (1..=options.choices_max as i64).contains(&n) => n as usize,
             n => return Err(bad(format!("n is {n}; give 1 to {}", options.choices_max))),
@@ -176,7 +173,7 @@ impl GenerationRequest {
             max_tokens,
             params,
             n,
-            stops: stops(common.stop)?,
+            stops: stops("stop", common.stop)?,
             seed,
             stream: common.stream.unwrap_or(false),
             include_usage: common.stream_options.unwrap_or_default().include_usage,
@@ -330,7 +327,7 @@ impl GenerationRequest {
                 "The prompt and its completion do not fit the context",
             )
             .detail(format!(
-                "the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the context of {context}; \
+                "the prompt has {prompt} tokens and {wanted} are asked for, together more than the context of {context}; \
                  shorten the prompt or ask for at most {free} tokens"
             ))
             .with("context_tokens", context)
@@ -342,6 +339,14 @@ impl GenerationRequest {
 
 fn bad(detail: impl std::fmt::Display) -> Problem {
     Problem::bad_request(detail)
+}
+
+/// Checks how many tokens may be sampled. `field`: the caller's name of it.
+pub fn tokens_wanted(field: &'static str, max_tokens: Option<i64>) -> Result<Option<usize>, Problem> {
+    match max_tokens {
+        Some(n) if n < 1 => Err(bad(format!("{field} is {n}; give at least 1")).with("field", field)),
+        n => Ok(n.map(|n| usize::try_from(n).unwrap_or(usize::MAX))),
+    }
 }
 
 fn prompt(mut value: Value) -> Result<Prompt, Problem> {
@@ -365,28 +370,31 @@ fn prompt(mut value: Value) -> Result<Prompt, Problem> {
         .ok_or_else(|| bad("prompt must be one string or one list of token ids; send one request per prompt"))
 }
 
-fn stops(value: Option<Value>) -> Result<Vec<String>, Problem> {
+/// Reads stop strings. `field`: the caller's name of them.
+pub fn stops(field: &'static str, value: Option<Value>) -> Result<Vec<String>, Problem> {
     let stops: Option<Vec<String>> = match value {
         None => Some(Vec::new()),
         Some(Value::String(stop)) => Some(vec![stop]),
         Some(stops) => Vec::deserialize(stops).ok(),
     };
     let stops = stops.filter(|stops| stops.len() <= STOPS_MAX).ok_or_else(|| {
-        bad(format!(
-            "stop must be a string or a list of at most {STOPS_MAX} strings"
-        ))
+        let detail = format!("{field} must be a string or a list of at most {STOPS_MAX} strings");
+        bad(detail).with("field", field)
     })?;
     match stops.iter().find(|stop| stop.is_empty() || stop.len() > STOP_BYTES_MAX) {
-        Some(stop) => Err(bad(format!(
-            "a stop string has {} bytes; give 1 to {STOP_BYTES_MAX}",
-            stop.len()
-        ))),
+        Some(stop) => {
+            let detail = format!(
+                "{field} has a string of {} bytes; give 1 to {STOP_BYTES_MAX}",
+                stop.len()
+            );
+            Err(bad(detail).with("field", field))
+        }
         None => Ok(stops),
     }
 }
 
-/// Checks a name that goes into the log.
-fn name(field: &str, value: String) -> Result<String, Problem> {
+/// Checks a name that goes into the log. `field`: the caller's name of it.
+pub fn name(field: &str, value: String) -> Result<String, Problem> {
     if value.is_empty() || value.len() > NAME_BYTES_MAX || value.contains('\0') {
         return Err(bad(format!(
             "{field} has {} bytes; give 1 to {NAME_BYTES_MAX}, none of them NUL",

@@ -3,6 +3,7 @@
 
 use super::{CommonFields, UnknownFields, with_field_names};
 use crate::api::constraint::{self, Constraint, ToolChoice};
+use crate::api::request::tokens_wanted;
 use crate::api::thinking_variables;
 use edge::Problem;
 use model::sampling::Params;
@@ -67,7 +68,11 @@ impl ChatRequest {
             (Some(new), Some(old)) if new != old => Err(Problem::bad_request(format!(
                 "max_completion_tokens is {new} and max_tokens, its old name, is {old}; give one"
             ))),
-            (new, old) => Ok(new.or(old)),
+            (new, old) => {
+                // so that an error has the name that the caller knows
+                tokens_wanted("max_completion_tokens", new)?;
+                Ok(new.or(old))
+            }
         }
     }
 
@@ -194,6 +199,7 @@ mod tests {
                 "top_logprobs is 21; give 0 to 20",
             ),
             (json!({"max_tokens": 3, "max_completion_tokens": 4}), "give one"),
+            (json!({"max_completion_tokens": 0}), "max_completion_tokens is 0"),
         ] {
             let request = chat(fields);
             let problem = request.top_logprobs().map(drop).and(request.max_tokens().map(drop));

@@ -1,7 +1,7 @@
 //! The body of `POST /v1/messages`, and the chat request that it stands for.
 
 use crate::api::body::{ChatRequest, CommonFields, UnknownFields};
-use crate::api::thinking_variables;
+use crate::api::{constraint, request, thinking_variables};
 use edge::Problem;
 use model::sampling::Params;
 use serde::Deserialize;
@@ -122,7 +122,7 @@ impl MessagesRequest {
         let mut metadata = self.metadata.unwrap_or_default();
         let user = match metadata.remove("user_id") {
             None | Some(Value::Null) => None,
-            Some(Value::String(user)) => Some(user),
+            Some(Value::String(user)) => Some(request::name("metadata.user_id", user)?),
             Some(_) => return Err(bad("metadata.user_id must be a string")),
         };
         let tools = self
@@ -133,6 +133,10 @@ impl MessagesRequest {
             Some(config) => (config.effort, config.format),
             None => (None, None),
         };
+        // the chat has other names for these: an error has the one that the caller knows
+        constraint::of_format(response_format.as_ref(), "output_config.format")?;
+        let stops = self.stop_sequences.map(Value::from);
+        request::stops("stop_sequences", stops.clone())?;
         let defaults = Params::default();
         Ok(ChatRequest {
             messages,
@@ -150,7 +154,7 @@ impl MessagesRequest {
             },
             common: CommonFields {
                 max_tokens: self.max_tokens,
-                stop: self.stop_sequences.map(Value::from),
+                stop: stops,
                 stream: self.stream,
                 user,
                 session_id: self.session_id.or(session),
@@ -296,11 +300,7 @@ mod tests {
         if let (Value::Object(body), Value::Object(fields)) = (&mut body, fields) {
             body.extend(fields);
         }
-        // the order of keys counts, and `Value` has none
-        let body = body
-            .to_string()
-            .replace("\"INPUT\"", r#"{"path": "z", "content": "a"}"#);
-        let request: MessagesRequest = serde_json::from_str(&body).map_err(|error| error.to_string())?;
+        let request: MessagesRequest = serde_json::from_str(&body.to_string()).map_err(|error| error.to_string())?;
         request.into_chat(None).map_err(|problem| problem.to_string())
     }
 
@@ -353,7 +353,7 @@ mod tests {
                 {"role": "system", "content": "Agents: none."},
                 {"role": "assistant", "content": [
                     {"type": "thinking", "thinking": "Hm.", "signature": "s"},
-                    {"type": "tool_use", "id": "t1", "name": "Write", "input": "INPUT"},
+                    {"type": "tool_use", "id": "t1", "name": "Write", "input": {"path": "z", "content": "a"}},
                 ]},
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": true}]},
             ],
@@ -399,6 +399,23 @@ mod tests {
                 "system has a block that is no text",
             ),
             (json!({"beams": 3}), "unknown field `beams`"),
+            (
+                json!({"output_config": {"format": {"type": "grammar"}}}),
+                "the type of output_config.format must be",
+            ),
+            (
+                json!({"output_config": {"format": {"type": "json_schema"}}}),
+                "output_config.format has no schema",
+            ),
+            (
+                json!({"stop_sequences": ["a", "b", "c", "d", "e"]}),
+                "stop_sequences must be a string or a list of at most 4",
+            ),
+            (
+                json!({"stop_sequences": [""]}),
+                "stop_sequences has a string of 0 bytes",
+            ),
+            (json!({"metadata": {"user_id": ""}}), "metadata.user_id has 0 bytes"),
         ] {
             let refused = chat(fields).map(drop).unwrap_err();
             assert!(refused.contains(expected), "{refused}");

@@ -52,7 +52,7 @@ fn an_error_names_the_bad_field_and_says_what_to_do() {
         (json!({"logprobs": 6}), "logprobs is 6; give 0 to 5"),
         (json!({"stop": ["a", 1]}), "stop must be a string or a list"),
         (json!({"stop": ["a", "b", "c", "d", "e"]}), "at most 4 strings"),
-        (json!({"stop": ""}), "a stop string has 0 bytes"),
+        (json!({"stop": ""}), "stop has a string of 0 bytes"),
         (json!({"prompt": ["a", "b"]}), "send one request per prompt"),
         (json!({"prompt": {"text": 1}}), "prompt must be one string"),
         (json!({"echo": true}), "echo is not offered"),

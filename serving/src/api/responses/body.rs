@@ -3,7 +3,7 @@
 mod input;
 
 use crate::api::body::{ChatRequest, CommonFields, UnknownFields, with_field_names};
-use crate::api::{constraint, thinking_variables};
+use crate::api::{constraint, request, thinking_variables};
 use edge::Problem;
 use input::Input;
 use model::sampling::Params;
@@ -88,8 +88,9 @@ impl ResponsesRequest {
         let tool_choice = self.tool_choice.unwrap_or_else(|| "auto".into());
         let format = self.text.and_then(|text| text.format);
         let format = format.unwrap_or_else(|| json!({"type": "text"}));
-        // so that an error has the name that the caller knows
+        // the chat has other names for these: an error has the one that the caller knows
         constraint::of_format(Some(&format), "text.format")?;
+        request::tokens_wanted("max_output_tokens", self.max_output_tokens)?;
         let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone());
         let metadata = self.metadata.unwrap_or_default();
         let echo = Echo {

@@ -101,6 +101,10 @@ fn what_is_not_offered_is_refused_by_name() {
         ),
         (json!({"beams": 3}), "unknown field `beams`"),
         (
+            json!({"max_output_tokens": 0}),
+            "max_output_tokens is 0; give at least 1",
+        ),
+        (
             json!({"input": [{"type": "item_reference", "id": "x"}]}),
             "the type \"item_reference\"",
         ),
