@@ -5,8 +5,7 @@
 //! depend on how the text was cut into pieces.
 //!
 //! `tool-parser` and `reasoning-parser`, which routers use, are not used here: they bring an async
-//! runtime and a Python parser, switch `serde_json` of the whole binary to another order of keys,
-//! and drop malformed calls.
+//! runtime and a Python parser, and drop malformed calls.
 
 mod calls;
 
