@@ -1,11 +1,11 @@
 //! The API of one replica: OpenAI's `POST /v1/completions`, `/v1/chat/completions` and
 //! `/v1/responses`, Anthropic's `POST /v1/messages`, `GET /v1/models`, `GET /health`.
 //!
-//! A body (`body`) is checked (`request`), routed, made token ids (`prompts`), sampled by one task per
-//! choice (`choice`), and answered (`answer`). Calls of tools and reasoning are found in the text of
-//! the answer ([`text::answer`]); what is logged are the sampled ids. A task ends when the log has acknowledged its generation; only then does
-//! the caller get the final chunk. If the caller disconnects, its choices are canceled, and the
-//! tokens sampled so far are logged as aborted.
+//! A body (`body`) is checked (`request`), routed, made token ids (`prompts`), sampled by one task
+//! per choice (`choice`), and answered (`answer`). Calls of tools and reasoning are found in the text
+//! of the answer ([`text::answer`]); what is logged are the sampled ids. A task ends when the log has
+//! acknowledged its generation; only then does the caller get the final chunk. If the caller
+//! disconnects, its choices are canceled, and the tokens sampled so far are logged as aborted.
 
 mod answer;
 mod body;

@@ -84,7 +84,8 @@ pub struct Counts {
 /// sequence gets a micro-batch of its own. Turns that continue each other are one sequence, unless
 /// they have more than `tokens_max` trained tokens together. Samples with and without gradient, with
 /// and without logged experts, of the head and of older versions, and of our engine and of others are
-/// never mixed. The result is a function of the arguments. Logged experts of different layers in one micro-batch are an error.
+/// never mixed. The result is a function of the arguments. Logged experts of different layers in one
+/// micro-batch are an error.
 pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result<Vec<MicroBatch>, Mismatch> {
     let mut kinds = [const { Vec::new() }; 16];
     for (i, sample) in samples.iter().enumerate() {
