@@ -2,7 +2,7 @@
 //! `llguidance` does the work; this module bounds it and knows our tokenizers.
 //!
 //! A grammar is compiled when its request arrives, and a mask is computed for each token. Both stop
-//! with an error when they have used up their fuel, so no schema can hold up an engine.
+//! with an error when they have used up their fuel, so no schema can hold up an engine for long.
 
 use std::sync::Arc;
 
@@ -17,9 +17,12 @@ pub const SCHEMA_BYTES_MAX: usize = 128 << 10;
 /// Steps of a lexer that take some 20 ms, and symbols of a grammar of a few hundred KiB.
 const COMPILE_FUEL: u64 = 1_000_000;
 const GRAMMAR_SYMBOLS_MAX: usize = 200_000;
-/// Steps that take about 5 ms each, for one token's mask.
-const MASK_FUEL: u64 = 70_000;
-const MASK_ITEMS_MAX: usize = 50_000;
+/// Steps of a lexer, and items of a parser, for one token's mask; 20,000 steps take 1 to 2 ms. The
+/// engine computes the masks of all its slots one after another, so one caller with 16 choices can
+/// hold every token up by 16 times this. Usual schemas need up to 6,000 steps and 600 items with
+/// 22,000 tokens.
+const MASK_FUEL: u64 = 20_000;
+const MASK_ITEMS_MAX: usize = 10_000;
 /// States take 1 to 2 KiB each, so an answer holds at most some 20 MiB.
 const LEXER_STATES_MAX: usize = 10_000;
 
@@ -145,14 +148,23 @@ mod tests {
 
     /// Every byte is a token.
     fn grammars() -> Grammars {
+        let (grammars, end) = grammars_of([]);
+        assert_eq!(end, END);
+        grammars
+    }
+
+    /// Every byte and every word is a token. With the id of the stop token, the last one.
+    fn grammars_of(words: impl IntoIterator<Item = String>) -> (Grammars, u32) {
         let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
-        let vocab: serde_json::Map<String, Value> = (0..=255u8)
-            .map(|byte| (crate::tokenizer::byte_char(byte).to_string(), byte.into()))
-            .collect();
-        let end = json!({"id": END, "content": "<|end|>", "special": true});
-        let json =
-            json!({"added_tokens": [end], "decoder": bytes, "model": {"type": "BPE", "vocab": vocab, "merges": []}});
-        Grammars::new(&json.to_string(), Some(END)).unwrap()
+        let words: std::collections::BTreeSet<Vec<u8>> = words.into_iter().map(String::into_bytes).collect();
+        let words = words.into_iter().filter(|word| word.len() > 1);
+        let tokens = (0..=255u8).map(|byte| vec![byte]).chain(words);
+        let written = tokens.map(|token| token.into_iter().map(crate::tokenizer::byte_char).collect::<String>());
+        let vocab: serde_json::Map<String, Value> = written.zip((0u32..).map(Value::from)).collect();
+        let end = u32::try_from(vocab.len()).unwrap();
+        let special = json!({"id": end, "content": "<|end|>", "special": true});
+        let json = json!({"added_tokens": [special], "decoder": bytes, "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+        (Grammars::new(&json.to_string(), Some(end)).unwrap(), end)
     }
 
     /// What `matcher` lets a model write whose logits are pseudo-random, up to 400 tokens.
@@ -240,6 +252,46 @@ mod tests {
                 let mut logits = vec![0.0; 257];
                 // either answer is right; that there is one is what counts
                 let _ = matcher.mask(&mut logits, &[END]);
+            }
+        }
+    }
+
+    #[test]
+    fn usual_schemas_take_less_than_half_of_the_fuel() {
+        // longer tokens lead to more states of the lexer
+        let words = include_str!("constraint.rs").split_inclusive(|c: char| !c.is_alphanumeric());
+        let words = words.flat_map(|word| [word.to_owned(), format!(" {word}"), format!("\"{word}")]);
+        let (grammars, end) = grammars_of(words);
+        let tool = |n: usize| {
+            json!({"type": "object", "required": ["name", "arguments"], "properties": {
+            "name": {"const": format!("tool_{n}")}, "arguments": {"type": "object", "properties": {
+                "path": {"type": "string"}, "limit": {"type": "integer", "minimum": 0, "maximum": 1000},
+                "items": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "number"}}}}}}}})
+        };
+        let fields = (0..60).map(|n| (format!("field_{n}"), json!({"type": "string", "maxLength": 200})));
+        for schema in [
+            json!({"anyOf": (0..100).map(tool).collect::<Vec<_>>()}),
+            json!({"type": "object", "properties": fields.collect::<serde_json::Map<_, _>>()}),
+            json!({"type": "array", "minItems": 4, "items": {"type": "string", "format": "date-time"}}),
+        ] {
+            let mut matcher = grammars.compile(&schema).unwrap();
+            let mut state = 1u64;
+            for _ in 0..60 {
+                let mut logits: Vec<f32> = (0..=end)
+                    .map(|_| {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        (state >> 40) as f32
+                    })
+                    .collect();
+                matcher.mask(&mut logits, &[end]).unwrap();
+                let work = matcher.0.last_step_stats().unwrap();
+                assert!(work.lexer_cost < MASK_FUEL / 2, "{work:?}");
+                assert!(work.all_items < MASK_ITEMS_MAX / 2, "{work:?}");
+                let best = (0..=end).max_by(|a, b| logits[*a as usize].total_cmp(&logits[*b as usize]));
+                let Some(best) = best.filter(|best| *best != end) else {
+                    break;
+                };
+                matcher.accept(best).unwrap();
             }
         }
     }
