@@ -93,6 +93,14 @@ impl Batch {
         }
     }
 
+    /// How many running sequences of a class, or of one that goes before it, are constrained.
+    pub fn constrained(&self, class: TrafficClass) -> usize {
+        let running = self.running().map(|sequence| &sequence.request);
+        running
+            .filter(|request| request.constraint.is_some() && request.class <= class)
+            .count()
+    }
+
     /// The backend, if nobody else holds the version. Afterwards no `Weak` of the version can be
     /// upgraded.
     pub fn into_backend(self) -> Result<Box<dyn Backend>, Self> {

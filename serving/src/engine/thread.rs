@@ -17,6 +17,11 @@ use tokio::sync::oneshot;
 /// How often an idle engine checks for versions that can retire.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Constrained sequences that run at once; others wait in the queue. Their masks are computed one
+/// after another on the engine's thread, 1 to 2 ms each for the worst schemas, and every sequence
+/// waits for them. Users do not wait for background sequences, so there may be twice as many.
+const CONSTRAINED_MAX: usize = 8;
+
 /// Limits of the engine.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
@@ -249,10 +254,16 @@ impl Worker {
                 rooms.insert((serial, class), resident.batch.room(class, reserved));
             }
         }
+        let mut constrained = [TrafficClass::Production, TrafficClass::Background].map(|class| {
+            let batches = self.residents.values().map(|resident| &resident.batch);
+            (class, batches.map(|batch| batch.constrained(class)).sum::<usize>())
+        });
         let mut admitted = Vec::new();
         while let Some(request) = queue.take(&running, |request| {
             let room = rooms.get(&(request.version.serial, request.class));
+            let is_full = |(class, running)| class == request.class && running >= CONSTRAINED_MAX;
             room.is_some_and(|&room| room > 0)
+                && !(request.constraint.is_some() && constrained.into_iter().any(is_full))
         }) {
             let taken_from: &[TrafficClass] = match request.class {
                 TrafficClass::Production => &[TrafficClass::Production, TrafficClass::Background],
@@ -263,6 +274,10 @@ impl Worker {
                 if let Some(room) = rooms.get_mut(&(request.version.serial, class)) {
                     *room = room.saturating_sub(1);
                 }
+            }
+            if request.constraint.is_some() {
+                let counts = constrained.iter_mut().filter(|(class, _)| taken_from.contains(class));
+                counts.for_each(|(_, running)| *running += 1);
             }
             running.add(&request.caller);
             admitted.push(request);

@@ -2,11 +2,14 @@
 //! slots show in the tokens.
 
 use super::*;
-use crate::engine::Finish;
 use crate::engine::backend::Step;
 use crate::engine::caller::Caller;
+use crate::engine::{Constraint, Finish};
+use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use model::sampling::Params;
+use serde_json::{Value, json};
+use text::tokenizer::Tokenizer;
 use tokio::sync::mpsc;
 
 const VOCAB: u32 = 50;
@@ -245,6 +248,64 @@ async fn a_caller_that_fills_the_queue_loses_places_and_the_next_slot_to_another
         (8, &vec![2]),
         "second, although seven waited before it"
     );
+}
+
+/// A list, in a vocabulary that can write one.
+fn list() -> Constraint {
+    let words = "[]{}:,.\"0123456789abcdefghijklmnopqrstuvwxyzABCDE".chars();
+    let vocab: serde_json::Map<String, Value> = words.zip(0u32..).map(|(c, id)| (c.to_string(), id.into())).collect();
+    assert_eq!(vocab.len(), STOP as usize);
+    let end = json!({"id": STOP, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true});
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let json = json!({"version": "1.0", "added_tokens": [end], "decoder": bytes,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+    let files = [
+        ("tokenizer.json", json.to_string()),
+        ("config.json", json!({"eos_token_id": STOP}).to_string()),
+    ];
+    let tokenizer = Tokenizer::from_checkpoint(&Checkpoint {
+        files: files.map(|(name, text)| (name.to_owned(), text.into())).into(),
+        ..Checkpoint::default()
+    })
+    .unwrap();
+    let schema = json!({"type": "array"});
+    Constraint {
+        matcher: tokenizer.constrain(&schema).unwrap(),
+        schema: Arc::new(schema),
+    }
+}
+
+#[tokio::test]
+async fn constrained_sequences_beyond_the_limit_wait_and_hold_nobody_else_up() {
+    let handle = engine(32);
+    let v = version(1);
+    let mut answers = Vec::new();
+    let prompts = 20..20 + CONSTRAINED_MAX as u32 + 2;
+    for prompt in prompts.clone() {
+        let (mut request, events) = request(&v, &[prompt], 3);
+        request.constraint = Some(list());
+        handle.submit(vec![request]).unwrap();
+        answers.push(events);
+    }
+    let (free, answered) = request(&v, &[1], 3);
+    handle.submit(vec![free]).unwrap();
+    let read = Arc::default();
+    let backend = SequenceHash {
+        slots: vec![Vec::new(); CONSTRAINED_MAX + 4],
+        read: Arc::clone(&read),
+        ..SequenceHash::default()
+    };
+    handle.install(v.clone(), Box::new(backend)).await.unwrap();
+    assert_eq!(finish(answered).await.0, continuation(&[1], 3));
+    for events in answers {
+        let (ids, last) = finish(events).await;
+        assert_eq!((ids[0], last), (0, Some(SampleEvent::Finished(Finish::Length))), "[");
+    }
+    let read: Vec<u32> = read.lock().unwrap().iter().map(|prompt| prompt[0]).collect();
+    let place = |id: u32| read.iter().position(|first| *first == id).unwrap();
+    assert!(place(1) < place(prompts.end - 2), "{read:?}");
+    assert!(place(prompts.end - 3) < place(1), "{read:?}");
 }
 
 #[tokio::test]
