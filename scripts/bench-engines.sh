@@ -7,25 +7,11 @@ cd "$(dirname "$0")/.."
 bench=$1 vllm=$2 model=$3
 shift 3
 ranks=${TENSOR_PARALLEL:-1}
-work=$(mktemp -d)
-servers=()
-stop() {
-    for server in "${servers[@]}"; do kill -TERM -- "-$server" 2>/dev/null || true; done
-    rm -rf "$work"
-}
-trap stop EXIT
+. scripts/servers.sh
 start() { # model port
     # otherwise every rank wants cores of its own, and there are too few
-    VLLM_CPU_OMP_THREADS_BIND=$([ "$ranks" = 1 ] && echo auto || echo nobind) \
-        setsid scripts/vllm-server.sh "$vllm" "$1" "$2" --tensor-parallel-size "$ranks" >"$work/$2.log" 2>&1 &
-    servers+=($!)
-    for _ in $(seq 300); do
-        curl --silent --fail --max-time 5 "http://127.0.0.1:$2/health" >/dev/null && return
-        kill -0 "${servers[-1]}" 2>/dev/null || break
-        sleep 1
-    done
-    tail -20 "$work/$2.log" >&2
-    exit 1
+    serve "$2" env VLLM_CPU_OMP_THREADS_BIND="$([ "$ranks" = 1 ] && echo auto || echo nobind)" \
+        scripts/vllm-server.sh "$vllm" "$1" "$2" --tensor-parallel-size "$ranks"
 }
 "$bench" --model "$model" --write-last "$work/last" "$@"
 start "$model" 8120

@@ -6,23 +6,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bench=$1 vllm=$2 model=$3
 shift 3
-work=$(mktemp -d)
-servers=()
-stop() {
-    for server in "${servers[@]}"; do kill -TERM -- "-$server" 2>/dev/null || true; done
-    rm -rf "$work"
-}
-trap stop EXIT
+. scripts/servers.sh
 start() { # dtype port more arguments
-    DTYPE=$1 setsid scripts/vllm-server.sh "$vllm" "$model" "$2" "${@:3}" >"$work/$2.log" 2>&1 &
-    servers+=($!)
-    for _ in $(seq 300); do
-        curl --silent --fail --max-time 5 "http://127.0.0.1:$2/health" >/dev/null && return
-        kill -0 "${servers[-1]}" 2>/dev/null || break
-        sleep 1
-    done
-    tail -20 "$work/$2.log" >&2
-    exit 1
+    serve "$2" env DTYPE="$1" scripts/vllm-server.sh "$vllm" "$model" "${@:2}"
 }
 start bfloat16 8130 --kv-cache-dtype fp8
 start bfloat16 8131

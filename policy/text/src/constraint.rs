@@ -17,9 +17,9 @@ pub const SCHEMA_BYTES_MAX: usize = 128 << 10;
 /// Steps of a lexer that take some 20 ms, and symbols of a grammar of a few hundred KiB.
 const COMPILE_FUEL: u64 = 1_000_000;
 const GRAMMAR_SYMBOLS_MAX: usize = 200_000;
-/// Steps of a lexer, and items of a parser, for one token's mask; 20,000 steps take 1 to 2 ms. The
-/// engine computes masks one after another, so it limits how many sequences have one. Usual schemas
-/// need up to 6,000 steps and 600 items in a vocabulary of 22,000 tokens.
+/// Steps of a lexer, and items of a parser, for one token's mask. The engine computes masks one
+/// after another, so it limits how many sequences have one. Usual schemas need up to 6,000 steps
+/// and 600 items in a vocabulary of 22,000 tokens.
 const MASK_FUEL: u64 = 20_000;
 const MASK_ITEMS_MAX: usize = 10_000;
 /// States take 1 to 2 KiB each, so an answer holds at most some 20 MiB.

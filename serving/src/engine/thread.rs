@@ -18,8 +18,8 @@ use tokio::sync::oneshot;
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Constrained sequences that run at once; others wait in the queue. Their masks are computed one
-/// after another on the engine's thread, 1 to 2 ms each for the worst schemas, and every sequence
-/// waits for them. Users do not wait for background sequences, so there may be twice as many.
+/// after another on the engine's thread, and every sequence waits for them. Users do
+/// not wait for background sequences, so there may be twice as many.
 const CONSTRAINED_MAX: usize = 8;
 
 /// Limits of the engine.

@@ -335,7 +335,7 @@ impl Pool {
             "engine has got other weights"
         );
         metrics::counter!("springtide_remote_other_weights_total").increment(1);
-        self.shared.changed.notify_waiters();
+        self.state_changed();
     }
 
     fn queue_again(&self, request: SampleRequest, failures: u32) {

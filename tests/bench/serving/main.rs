@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use bench::events;
 use clap::Parser;
-use futures::StreamExt;
 use hdrhistogram::Histogram;
 use kernel::Kernel;
 use rand::rngs::StdRng;
@@ -339,40 +339,29 @@ async fn request(
     if !status.is_success() {
         bail!("{status}: {}", response.text().await?);
     }
-    let mut bytes = response.bytes_stream();
-    let mut unread = Vec::new();
     let (mut first_token, mut last_token) = (None, Duration::ZERO);
     let (mut chunks, mut usage) = (0, None);
-    while let Some(part) = bytes.next().await {
-        unread.extend_from_slice(&part?);
-        while let Some(end) = unread.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = unread.drain(..=end).collect();
-            let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else {
-                continue;
-            };
-            if data == b"[DONE]" {
-                continue;
-            }
-            let chunk: Chunk = serde_json::from_slice(data)?;
-            if let Some(error) = chunk.error {
-                bail!("an error in the stream: {error}");
-            }
-            if let Some(all) = chunk.usage {
-                ensure!(
-                    all.prompt_tokens == prompt.len() as u64,
-                    "the server read {} prompt tokens instead of {}",
-                    all.prompt_tokens,
-                    prompt.len()
-                );
-                usage = Some(all.completion_tokens);
-            }
-            if !chunk.choices.is_empty() {
-                chunks += 1;
-                last_token = began.elapsed();
-                first_token.get_or_insert(last_token);
-            }
+    events::read(response, |chunk: Chunk| {
+        if let Some(error) = chunk.error {
+            bail!("an error in the stream: {error}");
         }
-    }
+        if let Some(all) = chunk.usage {
+            ensure!(
+                all.prompt_tokens == prompt.len() as u64,
+                "the server read {} prompt tokens instead of {}",
+                all.prompt_tokens,
+                prompt.len()
+            );
+            usage = Some(all.completion_tokens);
+        }
+        if !chunk.choices.is_empty() {
+            chunks += 1;
+            last_token = began.elapsed();
+            first_token.get_or_insert(last_token);
+        }
+        Ok(())
+    })
+    .await?;
     Ok(Answer {
         first_token: first_token.context("the answer has no token")?,
         all: last_token,

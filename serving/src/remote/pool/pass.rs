@@ -134,7 +134,7 @@ impl Updates {
             return false;
         }
         let client = self.pool.client(self.engine);
-        // only we change the others
+        // we alone change the first kind, and the second says nothing
         if client.takes_weights() || !client.names_weights() {
             return true;
         }

@@ -78,13 +78,7 @@ async fn what_an_engine_quotes_reaches_its_caller_at_most_and_no_log() {
                 openai,
                 ..Options::default()
             };
-            let config = Config {
-                queue_choices_max: 4,
-                queue_wait_max: Duration::from_secs(300),
-                prompt_tokens_per_pass_max: 0,
-                slots_reserved_for_production: 0,
-            };
-            let pool = Pool::new(&options, 4, config).unwrap();
+            let pool = Pool::new(&options, 4, config(4)).unwrap();
             pool.set_state(0, State::Serving(7), Some("springtide-7-bb"));
             let (mut request, mut events) = recorded::request(8);
             request.prompt = Arc::new(PROMPT);

@@ -35,13 +35,7 @@ async fn an_answer_that_is_not_of_its_schema_fails_and_its_engine_goes_on() {
             openai: vec![server],
             ..Options::default()
         };
-        let config = Config {
-            queue_choices_max: 4,
-            queue_wait_max: Duration::from_secs(300),
-            prompt_tokens_per_pass_max: 0,
-            slots_reserved_for_production: 0,
-        };
-        let pool = Pool::new(&options, 4, config).unwrap();
+        let pool = Pool::new(&options, 4, config(4)).unwrap();
         pool.set_state(0, State::Serving(7), None);
         let mut version = Arc::into_inner(crate::routing::tests::version(7)).unwrap();
         version.vocab = VOCAB;

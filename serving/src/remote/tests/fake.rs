@@ -1,0 +1,363 @@
+//! A server with vLLM's routes that samples with our exact model, and fails as it is told.
+
+use super::*;
+
+pub(crate) const CONTEXT: usize = 64;
+pub(crate) const VOCAB: u32 = 96;
+
+/// What goes wrong from now on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Faults {
+    /// Patches succeed without effect.
+    pub(crate) ignores_patches: bool,
+    /// So do folders.
+    pub(crate) ignores_folders: bool,
+    /// Answers end after this many tokens, without a reason.
+    pub(crate) cut_after: Option<usize>,
+    /// Answers stall after this many tokens, until their caller has left.
+    pub(crate) stalls_after: Option<usize>,
+    /// The same, until the fault is over.
+    pub(crate) waits_after: Option<usize>,
+    /// As with a follower in front: a request that expects other weights gets 409.
+    pub(crate) compares_weights: bool,
+    /// Its name is asked for in vain.
+    pub(crate) silent: bool,
+    /// Every request to sample gets 503.
+    pub(crate) refuses: bool,
+    /// Answers say that other weights sampled the tokens from this one on.
+    pub(crate) crosses_at: Option<usize>,
+}
+
+pub(crate) struct Held {
+    pub(crate) name: String,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) model: Arc<ExactModel>,
+    pub(crate) faults: Faults,
+    /// Patches and folders that it was given.
+    pub(crate) updates: Vec<&'static str>,
+    /// How it was paused for them.
+    pub(crate) pauses: Vec<String>,
+    /// Tokens that it sampled.
+    pub(crate) sampled: usize,
+    /// Answers that are being sampled.
+    pub(crate) running: usize,
+    /// Requests that expected other weights.
+    pub(crate) conflicts: usize,
+    /// What kept the caches of its requests apart, in their order.
+    pub(crate) salts: Vec<String>,
+}
+
+/// A server with vLLM's routes.
+#[derive(Clone)]
+pub(crate) struct Fake {
+    pub(crate) url: String,
+    held: Arc<Mutex<Held>>,
+}
+
+impl Fake {
+    pub(crate) async fn start() -> Fake {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let fake = Fake::new(url);
+        let router = fake.router();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        fake
+    }
+
+    /// The same without a port.
+    pub(crate) fn start_on_socket(path: &Path) -> Fake {
+        let listener = tokio::net::UnixListener::bind(path).unwrap();
+        let fake = Fake::new(format!("unix:{}", path.display()));
+        let router = fake.router();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        fake
+    }
+
+    fn new(url: String) -> Fake {
+        let checkpoint = first();
+        let held = Held {
+            name: "default".into(),
+            model: Arc::new(ExactModel::from_checkpoint(&checkpoint).unwrap()),
+            checkpoint,
+            faults: Faults::default(),
+            updates: Vec::new(),
+            pauses: Vec::new(),
+            sampled: 0,
+            conflicts: 0,
+            salts: Vec::new(),
+            running: 0,
+        };
+        Fake {
+            url,
+            held: Arc::new(Mutex::new(held)),
+        }
+    }
+
+    fn router(&self) -> Router {
+        let done = || async { Json(json!({})) };
+        Router::new()
+            .route("/weight_info", get(weight_info))
+            .route(
+                "/v1/models",
+                get(|| async { Json(json!({"data": [{"max_model_len": CONTEXT}]})) }),
+            )
+            .route("/pause", post(pause))
+            .route("/start_weight_update", post(done))
+            .route("/update_weights", post(update))
+            .route("/finish_weight_update", post(finish))
+            .route("/resume", post(done))
+            .route("/inference/v1/generate", post(generate))
+            .route("/v1/completions", post(complete))
+            .with_state(self.clone())
+    }
+
+    pub(crate) fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap()
+    }
+
+    pub(crate) fn set(&self, faults: Faults) {
+        self.held().faults = faults;
+    }
+
+    /// As a process that was killed and started again.
+    pub(crate) fn restart(&self) {
+        let mut held = self.held();
+        held.name = "default".into();
+        held.checkpoint = first();
+        held.model = Arc::new(ExactModel::from_checkpoint(&held.checkpoint).unwrap());
+    }
+
+    pub(crate) fn updates(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.held().updates)
+    }
+}
+
+async fn pause(Extract(fake): Extract<Fake>, uri: axum::http::Uri) -> Json<Value> {
+    fake.held().pauses.push(uri.query().unwrap_or_default().into());
+    Json(json!({}))
+}
+
+async fn weight_info(Extract(fake): Extract<Fake>) -> Json<Value> {
+    while fake.held().faults.silent {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Json(json!({"weight_version": fake.held().name}))
+}
+
+async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result<Json<Value>, (StatusCode, String)> {
+    let info = &body["update_info"];
+    let mut held = fake.held();
+    let (kind, ignored, next) = match (info["patch"].as_str(), info["folder"].as_str()) {
+        (Some(path), _) => {
+            if info["from"] != held.checkpoint.root().to_string() {
+                return Err((StatusCode::INTERNAL_SERVER_ERROR, "another version".into()));
+            }
+            ("patch", held.faults.ignores_patches, patched(&held.checkpoint, path))
+        }
+        (None, Some(folder)) => {
+            let checkpoint = Checkpoint::read_dir(Path::new(folder)).unwrap();
+            ("folder", held.faults.ignores_folders, checkpoint)
+        }
+        (None, None) => return Err((StatusCode::BAD_REQUEST, "no weights".into())),
+    };
+    held.updates.push(kind);
+    if !ignored {
+        held.model = Arc::new(ExactModel::from_checkpoint(&next).unwrap());
+        held.checkpoint = next;
+    }
+    Ok(Json(json!({})))
+}
+
+fn patched(checkpoint: &Checkpoint, path: &str) -> Checkpoint {
+    let file = std::fs::read(path).unwrap();
+    let patch = SafeTensors::deserialize(&file).unwrap();
+    let mut checkpoint = checkpoint.clone();
+    for (name, tensor) in &mut checkpoint.tensors {
+        let Ok(indices) = patch.tensor(&format!("{name}|i")) else {
+            continue;
+        };
+        let values = patch.tensor(&format!("{name}|v")).unwrap();
+        let width = values.data().len() / values.shape()[0];
+        let mut bytes = tensor.bytes.to_vec();
+        for (index, value) in indices.data().chunks_exact(8).zip(values.data().chunks_exact(width)) {
+            let index = i64::from_le_bytes(index.try_into().unwrap()) as usize;
+            bytes[index * width..][..width].copy_from_slice(value);
+        }
+        *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
+    }
+    checkpoint
+}
+
+async fn finish(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Json<Value> {
+    fake.held().name = body["weight_version"].as_str().unwrap().into();
+    Json(json!({}))
+}
+
+async fn generate(Extract(fake): Extract<Fake>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    let expected = headers
+        .get(EXPECT_WEIGHTS)
+        .map(|name| name.to_str().unwrap().to_owned());
+    {
+        let mut held = fake.held();
+        if held.faults.compares_weights && expected.is_some_and(|expected| expected != held.name) {
+            held.conflicts += 1;
+            return StatusCode::CONFLICT.into_response();
+        }
+    }
+    let params = &body["sampling_params"];
+    let count = params["max_tokens"].as_u64().unwrap() as usize;
+    let crosses_at = {
+        let mut held = fake.held();
+        held.salts.extend(body["cache_salt"].as_str().map(Into::into));
+        held.faults.crosses_at
+    };
+    let (names, naming) = (Mutex::new(Vec::new()), fake.clone());
+    let event = move |index: usize, id: u32, logprob: f32| {
+        let mut names: MutexGuard<'_, Vec<String>> = names.lock().unwrap();
+        names.push(match crosses_at {
+            Some(at) if index >= at => "springtide-9-other".into(),
+            _ => naming.held().name.clone(),
+        });
+        let last = index + 1 == count;
+        let mut end = 0;
+        let spans = names.chunk_by(|one, next| one == next).map(|span| {
+            end += span.len();
+            json!({"version": span[0], "start": end - span.len(), "end": end})
+        });
+        let choice = json!({
+            "token_ids": [id],
+            "logprobs": {"content": [{"token_id": id, "logprob": logprob}]},
+            "finish_reason": last.then_some("length"),
+            "weight_versions": last.then(|| spans.collect::<Vec<_>>()),
+        });
+        json!({"choices": [choice]})
+    };
+    sample(fake, &body["token_ids"], &params["temperature"], count, event)
+}
+
+/// `/v1/completions`: token ids for a prompt of ids, and the text `ab` for a prompt of text.
+async fn complete(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Response {
+    if body["prompt"].is_string() {
+        let events = [("a", Value::Null), ("b", "stop".into())];
+        let event = |(text, finish): (&str, Value)| {
+            let choice = json!({"index": 0, "text": text, "finish_reason": finish});
+            format!("data: {}\n\n", json!({"choices": [choice]}))
+        };
+        return (events.map(event).concat() + "data: [DONE]\n\n").into_response();
+    }
+    let count = body["max_tokens"].as_u64().unwrap() as usize;
+    let event = move |index: usize, id: u32, logprob: f32| {
+        let choice = json!({
+            "index": 0, "text": "", "token_ids": [id],
+            "logprobs": {"token_logprobs": [logprob], "top_logprobs": [{}]},
+            "finish_reason": (index + 1 == count).then_some("length"),
+        });
+        json!({"choices": [choice]})
+    };
+    sample(fake, &body["prompt"], &body["temperature"], count, event)
+}
+
+/// Samples with the model that the engine holds now. `event`: of the index, id and log-probability of
+/// a token.
+fn sample(
+    fake: Fake,
+    prompt: &Value,
+    temperature: &Value,
+    count: usize,
+    event: impl Fn(usize, u32, f32) -> Value + Send + 'static,
+) -> Response {
+    let (model, faults) = {
+        let mut held = fake.held();
+        held.running += 1;
+        (held.model.clone(), held.faults)
+    };
+    let running = Running(fake.clone());
+    if faults.refuses {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    let ids = prompt.as_array().unwrap().iter();
+    let mut next: Vec<u32> = ids.map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect();
+    let params = Params {
+        temperature: temperature.as_f64().unwrap() as f32,
+        ..Params::default()
+    };
+    let stream = async_stream(move |events| {
+        let _running = running;
+        let mut cache = KvCache::new(&model, 1, CONTEXT);
+        let mut source = Source::new(next.iter().map(|&id| u64::from(id)).sum());
+        for index in 0..count {
+            if faults.cut_after == Some(index) {
+                return;
+            }
+            let stalls =
+                |fake: &Fake| faults.stalls_after == Some(index) || fake.held().faults.waits_after == Some(index);
+            while stalls(&fake) && !events.is_closed() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // an answer goes on with the weights that the engine has by then
+            let model = fake.held().model.clone();
+            let logits = model.prefill(&mut cache, 0, &next).unwrap();
+            let drawn = sampling::draw(&logits, &params, &PreviousTokens::default(), &mut source);
+            next = vec![drawn.id];
+            fake.held().sampled += 1;
+            let event = format!("data: {}\n\n", event(index, drawn.id, drawn.log_prob));
+            if events.blocking_send(event).is_err() {
+                return;
+            }
+        }
+        let _ = events.blocking_send("data: [DONE]\n\n".into());
+    });
+    Body::from_stream(stream).into_response()
+}
+
+/// One answer that is being sampled.
+struct Running(Fake);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.held().running -= 1;
+    }
+}
+
+/// What `work` sends, from a thread of its own.
+fn async_stream(
+    work: impl FnOnce(mpsc::Sender<String>) + Send + 'static,
+) -> impl futures::Stream<Item = Result<String, std::io::Error>> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::task::spawn_blocking(move || work(sender));
+    futures::stream::unfold(receiver, |mut receiver| async move {
+        let event = receiver.recv().await?;
+        Some((Ok(event), receiver))
+    })
+}
+
+pub(crate) fn first() -> Checkpoint {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../policy/model/tests/golden/qwen3");
+    Checkpoint::read_dir(Path::new(golden)).unwrap()
+}
+
+/// A version and its weights; each serial has others.
+pub(crate) fn version(serial: i64) -> (Arc<LoadedVersion>, Arc<Checkpoint>) {
+    let mut checkpoint = first();
+    for tensor in checkpoint.tensors.values_mut() {
+        let mut bytes = tensor.bytes.to_vec();
+        let width = artifact::tensor::weight_bytes(tensor.dtype);
+        for weight in bytes.chunks_exact_mut(width).step_by(3) {
+            weight[width - 2] ^= (serial as u8) & 0x3f;
+        }
+        *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
+    }
+    let version = LoadedVersion {
+        serial,
+        root: checkpoint.root(),
+        line: "realtime".into(),
+        context: CONTEXT,
+        vocab: VOCAB,
+        stop_ids: vec![],
+        experts: None,
+        decline_id: None,
+        tokenizer: None,
+        templates: no_templates(),
+    };
+    (Arc::new(version), Arc::new(checkpoint))
+}
