@@ -26,10 +26,10 @@ start() { # command of the server
     tail -20 "$log" >&2
     exit 1
 }
-contract() { # kind, file
-    python3 tests/engines/contract.py "$command" "$1" "http://127.0.0.1:$port" "$model" "tests/engines/$2"
-}
 python=$(dirname "$vllm")/python
+contract() { # kind, file
+    "$python" tests/engines/contract.py "$command" "$1" "http://127.0.0.1:$port" "$model" "tests/engines/$2"
+}
 pytest=.springtide/pytest
 [ -d "$pytest" ] || "$python" -m pip --quiet --disable-pip-version-check install --no-deps --target "$pytest" \
     pytest==9.2.0 iniconfig==2.3.1 pluggy==1.7.0 packaging==26.3 pygments==2.21.0
@@ -40,7 +40,7 @@ pytest=.springtide/pytest
 )
 start scripts/vllm-server.sh "$vllm" "$model" "$port"
 contract vllm vllm-0.32.0.json
-"$(dirname "$vllm")/python" tests/engines/patch.py vllm "http://127.0.0.1:$port" "$model"
+"$python" tests/engines/patch.py vllm "http://127.0.0.1:$port" "$model"
 stop
 start scripts/sglang-server.sh "$sglang" "$model" "$port"
 contract sglang sglang-0.5.23.json

@@ -3,7 +3,7 @@
     contract.py record KIND URL FOLDER FILE   sends every request and writes the answers to FILE
     contract.py check KIND URL FOLDER FILE    sends the requests and compares the forms of the answers with FILE
 
-KIND is vllm or sglang. The server must hold the model in FOLDER, models/demo-base, and run as
+KIND is vllm or sglang. Run it with a Python that has the wheel of python/. The server must hold the model in FOLDER, models/demo-base, and run as
 scripts/vllm-server.sh or scripts/sglang-server.sh does. `make test` replays FILE to our clients. The
 server is left with the weights of FOLDER.
 """
@@ -15,9 +15,13 @@ import sys
 import urllib.error
 import urllib.request
 
+from springtide import Checkpoint, Patch
+
 # What is sampled may end earlier than what was recorded, and then has another form.
 TRIES = 10
 COPY = "/dev/shm/springtide/contract.folder"
+# From the folder's weights to the same ones.
+PATCH = "/dev/shm/springtide/contract.safetensors"
 # Content hash of models/demo-base.
 ROOT = "2a23c48fb6484018355c3f7b7ffd335fba043f8d5fc3b38dab4e987bb645d21a"
 PROMPT = [5, 6, 7, 8]
@@ -67,7 +71,7 @@ VLLM = {
     "patch from another version": [
         "POST",
         "/update_weights",
-        {"update_info": {"patch": "/dev/shm/springtide/contract.safetensors", "from": "aa", "to": "bb"}},
+        {"update_info": {"patch": PATCH, "from": "aa", "to": "bb"}},
     ],
     "start again": ["POST", "/start_weight_update", None],
     "folder": ["POST", "/update_weights", {"update_info": {"folder": COPY, "to": ROOT}}],
@@ -94,16 +98,19 @@ def sglang_generate(token_ids, **more):
     return ["POST", "/generate", body]
 
 
-def sglang_folder(path):
-    return ["POST", "/update_weights_from_disk", {"model_path": path, "weight_version": NAME, "flush_cache": True}]
+def sglang_update(path):
+    body = {"model_path": path, "load_format": "springtide", "weight_version": NAME, "flush_cache": True}
+    return ["POST", "/update_weights_from_disk", body]
 
 
 SGLANG = {
     "weights": ["GET", "/model_info", None],
     "context": ["GET", "/v1/models", None],
     "pause": ["POST", "/pause_generation", {"mode": "abort"}],
-    "missing folder": sglang_folder("/dev/shm/springtide/contract.missing"),
-    "folder": sglang_folder(COPY),
+    "missing folder": sglang_update("/dev/shm/springtide/contract.missing"),
+    "patch before a folder": sglang_update(PATCH),
+    "folder": sglang_update(COPY),
+    "patch": sglang_update(PATCH),
     "resume": ["POST", "/continue_generation", {}],
     "new weights": ["GET", "/model_info", None],
     "generate": sglang_generate(PROMPT),
@@ -160,6 +167,8 @@ def main():
     server, requests, version_path, version_name = KINDS[kind]
     shutil.rmtree(COPY, ignore_errors=True)
     shutil.copytree(folder, COPY)
+    weights = Checkpoint.open(COPY)
+    Patch.between(weights, weights).write(PATCH)
     _, version = send(url, "GET", version_path, None)
     version = json.loads(version)[version_name]
 
@@ -186,6 +195,7 @@ def main():
         faults = [fault for name in requests if (fault := compare(expected["exchanges"].get(name), ask, name))]
     finally:
         shutil.rmtree(COPY, ignore_errors=True)
+        os.remove(PATCH)
     if faults:
         sys.exit("\n".join([f"{server} {version} answers otherwise than {expected['version']}:", *faults]))
     print(f"{server} {version}: {len(requests)} answers as recorded from {expected['version']}")

@@ -147,11 +147,6 @@ impl Client {
         !matches!(self, Client::OpenAi(_))
     }
 
-    /// Whether it takes [`Weights::Patch`].
-    pub fn takes_patches(&self) -> bool {
-        matches!(self, Client::Vllm(_))
-    }
-
     /// The alias whose version it is said to hold. Such an engine returns no token ids, so nothing can
     /// prove what it holds.
     pub fn vouched_alias(&self) -> Option<&str> {
@@ -191,11 +186,10 @@ impl Client {
         name: &str,
         in_flight: InFlight,
     ) -> anyhow::Result<()> {
-        match (self, weights) {
-            (Client::Vllm(engine), weights) => engine.update(weights, from, to, name, in_flight).await,
-            (Client::Sglang(engine), Weights::Folder(folder)) => engine.update(folder, name, in_flight).await,
-            (Client::Sglang(_), Weights::Patch(_)) => bail!("SGLang takes whole folders"),
-            (Client::OpenAi(_), _) => bail!("{} takes no weights", self.url()),
+        match self {
+            Client::Vllm(engine) => engine.update(weights, from, to, name, in_flight).await,
+            Client::Sglang(engine) => engine.update(weights, name, in_flight).await,
+            Client::OpenAi(_) => bail!("{} takes no weights", self.url()),
         }
     }
 

@@ -22,7 +22,7 @@ pub enum InFlight {
 pub struct Options {
     /// vLLM servers with our weight-transfer backend. Each holds one version at a time.
     pub vllm: Vec<Server>,
-    /// SGLang servers. Each holds one version at a time.
+    /// SGLang servers with our loader. Each holds one version at a time.
     pub sglang: Vec<Server>,
     /// Other servers with OpenAI's API, which take no weights from us.
     pub openai: Vec<OpenAiServer>,

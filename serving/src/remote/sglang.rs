@@ -1,11 +1,11 @@
-//! An SGLang server: sampling through `/generate` with token ids; new weights as whole folders
-//! through `/update_weights_from_disk`, between `/pause_generation` and `/continue_generation`.
-//! Tried with SGLang 0.5.23 on a CPU with stubs for its kernels.
+//! An SGLang server: sampling through `/generate` with token ids; new weights through
+//! `/update_weights_from_disk`, between `/pause_generation` and `/continue_generation`. The loader of
+//! `python/` takes patches and folders there. Tried with SGLang 0.5.23 on a CPU with stubs for its kernels.
 //!
 //! Its log-probabilities are of the distribution at the temperature, before filters. So requests with
 //! filters also ask for the log-probability in the support that was sampled from.
 
-use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens};
+use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
 use super::client::{cache_salt, parse, token};
 use super::http::{Error, Http};
 use super::options::{InFlight, Server};
@@ -15,9 +15,10 @@ use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Duration;
 
+/// Of the loader in `python/`.
+const LOAD_FORMAT: &str = "springtide";
 const NO_MASKS: &str = "the engine gives no log-probabilities among the tokens that filters keep: ask without top_p, \
                         top_k and min_p";
 
@@ -122,8 +123,9 @@ impl Sglang {
         Ok(model.max_model_len)
     }
 
-    /// [`Client::update`](super::client::Client::update), with a Hugging Face folder.
-    pub async fn update(&self, folder: &Path, name: &str, in_flight: InFlight) -> anyhow::Result<()> {
+    /// [`Client::update`](super::client::Client::update). A patch says itself which versions it is between.
+    pub async fn update(&self, weights: Weights<'_>, name: &str, in_flight: InFlight) -> anyhow::Result<()> {
+        let (Weights::Patch(path) | Weights::Folder(path)) = weights;
         let mode = match in_flight {
             InFlight::Drain => "abort",
             // back to the queue: what goes on is read again with the new weights
@@ -132,7 +134,9 @@ impl Sglang {
         self.http
             .command("/pause_generation", Some(json!({"mode": mode})))
             .await?;
-        let update = json!({"model_path": folder, "weight_version": name, "flush_cache": true});
+        let update = json!({
+            "model_path": path, "load_format": LOAD_FORMAT, "weight_version": name, "flush_cache": true,
+        });
         let updated = self.http.command("/update_weights_from_disk", Some(update)).await;
         let resumed = self.http.command("/continue_generation", Some(json!({}))).await;
         updated.and(resumed)

@@ -233,7 +233,7 @@ impl Updater {
         let name = weights_name(version);
         let files = self.files.as_ref().context("no engine takes weights")?;
         let files = Arc::new(files.weights_of(engine)?);
-        if let Some(held) = held.filter(|_| client.takes_patches()) {
+        if let Some(held) = held {
             let patched = async {
                 let (old, new) = (held.checkpoint.clone(), checkpoint.clone());
                 let files_of = files.clone();
@@ -264,13 +264,9 @@ impl Updater {
         let written = tokio::task::spawn_blocking(move || files_of.write_folder(&whole));
         written.await.context("the writing thread")??;
         let to = version.root.to_string();
-        let in_flight = match client.takes_patches() {
-            // whatever still runs may have been sampled with wrong weights
-            true => InFlight::Drain,
-            false => self.options.in_flight,
-        };
+        // whatever still runs may have been sampled with wrong weights
         client
-            .update(Weights::Folder(&files.folder), "", &to, &name, in_flight)
+            .update(Weights::Folder(&files.folder), "", &to, &name, InFlight::Drain)
             .await?;
         Ok((self.probe(engine, version, model).await?, None))
     }

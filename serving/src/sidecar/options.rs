@@ -13,7 +13,7 @@ use std::path::PathBuf;
 pub enum Engine {
     /// A vLLM server with our weight-transfer backend. The follower is in front of it.
     Vllm,
-    /// The same with an SGLang server, which takes whole folders.
+    /// The same with an SGLang server and our loader.
     Sglang,
     /// A folder of Hugging Face folders.
     Folder,

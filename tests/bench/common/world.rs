@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use artifact::assignment::LEARNER;
 use artifact::sign::SigningKey;
 use artifact::threads::Threads;
 use store::Store;
@@ -26,6 +27,15 @@ const ROLE_START_MAX: Duration = Duration::from_secs(120);
 /// A restarted gateway then needs few deltas.
 const CHECKPOINT_EVERY: i64 = 10;
 
+/// What a gateway has behind it.
+#[derive(Debug, Clone, Copy)]
+pub enum Fleet<'a> {
+    /// Engines whose weights it changes itself.
+    Engines(&'a [SocketAddr]),
+    /// Followers, each in front of an engine.
+    Followers(&'a [SocketAddr]),
+}
+
 /// Everything besides engines.
 pub struct World {
     pub room: Room,
@@ -39,9 +49,8 @@ pub struct World {
 }
 
 impl World {
-    /// Postgres, broker, ingest and control. `engines`: the addresses that the gateway gets. `slots`:
-    /// sequences that each engine samples together.
-    pub async fn start(springtide: &Path, engines: &[SocketAddr], slots: usize) -> anyhow::Result<Self> {
+    /// Postgres, broker, ingest and control. `slots`: sequences that each engine samples together.
+    pub async fn start(springtide: &Path, slots: usize) -> anyhow::Result<Self> {
         let stack = Stack::start(springtide).await?;
         let room = stack.room("bench_engines", PARTITIONS).await?;
         let dir = tempfile::tempdir()?;
@@ -56,13 +65,12 @@ impl World {
             ("SPRINGTIDE__INGEST__PARTITIONS", PARTITIONS.to_string()),
             (
                 "SPRINGTIDE__RELEASE__ARM",
-                "[{alias=\"learner\",weight=1.0,explore=0.0}]".to_owned(),
+                format!("[{{alias=\"{LEARNER}\",weight=1.0,explore=0.0}}]"),
             ),
             ("SPRINGTIDE__SERVE__SLOTS", slots.to_string()),
             ("SPRINGTIDE__SERVE__REMOTE__PATCH_DIR", patches.display().to_string()),
         ];
         environment.extend(room.environment());
-        environment.push(engines_setting(engines));
         let mut world = World {
             room,
             stack,
@@ -74,32 +82,46 @@ impl World {
             roles: vec![],
         };
         for (role, address) in [("ingest", ingest), ("control", control)] {
-            let process = world.role(role, address).await?;
+            let command = world.command(role);
+            let process = world.run(command, role, &format!("http://{address}/health")).await?;
             world.roles.push(process);
         }
         Ok(world)
     }
 
-    /// Gives gateways that are started from now on other engines.
-    pub fn set_engines(&mut self, engines: &[SocketAddr]) {
-        self.environment.push(engines_setting(engines));
-    }
-
     /// `springtide serve`, once it answers.
-    pub async fn gateway(&self) -> anyhow::Result<Process> {
-        self.role("serve", self.address).await
+    pub async fn gateway(&self, fleet: Fleet<'_>) -> anyhow::Result<Process> {
+        let mut command = self.command("serve");
+        command.env("SPRINGTIDE__SERVE__REMOTE__VLLM", vllm_setting(fleet));
+        self.run(command, "serve", &format!("http://{}/health", self.address))
+            .await
     }
 
-    async fn role(&self, role: &str, address: SocketAddr) -> anyhow::Result<Process> {
+    /// `springtide follow` of the newest version, in front of `engine`. It may not hold one yet.
+    pub async fn follower(&self, number: usize, listen: SocketAddr, engine: SocketAddr) -> anyhow::Result<Process> {
+        let name = format!("follow-{number}");
+        let mut command = self.command("follow");
+        command
+            .args(["--engine", "vllm", "--engine-url", &format!("http://{engine}")])
+            .args(["--alias", LEARNER, "--listen", &listen.to_string()])
+            .env("SPRINGTIDE__FOLLOW__REPLICA", &name)
+            .env("SPRINGTIDE__FOLLOW__STATE_DIR", self.dir.path().join(&name))
+            .env("SPRINGTIDE__FOLLOW__PATCH_DIR", &self.patches);
+        self.run(command, &name, &format!("http://{listen}/metrics")).await
+    }
+
+    fn command(&self, role: &str) -> Command {
         let mut command = Command::new(&self.springtide);
         command
             .arg(role)
             .current_dir(self.dir.path())
             .envs(self.environment.iter().cloned());
-        let mut process = Process::start(command, &self.log(role))?;
-        process
-            .answers(&format!("http://{address}/health"), ROLE_START_MAX)
-            .await?;
+        command
+    }
+
+    async fn run(&self, command: Command, log: &str, url: &str) -> anyhow::Result<Process> {
+        let mut process = Process::start(command, &self.log(log))?;
+        process.answers(url, ROLE_START_MAX).await?;
         Ok(process)
     }
 
@@ -151,9 +173,14 @@ impl World {
     }
 }
 
-fn engines_setting(engines: &[SocketAddr]) -> (&'static str, String) {
-    let servers: Vec<String> = engines.iter().map(|one| format!("{{url=\"http://{one}\"}}")).collect();
-    ("SPRINGTIDE__SERVE__REMOTE__VLLM", format!("[{}]", servers.join(",")))
+fn vllm_setting(fleet: Fleet<'_>) -> String {
+    let (addresses, control) = match fleet {
+        Fleet::Engines(addresses) => (addresses, true),
+        Fleet::Followers(addresses) => (addresses, false),
+    };
+    let server = |address| format!("{{url=\"http://{address}\",control={control}}}");
+    let servers: Vec<String> = addresses.iter().map(server).collect();
+    format!("[{}]", servers.join(","))
 }
 
 /// Makes `number` the newest version, after the version `parent`. Returns its serial.

@@ -1,8 +1,8 @@
 //! Compares what callers were told with the log, and the log with our exact model.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use bench::versions::Versions;
 use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
@@ -10,7 +10,10 @@ use serde::Serialize;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::callers::{Attempt, End};
+use crate::callers::{self, Attempt, End};
+
+/// How many versions older than the newest one an answer may be: engines take them one after the other.
+const VERSIONS_BEHIND_MAX: i64 = 8;
 
 /// A logged generation.
 #[derive(Debug, sqlx::FromRow)]
@@ -135,23 +138,130 @@ pub fn score(
         let number = number.with_context(|| format!("version {serial} is in the log, and was not published"))?;
         let model = ExactModel::from_checkpoint(&versions.checkpoint(*number)?)?;
         for row in rows {
-            let params = Params {
-                temperature: row.temperature,
-                ..Params::default()
-            };
-            let ids = row.prompt_ids.iter().chain(&row.token_ids).copied();
-            let ids: Vec<u32> = ids.map(u32::try_from).collect::<Result<_, _>>()?;
-            let rows: Vec<usize> = (row.prompt_ids.len() - 1..ids.len() - 1).collect();
-            let pass = model.score(&[&ids], &rows, None).context("score a generation")?;
-            let sampled = ids[row.prompt_ids.len()..].iter().zip(&row.logprobs);
-            for (logits, (&id, &logprob)) in pass.logits.rows().zip(sampled) {
-                let exact = sampling::log_prob_of(logits, &params, &PreviousTokens::default(), id);
-                let difference = (exact - logprob).abs();
-                scored.largest_difference = scored.largest_difference.max(difference);
-                scored.tokens_wrong += usize::from(difference.is_nan() || difference > error_max);
-                scored.tokens += 1;
+            for difference in differences(&model, &row.prompt_ids, &row.token_ids, &row.logprobs, row.temperature)? {
+                scored.add(difference, error_max);
             }
         }
     }
     Ok(scored)
+}
+
+impl Scored {
+    fn add(&mut self, difference: f32, error_max: f32) {
+        self.largest_difference = self.largest_difference.max(difference);
+        self.tokens_wrong += usize::from(difference > error_max);
+        self.tokens += 1;
+    }
+}
+
+/// Scores what callers saw of answers that broke. No last chunk named their version, so each is compared
+/// with every version that may have answered: all tokens of an answer must be of the same one.
+pub fn score_cut(versions: &Versions, attempts: &[Attempt], error_max: f32) -> anyhow::Result<Scored> {
+    let mut by_number: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    for (index, attempt) in attempts.iter().enumerate() {
+        if !matches!(attempt.end, End::Cut) {
+            continue;
+        }
+        let (given, sampled) = (attempt.logprobs.len(), attempt.tokens.len());
+        ensure!(given == sampled, "{given} log-probabilities of {sampled} tokens");
+        let oldest = (attempt.newest.start() - VERSIONS_BEHIND_MAX).max(1);
+        for number in oldest..=*attempt.newest.end() {
+            by_number.entry(number).or_default().push(index);
+        }
+    }
+    // of each answer, its differences from the version that is nearest, and that version
+    let mut nearest: HashMap<usize, (i64, Vec<f32>)> = HashMap::new();
+    let worst = |differences: &[f32]| differences.iter().copied().fold(0.0, f32::max);
+    for (number, indexes) in by_number {
+        let model = ExactModel::from_checkpoint(&versions.checkpoint(number)?)?;
+        for index in indexes {
+            let Attempt {
+                prompt,
+                tokens,
+                logprobs,
+                ..
+            } = &attempts[index];
+            let differences = differences(&model, prompt, tokens, logprobs, callers::TEMPERATURE)?;
+            let known = nearest.get(&index);
+            if known.is_none_or(|(_, known)| worst(&differences) < worst(known)) {
+                nearest.insert(index, (number, differences));
+            }
+        }
+    }
+    let numbers: BTreeSet<i64> = nearest.values().map(|(number, _)| *number).collect();
+    let mut scored = Scored {
+        versions: numbers.len(),
+        ..Scored::default()
+    };
+    for difference in nearest.into_values().flat_map(|(_, differences)| differences) {
+        scored.add(difference, error_max);
+    }
+    Ok(scored)
+}
+
+/// How far log-probabilities are from those of the model, in nats. One that is not a number is
+/// infinitely far.
+fn differences(
+    model: &ExactModel,
+    prompt: &[i32],
+    tokens: &[i32],
+    logprobs: &[f32],
+    temperature: f32,
+) -> anyhow::Result<Vec<f32>> {
+    let params = Params {
+        temperature,
+        ..Params::default()
+    };
+    let ids = prompt.iter().chain(tokens).copied();
+    let ids: Vec<u32> = ids.map(u32::try_from).collect::<Result<_, _>>()?;
+    let rows: Vec<usize> = (prompt.len() - 1..ids.len() - 1).collect();
+    let pass = model.score(&[&ids], &rows, None).context("score an answer")?;
+    let sampled = ids[prompt.len()..].iter().zip(logprobs);
+    let differences = pass.logits.rows().zip(sampled).map(|(logits, (&id, &logprob))| {
+        let exact = sampling::log_prob_of(logits, &params, &PreviousTokens::default(), id);
+        let difference = (exact - logprob).abs();
+        if difference.is_nan() { f32::INFINITY } else { difference }
+    });
+    Ok(differences.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_broken_answer_must_be_of_one_version_that_may_have_answered() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo-base");
+        let versions = Versions::new(&folder, 1).unwrap();
+        let (prompt, tokens) = (vec![5, 6, 7], vec![8, 9, 10, 11]);
+        let of = |number| {
+            let model = ExactModel::from_checkpoint(&versions.checkpoint(number).unwrap()).unwrap();
+            let differences = differences(&model, &prompt, &tokens, &[0.0; 4], callers::TEMPERATURE).unwrap();
+            differences.iter().map(|difference| -difference).collect::<Vec<f32>>()
+        };
+        let (second, third) = (of(2), of(3));
+        let wrong = |logprobs: &[f32], newest| {
+            let attempt = Attempt {
+                phase: 0,
+                user: String::new(),
+                prompt: prompt.clone(),
+                tokens: tokens.clone(),
+                logprobs: logprobs.to_vec(),
+                newest,
+                end: End::Cut,
+                first_token: None,
+            };
+            let scored = score_cut(&versions, &[attempt], 1e-3).unwrap();
+            assert_eq!(scored.tokens, 4);
+            scored.tokens_wrong
+        };
+        assert_eq!(wrong(&second, 2..=2), 0);
+        assert_eq!(wrong(&third, 2..=3), 0);
+        assert!(wrong(&third, 1..=2) > 0, "version 3 was not there yet");
+        let mixed = [&second[..2], &third[2..]].concat();
+        assert!(wrong(&mixed, 2..=3) > 0);
+        assert!(wrong(&[f32::NAN; 4], 2..=2) == 4);
+    }
 }

@@ -1,8 +1,9 @@
 //! Callers of the gateway: each streams one completion after the other, and tries again when one
 //! fails. They note what they were told.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+pub const TEMPERATURE: f32 = 0.8;
 /// Between a failed request and the next one.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
 
@@ -23,8 +25,12 @@ pub struct Attempt {
     pub phase: usize,
     /// No other request has this one.
     pub user: String,
-    /// That were received.
+    pub prompt: Vec<i32>,
+    /// That were received, and their log-probabilities.
     pub tokens: Vec<i32>,
+    pub logprobs: Vec<f32>,
+    /// The newest numbers of versions while it ran.
+    pub newest: RangeInclusive<i64>,
     pub end: End,
     pub first_token: Option<Duration>,
 }
@@ -43,7 +49,7 @@ pub enum End {
 pub struct Callers {
     url: String,
     model: String,
-    vocab: u32,
+    vocab: i32,
     prompt_tokens: usize,
     max_tokens: usize,
     phase: AtomicUsize,
@@ -51,10 +57,12 @@ pub struct Callers {
     /// Streams that have a token and no end.
     open: AtomicUsize,
     whole: AtomicUsize,
+    /// The number of the version that is published last.
+    newest: AtomicI64,
 }
 
 impl Callers {
-    pub fn new(url: String, model: String, vocab: u32, prompt_tokens: usize, max_tokens: usize) -> Arc<Self> {
+    pub fn new(url: String, model: String, vocab: i32, prompt_tokens: usize, max_tokens: usize) -> Arc<Self> {
         Arc::new(Callers {
             url,
             model,
@@ -65,11 +73,17 @@ impl Callers {
             stop: AtomicBool::new(false),
             open: AtomicUsize::new(0),
             whole: AtomicUsize::new(0),
+            newest: AtomicI64::new(1),
         })
     }
 
     pub fn enter(&self, phase: usize) {
         self.phase.store(phase, Ordering::Relaxed);
+    }
+
+    /// From now on the version of this number may answer.
+    pub fn publish(&self, number: i64) {
+        self.newest.store(number, Ordering::SeqCst);
     }
 
     pub fn stop(&self) {
@@ -106,15 +120,15 @@ impl Callers {
     }
 
     async fn ask(&self, client: &reqwest::Client, user: String, random: &mut StdRng) -> Attempt {
-        let prompt: Vec<u32> = (0..self.prompt_tokens)
+        let prompt: Vec<i32> = (0..self.prompt_tokens)
             .map(|_| random.random_range(3..self.vocab))
             .collect();
         let body = json!({
-            "model": self.model, "prompt": prompt, "max_tokens": self.max_tokens, "temperature": 0.8,
-            "stream": true, "return_token_ids": true, "user": user,
+            "model": self.model, "prompt": prompt, "max_tokens": self.max_tokens, "temperature": TEMPERATURE,
+            "logprobs": 0, "stream": true, "return_token_ids": true, "user": user,
         });
-        let began = Instant::now();
-        let (mut tokens, mut first_token, mut last) = (Vec::new(), None, None);
+        let (began, newest) = (Instant::now(), self.newest.load(Ordering::SeqCst));
+        let (mut tokens, mut logprobs, mut first_token, mut last) = (Vec::new(), Vec::new(), None, None);
         let answered = async {
             let response = client
                 .post(format!("{}/v1/completions", self.url))
@@ -132,6 +146,8 @@ impl Callers {
                 let choice = &chunk["choices"][0];
                 let ids = choice["token_ids"].as_array().into_iter().flatten();
                 tokens.extend(ids.filter_map(|id| i32::try_from(id.as_i64()?).ok()));
+                let values = choice["logprobs"]["token_logprobs"].as_array().into_iter().flatten();
+                logprobs.extend(values.filter_map(|value| Some(value.as_f64()? as f32)));
                 if !tokens.is_empty() && first_token.is_none() {
                     first_token = Some(began.elapsed());
                     self.open.fetch_add(1, Ordering::Relaxed);
@@ -167,7 +183,10 @@ impl Callers {
         Attempt {
             phase: self.phase.load(Ordering::Relaxed),
             user,
+            prompt,
             tokens,
+            logprobs,
+            newest: newest..=self.newest.load(Ordering::SeqCst),
             end,
             first_token,
         }

@@ -2,6 +2,7 @@
 //! the next kill waits until callers are answered.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use bench::process::Process;
 use bench::quantiles::Quantiles;
 use bench::versions::Versions;
 use bench::vllm::Vllm;
-use bench::world::{World, publish};
+use bench::world::{Fleet, World, publish};
 use clap::ValueEnum;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -38,22 +39,32 @@ const DELAY_MS_MAX: u64 = 150;
 pub enum Fault {
     /// The gateway, while it passes on streams.
     Gateway,
-    /// The process that updates engines, during an update. Today that is the gateway too.
+    /// The gateway, while it updates an engine itself.
     Updater,
     /// An engine, during its update.
     Engine,
+    /// `springtide follow`, while it updates its engine. The gateway then reaches engines through
+    /// followers alone.
+    Follower,
 }
 
 pub struct Faults<'a> {
     world: &'a World,
     places: Vec<Place>,
     engines: Vec<EngineState>,
+    /// One in front of each engine while they are killed.
+    followers: Vec<Follower>,
     gateway: Process,
     vllm: Vllm,
     callers: Arc<Callers>,
     passed: broadcast::Sender<(usize, Step)>,
     random: StdRng,
     starts: Vec<Duration>,
+}
+
+struct Follower {
+    process: Process,
+    address: SocketAddr,
 }
 
 enum EngineState {
@@ -86,11 +97,13 @@ impl<'a> Faults<'a> {
         for engine in &mut engines {
             settle(engine, &mut starts).await?;
         }
+        let addresses: Vec<_> = places.iter().map(|place| place.address).collect();
         Ok(Faults {
-            gateway: world.gateway().await?,
+            gateway: world.gateway(Fleet::Engines(&addresses)).await?,
             world,
             places,
             engines,
+            followers: Vec::new(),
             vllm,
             callers,
             passed,
@@ -113,6 +126,7 @@ impl<'a> Faults<'a> {
             kills,
             ..Phase::default()
         };
+        self.put_followers(fault == Fault::Follower).await?;
         let before = self.counters().await?;
         let mut next_answers = Vec::new();
         for _ in 0..kills {
@@ -125,6 +139,7 @@ impl<'a> Faults<'a> {
             match fault {
                 Fault::Gateway | Fault::Updater => self.restart_gateway().await?,
                 Fault::Engine => self.restart_engine(engine.context("an engine to kill")?)?,
+                Fault::Follower => self.restart_follower(engine.context("an engine that changes")?).await?,
             }
             self.wait_for_answer()
                 .await
@@ -136,7 +151,7 @@ impl<'a> Faults<'a> {
         for engine in &mut self.engines {
             settle(engine, &mut self.starts).await?;
         }
-        if fault == Fault::Engine {
+        if matches!(fault, Fault::Engine | Fault::Follower) {
             let after = self.counters().await?;
             let risen = after.into_iter().map(|(name, value)| {
                 let risen = value - before.get(&name).unwrap_or(&0.0);
@@ -208,7 +223,42 @@ impl<'a> Faults<'a> {
         for place in &self.places {
             place.tap.forget_probe();
         }
-        self.gateway = self.world.gateway().await?;
+        let followers: Vec<_> = self.followers.iter().map(|follower| follower.address).collect();
+        let engines: Vec<_> = self.places.iter().map(|place| place.address).collect();
+        let fleet = match followers.is_empty() {
+            true => Fleet::Engines(&engines),
+            false => Fleet::Followers(&followers),
+        };
+        self.gateway = self.world.gateway(fleet).await?;
+        Ok(())
+    }
+
+    /// Puts followers between gateway and engines, or takes them away.
+    async fn put_followers(&mut self, are_wanted: bool) -> anyhow::Result<()> {
+        if are_wanted != self.followers.is_empty() {
+            return Ok(());
+        }
+        for mut follower in self.followers.drain(..) {
+            follower.process.kill()?;
+        }
+        if are_wanted {
+            for (number, place) in self.places.iter().enumerate() {
+                let [port] = edge::bind::free_ports()?;
+                let address = SocketAddr::from(([127, 0, 0, 1], port));
+                let process = self.world.follower(number, address, place.address).await?;
+                self.followers.push(Follower { process, address });
+            }
+        }
+        self.restart_gateway().await?;
+        self.wait_for_answer().await
+    }
+
+    async fn restart_follower(&mut self, engine: usize) -> anyhow::Result<()> {
+        let follower = self.followers.get_mut(engine).context("a follower of this engine")?;
+        follower.process.kill()?;
+        let place = &self.places[engine];
+        place.tap.forget_probe();
+        follower.process = self.world.follower(engine, follower.address, place.address).await?;
         Ok(())
     }
 
@@ -242,6 +292,9 @@ impl<'a> Faults<'a> {
     /// Kills everything.
     pub fn stop(mut self) -> anyhow::Result<EnginesSeen> {
         self.gateway.kill()?;
+        for follower in &mut self.followers {
+            follower.process.kill()?;
+        }
         for engine in &mut self.engines {
             match engine {
                 EngineState::Up(process) => process.kill()?,
@@ -304,7 +357,13 @@ pub struct Publishing {
 }
 
 impl Publishing {
-    pub fn start(publisher: Publisher, versions: Arc<Versions>, first: i64, every_ms: u64) -> Self {
+    pub fn start(
+        publisher: Publisher,
+        versions: Arc<Versions>,
+        callers: Arc<Callers>,
+        first: i64,
+        every_ms: u64,
+    ) -> Self {
         let (stop, mut stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             let (mut numbers, mut failed) = (BTreeMap::from([(first, 1)]), Vec::new());
@@ -315,6 +374,7 @@ impl Publishing {
                     () = pause => {}
                     _ = &mut stopped => break,
                 }
+                callers.publish(number);
                 match publish(&publisher, &versions, number, Some(head)).await {
                     Ok(serial) => {
                         numbers.insert(serial, number);

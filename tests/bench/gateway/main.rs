@@ -14,7 +14,7 @@ use bench::process::Process;
 use bench::quantiles::Quantiles;
 use bench::versions::Versions;
 use bench::vllm::Vllm;
-use bench::world::{World, publish};
+use bench::world::{Fleet, World, publish};
 use clap::Parser;
 use load::{Answer, Outcome, Way};
 use playback::Playback;
@@ -158,7 +158,7 @@ async fn run(args: Args) -> anyhow::Result<Report> {
         .unwrap_or(1);
     let [port] = edge::bind::free_ports()?;
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
-    let mut world = World::start(&fs::canonicalize(&args.springtide)?, &[address], most).await?;
+    let world = World::start(&fs::canonicalize(&args.springtide)?, most).await?;
     publish(&world.publisher()?, &versions, 1, None).await?;
     let vllm = Vllm::new(&args.vllm_script, &args.vllm, &args.model)?;
     let slots = args.streams.iter().copied().max().unwrap_or(1).max(16).to_string();
@@ -171,7 +171,7 @@ async fn run(args: Args) -> anyhow::Result<Report> {
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let mut points = Vec::new();
-    let mut gateway = world.gateway().await?;
+    let mut gateway = world.gateway(Fleet::Engines(&[address])).await?;
     for &streams in &args.streams {
         let engine = format!("http://{address}");
         points.push(point(&args, versions.vocab(), "vLLM", streams, &engine, &world, &gateway).await?);
@@ -179,8 +179,7 @@ async fn run(args: Args) -> anyhow::Result<Report> {
     gateway.kill()?;
     let pace = Duration::from_millis(args.pace_ms);
     let playback = Playback::start(format!("http://{address}"), pace, RECORDINGS).await?;
-    world.set_engines(&[playback]);
-    let mut gateway = world.gateway().await?;
+    let mut gateway = world.gateway(Fleet::Engines(&[playback])).await?;
     let played = format!("http://{playback}");
     ready(&args, versions.vocab(), &format!("http://{}", world.address)).await?;
     // one after the other, so that each event has one token; after the gateway has named the weights

@@ -37,7 +37,23 @@ async fn a_folder_is_loaded_between_pause_and_continue_and_a_failed_one_is_repor
         .await
         .unwrap_err();
     assert!(format!("{error:#}").contains("contract.missing"), "{error:#}");
-    assert!(!server.takes_patches());
+}
+
+#[tokio::test]
+async fn a_patch_is_applied_to_the_version_that_it_starts_from_and_refused_otherwise() {
+    let patch = Weights::Patch(Path::new("/dev/shm/springtide/contract.safetensors"));
+    let server = play_back(&["pause", "patch", "resume", "new weights"]).await;
+    server
+        .update(patch, "aa", "bb", "springtide-7-bb", InFlight::Drain)
+        .await
+        .unwrap();
+    assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));
+    let server = play_back(&["pause", "patch before a folder", "resume"]).await;
+    let error = server
+        .update(patch, "aa", "bb", "springtide-7-bb", InFlight::Drain)
+        .await
+        .unwrap_err();
+    assert!(format!("{error:#}").contains("load a folder first"), "{error:#}");
 }
 
 #[tokio::test]
