@@ -37,8 +37,9 @@ run() { # which server, arguments
 log() { echo "$out/serving-$name-$1.log"; }
 export HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 VLLM_NO_USAGE_STATS=1 CUDA_VISIBLE_DEVICES=
 
+# All servers sample up to 64 sequences together.
 ours() {
-    SPRINGTIDE__STATE_DIR=$state SPRINGTIDE__SERVE__THREADS=$cores OMP_NUM_THREADS=1 \
+    SPRINGTIDE__STATE_DIR=$state SPRINGTIDE__SERVE__THREADS=$cores SPRINGTIDE__SERVE__SLOTS=64 OMP_NUM_THREADS=1 \
         "$springtide" up --policy "$model" >"$(log ours)" 2>&1 &
     server=$!
     wait_for http://127.0.0.1:8000/health "$(log ours)"

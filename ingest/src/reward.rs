@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-pub use expression::{EpisodeFacts, Expression};
+pub use expression::{EpisodeFacts, Expression, Formula};
 pub use metric::{Level, Metric, MetricType, Optimize};
 
 use crate::event::{Purpose, Value, to_microseconds};

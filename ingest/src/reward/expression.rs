@@ -149,17 +149,7 @@ impl Expression {
     }
 
     fn compile(text: &str, metrics: &[Metric], built_in: &[&str]) -> anyhow::Result<Self> {
-        // The parser panics beyond its own limit of 96.
-        let nested = text.matches(['(', '[', '{', '?']).count();
-        ensure!(
-            nested <= NESTED_MAX,
-            "has {nested} brackets and question marks; at most {NESTED_MAX} are allowed"
-        );
-        let program = Program::compile(text).map_err(|error| anyhow::anyhow!("is not a CEL expression: {error}"))?;
-        ensure!(
-            !makes_struct(&program.expression().expr),
-            "makes a structure, but there are only numbers, texts, lists and maps"
-        );
+        let program = program(text)?;
         let known = |name: &str| built_in.contains(&name) || metrics.iter().any(|metric| metric.name == name);
         for name in program.references().variables() {
             ensure!(
@@ -266,15 +256,7 @@ impl Expression {
     }
 
     fn execute(&self, context: &Context<'_>) -> anyhow::Result<Option<f64>> {
-        let reward = match self.program.execute(context).context("cannot be computed")? {
-            Value::Null => return Ok(None),
-            Value::Float(reward) => reward,
-            Value::Int(reward) => reward as f64,
-            Value::UInt(reward) => reward as f64,
-            other => bail!("returns a {}, not a number or null", other.type_of()),
-        };
-        ensure!(reward.is_finite(), "returns {reward}");
-        Ok(Some(reward))
+        execute(&self.program, context)
     }
 
     /// The metrics whose feedback can change the reward, each with whether its text can. For an
@@ -301,6 +283,68 @@ impl Expression {
     pub(crate) fn turn_metrics(&self) -> &[String] {
         &self.of_turns
     }
+}
+
+/// A number computed from numbers that have names, in CEL.
+#[derive(Debug, Clone)]
+pub struct Formula {
+    program: Arc<Program>,
+}
+
+impl Formula {
+    /// Compiles it, and tries it with 0.5 for every number. The error goes on from its field's name.
+    pub fn new(text: &str, names: &[&str]) -> anyhow::Result<Self> {
+        let program = program(text)?;
+        for name in program.references().variables() {
+            ensure!(
+                names.contains(&name),
+                "names {name:?}, which is none of {}",
+                names.join(", ")
+            );
+        }
+        let formula = Self {
+            program: Arc::new(program),
+        };
+        let tried: Vec<(&str, f64)> = names.iter().map(|name| (*name, 0.5)).collect();
+        formula.value(&tried)?;
+        Ok(formula)
+    }
+
+    /// Fails if the result is no number, or not finite.
+    pub fn value(&self, numbers: &[(&str, f64)]) -> anyhow::Result<f64> {
+        let mut context = Context::default();
+        for (name, number) in numbers {
+            context.add_variable_from_value(*name, *number);
+        }
+        execute(&self.program, &context)?.context("returns null, not a number")
+    }
+}
+
+fn program(text: &str) -> anyhow::Result<Program> {
+    // The parser panics beyond its own limit of 96.
+    let nested = text.matches(['(', '[', '{', '?']).count();
+    ensure!(
+        nested <= NESTED_MAX,
+        "has {nested} brackets and question marks; at most {NESTED_MAX} are allowed"
+    );
+    let program = Program::compile(text).map_err(|error| anyhow::anyhow!("is not a CEL expression: {error}"))?;
+    ensure!(
+        !makes_struct(&program.expression().expr),
+        "makes a structure, but there are only numbers, texts, lists and maps"
+    );
+    Ok(program)
+}
+
+fn execute(program: &Program, context: &Context<'_>) -> anyhow::Result<Option<f64>> {
+    let number = match program.execute(context).context("cannot be computed")? {
+        Value::Null => return Ok(None),
+        Value::Float(number) => number,
+        Value::Int(number) => number as f64,
+        Value::UInt(number) => number as f64,
+        other => bail!("returns a {}, not a number or null", other.type_of()),
+    };
+    ensure!(number.is_finite(), "returns {number}");
+    Ok(Some(number))
 }
 
 /// Whether it has a literal such as `Point{x: 1}`, at which the interpreter panics.

@@ -4,6 +4,8 @@
 use super::offline::{Evaluation, Export, ExportFor, Supervised};
 use super::runs::{self, Run};
 use super::{Shared, audited, database, visible_tenant};
+use crate::learn::advantage::GroupAdvantage;
+use crate::learn::loss::{Aggregation, Loss};
 use crate::learn::optimizer::OptimizerSettings;
 use crate::learn::settings::StepSettings;
 use crate::runs::claim;
@@ -73,6 +75,12 @@ pub struct OnDataset<C> {
 pub struct Config {
     /// Default `exact_match`.
     pub grader: Grader,
+    /// Default `dr_grpo`.
+    pub advantage: GroupAdvantage,
+    /// Default `reinforce_is` with its weight truncated at 2.
+    pub loss: Loss,
+    /// Default `seq-mean-token-sum`.
+    pub aggregation: Aggregation,
     /// Rollouts per task, default 8.
     pub group_size: u32,
     /// Tasks per step, default 4.
@@ -96,7 +104,10 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
-            grader: Grader::ExactMatch,
+            grader: Grader::default(),
+            advantage: GroupAdvantage::default(),
+            loss: StepSettings::default().loss,
+            aggregation: Aggregation::default(),
             group_size: 8,
             tasks_per_step: 4,
             steps: 10,
@@ -114,8 +125,12 @@ impl Config {
     pub fn check(&self) -> Result<(), String> {
         let rules = [
             (
-                (2..=64).contains(&self.group_size),
-                "group_size must be in 2..=64: a group of one has no mean",
+                (2..=128).contains(&self.group_size),
+                "group_size must be in 2..=128: a group of one has no mean",
+            ),
+            (
+                !self.loss.is_supervised(),
+                "loss.name must be reinforce_is or ppo_clip: cross_entropy is for supervised runs",
             ),
             (
                 (1..=256).contains(&self.tasks_per_step),
@@ -135,6 +150,8 @@ impl Config {
         if let Some((_, why)) = rules.iter().find(|(holds, _)| !holds) {
             return Err((*why).to_string());
         }
+        self.grader.check()?;
+        self.loss.check()?;
         let lora = self.lora.as_ref().map_or(Ok(()), model::lora::Config::check);
         lora.map_err(|why| format!("lora: {why}"))
     }
@@ -142,6 +159,8 @@ impl Config {
     /// The settings of its steps.
     pub fn step_settings(&self) -> StepSettings {
         StepSettings {
+            loss: self.loss,
+            aggregation: self.aggregation,
             optimizer: OptimizerSettings {
                 learning_rate: self.learning_rate,
                 ..OptimizerSettings::default()
@@ -442,6 +461,16 @@ mod tests {
             ..config
         };
         assert!(lonely.check().unwrap_err().starts_with("group_size"));
+        let request = r#"{"kind": "grpo", "tasks": [], "advantage": "rloo", "aggregation": "token-mean",
+            "loss": {"name": "ppo_clip", "low": 0.2, "high": 0.28, "dual": 3}}"#;
+        let config = grpo(request).unwrap();
+        assert_eq!((config.advantage, config.check()), (GroupAdvantage::Rloo, Ok(())));
+        let settings = config.step_settings();
+        assert_eq!((settings.loss, settings.aggregation), (config.loss, Aggregation::TokenMean));
+        for loss in [Loss::CrossEntropy, Loss::ReinforceIs { cap: 0.0 }] {
+            let config = Config { loss, ..config.clone() };
+            assert!(config.check().unwrap_err().starts_with("loss."), "{loss:?}");
+        }
         let request = r#"{"kind": "grpo", "tasks": [], "lora": {"r": 2, "target_modules": "all-linear"}}"#;
         let mut config = grpo(request).unwrap();
         assert_eq!(config.check(), Ok(()));

@@ -137,11 +137,34 @@ fn update_moving_averages<C: AsRef<str>>(baselines: &mut Baselines, classes: &[C
     }
 }
 
-/// Dr. GRPO (Liu et al. 2025): R − mean within a group. GRPO (Shao et al. 2024) also divides by the
-/// standard deviation, which favors very easy and very hard tasks.
-pub fn dr_grpo(rewards: &[f64]) -> Vec<f64> {
-    let mean = mean(rewards);
-    rewards.iter().map(|r| r - mean).collect()
+/// How the rewards of a group, rollouts of the same task, become advantages. R is a rollout's reward,
+/// G the size of the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupAdvantage {
+    /// A = R − mean. Dr. GRPO (Liu et al. 2025).
+    #[default]
+    DrGrpo,
+    /// A = (R − mean) / (std + 1e-6), std with one degree of freedom removed. GRPO (Shao et al. 2024), as
+    /// verl's `compute_grpo_outcome_advantage`. It favors very easy and very hard tasks.
+    Grpo,
+    /// A = R − mean of the other rollouts = (R − mean) · G / (G − 1). RLOO (Ahmadian et al. 2024).
+    Rloo,
+}
+
+impl GroupAdvantage {
+    /// The advantages of one group, in the order of its rewards. All are 0 if it has one rollout.
+    pub fn of(self, rewards: &[f64]) -> Vec<f64> {
+        const EPSILON: f64 = 1e-6;
+        let mean = mean(rewards);
+        let scale = match self {
+            GroupAdvantage::DrGrpo => 1.0,
+            GroupAdvantage::Grpo => 1.0 / (std(rewards) + EPSILON),
+            GroupAdvantage::Rloo if rewards.len() < 2 => 0.0,
+            GroupAdvantage::Rloo => rewards.len() as f64 / (rewards.len() - 1) as f64,
+        };
+        rewards.iter().map(|reward| (reward - mean) * scale).collect()
+    }
 }
 
 /// All rewards of the group are equal, so every advantage is 0.
@@ -258,8 +281,22 @@ mod tests {
     }
 
     #[test]
-    fn dr_grpo_subtracts_the_mean_of_the_group() {
-        close(&dr_grpo(&[1.0, 0.0, 0.0, 0.0]), &[0.75, -0.25, -0.25, -0.25]);
+    fn a_group_is_compared_with_its_mean() {
+        let rewards = [1.0, 0.0, 0.0, 0.0];
+        close(&GroupAdvantage::DrGrpo.of(&rewards), &[0.75, -0.25, -0.25, -0.25]);
+        // mean 1/4, variance (9/16 + 3 · 1/16) / 3 = 1/4
+        let scale = 1.0 / (0.5 + 1e-6);
+        let by_std = [0.75 * scale, -0.25 * scale, -0.25 * scale, -0.25 * scale];
+        close(&GroupAdvantage::Grpo.of(&rewards), &by_std);
+        // 1 − 0, and 0 − 1/3 three times
+        close(
+            &GroupAdvantage::Rloo.of(&rewards),
+            &[1.0, -1.0 / 3.0, -1.0 / 3.0, -1.0 / 3.0],
+        );
+        for advantage in [GroupAdvantage::DrGrpo, GroupAdvantage::Grpo, GroupAdvantage::Rloo] {
+            close(&advantage.of(&[0.5]), &[0.0]);
+            close(&advantage.of(&[1.0, 1.0]), &[0.0, 0.0]);
+        }
     }
 
     #[test]
@@ -267,6 +304,5 @@ mod tests {
         assert!(has_no_variance(&[1.0, 1.0, 1.0]));
         assert!(has_no_variance(&[0.5]));
         assert!(!has_no_variance(&[1.0, 0.0]));
-        close(&dr_grpo(&[1.0, 1.0]), &[0.0, 0.0]);
     }
 }

@@ -17,7 +17,7 @@ use crate::runs::random::Random;
 use crate::runs::trainer::{Trainer, pause};
 use crate::select;
 use anyhow::Context;
-use rollout::{Client, Rollout, Task};
+use rollout::{Client, Rolled, Rollout, Task};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -78,14 +78,14 @@ pub(super) async fn execute(
         let chosen = random.choose(tasks.len(), config.tasks_per_step as usize);
         let chosen: Vec<&Task> = chosen.into_iter().filter_map(|i| tasks.get(i)).collect();
         let started = Instant::now();
-        let (rollouts, arrived) = tokio::select! {
+        let (rolled, arrived) = tokio::select! {
             result = roll_out(&executor, &client, &config, &chosen) => result?,
             stop = stop_requested(&executor, shutdown) => {
                 stop?;
                 continue;
             }
         };
-        let groups = groups::score(&executor, arrived).await?;
+        let groups = groups::score(&executor, config.advantage, arrived).await?;
         if groups.samples.is_empty() {
             executor.random = Some(random.0);
             empty.add(0, trainer.options.offline.empty_draws_max)?;
@@ -98,7 +98,8 @@ pub(super) async fn execute(
             baselines: BTreeMap::new(),
             random: random.0,
             notes: json!({
-                "rollouts": rollouts.len(),
+                "rollouts": rolled.rollouts.len(),
+                "rollouts_failed": rolled.failed,
                 "reward_mean": groups.reward_mean,
                 "dropped": groups.dropped,
                 "rollout_seconds": started.elapsed().as_secs_f64(),
@@ -182,17 +183,22 @@ async fn wait_until_served(
     .into())
 }
 
-/// Rollouts of the chosen tasks, graded, and the samples that arrived in the database.
-async fn roll_out(
+/// Rollouts of the chosen tasks, graded, and the samples that arrived in the database. A request or a
+/// grade that fails costs its rollouts; the others of their groups are compared with each other.
+async fn roll_out<'t>(
     executor: &Executor<'_>,
     client: &Client<'_>,
     config: &api::Config,
-    tasks: &[&Task],
-) -> anyhow::Result<(Vec<Rollout>, Vec<Sample>)> {
-    let rollouts = client.roll_out(tasks).await?;
-    grade::post(executor.trainer, executor.claim.run, config, &rollouts).await?;
-    let arrived = wait_for_arrival(executor, &rollouts).await?;
-    Ok((rollouts, arrived))
+    tasks: &[&'t Task],
+) -> anyhow::Result<(Rolled<'t>, Vec<Sample>)> {
+    let mut rolled = client.roll_out(tasks).await?;
+    grade::grade_and_post(executor.trainer, executor.claim.run, config, &mut rolled).await?;
+    if let Some(error) = &rolled.first_error {
+        let message = format!("{} rollouts failed, the first one because of: {error}", rolled.failed);
+        executor.append_event("warn", &message).await?;
+    }
+    let arrived = wait_for_arrival(executor, &rolled.rollouts).await?;
+    Ok((rolled, arrived))
 }
 
 /// Resolves when the process or the run is to stop. Rollouts can take minutes, so they are
@@ -207,7 +213,7 @@ async fn stop_requested(executor: &Executor<'_>, shutdown: &CancellationToken) -
 }
 
 /// Reads the graded rollouts from the database. Waits until all have arrived or the timeout ends.
-async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout]) -> anyhow::Result<Vec<Sample>> {
+async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout<'_>]) -> anyhow::Result<Vec<Sample>> {
     let trainer = executor.trainer;
     let ids: Vec<Uuid> = rollouts.iter().map(|r| r.generation).collect();
     let timeout = Duration::from_secs(trainer.options.offline.arrival_timeout_seconds);

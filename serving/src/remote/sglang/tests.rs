@@ -6,6 +6,7 @@ use crate::engine::SampleEvent;
 use crate::remote::client::{Client, Weights};
 use crate::remote::recorded::{self, Exchange, events, request};
 use crate::remote::sequence::{self, End};
+use std::path::Path;
 
 const RECORDED: &str = include_str!("../../../../tests/engines/sglang-0.5.23.json");
 

@@ -2,8 +2,9 @@
 //! rollouts belong as well.
 
 use super::Failed;
-use super::rollout::Rollout;
+use super::rollout::{Rolled, Rollout};
 use crate::api::Config;
+use crate::runs::grader::Sample;
 use crate::runs::trainer::Trainer;
 use anyhow::Context;
 use edge::tenant;
@@ -18,18 +19,35 @@ const METRIC: &str = "reward";
 /// Events in flight to the log.
 const SENDS_MAX: usize = 64;
 
-/// Grades every rollout. Resolves when the log has acknowledged all grades.
-pub(super) async fn post(trainer: &Trainer, run: Uuid, config: &Config, rollouts: &[Rollout]) -> anyhow::Result<()> {
+/// Grades every rollout, and removes those that have no grade. Resolves when the log has acknowledged
+/// all grades.
+pub(super) async fn grade_and_post(
+    trainer: &Trainer,
+    run: Uuid,
+    config: &Config,
+    rolled: &mut Rolled<'_>,
+) -> anyhow::Result<()> {
     let source = format!("springtide/train/{run}");
     let tenant = tenant::owner(&trainer.pool, &trainer.policy).await?;
     let tenant = tenant.ok_or_else(|| Failed(format!("the policy {} belongs to no tenant", trainer.policy)))?;
-    let sends: Vec<_> = rollouts
-        .iter()
-        .map(|rollout| {
-            let reward = config.grader.grade(&rollout.text, &rollout.answer);
+    let mut grades = Vec::new();
+    rolled.rollouts.retain(|rollout| match grade(config, rollout) {
+        Ok(reward) => {
+            grades.push((rollout.generation, reward));
+            true
+        }
+        Err(error) => {
+            rolled.failed += 1;
+            rolled.first_error.get_or_insert_with(|| format!("{error:#}"));
+            false
+        }
+    });
+    let sends: Vec<_> = grades
+        .into_iter()
+        .map(|(generation, reward)| {
             let feedback = Feedback {
                 id: Uuid::now_v7(),
-                target: Target::Generation(rollout.generation),
+                target: Target::Generation(generation),
                 metric_name: METRIC.into(),
                 value: Value::Float(reward),
                 tags: BTreeMap::from([("run_id".into(), run.to_string())]),
@@ -44,4 +62,16 @@ pub(super) async fn post(trainer: &Trainer, run: Uuid, config: &Config, rollouts
         .await
         .context("post grades to the log")?;
     Ok(())
+}
+
+fn grade(config: &Config, rollout: &Rollout<'_>) -> anyhow::Result<f64> {
+    let task = rollout.task;
+    let sample = Sample {
+        id: &task.id,
+        prompt: &task.prompt,
+        answer: &task.answer,
+        text: &rollout.text,
+    };
+    let reward = config.grader.grade(&sample);
+    reward.with_context(|| format!("the grade of a rollout of task {}", task.id))
 }

@@ -1,7 +1,7 @@
 //! Groups graded rollouts by task, drops those without a training signal, and computes the
 //! advantages of the others.
 
-use crate::learn::advantage;
+use crate::learn::advantage::{self, GroupAdvantage};
 use crate::learn::sample::Sample;
 use crate::runs::executor::Executor;
 use std::collections::BTreeMap;
@@ -16,8 +16,12 @@ pub(super) struct ScoredGroups {
     pub dropped: BTreeMap<&'static str, u64>,
 }
 
-/// Groups the samples, drops groups that teach nothing, and scores the others by Dr. GRPO.
-pub(super) async fn score(executor: &Executor<'_>, samples: Vec<Sample>) -> anyhow::Result<ScoredGroups> {
+/// Groups the samples, drops groups that teach nothing, and computes the advantages of the others.
+pub(super) async fn score(
+    executor: &Executor<'_>,
+    advantage: GroupAdvantage,
+    samples: Vec<Sample>,
+) -> anyhow::Result<ScoredGroups> {
     let reward_mean = advantage::mean(&rewards(&samples));
     let (groups, dropped) = split(samples, executor.head, executor.model_limits.context);
     let mut scored = ScoredGroups {
@@ -27,7 +31,7 @@ pub(super) async fn score(executor: &Executor<'_>, samples: Vec<Sample>) -> anyh
         dropped: executor.drop_generations(&dropped).await?,
     };
     for group in groups {
-        scored.advantages.extend(advantage::dr_grpo(&rewards(&group)));
+        scored.advantages.extend(advantage.of(&rewards(&group)));
         scored.samples.extend(group);
     }
     Ok(scored)

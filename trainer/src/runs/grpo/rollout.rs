@@ -4,7 +4,7 @@
 use crate::api::Config;
 use crate::runs::trainer::Trainer;
 use anyhow::{Context, bail};
-use futures::{FutureExt, StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt};
 use reqwest::StatusCode;
 use reqwest::header::RETRY_AFTER;
 use serde::Deserialize;
@@ -31,12 +31,21 @@ pub(super) struct Task {
     pub answer: String,
 }
 
-/// One sampled completion, and the answer that it is graded against.
+/// One sampled completion of a task.
 #[derive(Debug, Clone)]
-pub(super) struct Rollout {
+pub(super) struct Rollout<'a> {
     pub generation: Uuid,
     pub text: String,
-    pub answer: String,
+    pub task: &'a Task,
+}
+
+/// What became of the requests of a step.
+#[derive(Debug, Default)]
+pub(super) struct Rolled<'a> {
+    pub rollouts: Vec<Rollout<'a>>,
+    /// Rollouts whose requests failed.
+    pub failed: usize,
+    pub first_error: Option<String>,
 }
 
 /// Requests completions for one run.
@@ -102,27 +111,36 @@ impl<'a> Client<'a> {
             .context("the response has no choice")
     }
 
-    /// One group of rollouts per task.
-    pub async fn roll_out(&self, tasks: &[&Task]) -> anyhow::Result<Vec<Rollout>> {
+    /// One group of rollouts per task. Fails if all requests fail.
+    pub async fn roll_out<'t>(&self, tasks: &[&'t Task]) -> anyhow::Result<Rolled<'t>> {
         let mut requests = Vec::new();
-        for task in tasks {
+        for &task in tasks {
             let group = Uuid::now_v7();
             let mut left = self.config.group_size;
             while left > 0 {
                 let count = left.min(CHOICES_MAX);
-                requests.push(self.choices(task, group, count).boxed());
+                requests.push(async move { (count, self.choices(task, group, count).await) }.boxed());
                 left -= count;
             }
         }
-        let answers: Vec<Vec<Rollout>> = futures::stream::iter(requests)
-            .buffer_unordered(self.requests_max)
-            .try_collect()
-            .await
-            .context("request rollouts")?;
-        Ok(answers.into_iter().flatten().collect())
+        let mut answers = futures::stream::iter(requests).buffer_unordered(self.requests_max);
+        let mut rolled = Rolled::default();
+        while let Some((count, answer)) = answers.next().await {
+            match answer {
+                Ok(rollouts) => rolled.rollouts.extend(rollouts),
+                Err(error) => {
+                    rolled.failed += count as usize;
+                    rolled.first_error.get_or_insert_with(|| format!("{error:#}"));
+                }
+            }
+        }
+        match rolled.first_error {
+            Some(error) if rolled.rollouts.is_empty() => bail!("request rollouts: {error}"),
+            _ => Ok(rolled),
+        }
     }
 
-    async fn choices(&self, task: &Task, group: Uuid, count: u32) -> anyhow::Result<Vec<Rollout>> {
+    async fn choices<'t>(&self, task: &'t Task, group: Uuid, count: u32) -> anyhow::Result<Vec<Rollout<'t>>> {
         let body = json!({
             "model": self.model,
             "prompt": task.prompt,
@@ -158,7 +176,7 @@ impl<'a> Client<'a> {
         let rollouts = response.choices.into_iter().map(|choice| Rollout {
             generation: choice.generation_id,
             text: choice.text,
-            answer: task.answer.clone(),
+            task,
         });
         Ok(rollouts.collect())
     }
