@@ -3,9 +3,10 @@
     contract.py record KIND URL FOLDER FILE   sends every request and writes the answers to FILE
     contract.py check KIND URL FOLDER FILE    sends the requests and compares the forms of the answers with FILE
 
-KIND is vllm or sglang. Run it with a Python that has the wheel of python/. The server must hold the model in FOLDER, models/demo-base, and run as
-scripts/vllm-server.sh or scripts/sglang-server.sh does. `make test` replays FILE to our clients. The
-server is left with the weights of FOLDER.
+KIND is vllm or sglang. Run it with a Python that has the wheel of python/. The server must hold the
+model in FOLDER, models/demo-base, and run as scripts/vllm-server.sh or scripts/sglang-server.sh does.
+SGLang must be freshly started: it refuses a patch before a folder. `make test` replays FILE to our
+clients. The server is left with the weights of FOLDER.
 """
 
 import json

@@ -147,7 +147,7 @@ impl Callers {
                 let ids = choice["token_ids"].as_array().into_iter().flatten();
                 tokens.extend(ids.filter_map(|id| i32::try_from(id.as_i64()?).ok()));
                 let values = choice["logprobs"]["token_logprobs"].as_array().into_iter().flatten();
-                logprobs.extend(values.filter_map(|value| Some(value.as_f64()? as f32)));
+                logprobs.extend(values.map(|value| value.as_f64().map_or(f32::NAN, |logprob| logprob as f32)));
                 if !tokens.is_empty() && first_token.is_none() {
                     first_token = Some(began.elapsed());
                     self.open.fetch_add(1, Ordering::Relaxed);

@@ -220,6 +220,10 @@ impl<'a> Faults<'a> {
 
     async fn restart_gateway(&mut self) -> anyhow::Result<()> {
         self.gateway.kill()?;
+        self.start_gateway().await
+    }
+
+    async fn start_gateway(&mut self) -> anyhow::Result<()> {
         for place in &self.places {
             place.tap.forget_probe();
         }
@@ -238,6 +242,8 @@ impl<'a> Faults<'a> {
         if are_wanted != self.followers.is_empty() {
             return Ok(());
         }
+        // an engine has one updater at a time
+        self.gateway.kill()?;
         for mut follower in self.followers.drain(..) {
             follower.process.kill()?;
         }
@@ -249,7 +255,7 @@ impl<'a> Faults<'a> {
                 self.followers.push(Follower { process, address });
             }
         }
-        self.restart_gateway().await?;
+        self.start_gateway().await?;
         self.wait_for_answer().await
     }
 

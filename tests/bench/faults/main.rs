@@ -1,6 +1,6 @@
 //! `make chaos-engines`: kills the gateway, a vLLM server and what updates it (the gateway, or
-//! `springtide follow`), under streaming load, while versions change. Then it compares what callers were told with the log, and
-//! scores every logged token with our exact model.
+//! `springtide follow`), under streaming load, while versions change. Then it compares what callers
+//! were told with the log. Our exact model scores every logged token, and what broken answers showed.
 //!
 //! | module | |
 //! |---|---|
