@@ -5,6 +5,7 @@ use super::world::{POLICY, ensure_assigned, generate, register, sampler_key};
 use artifact::sign::TrustedKeys;
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::routing::post;
 use ingest::event::{Body, Event, FinishReason, Generation, Proof, Purpose, VersionSpan, signed_bytes};
 use ingest::log::Producer;
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use store::Store;
 use uuid::Uuid;
 
-/// Which choices of an answer are logged with log-probabilities that are not the model's.
+/// Which choices of an answer are logged with log-probabilities that are not the model's, or which
+/// requests fail.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Wrong {
     None,
@@ -24,6 +26,8 @@ pub enum Wrong {
     FirstChoice,
     /// By 1e-5 nats, as a machine with other code would compute.
     EachSlightly,
+    /// One of four requests for eight rollouts is answered with 500.
+    FailsSometimes,
 }
 
 #[derive(Clone)]
@@ -49,7 +53,7 @@ impl Fleet {
     }
 }
 
-async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Json<Value> {
+async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Result<Json<Value>, StatusCode> {
     let line = request["model"]
         .as_str()
         .unwrap()
@@ -80,6 +84,9 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
         .collect();
     let count = request["n"].as_u64().unwrap_or(1);
     let first = fleet.seeds.fetch_add(count, Ordering::Relaxed);
+    if fleet.wrong == Wrong::FailsSometimes && count > 1 && first / count % 4 == 1 {
+        return Err(StatusCode::INTERNAL_SERVER_ERROR);
+    }
     let sampled = {
         let prompt = prompt.clone();
         let work = move || {
@@ -114,7 +121,7 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Jso
         choices.push(json!({"text": text, "generation_id": generation.id, "version": head}));
         fleet.producer.send_event(&signed(generation)).await.unwrap();
     }
-    Json(json!({"object": "text_completion", "choices": choices}))
+    Ok(Json(json!({"object": "text_completion", "choices": choices})))
 }
 
 /// The event with the proof of the replica `test`.

@@ -51,7 +51,11 @@ fn request() -> Value {
 
 /// Asks for the run of [`request`]. Returns the answer and the run's URL.
 async fn create(control: &str) -> (Value, String) {
-    let (status, created) = post(format!("{control}/v1/runs"), &request()).await;
+    create_as(control, &request()).await
+}
+
+async fn create_as(control: &str, request: &Value) -> (Value, String) {
+    let (status, created) = post(format!("{control}/v1/runs"), request).await;
     assert_eq!((status, created["status"].as_str()), (201, Some("queued")), "{created}");
     let run = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
     (created, run)
@@ -218,6 +222,86 @@ async fn a_grpo_run_publishes_on_a_line_of_its_own() {
     running.stop().await;
     stop.cancel();
     ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_fails_costs_its_rollouts_and_no_others() {
+    let world = World::start("failed_rollouts").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::FailsSometimes).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control(&world).await;
+    let mut wanted = request();
+    wanted["advantage"] = json!("rloo");
+    wanted["grader"] = json!({"type": "multi", "calculate_output": "0.5 * right", "graders": {"right": {
+        "type": "string_check", "operation": "like", "input": "{{ sample.output_text }}",
+        "reference": "{{ item.answer }}"}}});
+    let (created, run) = create_as(&control, &wanted).await;
+    assert_eq!(created["config"]["grader"], wanted["grader"], "{created}");
+    let running = world.run_against(offline(&world), &serve_url);
+    let ended = ended(&run).await;
+    assert_eq!((&ended["status"], &ended["steps_done"]), (&json!("succeeded"), &json!(2)), "{ended}");
+    let notes = &world.metrics(1).await["notes"];
+    assert_eq!((&notes["rollouts"], &notes["rollouts_failed"]), (&json!(24), &json!(8)), "{notes}");
+    let mean = notes["reward_mean"].as_f64().unwrap();
+    assert!((0.0..=0.5).contains(&mean), "{mean}");
+    let events = get(format!("{run}/events")).await;
+    let failed = events["data"].as_array().unwrap().iter().find(|event| {
+        let message = event["message"].as_str().unwrap();
+        message.starts_with("8 rollouts failed") && message.contains("500")
+    });
+    assert!(failed.is_some(), "{events}");
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_waits_for_its_window_and_for_runs_of_higher_priority() {
+    let world = World::start("schedules").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control(&world).await;
+    let scheduled = |schedule: Value, steps: u32| {
+        let mut request = request();
+        request["schedule"] = schedule;
+        request["steps"] = json!(steps);
+        request
+    };
+    // two hours from now, for an hour
+    let hour = (time::OffsetDateTime::now_utc().hour() + 2) % 24;
+    let window = format!("{hour:02}:00-{:02}:00 UTC", (hour + 1) % 24);
+    let (_, waiting) = create_as(&control, &scheduled(json!({"window": window}), 1)).await;
+    let (_, slow) = create_as(&control, &scheduled(json!({"priority": -1}), 3)).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    eventually("the slow run works", SOON, async || {
+        (get(slow.clone()).await["status"] == "running").then_some(())
+    })
+    .await;
+    let (urgent, urgent_url) = create_as(&control, &scheduled(json!({"priority": 1}), 1)).await;
+    assert_eq!(ended(&urgent_url).await["status"], "succeeded");
+    assert_eq!(get(slow.clone()).await["finished_at"], Value::Null);
+    let ended = ended(&slow).await;
+    assert_eq!((&ended["status"], &ended["steps_done"]), (&json!("succeeded"), &json!(3)), "{ended}");
+    let events = get(format!("{slow}/events")).await;
+    let gave_way = format!("queued: waits for run {}", urgent["id"].as_str().unwrap());
+    let said = |event: &Value| event["message"].as_str().unwrap().starts_with(&gave_way);
+    assert!(events["data"].as_array().unwrap().iter().any(said), "{events}");
+    let waiting = get(waiting).await;
+    assert_eq!((&waiting["status"], &waiting["started_at"]), (&json!("queued"), &Value::Null));
+    assert_eq!(waiting["config"]["schedule"]["window"], window);
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+
+    let mut wrong = request();
+    wrong["schedule"] = json!({"window": "22:00-06:00"});
+    let (status, problem) = post(format!("{control}/v1/runs"), &wrong).await;
+    assert_eq!(status, 400);
+    assert!(problem["detail"].as_str().unwrap().contains("Europe/Berlin"), "{problem}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,13 +2,14 @@
 //!
 //! `process.rs` is `springtide train`. It executes the realtime run (`realtime.rs`) and queued
 //! offline runs (`offline.rs`): GRPO (`grpo.rs`) and runs over datasets. What trains does it through
-//! `executor.rs`. `learning.rs` knows which alias is learned from. `show_rate.rs` watches the show
+//! `executor.rs`. `schedule.rs` says when a run may work. `learning.rs` knows which alias is learned from. `show_rate.rs` watches the show
 //! rate, and `trainer.rs` has what they share. `sft.rs` is a program of its own.
 
 pub mod claim;
 pub mod grader;
 pub mod learning;
 pub mod random;
+pub mod schedule;
 pub mod show_rate;
 
 #[cfg(feature = "torch")]

@@ -10,6 +10,7 @@ use crate::learn::optimizer::OptimizerSettings;
 use crate::learn::settings::StepSettings;
 use crate::runs::claim;
 use crate::runs::grader::Grader;
+use crate::runs::schedule::Schedule;
 use axum::extract::State;
 use axum::http::StatusCode;
 use edge::auth::Principal;
@@ -53,6 +54,8 @@ pub struct Grpo {
     pub tasks: Option<Vec<Task>>,
     /// The same as JSON lines.
     pub tasks_jsonl: Option<String>,
+    /// When it may work. Default: at once.
+    pub schedule: Option<Schedule>,
     #[serde(flatten)]
     pub config: Config,
 }
@@ -65,6 +68,8 @@ pub struct OnDataset<C> {
     /// Where training starts, or what is measured. Default: the version that `champion` serves, else
     /// the head of `realtime`.
     pub base_version: Option<i64>,
+    /// When it may work. An evaluation or an export goes on when its window closes. Default: at once.
+    pub schedule: Option<Schedule>,
     #[serde(flatten)]
     pub config: C,
 }
@@ -205,12 +210,16 @@ pub(super) async fn create(
     principal: Principal,
     Json(request): Json<Request>,
 ) -> Result<(StatusCode, Json<Run>), Problem> {
-    let new = match request {
+    let mut new = match request {
         Request::Grpo(grpo) => shared.grpo(*grpo).await?,
         Request::Sft(sft) => shared.supervised(sft, &principal).await?,
         Request::Evaluate(evaluation) => shared.evaluation(evaluation, &principal).await?,
         Request::Export(export) => shared.export(export, &principal).await?,
     };
+    if let Some(schedule) = &new.schedule {
+        schedule.check().map_err(Problem::bad_request)?;
+        schedule.put_into(&mut new.config).map_err(Problem::internal)?;
+    }
     let id = insert(&shared.pool, &shared.policy, &new, &principal)
         .await
         .map_err(database)?;
@@ -222,6 +231,7 @@ pub(super) async fn create(
 struct NewRun {
     kind: &'static str,
     base: Option<i64>,
+    schedule: Option<Schedule>,
     config: serde_json::Value,
     steps: i64,
     tasks: Vec<Task>,
@@ -238,6 +248,7 @@ impl Shared {
         Ok(NewRun {
             kind: "grpo",
             base: Some(base),
+            schedule: request.schedule,
             config: serde_json::to_value(&request.config).map_err(Problem::internal)?,
             steps: request.config.steps,
             about: format!("{} tasks, from version {base}", tasks.len()),
@@ -256,6 +267,7 @@ impl Shared {
         Ok(NewRun {
             kind: "sft",
             base: Some(base),
+            schedule: request.schedule,
             about: format!("dataset {}, from version {base}", config.dataset),
             config: serde_json::to_value(&config).map_err(Problem::internal)?,
             steps,
@@ -272,6 +284,7 @@ impl Shared {
         Ok(NewRun {
             kind: "evaluate",
             base: Some(base),
+            schedule: request.schedule,
             about: format!("version {base} on dataset {}", config.dataset),
             config: serde_json::to_value(&config).map_err(Problem::internal)?,
             steps: 1,
@@ -295,6 +308,7 @@ impl Shared {
         Ok(NewRun {
             kind: "export",
             base: None,
+            schedule: request.schedule,
             about,
             config: serde_json::to_value(&config).map_err(Problem::internal)?,
             steps: 1,

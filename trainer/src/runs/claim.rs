@@ -84,7 +84,7 @@ impl Claim {
         Fenced { run, fence }.into()
     }
 
-    /// Ends this execution: sets the run to `paused`, `succeeded`, `failed` or `cancelled` with a
+    /// Ends this execution: sets the run to `queued`, `paused`, `succeeded`, `failed` or `cancelled` with a
     /// reason, and appends an event. Runs in the caller's transaction, together with the cause.
     pub async fn release(
         &self,
@@ -97,7 +97,7 @@ impl Claim {
             r#"
             update run
             set status = $2, reason = $3, requested = null,
-                finished_at = case when $2 = 'paused' then null else now() end
+                finished_at = case when $2 in ('queued', 'paused') then null else now() end
             where id = $1
             "#,
             self.run,

@@ -8,12 +8,13 @@ mod grade;
 mod groups;
 mod rollout;
 
-use crate::api;
+use crate::api::{self, create::line_of};
 use crate::learn::learner::thread::Handle;
 use crate::learn::sample::Sample;
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
-use crate::runs::offline::{Failed, IDLE};
+use crate::runs::offline::{self, Configuration, Failed, IDLE};
 use crate::runs::random::Random;
+use crate::runs::schedule::Schedule;
 use crate::runs::trainer::{Trainer, pause};
 use crate::select;
 use anyhow::Context;
@@ -30,18 +31,17 @@ pub(super) async fn execute(
     id: Uuid,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let row = sqlx::query!("select line, config, base_version from run where id = $1", id)
-        .fetch_one(&trainer.pool)
-        .await?;
-    let config: api::Config = serde_json::from_value(row.config)
-        .map_err(|error| Failed(format!("the run's configuration cannot be read: {error}")))?;
-    let base = row
-        .base_version
-        .ok_or_else(|| Failed("the run has no base version".into()))?;
+    let Configuration {
+        config,
+        schedule,
+        base_version,
+    } = offline::configuration::<api::Config>(&trainer.pool, id).await?;
+    let base = base_version.ok_or_else(|| Failed("the run has no base version".into()))?;
+    let line = line_of(id);
     sqlx::query!(
         "insert into line (policy, line, head) values ($1, $2, $3) on conflict do nothing",
         trainer.policy,
-        row.line,
+        line,
         base
     )
     .execute(&trainer.pool)
@@ -57,10 +57,10 @@ pub(super) async fn execute(
         config: lora,
         seed: config.seed,
     });
-    let Some(mut executor) = Executor::open(trainer, learner, id, &row.line, adapter).await? else {
+    let Some(mut executor) = Executor::open(trainer, learner, id, &line, adapter).await? else {
         return Ok(());
     };
-    let client = Client::new(trainer, id, &row.line, &config)?;
+    let client = Client::new(trainer, id, &line, &config)?;
     let mut empty = Empty::default();
     while executor.steps_done < config.steps {
         if shutdown.is_cancelled() {
@@ -71,6 +71,9 @@ pub(super) async fn execute(
             Some(_) => return executor.release("paused", "paused by request").await,
             None => {}
         }
+        if let Some(reason) = offline::reason_to_wait(trainer, id, &schedule).await? {
+            return executor.release("queued", &reason).await;
+        }
         if !wait_until_served(&client, &executor, shutdown).await? {
             continue; // the top of the loop handles the request to stop
         }
@@ -80,7 +83,7 @@ pub(super) async fn execute(
         let started = Instant::now();
         let (rolled, arrived) = tokio::select! {
             result = roll_out(&executor, &client, &config, &chosen) => result?,
-            stop = stop_requested(&executor, shutdown) => {
+            stop = stop_requested(&executor, &schedule, shutdown) => {
                 stop?;
                 continue;
             }
@@ -202,13 +205,17 @@ async fn roll_out<'t>(
 }
 
 /// Resolves when the process or the run is to stop. Rollouts can take minutes, so they are
-/// interrupted.
-async fn stop_requested(executor: &Executor<'_>, shutdown: &CancellationToken) -> anyhow::Result<()> {
-    while executor.claim.requested(&executor.trainer.pool).await?.is_none() {
-        if !pause(shutdown, IDLE).await {
-            break;
-        }
-    }
+/// interrupted: the step then begins anew.
+async fn stop_requested(
+    executor: &Executor<'_>,
+    schedule: &Schedule,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    let (trainer, run) = (executor.trainer, executor.claim.run);
+    while executor.claim.requested(&trainer.pool).await?.is_none()
+        && offline::reason_to_wait(trainer, run, schedule).await?.is_none()
+        && pause(shutdown, IDLE).await
+    {}
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! The queue of offline runs, which execute one at a time, oldest first.
+//! The queue of offline runs, which execute one at a time: those that may work now, by priority, then
+//! the oldest first.
 //!
 //! ```text
 //! grpo         (../grpo.rs) rollouts of a researcher's tasks
@@ -22,6 +23,7 @@ use crate::learn::sample::{ModelLimits, Sample};
 use crate::publish::record;
 use crate::runs::claim::{self, Claim, Fenced};
 use crate::runs::grpo;
+use crate::runs::schedule::Schedule;
 use crate::runs::trainer::{Trainer, pause};
 use crate::{select, uses};
 use anyhow::Context;
@@ -29,6 +31,7 @@ use ingest::payload;
 use sqlx::PgPool;
 use std::collections::BTreeMap;
 use std::time::Duration;
+use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -140,22 +143,60 @@ async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     export::sweep(trainer).await
 }
 
-/// The oldest run that an executor left running, else the oldest queued run.
-async fn next_run(trainer: &Trainer, kinds: &[&str]) -> Result<Option<(Uuid, String)>, sqlx::Error> {
+/// A run that an executor left running, else the first queued one that may work now: by priority, then
+/// the oldest.
+async fn next_run(trainer: &Trainer, kinds: &[&str]) -> anyhow::Result<Option<(Uuid, String)>> {
     let kinds: Vec<String> = kinds.iter().map(|&kind| kind.to_owned()).collect();
-    let row = sqlx::query!(
+    let rows = sqlx::query!(
         r#"
-        select id, kind from run
+        select id, kind, status, config from run
         where policy = $1 and kind = any ($2) and status in ('queued', 'running', 'pausing')
-        order by status = 'queued', created_at, id
-        limit 1
+        order by status = 'queued', coalesce((config #>> '{schedule,priority}')::integer, 0) desc, created_at, id
         "#,
         trainer.policy,
         &kinds
     )
-    .fetch_optional(&trainer.pool)
+    .fetch_all(&trainer.pool)
     .await?;
-    Ok(row.map(|row| (row.id, row.kind)))
+    let now = OffsetDateTime::now_utc();
+    for mut row in rows {
+        // what cannot be read is reported by its execution
+        let schedule = Schedule::take_from(&mut row.config).unwrap_or_default();
+        if row.status != "queued" || schedule.is_open(now) {
+            return Ok(Some((row.id, row.kind)));
+        }
+    }
+    Ok(None)
+}
+
+/// Why a run that computes must go back to the queue between two steps, if it must: its window has
+/// closed, or a run of higher priority may work.
+pub(super) async fn reason_to_wait(trainer: &Trainer, run: Uuid, schedule: &Schedule) -> anyhow::Result<Option<String>> {
+    let now = OffsetDateTime::now_utc();
+    if !schedule.is_open(now) {
+        let window = schedule.window.as_ref().map(ToString::to_string).unwrap_or_default();
+        return Ok(Some(format!("waits for its window {window}")));
+    }
+    let kinds: Vec<String> = COMPUTING.iter().map(|&kind| kind.to_owned()).collect();
+    let others = sqlx::query!(
+        r#"
+        select id, config from run
+        where policy = $1 and kind = any ($2) and status = 'queued' and id <> $3
+          and coalesce((config #>> '{schedule,priority}')::integer, 0) > $4
+        order by coalesce((config #>> '{schedule,priority}')::integer, 0) desc, created_at, id
+        "#,
+        trainer.policy,
+        &kinds,
+        run,
+        schedule.priority
+    )
+    .fetch_all(&trainer.pool)
+    .await?;
+    let next = others.into_iter().find_map(|mut other| {
+        let schedule = Schedule::take_from(&mut other.config).unwrap_or_default();
+        schedule.is_open(now).then_some((other.id, schedule.priority))
+    });
+    Ok(next.map(|(id, priority)| format!("waits for run {id}, which has the priority {priority}")))
 }
 
 async fn fail(trainer: &Trainer, run: Uuid, reason: &str) -> anyhow::Result<()> {
@@ -188,14 +229,26 @@ async fn is_stopped(pool: &PgPool, claim: &Claim, shutdown: &CancellationToken) 
     }
 }
 
-/// The row of a run: its configuration and its version.
-async fn configuration<C: serde::de::DeserializeOwned>(pool: &PgPool, run: Uuid) -> anyhow::Result<(C, Option<i64>)> {
-    let row = sqlx::query!("select config, base_version from run where id = $1", run)
+/// The row of a run, as it was asked for.
+pub(super) struct Configuration<C> {
+    pub config: C,
+    pub schedule: Schedule,
+    pub base_version: Option<i64>,
+}
+
+pub(super) async fn configuration<C: serde::de::DeserializeOwned>(
+    pool: &PgPool,
+    run: Uuid,
+) -> anyhow::Result<Configuration<C>> {
+    let mut row = sqlx::query!("select config, base_version from run where id = $1", run)
         .fetch_one(pool)
         .await?;
-    let config = serde_json::from_value(row.config)
-        .map_err(|error| Failed(format!("the run's configuration cannot be read: {error}")))?;
-    Ok((config, row.base_version))
+    let unreadable = |error| Failed(format!("the run's configuration cannot be read: {error}"));
+    Ok(Configuration {
+        schedule: Schedule::take_from(&mut row.config).map_err(unreadable)?,
+        config: serde_json::from_value(row.config).map_err(unreadable)?,
+        base_version: row.base_version,
+    })
 }
 
 /// The dataset that a run names.

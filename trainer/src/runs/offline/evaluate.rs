@@ -26,7 +26,7 @@
 //!
 //! A trajectory of which any turn cannot be used has no such product. It is left out as a whole.
 
-use super::{Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed};
+use super::{Configuration, Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed};
 use crate::api::offline::Evaluation;
 use crate::dataset::{self, Member};
 use crate::learn::batch::{self, MicroBatch};
@@ -100,7 +100,11 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     let Some(claim) = Claim::take(&trainer.pool, id).await? else {
         return Ok(());
     };
-    let (config, version): (Evaluation, _) = configuration(&trainer.pool, id).await?;
+    let Configuration {
+        config,
+        base_version: version,
+        ..
+    } = configuration::<Evaluation>(&trainer.pool, id).await?;
     let version = version
         .ok_or_else(|| Failed("the run names no version to measure: create it again with `base_version`".into()))?;
     let dataset = dataset_of(trainer, &config.dataset).await?;

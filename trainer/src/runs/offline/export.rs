@@ -39,7 +39,7 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     let Some(claim) = Claim::take(&trainer.pool, id).await? else {
         return Ok(());
     };
-    let (config, _): (ExportFor, _) = configuration(&trainer.pool, id).await?;
+    let config: ExportFor = configuration(&trainer.pool, id).await?.config;
     let dataset = dataset_of(trainer, &config.export.dataset).await?;
     let tenant = (!config.all_tenants).then_some(config.tenant.as_str());
     let mut connection = trainer.pool.acquire().await?;

@@ -7,7 +7,7 @@
 //!
 //! Nothing is written about generations but their uses: their disposition is the realtime ledger's.
 
-use super::{Failed, configuration, dataset_of, generations_of, pages_of, read_samples};
+use super::{Configuration, Failed, configuration, dataset_of, generations_of, pages_of, read_samples, reason_to_wait};
 use crate::api::create::line_of;
 use crate::api::offline::Supervised;
 use crate::dataset::{self, Member};
@@ -28,8 +28,12 @@ pub(super) async fn execute(
     id: Uuid,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let (config, base): (Supervised, _) = configuration(&trainer.pool, id).await?;
-    let base = base.ok_or_else(|| Failed("the run has no base version: create it again with `base_version`".into()))?;
+    let Configuration {
+        config,
+        schedule,
+        base_version,
+    } = configuration::<Supervised>(&trainer.pool, id).await?;
+    let base = base_version.ok_or_else(|| Failed("the run has no base version: create it again with `base_version`".into()))?;
     let line = line_of(id);
     sqlx::query!(
         "insert into line (policy, line, head) values ($1, $2, $3) on conflict do nothing",
@@ -62,6 +66,9 @@ pub(super) async fn execute(
             Some("cancel") => return executor.release("cancelled", "cancelled by request").await,
             Some(_) => return executor.release("paused", "paused by request").await,
             None => {}
+        }
+        if let Some(reason) = reason_to_wait(trainer, id, &schedule).await? {
+            return executor.release("queued", &reason).await;
         }
         if without_step >= order.batches_per_pass() {
             let reason = format!(

@@ -1,0 +1,221 @@
+//! When an offline run may work: from a time on, in a window of each day, and before runs of lower
+//! priority. Part of a run's configuration (`schedule`).
+
+use jiff::civil::Time;
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, Zoned};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use std::fmt;
+use std::str::FromStr;
+use time::OffsetDateTime;
+
+/// The name of its field in a run's configuration.
+const FIELD: &str = "schedule";
+const PRIORITY_MAX: i32 = 100;
+
+/// When a run may work.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Schedule {
+    /// Not before this time. Default: at once.
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub starts_at: Option<OffsetDateTime>,
+    /// Only in these hours of each day. Default: always.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<Window>,
+    /// Runs of a higher priority go first, and take the place of others between two steps. −100 to 100,
+    /// default 0.
+    pub priority: i32,
+}
+
+/// Hours of each day, such as `22:00-06:00 Europe/Berlin`. The end is not part of them; one before the
+/// start is on the next day.
+#[derive(Clone, PartialEq)]
+pub struct Window {
+    from: Time,
+    to: Time,
+    zone: TimeZone,
+    /// As it was written.
+    text: String,
+}
+
+impl Schedule {
+    /// Refuses values that cannot work. The text begins with the field.
+    pub fn check(&self) -> Result<(), String> {
+        match self.priority.abs() <= PRIORITY_MAX {
+            true => Ok(()),
+            false => Err(format!("{FIELD}.priority must be in -{PRIORITY_MAX}..={PRIORITY_MAX}")),
+        }
+    }
+
+    /// Adds it to the configuration of a run.
+    pub fn put_into(&self, config: &mut Value) -> serde_json::Result<()> {
+        config[FIELD] = serde_json::to_value(self)?;
+        Ok(())
+    }
+
+    /// Takes it out of the configuration of a run. Runs from before there were schedules have none.
+    pub fn take_from(config: &mut Value) -> serde_json::Result<Schedule> {
+        let taken = config.as_object_mut().and_then(|fields| fields.remove(FIELD));
+        taken.map_or_else(|| Ok(Schedule::default()), serde_json::from_value)
+    }
+
+    /// Whether the run may work at this time, as far as the clock decides.
+    pub fn is_open(&self, at: OffsetDateTime) -> bool {
+        let started = self.starts_at.is_none_or(|start| start <= at);
+        started && self.window.as_ref().is_none_or(|window| window.contains(at))
+    }
+}
+
+impl Window {
+    fn contains(&self, at: OffsetDateTime) -> bool {
+        // times that no calendar has are never in a window
+        let Ok(at) = Timestamp::from_second(at.unix_timestamp()) else {
+            return false;
+        };
+        let clock = Zoned::new(at, self.zone.clone()).time();
+        match self.from < self.to {
+            true => (self.from..self.to).contains(&clock),
+            false => clock >= self.from || clock < self.to,
+        }
+    }
+}
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = || format!("{text:?} is no window; write one as `22:00-06:00 Europe/Berlin`");
+        let (hours, zone) = text.trim().split_once(' ').ok_or_else(form)?;
+        let (from, to) = hours.split_once(['-', '–']).ok_or_else(form)?;
+        let zone = zone.trim();
+        let zone = TimeZone::get(zone).map_err(|_| format!("{zone:?} is no time zone of the IANA database"))?;
+        let (from, to) = (clock(from).ok_or_else(form)?, clock(to).ok_or_else(form)?);
+        match from == to {
+            true => Err(format!("{text:?} begins when it ends; leave the window out for the whole day")),
+            false => Ok(Window {
+                from,
+                to,
+                zone,
+                text: text.to_owned(),
+            }),
+        }
+    }
+}
+
+/// `HH:MM`.
+fn clock(text: &str) -> Option<Time> {
+    let (hour, minute) = text.trim().split_once(':')?;
+    Time::new(hour.parse().ok()?, minute.parse().ok()?, 0, 0).ok()
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Window({})", self.text)
+    }
+}
+
+impl Serialize for Window {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Window {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|why| D::Error::custom(format!("{FIELD}.window: {why}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use time::macros::datetime;
+
+    fn window(text: &str) -> Schedule {
+        serde_json::from_value(json!({"window": text})).unwrap()
+    }
+
+    #[test]
+    fn a_window_is_on_the_clock_of_its_zone_in_summer_and_in_winter() {
+        let night = window("22:00-06:00 Europe/Berlin");
+        for (at, open) in [
+            (datetime!(2026-01-10 20:59 UTC), false),
+            (datetime!(2026-01-10 21:00 UTC), true),
+            (datetime!(2026-01-11 04:59:59 UTC), true),
+            (datetime!(2026-01-11 05:00 UTC), false),
+            (datetime!(2026-07-10 19:59 UTC), false),
+            (datetime!(2026-07-10 20:00 UTC), true),
+            (datetime!(2026-07-11 04:00 UTC), false),
+        ] {
+            assert_eq!(night.is_open(at), open, "{at}");
+        }
+        let day = window("09:30–17:00 America/New_York");
+        assert!(!day.is_open(datetime!(2026-01-10 14:29 UTC)));
+        assert!(day.is_open(datetime!(2026-01-10 14:30 UTC)));
+        assert!(!day.is_open(datetime!(2026-01-10 22:00 UTC)));
+    }
+
+    #[test]
+    fn a_run_waits_for_its_start_and_for_its_window() {
+        let start = datetime!(2026-12-01 03:00 UTC);
+        let waits = Schedule {
+            starts_at: Some(start),
+            ..Schedule::default()
+        };
+        assert!(!waits.is_open(start - time::Duration::SECOND));
+        assert!(waits.is_open(start));
+        let both = Schedule {
+            starts_at: Some(start),
+            ..window("05:00-06:00 UTC")
+        };
+        assert!(!both.is_open(start) && both.is_open(datetime!(2026-12-01 05:00 UTC)));
+        assert!(Schedule::default().is_open(start));
+    }
+
+    #[test]
+    fn what_is_no_schedule_is_refused_with_the_reason() {
+        let refused = |schedule: Value| {
+            let read: Result<Schedule, _> = serde_json::from_value(schedule);
+            read.map_err(|error| error.to_string()).and_then(|schedule| schedule.check()).unwrap_err()
+        };
+        for (schedule, reason) in [
+            (json!({"window": "22:00-06:00"}), "Europe/Berlin"),
+            (json!({"window": "22:00-06:00 Europe/Berlinn"}), "no time zone"),
+            (json!({"window": "25:00-06:00 UTC"}), "no window"),
+            (json!({"window": "06:00-06:00 UTC"}), "begins when it ends"),
+            (json!({"priority": 101}), "schedule.priority"),
+            (json!({"starts_at": "tomorrow"}), ""),
+            (json!({"starts": "2026-12-01T03:00:00Z"}), "starts"),
+        ] {
+            let error = refused(schedule.clone());
+            assert!(error.contains(reason), "{schedule}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_schedule_is_kept_in_the_configuration_and_taken_out_again() {
+        let schedule = Schedule {
+            starts_at: Some(datetime!(2026-12-01 03:00 UTC)),
+            priority: 7,
+            ..window("22:00–06:00 Europe/Berlin")
+        };
+        let mut config = json!({"steps": 3});
+        schedule.put_into(&mut config).unwrap();
+        let expected = json!({"starts_at": "2026-12-01T03:00:00Z", "window": "22:00–06:00 Europe/Berlin", "priority": 7});
+        assert_eq!(config["schedule"], expected);
+        assert_eq!(Schedule::take_from(&mut config).unwrap(), schedule);
+        assert_eq!(config, json!({"steps": 3}));
+        assert_eq!(Schedule::take_from(&mut config).unwrap(), Schedule::default());
+    }
+}
