@@ -35,6 +35,20 @@ SAMPLING = dict(
                     consent={"type": "boolean"}),
 )
 MESSAGE = record(["role", "content"], role={"enum": ["system", "user", "assistant", "tool"]}, content=TEXT)
+GRADER = record(
+    ["type", "input", "reference"],
+    type={"enum": ["string_check", "text_similarity", "python"]},
+    input={"anyOf": [TEXT, {"enum": ["{{ sample.output_text }}", "{{ item.answer", "{{ item.other }}"]}]},
+    reference={"anyOf": [TEXT, {"enum": ["{{ item.answer }}"]}]},
+    operation={"enum": ["eq", "ne", "like", "ilike"]},
+    evaluation_metric={"enum": ["fuzzy_match", "bleu"]},
+)
+MULTI = record(
+    ["type", "graders", "calculate_output"],
+    type={"enum": ["multi"]},
+    graders=record(a=GRADER, b=GRADER),
+    calculate_output={"anyOf": [TEXT, {"enum": ["0.5 * a + 0.5 * b", "a / b", "a"]}]},
+)
 TASK = record(["prompt", "answer"], id=TEXT, prompt=TEXT, answer=TEXT)
 BODIES = {
     "/v1/completions": record(
@@ -77,7 +91,22 @@ BODIES = {
         base_version=COUNT,
         tasks=list_of(TASK),
         tasks_jsonl=TEXT,
-        grader={"enum": ["exact_match", "prefix_match", "contains"]},
+        grader={"anyOf": [{"enum": ["exact_match", "prefix_match", "contains"]}, GRADER, MULTI]},
+        advantage={"enum": ["dr_grpo", "grpo", "rloo"]},
+        aggregation={"enum": ["token-mean", "seq-mean-token-sum"]},
+        loss=record(
+            ["name"],
+            name={"enum": ["reinforce_is", "ppo_clip", "cross_entropy"]},
+            cap={"type": "number"},
+            low={"type": "number"},
+            high={"type": "number"},
+            dual={"type": "number"},
+        ),
+        schedule=record(
+            starts_at=TEXT,
+            window={"anyOf": [TEXT, {"enum": ["22:00-06:00 Europe/Berlin", "06:00-06:00 UTC"]}]},
+            priority={"type": "integer"},
+        ),
         group_size=COUNT,
         tasks_per_step=COUNT,
         steps=COUNT,

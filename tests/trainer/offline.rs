@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use trainer::runs::claim::Claim;
 
 const SOON: Duration = Duration::from_secs(90);
 
@@ -241,9 +242,17 @@ async fn a_request_that_fails_costs_its_rollouts_and_no_others() {
     assert_eq!(created["config"]["grader"], wanted["grader"], "{created}");
     let running = world.run_against(offline(&world), &serve_url);
     let ended = ended(&run).await;
-    assert_eq!((&ended["status"], &ended["steps_done"]), (&json!("succeeded"), &json!(2)), "{ended}");
+    assert_eq!(
+        (&ended["status"], &ended["steps_done"]),
+        (&json!("succeeded"), &json!(2)),
+        "{ended}"
+    );
     let notes = &world.metrics(1).await["notes"];
-    assert_eq!((&notes["rollouts"], &notes["rollouts_failed"]), (&json!(24), &json!(8)), "{notes}");
+    assert_eq!(
+        (&notes["rollouts"], &notes["rollouts_failed"]),
+        (&json!(24), &json!(8)),
+        "{notes}"
+    );
     let mean = notes["reward_mean"].as_f64().unwrap();
     assert!((0.0..=0.5).contains(&mean), "{mean}");
     let events = get(format!("{run}/events")).await;
@@ -275,6 +284,11 @@ async fn a_run_waits_for_its_window_and_for_runs_of_higher_priority() {
     let hour = (time::OffsetDateTime::now_utc().hour() + 2) % 24;
     let window = format!("{hour:02}:00-{:02}:00 UTC", (hour + 1) % 24);
     let (_, waiting) = create_as(&control, &scheduled(json!({"window": window}), 1)).await;
+    let starts_at = time::OffsetDateTime::now_utc() + time::Duration::DAY;
+    let starts_at = starts_at
+        .format(&time::format_description::well_known::Rfc3339)
+        .unwrap();
+    let (_, later) = create_as(&control, &scheduled(json!({"starts_at": starts_at}), 1)).await;
     let (_, slow) = create_as(&control, &scheduled(json!({"priority": -1}), 3)).await;
     let running = world.run_against(offline(&world), &serve_url);
     eventually("the slow run works", SOON, async || {
@@ -285,23 +299,52 @@ async fn a_run_waits_for_its_window_and_for_runs_of_higher_priority() {
     assert_eq!(ended(&urgent_url).await["status"], "succeeded");
     assert_eq!(get(slow.clone()).await["finished_at"], Value::Null);
     let ended = ended(&slow).await;
-    assert_eq!((&ended["status"], &ended["steps_done"]), (&json!("succeeded"), &json!(3)), "{ended}");
+    assert_eq!(
+        (&ended["status"], &ended["steps_done"]),
+        (&json!("succeeded"), &json!(3)),
+        "{ended}"
+    );
     let events = get(format!("{slow}/events")).await;
     let gave_way = format!("queued: waits for run {}", urgent["id"].as_str().unwrap());
     let said = |event: &Value| event["message"].as_str().unwrap().starts_with(&gave_way);
     assert!(events["data"].as_array().unwrap().iter().any(said), "{events}");
-    let waiting = get(waiting).await;
-    assert_eq!((&waiting["status"], &waiting["started_at"]), (&json!("queued"), &Value::Null));
-    assert_eq!(waiting["config"]["schedule"]["window"], window);
+    for waiting in [&waiting, &later] {
+        let run = get(waiting.clone()).await;
+        assert_eq!(
+            (&run["status"], &run["started_at"]),
+            (&json!("queued"), &Value::Null),
+            "{run}"
+        );
+    }
+    assert_eq!(get(waiting.clone()).await["config"]["schedule"]["window"], window);
     running.stop().await;
     stop.cancel();
     ingest.await.unwrap().unwrap();
+
+    // what a person asks for while a run gives way is not lost
+    for (request, status, ends) in [("pause", "paused", false), ("cancel", "cancelled", true)] {
+        let id = waiting.rsplit('/').next().unwrap().parse().unwrap();
+        let claim = Claim::take(&world.stack.pool, id).await.unwrap().unwrap();
+        assert_eq!(post(format!("{waiting}/{request}"), &json!({})).await.0, 200);
+        claim.give_way(&world.stack.pool, "waits").await.unwrap();
+        let run = get(waiting.clone()).await;
+        assert_eq!(
+            (run["status"].as_str(), run["finished_at"].is_string()),
+            (Some(status), ends),
+            "{run}"
+        );
+        assert_eq!(run["reason"], format!("{status} by request"));
+        post(format!("{waiting}/resume"), &json!({})).await;
+    }
 
     let mut wrong = request();
     wrong["schedule"] = json!({"window": "22:00-06:00"});
     let (status, problem) = post(format!("{control}/v1/runs"), &wrong).await;
     assert_eq!(status, 400);
-    assert!(problem["detail"].as_str().unwrap().contains("Europe/Berlin"), "{problem}");
+    assert!(
+        problem["detail"].as_str().unwrap().contains("Europe/Berlin"),
+        "{problem}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

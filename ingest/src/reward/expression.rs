@@ -79,6 +79,8 @@ pub struct EpisodeFacts {
     pub of_turns: BTreeMap<String, Vec<event::Value>>,
 }
 
+/// Longest formula, bytes.
+const FORMULA_BYTES_MAX: usize = 1024;
 /// Maximum brackets and question marks of an expression, which limits its nesting.
 const NESTED_MAX: usize = 64;
 
@@ -292,9 +294,24 @@ pub struct Formula {
 }
 
 impl Formula {
-    /// Compiles it, and tries it with 0.5 for every number. The error goes on from its field's name.
+    /// Compiles it, and tries it with 0, 0.5 and 1 for every number. It must use all of them. The error goes
+    /// on from its field's name.
     pub fn new(text: &str, names: &[&str]) -> anyhow::Result<Self> {
+        ensure!(
+            text.len() <= FORMULA_BYTES_MAX,
+            "has {} bytes; at most {FORMULA_BYTES_MAX} are allowed",
+            text.len()
+        );
         let program = program(text)?;
+        ensure!(
+            is_arithmetic(&program.expression().expr),
+            "is more than arithmetic: there are numbers, names, operators and functions of them"
+        );
+        let references = program.references();
+        if let Some(unused) = names.iter().find(|name| !references.has_variable(**name)) {
+            bail!("does not use {unused:?}");
+        }
+        drop(references);
         for name in program.references().variables() {
             ensure!(
                 names.contains(&name),
@@ -305,8 +322,11 @@ impl Formula {
         let formula = Self {
             program: Arc::new(program),
         };
-        let tried: Vec<(&str, f64)> = names.iter().map(|name| (*name, 0.5)).collect();
-        formula.value(&tried)?;
+        for number in [0.0, 0.5, 1.0] {
+            let tried: Vec<(&str, f64)> = names.iter().map(|name| (*name, number)).collect();
+            let why = || format!("with {number} for every name");
+            formula.value(&tried).with_context(why)?;
+        }
         Ok(formula)
     }
 
@@ -345,6 +365,22 @@ fn execute(program: &Program, context: &Context<'_>) -> anyhow::Result<Option<f6
     };
     ensure!(number.is_finite(), "returns {number}");
     Ok(Some(number))
+}
+
+/// Whether it has neither loops nor collections, so that it is computed in the time that it takes to
+/// read.
+fn is_arithmetic(expression: &Expr) -> bool {
+    match expression {
+        Expr::Ident(_) | Expr::Literal(_) => true,
+        Expr::Call(call) => {
+            let target = call.target.as_deref();
+            target
+                .into_iter()
+                .chain(&call.args)
+                .all(|part| is_arithmetic(&part.expr))
+        }
+        _ => false,
+    }
 }
 
 /// Whether it has a literal such as `Point{x: 1}`, at which the interpreter panics.

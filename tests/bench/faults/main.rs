@@ -175,7 +175,13 @@ async fn run(args: Args) -> anyhow::Result<Report> {
         attempts
     });
     faults.wait_for_answer().await?;
-    let publishing = Publishing::start(publisher, versions.clone(), callers.clone(), first, args.version_every_ms);
+    let publishing = Publishing::start(
+        publisher,
+        versions.clone(),
+        callers.clone(),
+        first,
+        args.version_every_ms,
+    );
 
     let mut phases = Vec::new();
     for (index, &fault) in args.faults.iter().enumerate() {
@@ -302,10 +308,7 @@ impl Report {
              {answered_different}, twice {twice}; of the cut ones {cut_absent} absent, {cut_aborted} aborted, \
              {cut_whole} whole"
         );
-        for (what, scored) in [
-            ("logged", &self.scored),
-            ("seen of broken answers", &self.cut_scored),
-        ] {
+        for (what, scored) in [("logged", &self.scored), ("seen of broken answers", &self.cut_scored)] {
             let Scored {
                 versions,
                 tokens,

@@ -141,6 +141,7 @@ mod tests {
             ("cancelled", canceled, None, "run.cancel"),
             ("succeeded", None, None, "run.cancel"),
             ("failed", Some("no memory"), None, "run.create"),
+            ("queued", Some("waits for its window"), None, "run.resume"),
             ("paused", paused, None, "run.known"),
         ] {
             assert!(!found(status, reason, requested, newest), "{status} after {newest}");

@@ -480,7 +480,10 @@ mod tests {
         let config = grpo(request).unwrap();
         assert_eq!((config.advantage, config.check()), (GroupAdvantage::Rloo, Ok(())));
         let settings = config.step_settings();
-        assert_eq!((settings.loss, settings.aggregation), (config.loss, Aggregation::TokenMean));
+        assert_eq!(
+            (settings.loss, settings.aggregation),
+            (config.loss, Aggregation::TokenMean)
+        );
         for loss in [Loss::CrossEntropy, Loss::ReinforceIs { cap: 0.0 }] {
             let config = Config { loss, ..config.clone() };
             assert!(config.check().unwrap_err().starts_with("loss."), "{loss:?}");

@@ -84,7 +84,7 @@ impl Claim {
         Fenced { run, fence }.into()
     }
 
-    /// Ends this execution: sets the run to `queued`, `paused`, `succeeded`, `failed` or `cancelled` with a
+    /// Ends this execution: sets the run to `paused`, `succeeded`, `failed` or `cancelled` with a
     /// reason, and appends an event. Runs in the caller's transaction, together with the cause.
     pub async fn release(
         &self,
@@ -97,7 +97,7 @@ impl Claim {
             r#"
             update run
             set status = $2, reason = $3, requested = null,
-                finished_at = case when $2 in ('queued', 'paused') then null else now() end
+                finished_at = case when $2 = 'paused' then null else now() end
             where id = $1
             "#,
             self.run,
@@ -112,6 +112,35 @@ impl Claim {
             None => status.to_string(),
         };
         append_event(connection, self.run, level, &message, &json!({})).await?;
+        Ok(())
+    }
+}
+
+impl Claim {
+    /// Puts the run back into the queue, with the reason. A person's request that has come meanwhile is
+    /// obeyed instead.
+    pub async fn give_way(&self, pool: &PgPool, reason: &str) -> Result<(), Error> {
+        let mut transaction = pool.begin().await?;
+        self.lock(&mut transaction).await?;
+        let now = sqlx::query!(
+            r#"
+            update run
+            set status = case requested when 'cancel' then 'cancelled' when 'pause' then 'paused' else 'queued' end,
+                reason = case requested
+                    when 'cancel' then 'cancelled by request' when 'pause' then 'paused by request' else $2 end,
+                finished_at = case requested when 'cancel' then now() end,
+                requested = null
+            where id = $1
+            returning status, reason as "reason!"
+            "#,
+            self.run,
+            reason
+        )
+        .fetch_one(&mut *transaction)
+        .await?;
+        let message = format!("{}: {}", now.status, now.reason);
+        append_event(&mut transaction, self.run, "info", &message, &json!({})).await?;
+        transaction.commit().await?;
         Ok(())
     }
 }

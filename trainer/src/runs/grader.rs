@@ -157,6 +157,9 @@ impl OpenAi {
                 calculate_output,
                 ..
             } => {
+                if graders.is_empty() {
+                    return Err("graders: a multi grader needs at least one".into());
+                }
                 for (name, grader) in graders {
                     if matches!(grader, OpenAi::Multi { .. }) {
                         return Err(format!("graders.{name}: a multi grader cannot have another one"));
@@ -164,7 +167,9 @@ impl OpenAi {
                     grader.check().map_err(|why| format!("graders.{name}.{why}"))?;
                 }
                 let formula = formula(calculate_output, graders);
-                formula.map(|_| ()).map_err(|error| format!("calculate_output {error:#}"))
+                formula
+                    .map(|_| ())
+                    .map_err(|error| format!("calculate_output {error:#}"))
             }
         }
     }
@@ -199,7 +204,9 @@ impl OpenAi {
                 calculate_output,
                 ..
             } => {
-                let rewards = graders.iter().map(|(name, grader)| Ok((name.as_str(), grader.grade(sample)?)));
+                let rewards = graders
+                    .iter()
+                    .map(|(name, grader)| Ok((name.as_str(), grader.grade(sample)?)));
                 let rewards: Vec<(&str, f64)> = rewards.collect::<anyhow::Result<_>>()?;
                 formula(calculate_output, graders)?.value(&rewards)
             }
@@ -274,7 +281,11 @@ mod tests {
             ("like", "it is two.", 0.0),
             ("ilike", "it is two.", 1.0),
         ] {
-            assert_eq!(grade(string_check(operation), text, "Two"), expected, "{operation} {text}");
+            assert_eq!(
+                grade(string_check(operation), text, "Two"),
+                expected,
+                "{operation} {text}"
+            );
         }
     }
 
@@ -301,16 +312,26 @@ mod tests {
         let got = grade(multi("0.75 * right + 0.25 * similar"), "is Two", "Two");
         assert!((got - expected).abs() < 1e-9, "{got}");
         // no number, no reward
-        let divided = read(multi("1.0 / (right - 0.25 * 4.0)")).unwrap();
-        assert!(divided.grade(&sample("is Two", "Two")).is_err());
+        let divided = read(multi("right == 1.0 && similar < 1.0 ? 1.0 / 0.0 : right"));
+        assert!(divided.unwrap().grade(&sample("is Two", "Two")).is_err());
+        let long = format!("right + similar{}", " + 1.0".repeat(200));
         for (output, reason) in [
-            ("wrong + 1.0", "wrong"),
+            ("right + similar + wrong", "wrong"),
             ("right +", "calculate_output"),
-            ("right == 1.0", "not a number"),
+            ("right == similar", "not a number"),
+            ("right", "similar"),
+            ("similar / right", "with 0"),
+            ("right + similar + [1.0].map(x, x)[0]", "arithmetic"),
+            (&long, "1024"),
         ] {
             let refused = read(multi(output)).unwrap_err();
-            assert!(refused.starts_with("grader: calculate_output") && refused.contains(reason), "{refused}");
+            assert!(
+                refused.starts_with("grader: calculate_output") && refused.contains(reason),
+                "{refused}"
+            );
         }
+        let none = json!({"type": "multi", "calculate_output": "1.0", "graders": {}});
+        assert!(read(none).unwrap_err().contains("graders"));
         let nested = json!({"type": "multi", "calculate_output": "a", "graders": {"a": multi("right")}});
         assert!(read(nested).unwrap_err().contains("graders.a"));
     }
@@ -320,7 +341,10 @@ mod tests {
         for (grader, reason) in [
             (json!("bleu"), "bleu"),
             (json!({"type": "python", "source": ""}), "python"),
-            (similarity("{{ item.reference_answer }}"), "input: `item.reference_answer`"),
+            (
+                similarity("{{ item.reference_answer }}"),
+                "input: `item.reference_answer`",
+            ),
             (similarity("{{ item.answer"), "input: `{{` without `}}`"),
             (
                 json!({"type": "text_similarity", "input": "a", "reference": "b", "evaluation_metric": "meteor"}),

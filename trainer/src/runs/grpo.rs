@@ -21,6 +21,7 @@ use anyhow::Context;
 use rollout::{Client, Rolled, Rollout, Task};
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -36,6 +37,9 @@ pub(super) async fn execute(
         schedule,
         base_version,
     } = offline::configuration::<api::Config>(&trainer.pool, id).await?;
+    if offline::waits(trainer, id, &schedule).await? {
+        return Ok(());
+    }
     let base = base_version.ok_or_else(|| Failed("the run has no base version".into()))?;
     let line = line_of(id);
     sqlx::query!(
@@ -53,6 +57,7 @@ pub(super) async fn execute(
     )
     .fetch_all(&trainer.pool)
     .await?;
+    let tasks: Vec<Arc<Task>> = tasks.into_iter().map(Arc::new).collect();
     let adapter = config.lora.clone().map(|lora| AdapterSetup {
         config: lora,
         seed: config.seed,
@@ -72,14 +77,14 @@ pub(super) async fn execute(
             None => {}
         }
         if let Some(reason) = offline::reason_to_wait(trainer, id, &schedule).await? {
-            return executor.release("queued", &reason).await;
+            return Ok(executor.claim.give_way(&trainer.pool, &reason).await?);
         }
-        if !wait_until_served(&client, &executor, shutdown).await? {
+        if !wait_until_served(&client, &executor, &schedule, shutdown).await? {
             continue; // the top of the loop handles the request to stop
         }
         let mut random = Random(executor.random.unwrap_or(config.seed));
         let chosen = random.choose(tasks.len(), config.tasks_per_step as usize);
-        let chosen: Vec<&Task> = chosen.into_iter().filter_map(|i| tasks.get(i)).collect();
+        let chosen: Vec<Arc<Task>> = chosen.into_iter().filter_map(|i| tasks.get(i).cloned()).collect();
         let started = Instant::now();
         let (rolled, arrived) = tokio::select! {
             result = roll_out(&executor, &client, &config, &chosen) => result?,
@@ -161,6 +166,7 @@ impl Empty {
 async fn wait_until_served(
     client: &Client<'_>,
     executor: &Executor<'_>,
+    schedule: &Schedule,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<bool> {
     let timeout = Duration::from_secs(executor.trainer.options.offline.served_timeout_seconds);
@@ -172,8 +178,7 @@ async fn wait_until_served(
             Ok(version) => last = format!("it answers with version {version}"),
             Err(error) => last = format!("{error:#}"),
         }
-        let request = executor.claim.requested(&executor.trainer.pool).await?;
-        if request.is_some() || !pause(shutdown, Duration::from_millis(250)).await {
+        if is_to_stop(executor, schedule).await? || !pause(shutdown, Duration::from_millis(250)).await {
             return Ok(false);
         }
     }
@@ -188,17 +193,20 @@ async fn wait_until_served(
 
 /// Rollouts of the chosen tasks, graded, and the samples that arrived in the database. A request or a
 /// grade that fails costs its rollouts; the others of their groups are compared with each other.
-async fn roll_out<'t>(
+async fn roll_out(
     executor: &Executor<'_>,
     client: &Client<'_>,
     config: &api::Config,
-    tasks: &[&'t Task],
-) -> anyhow::Result<(Rolled<'t>, Vec<Sample>)> {
+    tasks: &[Arc<Task>],
+) -> anyhow::Result<(Rolled, Vec<Sample>)> {
     let mut rolled = client.roll_out(tasks).await?;
     grade::grade_and_post(executor.trainer, executor.claim.run, config, &mut rolled).await?;
     if let Some(error) = &rolled.first_error {
         let message = format!("{} rollouts failed, the first one because of: {error}", rolled.failed);
         executor.append_event("warn", &message).await?;
+        if rolled.rollouts.is_empty() {
+            return Err(Failed(format!("no rollout of a step has a grade: {error}")).into());
+        }
     }
     let arrived = wait_for_arrival(executor, &rolled.rollouts).await?;
     Ok((rolled, arrived))
@@ -211,16 +219,19 @@ async fn stop_requested(
     schedule: &Schedule,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let (trainer, run) = (executor.trainer, executor.claim.run);
-    while executor.claim.requested(&trainer.pool).await?.is_none()
-        && offline::reason_to_wait(trainer, run, schedule).await?.is_none()
-        && pause(shutdown, IDLE).await
-    {}
+    while !is_to_stop(executor, schedule).await? && pause(shutdown, IDLE).await {}
     Ok(())
 }
 
+/// Whether a person has asked the run to stop, or it must give way.
+async fn is_to_stop(executor: &Executor<'_>, schedule: &Schedule) -> anyhow::Result<bool> {
+    let (trainer, claim) = (executor.trainer, &executor.claim);
+    let requested = claim.requested(&trainer.pool).await?.is_some();
+    Ok(requested || offline::reason_to_wait(trainer, claim.run, schedule).await?.is_some())
+}
+
 /// Reads the graded rollouts from the database. Waits until all have arrived or the timeout ends.
-async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout<'_>]) -> anyhow::Result<Vec<Sample>> {
+async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout]) -> anyhow::Result<Vec<Sample>> {
     let trainer = executor.trainer;
     let ids: Vec<Uuid> = rollouts.iter().map(|r| r.generation).collect();
     let timeout = Duration::from_secs(trainer.options.offline.arrival_timeout_seconds);

@@ -169,9 +169,25 @@ async fn next_run(trainer: &Trainer, kinds: &[&str]) -> anyhow::Result<Option<(U
     Ok(None)
 }
 
-/// Why a run that computes must go back to the queue between two steps, if it must: its window has
-/// closed, or a run of higher priority may work.
-pub(super) async fn reason_to_wait(trainer: &Trainer, run: Uuid, schedule: &Schedule) -> anyhow::Result<Option<String>> {
+/// Puts a run back into the queue whose turn it is not, before anything is loaded for it: the process
+/// that executed it has ended, and its window has closed meanwhile.
+pub(super) async fn waits(trainer: &Trainer, run: Uuid, schedule: &Schedule) -> anyhow::Result<bool> {
+    let Some(reason) = reason_to_wait(trainer, run, schedule).await? else {
+        return Ok(false);
+    };
+    if let Some(claim) = Claim::take(&trainer.pool, run).await? {
+        claim.give_way(&trainer.pool, &reason).await?;
+    }
+    Ok(true)
+}
+
+/// Why a run that trains must give way, if it must: its window has closed, or a run of higher priority
+/// may work. What it did since its last step is done again.
+pub(super) async fn reason_to_wait(
+    trainer: &Trainer,
+    run: Uuid,
+    schedule: &Schedule,
+) -> anyhow::Result<Option<String>> {
     let now = OffsetDateTime::now_utc();
     if !schedule.is_open(now) {
         let window = schedule.window.as_ref().map(ToString::to_string).unwrap_or_default();

@@ -25,8 +25,7 @@ pub struct Schedule {
     /// Only in these hours of each day. Default: always.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<Window>,
-    /// Runs of a higher priority go first, and take the place of others between two steps. −100 to 100,
-    /// default 0.
+    /// Runs of a higher priority go first, and take the place of others that train. −100 to 100, default 0.
     pub priority: i32,
 }
 
@@ -44,7 +43,7 @@ pub struct Window {
 impl Schedule {
     /// Refuses values that cannot work. The text begins with the field.
     pub fn check(&self) -> Result<(), String> {
-        match self.priority.abs() <= PRIORITY_MAX {
+        match (-PRIORITY_MAX..=PRIORITY_MAX).contains(&self.priority) {
             true => Ok(()),
             false => Err(format!("{FIELD}.priority must be in -{PRIORITY_MAX}..={PRIORITY_MAX}")),
         }
@@ -87,14 +86,18 @@ impl FromStr for Window {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let form = || format!("{text:?} is no window; write one as `22:00-06:00 Europe/Berlin`");
-        let (hours, zone) = text.trim().split_once(' ').ok_or_else(form)?;
+        let text = text.trim();
+        let form =
+            || format!("{text:?} is no window; write one as `22:00-06:00 Europe/Berlin`, with 00:00 for midnight");
+        let (hours, zone) = text.split_once(' ').ok_or_else(form)?;
         let (from, to) = hours.split_once(['-', '–']).ok_or_else(form)?;
         let zone = zone.trim();
         let zone = TimeZone::get(zone).map_err(|_| format!("{zone:?} is no time zone of the IANA database"))?;
         let (from, to) = (clock(from).ok_or_else(form)?, clock(to).ok_or_else(form)?);
         match from == to {
-            true => Err(format!("{text:?} begins when it ends; leave the window out for the whole day")),
+            true => Err(format!(
+                "{text:?} begins when it ends; leave the window out for the whole day"
+            )),
             false => Ok(Window {
                 from,
                 to,
@@ -107,8 +110,12 @@ impl FromStr for Window {
 
 /// `HH:MM`.
 fn clock(text: &str) -> Option<Time> {
-    let (hour, minute) = text.trim().split_once(':')?;
-    Time::new(hour.parse().ok()?, minute.parse().ok()?, 0, 0).ok()
+    let (hour, minute) = text.split_once(':')?;
+    let number = |digits: &str| {
+        let is_right = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_digit());
+        is_right.then(|| digits.parse().ok())?
+    };
+    Time::new(number(hour)?, number(minute)?, 0, 0).ok()
 }
 
 impl fmt::Display for Window {
@@ -132,7 +139,8 @@ impl Serialize for Window {
 impl<'de> Deserialize<'de> for Window {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|why| D::Error::custom(format!("{FIELD}.window: {why}")))
+        text.parse()
+            .map_err(|why| D::Error::custom(format!("{FIELD}.window: {why}")))
     }
 }
 
@@ -187,15 +195,19 @@ mod tests {
     fn what_is_no_schedule_is_refused_with_the_reason() {
         let refused = |schedule: Value| {
             let read: Result<Schedule, _> = serde_json::from_value(schedule);
-            read.map_err(|error| error.to_string()).and_then(|schedule| schedule.check()).unwrap_err()
+            let read = read.map_err(|error| error.to_string());
+            read.and_then(|schedule| schedule.check()).unwrap_err()
         };
         for (schedule, reason) in [
             (json!({"window": "22:00-06:00"}), "Europe/Berlin"),
             (json!({"window": "22:00-06:00 Europe/Berlinn"}), "no time zone"),
             (json!({"window": "25:00-06:00 UTC"}), "no window"),
             (json!({"window": "06:00-06:00 UTC"}), "begins when it ends"),
+            (json!({"window": "2:0-6:00 UTC"}), "no window"),
+            (json!({"window": "00:00-24:00 UTC"}), "00:00"),
             (json!({"priority": 101}), "schedule.priority"),
-            (json!({"starts_at": "tomorrow"}), ""),
+            (json!({"priority": i32::MIN}), "schedule.priority"),
+            (json!({"starts_at": "tomorrow"}), "parse"),
             (json!({"starts": "2026-12-01T03:00:00Z"}), "starts"),
         ] {
             let error = refused(schedule.clone());
@@ -212,7 +224,9 @@ mod tests {
         };
         let mut config = json!({"steps": 3});
         schedule.put_into(&mut config).unwrap();
-        let expected = json!({"starts_at": "2026-12-01T03:00:00Z", "window": "22:00–06:00 Europe/Berlin", "priority": 7});
+        let expected = json!({
+            "starts_at": "2026-12-01T03:00:00Z", "window": "22:00–06:00 Europe/Berlin", "priority": 7,
+        });
         assert_eq!(config["schedule"], expected);
         assert_eq!(Schedule::take_from(&mut config).unwrap(), schedule);
         assert_eq!(config, json!({"steps": 3}));

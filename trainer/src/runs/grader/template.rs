@@ -55,7 +55,10 @@ mod tests {
             answer: "{{ item.id }}",
             text: "t",
         };
-        let filled = fill("{{item.id}} {{ item.prompt }}: {{ item.answer }} {{sample.output_text}}!", &sample);
+        let filled = fill(
+            "{{item.id}} {{ item.prompt }}: {{ item.answer }} {{sample.output_text}}!",
+            &sample,
+        );
         assert_eq!(filled, "7 p: {{ item.id }} t!");
         for name in KNOWN {
             let text = format!("{OPEN} {name} {CLOSE}");

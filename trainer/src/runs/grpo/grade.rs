@@ -4,7 +4,7 @@
 use super::Failed;
 use super::rollout::{Rolled, Rollout};
 use crate::api::Config;
-use crate::runs::grader::Sample;
+use crate::runs::grader::{Grader, Sample};
 use crate::runs::trainer::Trainer;
 use anyhow::Context;
 use edge::tenant;
@@ -25,23 +25,31 @@ pub(super) async fn grade_and_post(
     trainer: &Trainer,
     run: Uuid,
     config: &Config,
-    rolled: &mut Rolled<'_>,
+    rolled: &mut Rolled,
 ) -> anyhow::Result<()> {
     let source = format!("springtide/train/{run}");
     let tenant = tenant::owner(&trainer.pool, &trainer.policy).await?;
     let tenant = tenant.ok_or_else(|| Failed(format!("the policy {} belongs to no tenant", trainer.policy)))?;
-    let mut grades = Vec::new();
-    rolled.rollouts.retain(|rollout| match grade(config, rollout) {
-        Ok(reward) => {
-            grades.push((rollout.generation, reward));
-            true
-        }
-        Err(error) => {
-            rolled.failed += 1;
-            rolled.first_error.get_or_insert_with(|| format!("{error:#}"));
-            false
-        }
+    let grader = config.grader.clone();
+    let ungraded = std::mem::take(&mut rolled.rollouts);
+    // comparing long texts takes time
+    let graded = tokio::task::spawn_blocking(move || {
+        let grade_of = |rollout: Rollout| (grade(&grader, &rollout), rollout);
+        ungraded.into_iter().map(grade_of).collect::<Vec<_>>()
     });
+    let mut grades = Vec::new();
+    for (grade, rollout) in graded.await.context("the grading thread")? {
+        match grade {
+            Ok(reward) => {
+                grades.push((rollout.generation, reward));
+                rolled.rollouts.push(rollout);
+            }
+            Err(error) => {
+                rolled.failed += 1;
+                rolled.first_error.get_or_insert_with(|| format!("{error:#}"));
+            }
+        }
+    }
     let sends: Vec<_> = grades
         .into_iter()
         .map(|(generation, reward)| {
@@ -64,14 +72,14 @@ pub(super) async fn grade_and_post(
     Ok(())
 }
 
-fn grade(config: &Config, rollout: &Rollout<'_>) -> anyhow::Result<f64> {
-    let task = rollout.task;
+fn grade(grader: &Grader, rollout: &Rollout) -> anyhow::Result<f64> {
+    let task = &rollout.task;
     let sample = Sample {
         id: &task.id,
         prompt: &task.prompt,
         answer: &task.answer,
         text: &rollout.text,
     };
-    let reward = config.grader.grade(&sample);
+    let reward = grader.grade(&sample);
     reward.with_context(|| format!("the grade of a rollout of task {}", task.id))
 }

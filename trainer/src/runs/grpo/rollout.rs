@@ -9,6 +9,7 @@ use reqwest::StatusCode;
 use reqwest::header::RETRY_AFTER;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -33,17 +34,17 @@ pub(super) struct Task {
 
 /// One sampled completion of a task.
 #[derive(Debug, Clone)]
-pub(super) struct Rollout<'a> {
+pub(super) struct Rollout {
     pub generation: Uuid,
     pub text: String,
-    pub task: &'a Task,
+    pub task: Arc<Task>,
 }
 
 /// What became of the requests of a step.
 #[derive(Debug, Default)]
-pub(super) struct Rolled<'a> {
-    pub rollouts: Vec<Rollout<'a>>,
-    /// Rollouts whose requests failed.
+pub(super) struct Rolled {
+    pub rollouts: Vec<Rollout>,
+    /// Rollouts whose requests or grades failed.
     pub failed: usize,
     pub first_error: Option<String>,
 }
@@ -112,9 +113,9 @@ impl<'a> Client<'a> {
     }
 
     /// One group of rollouts per task. Fails if all requests fail.
-    pub async fn roll_out<'t>(&self, tasks: &[&'t Task]) -> anyhow::Result<Rolled<'t>> {
+    pub async fn roll_out(&self, tasks: &[Arc<Task>]) -> anyhow::Result<Rolled> {
         let mut requests = Vec::new();
-        for &task in tasks {
+        for task in tasks {
             let group = Uuid::now_v7();
             let mut left = self.config.group_size;
             while left > 0 {
@@ -140,7 +141,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    async fn choices<'t>(&self, task: &'t Task, group: Uuid, count: u32) -> anyhow::Result<Vec<Rollout<'t>>> {
+    async fn choices(&self, task: &Arc<Task>, group: Uuid, count: u32) -> anyhow::Result<Vec<Rollout>> {
         let body = json!({
             "model": self.model,
             "prompt": task.prompt,
@@ -176,7 +177,7 @@ impl<'a> Client<'a> {
         let rollouts = response.choices.into_iter().map(|choice| Rollout {
             generation: choice.generation_id,
             text: choice.text,
-            task,
+            task: task.clone(),
         });
         Ok(rollouts.collect())
     }

@@ -26,7 +26,9 @@
 //!
 //! A trajectory of which any turn cannot be used has no such product. It is left out as a whole.
 
-use super::{Configuration, Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed};
+use super::{
+    Configuration, Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed,
+};
 use crate::api::offline::Evaluation;
 use crate::dataset::{self, Member};
 use crate::learn::batch::{self, MicroBatch};

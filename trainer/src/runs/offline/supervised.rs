@@ -7,7 +7,9 @@
 //!
 //! Nothing is written about generations but their uses: their disposition is the realtime ledger's.
 
-use super::{Configuration, Failed, configuration, dataset_of, generations_of, pages_of, read_samples, reason_to_wait};
+use super::{
+    Configuration, Failed, configuration, dataset_of, generations_of, pages_of, read_samples, reason_to_wait, waits,
+};
 use crate::api::create::line_of;
 use crate::api::offline::Supervised;
 use crate::dataset::{self, Member};
@@ -33,7 +35,11 @@ pub(super) async fn execute(
         schedule,
         base_version,
     } = configuration::<Supervised>(&trainer.pool, id).await?;
-    let base = base_version.ok_or_else(|| Failed("the run has no base version: create it again with `base_version`".into()))?;
+    if waits(trainer, id, &schedule).await? {
+        return Ok(());
+    }
+    let base = base_version
+        .ok_or_else(|| Failed("the run has no base version: create it again with `base_version`".into()))?;
     let line = line_of(id);
     sqlx::query!(
         "insert into line (policy, line, head) values ($1, $2, $3) on conflict do nothing",
@@ -68,7 +74,7 @@ pub(super) async fn execute(
             None => {}
         }
         if let Some(reason) = reason_to_wait(trainer, id, &schedule).await? {
-            return executor.release("queued", &reason).await;
+            return Ok(executor.claim.give_way(&trainer.pool, &reason).await?);
         }
         if without_step >= order.batches_per_pass() {
             let reason = format!(
