@@ -25,8 +25,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 const SLOTS: usize = 32;
-/// Longest prompt and answer together, in tokens.
-const CONTEXT: usize = 512;
+/// Longest prompt and answer together, in tokens: the demo's model has no more.
+pub const CONTEXT: usize = 256;
 /// A probe only says that the weights are the right ones: it is not what is measured here.
 const PROBE_ERROR_MAX: f32 = 0.5;
 

@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use clap::Parser;
+use demo::corpus::pauses::SUGGESTION_TOKENS_MAX;
 use demo::corpus::tokenizer::CUT;
 use demo::developer::{self, FilePart, Pause};
 use demo::{Corpus, Judgment};
 use text::tokenizer::Tokenizer;
+
+use crate::engines::CONTEXT;
 
 /// Of 400 users, every fourth is held out.
 const USERS: usize = 400;
@@ -70,14 +73,24 @@ impl Users {
             let user = users[number % users.len()];
             let pause =
                 developer::pause(&self.parts[user], seed, user, number as u64).context("a user without code")?;
-            let prompt = format!("{}{CUT}", pause.context(self.context_chars));
-            let prompt = self.tokenizer.encode_prompt(&prompt).context("tokenize a prompt")?;
-            Ok(Request {
-                pause,
-                prompt: prompt.into(),
-            })
+            let prompt = self.prompt(&pause)?.into();
+            Ok(Request { pause, prompt })
         };
         numbers.map(request).collect()
+    }
+
+    /// The prompt of a pause, shortened as the demo's client does it if it does not fit.
+    fn prompt(&self, pause: &Pause) -> anyhow::Result<Vec<u32>> {
+        let mut chars = self.context_chars;
+        loop {
+            let prompt = format!("{}{CUT}", pause.context(chars));
+            let prompt = self.tokenizer.encode_prompt(&prompt).context("tokenize a prompt")?;
+            if prompt.len() + SUGGESTION_TOKENS_MAX <= CONTEXT {
+                return Ok(prompt);
+            }
+            ensure!(chars > 0, "a prompt without characters is too long");
+            chars = chars * 3 / 4;
+        }
     }
 
     /// The user's verdict on the sampled ids.
