@@ -43,7 +43,7 @@ pub struct Endpoint<S> {
     method: &'static str,
     router: MethodRouter<S, Infallible>,
     body_bytes_max: usize,
-    is_page: bool,
+    errors: Errors,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +53,16 @@ struct Operation {
     /// `None`: needs no key.
     scope: Option<Scope>,
     summary: &'static str,
-    is_page: bool,
+    errors: Errors,
+}
+
+/// What errors look like.
+#[derive(Debug, Clone, Copy)]
+enum Errors {
+    Problem,
+    ProblemOrPage,
+    /// JSON in the shape of another API.
+    Json,
 }
 
 pub fn get<S, T, H>(handler: H) -> Endpoint<S>
@@ -66,7 +75,7 @@ where
         method: "get",
         router: routing::get(handler),
         body_bytes_max: BODY_BYTES_MAX,
-        is_page: false,
+        errors: Errors::Problem,
     }
 }
 
@@ -80,7 +89,7 @@ where
         method: "post",
         router: routing::post(handler),
         body_bytes_max: BODY_BYTES_MAX,
-        is_page: false,
+        errors: Errors::Problem,
     }
 }
 
@@ -94,7 +103,7 @@ where
         method: "put",
         router: routing::put(handler),
         body_bytes_max: BODY_BYTES_MAX,
-        is_page: false,
+        errors: Errors::Problem,
     }
 }
 
@@ -112,7 +121,19 @@ impl<S: Clone + Send + Sync + 'static> Endpoint<S> {
     /// It is for browsers: an error may be an HTML page too.
     #[must_use]
     pub fn page(self) -> Self {
-        Self { is_page: true, ..self }
+        Self {
+            errors: Errors::ProblemOrPage,
+            ..self
+        }
+    }
+
+    /// Its errors have the shape of another API. A layer around all routes gives them that.
+    #[must_use]
+    pub fn json_errors(self) -> Self {
+        Self {
+            errors: Errors::Json,
+            ..self
+        }
     }
 
     /// Runs few requests at a time.
@@ -144,14 +165,14 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
             .route_layer(middleware::from_fn_with_state(scope, require));
         self.guarded = self.guarded.route(path, checked);
         self.body_bytes_max = self.body_bytes_max.max(endpoint.body_bytes_max);
-        self.operation(Some(scope), path, summary, endpoint.method, endpoint.is_page)
+        self.operation(Some(scope), path, summary, endpoint.method, endpoint.errors)
     }
 
     /// Adds a route for everybody.
     #[must_use]
     pub fn open_route(mut self, path: &'static str, summary: &'static str, endpoint: Endpoint<S>) -> Self {
         self.open = self.open.route(path, endpoint.router);
-        self.operation(None, path, summary, endpoint.method, endpoint.is_page)
+        self.operation(None, path, summary, endpoint.method, endpoint.errors)
     }
 
     /// Lets only keys of a policy's tenant, and administrators, use the routes added so far. Open
@@ -173,14 +194,14 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         path: &'static str,
         summary: &'static str,
         method: &'static str,
-        is_page: bool,
+        errors: Errors,
     ) -> Self {
         self.operations.push(Operation {
             path,
             method,
             scope,
             summary,
-            is_page,
+            errors,
         });
         self
     }
@@ -225,13 +246,35 @@ impl Routes {
             method: "get",
             scope: None,
             summary: "This document",
-            is_page: false,
+            errors: Errors::Problem,
         });
         let document = Document::new(&document(title, &operations));
         let answer = move || std::future::ready(document.clone());
         auth.protect(intake.guard(self.guarded))
             .merge(self.open)
             .route("/openapi.json", routing::get(answer))
+    }
+}
+
+impl Errors {
+    /// As in the document.
+    fn described(self) -> Value {
+        let object = json!({"schema": {"type": "object"}});
+        let (description, content) = match self {
+            Errors::Problem => (
+                "a problem document (RFC 9457)",
+                json!({"application/problem+json": object}),
+            ),
+            Errors::ProblemOrPage => (
+                "a problem document (RFC 9457)",
+                json!({"application/problem+json": object, "text/html": {}}),
+            ),
+            Errors::Json => (
+                "an error in the shape of the API that the route belongs to",
+                json!({"application/json": object}),
+            ),
+        };
+        json!({"description": description, "content": content})
     }
 }
 
@@ -292,15 +335,9 @@ fn document(title: &str, operations: &[Operation]) -> Value {
             },
             "responses": {
                 "2XX": {"description": "success"},
-                "default": {
-                    "description": "a problem document (RFC 9457)",
-                    "content": {"application/problem+json": {"schema": {"type": "object"}}},
-                },
+                "default": operation.errors.described(),
             },
         });
-        if operation.is_page {
-            described["responses"]["default"]["content"]["text/html"] = json!({});
-        }
         if matches!(operation.method, "post" | "put") {
             described["requestBody"] = json!({"content": {"application/json": {"schema": {"type": "object"}}}});
         }
@@ -333,6 +370,8 @@ mod tests {
             .route(Scope::Read, "/v1/things", "List things", get(async || "things"))
             .route(Scope::Admin, "/v1/things", "Make a thing", post(async || "made"))
             .route(Scope::Read, "/v1/files/{*key}", "Read a file", get(async || "file"))
+            .route(Scope::Read, "/v1/page", "Look", get(async || "page").page())
+            .route(Scope::Read, "/v1/other", "Ask", get(async || "other").json_errors())
             .open_route("/health", "Whether it responds", get(async || "ok"))
     }
 
@@ -390,5 +429,12 @@ mod tests {
         assert_eq!(security("/health", "get"), json!({}));
         let file = &document["paths"]["/v1/files/{key}"]["get"];
         assert_eq!(file["parameters"][0]["name"], "key");
+        let errors = |path: &str| {
+            let content = &document["paths"][path]["get"]["responses"]["default"]["content"];
+            content.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(errors("/v1/things"), ["application/problem+json"]);
+        assert_eq!(errors("/v1/page"), ["application/problem+json", "text/html"]);
+        assert_eq!(errors("/v1/other"), ["application/json"]);
     }
 }

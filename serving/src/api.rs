@@ -114,13 +114,13 @@ pub fn routes(api: Arc<Api>) -> Routes {
             Scope::Completions,
             "/v1/messages",
             "Answer a conversation, in Anthropic's form",
-            post(messages::messages),
+            post(messages::messages).json_errors(),
         )
         .route(
             Scope::Completions,
             "/v1/messages/count_tokens",
             "Count the tokens of a conversation, in Anthropic's form",
-            post(messages::count_tokens),
+            post(messages::count_tokens).json_errors(),
         )
         .route(
             Scope::Read,
