@@ -20,7 +20,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 use serving::engine::caller::Caller;
-use serving::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, Token, TrafficClass};
+use serving::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, Token, TrafficClass, events_max};
 use serving::remote::{Options, Pool, Server, Updater};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -292,7 +292,7 @@ async fn ask(
     max_tokens: usize,
     started: Instant,
 ) -> std::result::Result<Answer, String> {
-    let (events, mut receiver) = mpsc::channel(max_tokens + 1);
+    let (events, mut receiver) = mpsc::channel(events_max(max_tokens));
     let serial = version.serial;
     let request = SampleRequest {
         version,
