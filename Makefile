@@ -150,7 +150,7 @@ chaos-ingest: stack ## kill ingest, broker and Postgres under load, count what i
 	$(foreach name,KILLS MINUTES RATE SEED SWAPS,$(if $($(name)),SPRINGTIDE_CHAOS_$(name)=$($(name)))) \
 		cargo test $(WORKSPACE) --test it chaos -- --nocapture --test-threads 1
 
-chaos-engines: stack vllm ## kill the gateway, a vLLM server, the updater and springtide follow under load, compare callers, log and exact model (about 50 minutes; downloads vLLM, 3 GB); KILLS=50 of each, ARGS='--engines 3'
+chaos-engines: stack vllm ## kill the gateway, a vLLM server, the updater and springtide follow under load, compare callers, log and exact model (about 45 minutes; downloads vLLM, 3 GB); KILLS=50 of each, ARGS='--engines 3'
 	cargo build --locked --package bench --bin chaos-engines
 	$(TARGET)/debug/chaos-engines --springtide $(SPRINGTIDE) --vllm $(VLLM) --model models/demo-base --kills $(or $(KILLS),50) \
 	  --json $(TARGET)/bench/chaos-engines.json $(ARGS)

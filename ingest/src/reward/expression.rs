@@ -288,14 +288,14 @@ impl Expression {
 }
 
 /// A number computed from numbers that have names, in CEL.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Formula {
-    program: Arc<Program>,
+    program: Program,
 }
 
 impl Formula {
-    /// Compiles it, and tries it with 0, 0.5 and 1 for every number. It must use all of them. The error goes
-    /// on from its field's name.
+    /// Compiles it, and tries it with 0, 0.5 and 1 for every number. It must use all of them. The error
+    /// goes on from its field's name.
     pub fn new(text: &str, names: &[&str]) -> anyhow::Result<Self> {
         ensure!(
             text.len() <= FORMULA_BYTES_MAX,
@@ -311,17 +311,15 @@ impl Formula {
         if let Some(unused) = names.iter().find(|name| !references.has_variable(**name)) {
             bail!("does not use {unused:?}");
         }
-        drop(references);
-        for name in program.references().variables() {
+        for name in references.variables() {
             ensure!(
                 names.contains(&name),
                 "names {name:?}, which is none of {}",
                 names.join(", ")
             );
         }
-        let formula = Self {
-            program: Arc::new(program),
-        };
+        drop(references);
+        let formula = Self { program };
         for number in [0.0, 0.5, 1.0] {
             let tried: Vec<(&str, f64)> = names.iter().map(|name| (*name, number)).collect();
             let why = || format!("with {number} for every name");

@@ -1,6 +1,7 @@
 //! An SGLang server: sampling through `/generate` with token ids; new weights through
 //! `/update_weights_from_disk`, between `/pause_generation` and `/continue_generation`. The loader of
-//! `python/` takes patches and folders there. Tried with SGLang 0.5.23 on a CPU with stubs for its kernels.
+//! `python/` takes patches and folders there. Tried with SGLang 0.5.23 on a CPU, without
+//! its kernels.
 //!
 //! Its log-probabilities are of the distribution at the temperature, before filters. So requests with
 //! filters also ask for the log-probability in the support that was sampled from.

@@ -145,8 +145,8 @@ pub enum GroupAdvantage {
     /// A = R − mean. Dr. GRPO (Liu et al. 2025).
     #[default]
     DrGrpo,
-    /// A = (R − mean) / (std + 1e-6), std with one degree of freedom removed. GRPO (Shao et al. 2024), as
-    /// verl's `compute_grpo_outcome_advantage`. It favors very easy and very hard tasks.
+    /// A = (R − mean) / (std + 1e-6), std with one degree of freedom removed. GRPO (Shao et al. 2024),
+    /// as verl's `compute_grpo_outcome_advantage`. It favors very easy and very hard tasks.
     Grpo,
     /// A = R − mean of the other rollouts = (R − mean) · G / (G − 1). RLOO (Ahmadian et al. 2024).
     Rloo,

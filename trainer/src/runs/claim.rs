@@ -114,9 +114,7 @@ impl Claim {
         append_event(connection, self.run, level, &message, &json!({})).await?;
         Ok(())
     }
-}
 
-impl Claim {
     /// Puts the run back into the queue, with the reason. A person's request that has come meanwhile is
     /// obeyed instead.
     pub async fn give_way(&self, pool: &PgPool, reason: &str) -> Result<(), Error> {

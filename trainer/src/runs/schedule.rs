@@ -25,7 +25,8 @@ pub struct Schedule {
     /// Only in these hours of each day. Default: always.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<Window>,
-    /// Runs of a higher priority go first, and take the place of others that train. −100 to 100, default 0.
+    /// Runs of a higher priority go first, and take the place of others that train. −100 to 100,
+    /// default 0.
     pub priority: i32,
 }
 
