@@ -8,6 +8,7 @@ mod consent;
 mod context;
 mod datasets;
 mod engines;
+mod environment;
 mod episode_bounds;
 mod episodes;
 mod experts;

@@ -38,6 +38,7 @@ pub mod feedback_token;
 pub mod fuzz;
 pub mod judge;
 mod judging;
+pub mod lease;
 pub mod log;
 mod options;
 pub mod payload;

@@ -14,8 +14,8 @@ use crate::reward::{Definition, Metric, MetricType, Rule};
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
     /// `[[ingest.surface]]`: how each surface turns signals into rewards. Default: `completion`.
-    /// The surface `rollout`, whose reward is a grader's float, always exists; a surface of that
-    /// name here replaces it.
+    /// The surfaces `rollout`, whose reward is a grader's float, and `environment`, whose episodes end
+    /// with the reward of a harness, always exist; a surface of that name here replaces each.
     pub surface: Vec<Definition>,
     /// `[[ingest.metric]]`: metrics of feedback besides those of surfaces, `comment` and
     /// `demonstration`. Default: none.
@@ -115,11 +115,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// All surfaces, including the built-in one.
+    /// All surfaces, including the built-in ones.
     pub fn surfaces(&self) -> Vec<Definition> {
         let mut surfaces = self.surface.clone();
-        if !surfaces.iter().any(|surface| surface.name == "rollout") {
-            surfaces.push(Definition::rollout());
+        for built_in in [Definition::rollout(), Definition::environment()] {
+            if !surfaces.iter().any(|surface| surface.name == built_in.name) {
+                surfaces.push(built_in);
+            }
         }
         surfaces
     }
@@ -268,7 +270,7 @@ mod tests {
             .into_iter()
             .map(|surface| surface.name)
             .collect();
-        assert_eq!(names, ["completion", "rollout"]);
+        assert_eq!(names, ["completion", "rollout", "environment"]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub use expression::{EpisodeFacts, Expression, Formula};
 pub use metric::{Level, Metric, MetricType, Optimize};
 
 use crate::event::{Purpose, Value, to_microseconds};
+use crate::lease::Lease;
 
 /// What the trajectory of a surface is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -143,6 +144,19 @@ impl Definition {
         }
     }
 
+    /// The rollout of a harness: a session that ends with its reward.
+    pub fn environment() -> Self {
+        Self {
+            name: Lease::SURFACE.to_owned(),
+            trajectory: Unit::Episode,
+            purpose: Some(Purpose::Rollout),
+            horizon_seconds: 86_400.0,
+            close_on_feedback: false,
+            close_on_episode_end: true,
+            ..Self::rollout()
+        }
+    }
+
     pub fn horizon(&self) -> Duration {
         Duration::seconds_f64(self.horizon_seconds)
     }
@@ -179,8 +193,13 @@ impl Definition {
         );
         anyhow::ensure!(
             name != "rollout" || self.trajectory == Unit::Generation,
-            "ingest.surface \"rollout\": trajectory must be \"generation\", because GRPO runs train on single \
-             generations; give episodes of a harness a surface of their own"
+            "ingest.surface \"rollout\": trajectory must be \"generation\"; episodes of a harness have the surface \
+             \"environment\""
+        );
+        anyhow::ensure!(
+            name != Lease::SURFACE || self.trajectory == Unit::Episode && self.close_on_episode_end,
+            "ingest.surface \"environment\": trajectory must be \"episode\" and close_on_episode_end true, because the \
+             harness of a rollout ends it with its reward"
         );
         self.check_bounds()
     }

@@ -17,6 +17,7 @@ mod detokenize;
 mod error;
 mod experts;
 mod exploration;
+mod lease;
 mod log_state;
 mod messages;
 mod outcome;
@@ -120,6 +121,36 @@ pub fn routes(api: Arc<Api>) -> Routes {
             Scope::Completions,
             "/v1/messages/count_tokens",
             "Count the tokens of a conversation, in Anthropic's form",
+            post(messages::count_tokens).json_errors(),
+        )
+        .route(
+            Scope::Completions,
+            "/lease/{lease}/v1/completions",
+            "Complete a prompt, in a rollout",
+            post(completions::completions),
+        )
+        .route(
+            Scope::Completions,
+            "/lease/{lease}/v1/chat/completions",
+            "Answer a conversation, in a rollout",
+            post(completions::chat_completions),
+        )
+        .route(
+            Scope::Completions,
+            "/lease/{lease}/v1/responses",
+            "Answer a conversation in a rollout, in the form of OpenAI's Responses",
+            post(responses::responses),
+        )
+        .route(
+            Scope::Completions,
+            "/lease/{lease}/v1/messages",
+            "Answer a conversation in a rollout, in Anthropic's form",
+            post(messages::messages).json_errors(),
+        )
+        .route(
+            Scope::Completions,
+            "/lease/{lease}/v1/messages/count_tokens",
+            "Count the tokens of a conversation in a rollout, in Anthropic's form",
             post(messages::count_tokens).json_errors(),
         )
         .route(

@@ -39,7 +39,9 @@ impl Args {
                 );
             });
         let report = config.state_dir.join("report.html");
-        let router = control_api::routes(&role.pool, &config.policy.name, releases.clone(), exports.ok(), report)
+        let serve_url = config.serve_url();
+        let policy = &config.policy.name;
+        let router = control_api::routes(&role.pool, policy, releases.clone(), exports.ok(), report, &serve_url)
             .protected_by(&role.auth, "Springtide control")
             .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());

@@ -32,6 +32,7 @@ pub fn routes(
     releases: ReleaseService,
     exports: Option<Exports>,
     report: PathBuf,
+    serve_url: &str,
 ) -> Routes {
     let read = Scope::Read;
     let queries = Routes::new()
@@ -52,7 +53,7 @@ pub fn routes(
         .route(read, "/report", "The demo's report", get(report::page).page())
         .with_state(report);
     let of_the_policy = report
-        .merge(trainer::api::routes(pool.clone(), policy, exports))
+        .merge(trainer::api::routes(pool.clone(), policy, exports, serve_url))
         .merge(serving::release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .only_for_owner(OwnerOnly::new(pool.clone(), policy));

@@ -4,10 +4,11 @@
 use super::world::{POLICY, ensure_assigned, generate, register, sampler_key};
 use artifact::sign::TrustedKeys;
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::post;
 use ingest::event::{Body, Event, FinishReason, Generation, Proof, Purpose, VersionSpan, signed_bytes};
+use ingest::lease::Lease;
 use ingest::log::Producer;
 use model::exact::ExactModel;
 use serde_json::{Value, json};
@@ -47,10 +48,29 @@ impl Fleet {
         let address = listener.local_addr().unwrap();
         let router = axum::Router::new()
             .route("/v1/completions", post(complete))
+            .route("/lease/{lease}/v1/completions", post(complete_turn))
             .with_state(self);
         tokio::spawn(async move { axum::serve(listener, router).await });
         format!("http://{address}")
     }
+}
+
+/// A turn of a leased rollout, labeled as `springtide serve` labels it.
+async fn complete_turn(
+    State(fleet): State<Fleet>,
+    Path(lease): Path<String>,
+    Json(mut request): Json<Value>,
+) -> Result<Json<Value>, StatusCode> {
+    let lease = Lease::read(&lease).unwrap();
+    request["model"] = lease.model.into();
+    request["user"] = lease.run_id.to_string().into();
+    request["priority"] = 100.into();
+    request["surface"] = Lease::SURFACE.into();
+    request["session_id"] = lease.id.to_string().into();
+    request["metadata"] = json!({
+        "purpose": "rollout", "run_id": lease.run_id, "task_id": lease.task_id, "group_id": lease.group_id,
+    });
+    complete(State(fleet), Json(request)).await
 }
 
 async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Result<Json<Value>, StatusCode> {
@@ -148,11 +168,11 @@ fn generation(
     let metadata = &request["metadata"];
     let text = |value: &Value| value.as_str().map(String::from);
     let rollout = metadata["purpose"] == "rollout";
-    assert!(!rollout || (request["surface"] == "rollout" && request["priority"] == 100));
+    assert!(!rollout || request["priority"] == 100);
     let id = Uuid::now_v7();
     Generation {
         id,
-        episode_id: id,
+        episode_id: text(&request["session_id"]).map_or(id, |id| id.parse().unwrap()),
         segment: 0,
         turn: 0,
         parent_id: None,

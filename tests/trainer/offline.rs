@@ -19,16 +19,21 @@ const SOON: Duration = Duration::from_secs(90);
 
 /// Serves the control API of a world's policy. Returns the base URL.
 pub async fn control(world: &World) -> String {
+    control_beside(world, "http://127.0.0.1:8000").await
+}
+
+/// The same, beside a fleet at `serve_url`.
+pub async fn control_beside(world: &World, serve_url: &str) -> String {
     let pool = world.stack.pool_of("control");
     let auth = Auth::new(AuthOptions::default(), pool.clone());
-    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()));
+    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()), serve_url);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });
     format!("http://{address}")
 }
 
-async fn post(url: String, body: &Value) -> (u16, Value) {
+pub async fn post(url: String, body: &Value) -> (u16, Value) {
     let response = reqwest::Client::new().post(url).json(body).send().await.unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
 }
@@ -63,7 +68,7 @@ async fn create_as(control: &str, request: &Value) -> (Value, String) {
 }
 
 /// Only offline runs.
-fn offline(world: &World) -> trainer::Options {
+pub fn offline(world: &World) -> trainer::Options {
     let mut options = world.options();
     options.offline.enabled = true;
     options.realtime.enabled = false;
@@ -71,7 +76,7 @@ fn offline(world: &World) -> trainer::Options {
 }
 
 /// The run once it has ended.
-async fn ended(run: &str) -> Value {
+pub async fn ended(run: &str) -> Value {
     eventually("the run ends", SOON, async || {
         let run = get(run.to_owned()).await;
         run["finished_at"].is_string().then_some(run)
@@ -80,7 +85,7 @@ async fn ended(run: &str) -> Value {
 }
 
 /// Starts a fleet. Returns its base URL.
-async fn fleet(world: &World, wrong: Wrong) -> String {
+pub async fn fleet(world: &World, wrong: Wrong) -> String {
     let fleet = Fleet {
         pool: world.stack.pool.clone(),
         store: world.publisher.store.clone(),
@@ -92,7 +97,7 @@ async fn fleet(world: &World, wrong: Wrong) -> String {
     fleet.serve().await
 }
 
-async fn ingest(world: &World, stop: &CancellationToken) -> JoinHandle<anyhow::Result<()>> {
+pub async fn ingest(world: &World, stop: &CancellationToken) -> JoinHandle<anyhow::Result<()>> {
     let pool = world.stack.pool_of("ingest");
     tokio::spawn(::ingest::run(
         ::ingest::Options::default(),

@@ -368,7 +368,7 @@ async fn control_with_keys(world: &World) -> String {
         ..AuthOptions::default()
     };
     let auth = Auth::new(required, pool.clone());
-    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()));
+    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()), "http://127.0.0.1:8000");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });

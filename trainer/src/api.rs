@@ -8,6 +8,7 @@ pub mod audited;
 mod control;
 pub mod create;
 mod datasets;
+mod leases;
 pub mod offline;
 mod runs;
 mod versions;
@@ -39,11 +40,13 @@ struct Shared {
     policy: Arc<str>,
     /// Where exports lie. `None`: none can be downloaded here.
     exports: Option<Exports>,
+    /// Where harnesses reach the policy: `http://serve:8000`.
+    serve_url: Arc<str>,
 }
 
-/// `/v1/runs`, `/v1/versions`, `/v1/lines` and `/v1/datasets` of one policy. `exports`: from
-/// [`Exports::exports`].
-pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>) -> Routes {
+/// `/v1/runs`, `/v1/leases`, `/v1/versions`, `/v1/lines` and `/v1/datasets` of one policy. `exports`:
+/// from [`Exports::exports`]. `serve_url`: where harnesses reach the policy.
+pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, serve_url: &str) -> Routes {
     let create = post(create::create).body_bytes_max(BODY_BYTES_MAX);
     let turns = Turns::new(DATASETS_AT_ONCE, DATASETS_PER_KEY);
     let create_dataset = post(datasets::create).in_turn(turns.clone());
@@ -68,6 +71,36 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>) -> Routes {
             "Continue a run",
             post(control::resume),
         )
+        .route(
+            Scope::Completions,
+            "/v1/runs/{id}/leases",
+            "Take a rollout to make",
+            post(leases::take),
+        )
+        .route(
+            read,
+            "/v1/runs/{id}/rollouts",
+            "How far the rollouts of a run are",
+            get(leases::progress),
+        )
+        .route(
+            Scope::Completions,
+            "/v1/leases/{id}/renew",
+            "Keep a rollout for longer",
+            post(leases::renew),
+        )
+        .route(
+            Scope::Completions,
+            "/v1/leases/{id}/reward",
+            "End a rollout with its reward",
+            post(leases::reward),
+        )
+        .route(
+            Scope::Completions,
+            "/v1/leases/{id}/fail",
+            "End a rollout without a reward",
+            post(leases::fail),
+        )
         .route(read, "/v1/versions", "List versions", get(versions::list))
         .route(read, "/v1/versions/{serial}", "One version", get(versions::one))
         .route(read, "/v1/lines", "List lines and their heads", get(versions::lines))
@@ -89,6 +122,7 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>) -> Routes {
             pool,
             policy: policy.into(),
             exports,
+            serve_url: serve_url.into(),
         })
 }
 

@@ -19,6 +19,7 @@ pub mod caps;
 mod context;
 pub(crate) mod provenance;
 mod queue;
+pub(crate) mod rollouts;
 mod row;
 
 use crate::learn::advantage::Credit;
@@ -175,32 +176,6 @@ pub async fn drop_without_consent(
     }
     transaction.commit().await?;
     Ok(dropped)
-}
-
-/// The graded rollouts among `ids` that are trajectories by now, and those that can never be read,
-/// by code.
-pub async fn rollouts(
-    pool: &PgPool,
-    payloads: &Payloads,
-    run: Uuid,
-    head: i64,
-    ids: &[Uuid],
-    limits: &ModelLimits,
-) -> Result<Assembled, sqlx::Error> {
-    let mut connection = pool.acquire().await?;
-    let arrived = sqlx::query_scalar!(
-        "select g.id from generation g join trajectory t on t.generation_id = g.id
-         where g.run_id = $1 and g.id = any($2) and t.reward is not null
-           -- the surface `rollout` has no episodes
-           and t.episode_id is null
-           and not exists (select from disposition d where d.generation_id = g.id)
-         order by g.id",
-        run,
-        ids
-    )
-    .fetch_all(&mut *connection)
-    .await?;
-    check_and_read(&mut connection, payloads, arrived, Some(&[head]), limits).await
 }
 
 /// Closed trajectories for a run over a dataset, whatever version sampled them and whatever became

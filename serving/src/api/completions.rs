@@ -6,6 +6,7 @@ use super::body::{ChatRequest, CompletionRequest};
 use super::choice::{self, ChoiceTask, Chunk, Frame, FrameSender};
 use super::deadline::{self, Deadline};
 use super::error::for_openai;
+use super::lease::Leased;
 use super::outcome::FinishedChoice;
 use super::request::GenerationRequest;
 use super::{Api, exploration};
@@ -35,10 +36,12 @@ pub async fn completions(
     State(api): State<Arc<Api>>,
     principal: Principal,
     deadline: Deadline,
+    leased: Leased,
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, Problem> {
     let mut request = GenerationRequest::completion(body, &api.options, &principal.tenant)?;
     request.deadline = deadline;
+    leased.label(&mut request)?;
     answer(&api, request, &principal).await
 }
 
@@ -46,10 +49,12 @@ pub async fn chat_completions(
     State(api): State<Arc<Api>>,
     principal: Principal,
     deadline: Deadline,
+    leased: Leased,
     Json(body): Json<ChatRequest>,
 ) -> Result<Response, Problem> {
     let mut request = GenerationRequest::chat(body, &api.options, &principal.tenant)?;
     request.deadline = deadline;
+    leased.label(&mut request)?;
     answer(&api, request, &principal).await
 }
 

@@ -11,7 +11,11 @@ use serde_json::{Value, json};
 /// Gives errors the shape that the clients of their route read: Anthropic's on its routes, and a
 /// problem document with OpenAI's member `error` on all others.
 pub async fn shape_errors(request: Request, next: Next) -> Response {
-    let is_anthropic = request.uri().path().starts_with("/v1/messages");
+    let path = request.uri().path();
+    let leased = path
+        .strip_prefix("/lease/")
+        .and_then(|rest| rest.find('/').map(|at| &rest[at..]));
+    let is_anthropic = leased.unwrap_or(path).starts_with("/v1/messages");
     let response = next.run(request).await;
     let Some(problem) = response.extensions().get::<Problem>() else {
         return response;

@@ -8,6 +8,7 @@ mod stream;
 use super::answer::call_id;
 use super::completions::QueuedRequest;
 use super::deadline::Deadline;
+use super::lease::Leased;
 use super::outcome::{ChoiceOutcome, FinishedChoice, StopReason};
 use super::request::GenerationRequest;
 use super::{Api, no_route, session_of};
@@ -31,6 +32,7 @@ pub async fn messages(
     State(api): State<Arc<Api>>,
     principal: Principal,
     deadline: Deadline,
+    leased: Leased,
     headers: HeaderMap,
     Json(body): Json<MessagesRequest>,
 ) -> Result<Response, Problem> {
@@ -38,6 +40,7 @@ pub async fn messages(
     let chat = body.into_chat(session_of(&headers))?;
     let mut request = GenerationRequest::chat(chat, &api.options, &principal.tenant)?;
     request.deadline = deadline;
+    leased.label(&mut request)?;
     let request = Arc::new(request);
     let queued = QueuedRequest::submit(&api, request.clone(), &principal).await?;
     let mut message = Message::new(&request.model, queued.prompt_tokens);
@@ -57,11 +60,14 @@ pub async fn messages(
 pub async fn count_tokens(
     State(api): State<Arc<Api>>,
     principal: Principal,
+    leased: Leased,
     headers: HeaderMap,
     Json(body): Json<MessagesRequest>,
 ) -> Result<Json<Value>, Problem> {
     let chat = body.into_chat(session_of(&headers))?;
-    let request = Arc::new(GenerationRequest::chat(chat, &api.options, &principal.tenant)?);
+    let mut request = GenerationRequest::chat(chat, &api.options, &principal.tenant)?;
+    leased.label(&mut request)?;
+    let request = Arc::new(request);
     let route = api
         .routes
         .route(&api.policy, &request.model, &request.user_key)

@@ -30,7 +30,9 @@ const PROMPT_END_TOKENS: usize = 8;
 /// The surface of rollouts.
 const ROLLOUTS: &str = "rollout";
 /// The keys that `metadata` may have.
-const METADATA: &[&str] = &["purpose", "run_id", "task_id", "group_id", "consent"];
+const METADATA: &[&str] = &[
+    "purpose", "run_id", "task_id", "group_id", "consent", "segment", "train",
+];
 
 #[derive(Debug, Clone)]
 pub struct GenerationRequest {
@@ -61,6 +63,10 @@ pub struct GenerationRequest {
     pub task_id: Option<String>,
     pub group_id: Option<String>,
     pub consent: bool,
+    /// Of the episode: a summary opens the next one.
+    pub segment: u32,
+    /// False: no token is trained on, but the episode's other turns are.
+    pub train: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -137,7 +143,8 @@ impl GenerationRequest {
             )));
         }
         let metadata = common.metadata.unwrap_or_default();
-        let (purpose, run_id, consent) = read_metadata(&metadata)?;
+        let (purpose, run_id) = read_metadata(&metadata)?;
+        let consent = flag(&metadata, "consent")?;
         let optional_name = |field: &str, value: Option<String>| value.map(|value| name(field, value)).transpose();
         let task_id = optional_name("metadata.task_id", text_of(&metadata, "task_id")?)?;
         let group_id = optional_name("metadata.group_id", text_of(&metadata, "group_id")?)?;
@@ -195,6 +202,8 @@ impl GenerationRequest {
             task_id,
             group_id,
             consent,
+            segment: segment(&metadata)?,
+            train: flag(&metadata, "train")?,
         })
     }
 
@@ -404,7 +413,7 @@ pub fn name(field: &str, value: String) -> Result<String, Problem> {
     Ok(value)
 }
 
-fn read_metadata(metadata: &Map<String, Value>) -> Result<(Purpose, Option<Uuid>, bool), Problem> {
+fn read_metadata(metadata: &Map<String, Value>) -> Result<(Purpose, Option<Uuid>), Problem> {
     if let Some(key) = metadata.keys().find(|key| !METADATA.contains(&key.as_str())) {
         return Err(bad(format!(
             "metadata.{key} is not known; known are {}",
@@ -427,13 +436,29 @@ fn read_metadata(metadata: &Map<String, Value>) -> Result<(Purpose, Option<Uuid>
     if purpose == Purpose::Rollout && run_id.is_none() {
         return Err(bad("a rollout belongs to a run; give metadata.run_id"));
     }
-    let consent = match metadata.get("consent") {
-        None | Some(Value::Null) => true,
-        Some(Value::Bool(consent)) => *consent,
-        Some(Value::String(consent)) if consent == "true" || consent == "false" => consent == "true",
-        Some(_) => return Err(bad("metadata.consent must be true or false")),
+    Ok((purpose, run_id))
+}
+
+/// Default: true. OpenAI's `metadata` has only texts.
+fn flag(metadata: &Map<String, Value>, key: &str) -> Result<bool, Problem> {
+    match metadata.get(key) {
+        None | Some(Value::Null) => Ok(true),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(Value::String(flag)) if flag == "true" || flag == "false" => Ok(flag == "true"),
+        Some(_) => Err(bad(format!("metadata.{key} must be true or false"))),
+    }
+}
+
+fn segment(metadata: &Map<String, Value>) -> Result<u32, Problem> {
+    let number = match metadata.get("segment") {
+        None | Some(Value::Null) => return Ok(0),
+        Some(Value::String(text)) => text.parse().ok(),
+        Some(value) => value.as_u64(),
     };
-    Ok((purpose, run_id, consent))
+    let segment = number.and_then(|number| u32::try_from(number).ok());
+    segment
+        .filter(|number| i32::try_from(*number).is_ok())
+        .ok_or_else(|| bad("metadata.segment must be a number from 0: how many contexts of its episode came before"))
 }
 
 fn text_of(metadata: &Map<String, Value>, key: &str) -> Result<Option<String>, Problem> {

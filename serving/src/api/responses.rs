@@ -8,6 +8,7 @@ mod stream;
 
 use super::completions::QueuedRequest;
 use super::deadline::Deadline;
+use super::lease::Leased;
 use super::outcome::{ChoiceOutcome, FinishedChoice};
 use super::request::GenerationRequest;
 use super::{Api, session_of};
@@ -30,12 +31,14 @@ pub async fn responses(
     State(api): State<Arc<Api>>,
     principal: Principal,
     deadline: Deadline,
+    leased: Leased,
     headers: HeaderMap,
     Json(body): Json<ResponsesRequest>,
 ) -> Result<Response, Problem> {
     let (chat, echo) = body.into_chat(session_of(&headers))?;
     let mut request = GenerationRequest::chat(chat, &api.options, &principal.tenant)?;
     request.deadline = deadline;
+    leased.label(&mut request)?;
     let request = Arc::new(request);
     let queued = QueuedRequest::submit(&api, request.clone(), &principal).await?;
     let mut document = Document::new(&request.model, queued.prompt_tokens, echo);

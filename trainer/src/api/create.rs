@@ -74,11 +74,40 @@ pub struct OnDataset<C> {
     pub config: C,
 }
 
+/// Who makes the rollouts of a run, and rewards them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Environment {
+    /// A harness outside leases them: `POST /v1/runs/{id}/leases`.
+    Pull {
+        /// How long a harness may work without a renewal, 10 to 86400; default 600.
+        #[serde(default = "lease_seconds")]
+        lease_seconds: u32,
+    },
+}
+
+fn lease_seconds() -> u32 {
+    600
+}
+
+impl Environment {
+    fn check(self) -> Result<(), String> {
+        let Environment::Pull { lease_seconds } = self;
+        match lease_seconds {
+            10..=86_400 => Ok(()),
+            _ => Err("environment.lease_seconds must be in 10..=86400".into()),
+        }
+    }
+}
+
 /// The configuration of a GRPO run, kept in its row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Default `exact_match`.
+    /// Default: none; the trainer asks for one completion of each prompt, and the grader rewards it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub environment: Option<Environment>,
+    /// Default `exact_match`. With an environment, the harness rewards.
     pub grader: Grader,
     /// Default `dr_grpo`.
     pub advantage: GroupAdvantage,
@@ -90,6 +119,10 @@ pub struct Config {
     pub group_size: u32,
     /// Tasks per step, default 4.
     pub tasks_per_step: u32,
+    /// How many steps the head may be away from the oldest version that sampled a token that is
+    /// trained on, 0 to 64, default 4. With an environment, rollouts of so many further steps are
+    /// made while a step is computed.
+    pub staleness_max: u32,
     /// Optimizer steps, default 10.
     pub steps: i64,
     /// Default 5e-5.
@@ -109,12 +142,14 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
+            environment: None,
             grader: Grader::default(),
             advantage: GroupAdvantage::default(),
             loss: StepSettings::default().loss,
             aggregation: Aggregation::default(),
             group_size: 8,
             tasks_per_step: 4,
+            staleness_max: 4,
             steps: 10,
             learning_rate: 5e-5,
             max_tokens: 32,
@@ -141,6 +176,11 @@ impl Config {
                 (1..=256).contains(&self.tasks_per_step),
                 "tasks_per_step must be in 1..=256",
             ),
+            (self.staleness_max <= 64, "staleness_max must be in 0..=64"),
+            (
+                self.environment.is_none() || self.grader == Grader::default(),
+                "grader: with an environment, the harness posts the reward; leave one of them out",
+            ),
             ((1..=100_000).contains(&self.steps), "steps must be in 1..=100000"),
             (
                 self.learning_rate > 0.0 && self.learning_rate <= 1.0,
@@ -155,6 +195,7 @@ impl Config {
         if let Some((_, why)) = rules.iter().find(|(holds, _)| !holds) {
             return Err((*why).to_string());
         }
+        self.environment.map_or(Ok(()), Environment::check)?;
         self.grader.check()?;
         self.loss.check()?;
         let lora = self.lora.as_ref().map_or(Ok(()), model::lora::Config::check);

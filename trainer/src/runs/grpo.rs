@@ -1,16 +1,23 @@
 //! Offline runs: GRPO on a researcher's tasks, with rollouts from the same fleet that serves users.
 //!
-//! Rollouts use the public completions API at low priority and are logged like all traffic. Grades
+//! Rollouts use the public completions API at low priority and are logged like all traffic. Rewards
 //! are feedback events on the log. The run trains on what arrived in the database, and publishes to
 //! its own line, which users never get.
+//!
+//! ```text
+//! rollout, grade   one completion of each prompt, which a grader rewards
+//! leases           rollouts that a harness outside makes and rewards
+//! groups           what is compared with what
+//! ```
 
 mod grade;
 mod groups;
+mod leases;
 mod rollout;
 
 use crate::api::{self, create::line_of};
 use crate::learn::learner::thread::Handle;
-use crate::learn::sample::Sample;
+use crate::learn::sample::{Sample, Trajectory};
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
 use crate::runs::offline::{self, Configuration, Failed, IDLE};
 use crate::runs::random::Random;
@@ -18,9 +25,10 @@ use crate::runs::schedule::Schedule;
 use crate::runs::trainer::{Trainer, pause};
 use crate::select;
 use anyhow::Context;
+use leases::Leases;
 use rollout::{Client, Rolled, Rollout, Task};
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -66,6 +74,13 @@ pub(super) async fn execute(
         return Ok(());
     };
     let client = Client::new(trainer, id, &line, &config)?;
+    let mut leases = match config.environment {
+        Some(environment) => {
+            let ids = tasks.iter().map(|task| task.id.clone()).collect();
+            Some(Leases::new(trainer, &config, environment, ids).await?)
+        }
+        None => None,
+    };
     let mut empty = Empty::default();
     while executor.steps_done < config.steps {
         if shutdown.is_cancelled() {
@@ -79,36 +94,44 @@ pub(super) async fn execute(
         if let Some(reason) = offline::reason_to_wait(trainer, id, &schedule).await? {
             return Ok(executor.claim.give_way(&trainer.pool, &reason).await?);
         }
-        if !wait_until_served(&client, &executor, &schedule, shutdown).await? {
+        // harnesses go on with rollouts of later steps while the fleet takes the head up
+        let goes_on = match &leases {
+            Some(leases) => !leases.is_idle(id).await?,
+            None => false,
+        };
+        if !goes_on && !wait_until_served(&client, &executor, &schedule, shutdown).await? {
             continue; // the top of the loop handles the request to stop
         }
-        let mut random = Random(executor.random.unwrap_or(config.seed));
-        let chosen = random.choose(tasks.len(), config.tasks_per_step as usize);
-        let chosen: Vec<Arc<Task>> = chosen.into_iter().filter_map(|i| tasks.get(i).cloned()).collect();
         let started = Instant::now();
-        let (rolled, arrived) = tokio::select! {
-            result = roll_out(&executor, &client, &config, &chosen) => result?,
+        let drawn = tokio::select! {
+            drawn = draw(&executor, &client, &config, &tasks, &mut leases) => drawn?,
             stop = stop_requested(&executor, &schedule, shutdown) => {
                 stop?;
                 continue;
             }
         };
-        let groups = groups::score(&executor, config.advantage, arrived).await?;
+        let Drawn { samples, next, .. } = drawn;
+        let groups = groups::score(&executor, config.advantage, config.staleness_max, samples).await?;
         if groups.samples.is_empty() {
-            executor.random = Some(random.0);
+            executor.random = Some(next);
+            spend(&executor, leases.as_ref(), drawn.draw).await?;
             empty.add(0, trainer.options.offline.empty_draws_max)?;
             continue;
         }
-        let (drawn, next) = (groups.samples.len(), random.0);
+        let trajectories: BTreeSet<Trajectory> = groups.samples.iter().map(Sample::trajectory).collect();
+        let count = groups.samples.len();
         let inputs = StepInputs {
             settings: config.step_settings(),
             limits: trainer.options.offline.guards,
             baselines: BTreeMap::new(),
-            random: random.0,
+            random: next,
             notes: json!({
-                "rollouts": rolled.rollouts.len(),
-                "rollouts_failed": rolled.failed,
+                "rollouts": drawn.rollouts,
+                "rollouts_failed": drawn.lost.values().sum::<u64>(),
+                "lost": drawn.lost,
+                "trajectories": trajectories.len(),
                 "reward_mean": groups.reward_mean,
+                "staleness": groups.staleness,
                 "dropped": groups.dropped,
                 "rollout_seconds": started.elapsed().as_secs_f64(),
             }),
@@ -116,7 +139,7 @@ pub(super) async fn execute(
         let quarantined = executor
             .accumulate(groups.samples, groups.advantages, inputs.settings, inputs.limits)
             .await?;
-        if let Some(reason) = quarantined.reason_to_pause(drawn, executor.head) {
+        if let Some(reason) = quarantined.reason_to_pause(count, executor.head) {
             return executor.release("paused", &reason).await;
         }
         match executor.step(inputs).await? {
@@ -128,9 +151,62 @@ pub(super) async fn execute(
                 empty.add(quarantined.ids.len(), trainer.options.offline.empty_draws_max)?;
             }
         }
+        spend(&executor, leases.as_ref(), drawn.draw).await?;
     }
     let done = format!("{} steps; head is version {}", executor.steps_done, executor.head);
     executor.release("succeeded", &done).await
+}
+
+/// What a step may be made of.
+struct Drawn {
+    samples: Vec<Sample>,
+    /// Rollouts that have a reward.
+    rollouts: usize,
+    /// Rollouts that have none, or that nothing can be learned from, by why.
+    lost: BTreeMap<String, u64>,
+    /// The random state after it.
+    next: u64,
+    /// The draw of leased rollouts.
+    draw: Option<i64>,
+}
+
+/// Rollouts of the next tasks, rewarded.
+async fn draw(
+    executor: &Executor<'_>,
+    client: &Client<'_>,
+    config: &api::Config,
+    tasks: &[Arc<Task>],
+    leases: &mut Option<Leases<'_>>,
+) -> anyhow::Result<Drawn> {
+    if let Some(leases) = leases {
+        let draw = leases.draw(executor).await?;
+        return Ok(Drawn {
+            samples: draw.samples,
+            rollouts: draw.rewarded,
+            lost: draw.lost,
+            next: draw.number.unsigned_abs(),
+            draw: Some(draw.number),
+        });
+    }
+    let mut random = Random(executor.random.unwrap_or(config.seed));
+    let chosen = random.choose(tasks.len(), config.tasks_per_step as usize);
+    let chosen: Vec<Arc<Task>> = chosen.into_iter().filter_map(|i| tasks.get(i).cloned()).collect();
+    let (rolled, samples) = roll_out(executor, client, config, &chosen).await?;
+    Ok(Drawn {
+        samples,
+        rollouts: rolled.rollouts.len(),
+        lost: BTreeMap::from([("failed".to_owned(), rolled.failed as u64)]),
+        next: random.0,
+        draw: None,
+    })
+}
+
+/// No further step is made of a draw of leased rollouts.
+async fn spend(executor: &Executor<'_>, leases: Option<&Leases<'_>>, draw: Option<i64>) -> anyhow::Result<()> {
+    match (leases, draw) {
+        (Some(leases), Some(draw)) => leases.spend(&executor.claim, draw).await,
+        _ => Ok(()),
+    }
 }
 
 /// Draws in a row without a gradient.
@@ -208,7 +284,7 @@ async fn roll_out(
             return Err(Failed(format!("no rollout of a step has a grade: {error}")).into());
         }
     }
-    let arrived = wait_for_arrival(executor, &rolled.rollouts).await?;
+    let arrived = wait_for_arrival(executor, config.staleness_max, &rolled.rollouts).await?;
     Ok((rolled, arrived))
 }
 
@@ -231,17 +307,23 @@ async fn is_to_stop(executor: &Executor<'_>, schedule: &Schedule) -> anyhow::Res
 }
 
 /// Reads the graded rollouts from the database. Waits until all have arrived or the timeout ends.
-async fn wait_for_arrival(executor: &Executor<'_>, rollouts: &[Rollout]) -> anyhow::Result<Vec<Sample>> {
+async fn wait_for_arrival(
+    executor: &Executor<'_>,
+    staleness_max: u32,
+    rollouts: &[Rollout],
+) -> anyhow::Result<Vec<Sample>> {
     let trainer = executor.trainer;
+    let versions = select::versions(&trainer.pool, &trainer.policy, executor.head, staleness_max).await?;
     let ids: Vec<Uuid> = rollouts.iter().map(|r| r.generation).collect();
     let timeout = Duration::from_secs(trainer.options.offline.arrival_timeout_seconds);
     let started = Instant::now();
     let mut dropped = 0;
     loop {
-        let (run, head, limits) = (executor.claim.run, executor.head, &executor.model_limits);
-        let assembled = select::rollouts(&trainer.pool, &trainer.payloads, run, head, &ids, limits)
-            .await
-            .context("read the rollouts")?;
+        let (pool, limits) = (&trainer.pool, &executor.model_limits);
+        let assembled =
+            select::rollouts::completions(pool, &trainer.payloads, executor.claim.run, &versions, &ids, limits)
+                .await
+                .context("read the rollouts")?;
         let counts = executor.drop_generations(&assembled.broken).await?;
         dropped += counts.values().sum::<u64>() as usize;
         let samples = assembled.samples;

@@ -17,7 +17,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         id: finished.id,
         // a single completion is its own episode
         episode_id: request.episode_id.unwrap_or(finished.id),
-        segment: 0,
+        segment: request.segment,
         turn: 0,
         parent_id: None,
         policy: api.policy.clone(),
@@ -36,7 +36,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         prompt_ids: finished.prompt_ids.to_vec(),
         token_ids: finished.tokens.iter().map(|token| token.id).collect(),
         logprobs: finished.tokens.iter().map(|token| token.logprob).collect(),
-        train_mask: None,
+        train_mask: (!request.train).then(|| vec![false; finished.tokens.len()]),
         payload: None,
         experts: None,
         temperature: request.params.temperature,

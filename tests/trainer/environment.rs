@@ -1,0 +1,284 @@
+//! Runs whose rollouts a harness outside makes: leases over HTTP, turns through the lease's base URL,
+//! rewards at the end.
+
+use super::fleet::Wrong;
+use super::offline::{control_beside, ended, fleet, get, ingest, offline, post};
+use super::world::World;
+use crate::support::eventually;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const SOON: Duration = Duration::from_secs(90);
+const GROUP: i64 = 6;
+
+fn request(steps: u32, lease_seconds: u32) -> Value {
+    json!({
+        "kind": "grpo",
+        "environment": {"kind": "pull", "lease_seconds": lease_seconds},
+        "tasks": [{"id": "one", "prompt": "one", "answer": "a"}, {"id": "two", "prompt": "two", "answer": "b"}],
+        "group_size": GROUP,
+        "tasks_per_step": 2,
+        "steps": steps,
+        "staleness_max": 2,
+        "learning_rate": 1e-3,
+    })
+}
+
+async fn create(control: &str, request: &Value) -> (String, String) {
+    let (status, created) = post(format!("{control}/v1/runs"), request).await;
+    assert_eq!(status, 201, "{created}");
+    let id = created["id"].as_str().unwrap().to_owned();
+    (format!("{control}/v1/runs/{id}"), id)
+}
+
+/// What a harness got when it asked for a rollout.
+enum Leased {
+    One(Value),
+    Nothing,
+    Ended,
+}
+
+async fn lease(run: &str) -> Leased {
+    let body = json!({"wait_seconds": 1});
+    let response = reqwest::Client::new()
+        .post(format!("{run}/leases"))
+        .json(&body)
+        .send()
+        .await
+        .unwrap();
+    match response.status().as_u16() {
+        201 => Leased::One(response.json().await.unwrap()),
+        204 => {
+            assert_eq!(response.headers()["retry-after"], "1");
+            Leased::Nothing
+        }
+        409 => Leased::Ended,
+        other => panic!("{other}: {}", response.text().await.unwrap()),
+    }
+}
+
+/// One turn of a rollout. Returns the text.
+async fn turn(lease: &Value, prompt: &str) -> String {
+    let url = format!("{}/completions", lease["base_url"].as_str().unwrap());
+    let (status, answer) = post(url, &json!({"model": "any", "prompt": prompt})).await;
+    assert_eq!(status, 200, "{answer}");
+    answer["choices"][0]["text"].as_str().unwrap().to_owned()
+}
+
+async fn end(control: &str, lease: &Value, how: &str, body: &Value) -> (u16, Value) {
+    post(
+        format!("{control}/v1/leases/{}/{how}", lease["id"].as_str().unwrap()),
+        body,
+    )
+    .await
+}
+
+/// Two turns, then the share of `a` to `m` among their letters.
+async fn make(control: &str, lease: &Value) {
+    let first = turn(lease, lease["task"]["prompt"].as_str().unwrap()).await;
+    let second = turn(lease, &format!("{first}, and then?")).await;
+    let both = format!("{first}{second}");
+    let small = both.chars().filter(|letter| ('a'..='m').contains(letter)).count();
+    let reward = small as f64 / both.chars().count() as f64;
+    let (status, ended) = end(control, lease, "reward", &json!({"reward": reward})).await;
+    assert_eq!((status, ended["state"].as_str()), (200, Some("rewarded")), "{ended}");
+}
+
+/// A harness that makes rollouts until the run has ended. Counts them.
+fn harness(control: &str, run: &str, made: &Arc<AtomicUsize>) -> JoinHandle<()> {
+    let (control, run, made) = (control.to_owned(), run.to_owned(), made.clone());
+    tokio::spawn(async move {
+        loop {
+            match lease(&run).await {
+                Leased::One(lease) => {
+                    make(&control, &lease).await;
+                    made.fetch_add(1, Ordering::Relaxed);
+                }
+                Leased::Nothing => {}
+                Leased::Ended => return,
+            }
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_learns_from_sessions_that_a_harness_makes_while_it_computes() {
+    let world = World::start("environment").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control_beside(&world, &serve_url).await;
+    let (run, _) = create(&control, &request(4, 600)).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    let made = Arc::new(AtomicUsize::new(0));
+    let harnesses = [harness(&control, &run, &made), harness(&control, &run, &made)];
+    let done = ended(&run).await;
+    assert_eq!(
+        (&done["status"], &done["steps_done"]),
+        (&json!("succeeded"), &json!(4)),
+        "{done}"
+    );
+    for harness in harnesses {
+        harness.await.unwrap();
+    }
+    running.stop().await;
+
+    // four steps of two groups, and none too many
+    assert_eq!(made.load(Ordering::Relaxed), 4 * 2 * GROUP as usize);
+    let counts = get(format!("{run}/rollouts")).await;
+    assert_eq!(counts["by_state"], json!({"spent": 8 * GROUP}), "{counts}");
+    assert_eq!(counts["lost"], json!({}));
+    let mut oldest = 0;
+    for step in 1..=4 {
+        let metrics = world.metrics(step).await;
+        let notes = &metrics["notes"];
+        assert_eq!(
+            (&notes["rollouts"], &notes["rollouts_failed"]),
+            (&json!(2 * GROUP), &json!(0)),
+            "{notes}"
+        );
+        assert_eq!(
+            notes["trajectories"],
+            2 * GROUP,
+            "a rollout of two turns is one: {notes}"
+        );
+        let staleness = notes["staleness"].as_object().unwrap();
+        let turns: u64 = staleness.values().map(|count| count.as_u64().unwrap()).sum();
+        assert_eq!(turns, 2 * 2 * GROUP as u64, "{notes}");
+        oldest = oldest.max(staleness.keys().map(|steps| steps.parse().unwrap()).max().unwrap());
+    }
+    assert!(oldest <= 2, "{oldest}");
+    let trained = world.ledger("trained").await;
+    assert_eq!(trained, 4 * 2 * 2 * GROUP, "every turn of every rollout, once");
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_harness_that_dies_or_fails_costs_no_group_and_a_killed_trainer_nothing() {
+    let world = World::start("lost_leases").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control_beside(&world, &serve_url).await;
+    let (run, _) = create(&control, &request(1, 10)).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    let take = || async {
+        eventually("a rollout is offered", SOON, async || match lease(&run).await {
+            Leased::One(lease) => Some(lease),
+            _ => None,
+        })
+        .await
+    };
+    let (silent, broken, slow, good) = (take().await, take().await, take().await, take().await);
+    turn(&silent, "one").await;
+    let (status, failed) = end(&control, &broken, "fail", &json!({"reason": "no tool"})).await;
+    assert_eq!((status, failed["code"].as_str()), (200, Some("harness_failed")));
+    let (status, _) = end(&control, &slow, "fail", &json!({"timed_out": true})).await;
+    assert_eq!(status, 200);
+    let (status, refused) = end(&control, &broken, "reward", &json!({"reward": 1.0})).await;
+    assert_eq!(status, 409, "{refused}");
+    assert!(
+        refused["detail"].as_str().unwrap().contains("harness_failed"),
+        "{refused}"
+    );
+    make(&control, &good).await;
+
+    // what has finished outlives the trainer
+    running.stop().await;
+    let running = world.run_against(offline(&world), &serve_url);
+    eventually("the silent lease has expired", SOON, async || {
+        let counts = get(format!("{run}/rollouts")).await;
+        (counts["lost"]["lease_expired"] == 1).then_some(())
+    })
+    .await;
+    let (status, refused) = end(&control, &silent, "reward", &json!({"reward": 1.0})).await;
+    assert_eq!(status, 409);
+    assert!(
+        refused["detail"].as_str().unwrap().contains("offered again"),
+        "{refused}"
+    );
+    let (status, refused) = end(&control, &silent, "renew", &json!({})).await;
+    assert_eq!(status, 409, "{refused}");
+
+    let made = Arc::new(AtomicUsize::new(0));
+    let harness = harness(&control, &run, &made);
+    let done = ended(&run).await;
+    assert_eq!(done["status"], "succeeded", "{done}");
+    harness.await.unwrap();
+    running.stop().await;
+    assert_eq!(
+        made.load(Ordering::Relaxed),
+        2 * GROUP as usize - 1,
+        "one was made before"
+    );
+    let notes = &world.metrics(1).await["notes"];
+    assert_eq!(
+        (&notes["rollouts"], &notes["rollouts_failed"]),
+        (&json!(2 * GROUP), &json!(3)),
+        "{notes}"
+    );
+    let lost = json!({"harness_failed": 1, "harness_timeout": 1, "lease_expired": 1});
+    assert_eq!(notes["lost"], lost, "{notes}");
+    // the turn of the silent harness is censored, not a reward of 0
+    eventually("its turn has closed", SOON, async || {
+        (world.ledger("censored").await >= 1 && world.ledger("open").await == 0).then_some(())
+    })
+    .await;
+    assert_eq!(world.ledger("trained").await, 2 * 2 * GROUP);
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_harness_cannot_ask_for_is_refused() {
+    let world = World::start("lease_refusals").await;
+    let control = control_beside(&world, "http://127.0.0.1:8000").await;
+    let mut graded = request(1, 600);
+    graded["grader"] = json!("contains");
+    let (status, problem) = post(format!("{control}/v1/runs"), &graded).await;
+    assert_eq!(status, 400);
+    assert!(problem["detail"].as_str().unwrap().starts_with("grader"), "{problem}");
+    let (status, problem) = post(format!("{control}/v1/runs"), &request(1, 5)).await;
+    assert_eq!(status, 400);
+    assert!(
+        problem["detail"]
+            .as_str()
+            .unwrap()
+            .starts_with("environment.lease_seconds"),
+        "{problem}"
+    );
+
+    let mut completions = request(1, 600);
+    completions.as_object_mut().unwrap().remove("environment");
+    let (run, _) = create(&control, &completions).await;
+    let (status, problem) = post(format!("{run}/leases"), &json!({})).await;
+    assert_eq!(status, 409);
+    assert!(problem["detail"].as_str().unwrap().contains("not leased"), "{problem}");
+
+    let (run, _) = create(&control, &request(1, 600)).await;
+    assert!(
+        matches!(lease(&run).await, Leased::Nothing),
+        "nothing is offered before a trainer works"
+    );
+    let (status, problem) = post(format!("{run}/leases"), &json!({"wait_seconds": 31})).await;
+    assert_eq!(status, 400, "{problem}");
+    let (status, _) = post(format!("{run}/cancel"), &json!({})).await;
+    assert_eq!(status, 200);
+    assert!(matches!(lease(&run).await, Leased::Ended));
+    let missing = format!("{control}/v1/leases/{}", uuid::Uuid::now_v7());
+    for (how, body) in [
+        ("renew", json!({})),
+        ("reward", json!({"reward": 1.0})),
+        ("fail", json!({})),
+    ] {
+        let (status, problem) = post(format!("{missing}/{how}"), &body).await;
+        assert_eq!(status, 404, "{problem}");
+    }
+}

@@ -1,0 +1,385 @@
+//! Leases of rollouts, for the harness of a run with `environment.kind` `pull`: take one, let the
+//! policy act, post the reward.
+//!
+//! A lease is a row of `rollout`. Handlers only change its state; the trainer offers rollouts, gives
+//! up those whose lease has expired, and reads the rewards.
+
+use super::create::{Config, Environment};
+use super::runs;
+use super::{Shared, database};
+use crate::runs::schedule::Schedule;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use edge::auth::Principal;
+use edge::json::Json;
+use edge::path::Path;
+use edge::problem::Problem;
+use ingest::lease;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use time::OffsetDateTime;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+/// How long a harness that finds no rollout should wait before it asks again, seconds.
+const RETRY_SECONDS: u32 = 1;
+const WAIT_SECONDS_MAX: u64 = 30;
+/// How often a request that waits looks again.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Longest reason of a failure, bytes.
+const REASON_BYTES_MAX: usize = 4 << 10;
+
+/// A harness asks for a rollout.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Wanted {
+    /// How long to wait for one, 0 to 30; default 0.
+    wait_seconds: u64,
+}
+
+/// A rollout to make, until `expires_at`.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "object", rename = "lease")]
+struct Lease {
+    id: Uuid,
+    run_id: Uuid,
+    /// The rollouts of one task that are compared with each other.
+    group_id: Uuid,
+    task: Task,
+    /// Base URL for OpenAI's clients. What they ask for are the turns of this rollout.
+    base_url: String,
+    /// The same for Anthropic's clients, which add `/v1` themselves.
+    anthropic_base_url: String,
+    /// What answers, whatever model a client names.
+    model: String,
+    #[serde(with = "time::serde::rfc3339")]
+    expires_at: OffsetDateTime,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Task {
+    id: String,
+    prompt: String,
+    answer: String,
+}
+
+/// The state of a rollout.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "object", rename = "rollout")]
+pub(super) struct Rollout {
+    id: Uuid,
+    run_id: Uuid,
+    state: String,
+    code: Option<String>,
+    reward: Option<f64>,
+    #[serde(with = "time::serde::rfc3339::option")]
+    expires_at: Option<OffsetDateTime>,
+}
+
+/// `POST /v1/runs/{id}/leases`: 201 with a lease, or 204 if no rollout is offered now. 409 if the run
+/// has ended or has no environment outside.
+pub(super) async fn take(
+    State(shared): State<Shared>,
+    principal: Principal,
+    Path(id): Path<Uuid>,
+    Json(wanted): Json<Wanted>,
+) -> Result<Response, Problem> {
+    if wanted.wait_seconds > WAIT_SECONDS_MAX {
+        return Err(Problem::bad_request(format!(
+            "wait_seconds is {}; it must be in 0..={WAIT_SECONDS_MAX}",
+            wanted.wait_seconds
+        )));
+    }
+    let until = Instant::now() + Duration::from_secs(wanted.wait_seconds);
+    loop {
+        let run = runs::get(&shared.pool, &shared.policy, id).await?;
+        if run.finished_at.is_some() {
+            return Err(Problem::conflict(format!(
+                "run {id} is {}: it needs no rollouts any more",
+                run.status
+            )));
+        }
+        let (config, seconds) = pulled(&run)?;
+        if let Some(lease) = shared.take(&principal, &run, &config, seconds).await? {
+            return Ok((StatusCode::CREATED, Json(lease)).into_response());
+        }
+        if Instant::now() >= until {
+            let retry = [(header::RETRY_AFTER, RETRY_SECONDS.to_string())];
+            return Ok((StatusCode::NO_CONTENT, retry).into_response());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The configuration of a run whose rollouts are leased, and for how many seconds.
+fn pulled(run: &runs::Run) -> Result<(Config, u32), Problem> {
+    let mut config = run.config.clone();
+    Schedule::take_from(&mut config).map_err(Problem::internal)?;
+    let none = || {
+        Problem::conflict(format!(
+            "run {} has no environment of kind `pull`: its rollouts are not leased",
+            run.id
+        ))
+    };
+    if run.kind != "grpo" {
+        return Err(none());
+    }
+    let config: Config = serde_json::from_value(config).map_err(Problem::internal)?;
+    match config.environment {
+        Some(Environment::Pull { lease_seconds }) => Ok((config, lease_seconds)),
+        None => Err(none()),
+    }
+}
+
+impl Shared {
+    async fn take(
+        &self,
+        principal: &Principal,
+        run: &runs::Run,
+        config: &Config,
+        seconds: u32,
+    ) -> Result<Option<Lease>, Problem> {
+        let taken = sqlx::query!(
+            r#"
+            update rollout
+            set state = 'leased', holder = $2, leased_at = now(), expires_at = now() + make_interval(secs => $3)
+            where id = (select r.id from rollout r
+                        where r.run_id = $1 and r.state = 'offered'
+                        order by r.draw, r.id
+                        limit 1
+                        for update skip locked)
+            returning id, group_id, task_id, expires_at as "expires_at!"
+            "#,
+            run.id,
+            principal.label,
+            f64::from(seconds)
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(database)?;
+        let Some(taken) = taken else { return Ok(None) };
+        let task = sqlx::query_as!(
+            Task,
+            "select id, prompt, answer from task where run_id = $1 and id = $2",
+            run.id,
+            taken.task_id
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map_err(database)?;
+        let model = format!("{}@{}", self.policy, run.line);
+        let lease = lease::Lease {
+            id: taken.id,
+            run_id: run.id,
+            task_id: taken.task_id,
+            group_id: taken.group_id.to_string(),
+            model: model.clone(),
+            temperature: config.temperature,
+        };
+        let base_url = lease.base_url(&self.serve_url).map_err(Problem::internal)?;
+        Ok(Some(Lease {
+            id: taken.id,
+            run_id: run.id,
+            group_id: taken.group_id,
+            task,
+            anthropic_base_url: base_url.trim_end_matches("/v1").to_owned(),
+            base_url,
+            model,
+            expires_at: taken.expires_at,
+        }))
+    }
+
+    /// The rollout after a change that a harness asked for, or why it was not made.
+    async fn changed(&self, id: Uuid, changed: Option<Rollout>, request: &str) -> Result<Json<Rollout>, Problem> {
+        if let Some(rollout) = changed {
+            return Ok(Json(rollout));
+        }
+        let rollout = self.rollout(id).await?;
+        let Rollout { state, code, .. } = &rollout;
+        let why = match (state.as_str(), code.as_deref()) {
+            (_, Some("lease_expired")) => "the lease has expired, and the rollout was offered again".to_owned(),
+            ("offered", _) => "nobody has leased it".to_owned(),
+            ("leased", _) => "its run has ended".to_owned(),
+            (_, Some(code)) => format!("it has ended: {code}"),
+            (_, None) => "its reward has been posted".to_owned(),
+        };
+        Err(Problem::conflict(format!("cannot {request} rollout {id}: {why}")))
+    }
+
+    async fn rollout(&self, id: Uuid) -> Result<Rollout, Problem> {
+        let found = sqlx::query_as!(
+            Rollout,
+            r#"
+            select o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
+            from rollout o
+            join run r on r.id = o.run_id
+            where o.id = $1 and r.policy = $2
+            "#,
+            id,
+            &*self.policy
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(database)?;
+        found.ok_or_else(|| Problem::not_found(format!("policy `{}` has no lease {id}", self.policy)))
+    }
+}
+
+/// `POST /v1/leases/{id}/renew`: the lease begins anew.
+pub(super) async fn renew(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Json<Rollout>, Problem> {
+    let rollout = shared.rollout(id).await?;
+    let run = runs::get(&shared.pool, &shared.policy, rollout.run_id).await?;
+    let (_, seconds) = pulled(&run)?;
+    let renewed = sqlx::query_as!(
+        Rollout,
+        r#"
+        update rollout o
+        set expires_at = now() + make_interval(secs => $2)
+        from run r
+        where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
+        returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
+        "#,
+        id,
+        f64::from(seconds)
+    )
+    .fetch_optional(&shared.pool)
+    .await
+    .map_err(database)?;
+    shared.changed(id, renewed, "renew").await
+}
+
+/// The end of a rollout.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Reward {
+    /// Of the whole rollout. Outside the bounds of the surface `environment` (−1 to 1 by default) it
+    /// is kept and not trained on.
+    reward: f64,
+}
+
+/// `POST /v1/leases/{id}/reward`: ends the rollout. The same reward again changes nothing.
+pub(super) async fn reward(
+    State(shared): State<Shared>,
+    Path(id): Path<Uuid>,
+    Json(Reward { reward }): Json<Reward>,
+) -> Result<Json<Rollout>, Problem> {
+    if !reward.is_finite() {
+        return Err(Problem::bad_request("reward is not a finite number"));
+    }
+    let before = shared.rollout(id).await?;
+    if before.reward == Some(reward) {
+        return Ok(Json(before));
+    }
+    let rewarded = sqlx::query_as!(
+        Rollout,
+        r#"
+        update rollout o
+        set state = 'rewarded', reward = $2, finished_at = now()
+        from run r
+        where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
+        returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
+        "#,
+        id,
+        reward
+    )
+    .fetch_optional(&shared.pool)
+    .await
+    .map_err(database)?;
+    shared.changed(id, rewarded, "reward").await
+}
+
+/// Why a harness gives up.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Failure {
+    /// For people; at most 4 KiB.
+    #[serde(default)]
+    reason: String,
+    /// Whether the harness stopped because it took too long; default false.
+    #[serde(default)]
+    timed_out: bool,
+}
+
+/// `POST /v1/leases/{id}/fail`: the rollout has no reward, which is not a reward of 0. Another one is
+/// offered in its place, a few times.
+pub(super) async fn fail(
+    State(shared): State<Shared>,
+    Path(id): Path<Uuid>,
+    Json(failure): Json<Failure>,
+) -> Result<Json<Rollout>, Problem> {
+    if failure.reason.len() > REASON_BYTES_MAX || failure.reason.contains('\0') {
+        return Err(Problem::bad_request(format!(
+            "reason has {} bytes; give at most {REASON_BYTES_MAX}, none of them NUL",
+            failure.reason.len()
+        )));
+    }
+    shared.rollout(id).await?;
+    let failed = sqlx::query_as!(
+        Rollout,
+        r#"
+        update rollout o
+        set state = 'failed', code = $2, reason = $3, finished_at = now()
+        from run r
+        where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
+        returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
+        "#,
+        id,
+        if failure.timed_out {
+            "harness_timeout"
+        } else {
+            "harness_failed"
+        },
+        failure.reason
+    )
+    .fetch_optional(&shared.pool)
+    .await
+    .map_err(database)?;
+    shared.changed(id, failed, "fail").await
+}
+
+/// How far the rollouts of a run are.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "object", rename = "rollouts")]
+pub(super) struct Progress {
+    run_id: Uuid,
+    /// How many are offered, leased, rewarded, failed, settled and spent.
+    by_state: BTreeMap<String, i64>,
+    /// Those without a reward, by why.
+    lost: BTreeMap<String, i64>,
+    /// How many got a reward in the last 60 s.
+    rewarded_last_minute: i64,
+    /// Over all that have one.
+    reward_mean: Option<f64>,
+}
+
+/// `GET /v1/runs/{id}/rollouts`
+pub(super) async fn progress(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Json<Progress>, Problem> {
+    runs::get(&shared.pool, &shared.policy, id).await?;
+    let counts = sqlx::query!(
+        r#"
+        select coalesce((select jsonb_object_agg(state, n) from
+                   (select state, count(*) as n from rollout where run_id = $1 group by state) s), '{}') as "by_state!: Value",
+               coalesce((select jsonb_object_agg(code, n) from
+                   (select code, count(*) as n from rollout where run_id = $1 and code is not null group by code) c), '{}')
+                   as "lost!: Value",
+               (select count(*) from rollout
+                where run_id = $1 and reward is not null and finished_at > now() - interval '1 minute') as "recent!",
+               (select avg(reward) from rollout where run_id = $1) as reward_mean
+        "#,
+        id
+    )
+    .fetch_one(&shared.pool)
+    .await
+    .map_err(database)?;
+    let read = |value| serde_json::from_value(value).map_err(Problem::internal);
+    Ok(Json(Progress {
+        run_id: id,
+        by_state: read(counts.by_state)?,
+        lost: read(counts.lost)?,
+        rewarded_last_minute: counts.recent,
+        reward_mean: counts.reward_mean,
+    }))
+}

@@ -1,0 +1,113 @@
+//! Rollouts of GRPO runs that have closed with a reward: single completions, and the episodes of
+//! harnesses. They pass the same checks as all samples.
+
+use super::{Assembled, Coded, check_and_read};
+use crate::learn::sample::{ModelLimits, Sample, Turn};
+use ingest::payload::Store as Payloads;
+use sqlx::PgPool;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// The graded rollouts among `ids` that are trajectories by now, and those that can never be read,
+/// by code.
+pub async fn completions(
+    pool: &PgPool,
+    payloads: &Payloads,
+    run: Uuid,
+    versions: &[i64],
+    ids: &[Uuid],
+    limits: &ModelLimits,
+) -> Result<Assembled, sqlx::Error> {
+    let mut connection = pool.acquire().await?;
+    let arrived = sqlx::query_scalar!(
+        "select g.id from generation g join trajectory t on t.generation_id = g.id
+         where g.run_id = $1 and g.id = any($2) and t.reward is not null
+           -- the surface `rollout` has no episodes
+           and t.episode_id is null
+           and not exists (select from disposition d where d.generation_id = g.id)
+         order by g.id",
+        run,
+        ids
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let mut assembled = check_and_read(&mut connection, payloads, arrived, Some(versions), limits).await?;
+    for sample in &mut assembled.samples {
+        sample.staleness = staleness(sample.version, versions);
+    }
+    Ok(assembled)
+}
+
+/// What arrived of some episodes.
+#[derive(Debug, Default)]
+pub struct Arrived {
+    /// Turns that may be trained on and that nothing has decided about, each with its place.
+    pub samples: Vec<Sample>,
+    pub broken: Coded,
+    /// Episodes of which a turn may still come, or cannot be read yet.
+    pub missing: Vec<Uuid>,
+}
+
+/// The turns of a run's episodes that have closed.
+pub async fn episodes(
+    pool: &PgPool,
+    payloads: &Payloads,
+    run: Uuid,
+    versions: &[i64],
+    episodes: &[Uuid],
+    limits: &ModelLimits,
+) -> Result<Arrived, sqlx::Error> {
+    let Some(oldest) = episodes.iter().min() else {
+        return Ok(Arrived::default());
+    };
+    let mut connection = pool.acquire().await?;
+    let rows = sqlx::query_file!("src/select/episodes.sql", run, episodes, oldest)
+        .fetch_all(&mut *connection)
+        .await?;
+    let mut turns: BTreeMap<Uuid, Turn> = BTreeMap::new();
+    let mut undecided = Vec::new();
+    let mut waiting: Vec<Uuid> = episodes.to_vec();
+    for rows in rows.chunk_by(|a, b| a.episode_id == b.episode_id) {
+        let Some(first) = rows.first() else { continue };
+        if usize::try_from(first.episode_turns) == Ok(rows.len()) {
+            waiting.retain(|episode| *episode != first.episode_id);
+        }
+        let rewards: Arc<[Option<f64>]> = rows.iter().map(|row| row.turn_reward).collect();
+        for (index, row) in rows.iter().enumerate().filter(|(_, row)| row.is_undecided) {
+            let turn = Turn {
+                episode: row.episode_id,
+                index,
+                rewards: rewards.clone(),
+            };
+            turns.insert(row.id, turn);
+            undecided.push(row.id);
+        }
+    }
+    let read = check_and_read(&mut connection, payloads, undecided, Some(versions), limits).await?;
+    let mut arrived = Arrived {
+        broken: read.broken,
+        missing: waiting,
+        ..Arrived::default()
+    };
+    for ids in arrived.broken.values() {
+        turns.retain(|id, _| !ids.contains(id));
+    }
+    for mut sample in read.samples {
+        sample.turn = turns.remove(&sample.generation);
+        sample.staleness = staleness(sample.version, versions);
+        arrived.samples.push(sample);
+    }
+    // those whose context may still come
+    arrived.missing.extend(turns.into_values().map(|turn| turn.episode));
+    arrived.missing.sort_unstable();
+    arrived.missing.dedup();
+    Ok(arrived)
+}
+
+/// How many steps a version is away from the head, the first of `versions`. As many as there are of
+/// them: further than that, or not on the head's path.
+fn staleness(version: i64, versions: &[i64]) -> usize {
+    let steps = versions.iter().position(|one| *one == version);
+    steps.unwrap_or(versions.len())
+}
