@@ -12,6 +12,7 @@ use crate::api::{self, create::line_of};
 use crate::learn::learner::thread::Handle;
 use crate::learn::sample::Sample;
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
+use crate::runs::grader;
 use crate::runs::offline::{self, Configuration, Failed, IDLE};
 use crate::runs::random::Random;
 use crate::runs::schedule::Schedule;
@@ -66,6 +67,7 @@ pub(super) async fn execute(
         return Ok(());
     };
     let client = Client::new(trainer, id, &line, &config)?;
+    let grading = grader::Context::new();
     let mut empty = Empty::default();
     while executor.steps_done < config.steps {
         if shutdown.is_cancelled() {
@@ -87,7 +89,7 @@ pub(super) async fn execute(
         let chosen: Vec<Arc<Task>> = chosen.into_iter().filter_map(|i| tasks.get(i).cloned()).collect();
         let started = Instant::now();
         let (rolled, arrived) = tokio::select! {
-            result = roll_out(&executor, &client, &config, &chosen) => result?,
+            result = roll_out(&executor, &client, &grading, &config, &chosen) => result?,
             stop = stop_requested(&executor, &schedule, shutdown) => {
                 stop?;
                 continue;
@@ -108,6 +110,7 @@ pub(super) async fn execute(
             notes: json!({
                 "rollouts": rolled.rollouts.len(),
                 "rollouts_failed": rolled.failed,
+                "ungraded": rolled.ungraded,
                 "reward_mean": groups.reward_mean,
                 "dropped": groups.dropped,
                 "rollout_seconds": started.elapsed().as_secs_f64(),
@@ -196,18 +199,16 @@ async fn wait_until_served(
 async fn roll_out(
     executor: &Executor<'_>,
     client: &Client<'_>,
+    grading: &grader::Context,
     config: &api::Config,
     tasks: &[Arc<Task>],
 ) -> anyhow::Result<(Rolled, Vec<Sample>)> {
     let mut rolled = client.roll_out(tasks).await?;
-    grade::grade_and_post(executor.trainer, executor.claim.run, config, &mut rolled).await?;
     if let Some(error) = &rolled.first_error {
         let message = format!("{} rollouts failed, the first one because of: {error}", rolled.failed);
         executor.append_event("warn", &message).await?;
-        if rolled.rollouts.is_empty() {
-            return Err(Failed(format!("no rollout of a step has a grade: {error}")).into());
-        }
     }
+    grade::grade_and_post(executor, grading, &config.grader, &mut rolled).await?;
     let arrived = wait_for_arrival(executor, &rolled.rollouts).await?;
     Ok((rolled, arrived))
 }
