@@ -183,6 +183,8 @@ pub struct Offline {
     pub arrival_timeout_seconds: u64,
     /// Largest number of rollout requests in flight; default 4.
     pub requests_max: usize,
+    /// Largest number of rollouts that are graded at once; default 16.
+    pub grades_max: usize,
     /// The run fails after this many draws of tasks in a row in which every group had equal rewards;
     /// default 20.
     pub empty_draws_max: u32,
@@ -197,6 +199,7 @@ impl Default for Offline {
             served_timeout_seconds: 120,
             arrival_timeout_seconds: 60,
             requests_max: 4,
+            grades_max: 16,
             empty_draws_max: 20,
             guards: Limits::default(),
         }
@@ -217,6 +220,7 @@ impl Options {
                 self.realtime.trajectory_tokens_max >= 1,
             ),
             ("trainer.offline.requests_max", self.offline.requests_max >= 1),
+            ("trainer.offline.grades_max", self.offline.grades_max >= 1),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, valid)| !valid) {
             bail!("{name} must be at least 1");

@@ -19,6 +19,7 @@ use crate::api::{self, create::line_of};
 use crate::learn::learner::thread::Handle;
 use crate::learn::sample::{Sample, Trajectory};
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
+use crate::runs::grader;
 use crate::runs::offline::{self, Configuration, Failed, IDLE};
 use crate::runs::random::Random;
 use crate::runs::schedule::Schedule;
@@ -81,6 +82,7 @@ pub(super) async fn execute(
         }
         None => None,
     };
+    let grading = grader::Context::new();
     let mut empty = Empty::default();
     while executor.steps_done < config.steps {
         if shutdown.is_cancelled() {
@@ -104,7 +106,7 @@ pub(super) async fn execute(
         }
         let started = Instant::now();
         let drawn = tokio::select! {
-            drawn = draw(&executor, &client, &config, &tasks, &mut leases) => drawn?,
+            drawn = draw(&executor, &client, &grading, &config, &tasks, &mut leases) => drawn?,
             stop = stop_requested(&executor, &schedule, shutdown) => {
                 stop?;
                 continue;
@@ -174,6 +176,7 @@ struct Drawn {
 async fn draw(
     executor: &Executor<'_>,
     client: &Client<'_>,
+    grading: &grader::Context,
     config: &api::Config,
     tasks: &[Arc<Task>],
     leases: &mut Option<Leases<'_>>,
@@ -191,11 +194,18 @@ async fn draw(
     let mut random = Random(executor.random.unwrap_or(config.seed));
     let chosen = random.choose(tasks.len(), config.tasks_per_step as usize);
     let chosen: Vec<Arc<Task>> = chosen.into_iter().filter_map(|i| tasks.get(i).cloned()).collect();
-    let (rolled, samples) = roll_out(executor, client, config, &chosen).await?;
+    let (rolled, samples) = roll_out(executor, client, grading, config, &chosen).await?;
+    let mut lost: BTreeMap<String, u64> = BTreeMap::from([("request_failed".to_owned(), rolled.failed as u64)]);
+    lost.extend(
+        rolled
+            .ungraded
+            .iter()
+            .map(|(code, count)| ((*code).to_owned(), *count as u64)),
+    );
     Ok(Drawn {
         samples,
         rollouts: rolled.rollouts.len(),
-        lost: BTreeMap::from([("failed".to_owned(), rolled.failed as u64)]),
+        lost: lost.into_iter().filter(|(_, count)| *count > 0).collect(),
         next: random.0,
         draw: None,
     })
@@ -272,18 +282,16 @@ async fn wait_until_served(
 async fn roll_out(
     executor: &Executor<'_>,
     client: &Client<'_>,
+    grading: &grader::Context,
     config: &api::Config,
     tasks: &[Arc<Task>],
 ) -> anyhow::Result<(Rolled, Vec<Sample>)> {
     let mut rolled = client.roll_out(tasks).await?;
-    grade::grade_and_post(executor.trainer, executor.claim.run, config, &mut rolled).await?;
     if let Some(error) = &rolled.first_error {
         let message = format!("{} rollouts failed, the first one because of: {error}", rolled.failed);
         executor.append_event("warn", &message).await?;
-        if rolled.rollouts.is_empty() {
-            return Err(Failed(format!("no rollout of a step has a grade: {error}")).into());
-        }
     }
+    grade::grade_and_post(executor, grading, &config.grader, &mut rolled).await?;
     let arrived = wait_for_arrival(executor, config.staleness_max, &rolled.rollouts).await?;
     Ok((rolled, arrived))
 }

@@ -9,6 +9,7 @@ use reqwest::StatusCode;
 use reqwest::header::RETRY_AFTER;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -44,9 +45,11 @@ pub(super) struct Rollout {
 #[derive(Debug, Default)]
 pub(super) struct Rolled {
     pub rollouts: Vec<Rollout>,
-    /// Rollouts whose requests or grades failed.
+    /// Rollouts whose requests failed.
     pub failed: usize,
     pub first_error: Option<String>,
+    /// Rollouts without a grade, by the code of the cause.
+    pub ungraded: BTreeMap<&'static str, usize>,
 }
 
 /// Requests completions for one run.

@@ -1,0 +1,41 @@
+//! Why a rollout has no grade.
+
+/// A grader gave no reward. That is never a reward of 0: the rollout is left out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct Error {
+    pub cause: Cause,
+    /// For people. It quotes neither the task nor the completion.
+    pub reason: String,
+}
+
+/// What kind of failure it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    /// The grader did not answer in time.
+    Timeout,
+    /// The grader could not work.
+    Failed,
+    /// The grader's answer is no reward.
+    Invalid,
+}
+
+impl Cause {
+    /// The code of the disposition, and in the run's events and notes.
+    pub fn code(self) -> &'static str {
+        match self {
+            Cause::Timeout => "grade_timeout",
+            Cause::Failed => "grade_failed",
+            Cause::Invalid => "grade_invalid",
+        }
+    }
+}
+
+impl Error {
+    pub(super) fn new(cause: Cause, reason: impl Into<String>) -> Self {
+        Error {
+            cause,
+            reason: reason.into(),
+        }
+    }
+}
