@@ -1,5 +1,5 @@
--- Rollouts of environments: a harness outside takes one for a time, lets the policy act, and posts the reward. One row for each;
--- written by the crate `trainer` alone (its API makes the changes that a harness asks for). Nothing else is changed.
+-- Rollouts of GRPO runs: a harness, the trainer's own or one outside, takes one for a time, lets the policy act, and posts the
+-- reward. One row for each; written by the crate `trainer` alone (its API makes the changes that a harness asks for). Nothing else is changed.
 
 create table rollout (
     -- Also the episode of its generations.
@@ -15,7 +15,7 @@ create table rollout (
     -- offered:  waits for a harness
     -- leased:   a harness works on it, until expires_at
     -- rewarded: the harness has posted the reward
-    -- failed:   the harness gave up, or said nothing until expires_at (see `code`)
+    -- failed:   it has no reward: the harness gave up, or said nothing until expires_at (see `code`)
     -- settled:  the end of its episode is in the log, with the reward if it has one
     -- spent:    a step was made of its group, or the group has nothing to learn from
     state           text not null default 'offered',
@@ -26,6 +26,8 @@ create table rollout (
     -- The label of the key that leased it.
     holder          text,
     reward          double precision,
+    -- What the reward was made of, by name.
+    components      jsonb,
     offered_at      timestamptz not null default now(),
     leased_at       timestamptz,
     expires_at      timestamptz,

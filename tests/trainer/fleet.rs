@@ -13,21 +13,21 @@ use ingest::log::Producer;
 use model::exact::ExactModel;
 use serde_json::{Value, json};
 use sqlx::PgPool;
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use store::Store;
 use uuid::Uuid;
 
-/// Which choices of an answer are logged with log-probabilities that are not the model's, or which
-/// requests fail.
+/// Which rollouts are logged with log-probabilities that are not the model's, or which requests fail.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Wrong {
     None,
     /// By 1 nat.
-    FirstChoice,
+    OneOfEachGroup,
     /// By 1e-5 nats, as a machine with other code would compute.
     EachSlightly,
-    /// One of four requests for eight rollouts is answered with 500.
+    /// One of four requests of rollouts is answered with 500.
     FailsSometimes,
 }
 
@@ -38,6 +38,8 @@ pub struct Fleet {
     pub trusted: Arc<TrustedKeys>,
     pub producer: Producer,
     pub seeds: Arc<AtomicU64>,
+    /// The groups that it has answered requests of.
+    pub groups: Arc<Mutex<HashSet<String>>>,
     pub wrong: Wrong,
 }
 
@@ -104,7 +106,8 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Res
         .collect();
     let count = request["n"].as_u64().unwrap_or(1);
     let first = fleet.seeds.fetch_add(count, Ordering::Relaxed);
-    if fleet.wrong == Wrong::FailsSometimes && count > 1 && first / count % 4 == 1 {
+    let group = request["metadata"]["group_id"].as_str();
+    if fleet.wrong == Wrong::FailsSometimes && group.is_some() && first % 4 == 1 {
         return Err(StatusCode::INTERNAL_SERVER_ERROR);
     }
     let sampled = {
@@ -117,10 +120,11 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Res
         };
         tokio::task::spawn_blocking(work).await.unwrap()
     };
+    let is_first = group.is_some_and(|group| fleet.groups.lock().unwrap().insert(group.to_owned()));
     let mut choices = Vec::new();
     for (nth, (token_ids, mut logprobs)) in sampled.into_iter().enumerate() {
         match fleet.wrong {
-            Wrong::FirstChoice if nth == 0 => logprobs[0] -= 1.0,
+            Wrong::OneOfEachGroup if is_first && nth == 0 => logprobs[0] -= 1.0,
             Wrong::EachSlightly => logprobs[0] += 1e-5,
             _ => {}
         }

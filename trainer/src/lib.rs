@@ -8,6 +8,7 @@
 //! learn/     advantage ─► batch ─► loss ─► gradient ─► optimizer ─► guards
 //! publish/   run state, delta, manifest, and one fenced transaction: a new version
 //! runs/      what drives the steps: realtime (production), grpo (rollouts), runs over datasets
+//! leases     who makes which rollout, and how it ended
 //! uses       which runs used a trajectory, and what for
 //! api/       runs, versions and lines over HTTP, without libtorch
 //! ```
@@ -17,6 +18,7 @@
 pub mod api;
 pub mod dataset;
 pub mod learn;
+mod leases;
 pub mod options;
 pub mod publish;
 pub mod runs;

@@ -181,10 +181,13 @@ pub struct Offline {
     /// How long graded rollouts may take to become trajectories in the database, seconds; default
     /// 60. Then the run continues with those that have arrived.
     pub arrival_timeout_seconds: u64,
-    /// Largest number of rollout requests in flight; default 4.
-    pub requests_max: usize,
-    /// Largest number of rollouts that are graded at once; default 16.
-    pub grades_max: usize,
+    /// Runs that train or evaluate side by side; default 1. Each has the memory of a model, and of its
+    /// optimizer's state if it trains.
+    pub runs_max: usize,
+    /// Rollouts that the trainer makes at a time for one run: completions, and sessions with environments that it
+    /// calls; default 32.
+    #[serde(alias = "requests_max")]
+    pub rollouts_max: usize,
     /// The run fails after this many draws of tasks in a row in which every group had equal rewards;
     /// default 20.
     pub empty_draws_max: u32,
@@ -198,8 +201,8 @@ impl Default for Offline {
             enabled: true,
             served_timeout_seconds: 120,
             arrival_timeout_seconds: 60,
-            requests_max: 4,
-            grades_max: 16,
+            runs_max: 1,
+            rollouts_max: 32,
             empty_draws_max: 20,
             guards: Limits::default(),
         }
@@ -219,8 +222,8 @@ impl Options {
                 "trainer.realtime.trajectory_tokens_max",
                 self.realtime.trajectory_tokens_max >= 1,
             ),
-            ("trainer.offline.requests_max", self.offline.requests_max >= 1),
-            ("trainer.offline.grades_max", self.offline.grades_max >= 1),
+            ("trainer.offline.runs_max", self.offline.runs_max >= 1),
+            ("trainer.offline.rollouts_max", self.offline.rollouts_max >= 1),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, valid)| !valid) {
             bail!("{name} must be at least 1");

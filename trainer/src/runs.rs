@@ -39,3 +39,5 @@ mod step_metrics;
 pub mod trainer;
 #[cfg(feature = "torch")]
 mod unproven;
+#[cfg(feature = "torch")]
+mod working;

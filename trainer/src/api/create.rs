@@ -75,14 +75,27 @@ pub struct OnDataset<C> {
 }
 
 /// Who makes the rollouts of a run, and rewards them.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Environment {
+    /// A rollout is one completion of the task's prompt. The grader rewards it.
+    #[default]
+    Completion,
     /// A harness outside leases them: `POST /v1/runs/{id}/leases`.
     Pull {
         /// How long a harness may work without a renewal, 10 to 86400; default 600.
         #[serde(default = "lease_seconds")]
         lease_seconds: u32,
+    },
+    /// The trainer calls the environment: `reset`, `step` and `score` below this URL.
+    Push {
+        url: String,
+        /// Calls of `step` before the rollout is scored, 1 to 1000; default 16.
+        #[serde(default = "turns_max")]
+        turns_max: u32,
+        /// From `reset` to `score`, 1 to 86400; default 600.
+        #[serde(default = "lease_seconds")]
+        timeout_seconds: u32,
     },
 }
 
@@ -90,12 +103,25 @@ fn lease_seconds() -> u32 {
     600
 }
 
+fn turns_max() -> u32 {
+    16
+}
+
 impl Environment {
-    fn check(self) -> Result<(), String> {
-        let Environment::Pull { lease_seconds } = self;
-        match lease_seconds {
-            10..=86_400 => Ok(()),
-            _ => Err("environment.lease_seconds must be in 10..=86400".into()),
+    fn check(&self) -> Result<(), String> {
+        let refused = |field: &str, range: &str| Err(format!("environment.{field} must be in {range}"));
+        match self {
+            Environment::Pull { lease_seconds } if !(10..=86_400).contains(lease_seconds) => {
+                refused("lease_seconds", "10..=86400")
+            }
+            Environment::Push { url, .. } if !url.starts_with("http://") && !url.starts_with("https://") => {
+                Err("environment.url must begin with http:// or https://".into())
+            }
+            Environment::Push { turns_max, .. } if !(1..=1000).contains(turns_max) => refused("turns_max", "1..=1000"),
+            Environment::Push { timeout_seconds, .. } if !(1..=86_400).contains(timeout_seconds) => {
+                refused("timeout_seconds", "1..=86400")
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -104,10 +130,9 @@ impl Environment {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Default: none; the trainer asks for one completion of each prompt, and the grader rewards it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub environment: Option<Environment>,
-    /// Default `exact_match`. With an environment, the harness rewards.
+    /// Default `completion`.
+    pub environment: Environment,
+    /// Of completions; default `exact_match`. Other environments reward their rollouts.
     pub grader: Grader,
     /// Default `dr_grpo`.
     pub advantage: GroupAdvantage,
@@ -120,8 +145,8 @@ pub struct Config {
     /// Tasks per step, default 4.
     pub tasks_per_step: u32,
     /// How many steps the head may be away from the oldest version that sampled a token that is
-    /// trained on, 0 to 64, default 4. With an environment, rollouts of so many further steps are
-    /// made while a step is computed.
+    /// trained on, 0 to 64, default 4. Rollouts of so many further steps are made while a step is
+    /// computed.
     pub staleness_max: u32,
     /// Optimizer steps, default 10.
     pub steps: i64,
@@ -142,7 +167,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
-            environment: None,
+            environment: Environment::default(),
             grader: Grader::default(),
             advantage: GroupAdvantage::default(),
             loss: StepSettings::default().loss,
@@ -178,8 +203,8 @@ impl Config {
             ),
             (self.staleness_max <= 64, "staleness_max must be in 0..=64"),
             (
-                self.environment.is_none() || self.grader == Grader::default(),
-                "grader: with an environment, the harness posts the reward; leave one of them out",
+                self.environment == Environment::Completion || self.grader == Grader::default(),
+                "grader: it is for completions; another environment rewards its rollouts, so leave the grader out",
             ),
             ((1..=100_000).contains(&self.steps), "steps must be in 1..=100000"),
             (
@@ -195,7 +220,7 @@ impl Config {
         if let Some((_, why)) = rules.iter().find(|(holds, _)| !holds) {
             return Err((*why).to_string());
         }
-        self.environment.map_or(Ok(()), Environment::check)?;
+        self.environment.check()?;
         self.grader.check()?;
         self.loss.check()?;
         let lora = self.lora.as_ref().map_or(Ok(()), model::lora::Config::check);

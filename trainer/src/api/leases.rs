@@ -7,6 +7,7 @@
 use super::create::{Config, Environment};
 use super::runs;
 use super::{Shared, database};
+use crate::leases::{self, Standing, Taken};
 use crate::runs::schedule::Schedule;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -79,6 +80,27 @@ pub(super) struct Rollout {
     expires_at: Option<OffsetDateTime>,
 }
 
+impl From<Standing> for Rollout {
+    fn from(standing: Standing) -> Self {
+        let Standing {
+            id,
+            run_id,
+            state,
+            code,
+            reward,
+            expires_at,
+        } = standing;
+        Rollout {
+            id,
+            run_id,
+            state,
+            code,
+            reward,
+            expires_at,
+        }
+    }
+}
+
 /// `POST /v1/runs/{id}/leases`: 201 with a lease, or 204 if no rollout is offered now. 409 if the run
 /// has ended or has no environment outside.
 pub(super) async fn take(
@@ -129,8 +151,8 @@ fn pulled(run: &runs::Run) -> Result<(Config, u32), Problem> {
     }
     let config: Config = serde_json::from_value(config).map_err(Problem::internal)?;
     match config.environment {
-        Some(Environment::Pull { lease_seconds }) => Ok((config, lease_seconds)),
-        None => Err(none()),
+        Environment::Pull { lease_seconds } => Ok((config, lease_seconds)),
+        Environment::Completion | Environment::Push { .. } => Err(none()),
     }
 }
 
@@ -142,63 +164,55 @@ impl Shared {
         config: &Config,
         seconds: u32,
     ) -> Result<Option<Lease>, Problem> {
-        let taken = sqlx::query!(
-            r#"
-            update rollout
-            set state = 'leased', holder = $2, leased_at = now(), expires_at = now() + make_interval(secs => $3)
-            where id = (select r.id from rollout r
-                        where r.run_id = $1 and r.state = 'offered'
-                        order by r.draw, r.id
-                        limit 1
-                        for update skip locked)
-            returning id, group_id, task_id, expires_at as "expires_at!"
-            "#,
-            run.id,
-            principal.label,
-            f64::from(seconds)
-        )
-        .fetch_optional(&self.pool)
-        .await
-        .map_err(database)?;
-        let Some(taken) = taken else { return Ok(None) };
-        let task = sqlx::query_as!(
-            Task,
-            "select id, prompt, answer from task where run_id = $1 and id = $2",
-            run.id,
-            taken.task_id
-        )
-        .fetch_one(&self.pool)
-        .await
-        .map_err(database)?;
+        let taken = leases::take(&self.pool, run.id, &principal.label, seconds).await;
+        let Some(taken) = taken.map_err(database)? else {
+            return Ok(None);
+        };
+        let Taken {
+            id,
+            group_id,
+            task_id,
+            prompt,
+            answer,
+            expires_at,
+        } = taken;
         let model = format!("{}@{}", self.policy, run.line);
         let lease = lease::Lease {
-            id: taken.id,
+            id,
             run_id: run.id,
-            task_id: taken.task_id,
-            group_id: taken.group_id.to_string(),
+            task_id: task_id.clone(),
+            group_id: group_id.to_string(),
             model: model.clone(),
             temperature: config.temperature,
         };
         let base_url = lease.base_url(&self.serve_url).map_err(Problem::internal)?;
         Ok(Some(Lease {
-            id: taken.id,
+            id,
             run_id: run.id,
-            group_id: taken.group_id,
-            task,
+            group_id,
+            task: Task {
+                id: task_id,
+                prompt,
+                answer,
+            },
             anthropic_base_url: base_url.trim_end_matches("/v1").to_owned(),
             base_url,
             model,
-            expires_at: taken.expires_at,
+            expires_at,
         }))
     }
 
     /// The rollout after a change that a harness asked for, or why it was not made.
-    async fn changed(&self, id: Uuid, changed: Option<Rollout>, request: &str) -> Result<Json<Rollout>, Problem> {
-        if let Some(rollout) = changed {
-            return Ok(Json(rollout));
+    async fn changed(
+        &self,
+        id: Uuid,
+        changed: Result<Option<Standing>, sqlx::Error>,
+        request: &str,
+    ) -> Result<Json<Rollout>, Problem> {
+        if let Some(rollout) = changed.map_err(database)? {
+            return Ok(Json(rollout.into()));
         }
-        let rollout = self.rollout(id).await?;
-        let Rollout { state, code, .. } = &rollout;
+        let Standing { state, code, .. } = &self.rollout(id).await?;
         let why = match (state.as_str(), code.as_deref()) {
             (_, Some("lease_expired")) => "the lease has expired, and the rollout was offered again".to_owned(),
             ("offered", _) => "nobody has leased it".to_owned(),
@@ -209,21 +223,8 @@ impl Shared {
         Err(Problem::conflict(format!("cannot {request} rollout {id}: {why}")))
     }
 
-    async fn rollout(&self, id: Uuid) -> Result<Rollout, Problem> {
-        let found = sqlx::query_as!(
-            Rollout,
-            r#"
-            select o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
-            from rollout o
-            join run r on r.id = o.run_id
-            where o.id = $1 and r.policy = $2
-            "#,
-            id,
-            &*self.policy
-        )
-        .fetch_optional(&self.pool)
-        .await
-        .map_err(database)?;
+    async fn rollout(&self, id: Uuid) -> Result<Standing, Problem> {
+        let found = leases::find(&self.pool, &self.policy, id).await.map_err(database)?;
         found.ok_or_else(|| Problem::not_found(format!("policy `{}` has no lease {id}", self.policy)))
     }
 }
@@ -233,21 +234,7 @@ pub(super) async fn renew(State(shared): State<Shared>, Path(id): Path<Uuid>) ->
     let rollout = shared.rollout(id).await?;
     let run = runs::get(&shared.pool, &shared.policy, rollout.run_id).await?;
     let (_, seconds) = pulled(&run)?;
-    let renewed = sqlx::query_as!(
-        Rollout,
-        r#"
-        update rollout o
-        set expires_at = now() + make_interval(secs => $2)
-        from run r
-        where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
-        returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
-        "#,
-        id,
-        f64::from(seconds)
-    )
-    .fetch_optional(&shared.pool)
-    .await
-    .map_err(database)?;
+    let renewed = leases::renew(&shared.pool, id, seconds).await;
     shared.changed(id, renewed, "renew").await
 }
 
@@ -271,30 +258,16 @@ pub(super) async fn reward(
     }
     let before = shared.rollout(id).await?;
     if before.reward == Some(reward) {
-        return Ok(Json(before));
+        return Ok(Json(before.into()));
     }
-    let rewarded = sqlx::query_as!(
-        Rollout,
-        r#"
-        update rollout o
-        set state = 'rewarded', reward = $2, finished_at = now()
-        from run r
-        where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
-        returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
-        "#,
-        id,
-        reward
-    )
-    .fetch_optional(&shared.pool)
-    .await
-    .map_err(database)?;
+    let rewarded = leases::reward(&shared.pool, id, reward).await;
     shared.changed(id, rewarded, "reward").await
 }
 
 /// Why a harness gives up.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Failure {
+pub(super) struct GivenUp {
     /// For people; at most 4 KiB.
     #[serde(default)]
     reason: String,
@@ -308,7 +281,7 @@ pub(super) struct Failure {
 pub(super) async fn fail(
     State(shared): State<Shared>,
     Path(id): Path<Uuid>,
-    Json(failure): Json<Failure>,
+    Json(failure): Json<GivenUp>,
 ) -> Result<Json<Rollout>, Problem> {
     if failure.reason.len() > REASON_BYTES_MAX || failure.reason.contains('\0') {
         return Err(Problem::bad_request(format!(
@@ -317,26 +290,11 @@ pub(super) async fn fail(
         )));
     }
     shared.rollout(id).await?;
-    let failed = sqlx::query_as!(
-        Rollout,
-        r#"
-        update rollout o
-        set state = 'failed', code = $2, reason = $3, finished_at = now()
-        from run r
-        where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
-        returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
-        "#,
-        id,
-        if failure.timed_out {
-            "harness_timeout"
-        } else {
-            "harness_failed"
-        },
-        failure.reason
-    )
-    .fetch_optional(&shared.pool)
-    .await
-    .map_err(database)?;
+    let code = match failure.timed_out {
+        true => leases::HARNESS_TIMEOUT,
+        false => leases::HARNESS_FAILED,
+    };
+    let failed = leases::fail(&shared.pool, id, code, &failure.reason).await;
     shared.changed(id, failed, "fail").await
 }
 

@@ -1,5 +1,5 @@
-//! The queue of offline runs, which execute one at a time: those that may work now, by priority, then
-//! the oldest first.
+//! The queue of offline runs: those that may work now, by priority, then the oldest first. As many
+//! execute side by side as `runs_max` says, each with a learner of its own.
 //!
 //! ```text
 //! grpo         (../grpo.rs) rollouts of a researcher's tasks
@@ -25,8 +25,10 @@ use crate::runs::claim::{self, Claim, Fenced};
 use crate::runs::grpo;
 use crate::runs::schedule::Schedule;
 use crate::runs::trainer::{Trainer, pause};
+use crate::runs::working::Begun;
 use crate::{select, uses};
 use anyhow::Context;
+use futures::future;
 use ingest::payload;
 use sqlx::PgPool;
 use std::collections::BTreeMap;
@@ -66,10 +68,14 @@ pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyh
     if !trainer.options.offline.enabled {
         return Ok(());
     }
-    let learner = Handle::spawn("learner-offline", trainer.options.threads)?;
-    let computing = queue(trainer, shutdown, COMPUTING, Some(&learner));
+    let learners = (0..trainer.options.offline.runs_max)
+        .map(|_| Handle::spawn("learner-offline", trainer.options.threads))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let queues = learners
+        .iter()
+        .map(|learner| queue(trainer, shutdown, COMPUTING, Some(learner)));
     let exports = queue(trainer, shutdown, EXPORTS, None);
-    tokio::join!(computing, exports, sweeps(trainer, shutdown));
+    tokio::join!(future::join_all(queues), exports, sweeps(trainer, shutdown));
     Ok(())
 }
 
@@ -105,7 +111,7 @@ async fn poll(
     shutdown: &CancellationToken,
     errors: &mut BTreeMap<Uuid, u32>,
 ) -> anyhow::Result<()> {
-    let Some((id, kind)) = next_run(trainer, kinds).await? else {
+    let Some((_begun, id, kind)) = begin_next(trainer, kinds).await? else {
         return Ok(());
     };
     let done = match (kind.as_str(), learner) {
@@ -143,9 +149,9 @@ async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     export::sweep(trainer).await
 }
 
-/// A run that an executor left running, else the first queued one that may work now: by priority, then
-/// the oldest.
-async fn next_run(trainer: &Trainer, kinds: &[&str]) -> anyhow::Result<Option<(Uuid, String)>> {
+/// Begins a run that an executor left running, else the first queued one that may work now: by
+/// priority, then the oldest.
+async fn begin_next<'a>(trainer: &'a Trainer, kinds: &[&str]) -> anyhow::Result<Option<(Begun<'a>, Uuid, String)>> {
     let kinds: Vec<String> = kinds.iter().map(|&kind| kind.to_owned()).collect();
     let rows = sqlx::query!(
         r#"
@@ -159,14 +165,15 @@ async fn next_run(trainer: &Trainer, kinds: &[&str]) -> anyhow::Result<Option<(U
     .fetch_all(&trainer.pool)
     .await?;
     let now = OffsetDateTime::now_utc();
+    let mut runs = Vec::new();
     for mut row in rows {
         // what cannot be read is reported by its execution
         let schedule = Schedule::take_from(&mut row.config).unwrap_or_default();
         if row.status != "queued" || schedule.is_open(now) {
-            return Ok(Some((row.id, row.kind)));
+            runs.push((row.id, schedule.priority, row.kind));
         }
     }
-    Ok(None)
+    Ok(trainer.working.begin(runs))
 }
 
 /// Puts a run back into the queue whose turn it is not, before anything is loaded for it: the process
@@ -182,7 +189,7 @@ pub(super) async fn waits(trainer: &Trainer, run: Uuid, schedule: &Schedule) -> 
 }
 
 /// Why a run that trains must give way, if it must: its window has closed, or a run of higher priority
-/// may work. What it did since its last step is done again.
+/// may work and no place is free for it.
 pub(super) async fn reason_to_wait(
     trainer: &Trainer,
     run: Uuid,
@@ -208,10 +215,16 @@ pub(super) async fn reason_to_wait(
     )
     .fetch_all(&trainer.pool)
     .await?;
-    let next = others.into_iter().find_map(|mut other| {
-        let schedule = Schedule::take_from(&mut other.config).unwrap_or_default();
-        schedule.is_open(now).then_some((other.id, schedule.priority))
-    });
+    let waiting: Vec<(Uuid, i32)> = others
+        .into_iter()
+        .filter_map(|mut other| {
+            let schedule = Schedule::take_from(&mut other.config).unwrap_or_default();
+            schedule.is_open(now).then_some((other.id, schedule.priority))
+        })
+        .collect();
+    let (count, places) = (waiting.len(), trainer.options.offline.runs_max);
+    let gives_way = trainer.working.gives_way(run, schedule.priority, count, places);
+    let next = waiting.first().filter(|_| gives_way);
     Ok(next.map(|(id, priority)| format!("waits for run {id}, which has the priority {priority}")))
 }
 

@@ -2,6 +2,7 @@
 
 use crate::options::Options;
 use crate::publish::{Publisher, QuantizedCopies};
+use crate::runs::working::Working;
 use anyhow::Context;
 use artifact::quant::Spec;
 use artifact::sign::SigningKey;
@@ -50,6 +51,8 @@ pub(crate) struct Trainer {
     pub publisher: Publisher,
     pub producer: Producer,
     pub serve_url: String,
+    /// Offline runs that are worked on.
+    pub working: Working,
 }
 
 impl Trainer {
@@ -79,6 +82,7 @@ impl Trainer {
             publisher,
             producer,
             serve_url: environment.serve_url.trim_end_matches('/').to_string(),
+            working: Working::default(),
         })
     }
 }

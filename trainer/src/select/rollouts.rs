@@ -1,43 +1,12 @@
-//! Rollouts of GRPO runs that have closed with a reward: single completions, and the episodes of
-//! harnesses. They pass the same checks as all samples.
+//! Rollouts of GRPO runs that have closed with a reward. They pass the same checks as all samples.
 
-use super::{Assembled, Coded, check_and_read};
+use super::{Coded, check_and_read};
 use crate::learn::sample::{ModelLimits, Sample, Turn};
 use ingest::payload::Store as Payloads;
 use sqlx::PgPool;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
-
-/// The graded rollouts among `ids` that are trajectories by now, and those that can never be read,
-/// by code.
-pub async fn completions(
-    pool: &PgPool,
-    payloads: &Payloads,
-    run: Uuid,
-    versions: &[i64],
-    ids: &[Uuid],
-    limits: &ModelLimits,
-) -> Result<Assembled, sqlx::Error> {
-    let mut connection = pool.acquire().await?;
-    let arrived = sqlx::query_scalar!(
-        "select g.id from generation g join trajectory t on t.generation_id = g.id
-         where g.run_id = $1 and g.id = any($2) and t.reward is not null
-           -- the surface `rollout` has no episodes
-           and t.episode_id is null
-           and not exists (select from disposition d where d.generation_id = g.id)
-         order by g.id",
-        run,
-        ids
-    )
-    .fetch_all(&mut *connection)
-    .await?;
-    let mut assembled = check_and_read(&mut connection, payloads, arrived, Some(versions), limits).await?;
-    for sample in &mut assembled.samples {
-        sample.staleness = staleness(sample.version, versions);
-    }
-    Ok(assembled)
-}
 
 /// What arrived of some episodes.
 #[derive(Debug, Default)]

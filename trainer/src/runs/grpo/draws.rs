@@ -1,21 +1,22 @@
-//! Rollouts that harnesses outside make. They are rows of `rollout`, so nothing that has finished is
-//! lost when a process ends, and all of this can be interrupted anywhere.
+//! The rollouts of a run: which are offered, how they end, and which the next step is made of. They
+//! are rows of `rollout`, so nothing that has ended is lost when a process ends, and all of this can
+//! be interrupted anywhere.
 //!
 //! ```text
-//! offer   a draw of tasks: a group of rollouts for each         offered
-//!         a harness takes one, lets the policy act, rewards it  leased, rewarded (trainer/src/api/leases.rs)
-//! expire  harnesses that say nothing; others get their rollout  failed, offered
-//! settle  the reward and the end of the episode go to the log   settled
+//! offer   a draw of tasks: a group of rollouts for each            offered
+//!         a harness takes one, lets the policy act, rewards it     leased, rewarded
+//! expire  harnesses that say nothing; what was lost begins anew    failed, offered
+//! settle  the reward and the end of the episode go to the log      settled
 //! read    the turns of the oldest draw, from the database
-//! spend   a step was made of the draw                           spent
+//! spend   a step was made of the draw                              spent
 //! ```
 //! Steps take draws in the order in which they were offered, and wait for the slowest rollout of the
-//! oldest. So no step favors short rollouts. Harnesses make those of later draws meanwhile: up to
-//! `staleness_max` of them. A draw is therefore offered at most so many steps before it is trained on.
+//! oldest. So no step favors short rollouts. Rollouts of up to `staleness_max` later draws are made
+//! meanwhile. A draw is therefore offered at most so many steps before it is trained on.
 
-use crate::api::create::{Config, Environment};
+use crate::api::create::Config;
 use crate::learn::sample::Sample;
-use crate::runs::claim::Claim;
+use crate::runs::claim::{self, Claim};
 use crate::runs::executor::Executor;
 use crate::runs::offline::Failed;
 use crate::runs::random::Random;
@@ -26,6 +27,7 @@ use anyhow::Context;
 use edge::tenant;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use ingest::event::{EpisodeEnd, Feedback, Target, Value};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
@@ -35,6 +37,8 @@ use uuid::Uuid;
 const ATTEMPTS_MAX: i32 = 3;
 /// The metric that is the reward of the surface `environment`.
 const METRIC: &str = "reward";
+/// Longest reason of a lost rollout in an event.
+const FIRST_CHARACTERS_MAX: usize = 500;
 /// Events in flight to the log.
 const SENDS_MAX: usize = 64;
 /// After this long without a harness an event says so.
@@ -51,12 +55,12 @@ pub(super) struct Draw {
     pub number: i64,
 }
 
-/// The leased rollouts of one run.
-pub(super) struct Leases<'a> {
+/// The rollouts of one run.
+pub(super) struct Draws<'a> {
     trainer: &'a Trainer,
     config: &'a Config,
+    /// Their ids.
     tasks: Vec<String>,
-    lease_seconds: u32,
     /// Of the policy.
     tenant: String,
     /// Since when rollouts wait and nobody has leased any.
@@ -65,34 +69,27 @@ pub(super) struct Leases<'a> {
     said: bool,
 }
 
-impl<'a> Leases<'a> {
+impl<'a> Draws<'a> {
     /// `tasks`: their ids.
-    pub async fn new(
-        trainer: &'a Trainer,
-        config: &'a Config,
-        environment: Environment,
-        tasks: Vec<String>,
-    ) -> anyhow::Result<Self> {
-        let Environment::Pull { lease_seconds } = environment;
+    pub async fn new(trainer: &'a Trainer, config: &'a Config, tasks: Vec<String>) -> anyhow::Result<Self> {
         let tenant = tenant::owner(&trainer.pool, &trainer.policy).await?;
-        Ok(Leases {
+        Ok(Draws {
             trainer,
             config,
             tasks,
-            lease_seconds,
             tenant: tenant.ok_or_else(|| Failed(format!("the policy {} belongs to no tenant", trainer.policy)))?,
             waiting_since: None,
             said: false,
         })
     }
 
-    /// Whether no draw is offered that no step was made of.
-    pub async fn is_idle(&self, run: Uuid) -> anyhow::Result<bool> {
+    /// Whether a step was made of every draw that was offered.
+    pub async fn are_spent(&self, run: Uuid) -> anyhow::Result<bool> {
         Ok(self.unspent(run).await?.is_empty())
     }
 
     /// The oldest draw that no step was made of, once all of its rollouts have ended.
-    pub async fn draw(&mut self, executor: &Executor<'_>) -> anyhow::Result<Draw> {
+    pub async fn next(&mut self, executor: &Executor<'_>) -> anyhow::Result<Draw> {
         let run = executor.claim.run;
         loop {
             self.expire(&executor.claim).await?;
@@ -200,7 +197,7 @@ impl<'a> Leases<'a> {
         // a failed one is settled next, so it is replaced once
         let lost = sqlx::query!(
             r#"
-            select task_id, group_id, draw, attempt from rollout
+            select task_id, group_id, draw, attempt, code = 'interrupted' as "interrupted!" from rollout
             where run_id = $1 and state = 'failed' and attempt < $2
             "#,
             claim.run,
@@ -216,7 +213,8 @@ impl<'a> Leases<'a> {
                 one.task_id,
                 one.group_id,
                 one.draw,
-                one.attempt + 1
+                // nobody's fault
+                one.attempt + i32::from(!one.interrupted)
             )
             .execute(&mut *transaction)
             .await?;
@@ -293,7 +291,11 @@ impl<'a> Leases<'a> {
     async fn read(&self, executor: &Executor<'_>, number: i64) -> anyhow::Result<Draw> {
         let run = executor.claim.run;
         let rows = sqlx::query!(
-            "select id, reward, code from rollout where run_id = $1 and draw = $2 and state = 'settled'",
+            r#"
+            select id, reward, code, reason from rollout
+            where run_id = $1 and draw = $2 and state = 'settled'
+            order by finished_at
+            "#,
             run,
             number
         )
@@ -304,13 +306,20 @@ impl<'a> Leases<'a> {
             ..Draw::default()
         };
         let mut episodes = Vec::new();
+        let mut first = None;
         for row in rows {
-            match row.reward {
-                Some(_) => episodes.push(row.id),
-                None => *draw.lost.entry(row.code.unwrap_or_default()).or_default() += 1,
+            if row.reward.is_some() {
+                episodes.push(row.id);
+                continue;
             }
+            let code = row.code.unwrap_or_default();
+            first.get_or_insert_with(|| format!("{code}: {}", row.reason.unwrap_or_default()));
+            *draw.lost.entry(code).or_default() += 1;
         }
         draw.rewarded = episodes.len();
+        if let Some(first) = first {
+            self.say_what_was_lost(executor, &draw, &first).await?;
+        }
         let trainer = self.trainer;
         let (head, staleness_max) = (executor.head, self.config.staleness_max);
         let versions = select::versions(&trainer.pool, &trainer.policy, head, staleness_max).await?;
@@ -354,6 +363,29 @@ impl<'a> Leases<'a> {
         }
     }
 
+    /// One event with the rollouts that have no reward. Fails if no rollout has any.
+    async fn say_what_was_lost(&self, executor: &Executor<'_>, draw: &Draw, first: &str) -> anyhow::Result<()> {
+        let lost: u64 = draw.lost.values().sum();
+        let first: String = first.chars().take(FIRST_CHARACTERS_MAX).collect();
+        if draw.rewarded == 0 {
+            return Err(Failed(format!(
+                "no rollout of a step has a reward, the first one because of {first}"
+            ))
+            .into());
+        }
+        let message = format!("{lost} rollouts have no reward, the first one because of {first}");
+        let mut connection = self.trainer.pool.acquire().await?;
+        claim::append_event(
+            &mut connection,
+            executor.claim.run,
+            "warn",
+            &message,
+            &json!({"lost": draw.lost}),
+        )
+        .await?;
+        Ok(())
+    }
+
     /// One event if rollouts wait and no harness has taken any for long.
     async fn say_if_nobody_comes(&mut self, executor: &Executor<'_>) -> anyhow::Result<()> {
         let run = executor.claim.run;
@@ -377,10 +409,9 @@ impl<'a> Leases<'a> {
         }
         self.said = true;
         let message = format!(
-            "{} rollouts wait for a harness, and none has come for {} s: POST /v1/runs/{run}/leases takes one, for {} s",
+            "{} rollouts wait for a harness, and none has come for {} s: POST /v1/runs/{run}/leases takes one",
             counts.offered,
-            NOBODY_AFTER.as_secs(),
-            self.lease_seconds
+            NOBODY_AFTER.as_secs()
         );
         executor.append_event("warn", &message).await
     }

@@ -1,0 +1,131 @@
+//! The states of rollouts, in the table `rollout`: who has leased one, and how it ended. A harness
+//! outside changes them through the API; the trainer's own harness does so directly.
+
+use sqlx::PgPool;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+/// A rollout that somebody has leased.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Taken {
+    pub id: Uuid,
+    pub group_id: Uuid,
+    pub task_id: String,
+    pub prompt: String,
+    pub answer: String,
+    pub expires_at: OffsetDateTime,
+}
+
+/// Where a rollout stands.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Standing {
+    pub id: Uuid,
+    pub run_id: Uuid,
+    pub state: String,
+    pub code: Option<String>,
+    pub reward: Option<f64>,
+    pub expires_at: Option<OffsetDateTime>,
+}
+
+/// Codes of rollouts without a reward.
+pub(crate) const HARNESS_FAILED: &str = "harness_failed";
+pub(crate) const HARNESS_TIMEOUT: &str = "harness_timeout";
+
+/// Leases the rollout of the oldest draw that is offered. `None`: none is.
+pub(crate) async fn take(pool: &PgPool, run: Uuid, holder: &str, seconds: u32) -> Result<Option<Taken>, sqlx::Error> {
+    sqlx::query_as!(
+        Taken,
+        r#"
+        with taken as (
+            update rollout
+            set state = 'leased', holder = $2, leased_at = now(), expires_at = now() + make_interval(secs => $3)
+            where id = (select r.id from rollout r
+                        where r.run_id = $1 and r.state = 'offered'
+                        order by r.draw, r.id
+                        limit 1
+                        for update skip locked)
+            returning id, run_id, group_id, task_id, expires_at
+        )
+        select taken.id, taken.group_id, taken.task_id, task.prompt, task.answer, taken.expires_at as "expires_at!"
+        from taken
+        join task on task.run_id = taken.run_id and task.id = taken.task_id
+        "#,
+        run,
+        holder,
+        f64::from(seconds)
+    )
+    .fetch_optional(pool)
+    .await
+}
+
+/// The rollout, if its run is one of the policy.
+pub(crate) async fn find(pool: &PgPool, policy: &str, id: Uuid) -> Result<Option<Standing>, sqlx::Error> {
+    sqlx::query_as!(
+        Standing,
+        r#"
+        select o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
+        from rollout o
+        join run r on r.id = o.run_id
+        where o.id = $1 and r.policy = $2
+        "#,
+        id,
+        policy
+    )
+    .fetch_optional(pool)
+    .await
+}
+
+/// Starts the time of a lease anew. `None`, as below: nobody holds it, or its run has ended.
+pub(crate) async fn renew(pool: &PgPool, id: Uuid, seconds: u32) -> Result<Option<Standing>, sqlx::Error> {
+    sqlx::query_as!(
+        Standing,
+        r#"
+        update rollout o
+        set expires_at = now() + make_interval(secs => $2)
+        from run r
+        where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
+        returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
+        "#,
+        id,
+        f64::from(seconds)
+    )
+    .fetch_optional(pool)
+    .await
+}
+
+/// Ends a rollout with its reward.
+pub(crate) async fn reward(pool: &PgPool, id: Uuid, reward: f64) -> Result<Option<Standing>, sqlx::Error> {
+    sqlx::query_as!(
+        Standing,
+        r#"
+        update rollout o
+        set state = 'rewarded', reward = $2, finished_at = now()
+        from run r
+        where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
+        returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
+        "#,
+        id,
+        reward
+    )
+    .fetch_optional(pool)
+    .await
+}
+
+/// Ends a rollout without a reward. `reason`: for people.
+pub(crate) async fn fail(pool: &PgPool, id: Uuid, code: &str, reason: &str) -> Result<Option<Standing>, sqlx::Error> {
+    sqlx::query_as!(
+        Standing,
+        r#"
+        update rollout o
+        set state = 'failed', code = $2, reason = $3, finished_at = now()
+        from run r
+        where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
+        returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
+        "#,
+        id,
+        code,
+        reason
+    )
+    .fetch_optional(pool)
+    .await
+}

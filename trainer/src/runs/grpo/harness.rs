@@ -1,0 +1,209 @@
+//! The trainer's own harness: makes the rollouts of runs whose environment is not outside, some at a
+//! time, beside the steps. It takes leases like any other harness, and its requests go through the
+//! same base URL.
+//!
+//! ```text
+//! completion   one completion of the task's prompt, which the grader rewards
+//! push         a session with an environment over HTTP: see push.rs
+//! ```
+
+use super::push;
+use crate::api::create::{Config, Environment};
+use crate::leases::{self, HARNESS_FAILED, HARNESS_TIMEOUT, Taken};
+use crate::runs::claim::Claim;
+use crate::runs::grader;
+use crate::runs::trainer::Trainer;
+use anyhow::{Context, anyhow};
+use futures::stream::{FuturesUnordered, StreamExt};
+use ingest::lease::Lease;
+use reqwest::header::RETRY_AFTER;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Who holds the leases.
+const HOLDER: &str = "springtide/train";
+/// How often free places are filled.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Timeout of a completion, with its time in the queue behind production and its grade.
+const COMPLETION_SECONDS: u32 = 600;
+/// A lease outlives its rollout by this, so that it never expires while the harness lives.
+const LEASE_MARGIN_SECONDS: u32 = 60;
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
+/// Code of a rollout whose request for a completion failed.
+const REQUEST_FAILED: &str = "request_failed";
+
+/// Why a rollout has no reward.
+#[derive(Debug)]
+pub(super) struct Lost {
+    pub code: &'static str,
+    pub error: anyhow::Error,
+}
+
+impl From<anyhow::Error> for Lost {
+    fn from(error: anyhow::Error) -> Self {
+        Lost {
+            code: HARNESS_FAILED,
+            error,
+        }
+    }
+}
+
+/// Makes rollouts for one run.
+pub(super) struct Harness<'a> {
+    pub trainer: &'a Trainer,
+    pub http: reqwest::Client,
+    run: Uuid,
+    model: String,
+    pub config: &'a Config,
+    grading: grader::Context,
+}
+
+impl<'a> Harness<'a> {
+    /// `line` is also the alias under which the fleet serves the run's head.
+    pub fn new(trainer: &'a Trainer, run: Uuid, line: &str, config: &'a Config) -> anyhow::Result<Self> {
+        Ok(Harness {
+            trainer,
+            http: edge::tls::client().build().context("make an HTTP client")?,
+            run,
+            model: format!("{}@{line}", trainer.policy),
+            config,
+            grading: grader::Context::new(),
+        })
+    }
+
+    /// Makes rollouts until it is dropped. Never resolves but with an error, and never at all if the
+    /// environment is outside.
+    pub async fn make_rollouts(&self, claim: &Claim) -> anyhow::Result<Infallible> {
+        let seconds = match &self.config.environment {
+            Environment::Pull { .. } => return std::future::pending().await,
+            Environment::Completion => COMPLETION_SECONDS,
+            Environment::Push { timeout_seconds, .. } => *timeout_seconds,
+        };
+        self.give_up_interrupted(claim).await?;
+        let mut working = FuturesUnordered::new();
+        loop {
+            while working.len() < self.trainer.options.offline.rollouts_max {
+                let pool = &self.trainer.pool;
+                match leases::take(pool, self.run, HOLDER, seconds + LEASE_MARGIN_SECONDS).await? {
+                    Some(taken) => working.push(self.work(taken, Duration::from_secs(seconds.into()))),
+                    None => break,
+                }
+            }
+            tokio::select! {
+                Some(ended) = working.next() => ended?,
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+    }
+
+    /// What an earlier execution was working on is offered again.
+    async fn give_up_interrupted(&self, claim: &Claim) -> anyhow::Result<()> {
+        let mut transaction = self.trainer.pool.begin().await?;
+        claim.lock(&mut transaction).await?;
+        sqlx::query!(
+            r#"
+            update rollout set state = 'failed', code = 'interrupted', finished_at = now()
+            where run_id = $1 and state = 'leased' and holder = $2
+            "#,
+            self.run,
+            HOLDER
+        )
+        .execute(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Makes one rollout, and stores how it ended.
+    async fn work(&self, taken: Taken, timeout: Duration) -> anyhow::Result<()> {
+        let pool = &self.trainer.pool;
+        let id = taken.id;
+        let rollout = async {
+            match &self.config.environment {
+                Environment::Push { url, turns_max, .. } => push::rollout(self, &taken, url, *turns_max).await,
+                Environment::Completion | Environment::Pull { .. } => self.completion(&taken).await,
+            }
+        };
+        let ended = tokio::time::timeout(timeout, rollout).await.unwrap_or_else(|_| {
+            Err(Lost {
+                code: HARNESS_TIMEOUT,
+                error: anyhow!("it took longer than {} s", timeout.as_secs()),
+            })
+        });
+        match ended {
+            Ok(reward) => leases::reward(pool, id, reward).await?,
+            Err(Lost { code, error }) => {
+                let reason = format!("task {}: {error:#}", taken.task_id).replace('\0', "");
+                leases::fail(pool, id, code, &reason).await?
+            }
+        };
+        Ok(())
+    }
+
+    async fn completion(&self, taken: &Taken) -> Result<f64, Lost> {
+        let failed = |error| Lost {
+            code: REQUEST_FAILED,
+            error,
+        };
+        let body = json!({
+            "model": self.model,
+            "prompt": taken.prompt,
+            "max_tokens": self.config.max_tokens,
+            "top_p": 1.0,
+        });
+        let answer = self.ask(taken, "completions", &body).await.map_err(failed)?;
+        let text = answer["choices"][0]["text"].as_str();
+        let text = text.ok_or_else(|| failed(anyhow!("the answer of the serving API has no text")))?;
+        let sample = grader::Sample {
+            id: &taken.task_id,
+            prompt: &taken.prompt,
+            answer: &taken.answer,
+            text,
+        };
+        let grade = self.config.grader.grade(&self.grading, &sample).await;
+        grade.map_err(|error| Lost {
+            code: error.cause.code(),
+            error: error.into(),
+        })
+    }
+
+    /// One request of a rollout. Waits while the fleet is busy.
+    pub async fn ask(&self, taken: &Taken, what: &str, body: &Value) -> anyhow::Result<Value> {
+        let lease = Lease {
+            id: taken.id,
+            run_id: self.run,
+            task_id: taken.task_id.clone(),
+            group_id: taken.group_id.to_string(),
+            model: self.model.clone(),
+            temperature: self.config.temperature,
+        };
+        let url = format!("{}/{what}", lease.base_url(&self.trainer.serve_url)?);
+        loop {
+            let mut request = self.http.post(&url).json(body);
+            if let Some(key) = &self.trainer.options.api_key {
+                request = request.bearer_auth(key);
+            }
+            let response = request.send().await.context("reach the serving API")?;
+            let status = response.status();
+            if matches!(status.as_u16(), 429 | 503) {
+                let seconds = response
+                    .headers()
+                    .get(RETRY_AFTER)
+                    .and_then(|v| v.to_str().ok()?.parse().ok());
+                tokio::time::sleep(Duration::from_secs(seconds.unwrap_or(1)).min(RETRY_AFTER_MAX)).await;
+                continue;
+            }
+            if status.is_success() {
+                return response.json().await.context("read the answer of the serving API");
+            }
+            let problem: Value = response.json().await.unwrap_or_default();
+            let detail = problem["detail"]
+                .as_str()
+                .or(problem["title"].as_str())
+                .unwrap_or("no detail");
+            return Err(anyhow!("the serving API returned {status}: {detail}"));
+        }
+    }
+}
