@@ -25,7 +25,8 @@ pub struct Sample {
     pub production: usize,
     pub production_waiting: usize,
     pub background: usize,
-    /// Slot-seconds that rollouts have used since the last look.
+    /// Slot-seconds that production and rollouts have used since the last look.
+    pub production_slot_seconds: f64,
     pub lent_slot_seconds: f64,
     /// Users' mean time to the first token beside rollouts since the last look; `None`: no such request.
     pub first_token: Option<Duration>,

@@ -38,13 +38,13 @@ pub fn routes(pool: PgPool, policy: &str) -> Routes {
         )
         .route(
             replica,
-            "/v1/tide/{replica}",
+            "/v1/tide/{id}",
             "Report how a replica's slots are used",
             post(post_report),
         )
         .route(
             replica,
-            "/v1/tide/{replica}/history",
+            "/v1/tide/{id}/history",
             "How a replica's slots were used",
             get(past),
         )

@@ -12,7 +12,7 @@ use uuid::Uuid;
 pub const MINUTES_MAX: usize = 512;
 pub const USES_MAX: usize = 16_384;
 
-/// `POST /v1/tide/{replica}`.
+/// `POST /v1/tide/{id}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub policy: String,
@@ -111,7 +111,7 @@ impl Minute {
             .unwrap_or(0)
             .saturating_sub(sample.production);
         self.seconds += seconds;
-        self.production_slot_seconds += sample.production as f64 * seconds;
+        self.production_slot_seconds += sample.production_slot_seconds;
         self.production_peak = self.production_peak.max(count(demand));
         self.lendable_slot_seconds += limit.min(free) as f64 * seconds;
         self.lent_slot_seconds += sample.lent_slot_seconds;
@@ -189,6 +189,7 @@ mod tests {
         for (production, slots, why) in [(2, 6, Why::Demand), (5, 1, Why::Floor)] {
             let sample = Sample {
                 production,
+                production_slot_seconds: production as f64,
                 lent_slot_seconds: 1.0,
                 ..Sample::default()
             };

@@ -8,6 +8,8 @@ use super::options::Options;
 use crate::engine::Engine;
 use crate::engine::caller::Work;
 use crate::engine::load::{Felt, Limit, Load, Totals, Used};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -35,13 +37,14 @@ pub struct Tide {
 }
 
 /// The control role, as a replica reaches it.
+#[derive(Clone)]
 pub struct Control {
     pub url: String,
     pub api_key: Option<String>,
     pub client: reqwest::Client,
 }
 
-/// `GET /v1/tide/{replica}/history`: five minutes of one engine, in order of time.
+/// `GET /v1/tide/{id}/history`: five minutes of one engine, in order of time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Remembered {
     pub engine: i16,
@@ -65,11 +68,16 @@ struct Watched {
     day: (Date, BTreeMap<Work, Used>),
 }
 
+/// The past, if it was asked for.
+type Exchanged = reqwest::Result<Option<Past>>;
+
 struct Running {
     tide: Tide,
     process: Uuid,
     watched: Vec<Watched>,
     looked: OffsetDateTime,
+    /// The look before the latest report.
+    reported: OffsetDateTime,
     /// Minutes that are over and were not reported.
     over: VecDeque<Minute>,
     /// Days that are over, of which the last counts were not reported.
@@ -94,6 +102,7 @@ impl Tide {
             watched: watched.collect(),
             process: Uuid::now_v7(),
             looked: now,
+            reported: now,
             over: VecDeque::new(),
             days_over: Vec::new(),
             remembers: self.control.is_none(),
@@ -104,40 +113,40 @@ impl Tide {
         let mut reports = tokio::time::interval(REPORT_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // a slow control role must not keep slots from production
+        let mut exchange: Option<BoxFuture<'static, Exchanged>> = None;
         loop {
+            let exchanged = async {
+                match &mut exchange {
+                    Some(exchange) => exchange.await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
                 _ = looks.tick() => running.look(OffsetDateTime::now_utc()),
+                done = exchanged => {
+                    exchange = None;
+                    running.exchanged(done);
+                }
                 _ = reports.tick() => {
-                    // a slow control role must not keep slots from production
-                    let exchange = running.tide.exchange(running.report(), running.remembers);
-                    let exchanged = tokio::time::timeout(LOOK_INTERVAL / 2, exchange).await;
-                    running.exchanged(exchanged.unwrap_or_else(|_| Err("no answer in time".into())));
+                    if exchange.is_none() {
+                        exchange = running.exchange();
+                    }
                 }
             }
         }
-        let report = running.report();
-        let _ = running.tide.exchange(report, true).await;
+        running.look(OffsetDateTime::now_utc());
+        running.remembers = true;
+        if let Some(last) = running.exchange() {
+            let _ = last.await;
+        }
         running.tide.engine.lend(&vec![Limit::default(); running.watched.len()]);
     }
 
     fn controller(&self) -> Controller {
         Controller::new(self.slots, self.floor, self.options.clone())
-    }
-
-    /// Reports, and asks for the past unless that is known.
-    async fn exchange(&self, report: Report, remembers: bool) -> Result<Option<Past>, String> {
-        let Some(control) = &self.control else { return Ok(None) };
-        let past = match remembers {
-            true => None,
-            false => Some(control.past(&self.replica).await.map_err(|error| error.to_string())?),
-        };
-        control
-            .report(&self.replica, &report)
-            .await
-            .map_err(|error| error.to_string())?;
-        Ok(past)
     }
 }
 
@@ -195,6 +204,22 @@ impl Running {
         }
     }
 
+    /// Reports, and asks for the past unless that is known. `None`: there is nobody to report to.
+    fn exchange(&mut self) -> Option<BoxFuture<'static, Exchanged>> {
+        let control = self.tide.control.clone()?;
+        let (replica, report, remembers) = (self.tide.replica.clone(), self.report(), self.remembers);
+        self.reported = self.looked;
+        let exchange = async move {
+            let past = match remembers {
+                true => None,
+                false => Some(control.past(&replica).await?),
+            };
+            control.report(&replica, &report).await?;
+            Ok(past)
+        };
+        Some(exchange.boxed())
+    }
+
     fn report(&self) -> Report {
         let mut minutes: Vec<Minute> = self.over.iter().cloned().collect();
         minutes.extend(self.watched.iter().map(|watched| watched.minute.clone()));
@@ -212,16 +237,17 @@ impl Running {
         }
     }
 
-    fn exchanged(&mut self, exchanged: Result<Option<Past>, String>) {
+    fn exchanged(&mut self, exchanged: Exchanged) {
         match &exchanged {
-            Err(error) if self.connected => tracing::warn!(error, "the use of slots is not reported"),
+            Err(error) if self.connected => tracing::warn!(%error, "the use of slots is not reported"),
             Ok(_) if !self.connected => tracing::info!("the use of slots is reported again"),
             _ => {}
         }
         self.connected = exchanged.is_ok();
         let Ok(past) = exchanged else { return };
-        self.over.clear();
-        self.days_over.clear();
+        let (minute, day) = (minute::start(self.reported), self.reported.date());
+        self.over.retain(|over| over.minute >= minute);
+        self.days_over.retain(|over| over.day >= day);
         if let Some(past) = past {
             self.remember(&past);
         }
@@ -268,15 +294,19 @@ impl Control {
 
 /// What happened since the look before.
 fn sample(load: &Load, seen: &Totals) -> Sample {
-    let lent = |totals: &Totals| {
-        let background = totals.work.iter().filter(|(work, _)| **work != Work::Production);
-        background.map(|(_, used)| used.slot_seconds).sum::<f64>()
+    let slot_seconds = |totals: &Totals, of_production: bool| {
+        let work = totals.work.iter();
+        let work = work.filter(|(work, _)| (**work == Work::Production) == of_production);
+        work.map(|(_, used)| used.slot_seconds).sum::<f64>()
     };
+    let since =
+        |of_production| (slot_seconds(&load.totals, of_production) - slot_seconds(seen, of_production)).max(0.0);
     Sample {
         production: load.production,
         production_waiting: load.production_waiting,
         background: load.background,
-        lent_slot_seconds: (lent(&load.totals) - lent(seen)).max(0.0),
+        production_slot_seconds: since(true),
+        lent_slot_seconds: since(false),
         first_token: mean_first_token(&load.totals.beside, &seen.beside),
         has_substitute: load.has_substitute,
     }

@@ -375,6 +375,11 @@ async fn rollouts_give_slots_back_when_fewer_are_lent_and_continue_with_the_same
     for (prompt, events) in (0..).zip(rollouts) {
         assert_eq!(finish(events).await.0, continuation(&[prompt], 100));
     }
+    let all_counted = |load: &Load| {
+        let used = load.totals.work.get(&Work::Rollout(None));
+        used.is_some_and(|used| used.sampled == 300)
+    };
+    until(&handle, all_counted).await;
     let load = handle.loads().remove(0);
     assert_eq!(load.totals.taken_back, 3);
     let used = load.totals.work[&Work::Rollout(None)];

@@ -159,6 +159,7 @@ fn sample() -> impl Strategy<Value = Sample> {
             production,
             production_waiting: waiting,
             background,
+            production_slot_seconds: production as f64,
             lent_slot_seconds: background as f64,
             first_token: None,
             has_substitute,
