@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-engines bench-gateway bench-mismatch bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-engines bench-gateway bench-mismatch bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -251,6 +251,11 @@ bench-serving: stack vllm ## tokens per second and latency at 1 to 64 streams, o
 	  models/demo-base 2048 0,2,3 $$(nproc) $(ARGS)
 	SERVERS="$(SERVERS)" scripts/bench-serving.sh $(TARGET)/release/springtide $(TARGET)/release/bench-serving $(VLLM) .springtide/serving-others \
 	  .springtide/llama-88m 2048 0,2,3 $$(nproc) --requests 16 $(ARGS)
+
+bench-tide: stack ## share of idle slots that rollouts use and what production notices, two replicas under TRACE, alone and beside rollouts (25 minutes); TRACE=../shared/data/azure_llm_conv_2023.csv ARGS='--pairs 1 --seconds 30'
+	cargo build --locked --release --package springtide --package bench --bin springtide --bin bench-tide
+	$(TARGET)/release/bench-tide --springtide $(TARGET)/release/springtide --trace $(or $(TRACE),../shared/data/azure_llm_conv_2023.csv) \
+	  --json $(TARGET)/bench/tide.json $(ARGS)
 
 bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of a wrong version, failed requests, gaps; then against a fresh server (15 minutes; downloads vLLM, 3 GB); TENSOR_PARALLEL=2 ARGS='--updates 10'
 	cargo build --locked --release --package bench --bin bench-engines

@@ -149,6 +149,16 @@ BODIES = {
         replica=TEXT, policy=TEXT, version={"type": "integer"}, epoch={"type": "integer"},
         fetch_ms={"type": "number"}, verify_ms={"type": "number"}, stage_ms={"type": "number"}, pause_ms={"type": "number"},
     ),
+    "/v1/tide/{id}": record(
+        ["policy", "process", "history_days", "minutes", "uses"],
+        policy=TEXT, process=UUID, history_days={"type": "integer"}, minutes={"type": "array", "maxItems": 0},
+        uses=list_of(record(
+            ["engine", "day", "work", "run", "sampled", "read", "read_again", "thrown_away", "slot_seconds", "engine_seconds"],
+            engine={"type": "integer"}, day={"type": "string", "format": "date"}, work={"enum": ["production", "rollout", "fun"]},
+            run=UUID, sampled={"type": "integer"}, read={"type": "integer"}, read_again={"type": "integer"},
+            thrown_away={"type": "integer"}, slot_seconds={"type": "number"}, engine_seconds={"type": "number"},
+        )),
+    ),
 }
 QUERIES = {
     "/v1/runs": dict(limit=COUNT, after=UUID, status=TEXT, kind=TEXT),
@@ -157,6 +167,8 @@ QUERIES = {
     "/v1/versions": dict(limit=COUNT, after=COUNT, line=TEXT),
     "/v1/releases": dict(limit={"type": "integer"}, alias=TEXT),
     "/v1/swaps": dict(limit={"type": "integer"}, replica=TEXT),
+    "/v1/tide": dict(hours={"type": "integer"}),
+    "/v1/ledger/cost": dict(days={"type": "integer"}, run=UUID),
     "/v1/ledger": dict(policy=TEXT, purpose=TEXT, since={"type": "string", "format": "date-time"}),
     "/v1/store": dict(prefix=TEXT),
 }

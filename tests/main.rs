@@ -78,6 +78,8 @@ mod sync;
 #[cfg(feature = "torch")]
 mod sync_kills;
 mod tenants;
+#[cfg(feature = "torch")]
+mod tide;
 mod tls;
 #[cfg(feature = "torch")]
 mod trainer;

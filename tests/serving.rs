@@ -167,7 +167,8 @@ pub async fn control(stack: &Stack, releases: &ReleaseService) -> Role {
     let pool = stack.pool_of("control");
     let auth = Auth::new(AuthOptions::default(), pool.clone());
     let router = release::routes(releases.clone())
-        .merge(serving::fleet::routes(pool, "demo"))
+        .merge(serving::fleet::routes(pool.clone(), "demo"))
+        .merge(serving::tide::http::routes(pool, "demo"))
         .protected_by(&auth, "control");
     let task = tokio::spawn(edge::server::run(listener.into(), router, stop.clone()));
     Role { url, stop, task }

@@ -21,5 +21,6 @@ pub mod tenant;
 pub mod tls;
 pub mod trace;
 pub mod turns;
+pub mod window;
 
 pub use problem::Problem;

@@ -9,6 +9,7 @@ pub mod backend;
 mod batch;
 pub mod caller;
 pub mod exact;
+pub mod load;
 pub(crate) mod queue;
 mod thread;
 
@@ -17,6 +18,7 @@ pub use thread::{Config, Handle, Thread, spawn};
 use artifact::digest::Digest;
 use caller::Caller;
 use futures::future::BoxFuture;
+use load::{Limit, Load};
 use model::router::Routing;
 use model::sampling;
 use serde_json::Value;
@@ -41,6 +43,14 @@ pub trait Engine: Send + Sync {
 
     /// Refuses further requests. Running sequences are cut off.
     fn stop(&self);
+
+    /// What each engine behind this one does. Our own is one; a pool has several, in their order.
+    fn loads(&self) -> Vec<Load> {
+        Vec::new()
+    }
+
+    /// Limits rollouts and evaluations from now on: one limit for each of [`Engine::loads`].
+    fn lend(&self, _limits: &[Limit]) {}
 }
 
 /// A version that can answer. Holding the `Arc` keeps it loaded.

@@ -79,13 +79,12 @@ pub struct Swap {
 
 /// What the handlers share.
 #[derive(Debug, Clone)]
-struct Fleet {
-    pool: PgPool,
-    policy: Arc<str>,
+pub(crate) struct Fleet {
+    pub pool: PgPool,
+    pub policy: Arc<str>,
 }
 
 pub fn routes(pool: PgPool, policy: &str) -> Routes {
-    let policy = policy.into();
     Routes::new()
         .route(Scope::Read, "/v1/replicas", "List replicas", get(list_replicas))
         .route(
@@ -96,10 +95,10 @@ pub fn routes(pool: PgPool, policy: &str) -> Routes {
         )
         .route(Scope::Read, "/v1/swaps", "List swaps", get(list_swaps))
         .route(Scope::Replica, "/v1/swaps", "Report a swap", post(post_swap))
-        .with_state(Fleet { pool, policy })
+        .with_state(Fleet::new(pool, policy))
 }
 
-fn not_owned(id: &str) -> Problem {
+pub(crate) fn not_owned(id: &str) -> Problem {
     Problem::forbidden(format!(
         "another key reports for the replica {id}: set serve.replica to a name of its own, or make a key for it with \
          `springtide key create --scope replica --replica {id}`"
@@ -107,12 +106,12 @@ fn not_owned(id: &str) -> Problem {
 }
 
 /// What `replica.owner` holds. Admins own nothing.
-fn owner(principal: &Principal) -> Option<Uuid> {
+pub(crate) fn owner(principal: &Principal) -> Option<Uuid> {
     let key = principal.key.filter(|_| !is_admin(principal));
     key.map(|key| key.lineage)
 }
 
-fn is_admin(principal: &Principal) -> bool {
+pub(crate) fn is_admin(principal: &Principal) -> bool {
     principal.scopes.allow(Scope::Admin)
 }
 
@@ -122,8 +121,13 @@ fn may_take_over(principal: &Principal) -> bool {
 }
 
 impl Fleet {
+    pub fn new(pool: PgPool, policy: &str) -> Self {
+        let policy = policy.into();
+        Fleet { pool, policy }
+    }
+
     /// Fails if a report is about another policy.
-    fn check_policy(&self, reported: &str) -> Result<(), Problem> {
+    pub fn check_policy(&self, reported: &str) -> Result<(), Problem> {
         match reported == &*self.policy {
             true => Ok(()),
             false => Err(Problem::bad_request(format!(
@@ -136,7 +140,7 @@ impl Fleet {
 }
 
 /// Fails if the key is for another replica.
-fn check_replica(principal: &Principal, id: &str) -> Result<(), Problem> {
+pub(crate) fn check_replica(principal: &Principal, id: &str) -> Result<(), Problem> {
     match &principal.replica {
         Some(only) if only != id => Err(Problem::forbidden(format!(
             "the key may report for the replica {only} only, not for {id}"

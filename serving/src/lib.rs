@@ -11,6 +11,7 @@
 //! | `follow` | loads the versions that the newest assignment names |
 //! | `release` | decides which version each alias names: `release::decide` says when a version is served |
 //! | `fleet` | reports of the replicas |
+//! | `tide` | lends what production does not use to rollouts |
 //! | `sidecar` | the role `springtide follow`: a follower beside an engine that is not ours |
 //! | `relay` | passes objects of a distant store on to followers |
 //!
@@ -31,6 +32,7 @@ pub mod remote;
 pub mod routing;
 pub mod serve;
 pub mod sidecar;
+pub mod tide;
 
 pub use options::Options as ServeOptions;
 pub use release::{ArmOptions, Learning, LearningAlias, Options as ReleaseOptions};

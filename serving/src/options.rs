@@ -1,6 +1,6 @@
 //! Configuration of `springtide serve`. Every field has a unit and a default.
 
-use crate::remote;
+use crate::{remote, tide};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -79,6 +79,8 @@ pub struct Options {
     pub api_key: Option<String>,
     /// Engines that answer instead of our own.
     pub remote: remote::Options,
+    /// What rollouts and evaluations may use.
+    pub tide: tide::Options,
 }
 
 impl Default for Options {
@@ -108,6 +110,7 @@ impl Default for Options {
             heartbeat_interval_ms: 1000,
             api_key: None,
             remote: remote::Options::default(),
+            tide: tide::Options::default(),
         }
     }
 }
@@ -149,6 +152,7 @@ impl Options {
             self.queue_choices_max
         );
         self.remote.check()?;
+        self.tide.check()?;
         let needed = edge::routes::in_flight_bytes_min();
         ensure!(
             self.in_flight_bytes_max >= needed,

@@ -8,6 +8,7 @@ use crate::follow::{self, Follower, Host};
 use crate::options::Options;
 use crate::remote::{Pool, Updater};
 use crate::routing::RouteTable;
+use crate::tide::{Control, Tide};
 use anyhow::Context;
 use artifact::threads::Threads;
 use axum::Router;
@@ -67,6 +68,7 @@ impl Replica {
             queue_wait_max: Duration::from_millis(options.queue_wait_ms_max),
             prompt_tokens_per_pass_max: options.prompt_tokens_per_pass_max,
             slots_reserved_for_production: options.slots_reserved_for_production,
+            parked_max: Duration::from_millis(options.tide.parked_ms_max),
         };
         let arithmetic = Arithmetic::new(self.compute, options.threads.into()).context("serve.threads")?;
         let packing = self.store.threads().clone();
@@ -105,6 +107,22 @@ impl Replica {
         .context("start the follower")?;
 
         tasks.spawn(follower.run(Some(self.kafka), background.clone()));
+        let client = Reporter::client().context("start the reporter")?;
+        let control = self.control_url.clone().map(|url| Control {
+            url,
+            api_key: options.api_key.clone(),
+            client: client.clone(),
+        });
+        let tide = Tide {
+            options: options.tide.clone(),
+            policy: self.policy.clone(),
+            replica: options.replica.clone(),
+            slots: options.slots,
+            floor: options.slots_reserved_for_production,
+            engine: engine.clone(),
+            control,
+        };
+        tasks.spawn(tide.run(background.clone()));
         if let Some(control_url) = self.control_url {
             let reporter = Reporter {
                 replica: options.replica.clone(),
@@ -123,7 +141,7 @@ impl Replica {
                     move || routes.ready()
                 }),
                 swaps: swapped,
-                client: Reporter::client().context("start the reporter")?,
+                client,
             };
             tasks.spawn(reporter.run(background.clone()));
         }

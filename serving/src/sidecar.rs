@@ -181,6 +181,7 @@ fn start_proxy(options: &Options, engine: proxy::Engine, compute: Compute) -> an
         queue_wait_max: Duration::ZERO,
         prompt_tokens_per_pass_max: 0,
         slots_reserved_for_production: 0,
+        parked_max: Duration::from_secs(600),
     };
     let pool = Pool::new(&remote, 1, config).context("follow.engine_url")?;
     let proxy = Proxy {

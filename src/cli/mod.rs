@@ -24,6 +24,7 @@ mod sampler;
 mod serve;
 mod stack;
 mod tenant;
+mod tide;
 #[cfg(feature = "torch")]
 mod train;
 mod up;
@@ -98,6 +99,8 @@ enum Command {
     /// Show which version serves whom, and change it.
     #[command(subcommand)]
     Release(release::Command),
+    /// Show how much of the fleet rollouts use, and what that costs production.
+    Tide(tide::Args),
     /// Schedule and watch training runs.
     #[command(subcommand)]
     Run(run::Command),
@@ -271,6 +274,7 @@ impl Command {
             Self::Corpus(args) => args.run(app).await?,
             Self::Demo(args) => args.run(app).await?,
             Self::Release(command) => command.run(app).await?,
+            Self::Tide(args) => args.run(app).await?,
             Self::Run(command) => command.run(app).await?,
             Self::Dataset(command) => command.run(app).await?,
             Self::Policy(command) => command.run(app).await?,

@@ -56,6 +56,7 @@ pub fn routes(
         .merge(trainer::api::routes(pool.clone(), policy, exports, serve_url))
         .merge(serving::release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
+        .merge(serving::tide::http::routes(pool.clone(), policy))
         .only_for_owner(OwnerOnly::new(pool.clone(), policy));
     queries
         .merge(of_the_policy)

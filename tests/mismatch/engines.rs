@@ -35,6 +35,7 @@ const CONFIG: Config = Config {
     queue_wait_max: Duration::from_secs(300),
     prompt_tokens_per_pass_max: 256,
     slots_reserved_for_production: 0,
+    parked_max: Duration::from_secs(600),
 };
 
 /// What was sampled for one request.

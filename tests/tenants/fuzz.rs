@@ -79,6 +79,8 @@ impl Pool<'_> {
             "/v1/datasets" => &["name", "limit", "after"],
             "/v1/releases" => &["alias", "limit"],
             "/v1/swaps" => &["replica", "limit"],
+            "/v1/tide" => &["hours"],
+            "/v1/ledger/cost" => &["days", "run"],
             "/v1/store" => {
                 let side = self.sides.choose(random).unwrap();
                 let below = ["", "object/", "version/", "private/"].choose(random).unwrap();
@@ -150,6 +152,10 @@ impl Pool<'_> {
                                           "resident": [], "ready": true}),
             "/v1/swaps" => json!({"replica": id, "policy": policy, "version": 1, "epoch": 1, "fetch_ms": 1.0,
                                   "verify_ms": 1.0, "stage_ms": 1.0, "pause_ms": 1.0}),
+            "/v1/tide/{id}" => json!({"policy": policy, "process": Uuid::now_v7(), "history_days": 1, "minutes": [],
+                                      "uses": [{"engine": 0, "day": "2026-11-21", "work": "rollout", "run": null,
+                                                "sampled": 1, "read": 1, "read_again": 0, "thrown_away": 0,
+                                                "slot_seconds": 1.0, "engine_seconds": 1.0}]}),
             _ => json!({}),
         }
     }

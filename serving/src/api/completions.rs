@@ -160,7 +160,7 @@ impl QueuedRequest {
         check_priority(request.priority, principal)?;
         let submitted = Instant::now();
         let tenant = &principal.tenant;
-        let caller = Caller::new(tenant, principal.key.map(|key| key.id));
+        let caller = Caller::new(tenant, principal.key.map(|key| key.id)).working_on(request.work());
         let route = available_route(api, &request, submitted).await?;
         let deadline = request.deadline;
         let (prompt_ids, constraint) = match request.prompt_is_short() && request.constraint.is_none() {

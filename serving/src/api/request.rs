@@ -4,6 +4,7 @@
 use super::body::{ChatRequest, CommonFields, CompletionRequest};
 use super::constraint::{self, Constraint};
 use super::deadline::Deadline;
+use crate::engine::caller::Work;
 use crate::engine::{self, LoadedVersion, TrafficClass};
 use crate::options::Options;
 use edge::Problem;
@@ -231,6 +232,15 @@ impl GenerationRequest {
         match self.purpose {
             Purpose::Production => TrafficClass::Production,
             Purpose::Rollout | Purpose::Evaluation => TrafficClass::Background,
+        }
+    }
+
+    /// What the engine counts it as.
+    pub fn work(&self) -> Work {
+        match self.purpose {
+            Purpose::Production => Work::Production,
+            Purpose::Rollout => Work::Rollout(self.run_id),
+            Purpose::Evaluation => Work::Evaluation(self.run_id),
         }
     }
 

@@ -207,6 +207,7 @@ async fn server_of(options: Options, fake: FakeVersion, model: impl Fn() -> Box<
         queue_wait_max: Duration::from_millis(options.queue_wait_ms_max),
         prompt_tokens_per_pass_max: options.prompt_tokens_per_pass_max,
         slots_reserved_for_production: options.slots_reserved_for_production,
+        parked_max: Duration::from_millis(options.tide.parked_ms_max),
     })
     .unwrap()
     .handle;

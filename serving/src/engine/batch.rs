@@ -6,17 +6,21 @@
 //! runs. This does not change results: a token's logits depend on the version and the tokens before
 //! it only.
 //!
-//! If all slots are taken, a production request takes the slot of a background sequence. That one
-//! pauses, and continues with the same bits once a slot is free.
+//! If all slots are taken, or fewer are lent, a background sequence loses its slot between two passes:
+//! the one that has sampled the fewest tokens. It is parked with its tokens and the state of its
+//! sampler, and continues with the same bits once a slot is free. Its keys and values stay in the
+//! slot until somebody else needs it; what is overwritten is read again.
 
 mod sequence;
 
 use super::backend::{Backend, Step};
 use super::caller::Caller;
+use super::load;
 use super::{LoadedVersion, SampleRequest, TrafficClass};
 use sequence::Sequence;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A shorter common prefix is read again rather than copied.
 const REUSED_TOKENS_MIN: usize = 16;
@@ -26,8 +30,8 @@ pub struct Batch {
     pub version: Arc<LoadedVersion>,
     backend: Box<dyn Backend>,
     slots: Vec<Slot>,
-    /// Background sequences whose slots production requests took, the first to continue first.
-    paused: VecDeque<Sequence>,
+    /// Background sequences that lost their slots, the first to continue first, and since when.
+    paused: VecDeque<(Instant, Sequence)>,
     /// Counts admissions.
     admissions: u64,
 }
@@ -77,6 +81,25 @@ impl Batch {
         self.running().count() + self.paused.len()
     }
 
+    /// How many sequences of a class have slots.
+    pub fn in_slots(&self, class: TrafficClass) -> usize {
+        let running = self.running();
+        running.filter(|sequence| sequence.request.class == class).count()
+    }
+
+    /// How many background sequences wait to continue.
+    pub fn parked(&self) -> usize {
+        self.paused.len()
+    }
+
+    /// How many tokens the background sequence that [`Batch::park_one`] would park has sampled.
+    pub fn least_progress(&self) -> Option<usize> {
+        self.running()
+            .filter(|sequence| sequence.is_background())
+            .map(Sequence::sampled)
+            .min()
+    }
+
     /// Whose sequences run, one for each slot in use.
     pub fn callers(&self) -> impl Iterator<Item = &Caller> {
         self.running().map(|sequence| &sequence.request.caller)
@@ -113,26 +136,34 @@ impl Batch {
     /// Starts a sequence. [`Batch::room`] must have said that there is room for it.
     pub fn admit(&mut self, request: SampleRequest) {
         if self.free_slot(&request.caller, &request.prompt).is_none() {
-            self.pause_one();
+            self.park_one();
         }
         self.place(Sequence::new(request));
     }
 
-    /// Continues paused sequences, but leaves `reserved` slots free.
-    pub fn resume(&mut self, reserved: usize) {
-        self.paused.retain(|sequence| !sequence.is_canceled());
+    /// Continues at most `most` parked sequences, but leaves `reserved` slots free. Returns how many.
+    pub fn resume(&mut self, reserved: usize, most: usize) -> usize {
+        self.paused.retain(|(_, sequence)| !sequence.is_canceled());
         let free = self.slots.len() - self.running().count();
-        for _ in reserved..free {
-            let Some(sequence) = self.paused.pop_front() else {
-                return;
-            };
+        let count = free.saturating_sub(reserved).min(most).min(self.paused.len());
+        let continued: Vec<_> = self.paused.drain(..count).collect();
+        for (_, sequence) in continued {
             self.place(sequence);
         }
+        count
+    }
+
+    /// Takes the sequences that have been parked for longer.
+    pub fn remove_parked(&mut self, longest: Duration) -> Vec<Sequence> {
+        let (gone, kept) = self.paused.drain(..).partition(|(since, _)| since.elapsed() > longest);
+        self.paused = kept;
+        let gone: VecDeque<_> = gone;
+        gone.into_iter().map(|(_, sequence)| sequence).collect()
     }
 
     /// One pass: reads at most `prompt_tokens` tokens of prompts, and samples a token for every
-    /// sequence that has none left to read.
-    pub fn advance(&mut self, prompt_tokens: usize) {
+    /// sequence that has none left to read. Says what it did for each sequence.
+    pub fn advance(&mut self, prompt_tokens: usize) -> Vec<load::Part> {
         for slot in &mut self.slots {
             if slot.sequence.as_ref().is_some_and(Sequence::is_canceled) {
                 slot.sequence = None;
@@ -140,8 +171,13 @@ impl Batch {
         }
         let parts = self.plan(prompt_tokens);
         if parts.is_empty() {
-            return;
+            return Vec::new();
         }
+        let began = Instant::now();
+        let mut done: Vec<load::Part> = parts
+            .iter()
+            .filter_map(|part| self.slots[part.slot].describe(part))
+            .collect();
         let segments: Vec<(usize, &[u32])> = parts.iter().map(|part| (part.slot, &part.tokens[..])).collect();
         match self.backend.advance(&segments) {
             Ok(steps) => {
@@ -166,6 +202,12 @@ impl Batch {
                 }
             }
         }
+        // measured before the pass
+        let took = began.elapsed();
+        for part in &mut done {
+            part.first_token = part.first_token.map(|waited| waited + took);
+        }
+        done
     }
 
     fn running(&self) -> impl Iterator<Item = &Sequence> {
@@ -197,8 +239,8 @@ impl Batch {
 
     fn place(&mut self, sequence: Sequence) {
         let Some(at) = self.free_slot(&sequence.request.caller, &sequence.ids) else {
-            // `room` was not asked; it continues like one that was paused
-            self.paused.push_back(sequence);
+            // `room` was not asked; it continues like one that was parked
+            self.paused.push_back((Instant::now(), sequence));
             return;
         };
         let reused = self.reusable(&self.slots[at], &sequence.request.caller, &sequence.ids);
@@ -210,18 +252,16 @@ impl Batch {
         slot.sequence = Some(sequence);
     }
 
-    /// Pauses the background sequence that was admitted last.
-    fn pause_one(&mut self) {
-        let background = self
-            .slots
-            .iter_mut()
-            .filter(|slot| slot.sequence.as_ref().is_some_and(Sequence::is_background));
-        let last = background
-            .max_by_key(|slot| slot.admitted)
-            .and_then(|slot| slot.sequence.take());
-        if let Some(sequence) = last {
+    /// Parks the background sequence that has sampled least; of several, the one that was admitted last.
+    pub fn park_one(&mut self) {
+        let background = self.slots.iter_mut().filter_map(|slot| {
+            let sequence = slot.sequence.as_ref().filter(|sequence| sequence.is_background())?;
+            Some(((sequence.sampled(), std::cmp::Reverse(slot.admitted)), slot))
+        });
+        let least = background.min_by_key(|(progress, _)| *progress);
+        if let Some(sequence) = least.and_then(|(_, slot)| slot.sequence.take()) {
             metrics::counter!("springtide_choices_paused_total").increment(1);
-            self.paused.push_front(sequence);
+            self.paused.push_front((Instant::now(), sequence));
         }
     }
 
@@ -315,6 +355,21 @@ impl Batch {
 }
 
 impl Slot {
+    /// What a pass that reads `part` does for the slot's sequence.
+    fn describe(&self, part: &Part) -> Option<load::Part> {
+        let sequence = self.sequence.as_ref()?;
+        let end = self.read.len() + part.tokens.len();
+        let samples = end == sequence.ids.len();
+        Some(load::Part {
+            work: sequence.request.caller.work(),
+            background: sequence.is_background(),
+            read: part.tokens.len(),
+            read_again: sequence.again(self.read.len(), end),
+            samples,
+            first_token: (samples && sequence.sampled() == 0).then(|| sequence.request.submitted.elapsed()),
+        })
+    }
+
     /// After a pass has read a part.
     fn finish(&mut self, part: &Part, step: Step) {
         let before = self.read.len();

@@ -1,5 +1,6 @@
 //! Whose requests they are, and how many each caller has. Places in the queue and slots are shared
 //! between tenants, and within a tenant between its keys, so a tenant gains nothing from more keys.
+//! Rollouts and evaluations of a run share as the run, whatever keys ask for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,12 +12,51 @@ pub struct Caller {
     tenant: Arc<str>,
     /// `None`: all callers of the tenant, where no key is needed.
     key: Option<Uuid>,
+    work: Work,
+}
+
+/// What a sequence is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Work {
+    #[default]
+    Production,
+    /// Of this run, if any.
+    Rollout(Option<Uuid>),
+    Evaluation(Option<Uuid>),
+}
+
+impl Work {
+    pub fn run(self) -> Option<Uuid> {
+        match self {
+            Work::Production => None,
+            Work::Rollout(run) | Work::Evaluation(run) => run,
+        }
+    }
+
+    pub fn without_run(self) -> Self {
+        match self {
+            Work::Production => Work::Production,
+            Work::Rollout(_) => Work::Rollout(None),
+            Work::Evaluation(_) => Work::Evaluation(None),
+        }
+    }
 }
 
 impl Caller {
     pub fn new(tenant: &str, key: Option<Uuid>) -> Self {
         let tenant = tenant.into();
-        Self { tenant, key }
+        let work = Work::Production;
+        Self { tenant, key, work }
+    }
+
+    /// For rollouts and evaluations: what a run asks for is the run's, not a key's.
+    pub fn working_on(self, work: Work) -> Self {
+        let key = self.key.filter(|_| work.run().is_none());
+        Self { key, work, ..self }
+    }
+
+    pub fn work(&self) -> Work {
+        self.work
     }
 
     pub fn tenant(&self) -> &Arc<str> {
@@ -40,6 +80,10 @@ impl Tally {
     pub fn remove(&mut self, caller: &Caller) {
         decrement(&mut self.callers, caller);
         decrement(&mut self.tenants, &caller.tenant);
+    }
+
+    pub fn all(&self) -> usize {
+        self.tenants.values().sum()
     }
 
     /// What the caller's tenant has, and what the caller has.
@@ -71,6 +115,7 @@ impl Tally {
         let first = Caller {
             tenant: tenant.clone(),
             key: None,
+            work: Work::Production,
         };
         let callers = self.callers.range(first..);
         let callers = callers.take_while(|(caller, _)| caller.tenant == *tenant);

@@ -12,6 +12,9 @@ use super::TrafficClass;
 use super::caller::{Caller, Tally, Turns};
 use std::collections::BTreeMap;
 
+/// Leaves room for what comes back.
+const FIRST_ARRIVAL: u64 = u64::MAX / 2;
+
 /// Smaller comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
@@ -35,6 +38,8 @@ pub struct Queue<T> {
     /// At least of the callers that wait.
     turns: Turns,
     arrivals: u64,
+    /// Items that came back, before all arrivals.
+    returns: u64,
     capacity: usize,
 }
 
@@ -57,13 +62,37 @@ impl<T> Queue<T> {
             waiting: BTreeMap::new(),
             held: BTreeMap::new(),
             turns: Turns::default(),
-            arrivals: 0,
+            arrivals: FIRST_ARRIVAL,
+            returns: 0,
             capacity,
         }
     }
 
     pub fn len(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// How many items of a class wait.
+    pub fn waiting(&self, class: TrafficClass) -> usize {
+        self.held.get(&class).map_or(0, Tally::all)
+    }
+
+    /// Puts an item that was taken before everything that its caller has waiting. Nobody makes room: it
+    /// had a place before.
+    pub fn put_back(&mut self, class: TrafficClass, priority: i32, caller: &Caller, item: T) {
+        self.returns += 1;
+        let rank = Rank {
+            class,
+            priority,
+            arrival: FIRST_ARRIVAL - self.returns,
+        };
+        let caller = caller.clone();
+        self.insert(rank, Waiting { caller, item });
+    }
+
+    /// What waits, in order of class, priority and arrival.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.waiting.values().map(|waiting| &waiting.item)
     }
 
     /// Queues all `items` of a caller and returns the items that lost their places to them, or

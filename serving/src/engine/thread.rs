@@ -6,6 +6,7 @@
 use super::backend::Backend;
 use super::batch::Batch;
 use super::caller::Tally;
+use super::load::{Limit, Load, Totals};
 use super::queue::{Full, Queue};
 use super::{Engine, Installation, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
 use futures::future::BoxFuture;
@@ -32,6 +33,9 @@ pub struct Config {
     pub prompt_tokens_per_pass_max: usize,
     /// Slots of each version that background sequences never use.
     pub slots_reserved_for_production: usize,
+    /// Background sequences that could not continue for longer get [`SampleEvent::Displaced`]. Until then
+    /// they keep their version loaded.
+    pub parked_max: Duration,
 }
 
 /// A version to install.
@@ -50,11 +54,15 @@ struct Resident {
 struct Inbox {
     queue: Queue<SampleRequest>,
     installs: Vec<Install>,
+    limit: Limit,
+    /// Since when fewer slots are lent than before.
+    lowered: Option<Instant>,
     stopping: bool,
 }
 
 struct Shared {
     inbox: Mutex<Inbox>,
+    load: Mutex<Load>,
     arrived: Condvar,
 }
 
@@ -62,6 +70,10 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         // the inbox is consistent after every statement, so a panic elsewhere does no harm
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn load(&self) -> MutexGuard<'_, Load> {
+        self.load.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -100,6 +112,25 @@ impl Engine for Handle {
 
     fn stop(&self) {
         self.shared.lock().stopping = true;
+        self.shared.arrived.notify_one();
+    }
+
+    fn loads(&self) -> Vec<Load> {
+        let mut load = self.shared.load().clone();
+        let inbox = self.shared.lock();
+        load.production_waiting = inbox.queue.waiting(TrafficClass::Production);
+        load.background_waiting = inbox.queue.waiting(TrafficClass::Background) + load.parked;
+        vec![load]
+    }
+
+    fn lend(&self, limits: &[Limit]) {
+        let Some(&limit) = limits.first() else { return };
+        let mut inbox = self.shared.lock();
+        if limit.slots < inbox.limit.slots {
+            inbox.lowered.get_or_insert_with(Instant::now);
+        }
+        inbox.limit = limit;
+        drop(inbox);
         self.shared.arrived.notify_one();
     }
 }
@@ -147,8 +178,11 @@ pub fn spawn(config: Config) -> std::io::Result<Thread> {
         inbox: Mutex::new(Inbox {
             queue: Queue::new(config.queue_choices_max),
             installs: Vec::new(),
+            limit: Limit::default(),
+            lowered: None,
             stopping: false,
         }),
+        load: Mutex::default(),
         arrived: Condvar::new(),
     });
     let (alive, ended) = oneshot::channel::<()>();
@@ -165,6 +199,16 @@ pub fn spawn(config: Config) -> std::io::Result<Thread> {
         handle: Handle { shared },
         ended,
     })
+}
+
+/// What the thread does next.
+struct Work {
+    installs: Vec<Install>,
+    admitted: Vec<SampleRequest>,
+    /// Slots that background sequences may have.
+    lent: usize,
+    /// Set once after fewer are lent: since when.
+    lowered: Option<Instant>,
 }
 
 struct Worker {
@@ -186,37 +230,94 @@ impl Drop for Worker {
 
 impl Worker {
     fn run(mut self) {
-        while let Some((installs, admitted)) = self.next_work() {
-            for install in installs {
+        let mut totals = Totals::default();
+        while let Some(work) = self.next_work() {
+            for install in work.installs {
                 self.install(install);
             }
-            for request in admitted {
+            let mut taken_back = 0;
+            for request in work.admitted {
                 // `next_work` found a free slot in this batch
                 if let Some(resident) = self.residents.get_mut(&request.version.serial) {
+                    let (parked, submitted) = (resident.batch.parked(), request.submitted);
                     resident.batch.admit(request);
+                    if resident.batch.parked() > parked {
+                        taken_back += 1;
+                        totals.taken_back_after(submitted.elapsed());
+                    }
+                }
+            }
+            taken_back += self.take_back(work.lent);
+            if let Some(lowered) = work.lowered {
+                totals.taken_back_after(lowered.elapsed());
+            }
+            totals.taken_back += taken_back;
+            let mut left = work.lent.saturating_sub(self.in_slots(TrafficClass::Background));
+            for resident in self.residents.values_mut() {
+                left -= resident.batch.resume(self.config.slots_reserved_for_production, left);
+                for sequence in resident.batch.remove_parked(self.config.parked_max) {
+                    totals.throw_away(sequence.request.caller.work(), sequence.sampled() as u64);
+                    sequence.give_up();
                 }
             }
             for resident in self.residents.values_mut() {
-                resident.batch.resume(self.config.slots_reserved_for_production);
-                resident.batch.advance(self.config.prompt_tokens_per_pass_max);
+                let began = Instant::now();
+                let parts = resident.batch.advance(self.config.prompt_tokens_per_pass_max);
+                totals.count(&parts, began.elapsed());
             }
             self.retire();
+            self.report(&totals);
         }
     }
 
+    fn in_slots(&self, class: TrafficClass) -> usize {
+        let residents = self.residents.values();
+        residents.map(|resident| resident.batch.in_slots(class)).sum()
+    }
+
+    fn parked(&self) -> usize {
+        self.residents.values().map(|resident| resident.batch.parked()).sum()
+    }
+
+    /// Parks background sequences until no more than `lent` run. Returns how many it parked.
+    fn take_back(&mut self, lent: usize) -> u64 {
+        let over = self.in_slots(TrafficClass::Background).saturating_sub(lent);
+        for _ in 0..over {
+            let batches = self.residents.values_mut().map(|resident| &mut resident.batch);
+            let least = batches.filter_map(|batch| Some((batch.least_progress()?, batch)));
+            if let Some((_, batch)) = least.min_by_key(|(progress, _)| *progress) {
+                batch.park_one();
+            }
+        }
+        over as u64
+    }
+
+    fn report(&self, totals: &Totals) {
+        let mut load = self.shared.load();
+        load.serves = !self.residents.is_empty();
+        load.production = self.in_slots(TrafficClass::Production);
+        load.background = self.in_slots(TrafficClass::Background);
+        load.parked = self.parked();
+        load.totals.clone_from(totals);
+    }
+
     /// Waits for work, at most [`IDLE_CHECK_INTERVAL`]. `None`: stop.
-    fn next_work(&self) -> Option<(Vec<Install>, Vec<SampleRequest>)> {
+    fn next_work(&self) -> Option<Work> {
         let mut inbox = self.shared.lock();
-        let sequences = self.residents.values().map(|resident| resident.batch.sequences());
-        let running: usize = sequences.sum();
-        let mut admitted = self.admit_from(&mut inbox.queue);
-        if running == 0 && admitted.is_empty() && inbox.installs.is_empty() && !inbox.stopping {
+        let running = self.in_slots(TrafficClass::Production) + self.in_slots(TrafficClass::Background);
+        // parked sequences may continue, unless nothing is lent
+        let continues = |inbox: &Inbox| self.parked() > 0 && inbox.limit.slots > 0;
+        let lent = inbox.limit.slots;
+        let mut admitted = self.admit_from(&mut inbox.queue, lent);
+        let is_idle = running == 0 && admitted.is_empty() && !continues(&inbox);
+        if is_idle && inbox.installs.is_empty() && !inbox.stopping {
             (inbox, _) = self
                 .shared
                 .arrived
                 .wait_timeout(inbox, IDLE_CHECK_INTERVAL)
                 .unwrap_or_else(PoisonError::into_inner);
-            admitted = self.admit_from(&mut inbox.queue);
+            let lent = inbox.limit.slots;
+            admitted = self.admit_from(&mut inbox.queue, lent);
         }
         if inbox.stopping {
             return None;
@@ -224,12 +325,17 @@ impl Worker {
         let installs = std::mem::take(&mut inbox.installs);
         metrics::gauge!("springtide_queue_choices").set(inbox.queue.len() as f64);
         metrics::gauge!("springtide_running_choices").set((running + admitted.len()) as f64);
-        Some((installs, admitted))
+        Some(Work {
+            installs,
+            admitted,
+            lent: inbox.limit.slots,
+            lowered: inbox.lowered.take(),
+        })
     }
 
     /// Takes the requests that fit now, in order, and drops those whose callers are gone or have
-    /// waited too long.
-    fn admit_from(&self, queue: &mut Queue<SampleRequest>) -> Vec<SampleRequest> {
+    /// waited too long. `lent`: slots that background sequences may have, those that continue included.
+    fn admit_from(&self, queue: &mut Queue<SampleRequest>, lent: usize) -> Vec<SampleRequest> {
         if queue.len() == 0 {
             return Vec::new();
         }
@@ -258,11 +364,13 @@ impl Worker {
             let batches = self.residents.values().map(|resident| &resident.batch);
             (class, batches.map(|batch| batch.constrained(class)).sum::<usize>())
         });
+        let mut background_left = lent.saturating_sub(self.in_slots(TrafficClass::Background) + self.parked());
         let mut admitted = Vec::new();
         while let Some(request) = queue.take(&running, |request| {
             let room = rooms.get(&(request.version.serial, request.class));
             let is_full = |(class, running)| class == request.class && running >= CONSTRAINED_MAX;
             room.is_some_and(|&room| room > 0)
+                && (request.class == TrafficClass::Production || background_left > 0)
                 && !(request.constraint.is_some() && constrained.into_iter().any(is_full))
         }) {
             let taken_from: &[TrafficClass] = match request.class {
@@ -274,6 +382,9 @@ impl Worker {
                 if let Some(room) = rooms.get_mut(&(request.version.serial, class)) {
                     *room = room.saturating_sub(1);
                 }
+            }
+            if request.class == TrafficClass::Background {
+                background_left -= 1;
             }
             if request.constraint.is_some() {
                 let counts = constrained.iter_mut().filter(|(class, _)| taken_from.contains(class));

@@ -513,6 +513,7 @@ mod tests {
             queue_wait_max: Duration::from_secs(60),
             prompt_tokens_per_pass_max: 16,
             slots_reserved_for_production: 0,
+            parked_max: Duration::from_secs(600),
         });
         let staging = Staging {
             arithmetic: Arithmetic::default(),

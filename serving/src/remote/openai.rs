@@ -235,7 +235,7 @@ mod tests {
         let server = recorded::openai(vec![exchange, Exchange::get("/v1/models", &models)], None).await;
         assert_eq!(server.context().await.unwrap(), Some(64));
         let (request, mut receiver) = plain();
-        let end = sequence::run(&server, "", request, false, None).await;
+        let end = sequence::run(&server, "", request, false, None, None).await;
         assert!(matches!(end, End::Done), "{end:?}");
         let mut said = Vec::new();
         while let Ok(event) = receiver.try_recv() {
@@ -248,7 +248,7 @@ mod tests {
     async fn a_server_of_text_needs_a_tokenizer_of_the_version_that_it_answers_for() {
         let server = recorded::openai(vec![], Some("partner")).await;
         let (request, mut receiver) = plain();
-        let end = sequence::run(&server, "", request, false, None).await;
+        let end = sequence::run(&server, "", request, false, None, None).await;
         assert!(matches!(end, End::Done), "{end:?}");
         let Ok(SampleEvent::Refused(error)) = receiver.try_recv() else {
             panic!("a refusal was expected");

@@ -2,6 +2,7 @@
 //! the clock is a parameter.
 
 use crate::engine::TrafficClass;
+use crate::engine::load::Limit;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -27,6 +28,8 @@ pub struct EngineState {
     /// Running sequences.
     pub production: usize,
     pub background: usize,
+    /// What background sequences may use of it.
+    pub limit: Limit,
     /// How many sequences it gets beside others. Above 0.
     pub weight: f64,
     /// Whether we can change its version.
@@ -105,6 +108,7 @@ impl Placement {
             state: State::Down,
             production: 0,
             background: 0,
+            limit: Limit::default(),
             weight,
             takes_weights: true,
             vouched: Vec::new(),
@@ -128,7 +132,7 @@ impl Placement {
     }
 
     /// The engine for a sequence: of those of its version with a free slot, the one that runs the fewest
-    /// for its weight. The turns of a session stay on one engine, unless it is clearly busier.
+    /// for its weight. Production uses an engine that is lent whole only if no other has a free slot. The turns of a session stay on one engine, unless it is clearly busier.
     pub fn pick(&self, sequence: Waiting, now: Instant) -> Option<usize> {
         let serial = sequence.serial;
         let draining = self.servers(serial) == 0;
@@ -140,7 +144,10 @@ impl Placement {
             })
             .map(|(index, _)| index)
             .collect();
-        let free = |&index: &usize| self.has_room(index, &of_version, sequence.class, now);
+        let has_room = |&index: &usize| self.has_room(index, &of_version, sequence.class, now);
+        let avoids = |index: usize| sequence.class == TrafficClass::Production && self.engines[index].limit.whole;
+        let own = of_version.iter().filter(|&&index| !avoids(index)).any(has_room);
+        let free = |index: &usize| has_room(index) && !(own && avoids(*index));
         let least = of_version.iter().copied().filter(free).min_by(|&a, &b| {
             let loads = self.engines[a].load().total_cmp(&self.engines[b].load());
             loads.then(a.cmp(&b))
@@ -176,7 +183,11 @@ impl Placement {
         let (slots, running) = (self.slots(index, peers, now), self.engines[index].running());
         match class {
             TrafficClass::Production => running < slots,
-            TrafficClass::Background => running < slots.saturating_sub(self.rules.reserved),
+            TrafficClass::Background => {
+                let engine = &self.engines[index];
+                let reserved = if engine.limit.whole { 0 } else { self.rules.reserved };
+                running < slots.saturating_sub(reserved) && engine.background < engine.limit.slots
+            }
         }
     }
 
@@ -196,6 +207,23 @@ impl Placement {
             true => ((all as f64 * warmth(index)).ceil() as usize).clamp(1, all),
             false => all,
         }
+    }
+
+    /// The engines that take requests for a version.
+    pub fn serving(&self, serial: i64) -> impl Iterator<Item = usize> {
+        let engines = self.engines.iter().enumerate();
+        engines
+            .filter(move |(_, engine)| engine.serves(serial))
+            .map(|(index, _)| index)
+    }
+
+    /// Whether another engine that is not lent whole takes requests for the version of this one.
+    pub fn has_substitute(&self, index: usize) -> bool {
+        let State::Serving(serial) = self.engines[index].state else {
+            return false;
+        };
+        self.serving(serial)
+            .any(|other| other != index && !self.engines[other].limit.whole)
     }
 
     /// How many engines take requests for a version.

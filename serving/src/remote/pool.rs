@@ -7,13 +7,15 @@ pub use pass::{Pass, Updates};
 use super::client::Client;
 use super::options::{InFlight, Options};
 use super::placement::{self, EngineState, Placement, Rules, State};
-use super::sequence::{self, End};
+use super::sequence::{self, End, Taking};
 use crate::engine::caller::Tally;
+use crate::engine::load::{Limit, Load, Totals};
 use crate::engine::queue::{Full, Queue};
 use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
 use artifact::digest::Digest;
 use futures::future::BoxFuture;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -21,6 +23,9 @@ use tokio_util::sync::CancellationToken;
 
 /// How often waiting requests are checked and engines are asked whether they answer.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often a sequence can lose its engine to production. Its channel has room for so many beginnings.
+const TAKEN_BACK_MAX: u32 = 8;
 
 /// A request that makes so many engines fail is not sent to another one.
 const FAILURES_MAX: u32 = 3;
@@ -36,6 +41,8 @@ struct Shared {
     config: Config,
     send_seeds: bool,
     in_flight: InFlight,
+    /// Sequences that one engine samples together.
+    slots: usize,
     work: Mutex<Work>,
     /// An engine changed its state.
     changed: Notify,
@@ -45,6 +52,25 @@ struct Waiting {
     request: SampleRequest,
     /// Engines that failed before its first token.
     failures: u32,
+    /// How often it lost its engine to production.
+    taken_back: u32,
+}
+
+/// A background sequence on an engine.
+struct Lent {
+    engine: usize,
+    taking: Arc<Taking>,
+    /// When it was told to give its slot back.
+    told: Option<Instant>,
+    may_be_taken: bool,
+}
+
+/// A sequence that begins on an engine.
+struct Running {
+    id: u64,
+    engine: usize,
+    updates: Updates,
+    taking: Arc<Taking>,
 }
 
 struct Work {
@@ -57,6 +83,11 @@ struct Work {
     /// The versions that requests are routed to. `None`: not told.
     in_force: Option<BTreeSet<i64>>,
     running: Tally,
+    lent: BTreeMap<u64, Lent>,
+    /// Sequences that have begun.
+    begun: u64,
+    /// Of each engine.
+    totals: Vec<Totals>,
     stopping: bool,
 }
 
@@ -71,7 +102,12 @@ impl Engine for Pool {
             return Err(SubmitError::Stopped);
         }
         let requests = requests.into_iter();
-        let waiting = requests.map(|request| Waiting { request, failures: 0 }).collect();
+        let new = |request| Waiting {
+            request,
+            failures: 0,
+            taken_back: 0,
+        };
+        let waiting = requests.map(new).collect();
         let displaced = work.queue.push(class, priority, &caller, waiting);
         let waiting = work.queue.len();
         let displaced = displaced.map_err(|Full| SubmitError::Full { waiting })?;
@@ -101,6 +137,80 @@ impl Engine for Pool {
         work.stopping = true;
         work.queue.drain().for_each(drop);
     }
+
+    fn loads(&self) -> Vec<Load> {
+        let work = self.lock();
+        let engines = work.placement.engines.iter().enumerate();
+        let load = |(index, engine): (usize, &EngineState)| Load {
+            serves: matches!(engine.state, State::Serving(_)),
+            has_substitute: work.placement.has_substitute(index),
+            production: engine.production,
+            background: engine.background,
+            production_waiting: work.queue.waiting(TrafficClass::Production),
+            background_waiting: work.queue.waiting(TrafficClass::Background),
+            parked: 0,
+            totals: work.totals[index].clone(),
+        };
+        engines.map(load).collect()
+    }
+
+    fn lend(&self, limits: &[Limit]) {
+        let mut work = self.lock();
+        for (engine, limit) in work.placement.engines.iter_mut().zip(limits) {
+            engine.limit = *limit;
+        }
+        for engine in 0..work.placement.engines.len() {
+            let over = work
+                .to_stay(engine)
+                .saturating_sub(work.placement.engines[engine].limit.slots);
+            work.take_back(engine, over);
+        }
+        drop(work);
+        self.start_waiting();
+    }
+}
+
+impl Work {
+    /// Background sequences of an engine that were not told to give their slots back.
+    fn to_stay(&self, engine: usize) -> usize {
+        let of_engine = self.lent.values().filter(|lent| lent.engine == engine);
+        of_engine.filter(|lent| lent.told.is_none()).count()
+    }
+
+    /// Tells the background sequences of an engine that have sampled least to give their slots back.
+    fn take_back(&mut self, engine: usize, count: usize) {
+        let may = |lent: &&mut Lent| lent.engine == engine && lent.may_be_taken && lent.told.is_none();
+        let mut of_engine: Vec<&mut Lent> = self.lent.values_mut().filter(may).collect();
+        of_engine.sort_by_key(|lent| lent.taking.sampled.load(Ordering::Relaxed));
+        for lent in of_engine.into_iter().take(count) {
+            lent.told = Some(Instant::now());
+            lent.taking.wanted.cancel();
+        }
+    }
+
+    /// Takes slots back for production that waits.
+    fn make_room(&mut self) {
+        let production = self
+            .queue
+            .iter()
+            .filter(|waiting| waiting.request.class == TrafficClass::Production);
+        let mut wanted: BTreeMap<i64, usize> = BTreeMap::new();
+        for waiting in production {
+            *wanted.entry(waiting.request.version.serial).or_default() += 1;
+        }
+        for (serial, mut missing) in wanted {
+            let engines: Vec<usize> = self.placement.serving(serial).collect();
+            for engine in engines {
+                let all = self.lent.values().filter(|lent| lent.engine == engine).count();
+                let stay = self.to_stay(engine);
+                // those that were told make room already
+                missing = missing.saturating_sub(all - stay);
+                let taken = missing.min(stay);
+                self.take_back(engine, taken);
+                missing -= taken;
+            }
+        }
+    }
 }
 
 impl Pool {
@@ -123,6 +233,9 @@ impl Pool {
             known: BTreeMap::new(),
             in_force: None,
             running: Tally::default(),
+            lent: BTreeMap::new(),
+            begun: 0,
+            totals: vec![Totals::default(); clients.len()],
             stopping: false,
         };
         Ok(Pool {
@@ -131,6 +244,7 @@ impl Pool {
                 config,
                 send_seeds: options.send_seeds,
                 in_flight: options.in_flight,
+                slots,
                 work: Mutex::new(work),
                 changed: Notify::new(),
             }),
@@ -239,6 +353,8 @@ impl Pool {
             placement,
             weights,
             running,
+            lent,
+            begun,
             ..
         } = &mut *work;
         let mut next = || {
@@ -255,11 +371,31 @@ impl Pool {
             *slots(placement, engine, waiting.request.class) += 1;
             running.add(&waiting.request.caller);
             let updates = Updates::new(self, engine, &placement.engines[engine]);
-            Some((engine, weights[engine].clone(), updates, waiting))
+            *begun += 1;
+            let taking = Arc::new(Taking {
+                updates: Some(updates.clone()),
+                ..Taking::default()
+            });
+            if waiting.request.class == TrafficClass::Background {
+                let sequence = Lent {
+                    engine,
+                    taking: taking.clone(),
+                    told: None,
+                    may_be_taken: waiting.taken_back < TAKEN_BACK_MAX,
+                };
+                lent.insert(*begun, sequence);
+            }
+            let running = Running {
+                id: *begun,
+                engine,
+                updates,
+                taking,
+            };
+            Some((running, weights[engine].clone(), waiting))
         };
-        while let Some((engine, weights, updates, waiting)) = next() {
+        while let Some((running, weights, waiting)) = next() {
             let pool = self.clone();
-            tokio::spawn(async move { pool.run(engine, &weights, updates, waiting).await });
+            tokio::spawn(async move { pool.run(running, &weights, waiting).await });
         }
         let all: usize = placement
             .engines
@@ -268,27 +404,75 @@ impl Pool {
             .sum();
         metrics::gauge!("springtide_running_choices").set(all as f64);
         metrics::gauge!("springtide_queue_choices").set(queue.len() as f64);
+        work.make_room();
     }
 
     /// Samples one sequence and frees its slot.
-    async fn run(&self, engine: usize, weights: &str, updates: Updates, Waiting { request, failures }: Waiting) {
-        let (caller, class) = (request.caller.clone(), request.class);
+    async fn run(&self, running: Running, weights: &str, waiting: Waiting) {
+        let Running {
+            id,
+            engine,
+            updates,
+            taking,
+        } = running;
+        let Waiting {
+            request,
+            failures,
+            taken_back,
+        } = waiting;
+        let (caller, class, prompt) = (request.caller.clone(), request.class, request.prompt.len());
+        let began = Instant::now();
         let _ = request.events.try_send(updates.started(weights.to_owned()));
         let crossing = (self.shared.in_flight == InFlight::Cross).then_some(&updates);
         let client = self.client(engine);
-        let end = sequence::run(client, weights, request, self.shared.send_seeds, crossing).await;
+        let end = sequence::run(
+            client,
+            weights,
+            request,
+            self.shared.send_seeds,
+            crossing,
+            Some(&taking),
+        )
+        .await;
         {
             let mut work = self.lock();
             let slots = slots(&mut work.placement, engine, class);
             *slots = slots.saturating_sub(1);
             work.running.remove(&caller);
+            let told = work.lent.remove(&id).and_then(|lent| lent.told);
+            let totals = &mut work.totals[engine];
+            let used = totals.of(caller.work());
+            let (sampled, seconds) = (taking.sampled.load(Ordering::Relaxed), began.elapsed().as_secs_f64());
+            used.sampled += sampled as u64;
+            used.slot_seconds += seconds;
+            used.engine_seconds += seconds / self.shared.slots as f64;
+            match taken_back {
+                0 => used.read += prompt as u64,
+                _ => used.read_again += prompt as u64,
+            }
+            if let End::Lost(sampled) = &end {
+                totals.throw_away(caller.work(), *sampled as u64);
+            }
+            if let Some(told) = told.filter(|_| matches!(end, End::TakenBack(_) | End::Lost(_))) {
+                totals.taken_back += 1;
+                totals.taken_back_after(told.elapsed());
+            }
         }
         match end {
-            End::Done => {}
+            End::Done | End::Lost(_) => {}
+            End::TakenBack(request) => {
+                let (priority, caller) = (request.priority, request.caller.clone());
+                let waiting = Waiting {
+                    request: *request,
+                    failures,
+                    taken_back: taken_back + 1,
+                };
+                self.lock().queue.put_back(class, priority, &caller, waiting);
+            }
             End::Retry(request, error) => {
                 self.eject(engine, &error);
                 if failures + 1 < FAILURES_MAX {
-                    self.queue_again(*request, failures + 1);
+                    self.queue_again(*request, failures + 1, taken_back);
                 } else {
                     let failed = SampleEvent::Failed(format!("{error:#}"));
                     let _ = request.events.try_send(failed);
@@ -297,7 +481,7 @@ impl Pool {
             End::OtherWeights(request) => {
                 self.doubt(engine, weights);
                 // no engine has failed
-                self.queue_again(*request, failures);
+                self.queue_again(*request, failures, taken_back);
             }
             End::Failed(error) => self.eject(engine, &error),
         }
@@ -338,11 +522,15 @@ impl Pool {
         self.state_changed();
     }
 
-    fn queue_again(&self, request: SampleRequest, failures: u32) {
+    fn queue_again(&self, request: SampleRequest, failures: u32, taken_back: u32) {
         let (class, priority, caller) = (request.class, request.priority, request.caller.clone());
         let events = request.events.clone();
         metrics::counter!("springtide_remote_retries_total").increment(1);
-        let waiting = vec![Waiting { request, failures }];
+        let waiting = vec![Waiting {
+            request,
+            failures,
+            taken_back,
+        }];
         let displaced = match self.lock().queue.push(class, priority, &caller, waiting) {
             Ok(displaced) => displaced.into_iter().map(|waiting| waiting.request.events).collect(),
             Err(Full) => vec![events],

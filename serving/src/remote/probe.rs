@@ -104,8 +104,9 @@ async fn sample(
         events,
         submitted: Instant::now(),
     };
-    match sequence::run(engine, weights, request, false, None).await {
+    match sequence::run(engine, weights, request, false, None, None).await {
         End::Done => {}
+        End::TakenBack(_) | End::Lost(_) => bail!("nobody takes a probe back"),
         End::OtherWeights(_) => bail!("the engine holds other weights than {weights:?}"),
         End::Retry(_, error) | End::Failed(error) => return Err(error.context("the probe failed")),
     }

@@ -5,7 +5,9 @@ use super::http::Error;
 use super::pool::Updates;
 use crate::engine::{Finish, SampleEvent, SampleRequest, Token, TokensOfVersion};
 use anyhow::{Context, ensure};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use text::constraint::Matcher;
+use tokio_util::sync::CancellationToken;
 
 /// The code of answers whose engine returned no token ids.
 pub const NO_TOKEN_IDS: &str = "no_token_ids";
@@ -21,32 +23,39 @@ pub enum End {
     Retry(Box<SampleRequest>, anyhow::Error),
     /// The engine holds other weights, and has sampled nothing. The request comes back.
     OtherWeights(Box<SampleRequest>),
+    /// Its slot was taken back. What is left of the request comes back.
+    TakenBack(Box<SampleRequest>),
+    /// Its slot was taken back, and nothing else can continue it. The caller has the last event: its
+    /// tokens are of no use.
+    Lost(usize),
     /// The engine failed after the first token. The caller has the last event.
     Failed(anyhow::Error),
 }
 
 /// Samples `request` on `engine`, which holds the weights named `weights`. `crossing`: the request may
-/// go on when the engine gets other weights.
+/// go on when the engine gets other weights. `taking`: of background sequences.
 pub async fn run(
     engine: &Client,
     weights: &str,
     request: SampleRequest,
     send_seeds: bool,
     crossing: Option<&Updates>,
+    taking: Option<&Taking>,
 ) -> End {
     let events = request.events.clone();
-    let mut sent = 0;
+    let mut sent = Sent::default();
     let sampled = async {
         let mut stream = engine.generate(&request, weights, send_seeds).await?;
         if engine.vouched_alias().is_some() {
             let _ = events.try_send(SampleEvent::Untrainable(NO_TOKEN_IDS));
         }
-        pass_on(engine, &mut stream, weights, &request, &mut sent, crossing).await
+        pass_on(engine, &mut stream, weights, &request, &mut sent, crossing, taking).await
     };
     let result = tokio::select! {
         result = sampled => result,
         // dropping the stream aborts the request in the engine
         () = events.closed() => return End::Done,
+        () = wanted_back(taking) => return give_back(engine, weights, request, &sent, crossing, taking).await,
     };
     // a request that an engine cannot answer says nothing of the engine, and another would not either
     let of_request = |event| {
@@ -66,11 +75,73 @@ pub async fn run(
         Err(absent @ Error::Absent(_)) => absent.into(),
         Err(Error::Engine(error)) => error,
     };
-    if sent == 0 {
+    if sent.ids.is_empty() {
         return End::Retry(Box::new(request), error);
     }
     let _ = events.try_send(SampleEvent::Failed(format!("{error:#}")));
     End::Failed(error)
+}
+
+/// How a background sequence is told to give its slot back, and what it shows of its progress.
+#[derive(Default)]
+pub struct Taking {
+    pub wanted: CancellationToken,
+    /// Tokens so far.
+    pub sampled: AtomicUsize,
+    /// The engine's updates, to know which weights sampled them.
+    pub updates: Option<Updates>,
+}
+
+/// The tokens of a sequence so far.
+#[derive(Debug, Default)]
+struct Sent {
+    ids: Vec<u32>,
+}
+
+async fn wanted_back(taking: Option<&Taking>) {
+    match taking {
+        Some(taking) => taking.wanted.cancelled().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What is left to do of a sequence that was aborted. Nothing else may continue one whose sampling
+/// depends on more than its tokens, or whose tokens may be of several versions.
+async fn give_back(
+    engine: &Client,
+    weights: &str,
+    mut request: SampleRequest,
+    sent: &Sent,
+    crossing: Option<&Updates>,
+    taking: Option<&Taking>,
+) -> End {
+    let sampled = sent.ids.len();
+    if sampled == 0 {
+        return End::TakenBack(Box::new(request));
+    }
+    let depends_on_more = request.constraint.is_some() || request.params.has_penalties();
+    let one_version = match taking.and_then(|taking| taking.updates.as_ref()) {
+        Some(updates) => updates.hold(weights).await,
+        None => false,
+    };
+    let left = request.max_tokens.saturating_sub(sampled);
+    if depends_on_more || !one_version || crossing.is_some() || engine.vouched_alias().is_some() || left == 0 {
+        let _ = request.events.try_send(SampleEvent::Displaced);
+        return End::Lost(sampled);
+    }
+    request.prompt = request.prompt.iter().chain(&sent.ids).copied().collect();
+    request.max_tokens = left;
+    // the same seed would draw the same numbers again
+    request.seed = next_seed(request.seed);
+    End::TakenBack(Box::new(request))
+}
+
+/// Another seed below 2^63.
+fn next_seed(seed: u64) -> u64 {
+    // the multiplier of Knuth's MMIX
+    seed.wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407)
+        >> 1
 }
 
 /// Sends the tokens and the last event. `sent`: tokens so far.
@@ -79,8 +150,9 @@ async fn pass_on(
     stream: &mut Stream,
     weights: &str,
     request: &SampleRequest,
-    sent: &mut usize,
+    sent: &mut Sent,
     crossing: Option<&Updates>,
+    taking: Option<&Taking>,
 ) -> Result<(), Error> {
     let mut matcher = request.constraint.as_ref().map(|constraint| constraint.matcher.clone());
     while let Some(piece) = stream.next().await? {
@@ -98,7 +170,7 @@ async fn pass_on(
                 .filter(|spans| spans.iter().any(|span| span.version != weights));
             match (crossing, others) {
                 (Some(updates), Some(spans)) => {
-                    let sampled = *sent + piece.tokens.len();
+                    let sampled = sent.ids.len() + piece.tokens.len();
                     let versions = cross(updates, spans, sampled).await.map_err(Error::Engine)?;
                     let _ = request.events.try_send(SampleEvent::Versions(versions));
                 }
@@ -108,6 +180,9 @@ async fn pass_on(
             }
         }
         let last = check_and_send(piece, request, matcher.as_mut(), sent)?;
+        if let Some(taking) = taking {
+            taking.sampled.store(sent.ids.len(), Ordering::Relaxed);
+        }
         let Some(ending) = ending else { continue };
         let finish = match ending {
             Ending::Length => Finish::Length,
@@ -127,12 +202,12 @@ fn check_and_send(
     piece: Piece,
     request: &SampleRequest,
     mut matcher: Option<&mut Matcher>,
-    sent: &mut usize,
+    sent: &mut Sent,
 ) -> Result<Option<u32>, Error> {
     let mut last = None;
     for mut token in piece.tokens {
         let id = token.id;
-        check(&token, request, *sent).map_err(Error::Engine)?;
+        check(&token, request, sent.ids.len()).map_err(Error::Engine)?;
         if let Some(matcher) = &mut matcher
             && !request.version.stop_ids.contains(&id)
         {
@@ -141,7 +216,7 @@ fn check_and_send(
         }
         token.top.truncate(request.top_logprobs);
         last = Some(id);
-        *sent += 1;
+        sent.ids.push(id);
         // the channel has room for every event of a sequence; if it is closed, the caller is gone
         let _ = request.events.try_send(SampleEvent::Token(token));
     }

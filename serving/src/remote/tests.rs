@@ -9,6 +9,7 @@ mod followed;
 mod quotes;
 mod schemas;
 mod stand;
+mod tide;
 
 pub(crate) use fake::{Fake, Faults, version};
 
@@ -16,7 +17,8 @@ use stand::{Stand, config, finished, next, openai, vllm};
 
 use super::placement::State;
 use super::{EXPECT_WEIGHTS, InFlight, OpenAiServer, Options, Pool, Server, Updater};
-use crate::engine::caller::Caller;
+use crate::engine::caller::{Caller, Work};
+use crate::engine::load::Load;
 use crate::engine::{
     Config, Engine, Finish, LoadedVersion, SampleEvent, SampleRequest, Started, TokensOfVersion, TrafficClass,
     events_max,

@@ -97,6 +97,23 @@ impl World {
             .await
     }
 
+    /// `springtide serve` with our own engine, beside others. It need not hold a version yet.
+    pub async fn replica(
+        &self,
+        number: usize,
+        listen: SocketAddr,
+        settings: &[(&str, String)],
+    ) -> anyhow::Result<Process> {
+        let name = format!("replica-{number}");
+        let mut command = self.command("serve");
+        command
+            .env("SPRINGTIDE__LISTEN__SERVE", listen.to_string())
+            .env("SPRINGTIDE__SERVE__REPLICA", &name)
+            .env("SPRINGTIDE__SERVE__STATE_DIR", self.dir.path().join(&name))
+            .envs(settings.iter().cloned());
+        self.run(command, &name, &format!("http://{listen}/metrics")).await
+    }
+
     /// `springtide follow` of the newest version, in front of `engine`. It may not hold one yet.
     pub async fn follower(&self, number: usize, listen: SocketAddr, engine: SocketAddr) -> anyhow::Result<Process> {
         let name = format!("follow-{number}");

@@ -133,6 +133,7 @@ async fn measure(args: Args, versions: Versions) -> anyhow::Result<Result> {
         queue_wait_max: Duration::from_secs(120),
         prompt_tokens_per_pass_max: 0,
         slots_reserved_for_production: 0,
+        parked_max: Duration::from_secs(600),
     };
     let pool = Pool::new(&options, args.streams.max(16), config)?;
     let stop = CancellationToken::new();

@@ -35,6 +35,16 @@ impl Sequence {
         }
     }
 
+    /// How many tokens were sampled.
+    pub fn sampled(&self) -> usize {
+        self.ids.len() - self.request.prompt.len()
+    }
+
+    /// How many of the tokens `from..to` were read before, in a slot that was lost.
+    pub fn again(&self, from: usize, to: usize) -> usize {
+        self.read.saturating_sub(from).min(to - from)
+    }
+
     pub fn is_background(&self) -> bool {
         self.request.class == TrafficClass::Background
     }
@@ -51,7 +61,7 @@ impl Sequence {
     /// After a pass that read the tokens `from..to`. Samples if none is left to read. False when the
     /// sequence has ended.
     pub fn after(&mut self, from: usize, to: usize, step: Step) -> bool {
-        let again = self.read.saturating_sub(from).min(to - from);
+        let again = self.again(from, to);
         let mut parts = step.routing.split([again, to - from - again].into_iter());
         let appended = parts.pop().map_or(Ok(()), |new| self.routing.append(&new));
         if let Err(error) = appended {
@@ -132,6 +142,11 @@ impl Sequence {
         let error = format!("{error:#}");
         tracing::error!(version = self.request.version.serial, error, "sequence failed");
         self.send(SampleEvent::Failed(error));
+    }
+
+    /// It was parked for too long, and is asked for again if its caller wants it.
+    pub fn give_up(&self) {
+        self.send(SampleEvent::Displaced);
     }
 
     /// False when the caller went away; the channel has room for every event.

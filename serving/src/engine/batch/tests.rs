@@ -69,7 +69,7 @@ impl Recorded {
 
     /// What the next pass reads.
     fn pass(&mut self, prompt_tokens: usize) -> Vec<Read> {
-        self.batch.resume(0);
+        self.batch.resume(0, usize::MAX);
         self.batch.advance(prompt_tokens);
         self.passes.lock().unwrap().pop().unwrap_or_default()
     }
@@ -221,6 +221,32 @@ fn a_user_takes_the_slot_of_the_last_rollout_which_continues_later() {
 }
 
 #[test]
+fn the_rollout_that_has_sampled_least_loses_its_slot() {
+    let mut it = Recorded::new(3);
+    let background = TrafficClass::Background;
+    let first = it.admit_of("a", background, &numbers(0, 20), 9);
+    it.pass(100);
+    let second = it.admit_of("a", background, &numbers(40, 20), 9);
+    it.pass(100);
+    it.batch.park_one();
+    assert_eq!((it.batch.parked(), it.batch.in_slots(background)), (1, 1));
+    let (before, parked) = (first.len(), second.len());
+    it.batch.advance(100);
+    assert_eq!(
+        (first.len(), second.len()),
+        (before + 1, parked),
+        "the younger one is parked"
+    );
+    // nothing has overwritten its slot, so it reads nothing again
+    assert_eq!(it.batch.resume(0, 1), 1);
+    let parts = it.batch.advance(100);
+    assert!(
+        parts.iter().all(|part| part.read == 1 && part.read_again == 0),
+        "{parts:?}"
+    );
+}
+
+#[test]
 fn a_paused_rollout_whose_caller_left_is_forgotten() {
     let mut it = Recorded::new(1);
     let rollout = it.admit_of("a", TrafficClass::Background, &[1], 4);
@@ -276,23 +302,36 @@ struct Arrival {
     max_tokens: usize,
     /// The caller leaves after so many passes.
     leaves: Option<usize>,
+    /// So many background sequences lose their slots before.
+    parked: usize,
 }
 
 fn arrival() -> impl Strategy<Value = Arrival> {
     let class = prop_oneof![Just(TrafficClass::Production), Just(TrafficClass::Background)];
     let tenant = prop_oneof![4 => Just("a"), 1 => Just("b")];
     let leaves = prop_oneof![4 => Just(None), 1 => (0..6_usize).prop_map(Some)];
-    (0..4_usize, tenant, class, 0..3_u32, 1..60_usize, 1..6_usize, leaves).prop_map(
-        |(after, tenant, class, text, prompt, max_tokens, leaves)| Arrival {
-            after,
-            tenant,
-            class,
-            text,
-            prompt,
-            max_tokens,
-            leaves,
-        },
+    (
+        0..4_usize,
+        tenant,
+        class,
+        0..3_u32,
+        1..60_usize,
+        1..6_usize,
+        leaves,
+        0..3_usize,
     )
+        .prop_map(
+            |(after, tenant, class, text, prompt, max_tokens, leaves, parked)| Arrival {
+                after,
+                tenant,
+                class,
+                text,
+                prompt,
+                max_tokens,
+                leaves,
+                parked,
+            },
+        )
 }
 
 fn text(seed: u32, tokens: usize) -> Vec<u32> {
@@ -325,7 +364,7 @@ impl Run<'_> {
                 served.events = None;
             }
         }
-        self.batch.resume(1);
+        self.batch.resume(1, usize::MAX);
         self.batch.advance(self.prompt_tokens);
     }
 }
@@ -351,6 +390,9 @@ fn compare(folder: &str, arrivals: &[Arrival], prompt_tokens: usize) {
     for arrival in arrivals {
         for _ in 0..arrival.after {
             run.pass();
+        }
+        for _ in 0..arrival.parked {
+            run.batch.park_one();
         }
         while run.batch.room(arrival.class, 1) == 0 {
             run.pass();

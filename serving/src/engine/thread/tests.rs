@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::engine::backend::Step;
-use crate::engine::caller::Caller;
+use crate::engine::caller::{Caller, Work};
 use crate::engine::{Constraint, Finish};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
@@ -102,6 +102,7 @@ fn engine(queue: usize) -> Handle {
         queue_wait_max: Duration::from_secs(60),
         prompt_tokens_per_pass_max: 2,
         slots_reserved_for_production: 1,
+        parked_max: Duration::from_secs(600),
     })
     .unwrap()
     .handle
@@ -329,6 +330,90 @@ async fn rollouts_leave_the_reserved_slots_to_users() {
     assert_eq!(rollouts[2].len(), 0);
 }
 
+/// Until the engine's load is as it should be.
+async fn until(handle: &Handle, is_so: impl Fn(&Load) -> bool) {
+    while !handle.loads().iter().all(&is_so) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+fn lend(handle: &Handle, slots: usize) {
+    let whole = false;
+    handle.lend(&[Limit { slots, whole }]);
+}
+
+#[tokio::test]
+async fn rollouts_give_slots_back_when_fewer_are_lent_and_continue_with_the_same_tokens() {
+    let handle = engine(64);
+    let v = version(1);
+    handle.install(v.clone(), backend(4, 5)).await.unwrap();
+    let mut rollouts = Vec::new();
+    for prompt in 0..3 {
+        let (mut rollout, events) = request(&v, &[prompt], 100);
+        rollout.class = TrafficClass::Background;
+        rollout.caller = Caller::new("default", None).working_on(Work::Rollout(None));
+        handle.submit(vec![rollout]).unwrap();
+        rollouts.push(events);
+    }
+    until(&handle, |load| load.background == 3).await;
+    lend(&handle, 1);
+    until(&handle, |load| (load.background, load.parked) == (1, 2)).await;
+    lend(&handle, 0);
+    until(&handle, |load| {
+        (load.background, load.parked, load.background_waiting) == (0, 3, 3)
+    })
+    .await;
+    let sampled: Vec<usize> = rollouts.iter().map(mpsc::Receiver::len).collect();
+    let (user, events) = request(&v, &[9], 5);
+    handle.submit(vec![user]).unwrap();
+    assert_eq!(finish(events).await.0, continuation(&[9], 5));
+    let after: Vec<usize> = rollouts.iter().map(mpsc::Receiver::len).collect();
+    assert_eq!(after, sampled, "nothing is lent");
+    lend(&handle, 2);
+    until(&handle, |load| (load.background, load.parked) == (2, 1)).await;
+    lend(&handle, usize::MAX);
+    for (prompt, events) in (0..).zip(rollouts) {
+        assert_eq!(finish(events).await.0, continuation(&[prompt], 100));
+    }
+    let all_counted = |load: &Load| {
+        let used = load.totals.work.get(&Work::Rollout(None));
+        used.is_some_and(|used| used.sampled == 300)
+    };
+    until(&handle, all_counted).await;
+    let load = handle.loads().remove(0);
+    assert_eq!(load.totals.taken_back, 3);
+    let used = load.totals.work[&Work::Rollout(None)];
+    assert_eq!((used.sampled, used.thrown_away, used.read), (300, 0, 3 + 3 * 99));
+    assert!(load.totals.alone.first_tokens == 1 && load.totals.alone.tokens == 4);
+}
+
+#[tokio::test]
+async fn a_rollout_that_is_parked_for_too_long_lets_its_version_go() {
+    let thread = spawn(Config {
+        queue_choices_max: 4,
+        queue_wait_max: Duration::from_secs(60),
+        prompt_tokens_per_pass_max: 2,
+        slots_reserved_for_production: 0,
+        parked_max: Duration::ZERO,
+    });
+    let handle = thread.unwrap().handle;
+    let v = version(1);
+    let installed = handle.install(v.clone(), backend(2, 5)).await.unwrap();
+    let (mut rollout, mut events) = request(&v, &[5], 100);
+    rollout.class = TrafficClass::Background;
+    handle.submit(vec![rollout]).unwrap();
+    assert!(matches!(events.recv().await, Some(SampleEvent::Token(_))));
+    lend(&handle, 0);
+    assert_eq!(finish(events).await.1, Some(SampleEvent::Displaced));
+    drop(v);
+    installed.retired.await.unwrap();
+    let given_up = |load: &Load| {
+        let mut used = load.totals.work.values();
+        used.any(|used| used.thrown_away > 0 && used.sampled == 0)
+    };
+    until(&handle, given_up).await;
+}
+
 #[tokio::test]
 async fn users_that_wait_too_long_are_told_and_rollouts_wait_on() {
     let thread = spawn(Config {
@@ -336,6 +421,7 @@ async fn users_that_wait_too_long_are_told_and_rollouts_wait_on() {
         queue_wait_max: Duration::from_millis(50),
         prompt_tokens_per_pass_max: 2,
         slots_reserved_for_production: 0,
+        parked_max: Duration::from_secs(600),
     });
     let handle = thread.unwrap().handle;
     // its version is not installed yet
@@ -408,6 +494,7 @@ async fn a_stopped_engine_notifies_every_caller() {
         queue_wait_max: Duration::from_secs(60),
         prompt_tokens_per_pass_max: 2,
         slots_reserved_for_production: 0,
+        parked_max: Duration::from_secs(600),
     })
     .unwrap();
     let v = version(1);

@@ -50,6 +50,28 @@ fn background_sequences_leave_the_reserved_slots() {
 }
 
 #[test]
+fn background_sequences_keep_within_what_an_engine_lends() {
+    let mut engines = placement(&[State::Serving(1), State::Serving(1)]);
+    engines.engines[0].limit.slots = 0;
+    engines.engines[1].limit.slots = 1;
+    assert_eq!(pick(&engines, 1, TrafficClass::Background), Some(1));
+    engines.engines[1].background = 1;
+    assert_eq!(pick(&engines, 1, TrafficClass::Background), None);
+    assert_eq!(pick(&engines, 1, TrafficClass::Production), Some(0));
+}
+
+#[test]
+fn production_uses_an_engine_that_is_lent_whole_only_if_no_other_has_a_free_slot() {
+    let mut engines = placement(&[State::Serving(1), State::Serving(1)]);
+    engines.engines[0].limit.whole = true;
+    engines.engines[1].production = 1;
+    assert_eq!(pick(&engines, 1, TrafficClass::Production), Some(1));
+    assert!(!engines.has_substitute(1) && engines.has_substitute(0));
+    engines.engines[1].production = 100;
+    assert_eq!(pick(&engines, 1, TrafficClass::Production), Some(0));
+}
+
+#[test]
 fn a_draining_engine_finishes_what_no_other_engine_can() {
     let mut engines = placement(&[State::Draining(7)]);
     assert_eq!((engines.servers(7), pick(&engines, 7, Production)), (0, Some(0)));

@@ -129,7 +129,7 @@ impl Updates {
     }
 
     /// Whether the engine has held the weights of this name since the request began.
-    async fn hold(&self, weights: &str) -> bool {
+    pub(in crate::remote) async fn hold(&self, weights: &str) -> bool {
         if self.pool.lock().placement.engines[self.engine].updates != self.begun {
             return false;
         }

@@ -69,7 +69,7 @@ async fn log_probabilities_are_those_of_the_distribution_that_was_sampled_from()
         let server = recorded::sglang(vec![exchange]).await;
         let (mut request, mut receiver) = request(8);
         request.params.top_k = top_k;
-        let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
+        let end = sequence::run(&server, "springtide-7-bb", request, false, None, None).await;
         assert!(matches!(end, End::Done), "{name}: {end:?}");
         let mut tokens = Vec::new();
         while let Ok(SampleEvent::Token(token)) = receiver.try_recv() {
@@ -124,7 +124,7 @@ fn event(first: usize, count: usize, total: usize, finish: Option<&str>) -> Valu
 async fn answer(said: &[Value], weights: &str) -> (End, Vec<SampleEvent>) {
     let server = recorded::sglang(vec![Exchange::post("/generate", asked(), 200, events(said))]).await;
     let (request, mut receiver) = request(8);
-    let end = sequence::run(&server, weights, request, false, None).await;
+    let end = sequence::run(&server, weights, request, false, None, None).await;
     let mut all = Vec::new();
     while let Ok(event) = receiver.try_recv() {
         all.push(event);

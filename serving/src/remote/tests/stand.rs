@@ -18,6 +18,7 @@ pub(super) fn config(queue_choices_max: usize) -> Config {
         queue_wait_max: Duration::from_secs(300),
         prompt_tokens_per_pass_max: 0,
         slots_reserved_for_production: 0,
+        parked_max: Duration::from_secs(600),
     }
 }
 

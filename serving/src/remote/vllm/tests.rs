@@ -56,7 +56,7 @@ async fn a_patch_of_other_weights_is_refused_with_the_servers_reason_and_the_ser
 async fn the_tokens_of_a_sequence_come_with_their_log_probabilities() {
     let server = play_back(&["generate"]).await;
     let (request, mut events) = request(8);
-    let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
+    let end = sequence::run(&server, "springtide-7-bb", request, false, None, None).await;
     assert!(matches!(end, End::Done), "{end:?}");
     for _ in 0..3 {
         let SampleEvent::Token(token) = events.recv().await.unwrap() else {
@@ -74,7 +74,7 @@ async fn the_tokens_of_a_sequence_come_with_their_log_probabilities() {
 async fn tokens_of_other_weights_are_no_answer() {
     let server = play_back(&["generate"]).await;
     let (request, mut events) = request(8);
-    let end = sequence::run(&server, "springtide-8-cc", request, false, None).await;
+    let end = sequence::run(&server, "springtide-8-cc", request, false, None, None).await;
     let End::Failed(error) = end else {
         panic!("{end:?}");
     };
@@ -90,7 +90,7 @@ async fn tokens_of_other_weights_are_no_answer() {
 async fn a_request_that_no_engine_would_answer_fails_with_the_reason() {
     let server = play_back(&["unknown token"]).await;
     let (request, mut events) = request(1_000_000);
-    let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
+    let end = sequence::run(&server, "springtide-7-bb", request, false, None, None).await;
     assert!(matches!(end, End::Done), "{end:?}");
     let Some(SampleEvent::Refused(error)) = events.recv().await else {
         panic!("a refusal was expected");
@@ -102,7 +102,7 @@ async fn a_request_that_no_engine_would_answer_fails_with_the_reason() {
 async fn an_engine_that_fails_before_the_first_token_gives_the_request_back() {
     let server = play_back(&[]).await;
     let (request, mut events) = request(8);
-    let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
+    let end = sequence::run(&server, "springtide-7-bb", request, false, None, None).await;
     assert!(matches!(end, End::Retry(..)), "{end:?}");
     assert!(events.try_recv().is_err());
 }
@@ -121,7 +121,7 @@ async fn without_scale_out(exchange: &str, weights_after: &str) -> Client {
 async fn without_the_route_for_token_ids_completions_are_used_and_the_weights_are_asked_for_after_them() {
     let server = without_scale_out("complete", "springtide-7-bb").await;
     let (request, mut events) = request(8);
-    let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
+    let end = sequence::run(&server, "springtide-7-bb", request, false, None, None).await;
     assert!(matches!(end, End::Done), "{end:?}");
     let mut tokens = 0;
     let last = loop {
@@ -147,7 +147,7 @@ async fn completions_are_used_only_if_the_route_for_token_ids_was_absent_at_the_
     let generate = recorded::read(RECORDED, &["generate"]).remove(0);
     let ask = async |server: &Client| {
         let (request, _events) = request(8);
-        sequence::run(server, "springtide-7-bb", request, false, None).await
+        sequence::run(server, "springtide-7-bb", request, false, None, None).await
     };
     // a server that had it is probed again when it loses it
     let server = recorded::vllm(vec![generate.clone(), absent(), generate.clone()]).await;
@@ -177,7 +177,7 @@ async fn answers_cross_versions_only_on_servers_that_say_which_weights_sampled()
     let absent = generate.answered(404, &json!({"detail": "Not Found"}));
     let server = recorded::vllm_with(vec![absent], InFlight::Cross).await;
     let (request, _events) = request(8);
-    let End::Retry(_, error) = sequence::run(&server, "springtide-7-bb", request, false, None).await else {
+    let End::Retry(_, error) = sequence::run(&server, "springtide-7-bb", request, false, None, None).await else {
         panic!("no failure of the engine");
     };
     assert!(error.to_string().contains("--enable-scale-out"), "{error}");
@@ -187,7 +187,7 @@ async fn answers_cross_versions_only_on_servers_that_say_which_weights_sampled()
 async fn a_completion_does_not_count_if_the_weights_are_others_after_it() {
     let server = without_scale_out("complete", "springtide-8-cc").await;
     let (request, mut events) = request(8);
-    let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
+    let end = sequence::run(&server, "springtide-7-bb", request, false, None, None).await;
     assert!(matches!(end, End::Failed(_)), "{end:?}");
     let mut last = None;
     while let Ok(event) = events.try_recv() {
@@ -200,7 +200,7 @@ async fn a_completion_does_not_count_if_the_weights_are_others_after_it() {
 async fn a_completion_that_no_engine_would_give_fails_with_the_reason() {
     let server = recorded::vllm(recorded::read(RECORDED, &["complete an unknown token"])).await;
     let (request, mut events) = request(1_000_000);
-    let end = sequence::run(&server, "springtide-7-bb", request, false, None).await;
+    let end = sequence::run(&server, "springtide-7-bb", request, false, None, None).await;
     assert!(matches!(end, End::Done), "{end:?}");
     let Some(SampleEvent::Refused(error)) = events.recv().await else {
         panic!("a refusal was expected");

@@ -46,6 +46,7 @@ impl Front {
             queue_wait_max: Duration::ZERO,
             prompt_tokens_per_pass_max: 0,
             slots_reserved_for_production: 0,
+            parked_max: Duration::from_secs(600),
         };
         let pool = Pool::new(&options, 1, config).unwrap();
         let mut connections = Connections::new(Engine::Vllm, &fake.url, None).unwrap();

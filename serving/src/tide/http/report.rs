@@ -1,0 +1,160 @@
+//! `GET /v1/tide` and `GET /v1/ledger/cost`.
+
+use crate::database::unavailable;
+use crate::fleet::Fleet;
+use axum::extract::State;
+use edge::Problem;
+use edge::json::Json;
+use edge::query::Query;
+use serde::{Deserialize, Serialize};
+use time::{Date, OffsetDateTime};
+use uuid::Uuid;
+
+const HOURS_DEFAULT: i32 = 24;
+const HOURS_MAX: i32 = 24 * 366;
+const DAYS_DEFAULT: i32 = 7;
+const DAYS_MAX: i32 = 366;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TideQuery {
+    hours: Option<i32>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Tide {
+    /// The hours that the sums are over.
+    hours: i32,
+    engines: Vec<EngineView>,
+    clusters: Vec<ClusterView>,
+}
+
+/// One engine of a replica.
+#[derive(Debug, Serialize)]
+struct EngineView {
+    replica: String,
+    /// `None`: the replica has not reported to the fleet.
+    cluster: Option<String>,
+    engine: i16,
+    slots: i32,
+    /// The last decision, and what decided. A limit of null: no limit.
+    slot_limit: Option<i32>,
+    whole: bool,
+    why: Option<String>,
+    #[serde(with = "time::serde::rfc3339")]
+    at: OffsetDateTime,
+    /// Of the last minute: the slots that production was expected to need at most, and what it needed.
+    expected: Option<f64>,
+    needed: i32,
+    /// Mean distance of the two over the hours, in slots.
+    forecast_error: Option<f64>,
+    production_slot_seconds: f64,
+    idle_slot_seconds: f64,
+    lendable_slot_seconds: f64,
+    harvested_slot_seconds: f64,
+    taken_back: i64,
+    taking_back_ms_max: f64,
+    /// Means of what users felt without rollouts in the same passes, and beside some, in milliseconds.
+    first_token_ms_alone: Option<f64>,
+    first_token_ms_beside: Option<f64>,
+    token_ms_alone: Option<f64>,
+    token_ms_beside: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct ClusterView {
+    cluster: Option<String>,
+    idle_slot_seconds: f64,
+    harvested_slot_seconds: f64,
+}
+
+pub async fn tide(State(fleet): State<Fleet>, Query(query): Query<TideQuery>) -> Result<Json<Tide>, Problem> {
+    let hours = within("hours", query.hours, HOURS_DEFAULT, HOURS_MAX)?;
+    let engines = sqlx::query_file_as!(EngineView, "src/tide/http/engines.sql", &*fleet.policy, hours)
+        .fetch_all(&fleet.pool)
+        .await
+        .map_err(unavailable)?;
+    let clusters = clusters(&engines);
+    Ok(Json(Tide {
+        hours,
+        engines,
+        clusters,
+    }))
+}
+
+fn clusters(engines: &[EngineView]) -> Vec<ClusterView> {
+    let mut clusters: Vec<ClusterView> = Vec::new();
+    for engine in engines {
+        let (idle, harvested) = (engine.idle_slot_seconds, engine.harvested_slot_seconds);
+        match clusters.iter_mut().find(|one| one.cluster == engine.cluster) {
+            Some(one) => {
+                one.idle_slot_seconds += idle;
+                one.harvested_slot_seconds += harvested;
+            }
+            None => clusters.push(ClusterView {
+                cluster: engine.cluster.clone(),
+                idle_slot_seconds: idle,
+                harvested_slot_seconds: harvested,
+            }),
+        }
+    }
+    clusters
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CostQuery {
+    days: Option<i32>,
+    run: Option<Uuid>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Costs {
+    /// By day, newest first, then by work and run.
+    costs: Vec<Cost>,
+}
+
+/// What one kind of work used on one day (UTC), over all engines of the policy.
+#[derive(Debug, Serialize)]
+struct Cost {
+    #[serde(with = "crate::tide::day")]
+    day: Date,
+    /// `production`, `rollout` or `evaluation`.
+    work: String,
+    run: Option<Uuid>,
+    /// Tokens that were sampled and kept, and tokens of prompts.
+    sampled: i64,
+    read: i64,
+    /// Waste: tokens that were read again after a slot was taken back, and sampled for nothing.
+    read_again: i64,
+    thrown_away: i64,
+    slot_seconds: f64,
+    engine_seconds: f64,
+}
+
+pub async fn cost(State(fleet): State<Fleet>, Query(query): Query<CostQuery>) -> Result<Json<Costs>, Problem> {
+    let days = within("days", query.days, DAYS_DEFAULT, DAYS_MAX)?;
+    let costs = sqlx::query_as!(
+        Cost,
+        r#"select day, work, run_id as run, sum(sampled)::bigint as "sampled!", sum(read)::bigint as "read!",
+                  sum(read_again)::bigint as "read_again!", sum(thrown_away)::bigint as "thrown_away!",
+                  sum(slot_seconds) as "slot_seconds!", sum(engine_seconds) as "engine_seconds!"
+           from engine_use
+           where policy = $1 and day > (now() at time zone 'utc')::date - $2::int and ($3::uuid is null or run_id = $3)
+           group by day, work, run_id order by day desc, work, run_id"#,
+        &*fleet.policy,
+        days,
+        query.run
+    )
+    .fetch_all(&fleet.pool)
+    .await
+    .map_err(unavailable)?;
+    Ok(Json(Costs { costs }))
+}
+
+fn within(field: &str, given: Option<i32>, default: i32, max: i32) -> Result<i32, Problem> {
+    match given.unwrap_or(default) {
+        value if (1..=max).contains(&value) => Ok(value),
+        value => Err(Problem::bad_request(format!("{field} is {value}; give 1 to {max}"))),
+    }
+}
