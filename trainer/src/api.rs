@@ -10,6 +10,7 @@ pub mod create;
 mod datasets;
 mod leases;
 pub mod offline;
+pub mod preference;
 mod runs;
 mod versions;
 

@@ -30,4 +30,5 @@ pub mod mismatch;
 pub mod optimizer;
 pub mod preference;
 pub mod sample;
+pub mod score;
 pub mod settings;

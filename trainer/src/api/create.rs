@@ -2,6 +2,7 @@
 //! a row is written.
 
 use super::offline::{Evaluation, Export, ExportFor, Supervised};
+use super::preference::{Dpo, Kto};
 use super::runs::{self, Run};
 use super::{Shared, audited, database, visible_tenant};
 use crate::learn::advantage::GroupAdvantage;
@@ -40,6 +41,8 @@ pub struct Task {
 pub enum Request {
     Grpo(Box<Grpo>),
     Sft(OnDataset<Supervised>),
+    Dpo(OnDataset<Dpo>),
+    Kto(OnDataset<Kto>),
     Evaluate(OnDataset<Evaluation>),
     Export(OnDataset<Export>),
 }
@@ -254,6 +257,8 @@ pub(super) async fn create(
     let mut new = match request {
         Request::Grpo(grpo) => shared.grpo(*grpo).await?,
         Request::Sft(sft) => shared.supervised(sft, &principal).await?,
+        Request::Dpo(dpo) => shared.dpo(dpo, &principal).await?,
+        Request::Kto(kto) => shared.kto(kto, &principal).await?,
         Request::Evaluate(evaluation) => shared.evaluation(evaluation, &principal).await?,
         Request::Export(export) => shared.export(export, &principal).await?,
     };
@@ -303,10 +308,57 @@ impl Shared {
         config.check().map_err(Problem::bad_request)?;
         let dataset = self.dataset(&config.dataset, principal).await?;
         let base = base_version(&self.pool, &self.policy, request.base_version).await?;
-        let once = dataset.trajectories.unsigned_abs().div_ceil(config.batch_size.into());
-        let steps = *config.steps.get_or_insert(i64::try_from(once).unwrap_or(i64::MAX));
+        let steps = match (config.steps, config.tokens_per_step) {
+            (Some(steps), _) => steps,
+            (None, None) => steps_of_a_pass(dataset.trajectories, config.batch_size()),
+            (None, Some(_)) => {
+                let why = "steps is missing: with tokens_per_step, how many read the dataset once is known only when \
+                           the run reads it";
+                return Err(Problem::bad_request(why));
+            }
+        };
+        config.steps = Some(steps);
+        if config.tokens_per_step.is_none() {
+            config.batch_size = Some(config.batch_size());
+        }
         Ok(NewRun {
             kind: "sft",
+            base: Some(base),
+            schedule: request.schedule,
+            about: format!("dataset {}, from version {base}", config.dataset),
+            config: serde_json::to_value(&config).map_err(Problem::internal)?,
+            steps,
+            tasks: vec![],
+        })
+    }
+
+    async fn dpo(&self, request: OnDataset<Dpo>, principal: &Principal) -> Result<NewRun, Problem> {
+        self.check_policy(request.policy.as_deref())?;
+        let config = request.config;
+        config.check().map_err(Problem::bad_request)?;
+        self.dataset(&config.dataset, principal).await?;
+        let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+        Ok(NewRun {
+            kind: "dpo",
+            base: Some(base),
+            schedule: request.schedule,
+            about: format!("dataset {}, from version {base}", config.dataset),
+            config: serde_json::to_value(&config).map_err(Problem::internal)?,
+            steps: config.steps,
+            tasks: vec![],
+        })
+    }
+
+    async fn kto(&self, request: OnDataset<Kto>, principal: &Principal) -> Result<NewRun, Problem> {
+        self.check_policy(request.policy.as_deref())?;
+        let mut config = request.config;
+        config.check().map_err(Problem::bad_request)?;
+        let dataset = self.dataset(&config.dataset, principal).await?;
+        let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+        let once = steps_of_a_pass(dataset.trajectories, config.batch_size);
+        let steps = *config.steps.get_or_insert(once);
+        Ok(NewRun {
+            kind: "kto",
             base: Some(base),
             schedule: request.schedule,
             about: format!("dataset {}, from version {base}", config.dataset),
@@ -366,6 +418,12 @@ impl Shared {
             _ => Ok(()),
         }
     }
+}
+
+/// How many steps read so many trajectories once.
+fn steps_of_a_pass(trajectories: i64, batch_size: u32) -> i64 {
+    let steps = trajectories.unsigned_abs().div_ceil(batch_size.into());
+    i64::try_from(steps).unwrap_or(i64::MAX)
 }
 
 async fn base_version(pool: &PgPool, policy: &str, requested: Option<i64>) -> Result<i64, Problem> {
@@ -488,6 +546,14 @@ mod tests {
         let Request::Sft(sft) = sft else { panic!("{sft:?}") };
         assert_eq!((sft.base_version, sft.config.dataset.version), (Some(3), 1));
         assert!(matches!(
+            read(r#"{"kind": "dpo", "dataset": "a@1", "steps": 3}"#),
+            Ok(Request::Dpo(_))
+        ));
+        assert!(matches!(
+            read(r#"{"kind": "kto", "dataset": "a@1", "threshold": 0}"#),
+            Ok(Request::Kto(_))
+        ));
+        assert!(matches!(
             read(r#"{"kind": "evaluate", "dataset": "a@1"}"#),
             Ok(Request::Evaluate(_))
         ));
@@ -497,6 +563,9 @@ mod tests {
         ));
         for wrong in [
             r#"{"kind": "dpo", "dataset": "a@1"}"#,
+            r#"{"kind": "dpo", "dataset": "a@1", "steps": 1, "threshold": 0.5}"#,
+            r#"{"kind": "kto", "dataset": "a@1"}"#,
+            r#"{"kind": "ppo", "dataset": "a@1"}"#,
             r#"{"kind": "grpo", "grop_size": 4}"#,
             r#"{"kind": "sft", "dataset": "a@1", "batch": 4}"#,
             r#"{"kind": "evaluate", "dataset": "a@1", "steps": 4}"#,
