@@ -254,23 +254,7 @@ pub(super) async fn create(
     principal: Principal,
     Json(request): Json<Request>,
 ) -> Result<(StatusCode, Json<Run>), Problem> {
-    let mut new = match request {
-        Request::Grpo(grpo) => shared.grpo(*grpo).await?,
-        Request::Sft(sft) => shared.supervised(sft, &principal).await?,
-        Request::Dpo(dpo) => shared.dpo(dpo, &principal).await?,
-        Request::Kto(kto) => shared.kto(kto, &principal).await?,
-        Request::Evaluate(evaluation) => shared.evaluation(evaluation, &principal).await?,
-        Request::Export(export) => shared.export(export, &principal).await?,
-    };
-    if let Some(schedule) = &new.schedule {
-        schedule.check().map_err(Problem::bad_request)?;
-        schedule.put_into(&mut new.config).map_err(Problem::internal)?;
-    }
-    let id = insert(&shared.pool, &shared.policy, &new, &principal)
-        .await
-        .map_err(database)?;
-    let run = runs::get(&shared.pool, &shared.policy, id).await?;
-    Ok((StatusCode::CREATED, Json(run)))
+    shared.create(request, &principal, None).await
 }
 
 /// A run that has been checked.
@@ -286,6 +270,41 @@ struct NewRun {
 }
 
 impl Shared {
+    /// Checks and stores a run. `forked_from`: the run that it is a fork of.
+    pub(super) async fn create(
+        &self,
+        request: Request,
+        principal: &Principal,
+        forked_from: Option<Uuid>,
+    ) -> Result<(StatusCode, Json<Run>), Problem> {
+        let mut new = match request {
+            Request::Grpo(grpo) => self.grpo(*grpo).await?,
+            Request::Sft(sft) => self.supervised(sft, principal).await?,
+            Request::Dpo(dpo) => self.dpo(dpo, principal).await?,
+            Request::Kto(kto) => self.kto(kto, principal).await?,
+            Request::Evaluate(evaluation) => self.evaluation(evaluation, principal).await?,
+            Request::Export(export) => self.export(export, principal).await?,
+        };
+        if let Some(schedule) = &new.schedule {
+            schedule.check().map_err(Problem::bad_request)?;
+            if schedule.repeats.is_some() && !new.tasks.is_empty() {
+                let why = "schedule.repeats: a run with tasks of its own does not come again; runs over datasets do";
+                return Err(Problem::bad_request(why));
+            }
+            schedule.put_into(&mut new.config).map_err(Problem::internal)?;
+        }
+        let mut data = serde_json::json!({});
+        if let Some(run) = forked_from {
+            new.about = format!("{}, a fork of run {run}", new.about);
+            data = serde_json::json!({"forked_from": run});
+        }
+        let id = insert(&self.pool, &self.policy, &new, principal, &data)
+            .await
+            .map_err(database)?;
+        let run = runs::get(&self.pool, &self.policy, id).await?;
+        Ok((StatusCode::CREATED, Json(run)))
+    }
+
     async fn grpo(&self, request: Grpo) -> Result<NewRun, Problem> {
         self.check_policy(request.policy.as_deref())?;
         request.config.check().map_err(Problem::bad_request)?;
@@ -373,12 +392,29 @@ impl Shared {
         let config = request.config;
         config.check().map_err(Problem::bad_request)?;
         self.dataset(&config.dataset, principal).await?;
-        let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+        let (base, of) = match &config.base {
+            None => {
+                let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+                (Some(base), format!("version {base}"))
+            }
+            Some(_) if request.base_version.is_some() => {
+                let why = "base and base_version exclude each other: give one of them";
+                return Err(Problem::bad_request(why));
+            }
+            Some(name) => {
+                let found = version_of(&self.pool, &self.policy, name).await.map_err(database)?;
+                if found.is_none() {
+                    let why = format!("base: policy `{}` has no alias and no line `{name}`", self.policy);
+                    return Err(Problem::not_found(why));
+                }
+                (None, format!("what `{name}` is when the run starts"))
+            }
+        };
         Ok(NewRun {
             kind: "evaluate",
-            base: Some(base),
+            base,
             schedule: request.schedule,
-            about: format!("version {base} on dataset {}", config.dataset),
+            about: format!("{of} on dataset {}", config.dataset),
             config: serde_json::to_value(&config).map_err(Problem::internal)?,
             steps: 1,
             tasks: vec![],
@@ -420,6 +456,21 @@ impl Shared {
     }
 }
 
+/// The version of an alias, else the head of a line, by its name.
+pub async fn version_of(pool: &PgPool, policy: &str, name: &str) -> sqlx::Result<Option<i64>> {
+    sqlx::query_scalar!(
+        r#"
+        select coalesce(
+            (select version from alias where policy = $1 and alias = $2 and not withdrawn),
+            (select head from line where policy = $1 and line = $2))
+        "#,
+        policy,
+        name
+    )
+    .fetch_one(pool)
+    .await
+}
+
 /// How many steps read so many trajectories once.
 fn steps_of_a_pass(trajectories: i64, batch_size: u32) -> i64 {
     let steps = trajectories.unsigned_abs().div_ceil(batch_size.into());
@@ -446,7 +497,14 @@ async fn base_version(pool: &PgPool, policy: &str, requested: Option<i64>) -> Re
     })
 }
 
-async fn insert(pool: &PgPool, policy: &str, new: &NewRun, principal: &Principal) -> Result<Uuid, sqlx::Error> {
+/// `data`: of its first event.
+async fn insert(
+    pool: &PgPool,
+    policy: &str,
+    new: &NewRun,
+    principal: &Principal,
+    data: &serde_json::Value,
+) -> Result<Uuid, sqlx::Error> {
     let id = Uuid::now_v7();
     let mut transaction = pool.begin().await?;
     sqlx::query!(
@@ -468,7 +526,7 @@ async fn insert(pool: &PgPool, policy: &str, new: &NewRun, principal: &Principal
         insert_tasks(&mut transaction, id, &new.tasks).await?;
     }
     let message = format!("requested by {}: {}", principal.label, new.about);
-    claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({})).await?;
+    claim::append_event(&mut transaction, id, "info", &message, data).await?;
     let about = format!("{}, {}", new.kind, new.about);
     audited::append(&mut transaction, principal.actor(), id, "run.create", &about).await?;
     transaction.commit().await?;

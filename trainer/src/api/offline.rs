@@ -89,11 +89,14 @@ impl Supervised {
 }
 
 /// The configuration of an evaluation: a version, measured on a dataset. The version is the run's
-/// `base_version`.
+/// `base_version`, or what `base` is when the run starts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evaluation {
     pub dataset: Reference,
+    /// An alias such as `champion`, or a line: its version when the run starts, instead of `base_version`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// Importance weights above this count as this; default 10.
     #[serde(default = "weight_max")]
     pub weight_max: f64,

@@ -74,6 +74,8 @@ pub struct Metrics {
     /// Sequences whose advantage is exactly 0. They count in every mean and get no backward pass.
     pub without_gradient: usize,
     pub reward_mean: f64,
+    /// Sample standard deviation over the trajectories.
+    pub reward_std: f64,
     pub advantage_mean: f64,
     pub advantage_std: f64,
     /// Logged against recomputed log-probabilities of the head, of tokens that our own engine sampled:

@@ -20,6 +20,7 @@ mod export;
 mod order;
 mod pairs;
 mod preference;
+mod recurrence;
 mod supervised;
 mod training;
 
@@ -141,11 +142,15 @@ async fn poll(
     Ok(())
 }
 
-/// Decides about rollouts of ended runs, and forgets what is past retention.
+/// Decides about rollouts of ended runs, queues those that come again, and forgets what is past retention.
 async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     let swept = select::sweep_abandoned(&trainer.pool, &trainer.policy).await?;
     if swept > 0 {
         tracing::info!(swept, "dropped rollouts of ended runs");
+    }
+    let queued = recurrence::queue_next(trainer).await?;
+    if queued > 0 {
+        tracing::info!(queued, "queued runs that come again");
     }
     select::sweep_expired(&trainer.pool).await?;
     uses::sweep_expired(&trainer.pool).await?;
