@@ -175,7 +175,7 @@ parity: libtorch ## compare the model with transformers, and every way to comput
 saved: libtorch ## train a few steps, save, and let transformers and PEFT read the result (needs python3 and 5 GB)
 	scripts/saved.sh
 
-golden: ## make the golden fixtures in policy/*/tests/golden again with transformers and torch (needs python3 and 5 GB)
+golden: ## make the golden fixtures in policy/*/tests/golden and trainer/tests/golden again with transformers and torch (needs python3 and 5 GB)
 	scripts/golden.sh
 
 checkpoints: libtorch ## train a small model and keep its last versions for bench-delta PAIRS=target/checkpoints; RATES=1e-6,3e-6,1e-5 STEPS=200 KEEP=3

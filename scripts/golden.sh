@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Regenerates the golden fixtures in policy/*/tests/golden, with the versions that
-# scripts/golden/requirements.txt pins.
+# Regenerates the golden fixtures in policy/*/tests/golden and trainer/tests/golden, with the
+# versions that scripts/golden/requirements.txt pins.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(scripts/golden-venv.sh)
@@ -13,3 +13,4 @@ export HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 "$python" scripts/golden/chat.py policy/text/tests/golden/chat
 "$python" scripts/golden/sampling.py policy/model/tests/golden/sampling.json
 "$python" scripts/golden/quant.py policy/artifact/tests/golden/quantised.json
+"$python" scripts/golden/preference.py trainer/tests/golden/preference.json

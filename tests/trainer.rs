@@ -17,6 +17,7 @@ mod long_session;
 mod lora;
 mod offline;
 mod poison;
+mod preferences;
 mod provenance;
 mod show_rate;
 mod theft;

@@ -1,4 +1,9 @@
-//! `springtide run`: schedules and watches training runs. A client of the control API.
+//! `springtide run`: schedules and watches training runs, and exports what their steps measured. A client
+//! of the control API.
+
+mod curve;
+mod mlflow;
+mod tensorboard;
 
 use std::path::PathBuf;
 
@@ -8,7 +13,7 @@ use uuid::Uuid;
 
 use super::App;
 use super::control_client::ControlClient;
-use super::output::{Output, cell, rows, table};
+use super::output::{Output, cell, print, rows, table};
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum Command {
@@ -29,6 +34,41 @@ pub enum Command {
     Events(Run),
     /// List the versions that a run made.
     Checkpoints(Run),
+    /// Print the request that makes the same run, for `springtide run create`.
+    Spec(Run),
+    /// Make the same run again from a version of its line, by default the head.
+    ///
+    /// Example: springtide run fork RUN --changes '{"learning_rate": 1e-5}'
+    Fork {
+        #[command(flatten)]
+        run: Run,
+        /// Fields of the request that are to be different, as a JSON object.
+        #[arg(long, value_name = "JSON", default_value = "{}")]
+        changes: String,
+    },
+    /// Show what the steps of a run measured.
+    Curve(Run),
+    /// Write what the steps measured as a file that TensorBoard reads.
+    ///
+    /// Example: springtide run export-tensorboard RUN runs/first && tensorboard --logdir runs
+    ExportTensorboard {
+        /// As `springtide run list` prints it.
+        id: Uuid,
+        /// Folder for the file. A later export of the same run replaces it.
+        dir: PathBuf,
+    },
+    /// Send what the steps measured to an MLflow server, as a new run.
+    ///
+    /// Example: springtide run export-mlflow RUN http://127.0.0.1:5000
+    ExportMlflow {
+        /// As `springtide run list` prints it.
+        id: Uuid,
+        /// The server's URL.
+        url: String,
+        /// The experiment that it belongs to; made if there is none.
+        #[arg(long, default_value = "springtide")]
+        experiment: String,
+    },
     /// Pause a run after its current step.
     Pause(Run),
     /// Resume a paused run.
@@ -63,6 +103,27 @@ impl Command {
             Self::Show(run) => run.get(&client, "", facts).await,
             Self::Events(run) => run.get(&client, "/events", events).await,
             Self::Checkpoints(run) => run.get(&client, "/checkpoints", checkpoints).await,
+            Self::Spec(run) => {
+                let spec: Value = client.get(&format!("/v1/runs/{}/spec", run.id), &[]).await?;
+                print(&serde_json::to_string_pretty(&spec).context("write JSON")?)
+            }
+            Self::Fork { run, changes } => {
+                let changes: Value = serde_json::from_str(&changes).context("read --changes as JSON")?;
+                let fork: Value = client.post(&format!("/v1/runs/{}/fork", run.id), &changes).await?;
+                run.output.print(&fork, || status(&fork))
+            }
+            Self::Curve(run) => {
+                let points = curve::points(&client, run.id).await?;
+                run.output.print(&points, || curve::text(&points))
+            }
+            Self::ExportTensorboard { id, dir } => {
+                let path = tensorboard::export(&client, id, &dir).await?;
+                print(&format!("wrote {}", path.display()))
+            }
+            Self::ExportMlflow { id, url, experiment } => {
+                let made = mlflow::export(&client, id, &url, &experiment).await?;
+                print(&format!("made run {made} of experiment {experiment}"))
+            }
             Self::Pause(run) => run.request(&client, "pause").await,
             Self::Resume(run) => run.request(&client, "resume").await,
             Self::Cancel(run) => run.request(&client, "cancel").await,

@@ -323,7 +323,7 @@ async fn a_version_of_a_dataset_never_gets_more_generations() {
         404,
         "not exported yet"
     );
-    for (kind, name, status) in [("sft", "none@1", 404), ("dpo", "all@1", 400)] {
+    for (kind, name, status) in [("sft", "none@1", 404), ("dpo", "all@1", 400), ("kto", "all@1", 400)] {
         let body = json!({"kind": kind, "dataset": name});
         let (found, problem) = post(format!("{control}/v1/runs"), &body).await;
         assert_eq!(found, status, "{body}: {problem}");

@@ -7,9 +7,12 @@
 pub mod audited;
 mod control;
 pub mod create;
+mod curve;
 mod datasets;
+mod fork;
 mod leases;
 pub mod offline;
+pub mod preference;
 mod runs;
 mod versions;
 
@@ -56,6 +59,30 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, serve_url: &
         .route(research, "/v1/runs", "Schedule a run", create)
         .route(read, "/v1/runs", "List runs", get(runs::list))
         .route(read, "/v1/runs/{id}", "One run", get(runs::one))
+        .route(
+            read,
+            "/v1/runs/compare",
+            "Several runs side by side",
+            get(curve::compare),
+        )
+        .route(
+            read,
+            "/v1/runs/{id}/curve",
+            "What the steps measured",
+            get(curve::curve),
+        )
+        .route(
+            research,
+            "/v1/runs/{id}/spec",
+            "The request that makes the same run",
+            get(fork::spec),
+        )
+        .route(
+            research,
+            "/v1/runs/{id}/fork",
+            "The same run from a version of its line",
+            post(fork::fork).body_bytes_max(BODY_BYTES_MAX),
+        )
         .route(read, "/v1/runs/{id}/events", "Events of a run", get(runs::events))
         .route(
             read,

@@ -28,5 +28,7 @@ pub mod learner;
 pub mod loss;
 pub mod mismatch;
 pub mod optimizer;
+pub mod preference;
 pub mod sample;
+pub mod score;
 pub mod settings;

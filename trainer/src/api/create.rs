@@ -2,6 +2,7 @@
 //! a row is written.
 
 use super::offline::{Evaluation, Export, ExportFor, Supervised};
+use super::preference::{Dpo, Kto};
 use super::runs::{self, Run};
 use super::{Shared, audited, database, visible_tenant};
 use crate::learn::advantage::GroupAdvantage;
@@ -40,6 +41,8 @@ pub struct Task {
 pub enum Request {
     Grpo(Box<Grpo>),
     Sft(OnDataset<Supervised>),
+    Dpo(OnDataset<Dpo>),
+    Kto(OnDataset<Kto>),
     Evaluate(OnDataset<Evaluation>),
     Export(OnDataset<Export>),
 }
@@ -276,21 +279,7 @@ pub(super) async fn create(
     principal: Principal,
     Json(request): Json<Request>,
 ) -> Result<(StatusCode, Json<Run>), Problem> {
-    let mut new = match request {
-        Request::Grpo(grpo) => shared.grpo(*grpo).await?,
-        Request::Sft(sft) => shared.supervised(sft, &principal).await?,
-        Request::Evaluate(evaluation) => shared.evaluation(evaluation, &principal).await?,
-        Request::Export(export) => shared.export(export, &principal).await?,
-    };
-    if let Some(schedule) = &new.schedule {
-        schedule.check().map_err(Problem::bad_request)?;
-        schedule.put_into(&mut new.config).map_err(Problem::internal)?;
-    }
-    let id = insert(&shared.pool, &shared.policy, &new, &principal)
-        .await
-        .map_err(database)?;
-    let run = runs::get(&shared.pool, &shared.policy, id).await?;
-    Ok((StatusCode::CREATED, Json(run)))
+    shared.create(request, &principal, None).await
 }
 
 /// A run that has been checked.
@@ -306,6 +295,41 @@ struct NewRun {
 }
 
 impl Shared {
+    /// Checks and stores a run. `forked_from`: the run that it is a fork of.
+    pub(super) async fn create(
+        &self,
+        request: Request,
+        principal: &Principal,
+        forked_from: Option<Uuid>,
+    ) -> Result<(StatusCode, Json<Run>), Problem> {
+        let mut new = match request {
+            Request::Grpo(grpo) => self.grpo(*grpo).await?,
+            Request::Sft(sft) => self.supervised(sft, principal).await?,
+            Request::Dpo(dpo) => self.dpo(dpo, principal).await?,
+            Request::Kto(kto) => self.kto(kto, principal).await?,
+            Request::Evaluate(evaluation) => self.evaluation(evaluation, principal).await?,
+            Request::Export(export) => self.export(export, principal).await?,
+        };
+        if let Some(schedule) = &new.schedule {
+            schedule.check().map_err(Problem::bad_request)?;
+            if schedule.repeats.is_some() && !new.tasks.is_empty() {
+                let why = "schedule.repeats: a run with tasks of its own does not come again; runs over datasets do";
+                return Err(Problem::bad_request(why));
+            }
+            schedule.put_into(&mut new.config).map_err(Problem::internal)?;
+        }
+        let mut data = serde_json::json!({});
+        if let Some(run) = forked_from {
+            new.about = format!("{}, a fork of run {run}", new.about);
+            data = serde_json::json!({"forked_from": run});
+        }
+        let id = insert(&self.pool, &self.policy, &new, principal, &data)
+            .await
+            .map_err(database)?;
+        let run = runs::get(&self.pool, &self.policy, id).await?;
+        Ok((StatusCode::CREATED, Json(run)))
+    }
+
     async fn grpo(&self, request: Grpo) -> Result<NewRun, Problem> {
         self.check_policy(request.policy.as_deref())?;
         request.config.check().map_err(Problem::bad_request)?;
@@ -328,10 +352,57 @@ impl Shared {
         config.check().map_err(Problem::bad_request)?;
         let dataset = self.dataset(&config.dataset, principal).await?;
         let base = base_version(&self.pool, &self.policy, request.base_version).await?;
-        let once = dataset.trajectories.unsigned_abs().div_ceil(config.batch_size.into());
-        let steps = *config.steps.get_or_insert(i64::try_from(once).unwrap_or(i64::MAX));
+        let steps = match (config.steps, config.tokens_per_step) {
+            (Some(steps), _) => steps,
+            (None, None) => steps_of_a_pass(dataset.trajectories, config.batch_size()),
+            (None, Some(_)) => {
+                let why = "steps is missing: with tokens_per_step, how many read the dataset once is known only when \
+                           the run reads it";
+                return Err(Problem::bad_request(why));
+            }
+        };
+        config.steps = Some(steps);
+        if config.tokens_per_step.is_none() {
+            config.batch_size = Some(config.batch_size());
+        }
         Ok(NewRun {
             kind: "sft",
+            base: Some(base),
+            schedule: request.schedule,
+            about: format!("dataset {}, from version {base}", config.dataset),
+            config: serde_json::to_value(&config).map_err(Problem::internal)?,
+            steps,
+            tasks: vec![],
+        })
+    }
+
+    async fn dpo(&self, request: OnDataset<Dpo>, principal: &Principal) -> Result<NewRun, Problem> {
+        self.check_policy(request.policy.as_deref())?;
+        let config = request.config;
+        config.check().map_err(Problem::bad_request)?;
+        self.dataset(&config.dataset, principal).await?;
+        let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+        Ok(NewRun {
+            kind: "dpo",
+            base: Some(base),
+            schedule: request.schedule,
+            about: format!("dataset {}, from version {base}", config.dataset),
+            config: serde_json::to_value(&config).map_err(Problem::internal)?,
+            steps: config.steps,
+            tasks: vec![],
+        })
+    }
+
+    async fn kto(&self, request: OnDataset<Kto>, principal: &Principal) -> Result<NewRun, Problem> {
+        self.check_policy(request.policy.as_deref())?;
+        let mut config = request.config;
+        config.check().map_err(Problem::bad_request)?;
+        let dataset = self.dataset(&config.dataset, principal).await?;
+        let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+        let once = steps_of_a_pass(dataset.trajectories, config.batch_size);
+        let steps = *config.steps.get_or_insert(once);
+        Ok(NewRun {
+            kind: "kto",
             base: Some(base),
             schedule: request.schedule,
             about: format!("dataset {}, from version {base}", config.dataset),
@@ -346,12 +417,29 @@ impl Shared {
         let config = request.config;
         config.check().map_err(Problem::bad_request)?;
         self.dataset(&config.dataset, principal).await?;
-        let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+        let (base, of) = match &config.base {
+            None => {
+                let base = base_version(&self.pool, &self.policy, request.base_version).await?;
+                (Some(base), format!("version {base}"))
+            }
+            Some(_) if request.base_version.is_some() => {
+                let why = "base and base_version exclude each other: give one of them";
+                return Err(Problem::bad_request(why));
+            }
+            Some(name) => {
+                let found = version_of(&self.pool, &self.policy, name).await.map_err(database)?;
+                if found.is_none() {
+                    let why = format!("base: policy `{}` has no alias and no line `{name}`", self.policy);
+                    return Err(Problem::not_found(why));
+                }
+                (None, format!("what `{name}` is when the run starts"))
+            }
+        };
         Ok(NewRun {
             kind: "evaluate",
-            base: Some(base),
+            base,
             schedule: request.schedule,
-            about: format!("version {base} on dataset {}", config.dataset),
+            about: format!("{of} on dataset {}", config.dataset),
             config: serde_json::to_value(&config).map_err(Problem::internal)?,
             steps: 1,
             tasks: vec![],
@@ -393,6 +481,27 @@ impl Shared {
     }
 }
 
+/// The version of an alias, else the head of a line, by its name.
+pub async fn version_of(pool: &PgPool, policy: &str, name: &str) -> sqlx::Result<Option<i64>> {
+    sqlx::query_scalar!(
+        r#"
+        select coalesce(
+            (select version from alias where policy = $1 and alias = $2 and not withdrawn),
+            (select head from line where policy = $1 and line = $2))
+        "#,
+        policy,
+        name
+    )
+    .fetch_one(pool)
+    .await
+}
+
+/// How many steps read so many trajectories once.
+fn steps_of_a_pass(trajectories: i64, batch_size: u32) -> i64 {
+    let steps = trajectories.unsigned_abs().div_ceil(batch_size.into());
+    i64::try_from(steps).unwrap_or(i64::MAX)
+}
+
 async fn base_version(pool: &PgPool, policy: &str, requested: Option<i64>) -> Result<i64, Problem> {
     let found = sqlx::query_scalar!(
         r#"
@@ -413,7 +522,14 @@ async fn base_version(pool: &PgPool, policy: &str, requested: Option<i64>) -> Re
     })
 }
 
-async fn insert(pool: &PgPool, policy: &str, new: &NewRun, principal: &Principal) -> Result<Uuid, sqlx::Error> {
+/// `data`: of its first event.
+async fn insert(
+    pool: &PgPool,
+    policy: &str,
+    new: &NewRun,
+    principal: &Principal,
+    data: &serde_json::Value,
+) -> Result<Uuid, sqlx::Error> {
     let id = Uuid::now_v7();
     let mut transaction = pool.begin().await?;
     sqlx::query!(
@@ -435,7 +551,7 @@ async fn insert(pool: &PgPool, policy: &str, new: &NewRun, principal: &Principal
         insert_tasks(&mut transaction, id, &new.tasks).await?;
     }
     let message = format!("requested by {}: {}", principal.label, new.about);
-    claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({})).await?;
+    claim::append_event(&mut transaction, id, "info", &message, data).await?;
     let about = format!("{}, {}", new.kind, new.about);
     audited::append(&mut transaction, principal.actor(), id, "run.create", &about).await?;
     transaction.commit().await?;
@@ -513,6 +629,14 @@ mod tests {
         let Request::Sft(sft) = sft else { panic!("{sft:?}") };
         assert_eq!((sft.base_version, sft.config.dataset.version), (Some(3), 1));
         assert!(matches!(
+            read(r#"{"kind": "dpo", "dataset": "a@1", "steps": 3}"#),
+            Ok(Request::Dpo(_))
+        ));
+        assert!(matches!(
+            read(r#"{"kind": "kto", "dataset": "a@1", "threshold": 0}"#),
+            Ok(Request::Kto(_))
+        ));
+        assert!(matches!(
             read(r#"{"kind": "evaluate", "dataset": "a@1"}"#),
             Ok(Request::Evaluate(_))
         ));
@@ -522,6 +646,9 @@ mod tests {
         ));
         for wrong in [
             r#"{"kind": "dpo", "dataset": "a@1"}"#,
+            r#"{"kind": "dpo", "dataset": "a@1", "steps": 1, "threshold": 0.5}"#,
+            r#"{"kind": "kto", "dataset": "a@1"}"#,
+            r#"{"kind": "ppo", "dataset": "a@1"}"#,
             r#"{"kind": "grpo", "grop_size": 4}"#,
             r#"{"kind": "sft", "dataset": "a@1", "batch": 4}"#,
             r#"{"kind": "evaluate", "dataset": "a@1", "steps": 4}"#,

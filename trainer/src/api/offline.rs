@@ -16,9 +16,13 @@ pub struct Supervised {
     /// Optimizer steps. Default: as many as read the dataset once.
     #[serde(default)]
     pub steps: Option<i64>,
-    /// Trajectories per step, default 32.
-    #[serde(default = "batch_size")]
-    pub batch_size: u32,
+    /// Trajectories per step. Default: 32, or as many as fit into `tokens_per_step`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_size: Option<u32>,
+    /// Tokens per step instead: whole trajectories, each with its longest turn and that turn's context,
+    /// until the next would not fit. A longer one makes a step of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_step: Option<u64>,
     /// Default 5e-5.
     #[serde(default = "learning_rate")]
     pub learning_rate: f64,
@@ -31,21 +35,33 @@ pub struct Supervised {
     pub lora: Option<model::lora::Config>,
 }
 
-fn batch_size() -> u32 {
-    32
-}
-
 fn learning_rate() -> f64 {
     5e-5
 }
 
 impl Supervised {
+    /// Trajectories per step, without `tokens_per_step`.
+    pub fn batch_size(&self) -> u32 {
+        self.batch_size.unwrap_or(32)
+    }
+
     /// Refuses values that cannot work. The text begins with the field.
     pub fn check(&self) -> Result<(), String> {
         let steps = self.steps.unwrap_or(1);
         let rules = [
             ((1..=1_000_000).contains(&steps), "steps must be in 1..=1000000"),
-            ((1..=4096).contains(&self.batch_size), "batch_size must be in 1..=4096"),
+            (
+                (1..=4096).contains(&self.batch_size()),
+                "batch_size must be in 1..=4096",
+            ),
+            (
+                (1..=1 << 30).contains(&self.tokens_per_step.unwrap_or(1)),
+                "tokens_per_step must be in 1..=1073741824",
+            ),
+            (
+                self.batch_size.is_none() || self.tokens_per_step.is_none(),
+                "batch_size and tokens_per_step exclude each other: give one of them",
+            ),
             (
                 self.learning_rate > 0.0 && self.learning_rate <= 1.0,
                 "learning_rate must be in (0, 1]",
@@ -73,11 +89,14 @@ impl Supervised {
 }
 
 /// The configuration of an evaluation: a version, measured on a dataset. The version is the run's
-/// `base_version`.
+/// `base_version`, or what `base` is when the run starts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evaluation {
     pub dataset: Reference,
+    /// An alias such as `champion`, or a line: its version when the run starts, instead of `base_version`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// Importance weights above this count as this; default 10.
     #[serde(default = "weight_max")]
     pub weight_max: f64,
@@ -141,7 +160,7 @@ mod tests {
     #[test]
     fn a_supervised_run_takes_defaults_and_refuses_the_impossible() {
         let run: Supervised = serde_json::from_str(r#"{"dataset": "accepted@1"}"#).unwrap();
-        assert_eq!((run.batch_size, run.steps), (32, None));
+        assert_eq!((run.batch_size(), run.steps), (32, None));
         assert_eq!(run.check(), Ok(()));
         assert!(run.step_settings().loss.is_supervised());
         let slow = Supervised {
@@ -149,6 +168,12 @@ mod tests {
             ..run.clone()
         };
         assert!(slow.check().unwrap_err().starts_with("learning_rate"));
+        let both = Supervised {
+            batch_size: Some(4),
+            tokens_per_step: Some(1000),
+            ..run.clone()
+        };
+        assert!(both.check().unwrap_err().contains("exclude"));
         let none = Supervised { steps: Some(0), ..run };
         assert!(none.check().unwrap_err().starts_with("steps"));
         assert!(serde_json::from_str::<Supervised>(r#"{"dataset": "accepted"}"#).is_err());

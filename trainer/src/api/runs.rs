@@ -33,6 +33,8 @@ pub(super) struct Run {
     pub steps_total: Option<i64>,
     /// A person's pending request to the executor.
     pub requested: Option<String>,
+    /// The run of which it is the next occurrence.
+    pub recurs_from: Option<Uuid>,
     /// What an evaluation measured, or an export wrote (without where the file lies); absent until
     /// the run has succeeded.
     pub result: Option<serde_json::Value>,
@@ -61,7 +63,7 @@ pub(super) async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Pr
         Run,
         r#"
         select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
-               r.steps_done, r.steps_total, r.requested, r.result - 'parts' as result,
+               r.steps_done, r.steps_total, r.requested, r.recurs_from, r.result - 'parts' as result,
                r.created_at, r.started_at, r.finished_at,
                (select string_agg(e.message, '; ')
                 from (select distinct on (data ->> 'alarm') message, data ->> 'state' as state
@@ -92,7 +94,7 @@ pub(super) async fn list(State(shared): State<Shared>, Query(page): Query<Page>)
         Run,
         r#"
         select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
-               r.steps_done, r.steps_total, r.requested, r.result - 'parts' as result,
+               r.steps_done, r.steps_total, r.requested, r.recurs_from, r.result - 'parts' as result,
                r.created_at, r.started_at, r.finished_at,
                (select string_agg(e.message, '; ')
                 from (select distinct on (data ->> 'alarm') message, data ->> 'state' as state

@@ -32,6 +32,7 @@ use crate::learn::loss::Terms;
 use crate::learn::mismatch::{Mismatch, SampleMismatch};
 use crate::learn::optimizer::{self, AdamW};
 use crate::learn::sample::{ModelLimits, Sample};
+use crate::learn::score as sums;
 use crate::learn::settings::StepSettings;
 use accumulator::{Accumulator, KlBatch};
 use anyhow::{Context, ensure};
@@ -73,6 +74,8 @@ pub struct Metrics {
     /// Sequences whose advantage is exactly 0. They count in every mean and get no backward pass.
     pub without_gradient: usize,
     pub reward_mean: f64,
+    /// Sample standard deviation over the trajectories.
+    pub reward_std: f64,
     pub advantage_mean: f64,
     pub advantage_std: f64,
     /// Logged against recomputed log-probabilities of the head, of tokens that our own engine sampled:
@@ -233,6 +236,11 @@ impl Learner {
     /// The version that the learner is at.
     pub fn checkpoint(&self) -> &Arc<Checkpoint> {
         &self.state.checkpoint
+    }
+
+    /// Σ log π of each sample's trained tokens in the head's own distribution, nats. Changes nothing.
+    pub fn log_probs(&self, samples: &[Sample]) -> anyhow::Result<Vec<f64>> {
+        sums::log_probs(&self.state.model, samples, sums::TOKENS_AT_ONCE)
     }
 
     /// Computes one optimizer step on a whole cohort at once. `advantages` has one value per

@@ -423,6 +423,11 @@ impl<'a> Executor<'a> {
 
     /// Computes the step of the cohort and publishes it.
     pub async fn step(&mut self, inputs: StepInputs) -> anyhow::Result<StepOutcome> {
+        self.step_with_loss(inputs, None).await
+    }
+
+    /// The same. `loss`: of the cohort, where the sum over tokens has its gradient but not its value.
+    pub async fn step_with_loss(&mut self, inputs: StepInputs, loss: Option<f64>) -> anyhow::Result<StepOutcome> {
         let StepInputs {
             settings,
             limits,
@@ -436,7 +441,7 @@ impl<'a> Executor<'a> {
             .await?;
         let cohort = std::mem::replace(&mut self.cohort, Cohort::new());
         let generations = cohort.generations();
-        let proposal = match outcome {
+        let mut proposal = match outcome {
             Outcome::Proposed(proposal) => proposal,
             Outcome::Empty(_) => {
                 tracing::info!(run = %self.claim.run, cohort = generations.len(), "dropped a cohort without a gradient");
@@ -451,6 +456,7 @@ impl<'a> Executor<'a> {
                     .await;
             }
         };
+        proposal.metrics.loss = loss.unwrap_or(proposal.metrics.loss);
         let timings = cohort.timings(proposal.metrics.guard_seconds);
         let mut metrics = serde_json::to_value(&proposal.metrics)?;
         metrics["notes"] = notes;

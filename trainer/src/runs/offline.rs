@@ -4,9 +4,11 @@
 //! ```text
 //! grpo         (../grpo.rs) rollouts of a researcher's tasks
 //! supervised   `sft`: cross-entropy on a dataset
+//! preference   `dpo`, `kto`: trajectories of a dataset, compared by their rewards (pairs.rs)
 //! evaluate     a version, measured on a dataset
 //! export       a dataset as a file
 //! ```
+//! What trains on a dataset begins in training.rs and goes through it in the order of order.rs.
 //! Exports compute nothing, so they have a queue of their own and do not wait for training. What has
 //! expired is swept beside both.
 //!
@@ -15,8 +17,14 @@
 
 mod evaluate;
 mod export;
+mod order;
+mod pairs;
+mod preference;
+mod recurrence;
 mod supervised;
+mod training;
 
+use crate::api::preference::{Dpo, Kto};
 use crate::dataset::{self, Dataset, Member, Reference, rows};
 use crate::learn::learner::thread::Handle;
 use crate::learn::sample::{ModelLimits, Sample};
@@ -60,7 +68,7 @@ const SIZED_AT_ONCE: usize = 4096;
 pub(crate) struct Failed(pub String);
 
 /// Kinds of runs that share a queue.
-const COMPUTING: &[&str] = &["grpo", "sft", "evaluate"];
+const COMPUTING: &[&str] = &["grpo", "sft", "dpo", "kto", "evaluate"];
 const EXPORTS: &[&str] = &["export"];
 
 /// Executes queued runs until `shutdown`.
@@ -117,6 +125,8 @@ async fn poll(
     let done = match (kind.as_str(), learner) {
         ("grpo", Some(learner)) => Box::pin(grpo::execute(trainer, learner, id, shutdown)).await,
         ("sft", Some(learner)) => Box::pin(supervised::execute(trainer, learner, id, shutdown)).await,
+        ("dpo", Some(learner)) => Box::pin(preference::execute::<Dpo>(trainer, learner, id, shutdown)).await,
+        ("kto", Some(learner)) => Box::pin(preference::execute::<Kto>(trainer, learner, id, shutdown)).await,
         ("evaluate", _) => Box::pin(evaluate::execute(trainer, id, shutdown)).await,
         _ => Box::pin(export::execute(trainer, id, shutdown)).await,
     };
@@ -138,11 +148,15 @@ async fn poll(
     Ok(())
 }
 
-/// Decides about rollouts of ended runs, and forgets what is past retention.
+/// Decides about rollouts of ended runs, queues those that come again, and forgets what is past retention.
 async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     let swept = select::sweep_abandoned(&trainer.pool, &trainer.policy).await?;
     if swept > 0 {
         tracing::info!(swept, "dropped rollouts of ended runs");
+    }
+    let queued = recurrence::queue_next(trainer).await?;
+    if queued > 0 {
+        tracing::info!(queued, "queued runs that come again");
     }
     select::sweep_expired(&trainer.pool).await?;
     uses::sweep_expired(&trainer.pool).await?;

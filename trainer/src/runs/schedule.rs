@@ -1,6 +1,9 @@
 //! When an offline run may work: from a time on, in a window of each day, and before runs of lower
-//! priority. Part of a run's configuration (`schedule`).
+//! priority; and when it comes again. Part of a run's configuration (`schedule`).
 
+pub mod cron;
+
+use cron::Cron;
 use edge::window::Window;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -21,6 +24,9 @@ pub struct Schedule {
     /// Only in these hours of each day. Default: always.
     #[serde(deserialize_with = "window", skip_serializing_if = "Option::is_none")]
     pub window: Option<Window>,
+    /// When it comes again after it has ended, such as `0 3 * * * Europe/Berlin`. Default: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repeats: Option<Cron>,
     /// Runs of a higher priority go first, and take the place of others that train. −100 to 100,
     /// default 0.
     pub priority: i32,

@@ -162,6 +162,7 @@ impl Accumulator {
     /// The metrics that are known before the update.
     pub fn metrics(&self, denominator: f64) -> Metrics {
         let tokens = self.tokens.max(1) as f64;
+        let rewards: Vec<f64> = self.trajectories.values().copied().collect();
         Metrics {
             loss: self.loss / denominator,
             clipped: self.clipped / tokens,
@@ -173,7 +174,8 @@ impl Accumulator {
             quarantined: self.quarantined,
             tokens: self.tokens,
             without_gradient: self.advantages.iter().filter(|&&a| a == 0.0).count(),
-            reward_mean: advantage::mean(&self.trajectories.values().copied().collect::<Vec<f64>>()),
+            reward_mean: advantage::mean(&rewards),
+            reward_std: advantage::std(&rewards),
             advantage_mean: advantage::mean(&self.advantages),
             advantage_std: advantage::std(&self.advantages),
             mismatch: self.of_head.measure(),

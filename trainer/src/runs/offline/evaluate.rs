@@ -29,6 +29,7 @@
 use super::{
     Configuration, Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed,
 };
+use crate::api::create::version_of;
 use crate::api::offline::Evaluation;
 use crate::dataset::{self, Member};
 use crate::learn::batch::{self, MicroBatch};
@@ -107,6 +108,19 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         base_version: version,
         ..
     } = configuration::<Evaluation>(&trainer.pool, id).await?;
+    let version = match &config.base {
+        None => version,
+        Some(name) => {
+            let found = version_of(&trainer.pool, &trainer.policy, name).await?;
+            let gone = || {
+                Failed(format!(
+                    "policy `{}` has no alias and no line `{name}` any more",
+                    trainer.policy
+                ))
+            };
+            Some(found.ok_or_else(gone)?)
+        }
+    };
     let version = version
         .ok_or_else(|| Failed("the run names no version to measure: create it again with `base_version`".into()))?;
     let dataset = dataset_of(trainer, &config.dataset).await?;

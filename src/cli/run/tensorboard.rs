@@ -1,0 +1,161 @@
+//! `springtide run export-tensorboard`: a file of events that TensorBoard reads.
+//!
+//! ```text
+//! file     record*
+//! record   length u64 | masked CRC of the length u32 | Event | masked CRC of the Event u32    little-endian
+//! ```
+//! The file is a TFRecord; the CRC is CRC-32C, masked as TensorFlow's record_writer.h does. An event is
+//! the Protobuf message of tensorflow/core/util/event.proto, of which only scalars are written.
+
+use super::super::control_client::ControlClient;
+use super::curve;
+use anyhow::Context;
+use prost::Message;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use uuid::Uuid;
+
+/// What every file begins with.
+const FILE_VERSION: &str = "brain.Event:2";
+
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    /// Seconds since 1970.
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(string, optional, tag = "3")]
+    file_version: Option<String>,
+    #[prost(message, optional, tag = "5")]
+    summary: Option<Summary>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    value: Vec<Scalar>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Scalar {
+    #[prost(string, tag = "1")]
+    tag: String,
+    #[prost(float, tag = "2")]
+    simple_value: f32,
+}
+
+/// Writes the points of a run into a folder. Returns the file, which has the run's id in its name.
+pub(super) async fn export(client: &ControlClient, id: Uuid, dir: &Path) -> anyhow::Result<PathBuf> {
+    let run: Value = client.get(&format!("/v1/runs/{id}"), &[]).await?;
+    let points = curve::points(client, id).await?;
+    let created = seconds(&run["created_at"])?;
+    let bytes = file(created, &points)?;
+    // TensorBoard reads files whose names contain `tfevents`
+    let path = dir.join(format!("events.out.tfevents.{}.{id}", created as i64));
+    tokio::fs::create_dir_all(dir)
+        .await
+        .with_context(|| format!("make the folder {}", dir.display()))?;
+    // a reader that watches the folder sees the old file or the new one
+    let scratch = dir.join(format!(".{id}.tmp"));
+    tokio::fs::write(&scratch, bytes)
+        .await
+        .with_context(|| format!("write {}", scratch.display()))?;
+    tokio::fs::rename(&scratch, &path)
+        .await
+        .with_context(|| format!("write {}", path.display()))?;
+    Ok(path)
+}
+
+fn file(created: f64, points: &[Value]) -> anyhow::Result<Vec<u8>> {
+    let first = Event {
+        wall_time: created,
+        file_version: Some(FILE_VERSION.to_owned()),
+        ..Event::default()
+    };
+    let mut bytes = Vec::new();
+    write(&mut bytes, &first);
+    for point in points {
+        let scalars = curve::scalars(point).into_iter();
+        let value = scalars.map(|(tag, value)| Scalar {
+            tag,
+            simple_value: value as f32,
+        });
+        let event = Event {
+            wall_time: seconds(&point["committed_at"])?,
+            step: point["step"].as_i64().context("a point without a step")?,
+            file_version: None,
+            summary: Some(Summary { value: value.collect() }),
+        };
+        write(&mut bytes, &event);
+    }
+    Ok(bytes)
+}
+
+fn write(bytes: &mut Vec<u8>, event: &Event) {
+    let event = event.encode_to_vec();
+    let length = (event.len() as u64).to_le_bytes();
+    bytes.extend(length);
+    bytes.extend(masked(crc32c(&length)).to_le_bytes());
+    bytes.extend(&event);
+    bytes.extend(masked(crc32c(&event)).to_le_bytes());
+}
+
+fn seconds(at: &Value) -> anyhow::Result<f64> {
+    let text = at.as_str().context("a time is missing in the control API's answer")?;
+    let at = OffsetDateTime::parse(text, &Rfc3339).with_context(|| format!("read the time {text}"))?;
+    Ok(at.unix_timestamp_nanos() as f64 / 1e9)
+}
+
+/// CRC-32C (Castagnoli), RFC 3720 appendix B.4.
+fn crc32c(bytes: &[u8]) -> u32 {
+    const REVERSED_POLYNOMIAL: u32 = 0x82f6_3b78;
+    let mut crc = !0;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            let mask = (crc & 1).wrapping_neg();
+            crc = (crc >> 1) ^ (REVERSED_POLYNOMIAL & mask);
+        }
+    }
+    !crc
+}
+
+/// So that a CRC of bytes that contain CRCs is no trivial one.
+fn masked(crc: u32) -> u32 {
+    const DELTA: u32 = 0xa282_ead8;
+    crc.rotate_right(15).wrapping_add(DELTA)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_crc_is_that_of_the_rfc() {
+        // RFC 3720, B.4: 32 bytes of zeros, of ones, and ascending
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        let ascending: Vec<u8> = (0..32).collect();
+        assert_eq!(crc32c(&ascending), 0x46dd_794e);
+    }
+
+    #[test]
+    fn a_file_has_the_bytes_that_tensorboards_own_writer_gives() {
+        let point = json!({
+            "step": 3, "loss": 0.5, "reward_mean": -0.25, "committed_at": "2026-11-25T12:00:00.5Z",
+        });
+        let bytes = file(1.0, &[point]).unwrap();
+        // `RecordWriter` of the package tensorboard 2.21.0 with the same two events
+        let expected = concat!(
+            "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a",
+            "2e00000000000000c5cb57fa0900002070b3c1da4110032a210a0b0a046c6f7373150000003f0a120a0b",
+            "7265776172642f6d65616e15000080be95aad50d",
+        );
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, expected);
+    }
+}
