@@ -8,6 +8,7 @@
 //! learn/     advantage ─► batch ─► loss ─► gradient ─► optimizer ─► guards
 //! publish/   run state, delta, manifest, and one fenced transaction: a new version
 //! runs/      what drives the steps: realtime (production), grpo (rollouts), runs over datasets
+//! judge/     models behind endpoints that grade rollouts, and their stored answers
 //! uses       which runs used a trajectory, and what for
 //! api/       runs, versions and lines over HTTP, without libtorch
 //! ```
@@ -16,6 +17,7 @@
 
 pub mod api;
 pub mod dataset;
+pub mod judge;
 pub mod learn;
 pub mod options;
 pub mod publish;

@@ -25,7 +25,7 @@ use crate::runs::claim::{self, Claim, Fenced};
 use crate::runs::grpo;
 use crate::runs::schedule::Schedule;
 use crate::runs::trainer::{Trainer, pause};
-use crate::{select, uses};
+use crate::{judge, select, uses};
 use anyhow::Context;
 use ingest::payload;
 use sqlx::PgPool;
@@ -140,6 +140,7 @@ async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     }
     select::sweep_expired(&trainer.pool).await?;
     uses::sweep_expired(&trainer.pool).await?;
+    judge::sweep_expired(&trainer.pool).await?;
     export::sweep(trainer).await
 }
 

@@ -1,5 +1,6 @@
 //! What all runs of a trainer's process share.
 
+use crate::judge::Judges;
 use crate::options::Options;
 use crate::publish::{Publisher, QuantizedCopies};
 use anyhow::Context;
@@ -50,6 +51,7 @@ pub(crate) struct Trainer {
     pub publisher: Publisher,
     pub producer: Producer,
     pub serve_url: String,
+    pub judges: Arc<Judges>,
 }
 
 impl Trainer {
@@ -69,6 +71,7 @@ impl Trainer {
             quantized: QuantizedCopies::new(&environment.quantized),
         };
         publisher.signing_keys().await.context("check the signing key")?;
+        let judges = Judges::new(&options.judge)?;
         let threads = options.threads.into();
         Ok(Trainer {
             arithmetic: Arithmetic::new(environment.compute, threads).context("trainer.threads")?,
@@ -78,6 +81,7 @@ impl Trainer {
             payloads: environment.payloads,
             publisher,
             producer,
+            judges: Arc::new(judges),
             serve_url: environment.serve_url.trim_end_matches('/').to_string(),
         })
     }

@@ -6,9 +6,12 @@
 
 use super::Failed;
 use super::rollout::{Rolled, Rollout};
+use crate::api::Config;
+use crate::judge::RunJudges;
 use crate::runs::claim;
 use crate::runs::executor::Executor;
 use crate::runs::grader::{self, Grader, Sample};
+use crate::runs::trainer::Trainer;
 use anyhow::Context;
 use edge::tenant;
 use futures::{FutureExt, StreamExt, TryStreamExt};
@@ -22,6 +25,19 @@ use uuid::Uuid;
 const METRIC: &str = "reward";
 /// Events in flight to the log.
 const SENDS_MAX: usize = 64;
+
+/// What the run's graders work with. Fails if one names a judge that there is not.
+pub(super) async fn context(trainer: &Trainer, run: Uuid, config: &Config) -> anyhow::Result<grader::Context> {
+    for name in config.grader.judges() {
+        if !trainer.judges.has(name) {
+            let reason = format!("grader: there is no [[trainer.judge]] {name:?} in the configuration of `train`");
+            return Err(Failed(reason).into());
+        }
+    }
+    let (pool, replay) = (trainer.pool.clone(), config.replay);
+    let judges = RunJudges::open(trainer.judges.clone(), pool, &trainer.policy, run, replay).await?;
+    Ok(grader::Context::new(Some(judges)))
+}
 
 /// Grades every rollout, and removes those that have no grade. Resolves when the log has acknowledged
 /// all grades.
@@ -45,6 +61,7 @@ pub(super) async fn grade_and_post(
                 rewards.push((rollout.generation, reward));
                 rolled.rollouts.push(rollout);
             }
+            Err(error) if error.cause.ends_the_run() => return Err(Failed(error.reason).into()),
             Err(error) => failures.add(&rollout, &error),
         }
     }
@@ -56,6 +73,7 @@ pub(super) async fn grade_and_post(
 async fn grade(grading: &grader::Context, grader: &Grader, rollout: &Rollout) -> Result<f64, grader::Error> {
     let task = &rollout.task;
     let sample = Sample {
+        generation: rollout.generation,
         id: &task.id,
         prompt: &task.prompt,
         answer: &task.answer,
