@@ -3,7 +3,8 @@
 //!
 //! This module says what a judge is, asks it and reads its answer ([`protocol`], [`client`]). It
 //! stores nothing: [`crate::judging`] works through the queue, and the answer becomes a feedback
-//! event like any other.
+//! event like any other. The judges of offline runs, which are the trainer's, use the same
+//! [`Endpoint`], [`request`] and [`Reply`].
 
 mod client;
 mod protocol;
@@ -18,13 +19,14 @@ use uuid::{Builder, Uuid};
 
 use crate::event::time_of;
 use crate::reward::{Metric, MetricType};
-pub(crate) use client::client;
-pub(crate) use protocol::{Fault, Verdict};
+pub use client::Endpoint;
+pub(crate) use protocol::Verdict;
+pub use protocol::{Fault, Reply, median, request};
 
 /// First part of the source of every answer. No caller may use it.
 pub(crate) const SOURCE_PREFIX: &str = "springtide/judge/";
 const NAME_CHARACTERS_MAX: usize = 64;
-const VOTES_MAX: u32 = 15;
+pub const VOTES_MAX: u32 = 15;
 
 /// `[[ingest.judge]]`: what it is asked, and where.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -103,6 +105,11 @@ impl ApiKey {
     pub fn new(key: impl Into<String>) -> Self {
         Self(key.into())
     }
+
+    /// Whether a header can carry it.
+    pub fn is_printable(&self) -> bool {
+        !self.0.is_empty() && self.0.bytes().all(|byte| byte.is_ascii_graphic())
+    }
 }
 
 impl fmt::Debug for ApiKey {
@@ -113,7 +120,7 @@ impl fmt::Debug for ApiKey {
 
 /// What kind of answer a judge gives.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Question {
+pub enum Question {
     YesOrNo,
     Number { min: f64, max: f64 },
 }
@@ -256,14 +263,8 @@ impl Options {
     /// Refuses values that are out of range.
     fn check(&self) -> anyhow::Result<()> {
         let name = &self.name;
-        let url = reqwest::Url::parse(&self.url).ok().filter(|url| {
-            let is_http = matches!(url.scheme(), "http" | "https");
-            let is_base = url.has_host() && url.query().is_none() && url.fragment().is_none();
-            // A user name may be a key, and this URL is printed.
-            is_http && is_base && url.username().is_empty() && url.password().is_none()
-        });
         ensure!(
-            url.is_some(),
+            Endpoint::is_base_url(&self.url),
             "ingest.judge {name:?}: url is not a base URL such as https://models.example/v1; a key is api_key"
         );
         ensure!(
@@ -287,9 +288,7 @@ impl Options {
             );
         }
         ensure!(
-            self.api_key
-                .as_ref()
-                .is_none_or(|key| !key.0.is_empty() && key.0.bytes().all(|byte| byte.is_ascii_graphic())),
+            self.api_key.as_ref().is_none_or(ApiKey::is_printable),
             "ingest.judge {name:?}: api_key must be printable ASCII; leave it out if the endpoint needs none"
         );
         ensure!(

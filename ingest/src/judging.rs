@@ -62,7 +62,7 @@ struct Worker {
     queue: Queue,
     producer: Producer,
     judge: Arc<Judge>,
-    http: reqwest::Client,
+    endpoint: judge::Endpoint,
     alarm: Mutex<Alarm>,
     pace: Mutex<Pace>,
 }
@@ -77,7 +77,7 @@ impl Judging {
         let worker = Arc::new(Worker {
             queue: Queue::new(pool, judge.clone()),
             producer,
-            http: judge::client(&judge)?,
+            endpoint: judge.endpoint()?,
             alarm: Mutex::new(Alarm::new(&judge)),
             pace: Mutex::new(Pace::new(judge.concurrency())),
             judge,
@@ -198,7 +198,7 @@ impl Worker {
             }
             State::Open { text } => {
                 self.alarm().asks(Instant::now());
-                match self.judge.ask(&self.http, text).await {
+                match self.judge.ask(&self.endpoint, text).await {
                     Ok(verdict) => {
                         self.counted("answered");
                         self.pace().answered();

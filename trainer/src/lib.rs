@@ -9,6 +9,7 @@
 //! publish/   run state, delta, manifest, and one fenced transaction: a new version
 //! runs/      what drives the steps: realtime (production), grpo (rollouts), runs over datasets
 //! leases     who makes which rollout, and how it ended
+//! judge/     models behind endpoints that grade rollouts, and their stored answers
 //! uses       which runs used a trajectory, and what for
 //! api/       runs, versions and lines over HTTP, without libtorch
 //! ```
@@ -17,6 +18,7 @@
 
 pub mod api;
 pub mod dataset;
+pub mod judge;
 pub mod learn;
 mod leases;
 pub mod options;

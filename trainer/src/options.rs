@@ -1,6 +1,7 @@
 //! `[trainer]` of `springtide.toml`. Every field has a default. Invalid values are refused when the
 //! file is loaded.
 
+use crate::judge;
 use crate::learn::advantage::{BaselineKind, Credit};
 use crate::learn::guards::Limits;
 use crate::learn::settings::StepSettings;
@@ -16,6 +17,9 @@ pub struct Options {
     pub realtime: Realtime,
     /// Offline runs.
     pub offline: Offline,
+    /// `[[trainer.judge]]`: models that graders of offline runs may ask.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub judge: Vec<judge::Options>,
     /// Steps between full checkpoints; default 50. A checkpoint is also published when the deltas
     /// since the last one exceed half of its bytes.
     #[serde(rename = "image_every")]
@@ -44,6 +48,7 @@ impl Default for Options {
         Options {
             realtime: Realtime::default(),
             offline: Offline::default(),
+            judge: Vec::new(),
             checkpoint_every: 50,
             squash: true,
             run_states_kept: 2,
@@ -277,6 +282,7 @@ impl Options {
             !self.realtime.step.loss.is_supervised(),
             "trainer.realtime.step.loss: `cross_entropy` is for runs over a dataset: here it would ignore who sampled"
         );
+        judge::check(&self.judge)?;
         for (section, checked) in [
             ("trainer.realtime.step", self.realtime.step.check()),
             ("trainer.realtime.guards", self.realtime.guards.check()),

@@ -7,70 +7,59 @@ use reqwest::StatusCode;
 use reqwest::header::RETRY_AFTER;
 
 use super::protocol::{Fault, Verdict};
-use super::{Judge, Options};
+use super::{ApiKey, Judge};
 
 /// Bytes of an answer. A model that thinks aloud writes a lot, but not that much.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 /// Characters of a reason.
 const REASON_MAX: usize = 200;
 
-/// The client of a judge. Warns if texts would travel unencrypted.
-pub(crate) fn client(judge: &Judge) -> anyhow::Result<reqwest::Client> {
-    if leaves_the_machine_unencrypted(&judge.options) {
-        tracing::warn!(
-            judge = judge.name(),
-            "this judge is on another machine and its url is http: texts of users and the key travel unencrypted"
-        );
-    }
-    let timeout = judge.options.timeout();
-    edge::tls::client_of_others()
-        .timeout(timeout)
-        // A redirect may send the text and the key to another host.
-        .redirect(reqwest::redirect::Policy::none())
-        .build()
-        .with_context(|| format!("set up the client of the judge {:?}", judge.name()))
+/// An endpoint with OpenAI's chat completions, and its client. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    http: reqwest::Client,
+    url: String,
+    api_key: Option<ApiKey>,
 }
 
-fn leaves_the_machine_unencrypted(options: &Options) -> bool {
-    let Ok(url) = reqwest::Url::parse(&options.url) else {
-        return false;
-    };
-    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-    let is_loopback = match host.parse::<std::net::IpAddr>() {
-        Ok(address) => address.is_loopback(),
-        Err(_) => host == "localhost",
-    };
-    url.scheme() == "http" && !is_loopback
-}
-
-impl Judge {
-    /// Asks about a text as often as there are votes, one after the other. Asks for a faulty vote once
-    /// more, so that many votes do not fail for one. With two faults, all votes fail.
-    pub(crate) async fn ask(&self, http: &reqwest::Client, text: &str) -> Result<Verdict, Fault> {
-        let request = self.request(text);
-        let mut votes = Vec::new();
-        for _ in 0..self.options.votes {
-            let mut started = Instant::now();
-            let mut vote = self.vote(http, &request).await;
-            if self.options.votes > 1 && vote.as_ref().is_err_and(|fault| !fault.is_of_endpoint) {
-                started = Instant::now();
-                vote = self.vote(http, &request).await;
-            }
-            votes.push(vote?);
-            let name = self.name().to_owned();
-            metrics::histogram!("springtide_judge_seconds", "judge" => name).record(started.elapsed().as_secs_f64());
+impl Endpoint {
+    /// `url`: before `/chat/completions`. `judge` is for messages. Warns if texts would travel
+    /// unencrypted. `timeout` is that of one request.
+    pub fn new(judge: &str, url: &str, api_key: Option<ApiKey>, timeout: Duration) -> anyhow::Result<Self> {
+        if leaves_the_machine_unencrypted(url) {
+            tracing::warn!(
+                judge,
+                "this judge is on another machine and its url is http: texts and the key travel unencrypted"
+            );
         }
-        let verdict = Verdict::of(self.question, votes).ok_or_else(|| Fault::new("malformed", "there are no votes"))?;
-        let name = self.name().to_owned();
-        metrics::histogram!("springtide_judge_disagreement", "judge" => name)
-            .record(verdict.disagreement(self.question));
-        Ok(verdict)
+        let http = edge::tls::client_of_others()
+            .timeout(timeout)
+            // A redirect may send the text and the key to another host.
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .with_context(|| format!("set up the client of the judge {judge:?}"))?;
+        Ok(Self {
+            http,
+            url: format!("{}/chat/completions", url.trim_end_matches('/')),
+            api_key,
+        })
     }
 
-    async fn vote(&self, http: &reqwest::Client, request: &serde_json::Value) -> Result<f64, Fault> {
-        let url = format!("{}/chat/completions", self.options.url.trim_end_matches('/'));
-        let mut post = http.post(url).json(request);
-        if let Some(key) = &self.options.api_key {
+    /// Whether a text is a base URL without a key in it.
+    pub fn is_base_url(url: &str) -> bool {
+        let Ok(url) = reqwest::Url::parse(url) else {
+            return false;
+        };
+        let is_http = matches!(url.scheme(), "http" | "https");
+        let is_base = url.has_host() && url.query().is_none() && url.fragment().is_none();
+        // A user name may be a key, and this URL is printed.
+        is_http && is_base && url.username().is_empty() && url.password().is_none()
+    }
+
+    /// Sends a request, and returns the body of the answer.
+    pub async fn complete(&self, request: &serde_json::Value) -> Result<Vec<u8>, Fault> {
+        let mut post = self.http.post(&self.url).json(request);
+        if let Some(key) = &self.api_key {
             post = post.bearer_auth(&key.0);
         }
         let answer = post.send().await.map_err(broken)?;
@@ -95,7 +84,54 @@ impl Judge {
                 ..Fault::new(code, format!("HTTP {}", status.as_u16()))
             });
         }
-        self.read(&read(answer).await?)
+        read(answer).await
+    }
+}
+
+fn leaves_the_machine_unencrypted(url: &str) -> bool {
+    let Ok(url) = reqwest::Url::parse(url) else {
+        return false;
+    };
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    let is_loopback = match host.parse::<std::net::IpAddr>() {
+        Ok(address) => address.is_loopback(),
+        Err(_) => host == "localhost",
+    };
+    url.scheme() == "http" && !is_loopback
+}
+
+impl Judge {
+    /// Asks about a text as often as there are votes, one after the other. Asks for a faulty vote once
+    /// more, so that many votes do not fail for one. With two faults, all votes fail.
+    pub(crate) async fn ask(&self, endpoint: &Endpoint, text: &str) -> Result<Verdict, Fault> {
+        let request = self.request(text);
+        let mut votes = Vec::new();
+        for _ in 0..self.options.votes {
+            let mut started = Instant::now();
+            let mut vote = self.vote(endpoint, &request).await;
+            if self.options.votes > 1 && vote.as_ref().is_err_and(|fault| !fault.is_of_endpoint) {
+                started = Instant::now();
+                vote = self.vote(endpoint, &request).await;
+            }
+            votes.push(vote?);
+            let name = self.name().to_owned();
+            metrics::histogram!("springtide_judge_seconds", "judge" => name).record(started.elapsed().as_secs_f64());
+        }
+        let verdict = Verdict::of(self.question, votes).ok_or_else(|| Fault::new("malformed", "there are no votes"))?;
+        let name = self.name().to_owned();
+        metrics::histogram!("springtide_judge_disagreement", "judge" => name)
+            .record(verdict.disagreement(self.question));
+        Ok(verdict)
+    }
+
+    async fn vote(&self, endpoint: &Endpoint, request: &serde_json::Value) -> Result<f64, Fault> {
+        self.read(&endpoint.complete(request).await?)
+    }
+
+    /// The client of its endpoint.
+    pub(crate) fn endpoint(&self) -> anyhow::Result<Endpoint> {
+        let options = &self.options;
+        Endpoint::new(&options.name, &options.url, options.api_key.clone(), options.timeout())
     }
 }
 

@@ -19,7 +19,7 @@ const ANSWER_TOKENS_MAX: u32 = 2_048;
 
 /// Why a judge has not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub struct Fault {
     /// Stored and counted under this name.
     pub code: &'static str,
     /// For people. Without text of users or of the judge.
@@ -32,7 +32,7 @@ pub(crate) struct Fault {
 
 impl Fault {
     /// Of the answer.
-    pub(crate) fn new(code: &'static str, reason: impl Into<String>) -> Self {
+    pub fn new(code: &'static str, reason: impl Into<String>) -> Self {
         Self {
             code,
             reason: reason.into(),
@@ -53,10 +53,7 @@ pub(crate) struct Verdict {
 impl Verdict {
     /// The majority, or the median. `votes` has an odd number of them.
     pub(crate) fn of(question: Question, votes: Vec<f64>) -> Option<Self> {
-        let mut sorted = votes.clone();
-        sorted.sort_by(f64::total_cmp);
-        // Of zeros and ones, the median is the majority.
-        let median = *sorted.get(sorted.len() / 2)?;
+        let median = median(&votes)?;
         let value = match question {
             Question::YesOrNo => Value::Bool(median > 0.5),
             Question::Number { .. } => Value::Float(median),
@@ -91,6 +88,13 @@ impl Verdict {
     }
 }
 
+/// The median of an odd number of votes. Of zeros and ones, it is the majority.
+pub fn median(votes: &[f64]) -> Option<f64> {
+    let mut sorted = votes.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
+}
+
 /// The schema of an answer, as a text that never changes with a library.
 pub(super) fn schema_text(question: Question) -> String {
     let answer = match question {
@@ -119,19 +123,11 @@ pub(super) fn instructions(question: Question, rubric: &str) -> String {
 impl Judge {
     /// The body of a request about `text`.
     pub(super) fn request(&self, text: &str) -> Json {
-        let schema: Json = serde_json::from_str(&schema_text(self.question)).unwrap_or_default();
-        let mut request = json!({
-            "model": self.options.model,
-            "messages": [
-                {"role": "system", "content": instructions(self.question, &self.options.rubric)},
-                {"role": "user", "content": json!({"message": text}).to_string()},
-            ],
-            "max_completion_tokens": ANSWER_TOKENS_MAX,
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "judgement", "strict": true, "schema": schema},
-            },
-        });
+        let messages = json!([
+            {"role": "system", "content": instructions(self.question, &self.options.rubric)},
+            {"role": "user", "content": json!({"message": text}).to_string()},
+        ]);
+        let mut request = request(self.question, &self.options.model, &messages);
         if let Some(temperature) = self.options.temperature {
             request["temperature"] = json!(temperature);
         }
@@ -140,6 +136,38 @@ impl Judge {
 
     /// Reads one vote out of the body of an answer.
     pub(super) fn read(&self, body: &[u8]) -> Result<f64, Fault> {
+        Reply::read(self.question, body).map(|reply| reply.answer)
+    }
+}
+
+/// The body of a request whose answer is constrained by the schema of the question.
+pub fn request(question: Question, model: &str, messages: &Json) -> Json {
+    let schema: Json = serde_json::from_str(&schema_text(question)).unwrap_or_default();
+    json!({
+        "model": model,
+        "messages": messages,
+        "max_completion_tokens": ANSWER_TOKENS_MAX,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "judgement", "strict": true, "schema": schema},
+        },
+    })
+}
+
+/// One answer to a [`request`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reply {
+    /// Of a yes or no: 1 or 0.
+    pub answer: f64,
+    /// The model that answered, as the endpoint calls it.
+    pub model: Option<String>,
+    /// The endpoint's `system_fingerprint`.
+    pub fingerprint: Option<String>,
+}
+
+impl Reply {
+    /// Reads the body of an answer.
+    pub fn read(question: Question, body: &[u8]) -> Result<Self, Fault> {
         let completion: Completion =
             serde_json::from_slice(body).map_err(|_| Fault::new("malformed", "the answer is not a chat completion"))?;
         let [choice] = completion.choices.as_slice() else {
@@ -149,12 +177,8 @@ impl Judge {
                 format!("the answer has {count} choices, not one"),
             ));
         };
-        if choice
-            .message
-            .refusal
-            .as_deref()
-            .is_some_and(|refusal| !refusal.is_empty())
-        {
+        let refusal = choice.message.refusal.as_deref();
+        if refusal.is_some_and(|refusal| !refusal.is_empty()) {
             return Err(Fault::new("refused", "the model refused"));
         }
         match choice.finish_reason.as_deref() {
@@ -164,13 +188,19 @@ impl Judge {
             _ => return Err(Fault::new("malformed", "the finish_reason is not stop")),
         }
         let content = choice.message.content.as_deref().unwrap_or_default();
-        read_answer(self.question, content)
+        Ok(Self {
+            answer: read_answer(question, content)?,
+            model: completion.model,
+            fingerprint: completion.system_fingerprint,
+        })
     }
 }
 
 #[derive(Deserialize)]
 struct Completion {
     choices: Vec<Choice>,
+    model: Option<String>,
+    system_fingerprint: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -165,6 +165,10 @@ pub struct Config {
     /// default it adapts the matrices of all layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<model::lora::Config>,
+    /// Judges are not asked: their stored answers count, and a rollout without one has no grade.
+    /// Default false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub replay: bool,
 }
 
 impl Default for Config {
@@ -184,6 +188,7 @@ impl Default for Config {
             temperature: 1.0,
             seed: 0,
             lora: None,
+            replay: false,
         }
     }
 }

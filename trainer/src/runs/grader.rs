@@ -2,26 +2,31 @@
 //! code. An environment is a separate program that posts feedback.
 //!
 //! A grader is a name (`"exact_match"`), or an object with the fields of [OpenAI's
-//! graders](https://platform.openai.com/docs/guides/graders): `string_check`, `text_similarity` and
-//! `multi`. `{{ item.prompt }}`, `{{ item.answer }}`, `{{ item.id }}` (of the task) and
+//! graders](https://platform.openai.com/docs/guides/graders): `string_check`, `text_similarity`,
+//! `score_model` and `multi`; or a `rubric`, which is ours. `{{ item.prompt }}`, `{{ item.answer }}`, `{{ item.id }}` (of the task) and
 //! `{{ sample.output_text }}` (the completion) are replaced in the texts of an object.
 
 mod context;
 mod error;
 mod grade;
+mod score;
 mod template;
 
 use ingest::reward::Formula;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
+use uuid::Uuid;
 
 pub use context::Context;
 pub use error::{Cause, Error};
+pub use score::{Rubric, ScoreModel};
 
 /// What is graded: a completion of a task.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample<'a> {
+    /// The last generation of the rollout.
+    pub generation: Uuid,
     pub id: &'a str,
     pub prompt: &'a str,
     pub answer: &'a str,
@@ -48,7 +53,7 @@ pub enum Named {
     Contains,
 }
 
-/// With OpenAI's names. `name` is for people.
+/// With OpenAI's names, but for `rubric`. `name` is for people.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum OpenAi {
@@ -68,6 +73,10 @@ pub enum OpenAi {
         reference: String,
         evaluation_metric: Similarity,
     },
+    /// A number that a judge answers with.
+    ScoreModel(ScoreModel),
+    /// Whether a judge finds that the completion meets a rubric, or how well.
+    Rubric(Rubric),
     /// A number computed from the rewards of other graders, which have names.
     Multi {
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -124,15 +133,34 @@ impl Grader {
             Grader::OpenAi(grader) => grader.check().map_err(|why| format!("grader: {why}")),
         }
     }
+
+    /// The judges that it asks.
+    pub fn judges(&self) -> Vec<&str> {
+        match self {
+            Grader::Named(_) => vec![],
+            Grader::OpenAi(grader) => grader.judges(),
+        }
+    }
 }
 
 impl OpenAi {
+    fn judges(&self) -> Vec<&str> {
+        match self {
+            OpenAi::ScoreModel(grader) => vec![&grader.model],
+            OpenAi::Rubric(grader) => vec![&grader.model],
+            OpenAi::Multi { graders, .. } => graders.values().flat_map(OpenAi::judges).collect(),
+            OpenAi::StringCheck { .. } | OpenAi::TextSimilarity { .. } => vec![],
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
         match self {
             OpenAi::StringCheck { input, reference, .. } | OpenAi::TextSimilarity { input, reference, .. } => {
                 template::check(input).map_err(|why| format!("input: {why}"))?;
                 template::check(reference).map_err(|why| format!("reference: {why}"))
             }
+            OpenAi::ScoreModel(grader) => grader.check(),
+            OpenAi::Rubric(grader) => grader.check(),
             OpenAi::Multi {
                 graders,
                 calculate_output,

@@ -66,7 +66,7 @@ pub(super) async fn execute(
         return Ok(());
     };
     let claim = executor.claim;
-    let harness = Harness::new(trainer, id, &line, &config)?;
+    let harness = Harness::new(trainer, id, &line, &config).await?;
     let draws = Draws::new(trainer, &config, tasks).await?;
     tokio::select! {
         trained = train(&mut executor, draws, &config, &schedule, shutdown) => trained,

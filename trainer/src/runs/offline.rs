@@ -34,7 +34,7 @@ use crate::runs::grpo;
 use crate::runs::schedule::Schedule;
 use crate::runs::trainer::{Trainer, pause};
 use crate::runs::working::Begun;
-use crate::{select, uses};
+use crate::{judge, select, uses};
 use anyhow::Context;
 use futures::future;
 use ingest::payload;
@@ -160,6 +160,7 @@ async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     }
     select::sweep_expired(&trainer.pool).await?;
     uses::sweep_expired(&trainer.pool).await?;
+    judge::sweep_expired(&trainer.pool).await?;
     export::sweep(trainer).await
 }
 

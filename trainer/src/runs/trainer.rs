@@ -1,5 +1,6 @@
 //! What all runs of a trainer's process share.
 
+use crate::judge::Judges;
 use crate::options::Options;
 use crate::publish::{Publisher, QuantizedCopies};
 use crate::runs::working::Working;
@@ -53,6 +54,7 @@ pub(crate) struct Trainer {
     pub serve_url: String,
     /// Offline runs that are worked on.
     pub working: Working,
+    pub judges: Arc<Judges>,
 }
 
 impl Trainer {
@@ -72,6 +74,7 @@ impl Trainer {
             quantized: QuantizedCopies::new(&environment.quantized),
         };
         publisher.signing_keys().await.context("check the signing key")?;
+        let judges = Judges::new(&options.judge)?;
         let threads = options.threads.into();
         Ok(Trainer {
             arithmetic: Arithmetic::new(environment.compute, threads).context("trainer.threads")?,
@@ -81,6 +84,7 @@ impl Trainer {
             payloads: environment.payloads,
             publisher,
             producer,
+            judges: Arc::new(judges),
             serve_url: environment.serve_url.trim_end_matches('/').to_string(),
             working: Working::default(),
         })

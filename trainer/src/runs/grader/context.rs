@@ -1,6 +1,7 @@
 //! What graders work with, besides the sample.
 
 use super::error::{Cause, Error};
+use crate::judge::RunJudges;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
@@ -9,14 +10,21 @@ use tokio::sync::Semaphore;
 pub struct Context {
     /// Comparisons of long texts at once: one, because the engine needs the other cores.
     comparisons: Arc<Semaphore>,
+    judges: Option<RunJudges>,
 }
 
 impl Context {
-    #[expect(clippy::new_without_default, reason = "there is no default context of a run")]
-    pub fn new() -> Self {
+    /// `judges`: `None` if no grader asks one.
+    pub fn new(judges: Option<RunJudges>) -> Self {
         Context {
             comparisons: Arc::new(Semaphore::new(1)),
+            judges,
         }
+    }
+
+    pub(super) fn judges(&self) -> Result<&RunJudges, Error> {
+        let none = || Error::new(Cause::Failed, "there are no judges here");
+        self.judges.as_ref().ok_or_else(none)
     }
 
     /// Runs what keeps a core busy on a thread that may block.

@@ -18,6 +18,10 @@ pub enum Cause {
     Failed,
     /// The grader's answer is no reward.
     Invalid,
+    /// The run replays stored answers, and this one is not stored.
+    NotStored,
+    /// Another model answers than when the run began.
+    JudgeChanged,
 }
 
 impl Cause {
@@ -27,7 +31,14 @@ impl Cause {
             Cause::Timeout => "grade_timeout",
             Cause::Failed => "grade_failed",
             Cause::Invalid => "grade_invalid",
+            Cause::NotStored => "grade_not_stored",
+            Cause::JudgeChanged => "grade_judge_changed",
         }
+    }
+
+    /// Whether the run cannot go on, because no other rollout could be compared.
+    pub fn ends_the_run(self) -> bool {
+        self == Cause::JudgeChanged
     }
 }
 

@@ -62,14 +62,17 @@ impl OpenAi {
                     .compute(move || rapidfuzz::fuzz::ratio(input.chars(), reference.chars()))
                     .boxed()
             }
+            OpenAi::ScoreModel(grader) => async move { grader.grade(context.judges()?, sample).await }.boxed(),
+            OpenAi::Rubric(grader) => async move { grader.grade(context.judges()?, sample).await }.boxed(),
             OpenAi::Multi {
                 graders,
                 calculate_output,
                 ..
             } => async move {
-                let graded = graders
-                    .iter()
-                    .map(|(name, grader)| async move { Ok((name.as_str(), grader.grade(context, sample).await?)) });
+                let graded = graders.iter().map(|(name, grader)| async move {
+                    let reward = grader.grade(context, sample).await?;
+                    Ok::<_, Error>((name.as_str(), reward))
+                });
                 let rewards: Vec<(&str, f64)> = try_join_all(graded).await?;
                 let formula = formula(calculate_output, graders);
                 formula

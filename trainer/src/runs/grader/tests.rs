@@ -3,6 +3,7 @@ use serde_json::json;
 
 fn sample<'a>(text: &'a str, answer: &'a str) -> Sample<'a> {
     Sample {
+        generation: Uuid::nil(),
         id: "7",
         prompt: "1 + 1 =",
         answer,
@@ -17,7 +18,7 @@ fn read(grader: serde_json::Value) -> Result<Grader, String> {
 
 fn try_grade(grader: serde_json::Value, text: &str, answer: &str) -> Result<f64, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let (grader, context) = (read(grader).unwrap(), Context::new());
+    let (grader, context) = (read(grader).unwrap(), Context::new(None));
     runtime.block_on(grader.grade(&context, &sample(text, answer)))
 }
 
@@ -138,6 +139,36 @@ fn what_cannot_work_is_refused_with_the_field() {
             json!({"type": "string_check", "input": "a", "reference": "b", "operation": "eq", "case": 1}),
             "case",
         ),
+        (
+            json!({"type": "score_model", "model": "large", "input": []}),
+            "input: there must",
+        ),
+        (
+            json!({"type": "score_model", "model": "large", "input": [{"role": "user", "content": "{{ item.x }}"}]}),
+            "input[0]: `item.x`",
+        ),
+        (
+            json!({"type": "score_model", "model": "", "input": [{"role": "user", "content": "a"}]}),
+            "model: name a judge",
+        ),
+        (
+            json!({"type": "score_model", "model": "large", "range": [1, 1],
+                "input": [{"role": "user", "content": "a"}]}),
+            "range",
+        ),
+        (
+            json!({"type": "score_model", "model": "large", "sampling_params": {"top_p": 2},
+                "input": [{"role": "user", "content": "a"}]}),
+            "sampling_params.top_p",
+        ),
+        (
+            json!({"type": "rubric", "model": "large", "rubric": " "}),
+            "rubric: the text",
+        ),
+        (
+            json!({"type": "rubric", "model": "large", "rubric": "It greets.", "votes": 2}),
+            "votes must be odd",
+        ),
     ] {
         let refused = read(grader).unwrap_err();
         assert!(refused.starts_with("grader: ") && refused.contains(reason), "{refused}");
@@ -146,7 +177,17 @@ fn what_cannot_work_is_refused_with_the_field() {
 
 #[test]
 fn a_grader_is_kept_as_it_was_asked_for() {
-    for grader in [json!("contains"), string_check("eq"), similarity("{{item.id}}")] {
+    let score = json!({"type": "score_model", "name": "right", "model": "large", "range": [0.0, 1.0],
+        "input": [{"role": "user", "content": "{{ sample.output_text }}"}],
+        "sampling_params": {"temperature": 0.5, "seed": 1}});
+    let rubric = json!({"type": "rubric", "model": "large", "rubric": "It greets.", "votes": 3});
+    for grader in [
+        json!("contains"),
+        string_check("eq"),
+        similarity("{{item.id}}"),
+        score,
+        rubric,
+    ] {
         assert_eq!(serde_json::to_value(read(grader.clone()).unwrap()).unwrap(), grader);
     }
 }

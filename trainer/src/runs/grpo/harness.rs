@@ -11,7 +11,9 @@ use super::push;
 use crate::api::create::{Config, Environment};
 use crate::leases::{self, HARNESS_FAILED, HARNESS_TIMEOUT, Taken};
 use crate::runs::claim::Claim;
+use crate::judge::RunJudges;
 use crate::runs::grader;
+use crate::runs::offline::Failed;
 use crate::runs::trainer::Trainer;
 use anyhow::{Context, anyhow};
 use futures::stream::{FuturesUnordered, StreamExt};
@@ -39,6 +41,8 @@ const REQUEST_FAILED: &str = "request_failed";
 pub(super) struct Lost {
     pub code: &'static str,
     pub error: anyhow::Error,
+    /// No other rollout can have a reward either.
+    pub ends_the_run: bool,
 }
 
 impl From<anyhow::Error> for Lost {
@@ -46,6 +50,7 @@ impl From<anyhow::Error> for Lost {
         Lost {
             code: HARNESS_FAILED,
             error,
+            ends_the_run: false,
         }
     }
 }
@@ -62,14 +67,23 @@ pub(super) struct Harness<'a> {
 
 impl<'a> Harness<'a> {
     /// `line` is also the alias under which the fleet serves the run's head.
-    pub fn new(trainer: &'a Trainer, run: Uuid, line: &str, config: &'a Config) -> anyhow::Result<Self> {
+    /// Fails if a grader names a judge that there is not.
+    pub async fn new(trainer: &'a Trainer, run: Uuid, line: &str, config: &'a Config) -> anyhow::Result<Self> {
+        for name in config.grader.judges() {
+            if !trainer.judges.has(name) {
+                let reason = format!("grader: there is no [[trainer.judge]] {name:?} in the configuration of `train`");
+                return Err(Failed(reason).into());
+            }
+        }
+        let (pool, replay) = (trainer.pool.clone(), config.replay);
+        let judges = RunJudges::open(trainer.judges.clone(), pool, &trainer.policy, run, replay).await?;
         Ok(Harness {
             trainer,
             http: edge::tls::client().build().context("make an HTTP client")?,
             run,
             model: format!("{}@{line}", trainer.policy),
             config,
-            grading: grader::Context::new(),
+            grading: grader::Context::new(Some(judges)),
         })
     }
 
@@ -130,11 +144,13 @@ impl<'a> Harness<'a> {
             Err(Lost {
                 code: HARNESS_TIMEOUT,
                 error: anyhow!("it took longer than {} s", timeout.as_secs()),
+                ends_the_run: false,
             })
         });
         match ended {
             Ok(reward) => leases::reward(pool, id, reward).await?,
-            Err(Lost { code, error }) => {
+            Err(lost) if lost.ends_the_run => return Err(Failed(format!("{:#}", lost.error)).into()),
+            Err(Lost { code, error, .. }) => {
                 let reason = format!("task {}: {error:#}", taken.task_id).replace('\0', "");
                 leases::fail(pool, id, code, &reason).await?
             }
@@ -146,6 +162,7 @@ impl<'a> Harness<'a> {
         let failed = |error| Lost {
             code: REQUEST_FAILED,
             error,
+            ends_the_run: false,
         };
         let body = json!({
             "model": self.model,
@@ -154,9 +171,13 @@ impl<'a> Harness<'a> {
             "top_p": 1.0,
         });
         let answer = self.ask(taken, "completions", &body).await.map_err(failed)?;
-        let text = answer["choices"][0]["text"].as_str();
-        let text = text.ok_or_else(|| failed(anyhow!("the answer of the serving API has no text")))?;
+        let choice = &answer["choices"][0];
+        let generation = choice["generation_id"].as_str().and_then(|id| id.parse().ok());
+        let (Some(text), Some(generation)) = (choice["text"].as_str(), generation) else {
+            return Err(failed(anyhow!("the answer of the serving API has no text or no generation_id")));
+        };
         let sample = grader::Sample {
+            generation,
             id: &taken.task_id,
             prompt: &taken.prompt,
             answer: &taken.answer,
@@ -165,6 +186,7 @@ impl<'a> Harness<'a> {
         let grade = self.config.grader.grade(&self.grading, &sample).await;
         grade.map_err(|error| Lost {
             code: error.cause.code(),
+            ends_the_run: error.cause.ends_the_run(),
             error: error.into(),
         })
     }
