@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time as clock
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -27,6 +26,8 @@ from springtide._errors import ConflictError, ProblemError, SpringtideError
 from springtide._protocol import Request
 from springtide._retry import MAY_SUCCEED_LATER, REFUSED_FOR_NOW, Retries
 
+#: How long the server waits for a task before it says that there is none.
+WAIT_SECONDS = 20
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 #: A lease is renewed when this share of its time has passed.
 RENEW_AFTER = 1 / 3
@@ -78,7 +79,7 @@ class Run:
         """The run as `GET /v1/runs/{id}` shows it."""
         return _protocol.decoded(self._control.get(f"/v1/runs/{self.id}"), "status")
 
-    def leases(self, *, poll_seconds: float = 1.0) -> Iterator[Lease]:
+    def leases(self) -> Iterator[Lease]:
         """Leases until the run has ended. Waits while there is nothing to do.
 
         Each worker needs an iterator of its own. Enter a lease with `with` before you use it.
@@ -86,21 +87,17 @@ class Run:
         while True:
             try:
                 # a lease whose answer is lost expires by itself
-                answer = self._control.post(f"/v1/runs/{self.id}/leases", {}, repeatable=True)
+                answer = self._control.post(
+                    f"/v1/runs/{self.id}/leases", {"wait_seconds": WAIT_SECONDS}, repeatable=True
+                )
             except ConflictError:
                 if self.status()["status"] in ENDED:
                     return
                 raise
             if answer is not None:
                 yield Lease._of(answer, self._control)
-                continue
-            if self.status()["status"] in ENDED:
-                return
-            clock.sleep(poll_seconds)
 
-    def work(
-        self, agent: Callable[[Lease], float | None], *, workers: int = 1, poll_seconds: float = 1.0
-    ) -> None:
+    def work(self, agent: Callable[[Lease], float | None], *, workers: int = 1) -> None:
         """Does tasks on several threads until the run has ended.
 
         `agent` returns the reward, or gives it with `lease.reward`. If it raises an exception, that
@@ -111,7 +108,7 @@ class Run:
 
         def loop() -> None:
             try:
-                for lease in self.leases(poll_seconds=poll_seconds):
+                for lease in self.leases():
                     if failures.fatal is not None:
                         lease.fail("the harness stops")
                         return
@@ -159,8 +156,10 @@ class Lease:
     id: str
     #: The task as the run has it: `id`, `prompt`, and `answer` if there is one.
     task: dict[str, Any] = field(repr=False)
-    #: For `OpenAI(base_url=…)`. Whoever has it may ask as this attempt.
+    #: For `OpenAI(base_url=…)`: what is asked for there are the turns of this attempt.
     base_url: str = field(repr=False)
+    #: For `Anthropic(base_url=…)`.
+    anthropic_base_url: str = field(repr=False)
     #: The `model` of requests.
     model: str
     expires_at: datetime
@@ -175,6 +174,7 @@ class Lease:
             id=str(_member(answer, "id")),
             task=dict(_member(answer, "task")),
             base_url=str(_member(answer, "base_url")),
+            anthropic_base_url=str(_member(answer, "anthropic_base_url")),
             model=str(_member(answer, "model")),
             expires_at=_time(_member(answer, "expires_at")),
             _control=control,
@@ -182,19 +182,19 @@ class Lease:
 
     @property
     def api_key(self) -> str:
-        """For SDKs, which want a key. `base_url` says who asks."""
+        """For SDKs, which want one: the key of this client, if keys are required."""
         return self._control.api_key or "unused"
 
     def reward(self, value: float) -> None:
         """Ends the attempt with a reward. Sent again until the server has it."""
         self._end("reward", {"reward": float(value)})
 
-    def fail(self, reason: str) -> None:
-        """Ends the attempt without a reward. The run gives the task to somebody again.
+    def fail(self, reason: str, *, timed_out: bool = False) -> None:
+        """Ends the attempt without a reward, which is not a reward of 0. Another is offered in its place.
 
         `reason` is shown to people; put no text of the task into it.
         """
-        self._end("fail", {"reason": reason})
+        self._end("fail", {"reason": reason, "timed_out": timed_out})
 
     def renew(self) -> None:
         """Takes more time. `with` does this by itself."""
@@ -204,7 +204,6 @@ class Lease:
     def _end(self, how: str, body: dict[str, Any]) -> None:
         if self._ended:
             raise ValueError("this lease has ended: each gets one reward or one failure")
-        # an event that was read twice would be refused, so it counts as ended from here on
         self._ended = True
         self._control.post(f"/v1/leases/{self.id}/{how}", body, repeatable=True)
 
@@ -226,7 +225,7 @@ class Lease:
             raise NoReward(f"lease {self.id} was left without a reward: call lease.reward")
         try:
             # an exception's text may hold the task's
-            self.fail(kind.__name__)
+            self.fail(kind.__name__, timed_out=issubclass(kind, TimeoutError))
         except SpringtideError as refused:
             log.warning("lease %s: the failure was not accepted: %s", self.id, refused)
 

@@ -60,7 +60,6 @@ def work(
     *,
     workers: int = 4,
     sampling: Mapping[str, Any] | None = None,
-    poll_seconds: float = 1.0,
 ) -> None:
     """Does tasks of the run until it has ended. `sampling` are fields of each request, such as
     `max_tokens`.
@@ -69,17 +68,17 @@ def work(
     error leaves `work`.
     """
     by_key = {task.key: task for task in env.taskset}
-    asyncio.run(_work(run, env, by_key, workers, dict(sampling or {}), poll_seconds))
+    asyncio.run(_work(run, env, by_key, workers, dict(sampling or {})))
 
 
 async def _work(
-    run: Run, env: vf.Env[Any], by_key: dict[str, Any], workers: int, sampling: dict[str, Any], poll_seconds: float
+    run: Run, env: vf.Env[Any], by_key: dict[str, Any], workers: int, sampling: dict[str, Any]
 ) -> None:
     failures = 0
 
     async def worker() -> None:
         nonlocal failures
-        leases = run.leases(poll_seconds=poll_seconds)
+        leases = run.leases()
         while (lease := await asyncio.to_thread(_next, leases)) is not None:
             try:
                 await _attempt(lease, env, by_key, sampling)
