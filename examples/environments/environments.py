@@ -53,8 +53,8 @@ def one_answer(max_tokens: int) -> Callable[[OpenAI, str, Task], str]:
 ALL = {
     each.name: each
     for each in [
-        Environment("sums", sums, None, one_answer(8), sums.score, 0.4, 8),
-        Environment("shop", shop, shop.TOOLS, agent.play, shop.score, 0.3, 48),
-        Environment("functions", functions, None, one_answer(48), grade.score, 0.4, 48),
+        Environment("sums", sums, None, one_answer(8), sums.score, 0.45, 8),
+        Environment("shop", shop, shop.TOOLS, agent.play, shop.score, 0.2, 48),
+        Environment("functions", functions, None, one_answer(48), grade.score, 0.2, 48),
     ]
 }

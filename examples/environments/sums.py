@@ -18,9 +18,9 @@ NAME = "chain_sum"
 
 
 def make(rng: random.Random) -> Task:
-    """One task: two or three numbers of one or two digits."""
+    """One task: two or three numbers of one digit."""
     gym = reasoning_gym.create_dataset(
-        NAME, size=1, seed=rng.getrandbits(32), min_terms=2, max_terms=3, min_digits=1, max_digits=2
+        NAME, size=1, seed=rng.getrandbits(32), min_terms=2, max_terms=3, min_digits=1, max_digits=1
     )
     return {"prompt": gym[0]["question"], "answer": gym[0]["answer"]}
 

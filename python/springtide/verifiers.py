@@ -84,7 +84,7 @@ async def _work(
                 await _attempt(lease, env, by_key, sampling)
                 failures = 0
             except Exception as error:
-                log.warning("attempt %s failed: %s", lease.id, type(error).__name__)
+                log.warning("attempt %s failed: %s", lease.id, error if isinstance(error, EpisodeFailed) else type(error).__name__)
                 failures += 1
                 if failures >= FAILURES_MAX:
                     raise

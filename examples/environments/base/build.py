@@ -27,6 +27,7 @@ from splits import Split, draw
 
 #: Tokens of a window, also a little more than the longest transcript.
 CONTEXT = 256
+TRANSCRIPT_WEIGHT = 30.0
 END, START_TURN, END_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 VOCABULARY = json.loads((HERE / "config.json").read_text())["vocab_size"]
@@ -129,8 +130,8 @@ def pack(
 ) -> list[list[tuple[int, float]]]:
     """Windows of `CONTEXT` + 1 tokens with the weight of each. Transcripts are not cut.
 
-    What the assistant says weighs 2, which counts as the rest of a line in the held-out loss. The
-    other texts weigh nothing: the world decides them.
+    What the assistant says in a transcript has the same weight in all, however long it is. The other
+    texts weigh nothing: the world decides them.
     """
     end = tokenizer.convert_tokens_to_ids(END)
     windows: list[list[tuple[int, float]]] = [[]]
@@ -138,7 +139,8 @@ def pack(
         encoded = tokenizer.apply_chat_template(
             messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        slots = [(token, 2.0 * by_model) for token, by_model in zip(encoded["input_ids"], encoded["assistant_masks"])]
+        weight = TRANSCRIPT_WEIGHT / sum(encoded["assistant_masks"])
+        slots = [(token, weight * by_model) for token, by_model in zip(encoded["input_ids"], encoded["assistant_masks"])]
         if len(slots) > CONTEXT:
             raise ValueError(f"a transcript has {len(slots)} tokens, more than {CONTEXT}")
         if len(windows[-1]) + len(slots) > CONTEXT + 1:
