@@ -175,11 +175,11 @@ environments: setup ## install verifiers, reasoning-gym and the wheel of python/
 	@scripts/environments-venv.sh .springtide/environments-venv
 	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet test_verifiers.py
 
-agent-base: build ## train the model of the example environments into .springtide/agent (about 10 minutes on one idle core); STEPS=1000
+agent-base: build ## train the model of the example environments into .springtide/agent (about 10 minutes on one idle core); STEPS=700
 	@scripts/environments-venv.sh .springtide/environments-venv
 	$(ENVIRONMENTS) examples/environments/base/build.py base .springtide/agent
 	$(SPRINGTIDE) train sft --data .springtide/agent --out .springtide/agent/model --shape examples/environments/base/config.json \
-	  --batch 16 --steps $(or $(STEPS),1000)
+	  --batch 16 --steps $(or $(STEPS),700)
 
 bench-environments: stack vllm ## after agent-base: GRPO in the example environments beside TRL's, with base and supervised bound (hours; downloads vLLM, 3 GB); ARGS='shop --seeds 1 --steps 4 --every 2'
 	@scripts/environments-venv.sh .springtide/environments-venv $(VLLM)

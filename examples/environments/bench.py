@@ -75,7 +75,8 @@ def bound(args: argparse.Namespace, name: str) -> pathlib.Path:
     quiet(sys.executable, HERE / "base/build.py", "bound", data, name, "--tokenizer", args.base / "model")
     rates = ["--matrix-rate", "0.005", "--vector-rate", "0.0005"]
     steps = ["--steps", args.bound_steps, "--batch", 8]
-    quiet(args.springtide, "train", "sft", "--data", data, "--out", out, "--from", args.base / "model", *steps, *rates)
+    command = [args.springtide, "--config", CONFIG, "train", "sft", "--from", args.base / "model"]
+    quiet(*command, "--data", data, "--out", out, *steps, *rates)
     return out
 
 
