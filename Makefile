@@ -173,7 +173,7 @@ ENVIRONMENTS := .springtide/environments-venv/bin/python
 
 environments: setup ## install verifiers, reasoning-gym and the wheel of python/ into .springtide/environments-venv (200 MB to download), and test the adapter
 	@scripts/environments-venv.sh .springtide/environments-venv
-	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet test_verifiers.py
+	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet against_verifiers.py
 
 agent-base: build ## train the model of the example environments into .springtide/agent (about 10 minutes on one idle core); STEPS=700
 	@scripts/environments-venv.sh .springtide/environments-venv

@@ -1,4 +1,4 @@
-"""A small environment of `verifiers`, with a harness that needs no process. For `test_verifiers`."""
+"""A small environment of `verifiers`, with a harness that needs no process. For `against_verifiers`."""
 
 # mypy: ignore-errors
 

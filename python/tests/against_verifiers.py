@@ -1,5 +1,5 @@
 """Environments of `verifiers` on a run's leases: the real package, and a server that plays control and
-model. Skipped where the package is not installed (`make environments` installs it)."""
+model. `make environments` installs the package and runs this."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ import threading
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-import pytest
 from faulty_server import Answer, Server, serving
 
-from springtide import Run
-
-pytest.importorskip("verifiers.v1", reason="verifiers is not installed", exc_type=ImportError)
-
-from springtide import verifiers  # noqa: E402
+from springtide import Run, verifiers
 
 ENDED = Answer(409, {"type": "/problems/conflict", "title": "Conflict", "detail": "run r is succeeded"})
 
