@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-engines bench-gateway bench-mismatch bench-cuda bench-quant checkpoints parity demo learn base sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-engines bench-gateway bench-mismatch bench-cuda bench-quant checkpoints parity demo learn base agent-base environments bench-environments sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -168,6 +168,23 @@ base: build ## train the demo's base model again, into .springtide/base (about 4
 	$(SPRINGTIDE) corpus build --out .springtide/base
 	$(SPRINGTIDE) train sft --data .springtide/base --out .springtide/base/model
 	$(SPRINGTIDE) corpus evaluate --model .springtide/base/model
+
+ENVIRONMENTS := .springtide/environments-venv/bin/python
+
+environments: setup ## install verifiers, reasoning-gym and the wheel of python/ into .springtide/environments-venv (200 MB to download), and test the adapter
+	@scripts/environments-venv.sh .springtide/environments-venv
+	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet against_verifiers.py
+
+agent-base: build ## train the model of the example environments into .springtide/agent (about 10 minutes on one idle core); STEPS=700
+	@scripts/environments-venv.sh .springtide/environments-venv
+	$(ENVIRONMENTS) examples/environments/base/build.py base .springtide/agent
+	$(SPRINGTIDE) train sft --data .springtide/agent --out .springtide/agent/model --shape examples/environments/base/config.json \
+	  --batch 16 --steps $(or $(STEPS),700)
+
+bench-environments: stack vllm ## after agent-base: GRPO in the example environments beside TRL's, with base and supervised bound (hours; downloads vLLM, 3 GB); ARGS='shop --seeds 1 --steps 4 --every 2'
+	@scripts/environments-venv.sh .springtide/environments-venv $(VLLM)
+	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
+	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent $(ARGS)
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables
 	cargo test --locked --package model --features torch --test parity -- --nocapture --test-threads 1

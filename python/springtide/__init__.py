@@ -4,7 +4,8 @@
     choice = client.complete("fn main() {", user="ada").choices[0]
     client.feedback(choice, "accept", True)
 
-`Client` and `AsyncClient` talk to a running stack. `Checkpoint` and `Patch` read what its trainer
+`Client` and `AsyncClient` talk to a running stack. `Run` gives your agent the tasks of a training
+run, and `springtide.verifiers` does that for environments of `verifiers`. `Checkpoint` and `Patch` read what its trainer
 makes. `springtide.vllm` and `springtide.sglang` are the plugins that those engines load by
 themselves.
 """
@@ -24,6 +25,7 @@ from springtide._errors import (
     UnavailableError,
 )
 from springtide._retry import Retries, uuid7
+from springtide._runs import Lease, NoReward, Run
 from springtide._types import Choice, Chunk, Completion, EpisodeEnd, Feedback, Message, Retraction, Usage
 
 __all__ = [
@@ -40,13 +42,16 @@ __all__ = [
     "ConnectionFailed",
     "EpisodeEnd",
     "Feedback",
+    "Lease",
     "Message",
+    "NoReward",
     "NotFoundError",
     "Patch",
     "ProblemError",
     "RequestError",
     "Retraction",
     "Retries",
+    "Run",
     "SpringtideError",
     "StreamError",
     "Tensor",

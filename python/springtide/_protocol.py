@@ -17,17 +17,21 @@ from springtide._types import Choice, Chunk, Completion, Usage, Value
 
 @dataclass(frozen=True)
 class Request:
-    """One POST."""
+    """One POST, or one GET where there is no body."""
 
     url: str
     #: Texts of users.
-    body: dict[str, Any] = field(repr=False)
+    body: dict[str, Any] | None = field(repr=False)
     #: With the key.
     headers: dict[str, str] = field(repr=False)
     #: Statuses after which the same request is sent again.
     again: frozenset[int]
     #: Whether it may arrive twice.
     repeatable: bool
+
+    @property
+    def method(self) -> str:
+        return "GET" if self.body is None else "POST"
 
 
 @dataclass(frozen=True)

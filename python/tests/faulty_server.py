@@ -55,14 +55,21 @@ def serving(*answers: Answer) -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def do_GET(self) -> None:
+            self.answer(None)
+
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+        def answer(self, body: Any) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
             answer = server.take(Received(self.path, headers, body))
             self.close_connection = True
             if answer.hang_up:
                 return
             data = answer.stream if answer.stream is not None else json.dumps(answer.body).encode()
+            if answer.status == 204:
+                data = b""
             self.send_response(answer.status)
             self.send_header("connection", "close")
             self.send_header("content-length", str(len(data) + (100 if answer.cut_off else 0)))

@@ -19,6 +19,10 @@ pub struct Args {
     /// `config.json` with the model's shape [default: the demo's shape].
     #[arg(long, value_name = "FILE")]
     shape: Option<PathBuf>,
+    /// Train this Hugging Face folder further instead of a new model. Its tokenizer must have made
+    /// the windows.
+    #[arg(long, value_name = "DIR", conflicts_with = "shape")]
+    from: Option<PathBuf>,
     /// Optimizer updates.
     #[arg(long, default_value_t = 2000)]
     steps: usize,
@@ -41,19 +45,20 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<()> {
-        let config = match &self.shape {
-            Some(path) => {
+        let start = match (self.from, &self.shape) {
+            (Some(dir), _) => sft::Start::Model(dir),
+            (None, Some(path)) => {
                 let json = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-                ModelConfig::from_json(&json)?
+                sft::Start::Random(Box::new(ModelConfig::from_json(&json)?))
             }
-            None => demo_shape(),
+            (None, None) => sft::Start::Random(Box::new(demo_shape())),
         };
         let style = ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {elapsed}, {eta} to go")?;
         let bar = ProgressBar::new(self.steps as u64).with_style(style);
         let options = sft::Options {
             data: self.data,
             out: self.out.clone(),
-            config,
+            start,
             steps: self.steps,
             batch: self.batch,
             matrix_rate: self.matrix_rate,

@@ -18,6 +18,15 @@ use tch::{Kind, Tensor};
 
 pub use data::Windows;
 
+/// What a run begins with.
+#[derive(Debug, Clone)]
+pub enum Start {
+    /// Random weights of this shape, and the tokenizer's files of the data.
+    Random(Box<ModelConfig>),
+    /// A Hugging Face folder. The data must have been made with its tokenizer.
+    Model(PathBuf),
+}
+
 /// One supervised run.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -25,8 +34,8 @@ pub struct Options {
     pub data: PathBuf,
     /// Hugging Face folder to write.
     pub out: PathBuf,
-    /// Shape of the new model.
-    pub config: ModelConfig,
+    /// The model to train.
+    pub start: Start,
     pub steps: usize,
     /// Windows in one step.
     pub batch: usize,
@@ -56,7 +65,7 @@ pub struct HeldOut {
     pub rest: f64,
 }
 
-/// Trains from random weights and writes the folder. Returns the held-out loss of the weights as
+/// Trains and writes the folder. Returns the held-out loss of the weights as
 /// written (bf16).
 pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> anyhow::Result<HeldOut> {
     tch::set_num_threads(options.threads);
@@ -70,8 +79,8 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> anyhow::Res
         options.batch
     );
     let template = template(options)?;
-    let fresh = TrainModel::from_checkpoint(&template).context("build the new model")?;
-    let model = TrainModel::from_parameters(options.config.clone(), autograd::require_grad(fresh.parameters()))?
+    let fresh = TrainModel::from_checkpoint(&template).context("build the model")?;
+    let model = TrainModel::from_parameters(fresh.config().clone(), autograd::require_grad(fresh.parameters()))?
         .with_compute(Compute::Bf16);
     let mut optimizer = Optimizer::new(model.parameters(), options);
     for step in 0..options.steps {
@@ -92,9 +101,15 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> anyhow::Res
     evaluate(&checkpoint, &held_out)
 }
 
-/// A checkpoint with random weights and the tokenizer's files.
+/// The checkpoint that training begins with.
 fn template(options: &Options) -> anyhow::Result<Checkpoint> {
-    let mut checkpoint = autograd::random_checkpoint(&options.config, options.seed);
+    let config = match &options.start {
+        Start::Random(config) => config,
+        Start::Model(dir) => {
+            return Checkpoint::read_dir(dir).with_context(|| format!("read the model of {}", dir.display()));
+        }
+    };
+    let mut checkpoint = autograd::random_checkpoint(config, options.seed);
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         let path = options.data.join(name);
         let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;

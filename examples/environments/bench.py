@@ -1,0 +1,151 @@
+"""Whether runs improve the agent model: base, supervised bound, and the curves of Springtide's GRPO and
+of TRL's on held-out tasks. `make bench-environments` runs it beside a stack.
+
+Both trainers get the same base, tasks, number of rollouts, learning rate and temperature. Every
+checkpoint is measured by the same program, without a server. A point of a curve is the mean over
+seeds with Student's 95% interval; that of one seed has none.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from environments import ALL
+from measure import measure_folder, show
+
+CONTROL = "http://127.0.0.1:8032"
+CONFIG = HERE / "springtide.toml"
+#: Student's t at 97.5% by degrees of freedom.
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", default=list(ALL), metavar="NAME")
+    parser.add_argument("--springtide", type=pathlib.Path, required=True, help="the program")
+    parser.add_argument("--base", type=pathlib.Path, required=True, help="folder of `make agent-base`")
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="for checkpoints")
+    parser.add_argument("--json", type=pathlib.Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--every", type=int, default=20, help="steps between points of a curve")
+    parser.add_argument("--tasks-per-step", type=int, default=8)
+    parser.add_argument("--held-out", type=int, default=200, help="tasks")
+    parser.add_argument("--bound-steps", type=int, default=60, help="optimizer steps of the supervised bound")
+    args = parser.parse_args()
+    results = []
+    for name in args.names:
+        result = {"environment": name, "base": measured(args, name, args.base / "model", "base")}
+        result["bound"] = measured(args, name, bound(args, name), "supervised bound")
+        for trainer, train in [("springtide", springtide), ("trl", trl)]:
+            curves = []
+            for seed in range(1, args.seeds + 1):
+                started = time.monotonic()
+                folders = train(args, name, seed)
+                seconds = time.monotonic() - started
+                points = {
+                    step: measured(args, name, folder, f"{trainer} {seed}, step {step}")
+                    for step, folder in folders.items()
+                }
+                curves.append({"seed": seed, "seconds": seconds, "points": points})
+            result[trainer] = {"curves": curves, "mean": means(curves)}
+        results.append(result)
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps({"options": options(args), "environments": results}, indent=2) + "\n")
+    table(results)
+
+
+def measured(args: argparse.Namespace, name: str, folder: pathlib.Path, label: str) -> dict:
+    each = measure_folder(ALL[name], folder, args.held_out)
+    show(label, each)
+    return each
+
+
+def bound(args: argparse.Namespace, name: str) -> pathlib.Path:
+    """The base, trained on right solutions of the training tasks."""
+    data, out = args.work / f"{name}-bound-data", args.work / f"{name}-bound"
+    quiet(sys.executable, HERE / "base/build.py", "bound", data, name, "--tokenizer", args.base / "model")
+    rates = ["--matrix-rate", "0.005", "--vector-rate", "0.0005"]
+    steps = ["--steps", args.bound_steps, "--batch", 8]
+    command = [args.springtide, "--config", CONFIG, "train", "sft", "--from", args.base / "model"]
+    quiet(*command, "--data", data, "--out", out, *steps, *rates)
+    return out
+
+
+def springtide(args: argparse.Namespace, name: str, seed: int) -> dict[int, pathlib.Path]:
+    """Folders of the run's versions, by step."""
+    log = args.work / f"{name}-{seed}.json"
+    size = ["--steps", args.steps, "--tasks-per-step", args.tasks_per_step]
+    quiet(sys.executable, HERE / "harness.py", name, "--seed", seed, *size, "--json", log)
+    line = json.loads(log.read_text())["line"]
+    folders = {}
+    for version in versions(line):
+        if version["step"] in points(args):
+            folder = args.work / f"{name}-{seed}-step-{version['step']}"
+            quiet(args.springtide, "--config", CONFIG, "policy", "pull", version["serial"], folder)
+            folders[version["step"]] = folder
+    return dict(sorted(folders.items()))
+
+
+def versions(line: str) -> list[dict]:
+    with urllib.request.urlopen(f"{CONTROL}/v1/versions?line={line}&limit=200", timeout=60) as answer:
+        return json.load(answer)["data"]
+
+
+def trl(args: argparse.Namespace, name: str, seed: int) -> dict[int, pathlib.Path]:
+    """Folders of TRL's checkpoints, by step."""
+    out = args.work / f"{name}-{seed}-trl"
+    size = ["--steps", args.steps, "--every", args.every, "--tasks-per-step", args.tasks_per_step]
+    quiet(sys.executable, HERE / "trl_grpo.py", name, "--model", args.base / "model", "--out", out, "--seed", seed, *size)
+    return {step: out / f"checkpoint-{step}" for step in points(args)}
+
+
+def points(args: argparse.Namespace) -> list[int]:
+    return sorted({*range(args.every, args.steps + 1, args.every), args.steps})
+
+
+def means(curves: list[dict]) -> dict[int, dict]:
+    """Mean over seeds and half its 95% interval, by step."""
+    found = {}
+    for step in curves[0]["points"]:
+        values = [curve["points"][step]["success"] for curve in curves]
+        half = STUDENT[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+        found[step] = {"success": statistics.mean(values), "half": half}
+    return found
+
+
+def quiet(*command: object) -> None:
+    """Runs a program; its output is shown only if it fails."""
+    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        sys.exit(f"{command[:3]} failed:\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}")
+
+
+def options(args: argparse.Namespace) -> dict:
+    return {name: str(value) if isinstance(value, pathlib.Path) else value for name, value in vars(args).items()}
+
+
+def table(results: list[dict]) -> None:
+    for result in results:
+        base, most = result["base"], result["bound"]
+        print(f"\n{result['environment']}: base {base['success']:.1%}, supervised bound {most['success']:.1%}")
+        print("| step | Springtide | TRL |\n|---|---|---|")
+        for step, ours in result["springtide"]["mean"].items():
+            print(f"| {step} | {cell(ours)} | {cell(result['trl']['mean'][step])} |")
+
+
+def cell(point: dict) -> str:
+    half = "" if point["half"] is None else f" ± {100 * point['half']:.1f}"
+    return f"{100 * point['success']:.1f}{half} %"
+
+
+if __name__ == "__main__":
+    main()

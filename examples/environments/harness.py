@@ -1,0 +1,116 @@
+"""Lets the agents of the example environments play for a run until it has ended.
+
+    harness.py NAME [--seed 1] [--steps 30] [--json FILE]      makes the run, then plays for it
+
+`sums` goes through `verifiers`, `shop` is the agent of shop/agent.py with two lines changed, and
+`functions` asks once and runs the tests.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from openai import OpenAI
+
+import springtide
+from environments import ALL
+
+
+def play_sums(run: springtide.Run, size: int, workers: int) -> None:
+    """A `verifiers` environment as it is."""
+    import springtide.verifiers
+
+    env = springtide.verifiers.load("sums", size=size, environment=WITHOUT_A_PROCESS)
+    springtide.verifiers.work(run, env, workers=workers, sampling={"max_tokens": 8})
+
+
+#: A process for each answer would take longer than the answer.
+WITHOUT_A_PROCESS = {"agent": {"runtime": {"type": "subprocess"}, "harness": {"id": "one_answer"}}}
+
+
+def play_shop(run: springtide.Run, workers: int) -> None:
+    """The loop of shop/agent.py's main: other tasks, and two lines changed."""
+    from shop.agent import play
+    from shop.world import score
+
+    def attempt(lease: springtide.Lease) -> None:
+        client = OpenAI(base_url=lease.base_url, api_key=lease.api_key)
+        reply = play(client, lease.model, lease.task)
+        lease.reward(score(lease.task["answer"], reply))
+
+    run.work(attempt, workers=workers)
+
+
+def play_functions(run: springtide.Run, workers: int) -> None:
+    """One answer, whose tests are run in the sandbox of functions/grade.py."""
+    environment = ALL["functions"]
+
+    def attempt(lease: springtide.Lease) -> float:
+        client = OpenAI(base_url=lease.base_url, api_key=lease.api_key)
+        reply = environment.attempt(client, lease.model, lease.task)
+        return environment.score(lease.task["answer"], reply)
+
+    run.work(attempt, workers=workers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=list(ALL))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--tasks", type=int, default=512)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--tasks-per-step", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--json", type=pathlib.Path, help="where to write the run's end")
+    args = parser.parse_args()
+    os.environ.setdefault("SPRINGTIDE_CONTROL", "http://127.0.0.1:8032")
+    run = springtide.Run.create(
+        {
+            "kind": "grpo",
+            "environment": {"kind": "pull", "lease_seconds": 60},
+            "tasks": tasks(args.name, args.tasks),
+            "group_size": args.group_size,
+            "tasks_per_step": args.tasks_per_step,
+            "steps": args.steps,
+            "learning_rate": args.learning_rate,
+            "max_tokens": ALL[args.name].max_tokens,
+            "seed": args.seed,
+        }
+    )
+    print(f"run {run.id}", flush=True)
+    started = time.monotonic()
+    if args.name == "sums":
+        play_sums(run, args.tasks, args.workers)
+    elif args.name == "shop":
+        play_shop(run, args.workers)
+    else:
+        play_functions(run, args.workers)
+    status = run.status()
+    seconds = time.monotonic() - started
+    print(f"{status['status']} after {status['steps_done']} steps and {seconds:.0f} s on line {status['line']}")
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps({**status, "seconds": seconds}, indent=2) + "\n")
+    if status["status"] != "succeeded":
+        sys.exit(f"{status['status']}: {status.get('reason')}")
+
+
+def tasks(name: str, count: int) -> list[dict]:
+    """What the run gets. The environment of `verifiers` keeps its answers and names its tasks."""
+    if name != "sums":
+        return ALL[name].tasks("train", count)
+    import springtide.verifiers
+
+    return springtide.verifiers.tasks(springtide.verifiers.load("sums", size=count, environment=WITHOUT_A_PROCESS))
+
+
+if __name__ == "__main__":
+    main()
