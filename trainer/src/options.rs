@@ -4,6 +4,7 @@
 use crate::learn::advantage::{BaselineKind, Credit};
 use crate::learn::guards::Limits;
 use crate::learn::settings::StepSettings;
+use crate::runs::grader;
 use crate::select::caps::Caps;
 use anyhow::{anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -188,6 +189,8 @@ pub struct Offline {
     /// The run fails after this many draws of tasks in a row in which every group had equal rewards;
     /// default 20.
     pub empty_draws_max: u32,
+    /// Where graders in Python run.
+    pub sandbox: grader::SandboxOptions,
     /// Bounds that a step must keep to be published.
     pub guards: Limits,
 }
@@ -201,6 +204,7 @@ impl Default for Offline {
             requests_max: 4,
             grades_max: 16,
             empty_draws_max: 20,
+            sandbox: grader::SandboxOptions::default(),
             guards: Limits::default(),
         }
     }
@@ -279,6 +283,7 @@ impl Options {
             ("trainer.realtime.guards", self.realtime.guards.check()),
             ("trainer.realtime.caps", self.realtime.caps.check()),
             ("trainer.offline.guards", self.offline.guards.check()),
+            ("trainer.offline.sandbox", self.offline.sandbox.check()),
         ] {
             if let Err(why) = checked {
                 bail!("{section}.{why}");

@@ -2,13 +2,14 @@
 //! code. An environment is a separate program that posts feedback.
 //!
 //! A grader is a name (`"exact_match"`), or an object with the fields of [OpenAI's
-//! graders](https://platform.openai.com/docs/guides/graders): `string_check`, `text_similarity` and
-//! `multi`. `{{ item.prompt }}`, `{{ item.answer }}`, `{{ item.id }}` (of the task) and
+//! graders](https://platform.openai.com/docs/guides/graders): `string_check`, `text_similarity`,
+//! `python` and `multi`. `{{ item.prompt }}`, `{{ item.answer }}`, `{{ item.id }}` (of the task) and
 //! `{{ sample.output_text }}` (the completion) are replaced in the texts of an object.
 
 mod context;
 mod error;
 mod grade;
+mod python;
 mod template;
 
 use ingest::reward::Formula;
@@ -18,6 +19,7 @@ use std::collections::BTreeMap;
 
 pub use context::Context;
 pub use error::{Cause, Error};
+pub use python::{Options as SandboxOptions, Sandboxes};
 
 /// What is graded: a completion of a task.
 #[derive(Debug, Clone, Copy)]
@@ -67,6 +69,12 @@ pub enum OpenAi {
         input: String,
         reference: String,
         evaluation_metric: Similarity,
+    },
+    /// What the function `grade(sample, item)` of a source in Python returns, in a sandbox.
+    Python {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        source: String,
     },
     /// A number computed from the rewards of other graders, which have names.
     Multi {
@@ -133,6 +141,7 @@ impl OpenAi {
                 template::check(input).map_err(|why| format!("input: {why}"))?;
                 template::check(reference).map_err(|why| format!("reference: {why}"))
             }
+            OpenAi::Python { source, .. } => python::check(source),
             OpenAi::Multi {
                 graders,
                 calculate_output,

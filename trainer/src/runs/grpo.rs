@@ -82,7 +82,7 @@ pub(super) async fn execute(
         }
         None => None,
     };
-    let grading = grader::Context::new();
+    let grading = grader::Context::new(trainer.sandboxes.clone());
     let mut empty = Empty::default();
     while executor.steps_done < config.steps {
         if shutdown.is_cancelled() {

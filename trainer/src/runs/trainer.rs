@@ -2,6 +2,7 @@
 
 use crate::options::Options;
 use crate::publish::{Publisher, QuantizedCopies};
+use crate::runs::grader::Sandboxes;
 use anyhow::Context;
 use artifact::quant::Spec;
 use artifact::sign::SigningKey;
@@ -50,6 +51,8 @@ pub(crate) struct Trainer {
     pub publisher: Publisher,
     pub producer: Producer,
     pub serve_url: String,
+    /// Of all runs: in these, `python` graders run.
+    pub sandboxes: Arc<Sandboxes>,
 }
 
 impl Trainer {
@@ -71,6 +74,7 @@ impl Trainer {
         publisher.signing_keys().await.context("check the signing key")?;
         let threads = options.threads.into();
         Ok(Trainer {
+            sandboxes: Arc::new(Sandboxes::new(options.offline.sandbox.clone())),
             arithmetic: Arithmetic::new(environment.compute, threads).context("trainer.threads")?,
             options,
             policy: environment.policy,

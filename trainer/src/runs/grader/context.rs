@@ -1,6 +1,7 @@
 //! What graders work with, besides the sample.
 
 use super::error::{Cause, Error};
+use super::python::Sandboxes;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
@@ -9,13 +10,14 @@ use tokio::sync::Semaphore;
 pub struct Context {
     /// Comparisons of long texts at once: one, because the engine needs the other cores.
     comparisons: Arc<Semaphore>,
+    pub(super) sandboxes: Arc<Sandboxes>,
 }
 
 impl Context {
-    #[expect(clippy::new_without_default, reason = "there is no default context of a run")]
-    pub fn new() -> Self {
+    pub fn new(sandboxes: Arc<Sandboxes>) -> Self {
         Context {
             comparisons: Arc::new(Semaphore::new(1)),
+            sandboxes,
         }
     }
 

@@ -18,6 +18,8 @@ pub enum Cause {
     Failed,
     /// The grader's answer is no reward.
     Invalid,
+    /// The grader used more memory, or printed more, than it may.
+    Limit,
 }
 
 impl Cause {
@@ -27,6 +29,7 @@ impl Cause {
             Cause::Timeout => "grade_timeout",
             Cause::Failed => "grade_failed",
             Cause::Invalid => "grade_invalid",
+            Cause::Limit => "grade_limit",
         }
     }
 }
