@@ -211,7 +211,7 @@ bench-delta: ## sizes and speeds of deltas beside other codecs, on made pairs an
 	python3 scripts/chart_delta.py $(TARGET)/bench/delta.json $(TARGET)/bench/delta.svg
 
 bench-sandbox: setup ## sandboxes that start and end per second
-	cargo run --locked --release --package world --example bench_sandbox -- $(TARGET)/bench/sandbox.json
+	cargo run --locked --package world --example bench_sandbox -- $(TARGET)/bench/sandbox.json
 
 bench-quant: ## quantized copies: how much of them a step changes, and GB/s to make them; MIB=64 PAIRS=DIR
 	cargo bench --locked --package artifact --bench delta -- --quantised --mib $(or $(MIB),64) \

@@ -58,7 +58,7 @@ const ATTACKS: &[(&str, Outside, &str)] = &[
     ("sees folders of the host", Always, "return [p for p in ('/home', '/root', '/var', '/run', '/sys', '/boot') if os.path.exists(p)]"),
     ("changes its root", AsRoot, "pid = os.fork()\n if not pid:\n  try: os.chroot('.'); os._exit(0)\n  except OSError: os._exit(1)\n return os.waitpid(pid, 0)[1] == 0"),
     // processes
-    ("reads the environment of the host's first process", AsRoot, "return open('/proc/1/environ', 'rb').read()"),
+    ("reads the environment of the host's first process", NotTried, "return open('/proc/1/environ', 'rb').read()"),
     ("reads the environment of its parent", Always, "return open(f'/proc/{os.getppid()}/environ', 'rb').read()"),
     ("reads the memory of its parent", Always, "return open(f'/proc/{os.getppid()}/maps', 'rb').read(1)"),
     ("has variables of its parent", Always, "return set(os.environ) - {'PATH', 'HOME', 'LANG', 'LC_CTYPE', 'PWD', 'OLDPWD', 'SHLVL', '_'}"),
