@@ -81,8 +81,8 @@ impl Sandbox {
         })
     }
 
-    /// Runs the program to its end. All its processes have ended then, also those in the background, and
-    /// also if this future is dropped. Takes the limit of the wall clock and a few seconds at most.
+    /// Runs the program to its end. All its processes are killed then, also those in the background, and
+    /// also if this future is dropped; on a busy machine the kernel may need a moment to end them. Takes the limit of the wall clock and a few seconds at most.
     pub async fn run(&self, command: &Command) -> Result<Output, Error> {
         let _turn = self.running.acquire().await; // it is never closed
         let started = Instant::now();
