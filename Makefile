@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-engines bench-gateway bench-mismatch bench-cuda bench-quant checkpoints parity demo learn base agent-base environments bench-environments sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox checkpoints parity demo learn base agent-base environments bench-environments sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -226,6 +226,9 @@ bench-delta: ## sizes and speeds of deltas beside other codecs, on made pairs an
 	cargo bench --locked --package artifact --bench delta -- --programs --mib $(or $(MIB),64) --json $(abspath $(TARGET))/bench/delta.json \
 		$(if $(PAIRS),--pairs $(abspath $(PAIRS)))
 	python3 scripts/chart_delta.py $(TARGET)/bench/delta.json $(TARGET)/bench/delta.svg
+
+bench-sandbox: setup ## sandboxes that start and end per second
+	cargo run --locked --package world --example bench_sandbox -- $(TARGET)/bench/sandbox.json
 
 bench-quant: ## quantized copies: how much of them a step changes, and GB/s to make them; MIB=64 PAIRS=DIR
 	cargo bench --locked --package artifact --bench delta -- --quantised --mib $(or $(MIB),64) \

@@ -22,11 +22,12 @@ forbid() { # crate, features, packages…
 policy="artifact store model text"
 # shellcheck disable=SC2086
 {
-  forbid edge   ""    tch torch-sys ingest $policy trainer serving demo
-  forbid ingest ""    tch torch-sys $policy trainer serving demo
+  forbid edge   ""    tch torch-sys ingest $policy trainer serving demo world
+  forbid world  ""    tch torch-sys sqlx rdkafka edge ingest $policy trainer serving demo
+  forbid ingest ""    tch torch-sys $policy trainer serving demo world
 }
 for crate in $policy; do
-  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge ingest trainer serving demo
+  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge ingest trainer serving demo world
 done
 forbid artifact cuda  tokio futures reqwest hyper object_store tokenizers minijinja rand store model text
 forbid store    ""    sqlx axum rdkafka tokenizers minijinja model text
@@ -34,7 +35,7 @@ forbid model    torch sqlx axum rdkafka tokio object_store tokenizers minijinja 
 forbid text     ""    tokio object_store store model
 forbid trainer torch serving demo
 forbid trainer ""    tch torch-sys
-forbid serving ""    tch torch-sys trainer demo
+forbid serving ""    tch torch-sys trainer demo world
 # the wheel wraps `artifact` alone
 forbid springtide-python "" tokio futures reqwest hyper object_store sqlx axum rdkafka tch torch-sys store model text edge ingest trainer serving demo
 forbid report  ""    sqlx tokio reqwest demo

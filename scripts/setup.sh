@@ -28,6 +28,7 @@ has pkg-config || need pkg-config "finds OpenSSL"
 has python3 || need python3 "unpacks wheels"
 has_pip || need python3-pip "downloads wheels; nothing is installed with it"
 python3 -c "import ensurepip" 2>/dev/null || need python3-venv "makes the environment in which the wheel is tested"
+has bwrap || need bubblewrap "makes the sandboxes in which graders and their programs run"
 has mvn || need maven "downloads Apache Kafka"
 has java || need default-jre-headless "runs Maven and Apache Kafka"
 # Further programs that the calling command needs.

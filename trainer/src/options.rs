@@ -5,6 +5,7 @@ use crate::judge;
 use crate::learn::advantage::{BaselineKind, Credit};
 use crate::learn::guards::Limits;
 use crate::learn::settings::StepSettings;
+use crate::runs::grader;
 use crate::select::caps::Caps;
 use anyhow::{anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -196,6 +197,8 @@ pub struct Offline {
     /// The run fails after this many draws of tasks in a row in which every group had equal rewards;
     /// default 20.
     pub empty_draws_max: u32,
+    /// Where graders in Python run.
+    pub sandbox: grader::SandboxOptions,
     /// Bounds that a step must keep to be published.
     pub guards: Limits,
 }
@@ -209,6 +212,7 @@ impl Default for Offline {
             runs_max: 1,
             rollouts_max: 32,
             empty_draws_max: 20,
+            sandbox: grader::SandboxOptions::default(),
             guards: Limits::default(),
         }
     }
@@ -288,6 +292,7 @@ impl Options {
             ("trainer.realtime.guards", self.realtime.guards.check()),
             ("trainer.realtime.caps", self.realtime.caps.check()),
             ("trainer.offline.guards", self.offline.guards.check()),
+            ("trainer.offline.sandbox", self.offline.sandbox.check()),
         ] {
             if let Err(why) = checked {
                 bail!("{section}.{why}");

@@ -1,12 +1,14 @@
 //! Places apart from the rest of the machine, in which programs run that nobody trusts: what a policy
 //! wrote, and what grades it.
 
+pub mod process;
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A program to run in a world.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Command {
     /// The program and its arguments.
     pub program: Vec<String>,

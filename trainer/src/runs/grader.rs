@@ -3,12 +3,14 @@
 //!
 //! A grader is a name (`"exact_match"`), or an object with the fields of [OpenAI's
 //! graders](https://platform.openai.com/docs/guides/graders): `string_check`, `text_similarity`,
-//! `score_model` and `multi`; or a `rubric`, which is ours. `{{ item.prompt }}`, `{{ item.answer }}`, `{{ item.id }}` (of the task) and
+//! `python`, `score_model` and `multi`; or a `rubric`, which is ours. `{{ item.prompt }}`,
+//! `{{ item.answer }}`, `{{ item.id }}` (of the task) and
 //! `{{ sample.output_text }}` (the completion) are replaced in the texts of an object.
 
 mod context;
 mod error;
 mod grade;
+mod python;
 mod score;
 mod template;
 
@@ -20,6 +22,7 @@ use uuid::Uuid;
 
 pub use context::Context;
 pub use error::{Cause, Error};
+pub use python::{Options as SandboxOptions, Sandboxes};
 pub use score::{Rubric, ScoreModel};
 
 /// What is graded: a completion of a task.
@@ -77,6 +80,12 @@ pub enum OpenAi {
     ScoreModel(ScoreModel),
     /// Whether a judge finds that the completion meets a rubric, or how well.
     Rubric(Rubric),
+    /// What the function `grade(sample, item)` of a source in Python returns, in a sandbox.
+    Python {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        source: String,
+    },
     /// A number computed from the rewards of other graders, which have names.
     Multi {
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -161,6 +170,7 @@ impl OpenAi {
             }
             OpenAi::ScoreModel(grader) => grader.check(),
             OpenAi::Rubric(grader) => grader.check(),
+            OpenAi::Python { source, .. } => python::check(source),
             OpenAi::Multi {
                 graders,
                 calculate_output,

@@ -3,6 +3,7 @@
 use crate::judge::Judges;
 use crate::options::Options;
 use crate::publish::{Publisher, QuantizedCopies};
+use crate::runs::grader::Sandboxes;
 use crate::runs::working::Working;
 use anyhow::Context;
 use artifact::quant::Spec;
@@ -55,6 +56,8 @@ pub(crate) struct Trainer {
     /// Offline runs that are worked on.
     pub working: Working,
     pub judges: Arc<Judges>,
+    /// Of all runs: in these, `python` graders run.
+    pub sandboxes: Arc<Sandboxes>,
 }
 
 impl Trainer {
@@ -77,6 +80,7 @@ impl Trainer {
         let judges = Judges::new(&options.judge)?;
         let threads = options.threads.into();
         Ok(Trainer {
+            sandboxes: Arc::new(Sandboxes::new(options.offline.sandbox.clone())),
             arithmetic: Arithmetic::new(environment.compute, threads).context("trainer.threads")?,
             options,
             policy: environment.policy,

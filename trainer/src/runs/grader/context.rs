@@ -1,6 +1,7 @@
 //! What graders work with, besides the sample.
 
 use super::error::{Cause, Error};
+use super::python::Sandboxes;
 use crate::judge::RunJudges;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -11,14 +12,16 @@ pub struct Context {
     /// Comparisons of long texts at once: one, because the engine needs the other cores.
     comparisons: Arc<Semaphore>,
     judges: Option<RunJudges>,
+    pub(super) sandboxes: Arc<Sandboxes>,
 }
 
 impl Context {
     /// `judges`: `None` if no grader asks one.
-    pub fn new(judges: Option<RunJudges>) -> Self {
+    pub fn new(judges: Option<RunJudges>, sandboxes: Arc<Sandboxes>) -> Self {
         Context {
             comparisons: Arc::new(Semaphore::new(1)),
             judges,
+            sandboxes,
         }
     }
 

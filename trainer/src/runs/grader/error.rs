@@ -22,6 +22,8 @@ pub enum Cause {
     NotStored,
     /// Another model answers than when the run began.
     JudgeChanged,
+    /// The grader used more memory, or printed more, than it may.
+    Limit,
 }
 
 impl Cause {
@@ -33,6 +35,7 @@ impl Cause {
             Cause::Invalid => "grade_invalid",
             Cause::NotStored => "grade_not_stored",
             Cause::JudgeChanged => "grade_judge_changed",
+            Cause::Limit => "grade_limit",
         }
     }
 

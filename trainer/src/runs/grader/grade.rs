@@ -1,6 +1,6 @@
 //! From a sample to its reward.
 
-use super::{Cause, Context, Error, Grader, Named, OpenAi, Operation, Sample, Similarity, formula, template};
+use super::{Cause, Context, Error, Grader, Named, OpenAi, Operation, Sample, Similarity, formula, python, template};
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 
@@ -64,6 +64,7 @@ impl OpenAi {
             }
             OpenAi::ScoreModel(grader) => async move { grader.grade(context.judges()?, sample).await }.boxed(),
             OpenAi::Rubric(grader) => async move { grader.grade(context.judges()?, sample).await }.boxed(),
+            OpenAi::Python { source, .. } => python::grade(source, &context.sandboxes, sample).boxed(),
             OpenAi::Multi {
                 graders,
                 calculate_output,

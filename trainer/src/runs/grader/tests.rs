@@ -18,7 +18,7 @@ fn read(grader: serde_json::Value) -> Result<Grader, String> {
 
 fn try_grade(grader: serde_json::Value, text: &str, answer: &str) -> Result<f64, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let (grader, context) = (read(grader).unwrap(), Context::new(None));
+    let (grader, context) = (read(grader).unwrap(), Context::new(None, Arc::default()));
     runtime.block_on(grader.grade(&context, &sample(text, answer)))
 }
 
@@ -125,7 +125,11 @@ fn several_graders_are_put_together_by_an_expression() {
 fn what_cannot_work_is_refused_with_the_field() {
     for (grader, reason) in [
         (json!("bleu"), "bleu"),
-        (json!({"type": "python", "source": ""}), "python"),
+        (json!({"type": "python", "source": ""}), "source: "),
+        (
+            json!({"type": "python", "source": "def grade(sample, item): return 1", "image_tag": "a"}),
+            "image_tag",
+        ),
         (
             similarity("{{ item.reference_answer }}"),
             "input: `item.reference_answer`",

@@ -83,7 +83,7 @@ impl<'a> Harness<'a> {
             run,
             model: format!("{}@{line}", trainer.policy),
             config,
-            grading: grader::Context::new(Some(judges)),
+            grading: grader::Context::new(Some(judges), trainer.sandboxes.clone()),
         })
     }
 

@@ -1,0 +1,215 @@
+//! Grades by a function in Python, which runs in a sandbox: one process for each grade.
+//!
+//! What the grader runs in turn (a program that the policy wrote) can stop the grade, and can write
+//! files that the grader reads. It cannot write the grade if it runs in a process of its own.
+
+use super::{Cause, Error, Sample};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::sync::OnceLock;
+use std::time::Duration;
+use world::process::Sandbox;
+use world::{Command, Ended, Limit, Limits};
+
+/// Reads the sample and the item, calls `grade` and writes its number where nothing else is written.
+const HARNESS: &str = include_str!("harness.py");
+/// The grader's source, in the working directory.
+const FILE: &str = "grader.py";
+/// Of a source, as in OpenAI's interface.
+const SOURCE_BYTES: usize = 256 << 10;
+
+/// `[trainer.offline.sandbox]`: where `python` graders run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Largest number of sandboxes at a time, of all runs; default 2.
+    pub at_a_time: usize,
+    /// Of one grade, from start to end; default 10.
+    pub wall_seconds: u64,
+    /// Processor time of all processes of one grade; default 10.
+    pub cpu_seconds: u64,
+    /// Memory and files of all processes of one grade, MiB; default 256.
+    pub memory_mebibytes: u64,
+    /// Processes and threads of one grade at a time; default 32.
+    pub processes: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let limits = Limits::default();
+        Options {
+            at_a_time: 2,
+            wall_seconds: limits.wall.as_secs(),
+            cpu_seconds: limits.cpu.as_secs(),
+            memory_mebibytes: limits.memory_bytes >> 20,
+            processes: limits.processes,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses values with which nothing can run. The text begins with the field.
+    pub fn check(&self) -> Result<(), String> {
+        let positive = [
+            ("at_a_time", self.at_a_time >= 1),
+            ("wall_seconds", self.wall_seconds >= 1),
+            ("cpu_seconds", self.cpu_seconds >= 1),
+            ("memory_mebibytes", (16..=1 << 20).contains(&self.memory_mebibytes)),
+            ("processes", self.processes >= 1),
+        ];
+        match positive.iter().find(|(_, valid)| !valid) {
+            Some(("memory_mebibytes", _)) => Err("memory_mebibytes must be from 16 to 1048576".into()),
+            Some((name, _)) => Err(format!("{name} must be at least 1")),
+            None => Ok(()),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            wall: Duration::from_secs(self.wall_seconds),
+            cpu: Duration::from_secs(self.cpu_seconds),
+            memory_bytes: self.memory_mebibytes << 20,
+            processes: self.processes,
+            ..Limits::default()
+        }
+    }
+}
+
+/// The sandboxes of a trainer's process. The first grade that needs one finds out whether there can be any.
+#[derive(Debug, Default)]
+pub struct Sandboxes {
+    options: Options,
+    made: OnceLock<Result<Sandbox, String>>,
+}
+
+impl Sandboxes {
+    pub fn new(options: Options) -> Self {
+        Sandboxes {
+            options,
+            made: OnceLock::new(),
+        }
+    }
+
+    fn sandbox(&self) -> Result<&Sandbox, Error> {
+        let make = || Sandbox::new(self.options.at_a_time).map_err(|error| chain(&error));
+        let made = self.made.get_or_init(make);
+        made.as_ref().map_err(|why| Error::new(Cause::Failed, why.as_str()))
+    }
+}
+
+/// Refuses a source that cannot be a grader.
+pub(super) fn check(source: &str) -> Result<(), String> {
+    if !source.contains("def grade(") {
+        return Err("source: it needs a function `def grade(sample, item)`".into());
+    }
+    if source.len() > SOURCE_BYTES {
+        return Err(format!(
+            "source: it has {} bytes; {SOURCE_BYTES} are allowed",
+            source.len()
+        ));
+    }
+    Ok(())
+}
+
+/// The number that `grade(sample, item)` returns.
+pub(super) async fn grade(source: &str, sandboxes: &Sandboxes, sample: &Sample<'_>) -> Result<f64, Error> {
+    let command = Command {
+        program: ["/usr/bin/python3", "-I", "-c", HARNESS].map(str::to_owned).into(),
+        stdin: input(sample).to_string().into_bytes(),
+        files: [(FILE.to_owned(), source.as_bytes().to_vec())].into(),
+        limits: sandboxes.options.limits(),
+    };
+    let output = sandboxes.sandbox()?.run(&command).await;
+    let output = output.map_err(|error| Error::new(Cause::Failed, chain(&error)))?;
+    match output.ended {
+        Ended::Exited(0) => reward(&output.stdout),
+        Ended::Exceeded(limit) => Err(exceeded(limit, &sandboxes.options)),
+        Ended::Exited(status) => Err(failed(format!("it ended with status {status}"))),
+        Ended::Signalled(signal) => Err(failed(format!("it ended by signal {signal}"))),
+    }
+}
+
+/// With the names of OpenAI's interface. `output_json` is there if the completion is JSON.
+fn input(sample: &Sample<'_>) -> serde_json::Value {
+    let mut given = json!({
+        "sample": {"output_text": sample.text},
+        "item": {"id": sample.id, "prompt": sample.prompt, "answer": sample.answer},
+    });
+    if let Ok(value) = serde_json::from_str::<serde_json::Value>(sample.text) {
+        given["sample"]["output_json"] = value;
+    }
+    given
+}
+
+/// What the harness writes.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Reward(f64),
+    /// The type of what was returned.
+    NoNumber(String),
+    /// The type of an exception and its line. Its text may quote the completion.
+    Raised(String),
+}
+
+fn reward(stdout: &[u8]) -> Result<f64, Error> {
+    match serde_json::from_slice(stdout) {
+        Ok(Answer::Reward(reward)) if reward.is_finite() => Ok(reward),
+        Ok(Answer::Reward(_)) => Err(invalid("a number that is not finite")),
+        Ok(Answer::NoNumber(kind)) => Err(invalid(format!("no finite number: {}", word(&kind)))),
+        Ok(Answer::Raised(what)) => Err(failed(format!("it raised {}", word(&what)))),
+        Err(_) => Err(failed("it ended without a grade")),
+    }
+}
+
+/// Names of types come from the grader: their start, without control characters.
+fn word(text: &str) -> String {
+    text.chars().filter(|letter| !letter.is_control()).take(100).collect()
+}
+
+fn exceeded(limit: Limit, options: &Options) -> Error {
+    let section = "trainer.offline.sandbox";
+    match limit {
+        Limit::Wall => Error::new(
+            Cause::Timeout,
+            format!(
+                "the python grader took more than {section}.wall_seconds = {}",
+                options.wall_seconds
+            ),
+        ),
+        Limit::Cpu => Error::new(
+            Cause::Timeout,
+            format!(
+                "the python grader computed for more than {section}.cpu_seconds = {}",
+                options.cpu_seconds
+            ),
+        ),
+        Limit::Memory => Error::new(
+            Cause::Limit,
+            format!(
+                "the python grader used more than {section}.memory_mebibytes = {}",
+                options.memory_mebibytes
+            ),
+        ),
+        Limit::Output => Error::new(Cause::Limit, "the python grader printed more than 64 KiB"),
+    }
+}
+
+fn failed(why: impl std::fmt::Display) -> Error {
+    Error::new(Cause::Failed, format!("the python grader failed: {why}"))
+}
+
+fn invalid(why: impl std::fmt::Display) -> Error {
+    Error::new(Cause::Invalid, format!("the python grader returned {why}"))
+}
+
+/// The error with its causes.
+fn chain(error: &world::process::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;
