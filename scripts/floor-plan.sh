@@ -23,6 +23,7 @@ policy="artifact store model text"
 # shellcheck disable=SC2086
 {
   forbid edge   ""    tch torch-sys ingest $policy trainer serving demo
+  forbid world  ""    tch torch-sys ingest $policy trainer serving demo
   forbid ingest ""    tch torch-sys $policy trainer serving demo
 }
 for crate in $policy; do

@@ -1,6 +1,11 @@
 //! Places apart from the rest of the machine, in which programs run that nobody trusts: what a policy
 //! wrote, and what grades it.
 
+pub mod provider;
+pub mod remote;
+pub mod service;
+pub mod vm;
+
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
