@@ -302,6 +302,26 @@ test-engines: sglang ## the tests of python/ with torch, and the contract tests 
 test-clients: stack vllm ## SDKs, evaluators and coding agents against a running Springtide (PyPI and npm, 600 MB; evaluators share vLLM's torch, 3 GB); KINDS='sdk evaluators agents'
 	scripts/test-clients.sh $(SPRINGTIDE) models/demo-base .springtide/clients $(VLLM) $(KINDS)
 
+# --- worlds: virtual machines for rollouts ---
+
+WORLD_IMAGE := .springtide/world-image
+# What runs their processors: kvm where the processor virtualizes, else tcg (emulation, slower).
+ACCELERATOR := $(if $(shell grep -m1 -owE 'vmx|svm' /proc/cpuinfo),kvm,tcg)
+
+world-image: stack ## build the image of microVM worlds (kernel, Postgres, Python, agent) into .springtide/world-image, without root (70 MB to download, 180 MB on disk); PACKAGES='more Debian packages'
+	scripts/setup.sh mke2fs
+	scripts/world-image.sh $(WORLD_IMAGE) $(wildcard .stack/postgres-*) $(PACKAGES)
+
+test-world: world-image ## microVM worlds: forks diverge, limits hold, escapes fail, nothing outlives its owner (5 minutes); ACCELERATOR=tcg
+	scripts/setup.sh qemu-system-x86_64 bwrap
+	SPRINGTIDE_WORLD_IMAGE=$(abspath $(WORLD_IMAGE)) SPRINGTIDE_WORLD_ACCELERATOR=$(ACCELERATOR) \
+	  cargo test --locked --package world --test worlds -- --ignored --nocapture
+
+bench-world: world-image ## cold and warm starts per second of microVM worlds, memory per fork; ACCELERATOR=tcg ARGS='--cold 3 --warm 30 --alive 8'
+	scripts/setup.sh qemu-system-x86_64 bwrap
+	cargo bench --locked --profile dev --package world --bench world -- --image $(abspath $(WORLD_IMAGE)) --accelerator $(ACCELERATOR) \
+	  --json $(abspath $(TARGET))/bench/world.json $(ARGS)
+
 bench-attacks: stack ## what honest traffic notices of slow connections, floods, poison, wrong clocks, transactions (8 minutes); SECONDS=20 RATE=100 CONNECTIONS=2000 CONNECTIONS_MAX=1000 CASES='slow bodies; random keys'
 	cargo build --locked --release --package springtide --no-default-features
 	SPRINGTIDE_ATTACKS_PROGRAM=$(abspath $(TARGET))/release/springtide SPRINGTIDE_ATTACKS_CASES="$(or $(CASES),all)" \

@@ -33,7 +33,13 @@ has mvn || need maven "downloads Apache Kafka"
 has java || need default-jre-headless "runs Maven and Apache Kafka"
 # Further programs that the calling command needs.
 for extra in "$@"; do
-  has "$extra" || need "$extra" "needed by this command"
+  package=$extra # most have the name of their package
+  case $extra in
+    bwrap) package=bubblewrap ;;
+    mke2fs) package=e2fsprogs ;;
+    qemu-system-x86_64) package=qemu-system-x86 ;;
+  esac
+  has "$extra" || need "$package" "needed by this command"
 done
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need ca-certificates "verifies downloads"
 

@@ -61,6 +61,7 @@ pub struct Config {
     pub spool: ingest::spool::Options,
     pub relay: serving::relay::Options,
     pub follow: serving::sidecar::Options,
+    pub world: world::service::Options,
     pub trainer: trainer::Options,
 }
 
@@ -136,6 +137,8 @@ pub struct ConnectionsMax {
     pub relay: usize,
     /// Default: 1024.
     pub follow: usize,
+    /// Default: 1024.
+    pub world: usize,
 }
 
 /// A role that listens.
@@ -147,6 +150,7 @@ pub enum Part {
     Train,
     Relay,
     Follow,
+    World,
 }
 
 impl Part {
@@ -159,6 +163,7 @@ impl Part {
             Self::Train => "train",
             Self::Relay => "relay",
             Self::Follow => "follow",
+            Self::World => "world",
         }
     }
 
@@ -246,7 +251,7 @@ impl PostgresUrls {
             Part::Ingest => self.ingest.as_ref(),
             Part::Control => self.control.as_ref(),
             Part::Train => self.train.as_ref(),
-            Part::Relay | Part::Follow => None,
+            Part::Relay | Part::Follow | Part::World => None,
         }
     }
 
@@ -321,6 +326,7 @@ impl Default for Config {
             spool: ingest::spool::Options::default(),
             relay: serving::relay::Options::default(),
             follow: serving::sidecar::Options::default(),
+            world: world::service::Options::default(),
             trainer: trainer::Options::default(),
         }
     }
@@ -366,6 +372,7 @@ impl Default for ConnectionsMax {
             train: 128,
             relay: 1024,
             follow: 1024,
+            world: 1024,
         }
     }
 }
@@ -379,6 +386,7 @@ impl ConnectionsMax {
             Part::Train => self.train,
             Part::Relay => self.relay,
             Part::Follow => self.follow,
+            Part::World => self.world,
         }
     }
 }
@@ -498,6 +506,7 @@ impl Config {
             &mut self.stack.cache,
             &mut self.serve.state_dir,
             &mut self.follow.state_dir,
+            &mut self.world.machine.image,
         ] {
             *path = config_dir.join(&*path);
         }
@@ -620,6 +629,7 @@ impl Config {
             Part::Train => self.listen.train,
             Part::Relay => self.relay.listen,
             Part::Follow => self.follow.listen,
+            Part::World => self.world.listen,
         }
     }
 

@@ -107,6 +107,20 @@ where
     }
 }
 
+pub fn delete<S, T, H>(handler: H) -> Endpoint<S>
+where
+    S: Clone + Send + Sync + 'static,
+    T: 'static,
+    H: Handler<T, S>,
+{
+    Endpoint {
+        method: "delete",
+        router: routing::delete(handler),
+        body_bytes_max: BODY_BYTES_MAX,
+        errors: Errors::Problem,
+    }
+}
+
 impl<S: Clone + Send + Sync + 'static> Endpoint<S> {
     /// The largest body that it reads, instead of 2 MiB.
     #[must_use]

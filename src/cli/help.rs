@@ -11,7 +11,9 @@ pub const VERSION: &str = env!("SPRINGTIDE_VERSION");
 const GROUPS: [(&str, &[&str]); 5] = [
     (
         "Run it",
-        &["up", "serve", "follow", "ingest", "control", "train", "relay", "demo"],
+        &[
+            "up", "serve", "follow", "ingest", "control", "train", "relay", "world", "demo",
+        ],
     ),
     ("Release", &["release", "policy"]),
     ("Training", &["run", "dataset", "corpus"]),

@@ -29,6 +29,7 @@ mod tide;
 mod train;
 mod up;
 mod values;
+mod world;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -87,6 +88,10 @@ enum Command {
     ///
     /// Example: springtide follow --engine vllm --engine-url unix:/run/vllm.sock
     Follow(follow::Args),
+    /// Role: virtual machines in which rollouts run programs, forked from one snapshot.
+    ///
+    /// Example: make world-image && springtide world
+    World(world::Args),
     /// Role: one API for runs, versions, releases and the fleet.
     Control(control::Args),
     /// Role: execute training runs. `train sft` trains a model here, without the stack.
@@ -227,7 +232,7 @@ impl Command {
             // They make the keys, or come before them.
             Self::Key(_) | Self::Audit(_) | Self::Sampler(_) | Self::Tenant(_) | Self::Migrate(_) => false,
             // They need no role of this configuration.
-            Self::Relay(_) | Self::Follow(_) => false,
+            Self::Relay(_) | Self::Follow(_) | Self::World(_) => false,
             Self::Ingest(args) => args.spool.is_none(),
             _ => true,
         }
@@ -250,6 +255,7 @@ impl Command {
             Self::Ingest(_) => Process::Role("ingest"),
             Self::Relay(_) => Process::Role("relay"),
             Self::Follow(_) => Process::Role("follow"),
+            Self::World(_) => Process::Role("world"),
             Self::Control(_) => Process::Role("control"),
             #[cfg(feature = "torch")]
             Self::Train(train::Args { command: None }) => Process::Role("train"),
@@ -268,6 +274,7 @@ impl Command {
             Self::Ingest(args) => args.run(app).await?,
             Self::Relay(args) => args.run(app).await?,
             Self::Follow(args) => args.run(app).await?,
+            Self::World(args) => args.run(app).await?,
             Self::Control(args) => args.run(app).await?,
             #[cfg(feature = "torch")]
             Self::Train(args) => args.run(app).await?,

@@ -14,6 +14,7 @@ impl Config {
         self.spool.check()?;
         self.relay.check()?;
         self.follow.check()?;
+        self.world.check()?;
         self.auth.limits.check()?;
         self.serve.check()?;
         self.stack.vllm.check()?;
@@ -126,6 +127,7 @@ impl Config {
             ("train", max.train),
             ("relay", max.relay),
             ("follow", max.follow),
+            ("world", max.world),
         ] {
             ensure!(
                 (8..=1_000_000).contains(&max),

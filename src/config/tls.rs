@@ -43,6 +43,8 @@ pub struct Tls {
     pub relay: Option<ServerOptions>,
     /// For this role instead of `cert`, `key` and `client_ca`.
     pub follow: Option<ServerOptions>,
+    /// For this role instead of `cert`, `key` and `client_ca`.
+    pub world: Option<ServerOptions>,
 }
 
 impl Tls {
@@ -55,6 +57,7 @@ impl Tls {
             Part::Train => &self.train,
             Part::Relay => &self.relay,
             Part::Follow => &self.follow,
+            Part::World => &self.world,
         };
         let common = || {
             Some(ServerOptions {
@@ -103,6 +106,7 @@ impl Tls {
             &mut self.train,
             &mut self.relay,
             &mut self.follow,
+            &mut self.world,
         ];
         for listener in own.into_iter().flatten() {
             for path in [&mut listener.cert, &mut listener.key]

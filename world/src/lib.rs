@@ -2,6 +2,10 @@
 //! wrote, and what grades it.
 
 pub mod process;
+pub mod provider;
+pub mod remote;
+pub mod service;
+pub mod vm;
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
