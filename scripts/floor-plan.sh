@@ -23,7 +23,7 @@ policy="artifact store model text"
 # shellcheck disable=SC2086
 {
   forbid edge   ""    tch torch-sys ingest $policy trainer serving demo world
-  forbid world  ""    tch torch-sys sqlx rdkafka ingest $policy trainer serving demo
+  forbid world  ""    tch torch-sys rdkafka ingest $policy trainer serving demo
   forbid ingest ""    tch torch-sys $policy trainer serving demo world
 }
 for crate in $policy; do

@@ -9,9 +9,9 @@
 
 use super::push;
 use crate::api::create::{Config, Environment};
+use crate::judge::RunJudges;
 use crate::leases::{self, HARNESS_FAILED, HARNESS_TIMEOUT, Taken};
 use crate::runs::claim::Claim;
-use crate::judge::RunJudges;
 use crate::runs::grader;
 use crate::runs::offline::Failed;
 use crate::runs::trainer::Trainer;
@@ -174,7 +174,9 @@ impl<'a> Harness<'a> {
         let choice = &answer["choices"][0];
         let generation = choice["generation_id"].as_str().and_then(|id| id.parse().ok());
         let (Some(text), Some(generation)) = (choice["text"].as_str(), generation) else {
-            return Err(failed(anyhow!("the answer of the serving API has no text or no generation_id")));
+            return Err(failed(anyhow!(
+                "the answer of the serving API has no text or no generation_id"
+            )));
         };
         let sample = grader::Sample {
             generation,
