@@ -158,7 +158,7 @@ impl OpenAi {
             OpenAi::ScoreModel(grader) => vec![&grader.model],
             OpenAi::Rubric(grader) => vec![&grader.model],
             OpenAi::Multi { graders, .. } => graders.values().flat_map(OpenAi::judges).collect(),
-            OpenAi::StringCheck { .. } | OpenAi::TextSimilarity { .. } => vec![],
+            OpenAi::StringCheck { .. } | OpenAi::TextSimilarity { .. } | OpenAi::Python { .. } => vec![],
         }
     }
 

@@ -1,5 +1,6 @@
 use super::*;
 use serde_json::json;
+use std::sync::Arc;
 
 fn sample<'a>(text: &'a str, answer: &'a str) -> Sample<'a> {
     Sample {
