@@ -19,7 +19,7 @@ pub mod caps;
 mod context;
 pub(crate) mod provenance;
 mod queue;
-pub(crate) mod rollouts;
+pub mod rollouts;
 mod row;
 
 use crate::learn::advantage::Credit;
