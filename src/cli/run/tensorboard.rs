@@ -43,8 +43,9 @@ struct Summary {
 struct Scalar {
     #[prost(string, tag = "1")]
     tag: String,
-    #[prost(float, tag = "2")]
-    simple_value: f32,
+    /// One of several kinds of values, so it is written also where it is 0.
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
 }
 
 /// Writes the points of a run into a folder. Returns the file, which has the run's id in its name.
@@ -81,7 +82,7 @@ fn file(created: f64, points: &[Value]) -> anyhow::Result<Vec<u8>> {
         let scalars = curve::scalars(point).into_iter();
         let value = scalars.map(|(tag, value)| Scalar {
             tag,
-            simple_value: value as f32,
+            simple_value: Some(value as f32),
         });
         let event = Event {
             wall_time: seconds(&point["committed_at"])?,
@@ -146,14 +147,14 @@ mod tests {
     #[test]
     fn a_file_has_the_bytes_that_tensorboards_own_writer_gives() {
         let point = json!({
-            "step": 3, "loss": 0.5, "reward_mean": -0.25, "committed_at": "2026-11-25T12:00:00.5Z",
+            "step": 3, "loss": 0.5, "kl": 0, "reward_mean": -0.25, "committed_at": "2026-11-25T12:00:00.5Z",
         });
         let bytes = file(1.0, &[point]).unwrap();
         // `RecordWriter` of the package tensorboard 2.21.0 with the same two events
         let expected = concat!(
             "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a",
-            "2e00000000000000c5cb57fa0900002070b3c1da4110032a210a0b0a046c6f7373150000003f0a120a0b",
-            "7265776172642f6d65616e15000080be95aad50d",
+            "39000000000000008b0737f10900002070b3c1da4110032a2c0a0b0a046c6f7373150000003f0a090a02",
+            "6b6c15000000000a120a0b7265776172642f6d65616e15000080be59c5551e",
         );
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, expected);
