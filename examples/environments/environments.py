@@ -35,6 +35,8 @@ class Environment:
     care: float
     #: The longest answer in tokens.
     max_tokens: int
+    #: What the model says in a usual attempt, tokens. The base's training weighs environments by it.
+    usual_tokens: int
 
     def tasks(self, split: Split, count: int, seed: int = 1) -> list[Task]:
         """Different tasks of a split."""
@@ -53,8 +55,8 @@ def one_answer(max_tokens: int) -> Callable[[OpenAI, str, Task], str]:
 ALL = {
     each.name: each
     for each in [
-        Environment("sums", sums, None, one_answer(8), sums.score, 0.45, 8),
-        Environment("shop", shop, shop.TOOLS, agent.play, shop.score, 0.2, 48),
-        Environment("functions", functions, None, one_answer(48), grade.score, 0.2, 48),
+        Environment("sums", sums, None, one_answer(8), sums.score, 0.45, 8, 3),
+        Environment("shop", shop, shop.TOOLS, agent.play, shop.score, 0.2, 48, 50),
+        Environment("functions", functions, None, one_answer(48), grade.score, 0.2, 48, 19),
     ]
 }

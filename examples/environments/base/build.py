@@ -27,9 +27,13 @@ from splits import Split, draw
 
 #: Tokens of a window, also a little more than the longest transcript.
 CONTEXT = 256
+#: Of what the assistant says in a transcript of usual length. It is the same for each environment, and
+#: each token of an environment weighs the same: else short mistakes would be learned before long work.
 TRANSCRIPT_WEIGHT = 30.0
 END, START_TURN, END_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+#: An environment's name and a conversation.
+Transcript = tuple[str, list[dict]]
 VOCABULARY = json.loads((HERE / "config.json").read_text())["vocab_size"]
 
 
@@ -65,15 +69,15 @@ def main() -> None:
 
 def transcripts(
     name: str, split: Split, count: int, rng: random.Random, care: float | None = None
-) -> Iterator[tuple[list[dict], list | None]]:
-    """Conversations with their tools. Those of a bound are of `count` different tasks."""
+) -> Iterator[Transcript]:
+    """Conversations in an environment. Those of a bound are of `count` different tasks."""
     environment = ALL[name]
     tasks = draw(split, 1, environment.world.make)
     for task in environment.tasks(split, count) if split == "train" else (next(tasks) for _ in range(count)):
-        yield environment.world.demonstration(task, rng, environment.care if care is None else care), environment.tools
+        yield name, environment.world.demonstration(task, rng, environment.care if care is None else care)
 
 
-def train_tokenizer(made: list[tuple[list[dict], list | None]]) -> PreTrainedTokenizerFast:
+def train_tokenizer(made: list[Transcript]) -> PreTrainedTokenizerFast:
     """Byte-level BPE with digits apart, which makes sums easier to learn."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -90,7 +94,8 @@ def train_tokenizer(made: list[tuple[list[dict], list | None]]) -> PreTrainedTok
     )
     wrapped = wrap(tokenizer)
     texts = (
-        wrapped.apply_chat_template(messages, tools=tools, tokenize=False) for messages, tools in made[:: len(made) // 6000 or 1]
+        wrapped.apply_chat_template(messages, tools=ALL[name].tools, tokenize=False)
+        for name, messages in made[:: len(made) // 6000 or 1]
     )
     plain = (text.replace(CALL, " ").replace(CALL_END, " ") for text in texts)
     tokenizer.train_from_iterator(plain, trainer)
@@ -125,21 +130,19 @@ def write_tokenizer(out: pathlib.Path, tokenizer: PreTrainedTokenizerFast) -> No
     (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 
-def pack(
-    tokenizer: PreTrainedTokenizerFast, made: list[tuple[list[dict], list | None]]
-) -> list[list[tuple[int, float]]]:
+def pack(tokenizer: PreTrainedTokenizerFast, made: list[Transcript]) -> list[list[tuple[int, float]]]:
     """Windows of `CONTEXT` + 1 tokens with the weight of each. Transcripts are not cut.
 
-    What the assistant says in a transcript has the same weight in all, however long it is. The other
+    What the assistant says weighs as its environment's share asks (`TRANSCRIPT_WEIGHT`). The other
     texts weigh nothing: the world decides them.
     """
     end = tokenizer.convert_tokens_to_ids(END)
     windows: list[list[tuple[int, float]]] = [[]]
-    for messages, tools in made:
+    for name, messages in made:
         encoded = tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            messages, tools=ALL[name].tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        weight = TRANSCRIPT_WEIGHT / sum(encoded["assistant_masks"])
+        weight = TRANSCRIPT_WEIGHT / ALL[name].usual_tokens
         slots = [(token, weight * by_model) for token, by_model in zip(encoded["input_ids"], encoded["assistant_masks"])]
         if len(slots) > CONTEXT:
             raise ValueError(f"a transcript has {len(slots)} tokens, more than {CONTEXT}")
