@@ -3,7 +3,7 @@
 
 -- One vote of a judge, so that the same question is not paid for twice, and a run can be graded again without the endpoint.
 -- There is no text in it: neither of the task, nor of the rollout, nor of the judge, whose whole answer is one number. Who has a
--- text can tell from its digest that it was judged, so a row goes with the newest generation that it graded.
+-- text can tell from its digest that it was judged, so a row goes with the newest rollout that it graded.
 create table judge_answer (
     policy         text not null,                       -- answers about one policy's rollouts are never used for another's
     digest         bytea not null,                      -- BLAKE3 of the judge's name, the model asked for, the form of the answer,
@@ -11,13 +11,13 @@ create table judge_answer (
     model          text not null,                       -- that answered, as the endpoint calls it
     fingerprint    text,                                -- the endpoint's system_fingerprint; null: it has none
     score          double precision not null,           -- the answer; of a yes or no: 1 or 0
-    generation_id  uuid not null,                       -- the newest generation that it graded
+    rollout_id     uuid not null,                       -- the newest rollout that it graded; its id has the time of its generations
     answered_at    timestamptz not null default now(),
     constraint judge_answer_pkey primary key (policy, digest, model),
     constraint judge_answer_score check (score not in ('NaN', 'Infinity', '-Infinity'))
 );
--- Retention deletes by generation.
-create index judge_answer_by_generation on judge_answer (generation_id);
+-- Retention deletes by the time of rollouts, as it does generations.
+create index judge_answer_by_rollout on judge_answer (rollout_id);
 
 -- Which model a judge was when a run began. It must stay the same until the run ends.
 create table run_judge (

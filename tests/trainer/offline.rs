@@ -42,7 +42,7 @@ pub async fn get(url: String) -> Value {
     reqwest::get(url).await.unwrap().json().await.unwrap()
 }
 
-fn request() -> Value {
+pub fn request() -> Value {
     json!({
         "kind": "grpo",
         "tasks_jsonl": "{\"prompt\": \"one\", \"answer\": \"a\"}\n{\"prompt\": \"two\", \"answer\": \"b\"}\n{\"prompt\": \"three\", \"answer\": \"c\"}",
@@ -61,7 +61,7 @@ async fn create(control: &str) -> (Value, String) {
     create_as(control, &request()).await
 }
 
-async fn create_as(control: &str, request: &Value) -> (Value, String) {
+pub async fn create_as(control: &str, request: &Value) -> (Value, String) {
     let (status, created) = post(format!("{control}/v1/runs"), request).await;
     assert_eq!((status, created["status"].as_str()), (201, Some("queued")), "{created}");
     let run = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());

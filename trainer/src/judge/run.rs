@@ -30,7 +30,7 @@ pub struct Asked<'a> {
     /// Name of the judge.
     pub judge: &'a str,
     /// The rollout that is graded. Answers are stored as long as it is.
-    pub generation: Uuid,
+    pub rollout: Uuid,
     pub question: Question,
     pub messages: &'a [Message],
     pub sampling: &'a Sampling,
@@ -118,14 +118,14 @@ impl RunJudges {
                 sampling: &sampling,
                 index,
             };
-            self.vote(judge, vote, asked.generation)
+            self.vote(judge, vote, asked.rollout)
         });
         let votes = try_join_all(votes).await?;
         let none = || Fault::new("malformed", "there are no votes");
         median(&votes).ok_or_else(|| judge.error(none()))
     }
 
-    async fn vote(&self, judge: &Judge, vote: Vote<'_>, generation: Uuid) -> Result<f64, Error> {
+    async fn vote(&self, judge: &Judge, vote: Vote<'_>, rollout: Uuid) -> Result<f64, Error> {
         let digest = vote.digest();
         let turn = self.turn(digest);
         let _turn = turn.lock().await;
@@ -133,7 +133,7 @@ impl RunJudges {
         let model = self.versions().get(name).map(|known| known.model.clone());
         // The first answer of a run comes from the endpoint, which says who answers now.
         if self.replay || model.is_some() {
-            let stored = self.answers.find(&digest, model.as_deref(), generation).await?;
+            let stored = self.answers.find(&digest, model.as_deref(), rollout).await?;
             if let Some(answer) = stored {
                 self.check_version(name, &answer.version).await?;
                 count(name, "stored");
@@ -153,7 +153,7 @@ impl RunJudges {
             score: reply.answer,
         };
         self.check_version(name, &answer.version).await?;
-        self.answers.insert(&digest, &answer, generation).await?;
+        self.answers.insert(&digest, &answer, rollout).await?;
         count(name, "endpoint");
         Ok(answer.score)
     }

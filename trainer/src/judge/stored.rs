@@ -1,7 +1,7 @@
 //! Answers of judges in the database: the tables `judge_answer` and `run_judge`.
 //!
 //! No text is stored. An answer is one number, and a question is a digest. A row goes when the newest
-//! generation that it graded goes.
+//! rollout that it graded goes.
 
 use sqlx::PgPool;
 use uuid::Uuid;
@@ -31,16 +31,16 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// The newest answer of this model, or of any. It is kept as long as `generation` is.
+    /// The newest answer of this model, or of any. It is kept as long as `rollout` is.
     pub async fn find(
         &self,
         digest: &[u8; 32],
         model: Option<&str>,
-        generation: Uuid,
+        rollout: Uuid,
     ) -> Result<Option<Answer>, sqlx::Error> {
         let row = sqlx::query!(
             r#"
-            update judge_answer set generation_id = greatest(generation_id, $4)
+            update judge_answer set rollout_id = greatest(rollout_id, $4)
             where (policy, digest, model) = (
                 select policy, digest, model from judge_answer
                 where policy = $1 and digest = $2 and model = coalesce($3, model)
@@ -50,7 +50,7 @@ impl Answers {
             self.policy,
             digest.as_slice(),
             model,
-            generation
+            rollout
         )
         .fetch_optional(&self.pool)
         .await?;
@@ -63,16 +63,16 @@ impl Answers {
         }))
     }
 
-    pub async fn insert(&self, digest: &[u8; 32], answer: &Answer, generation: Uuid) -> Result<(), sqlx::Error> {
+    pub async fn insert(&self, digest: &[u8; 32], answer: &Answer, rollout: Uuid) -> Result<(), sqlx::Error> {
         sqlx::query!(
-            "insert into judge_answer (policy, digest, model, fingerprint, score, generation_id)
+            "insert into judge_answer (policy, digest, model, fingerprint, score, rollout_id)
              values ($1, $2, $3, $4, $5, $6) on conflict do nothing",
             self.policy,
             digest.as_slice(),
             answer.version.model,
             answer.version.fingerprint,
             answer.score,
-            generation
+            rollout
         )
         .execute(&self.pool)
         .await?;
@@ -106,13 +106,13 @@ impl Answers {
     }
 }
 
-/// Deletes answers about generations past retention. Returns how many.
+/// Deletes answers about rollouts past retention. Returns how many.
 pub async fn sweep_expired(pool: &PgPool) -> Result<u64, sqlx::Error> {
     let done = sqlx::query!(
         "delete from judge_answer where (policy, digest, model) in (
              select policy, digest, model from judge_answer
-             where generation_id < (select until_id from generation_horizon)
-             order by generation_id limit $1)",
+             where rollout_id < (select until_id from generation_horizon)
+             order by rollout_id limit $1)",
         DELETED_AT_ONCE_MAX
     )
     .execute(pool)

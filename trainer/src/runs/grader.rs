@@ -28,8 +28,8 @@ pub use score::{Rubric, ScoreModel};
 /// What is graded: a completion of a task.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample<'a> {
-    /// The last generation of the rollout.
-    pub generation: Uuid,
+    /// Its id, which is that of the episode of its generations.
+    pub rollout: Uuid,
     pub id: &'a str,
     pub prompt: &'a str,
     pub answer: &'a str,

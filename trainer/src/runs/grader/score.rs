@@ -71,7 +71,7 @@ impl ScoreModel {
         let messages = with_form(question, filled.collect());
         let asked = judge::Asked {
             judge: &self.model,
-            generation: sample.generation,
+            rollout: sample.rollout,
             question,
             messages: &messages,
             sampling: &self.sampling_params.clone().unwrap_or_default(),
@@ -107,7 +107,7 @@ impl Rubric {
         ];
         let asked = judge::Asked {
             judge: &self.model,
-            generation: sample.generation,
+            rollout: sample.rollout,
             question,
             messages: &messages,
             sampling: &self.sampling_params.clone().unwrap_or_default(),
@@ -214,7 +214,7 @@ mod tests {
 
     fn sample() -> Sample<'static> {
         Sample {
-            generation: uuid::Uuid::nil(),
+            rollout: uuid::Uuid::nil(),
             id: "7",
             prompt: "say hello",
             answer: "",

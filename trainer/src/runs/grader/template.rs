@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn every_variable_is_replaced_once() {
         let sample = Sample {
-            generation: uuid::Uuid::nil(),
+            rollout: uuid::Uuid::nil(),
             id: "7",
             prompt: "p",
             answer: "{{ item.id }}",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 fn sample<'a>(text: &'a str, answer: &'a str) -> Sample<'a> {
     Sample {
-        generation: Uuid::nil(),
+        rollout: Uuid::nil(),
         id: "7",
         prompt: "1 + 1 =",
         answer,

@@ -36,13 +36,11 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
 /// Code of a rollout whose request for a completion failed.
 const REQUEST_FAILED: &str = "request_failed";
 
-/// Why a rollout has no reward.
+/// Why a rollout has no reward. With [`Failed`] as its error, the run ends.
 #[derive(Debug)]
 pub(super) struct Lost {
     pub code: &'static str,
     pub error: anyhow::Error,
-    /// No other rollout can have a reward either.
-    pub ends_the_run: bool,
 }
 
 impl From<anyhow::Error> for Lost {
@@ -50,7 +48,6 @@ impl From<anyhow::Error> for Lost {
         Lost {
             code: HARNESS_FAILED,
             error,
-            ends_the_run: false,
         }
     }
 }
@@ -144,17 +141,20 @@ impl<'a> Harness<'a> {
             Err(Lost {
                 code: HARNESS_TIMEOUT,
                 error: anyhow!("it took longer than {} s", timeout.as_secs()),
-                ends_the_run: false,
             })
         });
         match ended {
-            Ok(reward) => leases::reward(pool, id, reward).await?,
-            Err(lost) if lost.ends_the_run => return Err(Failed(format!("{:#}", lost.error)).into()),
-            Err(Lost { code, error, .. }) => {
-                let reason = format!("task {}: {error:#}", taken.task_id).replace('\0', "");
-                leases::fail(pool, id, code, &reason).await?
+            Ok(reward) => {
+                leases::reward(pool, id, reward).await?;
             }
-        };
+            Err(Lost { code, error }) => {
+                let reason = format!("task {}: {error:#}", taken.task_id).replace('\0', "");
+                leases::fail(pool, id, code, &reason).await?;
+                if error.is::<Failed>() {
+                    return Err(error);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -162,7 +162,6 @@ impl<'a> Harness<'a> {
         let failed = |error| Lost {
             code: REQUEST_FAILED,
             error,
-            ends_the_run: false,
         };
         let body = json!({
             "model": self.model,
@@ -171,15 +170,10 @@ impl<'a> Harness<'a> {
             "top_p": 1.0,
         });
         let answer = self.ask(taken, "completions", &body).await.map_err(failed)?;
-        let choice = &answer["choices"][0];
-        let generation = choice["generation_id"].as_str().and_then(|id| id.parse().ok());
-        let (Some(text), Some(generation)) = (choice["text"].as_str(), generation) else {
-            return Err(failed(anyhow!(
-                "the answer of the serving API has no text or no generation_id"
-            )));
-        };
+        let text = answer["choices"][0]["text"].as_str();
+        let text = text.ok_or_else(|| failed(anyhow!("the answer of the serving API has no text")))?;
         let sample = grader::Sample {
-            generation,
+            rollout: taken.id,
             id: &taken.task_id,
             prompt: &taken.prompt,
             answer: &taken.answer,
@@ -188,8 +182,10 @@ impl<'a> Harness<'a> {
         let grade = self.config.grader.grade(&self.grading, &sample).await;
         grade.map_err(|error| Lost {
             code: error.cause.code(),
-            ends_the_run: error.cause.ends_the_run(),
-            error: error.into(),
+            error: match error.cause.ends_the_run() {
+                true => Failed(error.reason).into(),
+                false => error.into(),
+            },
         })
     }
 

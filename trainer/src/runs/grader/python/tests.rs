@@ -12,7 +12,7 @@ fn options() -> Options {
 
 async fn grade_with(source: &str, text: &str, options: Options) -> Result<f64, Error> {
     let sample = Sample {
-        generation: uuid::Uuid::nil(),
+        rollout: uuid::Uuid::nil(),
         id: "7",
         prompt: "Write a function `add`.",
         answer: "3",
