@@ -15,8 +15,8 @@ use crate::runs::claim::Claim;
 use crate::runs::grader;
 use crate::runs::offline::Failed;
 use crate::runs::trainer::Trainer;
-use anyhow::{Context, anyhow};
-use futures::stream::{FuturesUnordered, StreamExt};
+use anyhow::{Context, anyhow, bail};
+use futures::stream::{self, TryStreamExt};
 use ingest::lease::Lease;
 use reqwest::header::RETRY_AFTER;
 use serde_json::{Value, json};
@@ -93,20 +93,24 @@ impl<'a> Harness<'a> {
             Environment::Push { timeout_seconds, .. } => *timeout_seconds,
         };
         self.give_up_interrupted(claim).await?;
-        let mut working = FuturesUnordered::new();
-        loop {
-            while working.len() < self.trainer.options.offline.rollouts_max {
-                let pool = &self.trainer.pool;
-                match leases::take(pool, self.run, HOLDER, seconds + LEASE_MARGIN_SECONDS).await? {
-                    Some(taken) => working.push(self.work(taken, Duration::from_secs(seconds.into()))),
-                    None => break,
+        let timeout = Duration::from_secs(seconds.into());
+        let pool = &self.trainer.pool;
+        let taken = stream::try_unfold((), |()| async move {
+            loop {
+                let taken = leases::take(pool, self.run, HOLDER, seconds + LEASE_MARGIN_SECONDS).await?;
+                match taken {
+                    Some(taken) => return anyhow::Ok(Some((taken, ()))),
+                    None => tokio::time::sleep(LOOK_EVERY).await,
                 }
             }
-            tokio::select! {
-                Some(ended) = working.next() => ended?,
-                () = tokio::time::sleep(LOOK_EVERY) => {}
-            }
-        }
+        });
+        // Rollouts go on while a lease is taken. If they did not, one that is next in line for a
+        // connection would hold up the lease, which is behind it in the line.
+        let made = taken
+            .map_ok(|taken| self.work(taken, timeout))
+            .try_buffer_unordered(self.trainer.options.offline.rollouts_max);
+        made.try_collect::<()>().await?;
+        bail!("there are no leases any more")
     }
 
     /// What an earlier execution was working on is offered again.
