@@ -1,6 +1,6 @@
 //! Requests whose base URL carries a lease ([`ingest::lease`]). They become turns of its rollout.
 
-use super::request::GenerationRequest;
+use super::request::{GenerationRequest, name};
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::request::Parts;
 use edge::Problem;
@@ -51,8 +51,8 @@ impl Leased {
         request.surface = Lease::SURFACE.to_owned();
         request.purpose = Purpose::Rollout;
         request.run_id = Some(lease.run_id);
-        request.task_id = Some(lease.task_id);
-        request.group_id = Some(lease.group_id);
+        request.task_id = Some(name("the lease's task", lease.task_id)?);
+        request.group_id = Some(name("the lease's group", lease.group_id)?);
         request.model = lease.model;
         Ok(())
     }

@@ -17,6 +17,7 @@ use axum::http::StatusCode;
 use edge::auth::Principal;
 use edge::json::Json;
 use edge::problem::Problem;
+use ingest::event::NAME_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeSet;
@@ -270,6 +271,11 @@ pub fn tasks(list: Option<Vec<Task>>, jsonl: Option<&str>) -> Result<Vec<Task>, 
         if task.prompt.is_empty() || task.prompt.len() + task.answer.len() > TASK_BYTES_MAX {
             return Err(format!(
                 "task `{id}`: the prompt is empty, or prompt and answer exceed {TASK_BYTES_MAX} bytes"
+            ));
+        }
+        if id.is_empty() || id.len() > NAME_BYTES_MAX || id.contains('\0') {
+            return Err(format!(
+                "task {i}: an id has 1 to {NAME_BYTES_MAX} bytes, none of them NUL"
             ));
         }
         if !seen.insert(id.clone()) {

@@ -125,7 +125,10 @@ pub(super) async fn take(
             )));
         }
         let (config, seconds) = pulled(&run)?;
-        if let Some(lease) = shared.take(&principal, &run, &config, seconds).await? {
+        // what is rewarded while the run pauses would wait too long for the log
+        if run.status == "running"
+            && let Some(lease) = shared.take(&principal, &run, &config, seconds).await?
+        {
             return Ok((StatusCode::CREATED, Json(lease)).into_response());
         }
         if Instant::now() >= until {
@@ -257,6 +260,7 @@ pub(super) async fn reward(
         return Err(Problem::bad_request("reward is not a finite number"));
     }
     let before = shared.rollout(id).await?;
+    pulled(&runs::get(&shared.pool, &shared.policy, before.run_id).await?)?;
     if before.reward == Some(reward) {
         return Ok(Json(before.into()));
     }
@@ -289,7 +293,8 @@ pub(super) async fn fail(
             failure.reason.len()
         )));
     }
-    shared.rollout(id).await?;
+    let before = shared.rollout(id).await?;
+    pulled(&runs::get(&shared.pool, &shared.policy, before.run_id).await?)?;
     let code = match failure.timed_out {
         true => leases::HARNESS_TIMEOUT,
         false => leases::HARNESS_FAILED,

@@ -67,10 +67,11 @@ pub(super) async fn execute(
     };
     let claim = executor.claim;
     let harness = Harness::new(trainer, id, &line, &config).await?;
+    harness.give_up_interrupted(&claim).await?;
     let draws = Draws::new(trainer, &config, tasks).await?;
     tokio::select! {
         trained = train(&mut executor, draws, &config, &schedule, shutdown) => trained,
-        Err(error) = harness.make_rollouts(&claim) => Err(error),
+        Err(error) = harness.make_rollouts() => Err(error),
     }
 }
 
@@ -90,10 +91,14 @@ async fn train(
         }
         match executor.claim.requested(&trainer.pool).await?.as_deref() {
             Some("cancel") => return executor.release("cancelled", "cancelled by request").await,
-            Some(_) => return executor.release("paused", "paused by request").await,
+            Some(_) => {
+                draws.settle(&executor.claim).await?;
+                return executor.release("paused", "paused by request").await;
+            }
             None => {}
         }
         if let Some(reason) = offline::reason_to_wait(trainer, id, schedule).await? {
+            draws.settle(&executor.claim).await?;
             return Ok(executor.claim.give_way(&trainer.pool, &reason).await?);
         }
         // rollouts of later steps go on while the fleet takes the head up
@@ -188,12 +193,18 @@ async fn wait_until_served(
     shutdown: &CancellationToken,
 ) -> anyhow::Result<bool> {
     let timeout = Duration::from_secs(executor.trainer.options.offline.served_timeout_seconds);
-    let started = Instant::now();
+    let mut started = Instant::now();
     let mut last = String::from("no answer yet");
     while started.elapsed() < timeout {
-        match served::version(executor.trainer, executor.claim.run, &executor.line).await {
+        let answer = tokio::select! {
+            answer = served::version(executor.trainer, executor.claim.run, &executor.line) => answer,
+            stop = stop_requested(executor, schedule, shutdown) => return stop.map(|()| false),
+        };
+        match answer {
             Ok(version) if version == executor.head => return Ok(true),
             Ok(version) => last = format!("it answers with version {version}"),
+            // production has all slots, and rollouts wait
+            Err(error) if served::is_timeout(&error) => started = Instant::now(),
             Err(error) => last = format!("{error:#}"),
         }
         if is_to_stop(executor, schedule).await? || !pause(shutdown, Duration::from_millis(250)).await {

@@ -185,10 +185,16 @@ async fn begin_next<'a>(trainer: &'a Trainer, kinds: &[&str]) -> anyhow::Result<
         // what cannot be read is reported by its execution
         let schedule = Schedule::take_from(&mut row.config).unwrap_or_default();
         if row.status != "queued" || schedule.is_open(now) {
-            runs.push((row.id, schedule.priority, row.kind));
+            // see `reason_to_wait`: only runs that train ask it
+            let gives_way = matches!(row.kind.as_str(), "grpo" | "sft" | "dpo" | "kto");
+            runs.push((row.id, gives_way.then_some(schedule.priority), row.kind));
         }
     }
-    Ok(trainer.working.begin(runs))
+    let working = match kinds == EXPORTS {
+        true => &trainer.exporting,
+        false => &trainer.working,
+    };
+    Ok(working.begin(runs))
 }
 
 /// Puts a run back into the queue whose turn it is not, before anything is loaded for it: the process

@@ -55,6 +55,8 @@ pub(crate) struct Trainer {
     pub serve_url: String,
     /// Offline runs that are worked on.
     pub working: Working,
+    /// Exports, which take no place of others.
+    pub exporting: Working,
     pub judges: Arc<Judges>,
     /// Of all runs: in these, `python` graders run.
     pub sandboxes: Arc<Sandboxes>,
@@ -91,6 +93,7 @@ impl Trainer {
             judges: Arc::new(judges),
             serve_url: environment.serve_url.trim_end_matches('/').to_string(),
             working: Working::default(),
+            exporting: Working::default(),
         })
     }
 }

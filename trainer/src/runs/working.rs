@@ -7,7 +7,8 @@ use uuid::Uuid;
 /// The runs that are worked on, with their priorities.
 #[derive(Debug, Default)]
 pub(crate) struct Working {
-    priorities: Mutex<BTreeMap<Uuid, i32>>,
+    /// `None`: it never gives way.
+    priorities: Mutex<BTreeMap<Uuid, Option<i32>>>,
 }
 
 /// Keeps a run in [`Working`] until it is dropped.
@@ -19,7 +20,7 @@ pub(crate) struct Begun<'a> {
 
 impl Working {
     /// Begins the first of these runs that is not worked on yet.
-    pub fn begin<T>(&self, runs: Vec<(Uuid, i32, T)>) -> Option<(Begun<'_>, Uuid, T)> {
+    pub fn begin<T>(&self, runs: Vec<(Uuid, Option<i32>, T)>) -> Option<(Begun<'_>, Uuid, T)> {
         let mut priorities = self.lock();
         let (run, priority, of_run) = runs.into_iter().find(|(run, ..)| !priorities.contains_key(run))?;
         priorities.insert(run, priority);
@@ -33,12 +34,13 @@ impl Working {
         // of equal priority, the younger one gives way first
         let give_way_first = priorities
             .iter()
-            .filter(|(other, of_other)| **of_other < priority || **of_other == priority && **other > run)
+            .filter_map(|(other, of_other)| Some((*other, (*of_other)?)))
+            .filter(|(other, of_other)| *of_other < priority || *of_other == priority && *other > run)
             .count();
         waiting > places.saturating_sub(priorities.len()) + give_way_first
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, i32>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Option<i32>>> {
         self.priorities.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -60,7 +62,7 @@ mod tests {
     #[test]
     fn a_run_is_begun_once_at_a_time() {
         let working = Working::default();
-        let runs = || vec![(run(1), 0, "a"), (run(2), 0, "b")];
+        let runs = || vec![(run(1), Some(0), "a"), (run(2), Some(0), "b")];
         let (first, id, kind) = working.begin(runs()).unwrap();
         assert_eq!((id, kind), (run(1), "a"));
         let (second, id, _) = working.begin(runs()).unwrap();
@@ -74,7 +76,7 @@ mod tests {
     #[test]
     fn runs_of_the_lowest_priority_give_way_first_and_no_more_than_needed() {
         let working = Working::default();
-        let _begun: Vec<_> = [(1, 0), (2, 0), (3, 5)]
+        let _begun: Vec<_> = [(1, Some(0)), (2, Some(0)), (3, Some(5)), (4, None)]
             .map(|(n, priority)| working.begin(vec![(run(n), priority, ())]).unwrap())
             .into();
         let who = |waiting, places| -> Vec<u128> {
@@ -84,11 +86,11 @@ mod tests {
                 .filter(|(n, priority)| working.gives_way(run(*n), *priority, waiting, places));
             giving.map(|(n, _)| n).collect()
         };
-        assert!(who(1, 4).is_empty(), "a place is free");
-        assert_eq!(who(1, 3), [2], "the younger one of the lowest priority");
-        assert_eq!(who(2, 3), [1, 2]);
-        assert_eq!(who(2, 4), [2]);
-        assert_eq!(who(3, 3), [1, 2, 3]);
+        assert!(who(1, 5).is_empty(), "a place is free");
+        assert_eq!(who(1, 4), [2], "the younger one of the lowest priority");
+        assert_eq!(who(2, 4), [1, 2]);
+        assert_eq!(who(2, 5), [2]);
+        assert_eq!(who(3, 4), [1, 2, 3], "an evaluation goes on");
         assert!(who(0, 1).is_empty(), "nobody waits");
     }
 }

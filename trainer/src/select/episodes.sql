@@ -1,5 +1,5 @@
 -- All turns of a run's episodes that have closed with a reward, in the order of each session.
--- Parameters: run, episodes, the oldest of them (they are UUIDv7, made before their turns).
+-- Parameters: run, episodes, an id from before their turns.
 select g.id as "id!", t.episode_id as "episode_id!", t.episode_turns as "episode_turns!", t.turn_reward,
        not exists (select from disposition d where d.generation_id = g.id) as "is_undecided!"
 from generation g

@@ -16,6 +16,8 @@ pub struct Arrived {
     pub broken: Coded,
     /// Episodes of which a turn may still come, or cannot be read yet.
     pub missing: Vec<Uuid>,
+    /// The store of payloads did not answer, so some of them wait for it.
+    pub is_unavailable: bool,
 }
 
 /// The turns of a run's episodes that have closed.
@@ -30,6 +32,7 @@ pub async fn episodes(
     let Some(oldest) = episodes.iter().min() else {
         return Ok(Arrived::default());
     };
+    let oldest = an_hour_before(*oldest);
     let mut connection = pool.acquire().await?;
     let rows = sqlx::query_file!("src/select/episodes.sql", run, episodes, oldest)
         .fetch_all(&mut *connection)
@@ -57,7 +60,8 @@ pub async fn episodes(
     let mut arrived = Arrived {
         broken: read.broken,
         missing: waiting,
-        ..Arrived::default()
+        is_unavailable: read.unavailable.is_some(),
+        samples: Vec::new(),
     };
     for ids in arrived.broken.values() {
         turns.retain(|id, _| !ids.contains(id));
@@ -74,9 +78,40 @@ pub async fn episodes(
     Ok(arrived)
 }
 
-/// How many steps a version is away from the head, the first of `versions`. As many as there are of
-/// them: further than that, or not on the head's path.
+/// How many steps a version is away from the head, the first of `versions`. The largest number: it is
+/// not on the head's path, or further away than they go.
 fn staleness(version: i64, versions: &[i64]) -> usize {
     let steps = versions.iter().position(|one| *one == version);
-    steps.unwrap_or(versions.len())
+    steps.unwrap_or(usize::MAX)
+}
+
+/// The id of an hour before this one (UUIDv7): the clocks of hosts differ.
+fn an_hour_before(id: Uuid) -> Uuid {
+    let mut milliseconds = [0; 8];
+    milliseconds[2..].copy_from_slice(&id.as_bytes()[..6]);
+    let earlier = u64::from_be_bytes(milliseconds).saturating_sub(3_600_000);
+    let mut bytes = [0; 16];
+    bytes[..6].copy_from_slice(&earlier.to_be_bytes()[2..]);
+    Uuid::from_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_that_is_not_on_the_path_is_older_than_any_bound() {
+        assert_eq!((staleness(7, &[7, 5]), staleness(5, &[7, 5])), (0, 1));
+        assert_eq!(staleness(6, &[7, 5]), usize::MAX);
+    }
+
+    #[test]
+    fn turns_sampled_by_a_host_with_a_slow_clock_are_found() {
+        let id = Uuid::now_v7();
+        let before = an_hour_before(id);
+        assert!(before < id);
+        let seconds = |id: Uuid| id.get_timestamp().map_or(0, |at| at.to_unix().0);
+        let before = Uuid::from_u128(before.as_u128() | 7 << 76);
+        assert_eq!(seconds(id) - seconds(before), 3_600);
+    }
 }

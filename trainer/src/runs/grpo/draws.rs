@@ -197,7 +197,7 @@ impl<'a> Draws<'a> {
         // a failed one is settled next, so it is replaced once
         let lost = sqlx::query!(
             r#"
-            select task_id, group_id, draw, attempt, code = 'interrupted' as "interrupted!" from rollout
+            select id, task_id, group_id, draw, attempt, code = 'interrupted' as "interrupted!" from rollout
             where run_id = $1 and state = 'failed' and attempt < $2
             "#,
             claim.run,
@@ -205,6 +205,7 @@ impl<'a> Draws<'a> {
         )
         .fetch_all(&mut *transaction)
         .await?;
+        let replaced: Vec<Uuid> = lost.iter().map(|one| one.id).collect();
         for one in lost {
             sqlx::query!(
                 "insert into rollout (id, run_id, task_id, group_id, draw, attempt) values ($1, $2, $3, $4, $5, $6)",
@@ -219,11 +220,12 @@ impl<'a> Draws<'a> {
             .execute(&mut *transaction)
             .await?;
         }
-        // those without a replacement keep their state until they are settled
+        // a harness may fail another one meanwhile, which is settled after it is replaced
         sqlx::query!(
-            "update rollout set attempt = $2 where run_id = $1 and state = 'failed' and attempt < $2",
+            "update rollout set attempt = $2 where run_id = $1 and id = any($3)",
             claim.run,
-            ATTEMPTS_MAX
+            ATTEMPTS_MAX,
+            &replaced
         )
         .execute(&mut *transaction)
         .await?;
@@ -232,10 +234,14 @@ impl<'a> Draws<'a> {
     }
 
     /// Posts the ends of rollouts to the log. What is repeated after a restart is the same events.
-    async fn settle(&self, claim: &Claim) -> anyhow::Result<()> {
+    pub async fn settle(&self, claim: &Claim) -> anyhow::Result<()> {
         let ended = sqlx::query!(
-            "select id, reward from rollout where run_id = $1 and state in ('rewarded', 'failed')",
-            claim.run
+            r#"
+            select id, reward from rollout
+            where run_id = $1 and (state = 'rewarded' or state = 'failed' and attempt >= $2)
+            "#,
+            claim.run,
+            ATTEMPTS_MAX
         )
         .fetch_all(&self.trainer.pool)
         .await?;
@@ -324,12 +330,13 @@ impl<'a> Draws<'a> {
         let (head, staleness_max) = (executor.head, self.config.staleness_max);
         let versions = select::versions(&trainer.pool, &trainer.policy, head, staleness_max).await?;
         let timeout = Duration::from_secs(self.trainer.options.offline.arrival_timeout_seconds);
-        let started = Instant::now();
+        let mut started = Instant::now();
         loop {
             let Arrived {
                 samples,
                 broken,
                 missing,
+                is_unavailable,
             } = rollouts::episodes(
                 &trainer.pool,
                 &trainer.payloads,
@@ -340,6 +347,10 @@ impl<'a> Draws<'a> {
             )
             .await
             .context("read the rollouts")?;
+            if is_unavailable {
+                // nothing is left out because of an outage
+                started = Instant::now();
+            }
             if missing.is_empty() || started.elapsed() > timeout {
                 executor.drop_generations(&broken).await?;
                 for (code, ids) in broken {

@@ -15,23 +15,28 @@ use crate::runs::claim::Claim;
 use crate::runs::grader;
 use crate::runs::offline::Failed;
 use crate::runs::trainer::Trainer;
-use anyhow::{Context, anyhow, bail};
-use futures::stream::{self, TryStreamExt};
+use anyhow::{Context, anyhow};
+use futures::{FutureExt, future};
 use ingest::lease::Lease;
 use reqwest::header::RETRY_AFTER;
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::time::Duration;
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 /// Who holds the leases.
 const HOLDER: &str = "springtide/train";
 /// How often free places are filled.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Timeout of a completion, with its time in the queue behind production and its grade.
-const COMPLETION_SECONDS: u32 = 600;
+/// Timeout of a completion and its grade: rollouts may wait for a whole day of production.
+const COMPLETION_SECONDS: u32 = 86_400;
+/// Finds connections whose other end is gone.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// A lease outlives its rollout by this, so that it never expires while the harness lives.
 const LEASE_MARGIN_SECONDS: u32 = 60;
+/// How long to wait for a serving API that cannot be reached.
+const UNREACHED_WAIT: Duration = Duration::from_secs(2);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
 /// Code of a rollout whose request for a completion failed.
 const REQUEST_FAILED: &str = "request_failed";
@@ -60,6 +65,8 @@ pub(super) struct Harness<'a> {
     model: String,
     pub config: &'a Config,
     grading: grader::Context,
+    /// Held while a place asks for a rollout.
+    taking: Mutex<()>,
 }
 
 impl<'a> Harness<'a> {
@@ -76,45 +83,52 @@ impl<'a> Harness<'a> {
         let judges = RunJudges::open(trainer.judges.clone(), pool, &trainer.policy, run, replay).await?;
         Ok(Harness {
             trainer,
-            http: edge::tls::client().build().context("make an HTTP client")?,
+            http: edge::tls::client()
+                .tcp_keepalive(KEEPALIVE)
+                .build()
+                .context("make an HTTP client")?,
             run,
             model: format!("{}@{line}", trainer.policy),
             config,
             grading: grader::Context::new(Some(judges), trainer.sandboxes.clone()),
+            taking: Mutex::new(()),
         })
     }
 
     /// Makes rollouts until it is dropped. Never resolves but with an error, and never at all if the
     /// environment is outside.
-    pub async fn make_rollouts(&self, claim: &Claim) -> anyhow::Result<Infallible> {
+    pub async fn make_rollouts(&self) -> anyhow::Result<Infallible> {
         let seconds = match &self.config.environment {
             Environment::Pull { .. } => return std::future::pending().await,
             Environment::Completion => COMPLETION_SECONDS,
             Environment::Push { timeout_seconds, .. } => *timeout_seconds,
         };
-        self.give_up_interrupted(claim).await?;
-        let timeout = Duration::from_secs(seconds.into());
-        let pool = &self.trainer.pool;
-        let taken = stream::try_unfold((), |()| async move {
-            loop {
-                let taken = leases::take(pool, self.run, HOLDER, seconds + LEASE_MARGIN_SECONDS).await?;
-                match taken {
-                    Some(taken) => return anyhow::Ok(Some((taken, ()))),
-                    None => tokio::time::sleep(LOOK_EVERY).await,
-                }
-            }
-        });
-        // Rollouts go on while a lease is taken. If they did not, one that is next in line for a
-        // connection would hold up the lease, which is behind it in the line.
-        let made = taken
-            .map_ok(|taken| self.work(taken, timeout))
-            .try_buffer_unordered(self.trainer.options.offline.rollouts_max);
-        made.try_collect::<()>().await?;
-        bail!("there are no leases any more")
+        // Each place works by itself: none waits for a connection that another one is next in line for.
+        let mut places = Vec::new();
+        for _ in 0..self.trainer.options.offline.rollouts_max {
+            places.push(self.make_one_after_the_other(seconds).boxed());
+        }
+        let (ended, ..) = future::select_all(places).await;
+        ended
+    }
+
+    async fn make_one_after_the_other(&self, seconds: u32) -> anyhow::Result<Infallible> {
+        loop {
+            // one place at a time asks for a rollout
+            let taking = self.taking.lock().await;
+            let pool = &self.trainer.pool;
+            let taken = leases::take(pool, self.run, HOLDER, seconds + LEASE_MARGIN_SECONDS).await?;
+            let Some(taken) = taken else {
+                tokio::time::sleep(LOOK_EVERY).await;
+                continue;
+            };
+            drop(taking);
+            self.work(taken, Duration::from_secs(seconds.into())).await?;
+        }
     }
 
     /// What an earlier execution was working on is offered again.
-    async fn give_up_interrupted(&self, claim: &Claim) -> anyhow::Result<()> {
+    pub async fn give_up_interrupted(&self, claim: &Claim) -> anyhow::Result<()> {
         let mut transaction = self.trainer.pool.begin().await?;
         claim.lock(&mut transaction).await?;
         sqlx::query!(
@@ -209,9 +223,21 @@ impl<'a> Harness<'a> {
             if let Some(key) = &self.trainer.options.api_key {
                 request = request.bearer_auth(key);
             }
-            let response = request.send().await.context("reach the serving API")?;
+            let response = match request.send().await {
+                Ok(response) => response,
+                // it restarts
+                Err(error) if error.is_connect() => {
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "cannot reach the serving API; trying again"
+                    );
+                    tokio::time::sleep(UNREACHED_WAIT).await;
+                    continue;
+                }
+                Err(error) => return Err(error).context("reach the serving API"),
+            };
             let status = response.status();
-            if matches!(status.as_u16(), 429 | 503) {
+            if matches!(status.as_u16(), 429 | 502 | 503 | 504) {
                 let seconds = response
                     .headers()
                     .get(RETRY_AFTER)

@@ -57,3 +57,9 @@ pub(super) async fn version(trainer: &Trainer, run: Uuid, line: &str) -> anyhow:
         .map(|choice| choice.version)
         .context("the response has no choice")
 }
+
+/// Whether the answer did not come in time.
+pub(super) fn is_timeout(error: &anyhow::Error) -> bool {
+    let timed_out = |error: &reqwest::Error| error.is_timeout();
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(timed_out))
+}
