@@ -16,7 +16,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         ],
     ),
     ("Release", &["release", "policy"]),
-    ("Training", &["run", "dataset", "corpus"]),
+    ("Training", &["run", "dataset", "corpus", "tide"]),
     ("Data", &["dlq", "reward"]),
     (
         "Set up",

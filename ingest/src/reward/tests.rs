@@ -295,7 +295,13 @@ fn what_belongs_to_episodes_is_refused_elsewhere() {
         trajectory: Unit::Episode,
         ..Definition::rollout()
     };
-    assert!(refusal(rollout).contains("GRPO"));
+    assert!(refusal(rollout).contains("the surface \"environment\""));
+    let alone = Definition {
+        close_on_episode_end: false,
+        ..Definition::environment()
+    };
+    Definition::environment().check().unwrap();
+    assert!(refusal(alone).contains("close_on_episode_end"));
     let stored = serde_json::to_value(&session).unwrap();
     assert_eq!(stored["trajectory"], "episode");
     // `turn_reward` is about one turn, so it has a generation's variables.
