@@ -74,7 +74,7 @@ const ATTACKS: &[(&str, Outside, &str)] = &[
     ("may gain rights from setuid programs", NotTried, "return libc.prctl(39, 0, 0, 0, 0) != 1"),
     ("makes a setuid program of root", AsRoot, "open('s', 'w'); os.chown('s', 0, 0); os.chmod('s', 0o4755); return True"),
     ("raises its limits", NotTried, "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (10**6, 10**6)); return True"),
-    ("has another priority than it was given", AsRoot, "os.setpriority(os.PRIO_PROCESS, 0, -5); return True"),
+    ("has another priority than it was given", AsRoot, "os.setpriority(os.PRIO_PROCESS, 0, -20); return True"),
     // network
     ("connects by TCP", Always, "return socket.create_connection(('127.0.0.1', host['tcp']), 5)"),
     ("sends by UDP", Always, "return socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', host['udp']))"),
