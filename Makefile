@@ -272,9 +272,10 @@ bench-serving: stack vllm ## tokens per second and latency at 1 to 64 streams, o
 	SERVERS="$(SERVERS)" scripts/bench-serving.sh $(TARGET)/release/springtide $(TARGET)/release/bench-serving $(VLLM) .springtide/serving-others \
 	  .springtide/llama-88m 2048 0,2,3 $$(nproc) --requests 16 $(ARGS)
 
-bench-tide: stack ## share of idle slots that rollouts use and what production notices, two replicas under TRACE, alone and beside rollouts (25 minutes); TRACE=../shared/data/azure_llm_conv_2023.csv ARGS='--pairs 1 --seconds 30'
+bench-tide: stack ## share of idle slots that rollouts use and what production notices, two replicas under TRACE, alone and beside rollouts (5 pairs of 2 × 120 s); TRACE=FILE.csv (AzureLLMInferenceTrace_conv of github.com/Azure/AzurePublicDataset) ARGS='--pairs 1 --seconds 30'
+	@[ -f "$(TRACE)" ] || { echo "Name the trace: make bench-tide TRACE=FILE.csv (see make help)" >&2; exit 1; }
 	cargo build --locked --release --package springtide --package bench --bin springtide --bin bench-tide
-	$(TARGET)/release/bench-tide --springtide $(TARGET)/release/springtide --trace $(or $(TRACE),../shared/data/azure_llm_conv_2023.csv) \
+	$(TARGET)/release/bench-tide --springtide $(TARGET)/release/springtide --trace "$(TRACE)" \
 	  --json $(TARGET)/bench/tide.json $(ARGS)
 
 bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of a wrong version, failed requests, gaps; then against a fresh server (15 minutes; downloads vLLM, 3 GB); TENSOR_PARALLEL=2 ARGS='--updates 10'
@@ -312,7 +313,7 @@ world-image: stack ## build the image of microVM worlds (kernel, Postgres, Pytho
 	scripts/setup.sh mke2fs
 	scripts/world-image.sh $(WORLD_IMAGE) $(wildcard .stack/postgres-*) $(PACKAGES)
 
-test-world: world-image ## microVM worlds: forks diverge, limits hold, escapes fail, nothing outlives its owner (5 minutes); ACCELERATOR=tcg
+test-world: world-image ## microVM worlds: forks diverge, limits hold, escapes fail, nothing outlives its owner; ACCELERATOR=tcg
 	scripts/setup.sh qemu-system-x86_64 bwrap
 	SPRINGTIDE_WORLD_IMAGE=$(abspath $(WORLD_IMAGE)) SPRINGTIDE_WORLD_ACCELERATOR=$(ACCELERATOR) \
 	  cargo test --locked --package world --test worlds -- --ignored --nocapture

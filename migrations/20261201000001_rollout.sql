@@ -1,5 +1,6 @@
 -- Rollouts of GRPO runs: a harness, the trainer's own or one outside, takes one for a time, lets the policy act, and posts the
--- reward. One row for each; written by the crate `trainer` alone (its API makes the changes that a harness asks for). Nothing else is changed.
+-- reward. One row for each; written by the crate `trainer` alone (its API makes the changes that a harness asks for). Nothing else is
+-- changed. 20261201000002 says which users may do what with it.
 
 create table rollout (
     -- Also the episode of its generations.
@@ -26,8 +27,6 @@ create table rollout (
     -- The label of the key that leased it.
     holder          text,
     reward          double precision,
-    -- What the reward was made of, by name.
-    components      jsonb,
     offered_at      timestamptz not null default now(),
     leased_at       timestamptz,
     expires_at      timestamptz,
@@ -43,108 +42,3 @@ create table rollout (
 -- What a run still works on is little; what it has spent is much.
 create index rollout_unspent on rollout (run_id, draw, id) where state <> 'spent';
 create index rollout_by_run on rollout (run_id, state);
-
--- Says what each user may do. Called by `springtide migrate` each time, so that users that were made later get their rights.
-create or replace function grant_database_rights() returns void
-language plpgsql as $$
-declare
-    user_name text;
-    -- What each user may do, beside what all may: (user, rights, tables).
-    rights text[][] := array[
-        -- ingest: its own tables
-        ['ingest', 'select, insert, update, delete',
-         'event_key, generation, generation_default, open_generation, open_episode, payload_reference, payload_unreferenced, payload_sweep,
-          expired_generation, expiring_generation, generation_expiry, generation_horizon, feedback, retraction, episode_end,
-          trajectory, consumer_offset, judgement'],
-        ['ingest', 'select, insert', 'reward_definition'],
-        ['ingest', 'select, insert', 'audit'],
-        ['ingest', 'select', 'run, disposition, sampler'],
-        -- serve
-        ['serve', 'select', 'sampler'],
-        -- control: what was logged without its texts and tokens
-        ['control', 'select (id, tenant_id, policy, version, root, version_spans, line, arm, replica, purpose, sampled_at)', 'generation'],
-        ['control', 'select', 'trajectory, disposition, trajectory_use, expired_generation, ledger, version, line, step, alias, policy, tenant, task'],
-        -- a harness takes a rollout, and says what became of it
-        ['control', 'select, update', 'rollout'],
-        ['control', 'select, insert', 'assignment, release, transition, swap, run_event, experiment, dataset'],
-        ['control', 'insert', 'task, policy, tenant'],
-        ['control', 'select, insert, update', 'run, replica'],
-        ['control', 'select, insert', 'audit'],
-        -- train
-        ['train', 'select', 'generation, trajectory, payload_reference, open_generation, consumer_offset, reward_definition,
-          sampler, assignment, alias, generation_horizon, tenant_consent, task, experiment, dataset'],
-        ['train', 'select, insert', 'step, version, baseline, run_event, policy, tenant'],
-        ['train', 'select, insert, update', 'run, line, rollout'],
-        ['train', 'select, insert, delete', 'disposition, published_intent, trajectory_use'],
-        ['train', 'select, insert', 'audit'],
-        ['train', 'usage, select', 'sequence version_serial']
-    ];
-    entry text[];
-    -- Tables whose rows belong to tenants.
-    of_tenants text[] := array['event_key', 'generation', 'feedback', 'retraction', 'episode_end', 'payload_reference',
-                               'expired_generation', 'open_episode', 'judgement'];
-    t text;
-begin
-    perform pg_advisory_xact_lock(hashtext('grant_database_rights'));
-    foreach user_name in array array['springtide_ingest', 'springtide_serve', 'springtide_control', 'springtide_train'] loop
-        continue when not exists (select from pg_roles where rolname = user_name);
-        execute format('grant usage on schema %I to %I', current_schema(), user_name);
-        execute format('revoke all on all tables in schema %I from %I', current_schema(), user_name);
-        -- All know the keys of callers, and look whether the schema is theirs.
-        execute format('grant select on api_key, api_key_revision to %I', user_name);
-        execute format('grant update (last_used) on api_key to %I', user_name);
-        if to_regclass('_sqlx_migrations') is not null then
-            execute format('grant select on _sqlx_migrations to %I', user_name);
-        end if;
-        foreach entry slice 1 in array rights loop
-            if user_name = 'springtide_' || entry[1] then
-                execute format('grant %s on %s to %I', entry[2], entry[3], user_name);
-            end if;
-        end loop;
-    end loop;
-
-    -- What each user sees of tables with tenants. A policy that exists is kept: another version needs another name.
-    foreach t in array of_tenants loop
-        -- What answers a caller of ingest names the tenant and sees no other. Its jobs name none. Written so that the planner
-        -- expects most rows: of a plain comparison with a setting it expects one row in 200, and then it reads a whole week to
-        -- find a few generations.
-        perform make_policy(t, 'ingest', 'all', 'springtide_ingest',
-            $p$(length(current_setting('springtide.tenant', true)) > 0
-                and tenant_id <> current_setting('springtide.tenant', true)) is not true$p$);
-    end loop;
-    -- Every read of control is for a request: of a tenant, or of an administrator.
-    foreach t in array array['generation', 'expired_generation'] loop
-        perform make_policy(t, 'control_request', 'select', 'springtide_control',
-            $p$tenant_id = current_setting('springtide.tenant', true) or current_setting('springtide.all_tenants', true) = 'on'$p$);
-    end loop;
-    -- A dataset belongs to the tenant whose key made it.
-    perform make_policy('dataset', 'control_request', 'all', 'springtide_control',
-        $p$tenant_id = current_setting('springtide.tenant', true) or current_setting('springtide.all_tenants', true) = 'on'$p$);
-    perform make_policy('dataset', 'train', 'select', 'springtide_train', 'true');
-    -- The trainer sees what tenants log that consent to the policy.
-    perform make_policy('generation', 'train_consent', 'select', 'springtide_train',
-        $p$(policy, tenant_id) in (select p.name, p.tenant_id from policy p
-                                   union all
-                                   select c.policy, c.tenant_id from tenant_consent c where c.withdrawn_at is null)$p$);
-    perform make_policy('payload_reference', 'train_consent', 'select', 'springtide_train',
-        $p$tenant_id in (select p.tenant_id from policy p
-                         union all
-                         select c.tenant_id from tenant_consent c where c.withdrawn_at is null)$p$);
-    if exists (select from pg_roles where rolname = 'springtide_ingest') then
-        grant execute on function create_generation_partition(text, uuid, uuid), create_trajectory_partition(text, uuid, uuid),
-            refuse_generations(text, uuid), accept_generations(text), drop_generations(text, uuid), drop_trajectories(text)
-            to springtide_ingest;
-    end if;
-    if exists (select from pg_roles where rolname = 'springtide_train') then
-        grant execute on function drop_without_consent(text, uuid, uuid, integer), dataset_members(text, jsonb, boolean),
-            dataset_tenants(text)
-            to springtide_train;
-    end if;
-    if exists (select from pg_roles where rolname = 'springtide_control') then
-        grant execute on function dataset_members(text, jsonb, boolean), dataset_tenants(text), next_dataset_version(text, text)
-            to springtide_control;
-    end if;
-end
-$$;
-
-select grant_database_rights();

@@ -5,10 +5,16 @@ use super::fleet::Wrong;
 use super::offline::{control_beside, ended, fleet, get, ingest, offline, post};
 use super::world::World;
 use crate::support::eventually;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::post as on_post;
+use axum::{Json, Router};
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -232,6 +238,81 @@ async fn a_harness_that_dies_or_fails_costs_no_group_and_a_killed_trainer_nothin
     })
     .await;
     assert_eq!(world.ledger("trained").await, 2 * 2 * GROUP);
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+/// What the policy said in each rollout of an environment that the trainer calls.
+type Said = Arc<Mutex<HashMap<String, Vec<String>>>>;
+
+/// An environment of two turns. Its reward is the share of `a` to `m` among the policy's letters. The
+/// second step of every eighth rollout fails.
+async fn environment(said: Said) -> String {
+    async fn reset(State(said): State<Said>, Json(call): Json<Value>) -> Json<Value> {
+        let rollout = call["rollout"].as_str().unwrap().to_owned();
+        assert!(
+            said.lock().unwrap().insert(rollout, Vec::new()).is_none(),
+            "one reset for each rollout"
+        );
+        Json(json!({"messages": [{"role": "user", "content": call["task"]["prompt"]}]}))
+    }
+    async fn step(State(said): State<Said>, Json(call): Json<Value>) -> Result<Json<Value>, StatusCode> {
+        let mut said = said.lock().unwrap();
+        let rollouts = said.len();
+        let turns = said.get_mut(call["rollout"].as_str().unwrap()).unwrap();
+        turns.push(call["message"]["content"].as_str().unwrap().to_owned());
+        if turns.len() == 2 && rollouts % 8 == 0 {
+            return Err(StatusCode::INTERNAL_SERVER_ERROR);
+        }
+        let next = json!([{"role": "user", "content": "and then?"}]);
+        Ok(Json(json!({"messages": next, "done": turns.len() == 2})))
+    }
+    async fn score(State(said): State<Said>, Json(call): Json<Value>) -> Json<Value> {
+        let both = said.lock().unwrap()[call["rollout"].as_str().unwrap()].concat();
+        let small = both.chars().filter(|letter| ('a'..='m').contains(letter)).count();
+        Json(json!({"reward": small as f64 / both.chars().count() as f64}))
+    }
+    let routes = Router::new()
+        .route("/reset", on_post(reset))
+        .route("/step", on_post(step))
+        .route("/score", on_post(score))
+        .with_state(said);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    format!("http://{address}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_calls_an_environment_for_each_turn() {
+    let world = World::start("push").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control_beside(&world, &serve_url).await;
+    let said = Said::default();
+    let mut wanted = request(1, 600);
+    wanted["environment"] = json!({"kind": "push", "url": environment(said.clone()).await});
+    let (run, _) = create(&control, &wanted).await;
+    let mut options = offline(&world);
+    // one after the other, so that the environment knows which of them fails
+    options.offline.rollouts_max = 1;
+    let running = world.run_against(options, &serve_url);
+    let done = ended(&run).await;
+    assert_eq!(done["status"], "succeeded", "{done}");
+    running.stop().await;
+    let notes = &world.metrics(1).await["notes"];
+    assert_eq!(
+        (&notes["rollouts"], &notes["trajectories"]),
+        (&json!(2 * GROUP), &json!(2 * GROUP)),
+        "{notes}"
+    );
+    assert_eq!(notes["lost"], json!({"harness_failed": 1}), "{notes}");
+    assert_eq!(world.ledger("trained").await, 2 * 2 * GROUP, "both turns of each");
+    let said = said.lock().unwrap().clone();
+    assert_eq!(said.len() as i64, 2 * GROUP + 1, "one was made again");
+    assert!(said.values().all(|turns| turns.len() == 2));
     stop.cancel();
     ingest.await.unwrap().unwrap();
 }

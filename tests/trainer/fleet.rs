@@ -51,10 +51,25 @@ impl Fleet {
         let router = axum::Router::new()
             .route("/v1/completions", post(complete))
             .route("/lease/{lease}/v1/completions", post(complete_turn))
+            .route("/lease/{lease}/v1/chat/completions", post(answer_turn))
             .with_state(self);
         tokio::spawn(async move { axum::serve(listener, router).await });
         format!("http://{address}")
     }
+}
+
+/// The same for a conversation. Its prompt is the last message.
+async fn answer_turn(
+    fleet: State<Fleet>,
+    lease: Path<String>,
+    Json(mut request): Json<Value>,
+) -> Result<Json<Value>, StatusCode> {
+    let last = request["messages"].as_array().unwrap().last().unwrap();
+    request["prompt"] = last["content"].clone();
+    let Json(mut answer) = complete_turn(fleet, lease, Json(request)).await?;
+    let text = answer["choices"][0]["text"].take();
+    answer["choices"][0]["message"] = json!({"role": "assistant", "content": text});
+    Ok(Json(answer))
 }
 
 /// A turn of a leased rollout, labeled as `springtide serve` labels it.

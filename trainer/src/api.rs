@@ -10,13 +10,14 @@ pub mod create;
 mod curve;
 mod datasets;
 mod fork;
+pub mod grpo;
 mod leases;
 pub mod offline;
 pub mod preference;
 mod runs;
 mod versions;
 
-pub use create::Config;
+pub use grpo::Config;
 
 use edge::auth::{Principal, Scope};
 use edge::problem::Problem;

@@ -1,6 +1,7 @@
 //! The states of rollouts, in the table `rollout`: who has leased one, and how it ended. A harness
 //! outside changes them through the API; the trainer's own harness does so directly.
 
+use serde::Serialize;
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -16,14 +17,16 @@ pub(crate) struct Taken {
     pub expires_at: OffsetDateTime,
 }
 
-/// Where a rollout stands.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Standing {
+/// Where a rollout stands, as harnesses see it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "object", rename = "rollout")]
+pub(crate) struct Rollout {
     pub id: Uuid,
     pub run_id: Uuid,
     pub state: String,
     pub code: Option<String>,
     pub reward: Option<f64>,
+    #[serde(with = "time::serde::rfc3339::option")]
     pub expires_at: Option<OffsetDateTime>,
 }
 
@@ -59,9 +62,9 @@ pub(crate) async fn take(pool: &PgPool, run: Uuid, holder: &str, seconds: u32) -
 }
 
 /// The rollout, if its run is one of the policy.
-pub(crate) async fn find(pool: &PgPool, policy: &str, id: Uuid) -> Result<Option<Standing>, sqlx::Error> {
+pub(crate) async fn find(pool: &PgPool, policy: &str, id: Uuid) -> Result<Option<Rollout>, sqlx::Error> {
     sqlx::query_as!(
-        Standing,
+        Rollout,
         r#"
         select o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
         from rollout o
@@ -76,9 +79,9 @@ pub(crate) async fn find(pool: &PgPool, policy: &str, id: Uuid) -> Result<Option
 }
 
 /// Starts the time of a lease anew. `None`, as below: nobody holds it, or its run has ended.
-pub(crate) async fn renew(pool: &PgPool, id: Uuid, seconds: u32) -> Result<Option<Standing>, sqlx::Error> {
+pub(crate) async fn renew(pool: &PgPool, id: Uuid, seconds: u32) -> Result<Option<Rollout>, sqlx::Error> {
     sqlx::query_as!(
-        Standing,
+        Rollout,
         r#"
         update rollout o
         set expires_at = now() + make_interval(secs => $2)
@@ -94,9 +97,9 @@ pub(crate) async fn renew(pool: &PgPool, id: Uuid, seconds: u32) -> Result<Optio
 }
 
 /// Ends a rollout with its reward.
-pub(crate) async fn reward(pool: &PgPool, id: Uuid, reward: f64) -> Result<Option<Standing>, sqlx::Error> {
+pub(crate) async fn reward(pool: &PgPool, id: Uuid, reward: f64) -> Result<Option<Rollout>, sqlx::Error> {
     sqlx::query_as!(
-        Standing,
+        Rollout,
         r#"
         update rollout o
         set state = 'rewarded', reward = $2, finished_at = now()
@@ -112,9 +115,9 @@ pub(crate) async fn reward(pool: &PgPool, id: Uuid, reward: f64) -> Result<Optio
 }
 
 /// Ends a rollout without a reward. `reason`: for people.
-pub(crate) async fn fail(pool: &PgPool, id: Uuid, code: &str, reason: &str) -> Result<Option<Standing>, sqlx::Error> {
+pub(crate) async fn fail(pool: &PgPool, id: Uuid, code: &str, reason: &str) -> Result<Option<Rollout>, sqlx::Error> {
     sqlx::query_as!(
-        Standing,
+        Rollout,
         r#"
         update rollout o
         set state = 'failed', code = $2, reason = $3, finished_at = now()

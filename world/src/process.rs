@@ -81,8 +81,9 @@ impl Sandbox {
         })
     }
 
-    /// Runs the program to its end. All its processes are killed then, also those in the background, and
-    /// also if this future is dropped; on a busy machine the kernel may need a moment to end them. Takes the limit of the wall clock and a few seconds at most.
+    /// Runs the program to its end. Takes the limit of the wall clock and a few seconds at most. Then all
+    /// its processes are killed, also those in the background, and also if this future is dropped. On a
+    /// busy machine the kernel may need a moment to end them.
     pub async fn run(&self, command: &Command) -> Result<Output, Error> {
         let _turn = self.running.acquire().await; // it is never closed
         let started = Instant::now();

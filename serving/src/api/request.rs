@@ -11,6 +11,7 @@ use edge::Problem;
 use ingest::event::{
     ANONYMOUS_USER_PREFIX, LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose, SAMPLED_TOKENS_MAX,
 };
+use ingest::lease::Lease;
 use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -161,10 +162,10 @@ impl GenerationRequest {
             None if purpose == Purpose::Rollout => ROLLOUTS.into(),
             None => "completion".into(),
         };
-        if purpose == Purpose::Production && surface == ROLLOUTS {
-            return Err(bad(
-                "surface \"rollout\" is for rollouts, whose reward is a grader's; name the surface of your product",
-            ));
+        if purpose == Purpose::Production && [ROLLOUTS, Lease::SURFACE].contains(&surface.as_str()) {
+            return Err(bad(format!(
+                "surface {surface:?} is for rollouts, whose reward is a grader's; name the surface of your product"
+            )));
         }
         let max_tokens = tokens_wanted("max_tokens", max_tokens)?;
         let n = match common.n.unwrap_or(1) {

@@ -1,7 +1,10 @@
 //! The requests that wait for engines, and one task per running sequence.
 
+mod lent;
 mod pass;
+mod watch;
 
+use lent::Lent;
 pub use pass::{Pass, Updates};
 
 use super::client::Client;
@@ -19,7 +22,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
 /// How often waiting requests are checked and engines are asked whether they answer.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,15 +56,6 @@ struct Waiting {
     failures: u32,
     /// How often it lost its engine to production.
     taken_back: u32,
-}
-
-/// A background sequence on an engine.
-struct Lent {
-    engine: usize,
-    taking: Arc<Taking>,
-    /// When it was told to give its slot back.
-    told: Option<Instant>,
-    may_be_taken: bool,
 }
 
 /// A sequence that begins on an engine.
@@ -167,49 +160,6 @@ impl Engine for Pool {
         }
         drop(work);
         self.start_waiting();
-    }
-}
-
-impl Work {
-    /// Background sequences of an engine that were not told to give their slots back.
-    fn to_stay(&self, engine: usize) -> usize {
-        let of_engine = self.lent.values().filter(|lent| lent.engine == engine);
-        of_engine.filter(|lent| lent.told.is_none()).count()
-    }
-
-    /// Tells the background sequences of an engine that have sampled least to give their slots back.
-    fn take_back(&mut self, engine: usize, count: usize) {
-        let may = |lent: &&mut Lent| lent.engine == engine && lent.may_be_taken && lent.told.is_none();
-        let mut of_engine: Vec<&mut Lent> = self.lent.values_mut().filter(may).collect();
-        of_engine.sort_by_key(|lent| lent.taking.sampled.load(Ordering::Relaxed));
-        for lent in of_engine.into_iter().take(count) {
-            lent.told = Some(Instant::now());
-            lent.taking.wanted.cancel();
-        }
-    }
-
-    /// Takes slots back for production that waits.
-    fn make_room(&mut self) {
-        let production = self
-            .queue
-            .iter()
-            .filter(|waiting| waiting.request.class == TrafficClass::Production);
-        let mut wanted: BTreeMap<i64, usize> = BTreeMap::new();
-        for waiting in production {
-            *wanted.entry(waiting.request.version.serial).or_default() += 1;
-        }
-        for (serial, mut missing) in wanted {
-            let engines: Vec<usize> = self.placement.serving(serial).collect();
-            for engine in engines {
-                let all = self.lent.values().filter(|lent| lent.engine == engine).count();
-                let stay = self.to_stay(engine);
-                // those that were told make room already
-                missing = missing.saturating_sub(all - stay);
-                let taken = missing.min(stay);
-                self.take_back(engine, taken);
-                missing -= taken;
-            }
-        }
     }
 }
 
@@ -538,99 +488,6 @@ impl Pool {
         for events in displaced {
             let _ = events.try_send(SampleEvent::Displaced);
         }
-    }
-
-    /// Removes requests that waited too long, and watches the engines, until `shutdown`.
-    pub async fn watch(self, shutdown: CancellationToken) {
-        let queue = async {
-            loop {
-                self.remove_expired();
-                self.remove_gone();
-                // the slots of an engine grow with time
-                self.start_waiting();
-                tokio::time::sleep(CHECK_INTERVAL).await;
-            }
-        };
-        // one that does not answer delays no other
-        let engines = (0..self.shared.clients.len()).map(async |engine| {
-            loop {
-                self.check(engine).await;
-                tokio::time::sleep(CHECK_INTERVAL).await;
-            }
-        });
-        tokio::select! {
-            () = shutdown.cancelled() => {}
-            ((), _) = futures::future::join(queue, futures::future::join_all(engines)) => {}
-        }
-    }
-
-    /// Removes requests whose version is in force no more and that no engine holds.
-    fn remove_gone(&self) {
-        let mut work = self.lock();
-        let Work {
-            queue,
-            placement,
-            in_force: Some(in_force),
-            ..
-        } = &mut *work
-        else {
-            return;
-        };
-        let removed = queue.remove_if(|Waiting { request, .. }| {
-            let serial = request.version.serial;
-            !in_force.contains(&serial) && !placement.holds(serial)
-        });
-        drop(work);
-        for Waiting { request, .. } in removed {
-            metrics::counter!("springtide_choices_rerouted_total").increment(1);
-            let _ = request.events.try_send(SampleEvent::VersionGone);
-        }
-    }
-
-    fn remove_expired(&self) {
-        let wait_max = self.shared.config.queue_wait_max;
-        let removed = self.lock().queue.remove_if(|Waiting { request, .. }| {
-            let expired = request.class == TrafficClass::Production && request.submitted.elapsed() > wait_max;
-            expired || request.events.is_closed()
-        });
-        for Waiting { request, .. } in removed {
-            let reason = match request.events.try_send(SampleEvent::Expired) {
-                Ok(()) => "springtide_choices_expired_total",
-                Err(_) => "springtide_choices_cancelled_total",
-            };
-            metrics::counter!(reason).increment(1);
-        }
-    }
-
-    /// Whether an engine answers and still holds what was probed. A restarted one does not.
-    async fn check(&self, engine: usize) {
-        let before = self.state(engine);
-        let answer = self.client(engine).weights().await;
-        let mut work = self.lock();
-        // the updater has it
-        if work.placement.engines[engine].state != before {
-            return;
-        }
-        let expected = work.weights[engine].as_str();
-        let vouched = work.placement.engines[engine].vouched.first().copied();
-        let after = match (before, &answer) {
-            (State::Changing | State::Draining(_), _) => before,
-            (State::Down | State::Unproven, Ok(_)) => vouched.map_or(State::Unproven, State::Serving),
-            (State::Serving(_), Ok(weights)) if weights.as_deref().is_none_or(|weights| weights == expected) => before,
-            (State::Serving(_), Ok(_)) => State::Unproven,
-            (_, Err(_)) => State::Down,
-        };
-        if after == before {
-            return;
-        }
-        work.placement.set_state(engine, after, Instant::now());
-        drop(work);
-        let url = self.client(engine).url();
-        match answer {
-            Ok(holds) => tracing::info!(engine = url, holds, ?before, ?after, "engine's state changed"),
-            Err(error) => tracing::warn!(engine = url, error = format!("{error:#}"), ?before, "engine is down"),
-        }
-        self.state_changed();
     }
 }
 

@@ -4,10 +4,10 @@
 //! A lease is a row of `rollout`. Handlers only change its state; the trainer offers rollouts, gives
 //! up those whose lease has expired, and reads the rewards.
 
-use super::create::{Config, Environment};
+use super::grpo::{Config, Environment};
 use super::runs;
 use super::{Shared, database};
-use crate::leases::{self, Standing, Taken};
+use crate::leases::{self, Rollout, Taken};
 use crate::runs::schedule::Schedule;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -65,40 +65,6 @@ struct Task {
     id: String,
     prompt: String,
     answer: String,
-}
-
-/// The state of a rollout.
-#[derive(Debug, Clone, Serialize)]
-#[serde(tag = "object", rename = "rollout")]
-pub(super) struct Rollout {
-    id: Uuid,
-    run_id: Uuid,
-    state: String,
-    code: Option<String>,
-    reward: Option<f64>,
-    #[serde(with = "time::serde::rfc3339::option")]
-    expires_at: Option<OffsetDateTime>,
-}
-
-impl From<Standing> for Rollout {
-    fn from(standing: Standing) -> Self {
-        let Standing {
-            id,
-            run_id,
-            state,
-            code,
-            reward,
-            expires_at,
-        } = standing;
-        Rollout {
-            id,
-            run_id,
-            state,
-            code,
-            reward,
-            expires_at,
-        }
-    }
 }
 
 /// `POST /v1/runs/{id}/leases`: 201 with a lease, or 204 if no rollout is offered now. 409 if the run
@@ -209,13 +175,13 @@ impl Shared {
     async fn changed(
         &self,
         id: Uuid,
-        changed: Result<Option<Standing>, sqlx::Error>,
+        changed: Result<Option<Rollout>, sqlx::Error>,
         request: &str,
     ) -> Result<Json<Rollout>, Problem> {
         if let Some(rollout) = changed.map_err(database)? {
-            return Ok(Json(rollout.into()));
+            return Ok(Json(rollout));
         }
-        let Standing { state, code, .. } = &self.rollout(id).await?;
+        let Rollout { state, code, .. } = &self.rollout(id).await?;
         let why = match (state.as_str(), code.as_deref()) {
             (_, Some("lease_expired")) => "the lease has expired, and the rollout was offered again".to_owned(),
             ("offered", _) => "nobody has leased it".to_owned(),
@@ -226,7 +192,7 @@ impl Shared {
         Err(Problem::conflict(format!("cannot {request} rollout {id}: {why}")))
     }
 
-    async fn rollout(&self, id: Uuid) -> Result<Standing, Problem> {
+    async fn rollout(&self, id: Uuid) -> Result<Rollout, Problem> {
         let found = leases::find(&self.pool, &self.policy, id).await.map_err(database)?;
         found.ok_or_else(|| Problem::not_found(format!("policy `{}` has no lease {id}", self.policy)))
     }
@@ -262,7 +228,7 @@ pub(super) async fn reward(
     let before = shared.rollout(id).await?;
     pulled(&runs::get(&shared.pool, &shared.policy, before.run_id).await?)?;
     if before.reward == Some(reward) {
-        return Ok(Json(before.into()));
+        return Ok(Json(before));
     }
     let rewarded = leases::reward(&shared.pool, id, reward).await;
     shared.changed(id, rewarded, "reward").await

@@ -5,7 +5,7 @@ use world::process::Error;
 #[tokio::test]
 async fn a_program_reads_its_input_and_its_files_and_leaves_output_and_status() {
     let source = "import sys\nprint(sys.stdin.read() + open('a/b.txt').read() + open('c').read())\n\
-        print('gone', file=sys.stderr)\nopen('/tmp/work/new', 'w').write('x')\nsys.exit(7)";
+        print('gone', file=sys.stderr)\nopen('new', 'w').write('x')\nsys.exit(7)";
     let mut command = python(source, patient());
     command.stdin = b"in ".to_vec();
     command.files = [("a/b.txt", "file "), ("c", "other")]
@@ -57,8 +57,8 @@ async fn a_program_that_is_not_there_ends_with_127_as_in_a_shell() {
 
 #[tokio::test]
 async fn what_one_program_writes_no_other_one_sees() {
-    let source = "import os; print(os.listdir('/tmp'), os.listdir('/tmp/work'), os.listdir('/dev/shm'));\
-        [open(path, 'w') for path in ['/tmp/a', '/tmp/work/b', '/dev/shm/c']]";
+    let source = "import os; print(os.listdir('/tmp'), os.listdir('.'), os.listdir('/dev/shm'));\
+        [open(path, 'w') for path in ['/tmp/a', 'b', '/dev/shm/c']]";
     for _ in 0..2 {
         assert_eq!(text(&run(source, patient()).await.stdout), "['work'] [] []\n");
     }

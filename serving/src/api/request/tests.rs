@@ -76,6 +76,10 @@ fn an_error_names_the_bad_field_and_says_what_to_do() {
         (json!({"user": ""}), "user has 0 bytes"),
         (json!({"surface": "x".repeat(300)}), "surface has 300 bytes"),
         (json!({"surface": "rollout"}), "surface \"rollout\" is for rollouts"),
+        (
+            json!({"surface": "environment"}),
+            "surface \"environment\" is for rollouts",
+        ),
         (json!({"priority": 5_000_000_000i64}), "priority does not fit"),
         (json!({"metadata": {"purpose": "fun"}}), "metadata.purpose is \"fun\""),
         (json!({"metadata": {"run_id": "7"}}), "metadata.run_id is \"7\""),

@@ -14,7 +14,7 @@
 //! oldest. So no step favors short rollouts. Rollouts of up to `staleness_max` later draws are made
 //! meanwhile. A draw is therefore offered at most so many steps before it is trained on.
 
-use crate::api::create::Config;
+use crate::api::grpo::Config;
 use crate::learn::sample::Sample;
 use crate::runs::claim::{self, Claim};
 use crate::runs::executor::Executor;

@@ -7,8 +7,8 @@
 //! push         a session with an environment over HTTP: see push.rs
 //! ```
 
-use super::push;
-use crate::api::create::{Config, Environment};
+use super::{push, served};
+use crate::api::grpo::{Config, Environment};
 use crate::judge::RunJudges;
 use crate::leases::{self, HARNESS_FAILED, HARNESS_TIMEOUT, Taken};
 use crate::runs::claim::Claim;
@@ -248,12 +248,7 @@ impl<'a> Harness<'a> {
             if status.is_success() {
                 return response.json().await.context("read the answer of the serving API");
             }
-            let problem: Value = response.json().await.unwrap_or_default();
-            let detail = problem["detail"]
-                .as_str()
-                .or(problem["title"].as_str())
-                .unwrap_or("no detail");
-            return Err(anyhow!("the serving API returned {status}: {detail}"));
+            return Err(served::refusal(response).await);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Asks the fleet which version serves the head of a run.
 
 use crate::runs::trainer::Trainer;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -44,18 +44,21 @@ pub(super) async fn version(trainer: &Trainer, run: Uuid, line: &str) -> anyhow:
     let response = request.send().await.context("reach the serving API")?;
     let status = response.status();
     if !status.is_success() {
-        let problem: Value = response.json().await.unwrap_or_default();
-        let detail = problem["detail"]
-            .as_str()
-            .or(problem["title"].as_str())
-            .unwrap_or("no detail");
-        bail!("the serving API returned {status}: {detail}");
+        return Err(refusal(response).await);
     }
     let response: Response = response.json().await.context("read the completion")?;
     let choice = response.choices.first();
     choice
         .map(|choice| choice.version)
         .context("the response has no choice")
+}
+
+/// What the serving API says is wrong with a request.
+pub(super) async fn refusal(response: reqwest::Response) -> anyhow::Error {
+    let status = response.status();
+    let problem: Value = response.json().await.unwrap_or_default();
+    let detail = problem["detail"].as_str().or(problem["title"].as_str());
+    anyhow!("the serving API returned {status}: {}", detail.unwrap_or("no detail"))
 }
 
 /// Whether the answer did not come in time.

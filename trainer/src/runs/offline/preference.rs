@@ -4,6 +4,7 @@
 //! which is the reference. The latter is computed once per generation while the run executes. From their
 //! sums come the loss and its derivative by each trajectory ([`crate::learn::preference`]), and the
 //! learner adds the trajectory's gradient times that derivative. What the sampler logged decides nothing.
+//! Over 500 lines, because the execution is read from top to bottom.
 //!
 //! KTO's reference point z₀ is measured on answers with other prompts: the first prompt of each
 //! trajectory of the batch, with what the next one says after its own first prompt.
