@@ -188,18 +188,41 @@ const TURNS_MISPLACED: &str = "\
 
 /// Generations, trajectories of their own, whose reward is not that of the first feedback about them or
 /// their episode that was stored and given in time and not retracted in time.
+///
+/// Feedback about an episode, or its retraction, is not late while any of the episode's generations is
+/// open. Those that closed before it was stored did not use it. So such a generation may have either
+/// reward.
 const GENERATIONS_MISJUDGED: &str = "\
-    select count(*) from trajectory t join generation g on g.id = t.generation_id \
-    left join lateral ( \
-        select f.value_bool from feedback f \
-        where (f.generation_id = g.id or f.episode_id = g.episode_id) and f.metric_name = 'accept' and not f.late \
-          and f.given_at <= t.closes_at \
-          and not exists (select from retraction r \
-                          where r.feedback_id = f.id and not r.late and r.given_at <= t.closes_at) \
-        order by f.given_at, f.id limit 1 \
-    ) first on true \
-    where t.surface = 'completion' \
-      and t.reward is distinct from case first.value_bool when true then 0.75 when false then -0.25 end";
+    with closed as ( \
+        select t.*, g.episode_id as episode, \
+               exists (select from generation other where other.episode_id = g.episode_id and other.id <> g.id) as has_siblings \
+        from trajectory t join generation g on g.id = t.generation_id \
+        where t.surface = 'completion' \
+    ), signal as ( \
+        select t.generation_id, f.id, f.value_bool, f.given_at, \
+               f.stored_at > t.closed_at and f.episode_id is not null and has_siblings as is_after, \
+               r.given_at is not null as is_retracted, \
+               r.given_at is not null and not (r.stored_at > t.closed_at and f.episode_id is not null and has_siblings) \
+                   as was_retracted \
+        from closed t \
+        join feedback f on f.generation_id = t.generation_id or f.episode_id = t.episode \
+        left join lateral ( \
+            select given_at, stored_at from retraction r \
+            where r.feedback_id = f.id and not r.late and r.given_at <= t.closes_at \
+            order by stored_at limit 1 \
+        ) r on true \
+        where f.metric_name = 'accept' and not f.late and f.given_at <= t.closes_at \
+    ), expected as ( \
+        select t.reward, \
+               (select value_bool from signal s where s.generation_id = t.generation_id and not is_retracted \
+                order by given_at, id limit 1) as of_all, \
+               (select value_bool from signal s where s.generation_id = t.generation_id and not is_after and not was_retracted \
+                order by given_at, id limit 1) as of_those_before \
+        from closed t \
+    ) \
+    select count(*) from expected \
+    where reward is distinct from case of_all when true then 0.75 when false then -0.25 end \
+      and reward is distinct from case of_those_before when true then 0.75 when false then -0.25 end";
 
 /// Sessions whose reward is not that of the first feedback about them that was stored and given in
 /// time and not retracted in time.

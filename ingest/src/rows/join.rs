@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //! 1. A closure either used a feedback event, or the event is marked late. The same holds for
-//!    retractions.
+//!    retractions. Feedback about an episode whose generations are trajectories of their own is late
+//!    when none of them is open any more: those that had closed before did not use it.
 //! 2. The closer never waits for the sink. It leaves a contested generation to its next round. Only
 //!    the sink may wait for the closer, so the two cannot deadlock.
 //! 3. Sink transactions lock rows in the order of their ids, so they cannot deadlock with each
