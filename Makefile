@@ -3,8 +3,8 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
-	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox checkpoints parity demo learn base agent-base environments bench-environments sqlx golden saved
+	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-engines bench-ingest \
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox checkpoints parity demo learn base agent-base environments bench-environments bench-overlap sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -150,6 +150,10 @@ chaos-ingest: stack ## kill ingest, broker and Postgres under load, count what i
 	$(foreach name,KILLS MINUTES RATE SEED SWAPS,$(if $($(name)),SPRINGTIDE_CHAOS_$(name)=$($(name)))) \
 		cargo test $(WORKSPACE) --test it chaos -- --nocapture --test-threads 1
 
+chaos-rollouts: stack python-test ## kill harnesses, their worlds, the gateway, the trainer, control and ingest while offline runs learn; KILLS=120 (about 10 minutes) SEED=
+	SPRINGTIDE_ROLLOUT_KILLS=$(or $(KILLS),120) $(if $(SEED),SPRINGTIDE_ROLLOUT_SEED=$(SEED)) \
+		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE) --test it rollout_kills -- --nocapture
+
 chaos-engines: stack vllm ## kill the gateway, a vLLM server, the updater and springtide follow under load, compare callers, log and exact model (about 45 minutes; downloads vLLM, 3 GB); KILLS=50 of each, ARGS='--engines 3'
 	cargo build --locked --package bench --bin chaos-engines
 	$(TARGET)/debug/chaos-engines --springtide $(SPRINGTIDE) --vllm $(VLLM) --model models/demo-base --kills $(or $(KILLS),50) \
@@ -184,7 +188,12 @@ agent-base: build ## train the model of the example environments into .springtid
 bench-environments: stack vllm ## after agent-base: GRPO in the example environments beside TRL's, with base and supervised bound (hours; downloads vLLM, 3 GB); ARGS='shop --seeds 1 --steps 4 --every 2'
 	@scripts/environments-venv.sh .springtide/environments-venv $(VLLM)
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
-	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent $(ARGS)
+	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent bench environments $(ARGS)
+
+bench-overlap: stack ## after agent-base: rollouts and steps at the same time against one after the other, in an example environment (1 hour); ARGS='shop --seeds 1 --steps 10'
+	@scripts/environments-venv.sh .springtide/environments-venv
+	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
+	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent overlap overlap $(ARGS)
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables
 	cargo test --locked --package model --features torch --test parity -- --nocapture --test-threads 1

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Trains the agent model in the example environments by Springtide and by TRL, on a stack of its own.
-# Usage: bench-environments.sh SPRINGTIDE PYTHON BASE [BENCH_ARGS…]
+# Trains the agent model in the example environments on a stack of its own: examples/environments/SCRIPT.py.
+# Its figures go to target/bench/NAME.json.
+# Usage: bench-environments.sh SPRINGTIDE PYTHON BASE SCRIPT NAME [ARGS…]
 set -euo pipefail
-springtide=$(realpath "$1") python=$(realpath -s "$2") base=$(realpath "$3")
-shift 3
+springtide=$(realpath "$1") python=$(realpath -s "$2") base=$(realpath "$3") script=$4 name=$5
+shift 5
 here=examples/environments
 out=$PWD/${CARGO_TARGET_DIR:-target}/bench
 [[ ${CARGO_TARGET_DIR:-} != /* ]] || out=$CARGO_TARGET_DIR/bench
@@ -11,11 +12,11 @@ work=$(mktemp -d "$PWD/.springtide/bench-environments-XXXXXX")
 mkdir -p "$out"
 # short: a socket's path is limited
 export SPRINGTIDE__STATE_DIR=$work/s SPRINGTIDE__POLICY__BASE=$base/model
-"$springtide" --config $here/springtide.toml up >"$out/environments-stack.log" 2>&1 &
+"$springtide" --config $here/springtide.toml up >"$out/$name-stack.log" 2>&1 &
 stack=$!
 trap 'kill -INT $stack 2>/dev/null; wait $stack || true; rm -rf "$work"' EXIT
-until grep -q 'Springtide is up' "$out/environments-stack.log"; do
-    kill -0 $stack 2>/dev/null || { tail -20 "$out/environments-stack.log" >&2; exit 1; }
+until grep -q 'Springtide is up' "$out/$name-stack.log"; do
+    kill -0 $stack 2>/dev/null || { tail -20 "$out/$name-stack.log" >&2; exit 1; }
     sleep 1
 done
-"$python" $here/bench.py --springtide "$springtide" --base "$base" --work "$work" --json "$out/environments.json" "$@"
+"$python" $here/$script.py --springtide "$springtide" --base "$base" --work "$work" --json "$out/$name.json" "$@"

@@ -53,6 +53,8 @@ mod relay_link;
 #[cfg(feature = "torch")]
 mod revocation;
 #[cfg(feature = "torch")]
+mod rollout_kills;
+#[cfg(feature = "torch")]
 mod scopes;
 #[cfg(feature = "torch")]
 mod serving;

@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=512)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--tasks-per-step", type=int, default=8)
+    parser.add_argument("--staleness-max", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=2e-4)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--json", type=pathlib.Path, help="where to write the run's end")
@@ -81,6 +82,7 @@ def main() -> None:
             "tasks_per_step": args.tasks_per_step,
             "steps": args.steps,
             "learning_rate": args.learning_rate,
+            "staleness_max": args.staleness_max,
             "max_tokens": ALL[args.name].max_tokens,
             "seed": args.seed,
         }

@@ -26,6 +26,13 @@ pub struct Lease {
     pub model: String,
     /// Of all its turns, whatever the client asks for: greedy rollouts do not differ.
     pub temperature: f32,
+    /// Of its run; higher goes first. −100 to 100.
+    #[serde(default, rename = "priority", skip_serializing_if = "is_usual")]
+    pub run_priority: i32,
+}
+
+fn is_usual(priority: &i32) -> bool {
+    *priority == 0
 }
 
 /// The text is no lease.
@@ -70,6 +77,7 @@ mod tests {
             group_id: "g".into(),
             model: "demo@run-1".into(),
             temperature: 0.7,
+            run_priority: 7,
         };
         let url = lease.base_url("http://serve:8000/").unwrap();
         let text = url

@@ -12,7 +12,7 @@ mod cluster;
 mod driver;
 mod ledger;
 mod report;
-mod servers;
+pub mod servers;
 mod stories;
 
 use std::str::FromStr;

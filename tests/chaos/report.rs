@@ -1,8 +1,6 @@
 //! The report: a table for people and JSON for comparison.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -11,6 +9,7 @@ use super::Size;
 use super::audit::Audit;
 use super::driver::Kill;
 use super::ledger::Ledger;
+use crate::support::write_figures;
 
 /// A pause within this time after a kill is attributed to it.
 const REACH: Duration = Duration::from_secs(20);
@@ -30,13 +29,7 @@ pub struct Report<'a> {
 impl Report<'_> {
     /// Prints the table and writes `target/chaos/ingest.json`.
     pub fn publish(&self) {
-        let dir = match std::env::var("CARGO_TARGET_DIR") {
-            Ok(dir) => Path::new(&dir).join("chaos"),
-            Err(_) => Path::new(env!("CARGO_MANIFEST_DIR")).join("target/chaos"),
-        };
-        fs::create_dir_all(&dir).unwrap();
-        let file = dir.join("ingest.json");
-        fs::write(&file, serde_json::to_string_pretty(&self.document()).unwrap()).unwrap();
+        let file = write_figures("ingest.json", &self.document());
         print!("{}", self.table());
         println!("{:<44}{}", "full report", file.display());
     }

@@ -158,6 +158,7 @@ pub struct Servers {
     pub kafka: Supervised,
     postgres_port: u16,
     kafka_port: u16,
+    control_port: u16,
     kafka_command: Vec<String>,
     // Declared last, so that the servers end before their folder is removed.
     dir: TempDir,
@@ -201,6 +202,7 @@ impl Servers {
             kafka: server("kafka", dir.path(), "SIGTERM", kafka_command.clone()),
             postgres_port,
             kafka_port,
+            control_port: control,
             kafka_command,
             dir,
             _lock: lock,
@@ -240,10 +242,18 @@ impl Servers {
         .await;
     }
 
-    /// Starts a `springtide ingest` on a free port.
-    pub fn ingest(&self, nth: usize, environment: &[(&str, &str)]) -> Ingest {
-        let [port] = free_ports().unwrap();
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
+    /// The folder of `springtide.toml`, in which roles work.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Where the control role answers.
+    pub fn control(&self) -> String {
+        format!("http://127.0.0.1:{}", self.control_port)
+    }
+
+    /// Starts a role. `name`: of its log.
+    pub fn role(&self, role: &'static str, name: &str, environment: &[(&str, &str)]) -> Supervised {
         let dir = self.dir.path().to_owned();
         let environment: Vec<(String, String)> = environment
             .iter()
@@ -252,16 +262,22 @@ impl Servers {
         let command = move || {
             let mut command = Command::new(SPRINGTIDE);
             command
-                .args(["--die-with", &std::process::id().to_string(), "ingest"])
+                .args(["--die-with", &std::process::id().to_string(), role])
                 .current_dir(&dir)
-                .env("SPRINGTIDE__LISTEN__INGEST", address.to_string())
                 .envs(environment.iter().cloned());
             command
         };
-        let name = format!("ingest-{nth}");
-        let log = self.dir.path().join(format!("{name}.log"));
+        Supervised::start(name, self.dir.path().join(format!("{name}.log")), command)
+    }
+
+    /// Starts a `springtide ingest` on a free port.
+    pub fn ingest(&self, nth: usize, environment: &[(&str, &str)]) -> Ingest {
+        let [port] = free_ports().unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let listen = address.to_string();
+        let environment = [&[("SPRINGTIDE__LISTEN__INGEST", &*listen)], environment].concat();
         Ingest {
-            process: Supervised::start(&name, log, command),
+            process: self.role("ingest", &format!("ingest-{nth}"), &environment),
             address,
         }
     }

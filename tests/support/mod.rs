@@ -12,6 +12,7 @@ pub mod memory;
 pub mod process;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -223,6 +224,18 @@ pub fn check_page(page: &str, name: &str, written_by: &str, table: &str) {
     } else {
         assert_eq!(committed, table, "{page} is out of date: SPRINGTIDE_WRITE_DOCS=1");
     }
+}
+
+/// Writes the figures of a long run to this file in `target/chaos`.
+pub fn write_figures(name: &str, figures: &impl serde::Serialize) -> PathBuf {
+    let dir = match std::env::var("CARGO_TARGET_DIR") {
+        Ok(dir) => Path::new(&dir).join("chaos"),
+        Err(_) => Path::new(env!("CARGO_MANIFEST_DIR")).join("target/chaos"),
+    };
+    fs::create_dir_all(&dir).unwrap();
+    let file = dir.join(name);
+    fs::write(&file, serde_json::to_string_pretty(figures).unwrap()).unwrap();
+    file
 }
 
 /// Calls `poll` every 50 ms until it returns `Some`; panics with `what` after `limit`.

@@ -13,6 +13,7 @@ mod fork;
 pub mod grpo;
 mod leases;
 pub mod offline;
+mod page;
 pub mod preference;
 mod runs;
 mod versions;
@@ -71,6 +72,13 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, serve_url: &
             "/v1/runs/{id}/curve",
             "What the steps measured",
             get(curve::curve),
+        )
+        .route(read, "/runs/{id}", "A run, for browsers", get(page::one).page())
+        .route(
+            read,
+            "/runs/compare",
+            "Runs side by side, for browsers",
+            get(page::compare).page(),
         )
         .route(
             research,

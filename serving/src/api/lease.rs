@@ -7,8 +7,10 @@ use edge::Problem;
 use ingest::event::Purpose;
 use ingest::lease::Lease;
 
-/// Rollouts wait behind production, which has priority 0.
+/// Of a rollout whose run has priority 0. Lower goes first, but all rollouts wait behind production.
 const PRIORITY: i32 = 100;
+/// Priorities of runs are −100 to 100.
+const RUN_PRIORITY_MAX: i32 = 100;
 
 /// The lease in the path. `None`: the path has none.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -47,7 +49,7 @@ impl Leased {
         request.seed = None;
         request.user_key = lease.run_id.to_string();
         request.episode_id = Some(lease.id);
-        request.priority = PRIORITY;
+        request.priority = PRIORITY - lease.run_priority.clamp(-RUN_PRIORITY_MAX, RUN_PRIORITY_MAX);
         request.surface = Lease::SURFACE.to_owned();
         request.purpose = Purpose::Rollout;
         request.run_id = Some(lease.run_id);
@@ -73,6 +75,7 @@ mod tests {
             group_id: "g".into(),
             model: "demo@run-2".into(),
             temperature: 0.7,
+            run_priority: 0,
         }
     }
 
@@ -106,6 +109,21 @@ mod tests {
             (Some("t"), Some("g"))
         );
         assert_eq!(request.max_tokens, Some(9), "the agent's");
+    }
+
+    #[test]
+    fn rollouts_of_a_run_with_a_higher_priority_go_first() {
+        let priority = |run_priority| {
+            let mut request = request(json!({"model": "m", "prompt": "a"}));
+            let lease = Lease {
+                run_priority,
+                ..lease()
+            };
+            Leased(Some(lease)).label(&mut request).unwrap();
+            request.priority
+        };
+        assert!(priority(7) < priority(0) && priority(0) < priority(-7));
+        assert_eq!(priority(i32::MAX), priority(100), "whoever made the lease");
     }
 
     #[test]

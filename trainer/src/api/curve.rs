@@ -26,35 +26,35 @@ const NORMAL_975: f64 = 1.959_963_984_540_054;
 /// A step as a point of a plot. What the step did not measure is null.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Point {
-    step: i64,
-    version: i64,
+    pub step: i64,
+    pub version: i64,
     #[serde(with = "time::serde::rfc3339")]
-    committed_at: OffsetDateTime,
-    loss: Option<f64>,
+    pub committed_at: OffsetDateTime,
+    pub loss: Option<f64>,
     /// Nats: of the update, from the parent to the version.
-    kl: Option<f64>,
-    gradient_norm: Option<f64>,
+    pub kl: Option<f64>,
+    pub gradient_norm: Option<f64>,
     /// Nats: of the parent, at the trained tokens.
-    entropy: Option<f64>,
+    pub entropy: Option<f64>,
     /// Of the step's trajectories.
-    reward_mean: Option<f64>,
+    pub reward_mean: Option<f64>,
     /// The 95% interval of the mean: normal, by the standard deviation of the step's trajectories. Null
     /// for fewer than two, and for steps of builds that did not note the deviation.
-    reward_interval: Option<[f64; 2]>,
-    trajectories: Option<u64>,
+    pub reward_interval: Option<[f64; 2]>,
+    pub trajectories: Option<u64>,
     /// Sequences that were trained on: rollouts, or turns of sessions.
-    sequences: Option<u64>,
-    tokens: Option<u64>,
+    pub sequences: Option<u64>,
+    pub tokens: Option<u64>,
     /// Of `sequences`, since the commit before; of the first step, since the run began to work.
-    sequences_per_second: Option<f64>,
+    pub sequences_per_second: Option<f64>,
     /// Share of the trained tokens that versions before the parent sampled.
-    stale_share: Option<f64>,
+    pub stale_share: Option<f64>,
     /// Samples with log-probabilities that are not those of their version.
-    quarantined: Option<u64>,
+    pub quarantined: Option<u64>,
     /// What a run over a dataset could not use for the step, by code.
-    refused: BTreeMap<String, u64>,
+    pub refused: BTreeMap<String, u64>,
     /// What a run of the kinds `dpo` and `kto` measured besides.
-    preference: Option<Value>,
+    pub preference: Option<Value>,
 }
 
 /// Which points.
@@ -70,9 +70,9 @@ pub(super) struct Points {
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Curve {
     #[serde(flatten)]
-    points: List<Point>,
+    pub points: List<Point>,
     /// Generations that the run dropped so far, by code. Runs over a dataset drop none.
-    waste: BTreeMap<String, i64>,
+    pub waste: BTreeMap<String, i64>,
 }
 
 pub(super) async fn curve(
@@ -96,6 +96,12 @@ pub(super) struct Ids {
     ids: String,
 }
 
+impl Ids {
+    pub fn read(&self) -> Result<Vec<Uuid>, String> {
+        parse(&self.ids)
+    }
+}
+
 /// A run beside others.
 #[derive(Debug, Clone, Serialize)]
 struct Compared {
@@ -114,7 +120,7 @@ pub(super) async fn compare(
     State(shared): State<Shared>,
     Query(query): Query<Ids>,
 ) -> Result<Json<Comparison>, Problem> {
-    let ids = parse(&query.ids).map_err(Problem::bad_request)?;
+    let ids = query.read().map_err(Problem::bad_request)?;
     let mut compared = Vec::new();
     for id in ids {
         let run = runs::get(&shared.pool, &shared.policy, id).await?;
@@ -139,14 +145,14 @@ fn parse(ids: &str) -> Result<Vec<Uuid>, String> {
 }
 
 /// What a run was asked for.
-fn described(run: &Run) -> Map<String, Value> {
+pub(super) fn described(run: &Run) -> Map<String, Value> {
     let mut fields = run.config.as_object().cloned().unwrap_or_default();
     fields.insert("kind".into(), run.kind.clone().into());
     fields.insert("base_version".into(), run.base_version.into());
     fields
 }
 
-fn differences(of: &[Map<String, Value>]) -> BTreeMap<String, Vec<Value>> {
+pub(super) fn differences(of: &[Map<String, Value>]) -> BTreeMap<String, Vec<Value>> {
     let fields: BTreeSet<&String> = of.iter().flat_map(Map::keys).collect();
     let values = |field: &String| -> Vec<Value> {
         let value = |one: &Map<String, Value>| one.get(field).cloned().unwrap_or(Value::Null);
@@ -158,6 +164,11 @@ fn differences(of: &[Map<String, Value>]) -> BTreeMap<String, Vec<Value>> {
 }
 
 impl Shared {
+    /// The newest points of a run.
+    pub(super) async fn newest(&self, run: &Run) -> Result<Curve, Problem> {
+        self.curve(run, (run.steps_done - POINTS_MAX).max(0), POINTS_MAX).await
+    }
+
     async fn curve(&self, run: &Run, after: i64, limit: i64) -> Result<Curve, Problem> {
         let rows = sqlx::query!(
             r#"
@@ -204,16 +215,16 @@ impl Shared {
 
 /// A step without what it measured.
 #[derive(Debug, Clone, Copy)]
-struct Step {
-    step: i64,
-    version: i64,
-    committed_at: OffsetDateTime,
+pub(super) struct Step {
+    pub step: i64,
+    pub version: i64,
+    pub committed_at: OffsetDateTime,
     /// When the step before was committed, or the run began to work.
-    before: Option<OffsetDateTime>,
+    pub before: Option<OffsetDateTime>,
 }
 
 impl Step {
-    fn point(self, metrics: &Value) -> Point {
+    pub fn point(self, metrics: &Value) -> Point {
         let number = |field: &str| metrics[field].as_f64();
         let count = |field: &str| metrics[field].as_u64();
         let (mean, trajectories) = (number("reward_mean"), count("trajectories"));

@@ -90,10 +90,10 @@ pub(super) async fn take(
                 run.status
             )));
         }
-        let (config, seconds) = pulled(&run)?;
+        let pulled = pulled(&run)?;
         // what is rewarded while the run pauses would wait too long for the log
         if run.status == "running"
-            && let Some(lease) = shared.take(&principal, &run, &config, seconds).await?
+            && let Some(lease) = shared.take(&principal, &run, &pulled).await?
         {
             return Ok((StatusCode::CREATED, Json(lease)).into_response());
         }
@@ -105,10 +105,16 @@ pub(super) async fn take(
     }
 }
 
-/// The configuration of a run whose rollouts are leased, and for how many seconds.
-fn pulled(run: &runs::Run) -> Result<(Config, u32), Problem> {
+/// What a run whose rollouts are leased was asked for.
+struct Pulled {
+    config: Config,
+    priority: i32,
+    lease_seconds: u32,
+}
+
+fn pulled(run: &runs::Run) -> Result<Pulled, Problem> {
     let mut config = run.config.clone();
-    Schedule::take_from(&mut config).map_err(Problem::internal)?;
+    let schedule = Schedule::take_from(&mut config).map_err(Problem::internal)?;
     let none = || {
         Problem::conflict(format!(
             "run {} has no environment of kind `pull`: its rollouts are not leased",
@@ -120,20 +126,18 @@ fn pulled(run: &runs::Run) -> Result<(Config, u32), Problem> {
     }
     let config: Config = serde_json::from_value(config).map_err(Problem::internal)?;
     match config.environment {
-        Environment::Pull { lease_seconds } => Ok((config, lease_seconds)),
+        Environment::Pull { lease_seconds } => Ok(Pulled {
+            config,
+            priority: schedule.priority,
+            lease_seconds,
+        }),
         Environment::Completion | Environment::Push { .. } => Err(none()),
     }
 }
 
 impl Shared {
-    async fn take(
-        &self,
-        principal: &Principal,
-        run: &runs::Run,
-        config: &Config,
-        seconds: u32,
-    ) -> Result<Option<Lease>, Problem> {
-        let taken = leases::take(&self.pool, run.id, &principal.label, seconds).await;
+    async fn take(&self, principal: &Principal, run: &runs::Run, pulled: &Pulled) -> Result<Option<Lease>, Problem> {
+        let taken = leases::take(&self.pool, run.id, &principal.label, pulled.lease_seconds).await;
         let Some(taken) = taken.map_err(database)? else {
             return Ok(None);
         };
@@ -152,7 +156,8 @@ impl Shared {
             task_id: task_id.clone(),
             group_id: group_id.to_string(),
             model: model.clone(),
-            temperature: config.temperature,
+            temperature: pulled.config.temperature,
+            run_priority: pulled.priority,
         };
         let base_url = lease.base_url(&self.serve_url).map_err(Problem::internal)?;
         Ok(Some(Lease {
@@ -202,8 +207,7 @@ impl Shared {
 pub(super) async fn renew(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Json<Rollout>, Problem> {
     let rollout = shared.rollout(id).await?;
     let run = runs::get(&shared.pool, &shared.policy, rollout.run_id).await?;
-    let (_, seconds) = pulled(&run)?;
-    let renewed = leases::renew(&shared.pool, id, seconds).await;
+    let renewed = leases::renew(&shared.pool, id, pulled(&run)?.lease_seconds).await;
     shared.changed(id, renewed, "renew").await
 }
 
@@ -270,16 +274,16 @@ pub(super) async fn fail(
 }
 
 /// How far the rollouts of a run are.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 #[serde(tag = "object", rename = "rollouts")]
 pub(super) struct Progress {
     run_id: Uuid,
     /// How many are offered, leased, rewarded, failed, settled and spent.
-    by_state: BTreeMap<String, i64>,
+    pub by_state: BTreeMap<String, i64>,
     /// Those without a reward, by why.
-    lost: BTreeMap<String, i64>,
+    pub lost: BTreeMap<String, i64>,
     /// How many got a reward in the last 60 s.
-    rewarded_last_minute: i64,
+    pub rewarded_last_minute: i64,
     /// Over all that have one.
     reward_mean: Option<f64>,
 }
@@ -287,28 +291,35 @@ pub(super) struct Progress {
 /// `GET /v1/runs/{id}/rollouts`
 pub(super) async fn progress(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Json<Progress>, Problem> {
     runs::get(&shared.pool, &shared.policy, id).await?;
-    let counts = sqlx::query!(
-        r#"
-        select coalesce((select jsonb_object_agg(state, n) from
-                   (select state, count(*) as n from rollout where run_id = $1 group by state) s), '{}') as "by_state!: Value",
-               coalesce((select jsonb_object_agg(code, n) from
-                   (select code, count(*) as n from rollout where run_id = $1 and code is not null group by code) c), '{}')
-                   as "lost!: Value",
-               (select count(*) from rollout
-                where run_id = $1 and reward is not null and finished_at > now() - interval '1 minute') as "recent!",
-               (select avg(reward) from rollout where run_id = $1) as reward_mean
-        "#,
-        id
-    )
-    .fetch_one(&shared.pool)
-    .await
-    .map_err(database)?;
-    let read = |value| serde_json::from_value(value).map_err(Problem::internal);
-    Ok(Json(Progress {
-        run_id: id,
-        by_state: read(counts.by_state)?,
-        lost: read(counts.lost)?,
-        rewarded_last_minute: counts.recent,
-        reward_mean: counts.reward_mean,
-    }))
+    Ok(Json(shared.rollouts(id).await?))
+}
+
+impl Shared {
+    /// How far the rollouts of a run are.
+    pub(super) async fn rollouts(&self, id: Uuid) -> Result<Progress, Problem> {
+        let counts = sqlx::query!(
+            r#"
+            select coalesce((select jsonb_object_agg(state, n) from
+                       (select state, count(*) as n from rollout where run_id = $1 group by state) s), '{}') as "by_state!: Value",
+                   coalesce((select jsonb_object_agg(code, n) from
+                       (select code, count(*) as n from rollout where run_id = $1 and code is not null group by code) c), '{}')
+                       as "lost!: Value",
+                   (select count(*) from rollout
+                    where run_id = $1 and reward is not null and finished_at > now() - interval '1 minute') as "recent!",
+                   (select avg(reward) from rollout where run_id = $1) as reward_mean
+            "#,
+            id
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map_err(database)?;
+        let read = |value| serde_json::from_value(value).map_err(Problem::internal);
+        Ok(Progress {
+            run_id: id,
+            by_state: read(counts.by_state)?,
+            lost: read(counts.lost)?,
+            rewarded_last_minute: counts.recent,
+            reward_mean: counts.reward_mean,
+        })
+    }
 }

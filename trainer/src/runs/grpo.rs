@@ -66,7 +66,7 @@ pub(super) async fn execute(
         return Ok(());
     };
     let claim = executor.claim;
-    let harness = Harness::new(trainer, id, &line, &config).await?;
+    let harness = Harness::new(trainer, id, schedule.priority, &line, &config).await?;
     harness.give_up_interrupted(&claim).await?;
     let draws = Draws::new(trainer, &config, tasks).await?;
     tokio::select! {

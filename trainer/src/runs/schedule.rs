@@ -27,8 +27,8 @@ pub struct Schedule {
     /// When it comes again after it has ended, such as `0 3 * * * Europe/Berlin`. Default: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeats: Option<Cron>,
-    /// Runs of a higher priority go first, and take the place of others that train. −100 to 100,
-    /// default 0.
+    /// Runs of a higher priority go first, and take the place of others that train. Their rollouts get
+    /// free slots first; runs of one priority share slots equally. −100 to 100, default 0.
     pub priority: i32,
 }
 

@@ -62,6 +62,7 @@ pub(super) struct Harness<'a> {
     pub trainer: &'a Trainer,
     pub http: reqwest::Client,
     run: Uuid,
+    run_priority: i32,
     model: String,
     pub config: &'a Config,
     grading: grader::Context,
@@ -72,7 +73,13 @@ pub(super) struct Harness<'a> {
 impl<'a> Harness<'a> {
     /// `line` is also the alias under which the fleet serves the run's head.
     /// Fails if a grader names a judge that there is not.
-    pub async fn new(trainer: &'a Trainer, run: Uuid, line: &str, config: &'a Config) -> anyhow::Result<Self> {
+    pub async fn new(
+        trainer: &'a Trainer,
+        run: Uuid,
+        run_priority: i32,
+        line: &str,
+        config: &'a Config,
+    ) -> anyhow::Result<Self> {
         for name in config.grader.judges() {
             if !trainer.judges.has(name) {
                 let reason = format!("grader: there is no [[trainer.judge]] {name:?} in the configuration of `train`");
@@ -88,6 +95,7 @@ impl<'a> Harness<'a> {
                 .build()
                 .context("make an HTTP client")?,
             run,
+            run_priority,
             model: format!("{}@{line}", trainer.policy),
             config,
             grading: grader::Context::new(Some(judges), trainer.sandboxes.clone()),
@@ -216,6 +224,7 @@ impl<'a> Harness<'a> {
             group_id: taken.group_id.to_string(),
             model: self.model.clone(),
             temperature: self.config.temperature,
+            run_priority: self.run_priority,
         };
         let url = format!("{}/{what}", lease.base_url(&self.trainer.serve_url)?);
         loop {
