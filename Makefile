@@ -175,9 +175,10 @@ base: build ## train the demo's base model again, into .springtide/base (about 4
 
 ENVIRONMENTS := .springtide/environments-venv/bin/python
 
-environments: setup ## install verifiers, reasoning-gym and the wheel of python/ into .springtide/environments-venv (200 MB to download), and test the adapter
+environments: setup ## install verifiers, reasoning-gym and the wheel of python/ into .springtide/environments-venv (200 MB to download), and test the adapter and the tasks
 	@scripts/environments-venv.sh .springtide/environments-venv
 	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet against_verifiers.py
+	cd examples/environments && $(abspath $(ENVIRONMENTS)) -m unittest tables.test_tasks
 
 agent-base: build ## train the model of the example environments into .springtide/agent (about 10 minutes on one idle core); STEPS=700
 	@scripts/environments-venv.sh .springtide/environments-venv
@@ -331,6 +332,12 @@ bench-world: world-image ## cold and warm starts per second of microVM worlds, m
 	scripts/setup.sh qemu-system-x86_64 bwrap
 	cargo bench --locked --profile dev --package world --bench world -- --image $(abspath $(WORLD_IMAGE)) --accelerator $(ACCELERATOR) \
 	  --json $(abspath $(TARGET))/bench/world.json $(ARGS)
+
+bench-tables: world-image ## a world with a Postgres for each attempt, answers from a script: attempts per minute, what forks share, what dies with a machine; ACCELERATOR=tcg ARGS='--tasks 10'
+	scripts/setup.sh qemu-system-x86_64 bwrap
+	@scripts/environments-venv.sh .springtide/environments-venv
+	$(ENVIRONMENTS) examples/environments/tables/scripted.py --springtide $(SPRINGTIDE) --accelerator $(ACCELERATOR) \
+	  --json $(TARGET)/bench/tables.json $(ARGS)
 
 bench-attacks: stack ## what honest traffic notices of slow connections, floods, poison, wrong clocks, transactions (8 minutes); SECONDS=20 RATE=100 CONNECTIONS=2000 CONNECTIONS_MAX=1000 CASES='slow bodies; random keys'
 	cargo build --locked --release --package springtide --no-default-features

@@ -18,7 +18,7 @@ import urllib.request
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from environments import ALL
+from environments import ALL, USUAL
 from measure import measure_folder, show
 
 CONTROL = "http://127.0.0.1:8032"
@@ -29,7 +29,7 @@ STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=list(ALL), metavar="NAME")
+    parser.add_argument("names", nargs="*", default=USUAL, metavar="NAME")
     parser.add_argument("--springtide", type=pathlib.Path, required=True, help="the program")
     parser.add_argument("--base", type=pathlib.Path, required=True, help="folder of `make agent-base`")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="for checkpoints")

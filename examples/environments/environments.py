@@ -1,4 +1,4 @@
-"""The three environments by name: their tasks, how one attempt goes, and its score."""
+"""The environments by name: their tasks, how one attempt goes, and its score."""
 
 import pathlib
 import sys
@@ -16,6 +16,8 @@ from functions import tasks as functions
 from shop import agent
 from shop import world as shop
 from splits import Split, Task, distinct, draw
+from tables import tasks as tables
+from tables import world
 
 
 @dataclass(frozen=True)
@@ -58,5 +60,8 @@ ALL = {
         Environment("sums", sums, None, one_answer(8), sums.score, 0.45, 8, 3),
         Environment("shop", shop, shop.TOOLS, agent.play, shop.score, 0.2, 48, 50),
         Environment("functions", functions, None, one_answer(48), grade.score, 0.2, 48, 19),
+        Environment("tables", tables, None, one_answer(48), world.score, 0.2, 48, 16),
     ]
 }
+#: What runs if none is named: `tables` needs `springtide world`.
+USUAL = [name for name in ALL if name != "tables"]

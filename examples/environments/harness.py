@@ -3,7 +3,7 @@
     harness.py NAME [--seed 1] [--steps 30] [--json FILE]      makes the run, then plays for it
 
 `sums` goes through `verifiers`, `shop` is the agent of shop/agent.py with two lines changed, and
-`functions` asks once and runs the tests.
+`functions` asks once and runs the tests. `tables` runs the answer in a world of the attempt's own.
 """
 
 import argparse
@@ -59,6 +59,20 @@ def play_functions(run: springtide.Run, workers: int) -> None:
     run.work(attempt, workers=workers)
 
 
+def play_tables(run: springtide.Run, workers: int) -> None:
+    """One statement in a world of tables/world.py, which lives as long as the attempt."""
+    from tables.tasks import score
+    from tables.world import World
+
+    def attempt(lease: springtide.Lease) -> float:
+        client = OpenAI(base_url=lease.base_url, api_key=lease.api_key)
+        with World() as world:
+            reply = ALL["tables"].attempt(client, lease.model, lease.task)
+            return score(lease.task["answer"], reply, world.psql)
+
+    run.work(attempt, workers=workers)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=list(ALL))
@@ -93,6 +107,8 @@ def main() -> None:
         play_sums(run, args.tasks, args.workers)
     elif args.name == "shop":
         play_shop(run, args.workers)
+    elif args.name == "tables":
+        play_tables(run, args.workers)
     else:
         play_functions(run, args.workers)
     status = run.status()

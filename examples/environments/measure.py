@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from openai import OpenAI
 
-from environments import ALL, Environment
+from environments import ALL, USUAL, Environment
 
 
 def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
@@ -50,7 +50,7 @@ def result(name: str, successes: int, count: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=list(ALL), metavar="NAME", help=", ".join(ALL))
+    parser.add_argument("names", nargs="*", default=USUAL, metavar="NAME", help=", ".join(ALL))
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--base-url")
     where.add_argument("--folder", type=pathlib.Path)
