@@ -173,17 +173,22 @@ async fn runs_end_and_no_rewarded_rollout_is_lost_or_used_twice_while_everything
     };
     for kind in wanted {
         tokio::time::sleep(PAUSE.mul_f64(2.0 * rng.random::<f64>())).await;
-        if state(&servers, &runs)
-            .await
-            .is_some_and(|run| run["finished_at"].is_string())
-        {
-            runs.push(create(&servers).await);
-            note(&runs_file, &runs);
+        // a run that ends gives way to the next, or there would be no world to kill
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if state(&servers, &runs)
+                .await
+                .is_some_and(|run| run["finished_at"].is_string())
+            {
+                runs.push(create(&servers).await);
+                note(&runs_file, &runs);
+            }
+            if processes.kill(kind, &mut rng) {
+                break;
+            }
+            assert!(Instant::now() < until, "not within {PATIENCE:?}: {kind:?} is there");
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        eventually(&format!("{kind:?} is there"), PATIENCE, async || {
-            processes.kill(kind, &mut rng).then_some(())
-        })
-        .await;
         *report.kills.entry(kind).or_default() += 1;
         eprintln!("{kind:?} killed in run {}", runs.len());
     }

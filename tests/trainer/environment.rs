@@ -161,6 +161,10 @@ async fn a_run_learns_from_sessions_that_a_harness_makes_while_it_computes() {
     assert!(oldest <= 2, "{oldest}");
     let trained = world.ledger("trained").await;
     assert_eq!(trained, 4 * 2 * 2 * GROUP, "every turn of every rollout, once");
+    let page = reqwest::get(run.replace("/v1/", "/")).await.unwrap();
+    assert_eq!(page.status(), 200);
+    let page = page.text().await.unwrap();
+    assert!(page.contains("4 of 4") && page.contains("<svg"), "{page}");
     stop.cancel();
     ingest.await.unwrap().unwrap();
 }

@@ -15,7 +15,7 @@ use crate::provider::Error;
 use crate::{Command, Ended, Limits};
 
 /// From the start of QEMU to the answer of the services. An emulated processor takes 11 s.
-const BOOT_TIME_MAX: Duration = Duration::from_secs(180);
+const BOOT_TIME_MAX: Duration = Duration::from_secs(600);
 const SAVE_TIME_MAX: Duration = Duration::from_secs(60);
 const SETUP_TIME_MAX: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(2);
