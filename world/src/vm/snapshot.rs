@@ -14,7 +14,8 @@ use super::{Machine, Options};
 use crate::provider::Error;
 use crate::{Command, Ended, Limits};
 
-/// From the start of QEMU to the answer of the services. An emulated processor takes 11 s.
+/// From the start of QEMU to the answer of the services. An emulated processor takes 11 s, and minutes
+/// beside other work.
 const BOOT_TIME_MAX: Duration = Duration::from_secs(600);
 const SAVE_TIME_MAX: Duration = Duration::from_secs(60);
 const SETUP_TIME_MAX: Duration = Duration::from_secs(300);
