@@ -34,7 +34,7 @@ fn request(steps: u32, lease_seconds: u32) -> Value {
     })
 }
 
-async fn create(control: &str, request: &Value) -> (String, String) {
+pub async fn create(control: &str, request: &Value) -> (String, String) {
     let (status, created) = post(format!("{control}/v1/runs"), request).await;
     assert_eq!(status, 201, "{created}");
     let id = created["id"].as_str().unwrap().to_owned();
@@ -42,13 +42,13 @@ async fn create(control: &str, request: &Value) -> (String, String) {
 }
 
 /// What a harness got when it asked for a rollout.
-enum Leased {
+pub enum Leased {
     One(Value),
     Nothing,
     Ended,
 }
 
-async fn lease(run: &str) -> Leased {
+pub async fn lease(run: &str) -> Leased {
     let body = json!({"wait_seconds": 1});
     let response = reqwest::Client::new()
         .post(format!("{run}/leases"))
@@ -75,7 +75,7 @@ async fn turn(lease: &Value, prompt: &str) -> String {
     answer["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
-async fn end(control: &str, lease: &Value, how: &str, body: &Value) -> (u16, Value) {
+pub async fn end(control: &str, lease: &Value, how: &str, body: &Value) -> (u16, Value) {
     post(
         format!("{control}/v1/leases/{}/{how}", lease["id"].as_str().unwrap()),
         body,
@@ -84,7 +84,7 @@ async fn end(control: &str, lease: &Value, how: &str, body: &Value) -> (u16, Val
 }
 
 /// Two turns, then the share of `a` to `m` among their letters.
-async fn make(control: &str, lease: &Value) {
+pub async fn make(control: &str, lease: &Value) {
     let first = turn(lease, lease["task"]["prompt"].as_str().unwrap()).await;
     let second = turn(lease, &format!("{first}, and then?")).await;
     let both = format!("{first}{second}");
@@ -159,6 +159,14 @@ async fn a_run_learns_from_sessions_that_a_harness_makes_while_it_computes() {
         oldest = oldest.max(staleness.keys().map(|steps| steps.parse().unwrap()).max().unwrap());
     }
     assert!(oldest <= 2, "{oldest}");
+    let realism = &done["result"]["realism"];
+    assert_eq!(
+        (&realism["step"], &realism["production"], &realism["alarm"]),
+        (&json!(4), &json!(0), &json!(false)),
+        "{realism}"
+    );
+    let why = realism["not_comparable"].as_str().unwrap();
+    assert!(why.contains("no closed trace of a user"), "{why}");
     let trained = world.ledger("trained").await;
     assert_eq!(trained, 4 * 2 * 2 * GROUP, "every turn of every rollout, once");
     let page = reqwest::get(run.replace("/v1/", "/")).await.unwrap();

@@ -121,6 +121,7 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Res
         .collect();
     let count = request["n"].as_u64().unwrap_or(1);
     let first = fleet.seeds.fetch_add(count, Ordering::Relaxed);
+    let tokens_max = request["max_tokens"].as_u64().map_or(usize::MAX, |max| max as usize);
     let group = request["metadata"]["group_id"].as_str();
     if fleet.wrong == Wrong::FailsSometimes && group.is_some() && first % 4 == 1 {
         return Err(StatusCode::INTERNAL_SERVER_ERROR);
@@ -137,7 +138,9 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Res
     };
     let is_first = group.is_some_and(|group| fleet.groups.lock().unwrap().insert(group.to_owned()));
     let mut choices = Vec::new();
-    for (nth, (token_ids, mut logprobs)) in sampled.into_iter().enumerate() {
+    for (nth, (mut token_ids, mut logprobs)) in sampled.into_iter().enumerate() {
+        token_ids.truncate(tokens_max);
+        logprobs.truncate(tokens_max);
         match fleet.wrong {
             Wrong::OneOfEachGroup if is_first && nth == 0 => logprobs[0] -= 1.0,
             Wrong::EachSlightly => logprobs[0] += 1e-5,
@@ -186,8 +189,12 @@ fn generation(
 ) -> Generation {
     let metadata = &request["metadata"];
     let text = |value: &Value| value.as_str().map(String::from);
-    let rollout = metadata["purpose"] == "rollout";
-    assert!(!rollout || request["priority"] == 100);
+    let purpose = match metadata["purpose"].as_str() {
+        Some("rollout") => Purpose::Rollout,
+        Some("production") => Purpose::Production,
+        _ => Purpose::Evaluation,
+    };
+    assert!(purpose != Purpose::Rollout || request["priority"] == 100);
     let id = Uuid::now_v7();
     Generation {
         id,
@@ -199,7 +206,7 @@ fn generation(
         line: line.into(),
         versions: vec![span],
         replica: "test".into(),
-        purpose: if rollout { Purpose::Rollout } else { Purpose::Evaluation },
+        purpose,
         run_id: text(&metadata["run_id"]).map(|id| id.parse().unwrap()),
         task_id: text(&metadata["task_id"]),
         group_id: text(&metadata["group_id"]),

@@ -8,12 +8,14 @@
 //! draws     which rollouts are offered, how they end, and which the next step is made of
 //! harness   makes rollouts beside the steps, unless a harness outside does (push: by an environment)
 //! groups    what is compared with what
+//! realism   whether rollouts can be told from what users get
 //! ```
 
 mod draws;
 mod groups;
 mod harness;
 mod push;
+mod realism;
 mod served;
 
 use crate::api::{self, create::line_of};
@@ -146,7 +148,10 @@ async fn train(
             return executor.release("paused", &reason).await;
         }
         match executor.step(inputs).await? {
-            StepOutcome::Published => empty = Empty::default(),
+            StepOutcome::Published => {
+                empty = Empty::default();
+                realism::watch(executor, config.steps).await;
+            }
             StepOutcome::Paused => return Ok(()),
             StepOutcome::Refused => {}
             StepOutcome::Empty => empty.add(quarantined.ids.len(), trainer.options.offline.empty_draws_max)?,
