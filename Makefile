@@ -171,9 +171,9 @@ base: build ## train the demo's base model again, into .springtide/base (about 4
 
 ENVIRONMENTS := .springtide/environments-venv/bin/python
 
-environments: setup ## install verifiers, reasoning-gym and the wheel of python/ into .springtide/environments-venv (200 MB to download), and test the adapter
+environments: setup ## install verifiers, reasoning-gym and the wheel of python/ into .springtide/environments-venv (200 MB to download), and test what needs them
 	@scripts/environments-venv.sh .springtide/environments-venv
-	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet against_verifiers.py
+	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet against_verifiers.py against_openai.py
 
 agent-base: build ## train the model of the example environments into .springtide/agent (about 10 minutes on one idle core); STEPS=700
 	@scripts/environments-venv.sh .springtide/environments-venv
