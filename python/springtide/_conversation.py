@@ -95,7 +95,7 @@ class _Conversation:
             yield from self._begin_anew(new)
         answer = yield self._request([*self._messages, *new], {**self._parameters, **parameters})
         if answer.usage is None:
-            raise SpringtideError("the answer has no `usage`, which says how full the context is: the server must send it")
+            raise SpringtideError("the answer has no `usage`, which says how full the context is: let the server send it")
         message = answer.choices[0].message
         self._messages += [*new, message.model_dump(exclude_unset=True)]
         self._tokens = answer.usage.total_tokens
